@@ -1,0 +1,1 @@
+"""The roof: experiment, plan, run, judge, report; the command line and the pytest plugin."""

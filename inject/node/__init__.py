@@ -1,0 +1,1 @@
+"""What runs on the target of a fault: standard library and what the node's distribution provides, nothing else."""

@@ -1,0 +1,1 @@
+"""What runs on a host: pyverbs, numpy and the standard library, nothing else."""
