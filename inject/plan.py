@@ -73,11 +73,15 @@ class PlannedFault:
         return f"faultbed-fault-{self.id}"
 
     @property
+    def reads_keys(self) -> tuple[str, ...]:
+        """Every counter that decides, as `node/name`."""
+        keys = [key for witness in self.must_move for key in witness.any_of]
+        return tuple(dict.fromkeys([*keys, *self.must_not_move, *(key for key, _ in self.restored)]))
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """Hosts and switches whose counters decide, sorted."""
-        keys = [key for witness in self.must_move for key in witness.any_of]
-        keys += [*self.must_not_move, *(key for key, _ in self.restored)]
-        return tuple(sorted({key.split("/", 1)[0] for key in keys}))
+        return tuple(sorted({key.split("/", 1)[0] for key in self.reads_keys}))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `plan.json`: the same plan gives the same bytes through `json.dumps(..., sort_keys=True)`."""
