@@ -42,6 +42,7 @@ def open_holder(lab: Lab, planned: PlannedFault, *, ttl_s: float) -> Channel:
     """
     if planned.place.local:
         return LocalChannel(planned.id, revert_file(lab, planned), watchdog_s=ttl_s / 2)
+    lab.ensure_code(planned.place.node)
     argv = unit_command(planned, lab.python(MODULE), ttl_s=ttl_s)
     return lab.carrier(planned.place.node).open(argv)
 
