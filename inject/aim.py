@@ -134,7 +134,9 @@ def _flap_edges(asked: Request) -> list[list[Any]]:
     most = max(1, -(-int(asked.for_s * 1000) // max(1, int(period_s * 1000))))
     flaps = min(count, most) if count is not None else most
     if flaps > 100_000:
-        raise UsageError(f"{asked.where}.period: {flaps} flaps in one window are too many; lengthen the period")
+        raise UsageError(
+            f"{asked.where}.period: {flaps} flaps in one window are too many; lengthen the period"
+        )
     edges: list[list[Any]] = []
     for k in range(flaps):
         edges.append([round(k * period_s, 6), True])
@@ -155,8 +157,11 @@ def _link_flap(asked: Request) -> Shot:
         return Shot(
             place=Place(node=target.node, local=True),
             request=_holder(
-                asked, "qmp", {"host": target.node, "netdev": target.port.netdev},
-                claims=carrier, edges=_flap_edges(asked),
+                asked,
+                "qmp",
+                {"host": target.node, "netdev": target.port.netdev},
+                claims=carrier,
+                edges=_flap_edges(asked),
             ),
             steps=(Step(do=_set_link(carrier, up=False), undo=_set_link(carrier, up=True)),),
             must_move=(Witness(any_of=(f"{carrier}.carrier_changes",), at_least=flaps),),
@@ -180,8 +185,11 @@ def _link_flap(asked: Request) -> Shot:
     return Shot(
         place=place,
         request=_holder(
-            asked, "link", {"netns": place.netns, "device": port.netdev},
-            claims=f"{place.netns}/{port.netdev}", edges=_flap_edges(asked),
+            asked,
+            "link",
+            {"netns": place.netns, "device": port.netdev},
+            claims=f"{place.netns}/{port.netdev}",
+            edges=_flap_edges(asked),
         ),
         steps=(Step(do=f"{command} down", undo=f"{command} up"),),
         must_move=(witness,),
@@ -217,7 +225,9 @@ def _packet_drop(asked: Request) -> Shot:
     if ahead is not None or qp == "any":
         link = target.link
         if link is None or link.rnic is None or params["direction"] != "to":
-            raise UsageError(f"{where}: a relative psn, or qp = any, needs one receiving RNIC; aim `to` an RNIC")
+            raise UsageError(
+                f"{where}: a relative psn, or qp = any, needs one receiving RNIC; aim `to` an RNIC"
+            )
         learn = Learn(host=link.b.node, rnic=link.rnic, qp=qp if qp is not None else "any", psn_ahead=ahead)
     table = f"faultbed_{hashlib.sha256(asked.id.encode()).hexdigest()[:8]}"
     match = [f"udp dport {ROCE_PORT}"]
@@ -227,7 +237,7 @@ def _packet_drop(asked: Request) -> Shot:
     if psn is not None:
         match.append(f"@th,136,24 {'@psn@' if ahead is not None else psn}")
         match.append("limit rate 1/hour burst 1 packets")
-    elif share < 1:
+    elif share is not None and share < 1:
         match.append(f"numgen random mod 1000000 < {max(1, round(share * 1_000_000))}")
     ruleset = (
         f"table netdev {table} {{\n  flags owner\n  counter hits {{ }}\n  chain hop {{\n"
@@ -238,7 +248,8 @@ def _packet_drop(asked: Request) -> Shot:
     return Shot(
         place=place,
         request=_holder(
-            asked, "hop",
+            asked,
+            "hop",
             {"netns": place.netns, "device": port.netdev, "hook": hook, "table": table, "ruleset": ruleset},
             claims=f"{place.netns}/{table}",
         ),
@@ -280,9 +291,7 @@ def _gpu_throttle(asked: Request) -> Shot:
         steps=(Step(do=f"echo {value} > {cgroup}/cpu.max", undo=f"echo max 100000 > {cgroup}/cpu.max"),),
         must_move=(Witness(any_of=(f"{target.node}/{target.gpu.name}.nr_throttled",)),),
         must_not_move=others,
-        restored=(
-            (f"{target.node}/{target.gpu.name}.quota_us", -1),
-        ),
+        restored=((f"{target.node}/{target.gpu.name}.quota_us", -1),),
     )
 
 

@@ -83,9 +83,7 @@ class FaultKind:
         return next((param for param in self.params if param.name == name), None)
 
 
-def _kind(
-    *, binding: Mapping[str, Binding], fidelity: Mapping[str, Fidelity], **rest: object
-) -> FaultKind:
+def _kind(*, binding: Mapping[str, Binding], fidelity: Mapping[str, Fidelity], **rest: object) -> FaultKind:
     return FaultKind(
         binding=MappingProxyType(dict(binding)),
         fidelity=MappingProxyType(dict(fidelity)),
@@ -98,10 +96,17 @@ _LINK_FLAP = _kind(
     summary="take a link down and up again: once for the whole window, or as a train of flaps",
     binding={"port": "unit", "rnic": "local"},
     params=(
-        Param(name="period", type="number", unit="s", summary="from one down to the next", low=0.05, high=3600),
         Param(
-            name="duty", type="number", unit="", summary="share of each period spent down",
-            low=0.01, high=0.99, default=0.5,
+            name="period", type="number", unit="s", summary="from one down to the next", low=0.05, high=3600
+        ),
+        Param(
+            name="duty",
+            type="number",
+            unit="",
+            summary="share of each period spent down",
+            low=0.01,
+            high=0.99,
+            default=0.5,
         ),
         Param(name="count", type="integer", unit="", summary="flaps, at most", low=1, high=100_000),
     ),
@@ -119,12 +124,20 @@ _PACKET_DROP = _kind(
     summary="lose RoCEv2 packets in the fabric: a random share, or exactly one by destination QP and PSN",
     binding={"port": "fd", "rnic": "fd"},
     params=(
-        Param(name="share", type="number", unit="", summary="share of packets, at random", low=0.000001, high=1),
-        Param(name="psn", type="psn", unit="", summary="this packet once; +N counts from the next expected one"),
+        Param(
+            name="share", type="number", unit="", summary="share of packets, at random", low=0.000001, high=1
+        ),
+        Param(
+            name="psn", type="psn", unit="", summary="this packet once; +N counts from the next expected one"
+        ),
         Param(name="qp", type="qpn", unit="", summary="destination QP number; any: the lowest connected one"),
         Param(
-            name="direction", type="choice", unit="", summary="towards the target or coming from it",
-            choices=("to", "from"), default="to",
+            name="direction",
+            type="choice",
+            unit="",
+            summary="towards the target or coming from it",
+            choices=("to", "from"),
+            default="to",
         ),
     ),
     fidelity={"soft": "real"},
@@ -141,8 +154,13 @@ _GPU_THROTTLE = _kind(
     binding={"gpu": "unit"},
     params=(
         Param(
-            name="percent", type="number", unit="%", summary="taken away: 50 leaves half",
-            low=1, high=99, required=True,
+            name="percent",
+            type="number",
+            unit="%",
+            summary="taken away: 50 leaves half",
+            low=1,
+            high=99,
+            required=True,
         ),
     ),
     fidelity={"soft": "emulated"},

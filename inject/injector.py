@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from inject.channels import local_python, open_holder, revert_dir, revert_file
-from inject.receipt import Armed, Cleared, Receipt, judge_fired
 from inject.node.holder import REVERT_DIR
+from inject.receipt import Armed, Cleared, Receipt, judge_fired
 from testbed import clock, counters
 from testbed.errors import CommandFailed, FaultbedError, FaultError, LabError, RevertFailed, Unreachable
 
@@ -47,7 +47,9 @@ class Injector:
         mutate: a mutation of every holder, for tests of the harness itself.
     """
 
-    def __init__(self, lab: Lab, journal: Journal, *, ttl_s: float = 10.0, mutate: Mutation | None = None) -> None:
+    def __init__(
+        self, lab: Lab, journal: Journal, *, ttl_s: float = 10.0, mutate: Mutation | None = None
+    ) -> None:
         self.lab = lab
         self.journal = journal
         self.ttl_s = ttl_s
@@ -134,7 +136,9 @@ class Prepared:
         self._channel = open_holder(self._lab, self.planned, ttl_s=self._injector.ttl_s)
         ready = self._channel.receive(timeout_s=START_S)
         if ready is None or ready.get("event") != "ready":
-            raise FaultError(f"{self._where()}: the holder did not start (a unit of this fault still there?): {ready!r}")
+            raise FaultError(
+                f"{self._where()}: the holder did not start (a unit of this fault still there?): {ready!r}"
+            )
         self._offset = clock.measure(self._channel)
         answer = self._ask(self._request())
         self._beats.start()
@@ -182,7 +186,11 @@ class Prepared:
                 readback=answer["readback"],
                 learned=learned,
             )
-            outcome |= {"ok": self._armed.ok, "armed_at_ns": self._armed.at_ns, "readback": self._armed.readback}
+            outcome |= {
+                "ok": self._armed.ok,
+                "armed_at_ns": self._armed.at_ns,
+                "readback": self._armed.readback,
+            }
         return self._armed
 
     def observe(self) -> dict[str, Any]:
@@ -202,12 +210,20 @@ class Prepared:
             after, restored, unsettled = self._settle(needs_witness=bool(observed.get("count")))
             if cleared.ok and unsettled:
                 cleared = Cleared(
-                    ok=False, at_ns=cleared.at_ns, by=cleared.by, readback=cleared.readback, restored=restored,
+                    ok=False,
+                    at_ns=cleared.at_ns,
+                    by=cleared.by,
+                    readback=cleared.readback,
+                    restored=restored,
                     error=unsettled,
                 )
             else:
                 cleared = Cleared(
-                    ok=cleared.ok, at_ns=cleared.at_ns, by=cleared.by, readback=cleared.readback, restored=restored,
+                    ok=cleared.ok,
+                    at_ns=cleared.at_ns,
+                    by=cleared.by,
+                    readback=cleared.readback,
+                    restored=restored,
                     error=cleared.error,
                 )
             fired, doubts = judge_fired(
@@ -353,7 +369,9 @@ class Prepared:
             except LabError as unreachable:
                 error = unreachable
             if time.monotonic() > deadline:
-                return Cleared(ok=False, by="lease", error=f"nobody can tell whether it was reverted: {error}")
+                return Cleared(
+                    ok=False, by="lease", error=f"nobody can tell whether it was reverted: {error}"
+                )
             self._stop.wait(0.2)
 
     def _is_reverted(self) -> bool:
@@ -373,9 +391,13 @@ class Prepared:
             except (Unreachable, CommandFailed) as error:
                 return {}, {}, str(error)
             deltas = counters.flat_deltas(self._before or {}, after)
-            moved = self._before is None or not needs_witness or all(
-                any(deltas.get(key, 0) >= witness.at_least for key in witness.any_of)
-                for witness in self.planned.must_move
+            moved = (
+                self._before is None
+                or not needs_witness
+                or all(
+                    any(deltas.get(key, 0) >= witness.at_least for key in witness.any_of)
+                    for witness in self.planned.must_move
+                )
             )
             restored = {key: _state(after, key) for key, _ in self.planned.restored}
             wrong = [

@@ -135,7 +135,13 @@ def plan(
     fault_id = _fault_id(index, kind.name, target.text, at_s, for_s, params)
     shot = aim.take(
         aim.Request(
-            id=fault_id, kind=kind.name, target=target, for_s=for_s, params=params, topology=topology, where=where
+            id=fault_id,
+            kind=kind.name,
+            target=target,
+            for_s=for_s,
+            params=params,
+            topology=topology,
+            where=where,
         )
     )
     return PlannedFault(
@@ -203,7 +209,12 @@ def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str)
 
 
 def _seconds(value: float, where: str, *, low: float) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < low:
+    if (
+        not isinstance(value, (int, float))
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or value < low
+    ):
         raise UsageError(f"{where}: {value!r} is not a time of at least {low:g} s")
     return float(value)
 
@@ -244,7 +255,11 @@ def _value(given: Any, param: Param, *, where: str) -> Any:
     except ValueError:
         raise wrong from None
     low, high = (1, PSN_COUNT - 1) if param.type == "qpn" else (param.low, param.high)
-    if not math.isfinite(number) or (low is not None and number < low) or (high is not None and number > high):
+    if (
+        not math.isfinite(number)
+        or (low is not None and number < low)
+        or (high is not None and number > high)
+    ):
         raise wrong
     if param.type in ("integer", "qpn"):
         if number != int(number):

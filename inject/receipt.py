@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from inject.plan import PlannedFault
@@ -22,7 +21,6 @@ from testbed.counters import Snapshot, flat_deltas
 
 __all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired"]
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +30,8 @@ class Armed:
     ok: bool
     at_ns: int | None = None
     clock_error_ns: int | None = None
-    readback: Mapping[str, Any] = field(default=_NOTHING)
-    learned: Mapping[str, int] = field(default=_NOTHING)
+    readback: Mapping[str, Any] = field(default_factory=dict)
+    learned: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -61,8 +59,8 @@ class Cleared:
     ok: bool
     at_ns: int | None = None
     by: str = "holder"
-    readback: Mapping[str, Any] = field(default=_NOTHING)
-    restored: Mapping[str, int | None] = field(default=_NOTHING)
+    readback: Mapping[str, Any] = field(default_factory=dict)
+    restored: Mapping[str, int | None] = field(default_factory=dict)
     error: str | None = None
 
 

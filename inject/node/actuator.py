@@ -16,8 +16,9 @@ class Refused(Exception):  # noqa: N818 - an answer to the controller, not an er
 class Actuator(Protocol):
     """One way to act. All methods may raise OSError or Refused; none may leave a half-done change unnoticed by `read`."""
 
-    poll_s: float | None
-    """How often `hits` is worth asking while the fault is on; None when edges are the count."""
+    @property
+    def poll_s(self) -> float | None:
+        """How often `hits` is worth asking while the fault is on; None when edges are the count."""
 
     def prepare(self) -> dict[str, Any]:
         """Check capability and ownership, remember what was there. Changes nothing."""

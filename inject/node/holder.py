@@ -65,8 +65,14 @@ class Holder:
                 return {"event": "clock", "monotonic_ns": time.monotonic_ns()}
             if do == "beat":
                 return {"event": "beat", "state": self.state}
-            if do in ("prepare", "arm", "observe", "clear"):
-                return getattr(self, f"do_{do}")(request)
+            doers = {
+                "prepare": self.do_prepare,
+                "arm": self.do_arm,
+                "observe": self.do_observe,
+                "clear": self.do_clear,
+            }
+            if do in doers:
+                return doers[do](request)
             raise Refused(f"unknown request {do!r}")
         except (Refused, OSError, ValueError, KeyError, TypeError, ImportError) as error:
             return {"event": "error", "error": f"{error}", "where": do, "refused": isinstance(error, Refused)}
@@ -201,9 +207,12 @@ class Holder:
             self.count_down()
             if self.is_on or self.failure:
                 self.actuator.off()
+                if self.is_on:
+                    self.done.append([time.monotonic_ns(), False, {}])
                 self.is_on = False
-                # `off` of a hop reads the final count.
-                self.sample(time.monotonic_ns())
+                if self.actuator.poll_s:
+                    # The hop's count is final only now, with its rule gone.
+                    self.sample(time.monotonic_ns())
             readback = self.actuator.read()
             is_clear = not readback["applied"]
             if is_clear:
@@ -308,7 +317,11 @@ def _serve(holder: Holder, line: bytes) -> dict[str, Any]:
         if not isinstance(request, dict):
             raise TypeError("not an object")
     except (ValueError, TypeError) as error:
-        return {"event": "error", "error": f"not a JSON object: {error}", "where": line.decode("utf-8", "replace")[:80]}
+        return {
+            "event": "error",
+            "error": f"not a JSON object: {error}",
+            "where": line.decode("utf-8", "replace")[:80],
+        }
     return holder.answer(request)
 
 

@@ -84,9 +84,14 @@ class HopActuator:
         if mine:
             flags = mine[0].get("flags", [])
             listed = self._command(f"list chain netdev {self._table} hop")
-            chain = next((x["chain"] for x in listed if "chain" in x), {})
+            chain: dict[str, Any] = next((x["chain"] for x in listed if "chain" in x), {})
             rules = sum("rule" in x for x in listed)
-            seen |= {"owner": "owner" in flags, "device": chain.get("dev"), "hook": chain.get("hook"), "rules": rules}
+            seen |= {
+                "owner": "owner" in flags,
+                "device": chain.get("dev"),
+                "hook": chain.get("hook"),
+                "rules": rules,
+            }
             hooked = seen["device"] in (self._device, [self._device]) and seen["hook"] == self._hook
             seen["applied"] = bool(seen["owner"] and hooked and rules == 1)
         return seen
@@ -110,4 +115,5 @@ class HopActuator:
         code, out, error = self._nft.cmd(text)
         if code:
             raise OSError(f"nft refused: {' '.join(str(error).split())[:300]}")
-        return json.loads(out)["nftables"] if out else []
+        listed: list[dict[str, Any]] = json.loads(out)["nftables"] if out else []
+        return listed
