@@ -430,7 +430,7 @@ def _is_same(running: LabState, inventory: Inventory) -> bool:
 
 
 def _key(inventory: Inventory, built: Image, accelerator: str) -> str:
-    """What a snapshot depends on: inventory, image, accelerator, QEMU, playbooks (node code is pushed when it differs)."""
+    """What a snapshot depends on; not the node code, which is pushed when it differs."""
     rest = hashlib.sha256(f"{built.digest} {accelerator} {vm.qemu_version()}".encode())
     playbooks = shipped.playbooks()
     for path in sorted(x for x in playbooks.rglob("*") if x.is_file() and "__pycache__" not in x.parts):
