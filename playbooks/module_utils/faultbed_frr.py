@@ -27,25 +27,27 @@ def bgpd_config(switch):
     Timers of 1 and 3 s are for the silent loss of a link; one with a carrier event needs no timer.
     """
     uplinks = [port["netdev"] for port in switch["ports"] if port.get("rnic") is None]
-    return "\n".join([
-        "frr defaults datacenter",
-        f"hostname {switch['name']}",
-        f"router bgp {switch['asn']}",
-        f" bgp router-id {switch['loopback'].partition('/')[0]}",
-        " no bgp ebgp-requires-policy",
-        " bgp bestpath as-path multipath-relax",
-        " timers bgp 1 3",
-        " neighbor fabric peer-group",
-        " neighbor fabric remote-as external",
-        " neighbor fabric advertisement-interval 0",
-        " neighbor fabric timers connect 1",
-        *(f" neighbor {netdev} interface peer-group fabric" for netdev in uplinks),
-        " address-family ipv4 unicast",
-        "  redistribute connected",
-        "  maximum-paths 64",
-        " exit-address-family",
-        "",
-    ])
+    return "\n".join(
+        [
+            "frr defaults datacenter",
+            f"hostname {switch['name']}",
+            f"router bgp {switch['asn']}",
+            f" bgp router-id {switch['loopback'].partition('/')[0]}",
+            " no bgp ebgp-requires-policy",
+            " bgp bestpath as-path multipath-relax",
+            " timers bgp 1 3",
+            " neighbor fabric peer-group",
+            " neighbor fabric remote-as external",
+            " neighbor fabric advertisement-interval 0",
+            " neighbor fabric timers connect 1",
+            *(f" neighbor {netdev} interface peer-group fabric" for netdev in uplinks),
+            " address-family ipv4 unicast",
+            "  redistribute connected",
+            "  maximum-paths 64",
+            " exit-address-family",
+            "",
+        ]
+    )
 
 
 def bring_frr(switches, changes):

@@ -9,7 +9,17 @@ import os
 import subprocess
 import sys
 
-__all__ = ["Changes", "StateError", "addresses", "answer", "ip_batch", "ip_json", "netns", "run", "set_sysctls"]
+__all__ = [
+    "Changes",
+    "StateError",
+    "addresses",
+    "answer",
+    "ip_batch",
+    "ip_json",
+    "netns",
+    "run",
+    "set_sysctls",
+]
 
 NETNS = "/run/netns"
 MANAGEMENT_IP = "10.0.2.15"  # the guest's address on QEMU's user network; SSH lives there

@@ -57,8 +57,6 @@ def _apply(commands, changes, namespace=None):
         ip_batch(commands, namespace=namespace)
 
 
-
-
 def _sysctls(seed):
     """IPv6 is there for BGP unnumbered; its link-local addresses must be usable at once, without DAD (RFC 4429)."""
     return {
@@ -92,19 +90,27 @@ def _placing(switches, spaces, found, mtu):
             if port["mac"] in uplinks:
                 continue
             if port["mac"] not in found:
-                raise StateError(f"no NIC with MAC {port['mac']} for {space}:{port['netdev']}: is its wire in the VM?")
+                raise StateError(
+                    f"no NIC with MAC {port['mac']} for {space}:{port['netdev']}: is its wire in the VM?"
+                )
             where, link = found[port["mac"]]
             if any(address.startswith(f"{MANAGEMENT_IP}/") for address in addresses(link)):
-                raise StateError(f"{link['ifname']} ({port['mac']}) carries {MANAGEMENT_IP}: refusing to touch it")
+                raise StateError(
+                    f"{link['ifname']} ({port['mac']}) carries {MANAGEMENT_IP}: refusing to touch it"
+                )
             if where not in {None, space}:
-                raise StateError(f"{port['netdev']} ({port['mac']}) is in namespace {where} and belongs in {space}")
+                raise StateError(
+                    f"{port['netdev']} ({port['mac']}) is in namespace {where} and belongs in {space}"
+                )
             if where is None:
                 commands.append(f"link set dev {link['ifname']} down")
                 if link["ifname"] != port["netdev"]:
                     commands.append(f"link set dev {link['ifname']} name {port['netdev']}")
                 commands.append(f"link set dev {port['netdev']} netns {space}")
             elif link["ifname"] != port["netdev"]:
-                raise StateError(f"{link['ifname']} in {space} should be named {port['netdev']}: reset the lab")
+                raise StateError(
+                    f"{link['ifname']} in {space} should be named {port['netdev']}: reset the lab"
+                )
     by_name = {switch["name"]: switch for switch in switches}
     for switch in switches:
         for port in switch["ports"]:
@@ -112,7 +118,9 @@ def _placing(switches, spaces, found, mtu):
                 continue
             peer = by_name.get(port["peer"])
             if peer is None:
-                raise StateError(f"uplink {switch['name']}:{port['peer']} leads to a switch on another carrier")
+                raise StateError(
+                    f"uplink {switch['name']}:{port['peer']} leads to a switch on another carrier"
+                )
             far = next(other for other in peer["ports"] if other["peer"] == switch["name"])
             commands.append(
                 f"link add name {port['netdev']} address {port['mac']} mtu {mtu} netns {switch['netns']} "
@@ -134,7 +142,9 @@ def _switch_links(switch, found, mtu):
         if link["mtu"] != mtu:
             commands.append(f"link set dev {port['netdev']} mtu {mtu}")
         have = addresses(link)
-        commands += [f"address del {other} dev {port['netdev']}" for other in have if other != port.get("address")]
+        commands += [
+            f"address del {other} dev {port['netdev']}" for other in have if other != port.get("address")
+        ]
         if port.get("address") and port["address"] not in have:
             commands.append(f"address add {port['address']} dev {port['netdev']}")
         if "UP" not in link["flags"]:
@@ -147,7 +157,9 @@ def _bridge(ports, found):
     links = {link["ifname"]: link for link in ip_json("address", namespace=FRONT_END)}
     commands = []
     if FRONT_END not in links:
-        commands.append(f"link add name {FRONT_END} mtu {FRONT_END_MTU} type bridge forward_delay 0 stp_state 0")
+        commands.append(
+            f"link add name {FRONT_END} mtu {FRONT_END_MTU} type bridge forward_delay 0 stp_state 0"
+        )
     if "UP" not in links.get(FRONT_END, {"flags": []})["flags"]:
         commands.append(f"link set dev {FRONT_END} up")
     for port in ports:

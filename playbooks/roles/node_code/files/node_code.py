@@ -17,6 +17,7 @@ import tempfile
 from faultbed_state import StateError, answer
 
 ROOT = "/var/lib/faultbed/node"
+COMPLETE = ".complete"  # says to whoever pushes code (testbed/nodecode.py) that nothing is left to do
 
 
 def main(wanted, check):
@@ -27,7 +28,7 @@ def main(wanted, check):
 def _bring(wanted, changes):
     name = wanted["name"]
     target = f"{ROOT}/{name}"
-    if os.path.isdir(target) or not changes.really(f"node code {name[:12]}"):
+    if os.path.exists(f"{target}/{COMPLETE}") or not changes.really(f"node code {name[:12]}"):
         return
     content = base64.b64decode(wanted["files"]["archive"])
     if hashlib.sha256(content).hexdigest() != wanted["archive_sha256"]:
@@ -40,8 +41,14 @@ def _bring(wanted, changes):
         os.chmod(partial, 0o755)
         mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
         # Paths in tracebacks are those of the final place.
-        if not compileall.compile_dir(partial, quiet=1, stripdir=partial, prependdir=target, invalidation_mode=mode):
+        if not compileall.compile_dir(
+            partial, quiet=1, stripdir=partial, prependdir=target, invalidation_mode=mode
+        ):
             raise StateError("the node code does not compile on this node's Python")
+        with open(f"{partial}/{COMPLETE}", "w", encoding="ascii"):
+            pass
+        if os.path.isdir(target):
+            shutil.rmtree(target)
         os.rename(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

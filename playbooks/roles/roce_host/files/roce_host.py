@@ -38,17 +38,19 @@ def _bring(wanted, changes):
         _rdma_device(rnic, soft, changes)
 
 
-
-
 def _names(ports, by_mac):
     """Commands that rename interfaces, found by MAC, to their names; over temporary ones, as two may swap."""
     moves = []
     for port in ports:
         link = by_mac.get(port["mac"])
         if link is None:
-            raise StateError(f"no interface with MAC {port['mac']} for {port['netdev']}: is its wire in the VM?")
+            raise StateError(
+                f"no interface with MAC {port['mac']} for {port['netdev']}: is its wire in the VM?"
+            )
         if any(address.startswith(f"{MANAGEMENT_IP}/") for address in addresses(link)):
-            raise StateError(f"{link['ifname']} ({port['mac']}) carries {MANAGEMENT_IP}: refusing to touch it")
+            raise StateError(
+                f"{link['ifname']} ({port['mac']}) carries {MANAGEMENT_IP}: refusing to touch it"
+            )
         if link["ifname"] != port["netdev"]:
             moves.append((link["ifname"], port["netdev"]))
     commands = []

@@ -31,17 +31,19 @@ def _service(gpu, code, changes):
         run(["systemctl", "stop", unit])
         run(["systemctl", "reset-failed", unit], ok=(0, 1))
     program = ["/usr/bin/python3", "-m", "traffic.node.softgpu", f"/run/faultbed/{gpu}.sock"]
-    run([
-        "systemd-run",
-        "--quiet",
-        f"--unit={unit}",
-        "--slice=faultbed.slice",
-        f"--setenv={path}",
-        "--property=RuntimeDirectory=faultbed",
-        "--property=RuntimeDirectoryPreserve=yes",
-        "--property=CPUAccounting=yes",
-        *program,
-    ])
+    run(
+        [
+            "systemd-run",
+            "--quiet",
+            f"--unit={unit}",
+            "--slice=faultbed.slice",
+            f"--setenv={path}",
+            "--property=RuntimeDirectory=faultbed",
+            "--property=RuntimeDirectoryPreserve=yes",
+            "--property=CPUAccounting=yes",
+            *program,
+        ]
+    )
     if run(["systemctl", "is-active", unit], ok=(0, 3)).strip() not in {"active", "activating"}:
         told = run(["journalctl", "--quiet", "--no-pager", "-n", "3", "-o", "cat", "-u", unit])
         raise StateError(f"{unit} ended at once: {' | '.join(told.splitlines())}")
