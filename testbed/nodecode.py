@@ -70,5 +70,7 @@ def ensure(node: Node) -> str:
     )
     done = node.run(["sh", "-c", script, "unpack", wanted.folder, incoming], check=False, timeout_s=120)
     if done.rc:
-        raise CommandFailed(f"{node.name}: could not unpack the node code into {wanted.folder}: {done.stderr.strip()}")
+        raise CommandFailed(
+            f"{node.name}: could not unpack the node code into {wanted.folder}: {done.stderr.strip()}"
+        )
     return wanted.folder

@@ -1,7 +1,7 @@
 """Where faultbed keeps things on the controller.
 
-    FAULTBED_HOME    (default ~/.local/state/faultbed)   state of labs: labs/NAME/
-    FAULTBED_CACHE   (default ~/.cache/faultbed)         what can be made again: images/, snapshots/
+FAULTBED_HOME    (default ~/.local/state/faultbed)   state of labs: labs/NAME/
+FAULTBED_CACHE   (default ~/.cache/faultbed)         what can be made again: images/, snapshots/
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from testbed.errors import LabError
 
-__all__ = ["cache_dir", "data_dir", "home_dir", "lab_dir", "private_dir", "socket_dir"]
+__all__ = ["cache_dir", "home_dir", "lab_dir", "private_dir", "socket_dir"]
 
 
 def home_dir() -> Path:
@@ -31,13 +31,6 @@ def lab_dir(name: str) -> Path:
     return home_dir() / "labs" / name
 
 
-def data_dir(name: str) -> Path:
-    """The project's `playbooks` or `inventory` folder: beside the packages in a checkout, inside them in a wheel."""
-    here = Path(__file__).resolve().parent
-    checkout = here.parent / name
-    return checkout if checkout.is_dir() else here / "_data" / name
-
-
 def private_dir(path: Path) -> Path:
     """Make a folder that only this user can enter.
 
@@ -47,7 +40,9 @@ def private_dir(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     stat = path.lstat()
     if path.is_symlink() or stat.st_uid != os.getuid():
-        raise LabError(f"{path} belongs to another user or is a link: remove it, or set FAULTBED_HOME to a folder of your own")
+        raise LabError(
+            f"{path} belongs to another user or is a link: remove it, or set FAULTBED_HOME to a folder of your own"
+        )
     path.chmod(0o700)
     return path
 

@@ -12,11 +12,12 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,16 +27,17 @@ import ansible_runner
 from testbed import nodecode
 from testbed.errors import LabError
 from testbed.inventory import Inventory
+from testbed.lab import Lab, runtime_inventory
+from testbed.paths import private_dir, socket_dir
 from testbed.shipped import playbooks
 
-__all__ = ["Event", "ProvisionResult", "provision", "verify"]
+__all__ = ["Event", "ProvisionResult", "Site", "bring_up", "provision", "site_of", "verify"]
 
-PROVISION_TIMEOUT_S = 600
-VERIFY_TIMEOUT_S = 240
 VERIFY_DEADLINE_S = 60
 """How long, within the verify play, BGP may take to converge and pings may take to be answered."""
 
 _KEPT_RUNS = 5
+_PERSIST_S = 120
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "TERM")
 _EVENTS: dict[str, Literal["started", "ok", "changed", "skipped", "failed", "unreachable"]] = {
     "runner_on_start": "started",
@@ -74,36 +76,86 @@ class ProvisionResult:
 OnEvent = Callable[[Event], None]
 
 
-def provision(
-    inventory: Inventory, runtime_inventory: Path, artifacts: Path, on_event: OnEvent | None = None
-) -> ProvisionResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A running lab as Ansible needs it.
+
+    `runtime_inventory` says where each machine answers; `artifacts` is a folder for ansible-runner's files (the last
+    runs are kept; it holds no secrets); `control` is a folder for SSH's sockets, whose path must be short (unix(7)).
+    """
+
+    inventory: Inventory
+    runtime_inventory: Path
+    artifacts: Path
+    control: Path
+
+
+def bring_up(lab: Lab, progress: Callable[[str], None]) -> None:
+    """Provision and verify a lab, telling in words how it goes. Errors are those of `provision`."""
+    site = site_of(lab)
+    machines = len(site.inventory.machines)
+
+    def told(event: Event) -> None:
+        if event.state not in {"started", "skipped"}:
+            progress(f"{event.node}: {event.task}: {event.state}")
+
+    with _connections(site):
+        done = _run(_PROVISION, site, told)
+        progress(f"provisioned {machines} machines, {sum(map(len, done.changes.values()))} changes, {done.seconds:.0f} s")
+        proof = _run(_verify_play(), site, told)
+    pairs = sum(int(result.get("pairs", 0)) for result in proof.results.values())
+    sessions = sum(int(result.get("sessions", 0)) for result in proof.results.values())
+    progress(f"verified: {sessions} BGP session ends, {pairs} RDMA pings, {proof.seconds:.0f} s")
+
+
+def site_of(lab: Lab) -> Site:
+    """The site of an open lab."""
+    return Site(
+        inventory=lab.inventory_model,
+        runtime_inventory=runtime_inventory(lab.state_dir),
+        artifacts=lab.state_dir / "artifacts",
+        control=socket_dir(lab.state_dir) / "ssh",
+    )
+
+
+def provision(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
     """Bring every machine of a lab to what its inventory says. A second run changes nothing.
 
     Args:
-        inventory: the lab.
-        runtime_inventory: the Ansible inventory that says where each machine answers.
-        artifacts: a folder for ansible-runner's files; the last runs are kept. It holds no secrets.
+        site: the lab.
         on_event: told of every task that starts or ends on a node; called in this thread.
 
     Raises:
         LabError: a task failed or a node did not answer; the message has node, task and the node's own words.
         KeyboardInterrupt: Ctrl-C, after Ansible has been ended.
     """
-    return _run("provision.yml", inventory, runtime_inventory, artifacts, on_event, {}, PROVISION_TIMEOUT_S)
+    with _connections(site):
+        return _run(_PROVISION, site, on_event)
 
 
-def verify(
-    inventory: Inventory, runtime_inventory: Path, artifacts: Path, on_event: OnEvent | None = None
-) -> ProvisionResult:
+def verify(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
     """Prove a lab: links, MTUs, GIDs, BGP sessions, ECMP width, and an RDMA ping on every pair of RNICs.
 
     Arguments and errors are those of `provision`.
     """
-    extra = {
-        "faultbed_verify_run": secrets.token_hex(8),
-        "faultbed_verify_deadline_s": VERIFY_DEADLINE_S,
-    }
-    return _run("verify.yml", inventory, runtime_inventory, artifacts, on_event, extra, VERIFY_TIMEOUT_S)
+    with _connections(site):
+        return _run(_verify_play(), site, on_event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Play:
+    name: str
+    timeout_s: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+_PROVISION = _Play(name="provision", timeout_s=600)
+
+
+def _verify_play() -> _Play:
+    """The ping's `run` is new each time: one run must not hear another one's datagrams."""
+    extra = {"faultbed_verify_run": secrets.token_hex(8), "faultbed_verify_deadline_s": VERIFY_DEADLINE_S}
+    return _Play(name="verify", timeout_s=240, extra=extra)
 
 
 @dataclass(kw_only=True)
@@ -141,44 +193,33 @@ class _Seen:
         return True
 
 
-def _run(
-    playbook: str,
-    inventory: Inventory,
-    runtime_inventory: Path,
-    artifacts: Path,
-    on_event: OnEvent | None,
-    extra: Mapping[str, Any],
-    timeout_s: int,
-) -> ProvisionResult:
+def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
     started = time.monotonic()
-    folder = _run_folder(artifacts, Path(playbook).stem)
+    folder = _run_folder(site.artifacts, play.name)
     seen = _Seen(on_event=on_event or (lambda _event: None))
-    environment = _environment(artifacts, forks=len(inventory.machines))
+    environment = _environment(site)
     with _interruptible() as interrupted:
         runner = ansible_runner.interface.init_runner(
             private_data_dir=str(folder),
             project_dir=str(playbooks()),
-            playbook=str(playbooks() / playbook),
-            inventory=[str(inventory.path.resolve()), str(runtime_inventory.resolve())],
-            extravars={"faultbed_node_code": _node_code(folder), **extra},
+            playbook=str(playbooks() / f"{play.name}.yml"),
+            inventory=[str(site.inventory.path.resolve()), str(site.runtime_inventory.resolve())],
+            extravars={"faultbed_node_code": _node_code(folder), **play.extra},
             envvars=environment,
             settings={"pexpect_timeout": 1, "suppress_ansible_output": True},
             quiet=True,
             ident="run",
-            timeout=timeout_s,
+            timeout=play.timeout_s,
             event_handler=seen.take,
             cancel_callback=interrupted.is_set,
         )
         # ansible-runner starts from our whole environment and writes it to a file.
-        runner.config.env = {
-            name: value for name, value in runner.config.env.items() if _is_ours(name, environment)
-        }
+        runner.config.env = {name: value for name, value in runner.config.env.items() if _is_ours(name, environment)}
         status, _ = runner.run()
     if interrupted.is_set():
         raise KeyboardInterrupt
-    seconds = time.monotonic() - started
     if status != "successful":
-        raise _failure(playbook, status, seen.problems, folder, timeout_s)
+        raise _failure(play, status, seen.problems, folder)
     stats = runner.stats or {}
     return ProvisionResult(
         changed={name: int(count) for name, count in stats.get("changed", {}).items()},
@@ -187,7 +228,7 @@ def _run(
         unreachable=tuple(sorted(stats.get("dark", {}))),
         changes={name: tuple(changes) for name, changes in seen.changes.items() if changes},
         results=seen.results,
-        seconds=seconds,
+        seconds=time.monotonic() - started,
     )
 
 
@@ -214,15 +255,17 @@ def _node_code(folder: Path) -> dict[str, str]:
     }
 
 
-def _environment(artifacts: Path, *, forks: int) -> dict[str, str]:
+def _environment(site: Site) -> dict[str, str]:
     """Settings of Ansible that depend on the lab or the machine; the fixed ones are in playbooks/ansible.cfg."""
     return {
         # Ansible's programs are beside our Python, whether or not its environment is activated.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),
         "ANSIBLE_HOST_KEY_CHECKING": "True",
-        "ANSIBLE_FORKS": str(max(5, forks)),
-        "ANSIBLE_LOCAL_TEMP": str(artifacts / "tmp"),
+        "ANSIBLE_FORKS": str(len(site.inventory.machines)),
+        "ANSIBLE_LOCAL_TEMP": str(site.artifacts / "tmp"),
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(site.control),
+        "ANSIBLE_SSH_ARGS": f"-o ControlMaster=auto -o ControlPersist={_PERSIST_S}s -o Compression=no",
         "ANSIBLE_SSH_RETRIES": "2",
         "ANSIBLE_TIMEOUT": "60",
         "ANSIBLE_NOCOLOR": "1",
@@ -248,14 +291,28 @@ def _interruptible() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _failure(playbook: str, status: str, problems: list[Event], folder: Path, timeout_s: int) -> LabError:
+@contextmanager
+def _connections(site: Site) -> Iterator[None]:
+    """Let Ansible's SSH masters live as long as this, and no longer: after a reset they would lead nowhere."""
+    private_dir(site.control)
+    try:
+        yield
+    finally:
+        for master in site.control.iterdir():
+            argv = ["ssh", "-o", f"ControlPath={master}", "-O", "exit", "faultbed"]
+            with suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(argv, capture_output=True, check=False, timeout=10)
+        shutil.rmtree(site.control, ignore_errors=True)
+
+
+def _failure(play: _Play, status: str, problems: list[Event], folder: Path) -> LabError:
     where = f"Ansible's output is in {folder / 'artifacts' / 'run' / 'stdout'}"
     if problems:
         told = "; ".join(f"{event.node}: {event.task}: {event.detail or event.state}" for event in problems)
-        return LabError(f"{playbook}: {told}. {where}")
+        return LabError(f"{play.name}: {told}. {where}")
     if status == "timeout":
-        return LabError(f"{playbook} did not end within {timeout_s} s. {where}")
-    return LabError(f"{playbook}: Ansible ended as {status}: {_last_lines(folder)}. {where}")
+        return LabError(f"{play.name} did not end within {play.timeout_s} s. {where}")
+    return LabError(f"{play.name}: Ansible ended as {status}: {_last_lines(folder)}. {where}")
 
 
 def _last_lines(folder: Path) -> str:

@@ -6,17 +6,31 @@ from pathlib import Path
 
 from testbed.errors import UsageError
 
-__all__ = ["playbooks"]
+__all__ = ["inventories", "playbooks"]
 
 
 def playbooks() -> Path:
-    """Our playbooks: inside the package when installed from a wheel, beside it in a checkout.
+    """Our playbooks.
 
     Raises:
-        UsageError: neither is there, the installation is not whole.
+        UsageError: they are not there, the installation is not whole.
     """
+    return _shipped("playbooks")
+
+
+def inventories() -> Path:
+    """Our inventories.
+
+    Raises:
+        UsageError: they are not there, the installation is not whole.
+    """
+    return _shipped("inventory")
+
+
+def _shipped(name: str) -> Path:
+    """Inside the package when installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parent
-    for found in (package / "_data" / "playbooks", package.parent / "playbooks"):
+    for found in (package / "_data" / name, package.parent / name):
         if found.is_dir():
             return found
-    raise UsageError(f"{package}: the playbooks are missing, install faultbed again")
+    raise UsageError(f"{package}: the folder {name} is missing, install faultbed again")

@@ -92,10 +92,14 @@ class SshConnection:
                     f"{where} shows another host key than the pinned one: this is not the machine that was provisioned. "
                     "If it was rebuilt on purpose, `faultbed down` and `faultbed up`"
                 )
-            transport.auth_publickey(self.address.user, paramiko.Ed25519Key.from_private_key_file(str(self.address.identity)))
+            transport.auth_publickey(
+                self.address.user, paramiko.Ed25519Key.from_private_key_file(str(self.address.identity))
+            )
         except (paramiko.SSHException, EOFError, OSError) as error:
             transport.close()
-            raise Unreachable(f"{where} does not answer as an SSH server should: {error or type(error).__name__}") from error
+            raise Unreachable(
+                f"{where} does not answer as an SSH server should: {error or type(error).__name__}"
+            ) from error
         except BaseException:
             transport.close()
             raise
@@ -152,7 +156,9 @@ class SshNode:
             session.shutdown_write()
             _, err = _read_to_end(session, 60.0, f"{self._name}: writing {path}")
             if session.recv_exit_status():
-                raise CommandFailed(f"{self._name}: could not write {path}: {err.decode(errors='replace').strip()}")
+                raise CommandFailed(
+                    f"{self._name}: could not write {path}: {err.decode(errors='replace').strip()}"
+                )
 
 
 class JsonChannel:
@@ -187,7 +193,9 @@ class JsonChannel:
         try:
             message: dict[str, Any] = json.loads(line)
         except ValueError as error:
-            raise LabError(f"{self._what} said something that is not JSON: {line[:200]!r}{self._said()}") from error
+            raise LabError(
+                f"{self._what} said something that is not JSON: {line[:200]!r}{self._said()}"
+            ) from error
         return message
 
     def close(self) -> None:
@@ -246,6 +254,10 @@ def _read_to_end(session: paramiko.Channel, timeout_s: float, what: str) -> tupl
         out += data
     while data := session.recv_stderr(65536):
         err += data
-    if not session.exit_status_ready() and session.transport is not None and not session.transport.is_active():
+    if (
+        not session.exit_status_ready()
+        and session.transport is not None
+        and not session.transport.is_active()
+    ):
         raise Unreachable(f"{what}: the connection is gone")
     return bytes(out), bytes(err)

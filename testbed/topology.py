@@ -239,4 +239,8 @@ class Topology:
 
     def _near(self, text: str) -> str:
         near = difflib.get_close_matches(text, list(self.target_names()), n=1, cutoff=0.5)
-        return f"; did you mean {near[0]}?" if near else f"; it has {', '.join(sorted(self.target_names())[:12])}, ..."
+        return (
+            f"; did you mean {near[0]}?"
+            if near
+            else f"; it has {', '.join(sorted(self.target_names())[:12])}, ..."
+        )

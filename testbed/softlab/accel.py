@@ -51,7 +51,11 @@ def choose(image: Image, progress: Callable[[str], None]) -> Accelerator:
     works = probe_kvm(image)
     memory.parent.mkdir(parents=True, exist_ok=True)
     memory.write_text(json.dumps({"key": key, "works": works}))
-    progress("KVM works" if works else f"a guest did not boot under KVM in {PROBE_DEADLINE_S:.0f} s: using TCG (emulation)")
+    progress(
+        "KVM works"
+        if works
+        else f"a guest did not boot under KVM in {PROBE_DEADLINE_S:.0f} s: using TCG (emulation)"
+    )
     return "kvm" if works else "tcg"
 
 

@@ -213,10 +213,18 @@ def _mmdebstrap(guest: Path, out: Path, log: Path) -> None:
     with log.open("wb") as sink:
         try:
             done = subprocess.run(
-                argv, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, env=environment, timeout=BUILD_TIMEOUT_S, check=False
+                argv,
+                stdout=sink,
+                stderr=sink,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                timeout=BUILD_TIMEOUT_S,
+                check=False,
             )
         except subprocess.TimeoutExpired:
-            raise LabError(f"building the VM image did not end in {BUILD_TIMEOUT_S:.0f} s:\n{_tail(log)}") from None
+            raise LabError(
+                f"building the VM image did not end in {BUILD_TIMEOUT_S:.0f} s:\n{_tail(log)}"
+            ) from None
     if done.returncode:
         raise LabError(
             f"building the VM image failed (mmdebstrap ended with {done.returncode}); is the Debian mirror reachable? "
@@ -226,7 +234,9 @@ def _mmdebstrap(guest: Path, out: Path, log: Path) -> None:
 
 def _mode() -> str:
     """Prefer user namespaces, also for root: nothing of the build can then touch the machine itself."""
-    probe = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True, check=False)
+    probe = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True, check=False
+    )
     return "unshare" if probe.returncode == 0 else "auto"
 
 
@@ -238,7 +248,9 @@ def _unpack_kernel(image: bytes) -> bytes:
     start = image.find(_ZSTD_MAGIC)
     done = subprocess.run(["zstd", "-dcq"], input=image[start:], capture_output=True, check=False)
     if start < 0 or not done.stdout.startswith(b"\x7fELF"):
-        raise LabError("the guest's kernel image is not a zstd-compressed bzImage: this version of Debian is not supported")
+        raise LabError(
+            "the guest's kernel image is not a zstd-compressed bzImage: this version of Debian is not supported"
+        )
     return done.stdout
 
 

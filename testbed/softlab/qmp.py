@@ -33,7 +33,9 @@ class Qmp:
             self._socket.connect(str(path))
         except OSError as error:
             self._socket.close()
-            raise LabError(f"no QEMU answers on {path} ({error}): is the VM still running? `faultbed status` tells") from error
+            raise LabError(
+                f"no QEMU answers on {path} ({error}): is the VM still running? `faultbed status` tells"
+            ) from error
         self._lines = self._socket.makefile("rb")
         self._read(timeout_s)
         self.command("qmp_capabilities")
@@ -41,7 +43,9 @@ class Qmp:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -74,7 +78,9 @@ class Qmp:
         try:
             line = self._lines.readline()
         except TimeoutError as error:
-            raise LabError(f"QEMU did not answer on {self._path} in {timeout_s:.0f} s: the VM may be hung") from error
+            raise LabError(
+                f"QEMU did not answer on {self._path} in {timeout_s:.0f} s: the VM may be hung"
+            ) from error
         except OSError as error:
             raise LabError(f"the VM behind {self._path} is gone ({error})") from error
         if not line:

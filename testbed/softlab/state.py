@@ -72,7 +72,9 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
-        raise LabError(f"{path} cannot be read ({error}): another version wrote it; `faultbed down --purge` removes it") from error
+        raise LabError(
+            f"{path} cannot be read ({error}): another version wrote it; `faultbed down --purge` removes it"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -146,7 +146,9 @@ def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | Non
             code = process.wait(timeout=0.02)
         except subprocess.TimeoutExpired:
             continue
-        raise LabError(f"QEMU of {vm.machine.name} ended at once (code {code}): {vm.log.read_text(errors='replace').strip()[-800:]}")
+        raise LabError(
+            f"QEMU of {vm.machine.name} ended at once (code {code}): {vm.log.read_text(errors='replace').strip()[-800:]}"
+        )
     return process.pid
 
 
@@ -156,7 +158,9 @@ def ssh_port(vm: Vm) -> int:
         text = qmp.hmp("info usernet")
     found = _FORWARD.search(text)
     if not found:
-        raise BootFailed(f"QEMU of {vm.machine.name} forwards no SSH port; `info usernet` said: {text.strip()}")
+        raise BootFailed(
+            f"QEMU of {vm.machine.name} forwards no SSH port; `info usernet` said: {text.strip()}"
+        )
     return int(found[1])
 
 
