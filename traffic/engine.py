@@ -45,6 +45,9 @@ class TrafficLab(Protocol):
     def python(self, module: str) -> list[str]:
         """Command line that runs a node-side module."""
 
+    def ensure_code(self, name: str) -> None:
+        """Make sure that a machine has the node code."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -93,6 +96,7 @@ class Engines:
         return engines
 
     def _start_one(self, lab: TrafficLab, host: str) -> None:
+        lab.ensure_code(host)
         channel = lab.node(host).open(lab.python(MODULE))
         self._channels[host] = channel
         channel.send({"do": "clock"})

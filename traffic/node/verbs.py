@@ -38,18 +38,23 @@ class GidMissing(Exception):
     """The RNIC has no RoCE v2 GID for the address (yet): its netdev is down, or the address is on another one."""
 
 
-def _comp_channel_fd(context: Context) -> tuple[CompChannel, int]:
-    before = set(os.listdir("/proc/self/fd"))
-    channel = CompChannel(context)
-    for name in set(os.listdir("/proc/self/fd")) - before:
+def _event_fds() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
         try:
-            link = os.readlink(f"/proc/self/fd/{name}")
+            if "infinibandevent" in os.readlink(f"/proc/self/fd/{name}"):
+                found.add(int(name))
         except OSError:  # the descriptor of the listing itself
             continue
-        if "infinibandevent" in link:
-            os.set_blocking(int(name), False)
-            return channel, int(name)
-    raise OSError("no completion channel descriptor in /proc/self/fd")
+    return found
+
+
+def _comp_channel(context: Context) -> tuple[CompChannel, int]:
+    before = _event_fds()
+    channel = CompChannel(context)
+    (fd,) = _event_fds() - before
+    os.set_blocking(fd, False)
+    return channel, fd
 
 
 class Rnic:
@@ -60,7 +65,7 @@ class Rnic:
         self.address = address
         self.context = Context(name=name)
         self.pd = PD(self.context)
-        self.channel, self.fd = _comp_channel_fd(self.context)
+        self.channel, self.fd = _comp_channel(self.context)
         self.cq = CQ(self.context, CQ_ENTRIES, None, self.channel, 0)
         self.cq.req_notify()
 
