@@ -101,7 +101,7 @@ def _check(spec: CollectiveSpec) -> None:
         raise UsageError(
             f"segment size must be a multiple of {ITEM_BYTES} bytes above 0, got {spec.segment_bytes}"
         )
-    if not 2 <= spec.slots <= 1024:  # noqa: PLR2004
+    if not 2 <= spec.slots <= 1024:
         raise UsageError(f"slots must be 2 to 1024, got {spec.slots}")
     if spec.compute_units < 0:
         raise UsageError(f"compute units cannot be negative, got {spec.compute_units}")

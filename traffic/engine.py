@@ -83,15 +83,15 @@ class Engines:
         names = list(dict.fromkeys(hosts))
         try:
             with ThreadPoolExecutor(max_workers=len(names)) as pool:
-                list(pool.map(lambda name: engines._start_one(lab, name), names))  # noqa: SLF001  # our own
+                list(pool.map(lambda name: engines._start_one(lab, name), names))  # our own
         except BaseException:
             engines.close()
             raise
         for name in names:
             pump = threading.Thread(
                 target=engines._pump, args=(name,), name=f"traffic pump of {name}", daemon=True
-            )  # noqa: SLF001
-            engines._pumps.append(pump)  # noqa: SLF001
+            )
+            engines._pumps.append(pump)
             pump.start()
         return engines
 

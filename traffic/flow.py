@@ -81,16 +81,16 @@ def check_qp(qp: QpParams) -> None:
     Raises:
         UsageError: out of range, or for ever.
     """
-    if not 1 <= qp.timeout <= 31:  # noqa: PLR2004  # 5 bits; 0 is for ever
+    if not 1 <= qp.timeout <= 31:  # 5 bits; 0 is for ever
         raise UsageError(f"QP timeout must be 1 to 31 (4.096 us x 2^timeout), got {qp.timeout}")
     for name, value in (("retry_cnt", qp.retry_cnt), ("rnr_retry", qp.rnr_retry)):
-        if not 0 <= value <= 6:  # noqa: PLR2004
+        if not 0 <= value <= 6:
             raise UsageError(
                 f"{name} must be 0 to 6, got {value}: rxe takes 7 as for ever, which hides a dead peer"
             )
     if qp.mtu not in (1024, 2048, 4096):
         raise UsageError(f"path MTU must be 1024, 2048 or 4096, got {qp.mtu}")
-    if not 0 <= qp.min_rnr_timer <= 31:  # noqa: PLR2004
+    if not 0 <= qp.min_rnr_timer <= 31:
         raise UsageError(f"min_rnr_timer must be 0 to 31, got {qp.min_rnr_timer}")
 
 

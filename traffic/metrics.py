@@ -118,7 +118,7 @@ def straggler(per_rank: Sequence[Sequence[Iteration]]) -> Straggler:
     Raises:
         ValueError: fewer than two ranks, or a rank without iterations.
     """
-    if len(per_rank) < 2 or not all(per_rank):  # noqa: PLR2004
+    if len(per_rank) < 2 or not all(per_rank):
         raise ValueError("a straggler needs at least two ranks, each with at least one iteration")
     compute = [percentile((item.compute_ns for item in rank), 50) for rank in per_rank]
     if any(compute):

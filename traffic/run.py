@@ -128,7 +128,7 @@ class Running(Generic[Result]):
     def connections(self) -> tuple[Connection, ...]:
         """The connections as they are now, in order of their index."""
         with self._lock:
-            return tuple(self._describe(link) for link in self._links.values() if len(link.ends) == 2)  # noqa: PLR2004
+            return tuple(self._describe(link) for link in self._links.values() if len(link.ends) == 2)
 
     @property
     def outcome(self) -> Outcome:
@@ -263,7 +263,7 @@ class Running(Generic[Result]):
                     self.failure = f"nothing moved for {self.plan.stall_deadline_s:.0f} s{self._where()}"
         except FaultbedError as error:
             self.failure = str(error)
-        except Exception as error:  # noqa: BLE001  # a defect of ours must end the run, not hang its user
+        except Exception as error:  # a defect of ours must end the run, not hang its user
             self.failure = f"{type(error).__name__}: {error}"
         self.ended_ns = time.monotonic_ns()
         try:
@@ -344,7 +344,7 @@ class Running(Generic[Result]):
             return
         with self._lock:
             link.ends[message["task"]] = message["end"]
-        if len(link.ends) == 2:  # noqa: PLR2004
+        if len(link.ends) == 2:
             cable = link.cable
             for task, peer in ((cable.src, cable.dst), (cable.dst, cable.src)):
                 self._tell(task, link, {"do": "connect", "peer": link.ends[peer]})
@@ -354,7 +354,7 @@ class Running(Generic[Result]):
         if link is None:
             return
         link.joined.add(message["task"])
-        if len(link.joined) < 2:  # noqa: PLR2004
+        if len(link.joined) < 2:
             return
         link.is_up = True
         for task in (link.cable.src, link.cable.dst):
@@ -469,7 +469,7 @@ def begin(
     engines = Engines.start(lab, (task.endpoint.host for task in plan.tasks))
     running = Running(engines, plan, finish, on_event)
     try:
-        running._start()  # noqa: SLF001  # the two are one
+        running._start()  # the two are one
     except BaseException:
         engines.close()
         raise

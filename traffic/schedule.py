@@ -32,7 +32,7 @@ MoveOp = Literal["reduce", "copy"]
 
 
 class Move(NamedTuple):
-    """One chunk on its way: `src` sends it, `dst` adds it to its own (`reduce`) or takes it as it is (`copy`)."""
+    """One chunk on its way: `src` sends it, `dst` adds it to its own (`reduce`) or takes it (`copy`)."""
 
     src: int
     dst: int
@@ -61,7 +61,7 @@ def ring_all_reduce(ranks: int) -> Schedule:
     Raises:
         UsageError: fewer than two ranks.
     """
-    if ranks < 2:  # noqa: PLR2004  # two ends make a collective
+    if ranks < 2:  # two ends make a collective
         raise UsageError(f"an all-reduce needs at least 2 ranks, got {ranks}")
     steps = tuple(
         tuple(

@@ -9,7 +9,9 @@ that both ends count alike without telling each other. Dependencies are what mak
 - receives that touch the same elements on different lanes are applied in step order.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 __all__ = ["Need", "Plan", "Segment", "make_plan"]
 
@@ -18,10 +20,10 @@ Need = tuple[tuple[int, int], ...]
 
 
 class Segment(NamedTuple):
-    """Elements [offset, offset + count) on a lane, with what must be done before it can be sent or applied."""
+    """Elements [offset, offset + size) on a lane, with what must be done before it can be sent or applied."""
 
     offset: int
-    count: int
+    size: int
     reduce: bool
     received: Need
     acked: Need
@@ -57,7 +59,7 @@ class _History:
         return tuple(found.items())
 
 
-def make_plan(program: dict, segment_elements: int) -> Plan:
+def make_plan(program: dict[str, Any], segment_elements: int) -> Plan:
     """Cut `traffic.schedule.program` data into segments of at most `segment_elements`."""
     sends: dict[int, list[Segment]] = {}
     recvs: dict[int, list[Segment]] = {}
@@ -73,9 +75,9 @@ def make_plan(program: dict, segment_elements: int) -> Plan:
                 # a lane applies its own segments in order anyway
                 before = received.need(offset, count, step + 1, but=peer)
                 received.add(step, offset, count, peer, len(lane))
-                lane.append(Segment(offset, count, op == "reduce", before, acked))
+                lane.append(Segment(offset, count, reduce=op == "reduce", received=before, acked=acked))
             else:
                 before = received.need(offset, count, step)
                 sent.add(step, offset, count, peer, len(lane))
-                lane.append(Segment(offset, count, False, before, ()))
+                lane.append(Segment(offset, count, reduce=False, received=before, acked=()))
     return Plan(sends, recvs)

@@ -11,13 +11,19 @@ a receive is always posted. Rank 0 alone decides which iteration is the last; th
 every result depends on rank 0's data, every rank has it before its iteration ends.
 """
 
+from __future__ import annotations
+
 import time
+from collections.abc import Callable
+from selectors import BaseSelector
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from traffic.node import pattern
 from traffic.node.gpu import GpuClient
-from traffic.node.plan import make_plan
+from traffic.node.plan import Segment, make_plan
 from traffic.node.task import RECV_ID, Conn, Task
 from traffic.node.verbs import Rnic, recv_request, write_request
 
@@ -33,20 +39,20 @@ ITEM = 4  # bytes of an fp32
 class _Out:
     """The sending end of a lane. Counts run over all iterations."""
 
-    def __init__(self, segments: list) -> None:
+    def __init__(self, segments: list[Segment]) -> None:
         self.segments = segments
         self.base = 0  # number of the first segment of this iteration
         self.posted = 0
         self.acked = 0
         self.credits = 0  # segments that the peer has applied
-        self.request = None
-        self.sge = None
+        self.request: Any = None
+        self.sge: Any = None
 
 
 class _In:
     """The receiving end of a lane."""
 
-    def __init__(self, segments: list, staging: np.ndarray, mr) -> None:
+    def __init__(self, segments: list[Segment], staging: npt.NDArray[np.float32], mr: Any) -> None:
         self.segments = segments
         self.staging = staging
         self.mr = mr
@@ -55,13 +61,15 @@ class _In:
         self.applied = 0
         self.credited = 0
         self.told = 0  # applied, when the peer was last given our endpoint
-        self.credit = None
+        self.credit: Any = None
 
 
 class RankTask(Task):
     """A rank. `spec` holds the program, `lanes` ([conn, "out"|"in", peer]), sizes, and how long to go on."""
 
-    def __init__(self, name: str, rnic: Rnic, spec: dict, emit, selector) -> None:
+    def __init__(
+        self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None], selector: BaseSelector
+    ) -> None:
         super().__init__(name, rnic, spec, emit)
         program = spec["program"]
         self.rank, self.ranks = program["rank"], program["ranks"]
@@ -72,15 +80,15 @@ class RankTask(Task):
         plan = make_plan(program, self.segment_bytes // ITEM)
         self.outs: dict[int, _Out] = {}
         self.ins: dict[int, _In] = {}
-        self.by_conn: dict[int, _Out | _In] = {}
-        self.conn_of: dict[int, tuple[int, int]] = {}
+        self.out_by_conn: dict[int, _Out] = {}
+        self.in_by_conn: dict[int, _In] = {}
         for number, direction, peer in spec["lanes"]:
             if direction == "out":
-                self.by_conn[number] = self.outs[peer] = _Out(plan.sends.get(peer, []))
+                self.outs[peer] = self.out_by_conn[number] = _Out(plan.sends.get(peer, []))
             else:
                 staging = np.zeros(self.slots * self.segment_bytes // ITEM, dtype=np.float32)
                 mr = rnic.register(staging.ctypes.data, staging.nbytes)
-                self.by_conn[number] = self.ins[peer] = _In(plan.recvs.get(peer, []), staging, mr)
+                self.ins[peer] = self.in_by_conn[number] = _In(plan.recvs.get(peer, []), staging, mr)
         self.number_of = {(direction, peer): number for number, direction, peer in spec["lanes"]}
         self.receive = recv_request(RECV_ID, self.data_mr)
         self.gpu = GpuClient(spec["gpu_socket"], selector) if spec["compute_units"] else None
@@ -98,42 +106,49 @@ class RankTask(Task):
     def capacity(self, conn: Conn) -> tuple[int, int]:
         return max(self.slots, CREDITS_IN_FLIGHT) + 2, self.slots + 4
 
-    def endpoint(self, conn: Conn) -> dict:
-        lane = self.by_conn[conn.number]
-        if isinstance(lane, _In):
-            lane.told = lane.applied
-            return {
-                "rkey": lane.mr.rkey,
-                "base": lane.staging.ctypes.data,
-                "have": lane.received,
-                "applied": lane.applied,
-            }
-        return {"rkey": 0, "base": 0, "have": 0, "applied": 0}
+    def endpoint(self, conn: Conn) -> dict[str, Any]:
+        lane = self.in_by_conn.get(conn.number)
+        if lane is None:
+            return {"rkey": 0, "base": 0, "have": 0, "applied": 0}
+        lane.told = lane.applied
+        return {
+            "rkey": lane.mr.rkey,
+            "base": lane.staging.ctypes.data,
+            "have": lane.received,
+            "applied": lane.applied,
+        }
 
     def joined(self, conn: Conn) -> None:
-        lane = self.by_conn[conn.number]
-        if isinstance(lane, _In):
+        if conn.number in self.in_by_conn:
+            lane = self.in_by_conn[conn.number]
             lane.credited = lane.told
             if lane.credit is None:
                 lane.credit, _ = write_request(
                     wr_id=CREDIT_ID, mr=lane.mr, address=0, size=0, imm=True, signalled=True
                 )
-        elif lane.request is None:
-            lane.request, lane.sge = write_request(
-                wr_id=0, mr=self.data_mr, address=self.data.ctypes.data, size=ITEM, imm=True, signalled=True
-            )
+        else:
+            out = self.out_by_conn[conn.number]
+            if out.request is None:
+                out.request, out.sge = write_request(
+                    wr_id=0,
+                    mr=self.data_mr,
+                    address=self.data.ctypes.data,
+                    size=ITEM,
+                    imm=True,
+                    signalled=True,
+                )
         for _ in range(self.slots + 4):
             conn.rc.post_recv(self.receive)
 
     def go(self, conn: Conn, now_ns: int) -> None:
-        lane = self.by_conn[conn.number]
         conn.outstanding = 0
-        if isinstance(lane, _Out):
+        out = self.out_by_conn.get(conn.number)
+        if out is not None:
             have = conn.peer["have"]
-            if not lane.acked <= have <= lane.posted:
-                raise ValueError(f"peer has {have} segments, acknowledged are {lane.acked} of {lane.posted}")
-            lane.posted = lane.acked = have
-            lane.credits = conn.peer["applied"]
+            if not out.acked <= have <= out.posted:
+                raise ValueError(f"peer has {have} segments, acknowledged are {out.acked} of {out.posted}")
+            out.posted = out.acked = have
+            out.credits = conn.peer["applied"]
         self._pump(now_ns)
 
     # Iterations.
@@ -152,8 +167,8 @@ class RankTask(Task):
     def _next_iteration(self) -> None:
         self.index += 1
         pattern.fill(self.data, pattern.values(self.rank, self.index))
-        for lane in self.outs.values():
-            lane.base = self.index * len(lane.segments)
+        for out in self.outs.values():
+            out.base = self.index * len(out.segments)
         for lane in self.ins.values():
             lane.base = self.index * len(lane.segments)
         self.start_ns = time.monotonic_ns()
@@ -193,30 +208,30 @@ class RankTask(Task):
         if wr_id == CREDIT_ID:
             self._credit(conn, now_ns)
             return
-        lane = self.by_conn[conn.number]
-        lane.acked = wr_id + 1
+        self.out_by_conn[conn.number].acked = wr_id + 1
         self._pump(now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
-        lane = self.by_conn[conn.number]
-        if conn.rc is not None and conn.state in ("joined", "up"):
+        if conn.state in ("joined", "up"):
             conn.rc.post_recv(self.receive)
-        if isinstance(lane, _Out):
-            lane.credits += (imm - lane.credits) & MASK
+        lane = self.in_by_conn.get(conn.number)
+        if lane is None:
+            out = self.out_by_conn[conn.number]
+            out.credits += (imm - out.credits) & MASK
         else:
             if (imm ^ lane.received) & MASK:
                 self.lost(conn, "OUT_OF_SEQUENCE", now_ns)
                 return
+            iteration, index = divmod(lane.received, len(lane.segments))
             if imm & LAST:
-                self.last_index = lane.received // len(lane.segments)
-            segment = lane.segments[lane.received % len(lane.segments)]
-            self.series.add(now_ns, segment.count * ITEM)
+                self.last_index = iteration
+            self.series.add(now_ns, lane.segments[index].size * ITEM)
             lane.received += 1
             if self.phase == "comm" and not self.first_data_ns:
                 self.first_data_ns = now_ns
         self._pump(now_ns)
 
-    def _met(self, segment) -> bool:
+    def _met(self, segment: Segment) -> bool:
         for peer, number in segment.received:
             lane = self.ins[peer]
             if lane.applied - lane.base < number:
@@ -251,8 +266,8 @@ class RankTask(Task):
             if (segment.received or segment.acked) and not self._met(segment):
                 break
             at = lane.applied % self.slots * size
-            source = lane.staging[at : at + segment.count]
-            target = self.data[segment.offset : segment.offset + segment.count]
+            source = lane.staging[at : at + segment.size]
+            target = self.data[segment.offset : segment.offset + segment.size]
             if segment.reduce:
                 np.add(target, source, out=target)
             else:
@@ -264,7 +279,7 @@ class RankTask(Task):
         return True
 
     def _credit(self, conn: Conn, now_ns: int) -> None:
-        lane = self.by_conn[conn.number]
+        lane = self.in_by_conn[conn.number]
         due = lane.applied - lane.credited >= max(1, self.slots // 4)
         if not due or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
             return
@@ -285,7 +300,7 @@ class RankTask(Task):
                 break
             request, sge = out.request, out.sge
             sge.addr = self.data.ctypes.data + segment.offset * ITEM
-            sge.length = segment.count * ITEM
+            sge.length = segment.size * ITEM
             slot = conn.peer["base"] + out.posted % self.slots * self.segment_bytes
             request.set_wr_rdma(conn.peer["rkey"], slot)
             request.imm_data = (out.posted & MASK) | (LAST if self.last_index == self.index else 0)

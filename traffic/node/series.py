@@ -1,5 +1,7 @@
 """Bytes per 100 ms of CLOCK_MONOTONIC, collected cheaply and reported in batches."""
 
+from __future__ import annotations
+
 __all__ = ["BIN_NS", "Series"]
 
 BIN_NS = 100_000_000

@@ -7,6 +7,8 @@ products of 96 x 96 fp32. One client at a time; when it goes, the next one is se
 with `{"error": ...}`. Ends on SIGTERM, leaving no socket behind.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -14,22 +16,26 @@ import signal
 import socket
 import sys
 import time
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["main", "serve"]
 
 SIDE = 96
 
 
-def _compute(units: int, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> int:
+def _compute(
+    units: int, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
+) -> int:
     start = time.monotonic_ns()
     for _ in range(units):
         np.matmul(a, b, out=out)
     return time.monotonic_ns() - start
 
 
-def _answer(line: bytes, matrices: tuple) -> dict:
+def _answer(line: bytes, matrices: tuple[Any, ...]) -> dict[str, Any]:
     try:
         units = json.loads(line)["units"]
         if not isinstance(units, int) or isinstance(units, bool) or units < 0:
@@ -39,7 +45,7 @@ def _answer(line: bytes, matrices: tuple) -> dict:
     return {"ns": _compute(units, *matrices), "units": units}
 
 
-def _serve_client(client: socket.socket, matrices: tuple) -> None:
+def _serve_client(client: socket.socket, matrices: tuple[Any, ...]) -> None:
     with client, client.makefile("rb") as lines:
         for line in lines:
             client.sendall(json.dumps(_answer(line, matrices)).encode() + b"\n")
