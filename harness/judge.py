@@ -35,7 +35,7 @@ def judge(
     *, plan: Plan, expectations: Sequence[Expectation], run: Measurements, observed: Observed
 ) -> VerdictFile:
     """Judge one run."""
-    problems = {fault.plan.id: (*fault.doubts, *unproven(fault.receipt)) for fault in run.faults}
+    problems = {fault.plan.id: unproven(fault.receipt) or fault.doubts for fault in run.faults}
     checks = [
         *_error_checks(run.errors),
         *(_fault_check(fault, problems[fault.plan.id]) for fault in run.faults),

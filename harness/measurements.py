@@ -83,11 +83,15 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
     """A planned fault and what became of it. `receipt` is None when the run ended before it was tried.
 
-    `colour` (`#rrggbb`) is the kind's, from the catalogue of faults; None: the report chooses.
+    `doubts` are the injector's own reasons not to believe the receipt; any makes the run INCONCLUSIVE.
+    `edges` are (controller ns, on) of every change that the fault made. `colour` (`#rrggbb`) is the kind's,
+    from the catalogue of faults; None: the report chooses.
     """
 
     plan: PlannedFault
     receipt: Receipt | None
+    doubts: tuple[str, ...] = ()
+    edges: tuple[tuple[int, bool], ...] = ()
     colour: str | None = None
 
 

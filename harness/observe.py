@@ -6,6 +6,7 @@ never 0 and never left out: the judge makes INCONCLUSIVE of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -306,7 +307,7 @@ def _counters(run: Measurements) -> dict[str, Observation]:
             f"{node}:{name}": delta
             for node, names in deltas.items()
             for name, delta in names.items()
-            if name.rpartition(".")[2] == suffix
+            if re.split(r"[./:]", name)[-1] == suffix
         }
         if not found:
             return Observation(value=None, detail=f"no RNIC gave its {suffix} before and after the run")
