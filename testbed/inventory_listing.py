@@ -23,6 +23,7 @@ import yaml
 
 from testbed.errors import ConfigError, UsageError
 from testbed.inventory_schema import near
+from testbed.paths import cache_dir
 from testbed.shipped import playbooks
 
 __all__ = ["listing"]
@@ -39,7 +40,7 @@ def listing(path: Path) -> dict[str, Any]:
     """
     text = _text(path)
     _refuse_bad_yaml(path, text)
-    kept = _cache_dir() / f"{_digest(path, text)}.json"
+    kept = cache_dir() / "inventory" / f"{_digest(path, text)}.json"
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads(kept.read_bytes())
         return found
@@ -91,11 +92,6 @@ def _twice(node: yaml.Node) -> Iterator[tuple[str, int]]:
             yield from _twice(value)
 
 
-def _cache_dir() -> Path:
-    root = os.environ.get("FAULTBED_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "faultbed") / "inventory"
-
-
 def _digest(path: Path, text: str) -> str:
     """A name for what Ansible would read. It carries the path too: templates may use inventory_dir."""
     digest = hashlib.sha256(f"{version('ansible-core')}\0{path.resolve()}\0{text}".encode())
@@ -111,9 +107,7 @@ def _ask(path: Path) -> dict[str, Any]:
     beside = Path(sys.executable).with_name("ansible-inventory")
     program = str(beside) if beside.exists() else which("ansible-inventory")
     if program is None:
-        raise UsageError(
-            "ansible-inventory is not installed: install faultbed with its dependencies (ansible-core)"
-        )
+        raise UsageError("ansible-inventory is not installed: install faultbed with its dependencies (ansible-core)")
     env = {
         **os.environ,
         "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),  # not the person's own
@@ -134,8 +128,6 @@ def _ask(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: ansible-inventory did not answer within {_ASK_TIMEOUT_S:.0f} s") from None
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "Failed to parse" in line]
-        raise ConfigError(
-            f"{path}: Ansible cannot read this inventory: {' '.join(lines) or done.stderr.strip()}"
-        )
+        raise ConfigError(f"{path}: Ansible cannot read this inventory: {' '.join(lines) or done.stderr.strip()}")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
