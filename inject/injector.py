@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject.channels import local_python, open_holder, revert_dir, revert_file
+from inject.channels import START_S, local_python, open_holder, revert_dir, revert_file
 from inject.node.holder import REVERT_DIR
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
 from testbed import clock, counters
@@ -32,7 +32,6 @@ __all__ = ["Injector", "Mutation", "Prepared"]
 Mutation = Literal["noop", "lie"]
 """Replace a holder's action by nothing; `lie` also claims that it was done. Only for tests of the harness."""
 
-START_S = 60.0
 ANSWER_S = 20.0
 SETTLE_S = 5.0
 
@@ -408,6 +407,11 @@ class Prepared:
             if (moved and not wrong) or time.monotonic() > deadline:
                 return after, restored, "; ".join(wrong) or None
             self._stop.wait(0.1)
+
+
+def _said(channel: Channel) -> str:
+    said = getattr(channel, "stderr", str)()
+    return f"; it said: {said}" if said else ""
 
 
 def _state(snapshot: counters.Snapshot, key: str) -> int | None:

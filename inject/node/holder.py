@@ -263,16 +263,22 @@ class _Watchdog:
         self._pipe = int(os.environ.pop("FAULTBED_WATCH_FD", "-1"))
         self._last_ns = 0
 
+    def ready(self) -> None:
+        """Serving from now on."""
+        self._tell(b"READY=1")
+
     def pat(self, now_ns: int) -> None:
         """At most twice a second."""
-        if now_ns - self._last_ns < _WATCHDOG_EVERY_NS:
-            return
-        self._last_ns = now_ns
+        if now_ns - self._last_ns >= _WATCHDOG_EVERY_NS:
+            self._last_ns = now_ns
+            self._tell(b"WATCHDOG=1")
+
+    def _tell(self, what: bytes) -> None:
         try:
             if self._path:
                 name = f"\0{self._path[1:]}" if self._path.startswith("@") else self._path
                 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
-                    notify.sendto(b"WATCHDOG=1", name)
+                    notify.sendto(what, name)
             if self._pipe >= 0:
                 os.write(self._pipe, b".")
         except OSError:
@@ -288,6 +294,7 @@ def main() -> int:
     guard = int(os.environ.pop("FAULTBED_GUARD_FD", "-1"))
     ends = [0, stop_r, *([guard] if guard >= 0 else [])]
     watchdog, pending = _Watchdog(), b""
+    watchdog.ready()
     _say(holder.out, {"event": "ready", "monotonic_ns": time.monotonic_ns()})
     while True:
         now_ns = time.monotonic_ns()
