@@ -158,7 +158,7 @@ def _bridge(ports, found):
     commands = []
     if FRONT_END not in links:
         commands.append(
-            f"link add name {FRONT_END} mtu {FRONT_END_MTU} type bridge forward_delay 0 stp_state 0"
+            f"link add name {FRONT_END} mtu {FRONT_END_MTU} addrgenmode none type bridge forward_delay 0 stp_state 0"
         )
     if "UP" not in links.get(FRONT_END, {"flags": []})["flags"]:
         commands.append(f"link set dev {FRONT_END} up")
