@@ -41,9 +41,7 @@ def estimate(exchanges: Sequence[Exchange]) -> ClockOffset:
     """The offset from the exchange with the shortest round trip; the error is half of that round trip."""
     best = min(exchanges, key=lambda exchange: exchange.received_ns - exchange.sent_ns)
     middle_ns = (best.sent_ns + best.received_ns) // 2
-    return ClockOffset(
-        offset_ns=middle_ns - best.node_ns, error_ns=(best.received_ns - best.sent_ns + 1) // 2
-    )
+    return ClockOffset(offset_ns=middle_ns - best.node_ns, error_ns=(best.received_ns - best.sent_ns + 1) // 2)
 
 
 def measure(channel: Channel, *, rounds: int = 5, timeout_s: float = 10.0) -> ClockOffset:
@@ -59,7 +57,5 @@ def measure(channel: Channel, *, rounds: int = 5, timeout_s: float = 10.0) -> Cl
         received_ns = time.monotonic_ns()
         if answer is None or answer.get("event") != "clock":
             raise LabError(f"asked a node program for its clock, got {answer!r}")
-        exchanges.append(
-            Exchange(sent_ns=sent_ns, node_ns=int(answer["monotonic_ns"]), received_ns=received_ns)
-        )
+        exchanges.append(Exchange(sent_ns=sent_ns, node_ns=int(answer["monotonic_ns"]), received_ns=received_ns))
     return estimate(exchanges)

@@ -106,8 +106,7 @@ def load(path: Path) -> Inventory:
                 name=name,
                 switches=tuple(x for x, (_, switch) in entries.switches.items() if switch.carrier == name),
                 front_end_ports=tuple(
-                    FrontEndPort(netdev=port.netdev, mac=port.mac, peer=port.peer)
-                    for port in carrier.front_end_ports
+                    FrontEndPort(netdev=port.netdev, mac=port.mac, peer=port.peer) for port in carrier.front_end_ports
                 ),
             )
             for name, carrier in entries.carriers.items()
@@ -129,13 +128,9 @@ def _entries(path: Path, answer: Mapping[str, Any]) -> Entries:
     hostvars: dict[str, dict[str, Any]] = answer["_meta"]["hostvars"]
     missing = [f"no group `{group}`" for group in ("hosts", "switches") if not _members(answer, group)]
     ours = {key for variables in hostvars.values() for key in variables if key.startswith(PREFIX)}
-    missing += [
-        f"no variable {PREFIX}{name}" for name in ("schema", "name", "kind") if PREFIX + name not in ours
-    ]
+    missing += [f"no variable {PREFIX}{name}" for name in ("schema", "name", "kind") if PREFIX + name not in ours]
     if missing:
-        raise ConfigError(
-            f"{path}: not a faultbed inventory: {', '.join(missing)}; inventory/soft.yml shows one"
-        )
+        raise ConfigError(f"{path}: not a faultbed inventory: {', '.join(missing)}; inventory/soft.yml shows one")
     groups: dict[str, str] = {}
     for group in ("hosts", "rtsw", "ctsw", "atsw", "carriers"):
         for name in _members(answer, group):
@@ -182,9 +177,7 @@ def _one_lab(path: Path, entries: Entries) -> LabVars:
     nodes: list[tuple[str, LabVars]] = [(place, node) for place, node in entries.placed()]
     first_place, first = nodes[0]
     if first.schema != SCHEMA:
-        raise mistake(
-            path, f"{first_place}.schema", f"this version reads schema {SCHEMA}, not {first.schema}"
-        )
+        raise mistake(path, f"{first_place}.schema", f"this version reads schema {SCHEMA}, not {first.schema}")
     for place, node in nodes[1:]:
         for field in LabVars.__struct_fields__:
             one, other = getattr(first, field), getattr(node, field)

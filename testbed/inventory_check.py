@@ -98,8 +98,7 @@ def _host(name: str, host: HostVars) -> Host:
         zone=host.zone,
         rack=host.rack,
         rnics=tuple(
-            Rnic(name=rnic.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address)
-            for rnic in host.rnics
+            Rnic(name=rnic.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address) for rnic in host.rnics
         ),
         gpus=tuple(Gpu(name=gpu.name, kind=gpu.kind) for gpu in host.gpus),
         front_end_netdev=host.front_end.netdev,
@@ -118,9 +117,7 @@ def _check_values(entries: Entries) -> None:
         if not _MTU_MIN <= node.mtu <= _MTU_MAX:
             raise mistake(file, f"{place}.mtu", f"must be {_MTU_MIN} to {_MTU_MAX}, not {node.mtu}")
         if node.management is not None:
-            _take_netdev(
-                file, taken, f"{place}.management", name, node.management.netdev, node.management.mac
-            )
+            _take_netdev(file, taken, f"{place}.management", name, node.management.netdev, node.management.mac)
         if isinstance(node, HostVars):
             _check_host_values(file, taken, place, name, node)
         elif isinstance(node, SwitchVars):
@@ -130,9 +127,7 @@ def _check_values(entries: Entries) -> None:
                 at = f"{place}.front_end_ports[{index}]"
                 _take_netdev(file, taken, at, name, port.netdev, port.mac)
                 if port.peer not in entries.hosts:
-                    raise mistake(
-                        file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, list(entries.hosts))}'
-                    )
+                    raise mistake(file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, list(entries.hosts))}')
 
 
 def _check_host_values(file: Path, taken: _Taken, place: str, name: str, host: HostVars) -> None:
@@ -190,16 +185,12 @@ def _check_soft(entries: Entries) -> None:
         if isinstance(node, SwitchVars):
             if node.carrier is None or node.netns is None:
                 name = "carrier" if node.carrier is None else "netns"
-                raise mistake(
-                    file, place, f"faultbed_{name} is missing: a soft switch is a namespace on a carrier"
-                )
+                raise mistake(file, place, f"faultbed_{name} is missing: a soft switch is a namespace on a carrier")
             if node.carrier not in entries.carriers:
                 tail = near(node.carrier, list(entries.carriers))
                 raise mistake(file, f"{place}.carrier", f'no carrier "{node.carrier}"{tail}')
         elif node.management is None:
-            raise mistake(
-                file, place, "faultbed_management is missing: the netdev and MAC that SSH comes in by"
-            )
+            raise mistake(file, place, "faultbed_management is missing: the netdev and MAC that SSH comes in by")
 
 
 def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Link:
@@ -222,13 +213,9 @@ def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Lin
     )
 
 
-def _check_ends(
-    file: Path, near_place: str, port: PortVars, far_place: str, rnic: RnicVars, switch: str
-) -> None:
+def _check_ends(file: Path, near_place: str, port: PortVars, far_place: str, rnic: RnicVars, switch: str) -> None:
     if rnic.switch != switch:
-        raise mistake(
-            file, near_place, f"a cable to {far_place}, which says that its switch is {rnic.switch}"
-        )
+        raise mistake(file, near_place, f"a cable to {far_place}, which says that its switch is {rnic.switch}")
     here, there = ipaddress.IPv4Interface(str(port.address)), ipaddress.IPv4Interface(rnic.address)
     if here.network != there.network:
         raise mistake(
@@ -237,9 +224,7 @@ def _check_ends(
             f"{rnic.address} is not in {here.network}, the subnet of {near_place}",
         )
     if rnic.gateway != str(here.ip):
-        raise mistake(
-            file, f"{far_place}.gateway", f'"{rnic.gateway}", but {near_place}.address is {here.ip}'
-        )
+        raise mistake(file, f"{far_place}.gateway", f'"{rnic.gateway}", but {near_place}.address is {here.ip}')
 
 
 def _check_rnics(entries: Entries, host_links: list[Link]) -> None:
@@ -253,9 +238,7 @@ def _check_rnics(entries: Entries, host_links: list[Link]) -> None:
                 raise mistake(entries.file, f"{place}.switch", f'no switch "{rnic.switch}"{tail}')
             count = ends.count((name, rnic.name))
             if count != 1:
-                raise mistake(
-                    entries.file, place, f"{count} ports of {rnic.switch} lead here, there must be one"
-                )
+                raise mistake(entries.file, place, f"{count} ports of {rnic.switch} lead here, there must be one")
 
 
 def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> Link | None:
@@ -267,9 +250,7 @@ def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> Link | N
         others = [other for other in entries.switches if other != name]
         raise mistake(file, f"{place}.peer", f'no other switch "{port.peer}"{near(port.peer, others)}')
     if sum(other.peer == port.peer for other in switch.ports) > 1:
-        raise mistake(
-            file, place, f"{name} has two uplinks to {port.peer}; one is all that a link's name can tell"
-        )
+        raise mistake(file, place, f"{name} has two uplinks to {port.peer}; one is all that a link's name can tell")
     peer_role, peer = entries.switches[port.peer]
     back = next((other for other in peer.ports if other.peer == name and other.rnic is None), None)
     if back is None:

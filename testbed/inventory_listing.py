@@ -107,9 +107,7 @@ def _ask(path: Path) -> dict[str, Any]:
     beside = Path(sys.executable).with_name("ansible-inventory")
     program = str(beside) if beside.exists() else which("ansible-inventory")
     if program is None:
-        raise UsageError(
-            "ansible-inventory is not installed: install faultbed with its dependencies (ansible-core)"
-        )
+        raise UsageError("ansible-inventory is not installed: install faultbed with its dependencies (ansible-core)")
     env = {
         **os.environ,
         "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),  # not the person's own
@@ -130,8 +128,6 @@ def _ask(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: ansible-inventory did not answer within {_ASK_TIMEOUT_S:.0f} s") from None
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "Failed to parse" in line]
-        raise ConfigError(
-            f"{path}: Ansible cannot read this inventory: {' '.join(lines) or done.stderr.strip()}"
-        )
+        raise ConfigError(f"{path}: Ansible cannot read this inventory: {' '.join(lines) or done.stderr.strip()}")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

@@ -32,9 +32,7 @@ SOFT_USER = "root"
 class Lab:
     """An open lab, for use as a context manager. Thread-safe: connections are shared and opened at first use."""
 
-    def __init__(
-        self, inventory: Inventory, addresses: Mapping[str, Address], *, accelerator: str | None
-    ) -> None:
+    def __init__(self, inventory: Inventory, addresses: Mapping[str, Address], *, accelerator: str | None) -> None:
         self.inventory_model = inventory
         self.accelerator = accelerator
         self._connections = {name: SshConnection(name, address) for name, address in addresses.items()}
@@ -171,7 +169,9 @@ def runtime_inventory(folder: Path) -> Path:
 
 def write_runtime_inventory(inventory: Inventory, folder: Path, ports: Mapping[str, int]) -> None:
     """Write `runtime_inventory` for Ansible; it names files of keys, never keys."""
-    options = f"-o StrictHostKeyChecking=yes -o UserKnownHostsFile={folder / 'known_hosts'} -o GlobalKnownHostsFile=/dev/null"
+    options = (
+        f"-o StrictHostKeyChecking=yes -o UserKnownHostsFile={folder / 'known_hosts'} -o GlobalKnownHostsFile=/dev/null"
+    )
     hosts = {
         name: {
             "ansible_host": "127.0.0.1",
@@ -183,7 +183,9 @@ def write_runtime_inventory(inventory: Inventory, folder: Path, ports: Mapping[s
         }
         for name, port in ports.items()
     }
-    head = f"# Where the machines of {inventory.name} answer now. Written by `faultbed up`, removed by `faultbed down`.\n"
+    head = (
+        f"# Where the machines of {inventory.name} answer now. Written by `faultbed up`, removed by `faultbed down`.\n"
+    )
     runtime_inventory(folder).write_text(head + yaml.safe_dump({"all": {"hosts": hosts}}))
 
 

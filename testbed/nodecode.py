@@ -64,13 +64,8 @@ def ensure(node: Node) -> str:
         return wanted.folder
     incoming = f"{wanted.folder}.tar"
     node.put(wanted.content, incoming, mode=0o600)
-    script = (
-        'set -e; mkdir -p "$1"; tar -xf "$2" -C "$1"; rm "$2"; '
-        'python3 -m compileall -q "$1"; touch "$1/.complete"'
-    )
+    script = 'set -e; mkdir -p "$1"; tar -xf "$2" -C "$1"; rm "$2"; python3 -m compileall -q "$1"; touch "$1/.complete"'
     done = node.run(["sh", "-c", script, "unpack", wanted.folder, incoming], check=False, timeout_s=120)
     if done.rc:
-        raise CommandFailed(
-            f"{node.name}: could not unpack the node code into {wanted.folder}: {done.stderr.strip()}"
-        )
+        raise CommandFailed(f"{node.name}: could not unpack the node code into {wanted.folder}: {done.stderr.strip()}")
     return wanted.folder

@@ -83,15 +83,9 @@ class SshConnection:
         transport = paramiko.Transport(raw)
         transport.daemon = True
         transport.banner_timeout = CONNECT_TIMEOUT_S
-        kind, key = self.address.host_key.split()[:2]
         try:
             transport.start_client(timeout=CONNECT_TIMEOUT_S)
-            offered = transport.get_remote_server_key()
-            if (offered.get_name(), offered.get_base64()) != (kind, key):
-                raise Unreachable(
-                    f"{where} shows another host key than the pinned one: this is not the machine that was provisioned. "
-                    "If it was rebuilt on purpose, `faultbed down` and `faultbed up`"
-                )
+            self._check_host_key(where, transport.get_remote_server_key())
             transport.auth_publickey(
                 self.address.user, paramiko.Ed25519Key.from_private_key_file(str(self.address.identity))
             )
@@ -105,6 +99,14 @@ class SshConnection:
             raise
         transport.set_keepalive(5)
         return transport
+
+    def _check_host_key(self, where: str, offered: paramiko.PKey) -> None:
+        kind, key = self.address.host_key.split()[:2]
+        if (offered.get_name(), offered.get_base64()) != (kind, key):
+            raise Unreachable(
+                f"{where} shows another host key than the pinned one: this is not the machine that was provisioned. "
+                "If it was rebuilt on purpose, run `faultbed down` and `faultbed up`"
+            )
 
 
 class SshNode:
@@ -156,9 +158,7 @@ class SshNode:
             session.shutdown_write()
             _, err = _read_to_end(session, 60.0, f"{self._name}: writing {path}")
             if session.recv_exit_status():
-                raise CommandFailed(
-                    f"{self._name}: could not write {path}: {err.decode(errors='replace').strip()}"
-                )
+                raise CommandFailed(f"{self._name}: could not write {path}: {err.decode(errors='replace').strip()}")
 
 
 class JsonChannel:
@@ -193,9 +193,7 @@ class JsonChannel:
         try:
             message: dict[str, Any] = json.loads(line)
         except ValueError as error:
-            raise LabError(
-                f"{self._what} said something that is not JSON: {line[:200]!r}{self._said()}"
-            ) from error
+            raise LabError(f"{self._what} said something that is not JSON: {line[:200]!r}{self._said()}") from error
         return message
 
     def close(self) -> None:
@@ -254,10 +252,6 @@ def _read_to_end(session: paramiko.Channel, timeout_s: float, what: str) -> tupl
         out += data
     while data := session.recv_stderr(65536):
         err += data
-    if (
-        not session.exit_status_ready()
-        and session.transport is not None
-        and not session.transport.is_active()
-    ):
+    if not session.exit_status_ready() and session.transport is not None and not session.transport.is_active():
         raise Unreachable(f"{what}: the connection is gone")
     return bytes(out), bytes(err)

@@ -22,7 +22,7 @@ from typing import Literal
 
 from testbed.errors import UsageError
 
-__all__ = ["Gpu", "Host", "Link", "Port", "Rnic", "SwitchRole", "Switch", "Target", "Topology"]
+__all__ = ["Gpu", "Host", "Link", "Port", "Rnic", "Switch", "SwitchRole", "Target", "Topology"]
 
 SwitchRole = Literal["rtsw", "ctsw", "atsw"]
 
@@ -239,8 +239,4 @@ class Topology:
 
     def _near(self, text: str) -> str:
         near = difflib.get_close_matches(text, list(self.target_names()), n=1, cutoff=0.5)
-        return (
-            f"; did you mean {near[0]}?"
-            if near
-            else f"; it has {', '.join(sorted(self.target_names())[:12])}, ..."
-        )
+        return f"; did you mean {near[0]}?" if near else f"; it has {', '.join(sorted(self.target_names())[:12])}, ..."

@@ -1,7 +1,7 @@
 """KVM where it really works, TCG everywhere else.
 
-A `/dev/kvm` that opens proves nothing: on nested or restricted machines a stock guest can hang under it for ever. So the
-guest kernel is booted once under KVM with a deadline; its init says one word and stops (`guest/init`).
+A `/dev/kvm` that opens proves nothing: on nested or restricted machines a stock guest can hang under it for ever. So
+the guest kernel is booted once under KVM with a deadline; its init says one word and stops (`guest/init`).
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def choose(image: Image, progress: Callable[[str], None]) -> Accelerator:
     memory.parent.mkdir(parents=True, exist_ok=True)
     memory.write_text(json.dumps({"key": key, "works": works}))
     progress(
-        "KVM works"
-        if works
-        else f"a guest did not boot under KVM in {PROBE_DEADLINE_S:.0f} s: using TCG (emulation)"
+        "KVM works" if works else f"a guest did not boot under KVM in {PROBE_DEADLINE_S:.0f} s: using TCG (emulation)"
     )
     return "kvm" if works else "tcg"
 

@@ -222,9 +222,7 @@ def _mmdebstrap(guest: Path, out: Path, log: Path) -> None:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise LabError(
-                f"building the VM image did not end in {BUILD_TIMEOUT_S:.0f} s:\n{_tail(log)}"
-            ) from None
+            raise LabError(f"building the VM image did not end in {BUILD_TIMEOUT_S:.0f} s:\n{_tail(log)}") from None
     if done.returncode:
         raise LabError(
             f"building the VM image failed (mmdebstrap ended with {done.returncode}); is the Debian mirror reachable? "

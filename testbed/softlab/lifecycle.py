@@ -69,8 +69,7 @@ def vms(inventory: Inventory) -> tuple[Vm, ...]:
     folder = lab_dir(inventory.name)
     sockets = socket_dir(folder)
     return tuple(
-        Vm(machine=machine, folder=folder / "vms" / machine.name, sockets=sockets)
-        for machine in machines(inventory)
+        Vm(machine=machine, folder=folder / "vms" / machine.name, sockets=sockets) for machine in machines(inventory)
     )
 
 
@@ -137,9 +136,7 @@ def reset(inventory: Inventory, progress: Progress) -> None:
     state = _running(inventory, folder)
     snapshot = read_snapshot(folder)
     if snapshot is None or not snapshot.complete or snapshot.key != state.key:
-        raise DirtyLab(
-            f"{inventory.name} has no snapshot to go back to: `faultbed up --fresh` makes the lab anew"
-        )
+        raise DirtyLab(f"{inventory.name} has no snapshot to go back to: `faultbed up --fresh` makes the lab anew")
     with locked(folder):
         progress("going back to the snapshot")
         _load_snapshot(vms(inventory))
@@ -196,9 +193,7 @@ def _boot(
         pair = keys.generate()
         host_keys[machine.machine.name] = pair.public
         keys.write_private(machine.seed, "")
-        machine.seed.write_bytes(
-            vm.seed_disk(machine.machine, host_key=pair.private, authorized_key=controller.public)
-        )
+        machine.seed.write_bytes(vm.seed_disk(machine.machine, host_key=pair.private, authorized_key=controller.public))
         _make_overlay(built, machine)
     write(folder / "snapshot.json", Snapshot(key=key, host_keys=host_keys, complete=False))
     started = time.monotonic()
@@ -435,8 +430,8 @@ def _is_same(running: LabState, inventory: Inventory) -> bool:
 
 
 def _key(inventory: Inventory, built: Image, accelerator: str) -> str:
-    """What a snapshot depends on: inventory, image, accelerator, QEMU, playbooks. Node code is pushed when it differs."""
-    rest = hashlib.sha256(f"{built.digest} {accelerator} {qemu_version()}".encode())
+    """What a snapshot depends on; not the node code, which is pushed when it differs."""
+    rest = hashlib.sha256(f"{built.digest} {accelerator} {vm.qemu_version()}".encode())
     playbooks = shipped.playbooks()
     for path in sorted(x for x in playbooks.rglob("*") if x.is_file() and "__pycache__" not in x.parts):
         rest.update(str(path.relative_to(playbooks)).encode() + b"\0" + path.read_bytes())
@@ -444,28 +439,11 @@ def _key(inventory: Inventory, built: Image, accelerator: str) -> str:
 
 
 def _inventory_digest(inventory: Inventory) -> str:
-    return hashlib.sha256(
-        repr((inventory.topology, machines(inventory), inventory.mtu)).encode()
-    ).hexdigest()[:12]
+    return hashlib.sha256(repr((inventory.topology, machines(inventory), inventory.mtu)).encode()).hexdigest()[:12]
 
 
 def _inventory_part(key: str) -> str:
     return key.partition("-")[0]
-
-
-def qemu_version() -> str:
-    """The first line of `qemu-system-x86_64 --version`.
-
-    Raises:
-        LabError: there is no QEMU.
-    """
-    try:
-        done = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise LabError(
-            "qemu-system-x86_64 not found: install it with `apt-get install qemu-system-x86`, or run `make demo`, which does"
-        ) from error
-    return done.stdout.splitlines()[0].strip()
 
 
 def _check_is_soft(inventory: Inventory) -> None:

@@ -78,9 +78,7 @@ class Qmp:
         try:
             line = self._lines.readline()
         except TimeoutError as error:
-            raise LabError(
-                f"QEMU did not answer on {self._path} in {timeout_s:.0f} s: the VM may be hung"
-            ) from error
+            raise LabError(f"QEMU did not answer on {self._path} in {timeout_s:.0f} s: the VM may be hung") from error
         except OSError as error:
             raise LabError(f"the VM behind {self._path} is gone ({error})") from error
         if not line:

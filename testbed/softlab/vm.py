@@ -23,11 +23,13 @@ from testbed.softlab.image import Image
 from testbed.softlab.qmp import Qmp
 from testbed.softlab.wiring import Machine, Nic
 
-__all__ = ["Vm", "command_line", "end", "is_alive", "seed_disk", "ssh_port", "start"]
+__all__ = ["Vm", "command_line", "end", "is_alive", "qemu_version", "seed_disk", "ssh_port", "start"]
 
 QMP_DEADLINE_S = 30.0
 QUIT_DEADLINE_S = 5.0
 _FORWARD = re.compile(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s")
+
+_NO_QEMU = "qemu-system-x86_64 not found: `apt-get install qemu-system-x86` installs it, and so does `make demo`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +139,7 @@ def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | Non
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=vm.folder
             )
     except FileNotFoundError as error:
-        raise LabError(
-            "qemu-system-x86_64 not found: install it with `apt-get install qemu-system-x86`, or run `make demo`, which does"
-        ) from error
+        raise LabError(_NO_QEMU) from error
     deadline = time.monotonic() + QMP_DEADLINE_S
     while not vm.qmp.exists() and time.monotonic() < deadline:
         try:
@@ -147,9 +147,23 @@ def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | Non
         except subprocess.TimeoutExpired:
             continue
         raise LabError(
-            f"QEMU of {vm.machine.name} ended at once (code {code}): {vm.log.read_text(errors='replace').strip()[-800:]}"
+            f"QEMU of {vm.machine.name} ended at once (code {code}): "
+            f"{vm.log.read_text(errors='replace').strip()[-800:]}"
         )
     return process.pid
+
+
+def qemu_version() -> str:
+    """The first line of `qemu-system-x86_64 --version`.
+
+    Raises:
+        LabError: there is no QEMU.
+    """
+    try:
+        done = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise LabError(_NO_QEMU) from error
+    return done.stdout.splitlines()[0].strip()
 
 
 def ssh_port(vm: Vm) -> int:
@@ -158,9 +172,7 @@ def ssh_port(vm: Vm) -> int:
         text = qmp.hmp("info usernet")
     found = _FORWARD.search(text)
     if not found:
-        raise BootFailed(
-            f"QEMU of {vm.machine.name} forwards no SSH port; `info usernet` said: {text.strip()}"
-        )
+        raise BootFailed(f"QEMU of {vm.machine.name} forwards no SSH port; `info usernet` said: {text.strip()}")
     return int(found[1])
 
 

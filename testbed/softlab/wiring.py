@@ -38,7 +38,7 @@ class Machine:
 
 def machines(inventory: Inventory) -> tuple[Machine, ...]:
     """The VMs of a soft lab, the carrier first: its ends of the wires must be read before hosts send."""
-    return tuple([*(_carrier(inventory, carrier) for carrier in inventory.carriers), *_hosts(inventory)])
+    return (*(_carrier(inventory, carrier) for carrier in inventory.carriers), *_hosts(inventory))
 
 
 def _carrier(inventory: Inventory, carrier: Carrier) -> Machine:
