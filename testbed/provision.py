@@ -101,7 +101,9 @@ def bring_up(lab: Lab, progress: Callable[[str], None]) -> None:
 
     with _connections(site):
         done = _run(_PROVISION, site, told)
-        progress(f"provisioned {machines} machines, {sum(map(len, done.changes.values()))} changes, {done.seconds:.0f} s")
+        progress(
+            f"provisioned {machines} machines, {sum(map(len, done.changes.values()))} changes, {done.seconds:.0f} s"
+        )
         proof = _run(_verify_play(), site, told)
     pairs = sum(int(result.get("pairs", 0)) for result in proof.results.values())
     sessions = sum(int(result.get("sessions", 0)) for result in proof.results.values())
@@ -214,7 +216,9 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             cancel_callback=interrupted.is_set,
         )
         # ansible-runner starts from our whole environment and writes it to a file.
-        runner.config.env = {name: value for name, value in runner.config.env.items() if _is_ours(name, environment)}
+        runner.config.env = {
+            name: value for name, value in runner.config.env.items() if _is_ours(name, environment)
+        }
         status, _ = runner.run()
     if interrupted.is_set():
         raise KeyboardInterrupt
