@@ -1,6 +1,6 @@
 """What the rest of the house may ask of a machine: run a command, open a JSON-lines channel, put a file.
 
-`Node` is the seam: `testbed.ssh.SshNode` is the real one (SSH with pinned host keys), tests of pure logic bring their own.
+`Node` is the seam: `testbed.ssh.SshNode` is the real one (SSH with pinned host keys); tests of pure logic bring theirs.
 """
 
 from __future__ import annotations

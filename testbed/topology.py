@@ -22,7 +22,7 @@ from typing import Literal
 
 from testbed.errors import UsageError
 
-__all__ = ["Gpu", "Host", "Link", "Port", "Rnic", "SwitchRole", "Switch", "Target", "Topology"]
+__all__ = ["Gpu", "Host", "Link", "Port", "Rnic", "Switch", "SwitchRole", "Target", "Topology"]
 
 SwitchRole = Literal["rtsw", "ctsw", "atsw"]
 

@@ -1,0 +1,61 @@
+"""One clock for everything: node times mapped onto the controller's CLOCK_MONOTONIC.
+
+Every node program answers `{"do": "clock"}` with `{"event": "clock", "monotonic_ns": N}`. Of several exchanges the one
+with the shortest round trip bounds the offset best (Cristian 1989; the same rule as NTP's clock filter, RFC 5905 §10).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.errors import LabError
+from testbed.node import Channel
+
+__all__ = ["ClockOffset", "Exchange", "estimate", "measure"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One question and answer: controller time before and after, node time in between, all in ns."""
+
+    sent_ns: int
+    node_ns: int
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """`controller_ns = node_ns + offset_ns`, wrong by at most `error_ns`."""
+
+    offset_ns: int
+    error_ns: int
+
+    def to_controller(self, node_ns: int) -> int:
+        """The controller's time of something a node stamped."""
+        return node_ns + self.offset_ns
+
+
+def estimate(exchanges: Sequence[Exchange]) -> ClockOffset:
+    """The offset from the exchange with the shortest round trip; the error is half of that round trip."""
+    best = min(exchanges, key=lambda exchange: exchange.received_ns - exchange.sent_ns)
+    middle_ns = (best.sent_ns + best.received_ns) // 2
+    return ClockOffset(offset_ns=middle_ns - best.node_ns, error_ns=(best.received_ns - best.sent_ns + 1) // 2)
+
+
+def measure(channel: Channel, *, rounds: int = 5, timeout_s: float = 10.0) -> ClockOffset:
+    """Ask a node program for its clock a few times.
+
+    Call it before the program sends events of its own: an answer that is not the clock's is an error here.
+    """
+    exchanges = []
+    for _ in range(rounds):
+        sent_ns = time.monotonic_ns()
+        channel.send({"do": "clock"})
+        answer = channel.receive(timeout_s=timeout_s)
+        received_ns = time.monotonic_ns()
+        if answer is None or answer.get("event") != "clock":
+            raise LabError(f"asked a node program for its clock, got {answer!r}")
+        exchanges.append(Exchange(sent_ns=sent_ns, node_ns=int(answer["monotonic_ns"]), received_ns=received_ns))
+    return estimate(exchanges)

@@ -1,0 +1,209 @@
+"""An Ansible inventory as the model of a lab.
+
+`load` asks Ansible itself (`testbed.inventory_listing`), so that groups, group variables and everything else mean
+what they mean to Ansible; what comes out is decoded strictly (`testbed.inventory_schema`) and cross-checked
+(`testbed.inventory_check`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from testbed.errors import ConfigError
+from testbed.inventory_check import Entries, build_topology
+from testbed.inventory_listing import listing
+from testbed.inventory_schema import PREFIX, CarrierVars, HostVars, LabVars, SwitchVars, decode, mistake
+from testbed.topology import SwitchRole, Topology
+
+__all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "load"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmResources:
+    """What a soft machine gets of its host."""
+
+    memory_mib: int
+    vcpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Management:
+    """How a machine is reached; in a soft lab only `netdev` and `mac` are known before it runs."""
+
+    netdev: str | None
+    mac: str | None
+    address: str | None
+    port: int | None
+    user: str | None
+    private_key_file: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontEndPort:
+    """A carrier's end of the front-end wire of host `peer`."""
+
+    netdev: str
+    mac: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carrier:
+    """A VM that carries `switches` as network namespaces, and the front end's bridge."""
+
+    name: str
+    switches: tuple[str, ...]
+    front_end_ports: tuple[FrontEndPort, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """A lab as its inventory describes it.
+
+    `management` has every node that one can log in to: hosts, carriers, and switches that are machines.
+    `vms` has the resources of each soft machine, `netns` the namespace of each soft switch; `mtu` is the
+    back end's.
+    """
+
+    path: Path
+    name: str
+    kind: Literal["soft", "rack"]
+    topology: Topology
+    carriers: tuple[Carrier, ...]
+    management: Mapping[str, Management]
+    vms: Mapping[str, VmResources]
+    netns: Mapping[str, str]
+    mtu: int
+    ecmp_hash_seed: int
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the nodes that one can log in to, hosts first."""
+        return tuple(self.management)
+
+
+def load(path: Path) -> Inventory:
+    """Read an inventory.
+
+    Raises:
+        ConfigError: the file is missing, not YAML, not ours, or wrong; the message names the place.
+    """
+    answer = listing(path)
+    entries = _entries(path, answer)
+    lab = _one_lab(path, entries)
+    return Inventory(
+        path=path,
+        name=lab.name,
+        kind=lab.kind,
+        topology=build_topology(entries),
+        carriers=tuple(
+            Carrier(
+                name=name,
+                switches=tuple(x for x, (_, switch) in entries.switches.items() if switch.carrier == name),
+                front_end_ports=tuple(
+                    FrontEndPort(netdev=port.netdev, mac=port.mac, peer=port.peer) for port in carrier.front_end_ports
+                ),
+            )
+            for name, carrier in entries.carriers.items()
+        ),
+        management=_management(entries, answer["_meta"]["hostvars"]),
+        vms={
+            name: VmResources(memory_mib=node.vm.memory_mib, vcpus=node.vm.vcpus)
+            for name, node in (entries.hosts | entries.carriers).items()
+            if node.vm is not None
+        },
+        netns={name: switch.netns for name, (_, switch) in entries.switches.items() if switch.netns},
+        mtu=lab.mtu,
+        ecmp_hash_seed=lab.ecmp_hash_seed,
+    )
+
+
+def _entries(path: Path, answer: Mapping[str, Any]) -> Entries:
+    """Our variables of every node, by group."""
+    hostvars: dict[str, dict[str, Any]] = answer["_meta"]["hostvars"]
+    missing = [f"no group `{group}`" for group in ("hosts", "switches") if not _members(answer, group)]
+    ours = {key for variables in hostvars.values() for key in variables if key.startswith(PREFIX)}
+    missing += [f"no variable {PREFIX}{name}" for name in ("schema", "name", "kind") if PREFIX + name not in ours]
+    if missing:
+        raise ConfigError(f"{path}: not a faultbed inventory: {', '.join(missing)}; inventory/soft.yml shows one")
+    groups: dict[str, str] = {}
+    for group in ("hosts", "rtsw", "ctsw", "atsw", "carriers"):
+        for name in _members(answer, group):
+            if name in groups:
+                raise mistake(path, f"{group}.{name}", f"{name} is in the group {groups[name]} too")
+            groups[name] = group
+    for name in _members(answer, "switches"):
+        if name not in groups:
+            raise mistake(path, f"switches.{name}", "a switch must be in one of the groups rtsw, ctsw, atsw")
+    roles: dict[str, SwitchRole] = {"rtsw": "rtsw", "ctsw": "ctsw", "atsw": "atsw"}
+
+    def variables(name: str) -> Mapping[str, Any]:
+        return hostvars.get(name, {})
+
+    return Entries(
+        file=path,
+        hosts={
+            name: decode(variables(name), HostVars, file=path, place=f"hosts.{name}")
+            for name in _members(answer, "hosts")
+        },
+        switches={
+            name: (role, decode(variables(name), SwitchVars, file=path, place=f"{group}.{name}"))
+            for group, role in roles.items()
+            for name in _members(answer, group)
+        },
+        carriers={
+            name: decode(variables(name), CarrierVars, file=path, place=f"carriers.{name}")
+            for name in _members(answer, "carriers")
+        },
+    )
+
+
+def _members(answer: Mapping[str, Any], group: str) -> list[str]:
+    """Names of a group's hosts and of its children's, in the order of the file."""
+    found = answer.get(group, {})
+    names = list(found.get("hosts", []))
+    for child in found.get("children", []):
+        names += [name for name in _members(answer, child) if name not in names]
+    return names
+
+
+def _one_lab(path: Path, entries: Entries) -> LabVars:
+    """The lab-wide variables, which must be the same on every node."""
+    nodes: list[tuple[str, LabVars]] = [(place, node) for place, node in entries.placed()]
+    first_place, first = nodes[0]
+    if first.schema != SCHEMA:
+        raise mistake(path, f"{first_place}.schema", f"this version reads schema {SCHEMA}, not {first.schema}")
+    for place, node in nodes[1:]:
+        for field in LabVars.__struct_fields__:
+            one, other = getattr(first, field), getattr(node, field)
+            if one != other:
+                raise mistake(
+                    path,
+                    f"{place}.{field}",
+                    f'"{other}" here but "{one}" for {first_place}: set it once, in `all`',
+                )
+    return first
+
+
+def _management(entries: Entries, hostvars: Mapping[str, Mapping[str, Any]]) -> dict[str, Management]:
+    nodes: dict[str, HostVars | SwitchVars | CarrierVars] = {
+        **entries.hosts,
+        **{name: switch for name, (_, switch) in entries.switches.items() if switch.carrier is None},
+        **entries.carriers,
+    }
+    return {
+        name: Management(
+            netdev=node.management.netdev if node.management else None,
+            mac=node.management.mac if node.management else None,
+            address=hostvars[name].get("ansible_host"),
+            port=hostvars[name].get("ansible_port"),
+            user=hostvars[name].get("ansible_user"),
+            private_key_file=hostvars[name].get("ansible_ssh_private_key_file"),
+        )
+        for name, node in nodes.items()
+    }

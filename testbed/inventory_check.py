@@ -1,0 +1,265 @@
+"""Whether the nodes of an inventory fit together, and the topology they make.
+
+Every reference must lead somewhere, every name, address and MAC be one node's alone, and both ends of a link
+must say the same. The first thing wrong is told with its place in the file.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.inventory_schema import CarrierVars, HostVars, PortVars, RnicVars, SwitchVars, mistake, near
+from testbed.topology import Gpu, Host, Link, Port, Rnic, Switch, SwitchRole, Topology
+
+__all__ = ["Entries", "build_topology"]
+
+_LEVEL: dict[SwitchRole, int] = {"rtsw": 0, "ctsw": 1, "atsw": 2}
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+_NAME = re.compile(r"[a-z][a-z0-9-]*")
+_NETDEV = re.compile(r"[^\s/:]{1,15}")  # IFNAMSIZ - 1; dev_valid_name() in the kernel's net/core/dev.c
+_MTU_MIN, _MTU_MAX = 1280, 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries:
+    """The decoded variables of every node of the inventory `file`; switches with their role."""
+
+    file: Path
+    hosts: dict[str, HostVars]
+    switches: dict[str, tuple[SwitchRole, SwitchVars]]
+    carriers: dict[str, CarrierVars]
+
+    def placed(self) -> Iterator[tuple[str, HostVars | SwitchVars | CarrierVars]]:
+        """All nodes with their places in the file."""
+        yield from ((f"hosts.{name}", host) for name, host in self.hosts.items())
+        yield from ((f"{role}.{name}", switch) for name, (role, switch) in self.switches.items())
+        yield from ((f"carriers.{name}", carrier) for name, carrier in self.carriers.items())
+
+
+class _Taken:
+    """What must be one place's alone."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._by: dict[tuple[str, str], str] = {}
+
+    def take(self, what: str, value: str, place: str) -> None:
+        first = self._by.setdefault((what, value), place)
+        if first != place:
+            raise mistake(self._file, place, f"{what} {value} is already {first}")
+
+
+def build_topology(entries: Entries) -> Topology:
+    """The topology of checked entries; host links come before uplinks.
+
+    Raises:
+        ConfigError: something does not fit; the message names the place.
+    """
+    _check_values(entries)
+    _check_soft(entries)
+    host_links = [
+        _host_link(entries, name, index, port)
+        for name, (_, switch) in entries.switches.items()
+        for index, port in enumerate(switch.ports)
+        if port.rnic is not None
+    ]
+    _check_rnics(entries, host_links)
+    uplinks = [
+        link
+        for name, (_, switch) in entries.switches.items()
+        for index, port in enumerate(switch.ports)
+        if port.rnic is None and (link := _uplink(entries, name, index, port)) is not None
+    ]
+    return Topology(
+        hosts=tuple(_host(name, host) for name, host in entries.hosts.items()),
+        switches=tuple(
+            Switch(
+                name=name,
+                role=role,
+                zone=switch.zone,
+                rack=switch.rack,
+                asn=switch.asn,
+                loopback=switch.loopback,
+                carrier=switch.carrier,
+            )
+            for name, (role, switch) in entries.switches.items()
+        ),
+        links=(*host_links, *uplinks),
+    )
+
+
+def _host(name: str, host: HostVars) -> Host:
+    return Host(
+        name=name,
+        zone=host.zone,
+        rack=host.rack,
+        rnics=tuple(
+            Rnic(name=rnic.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address) for rnic in host.rnics
+        ),
+        gpus=tuple(Gpu(name=gpu.name, kind=gpu.kind) for gpu in host.gpus),
+        front_end_netdev=host.front_end.netdev,
+        front_end_mac=host.front_end.mac,
+        front_end_address=host.front_end.address,
+    )
+
+
+def _check_values(entries: Entries) -> None:
+    """Each value by itself, and that nothing is used twice."""
+    file, taken = entries.file, _Taken(entries.file)
+    for place, node in entries.placed():
+        name = place.partition(".")[2]
+        if not _NAME.fullmatch(name):
+            raise mistake(file, place, "a name is small letters, digits and dashes, and starts with a letter")
+        if not _MTU_MIN <= node.mtu <= _MTU_MAX:
+            raise mistake(file, f"{place}.mtu", f"must be {_MTU_MIN} to {_MTU_MAX}, not {node.mtu}")
+        if node.management is not None:
+            _take_netdev(file, taken, f"{place}.management", name, node.management.netdev, node.management.mac)
+        if isinstance(node, HostVars):
+            _check_host_values(file, taken, place, name, node)
+        elif isinstance(node, SwitchVars):
+            _check_switch_values(file, taken, place, name, node)
+        else:
+            for index, port in enumerate(node.front_end_ports):
+                at = f"{place}.front_end_ports[{index}]"
+                _take_netdev(file, taken, at, name, port.netdev, port.mac)
+                if port.peer not in entries.hosts:
+                    raise mistake(file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, list(entries.hosts))}')
+
+
+def _check_host_values(file: Path, taken: _Taken, place: str, name: str, host: HostVars) -> None:
+    at = f"{place}.front_end"
+    _take_netdev(file, taken, at, name, host.front_end.netdev, host.front_end.mac)
+    _take_address(file, taken, f"{at}.address", host.front_end.address)
+    for index, rnic in enumerate(host.rnics):
+        at = f"{place}.rnics[{index}]"
+        taken.take(f"the name {name}:", rnic.name, at)
+        _take_netdev(file, taken, at, name, rnic.netdev, rnic.mac)
+        _take_address(file, taken, f"{at}.address", rnic.address)
+    for index, gpu in enumerate(host.gpus):
+        taken.take(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
+
+
+def _check_switch_values(file: Path, taken: _Taken, place: str, name: str, switch: SwitchVars) -> None:
+    taken.take("ASN", str(switch.asn), f"{place}.asn")
+    _take_address(file, taken, f"{place}.loopback", switch.loopback)
+    for index, port in enumerate(switch.ports):
+        at = f"{place}.ports[{index}]"
+        _take_netdev(file, taken, at, name, port.netdev, port.mac)
+        if (port.rnic is None) != (port.address is None):
+            raise mistake(file, at, "a host port has both rnic and address, an uplink neither")
+        if port.address is not None:
+            _take_address(file, taken, f"{at}.address", port.address)
+
+
+def _take_netdev(file: Path, taken: _Taken, place: str, node: str, netdev: str, mac: str) -> None:
+    if not _NETDEV.fullmatch(netdev):
+        raise mistake(file, f"{place}.netdev", f'not an interface name of 1 to 15 characters "{netdev}"')
+    taken.take(f"the interface {node}", netdev, f"{place}.netdev")
+    if not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1:
+        raise mistake(file, f"{place}.mac", f'not a unicast MAC in small letters "{mac}"')
+    taken.take("MAC", mac, f"{place}.mac")
+
+
+def _take_address(file: Path, taken: _Taken, place: str, address: str) -> None:
+    try:
+        found = ipaddress.IPv4Interface(address)
+    except ValueError:
+        raise mistake(file, place, f'not an interface address "{address}"') from None
+    if "/" not in address:
+        raise mistake(file, place, f'the prefix length is missing, write "{address}/31" or what it is')
+    taken.take("address", str(found.ip), place)
+
+
+def _check_soft(entries: Entries) -> None:
+    """What only a soft lab needs: VMs, and a carrier and a namespace for each switch."""
+    file = entries.file
+    for place, node in entries.placed():
+        if node.kind != "soft":
+            continue
+        if isinstance(node, HostVars) and node.vm is None:
+            raise mistake(file, place, "faultbed_vm is missing: a soft lab needs memory_mib and vcpus")
+        if isinstance(node, SwitchVars):
+            if node.carrier is None or node.netns is None:
+                name = "carrier" if node.carrier is None else "netns"
+                raise mistake(file, place, f"faultbed_{name} is missing: a soft switch is a namespace on a carrier")
+            if node.carrier not in entries.carriers:
+                tail = near(node.carrier, list(entries.carriers))
+                raise mistake(file, f"{place}.carrier", f'no carrier "{node.carrier}"{tail}')
+        elif node.management is None:
+            raise mistake(file, place, "faultbed_management is missing: the netdev and MAC that SSH comes in by")
+
+
+def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Link:
+    """The link of a switch's host port, if the RNIC at its other end agrees."""
+    file = entries.file
+    role, _ = entries.switches[switch]
+    place = f"{role}.{switch}.ports[{index}]"
+    if port.peer not in entries.hosts:
+        raise mistake(file, f"{place}.peer", f'no host "{port.peer}"{near(port.peer, list(entries.hosts))}')
+    rnics = entries.hosts[port.peer].rnics
+    far = next((i for i, rnic in enumerate(rnics) if rnic.name == port.rnic), None)
+    if far is None:
+        tail = near(str(port.rnic), [rnic.name for rnic in rnics])
+        raise mistake(file, f"{place}.rnic", f'no RNIC "{port.rnic}" on {port.peer}{tail}')
+    _check_ends(file, place, port, f"hosts.{port.peer}.rnics[{far}]", rnics[far], switch)
+    return Link(
+        a=Port(node=switch, netdev=port.netdev, mac=port.mac, address=port.address),
+        b=Port(node=port.peer, netdev=rnics[far].netdev, mac=rnics[far].mac, address=rnics[far].address),
+        rnic=port.rnic,
+    )
+
+
+def _check_ends(file: Path, near_place: str, port: PortVars, far_place: str, rnic: RnicVars, switch: str) -> None:
+    if rnic.switch != switch:
+        raise mistake(file, near_place, f"a cable to {far_place}, which says that its switch is {rnic.switch}")
+    here, there = ipaddress.IPv4Interface(str(port.address)), ipaddress.IPv4Interface(rnic.address)
+    if here.network != there.network:
+        raise mistake(
+            file,
+            f"{far_place}.address",
+            f"{rnic.address} is not in {here.network}, the subnet of {near_place}",
+        )
+    if rnic.gateway != str(here.ip):
+        raise mistake(file, f"{far_place}.gateway", f'"{rnic.gateway}", but {near_place}.address is {here.ip}')
+
+
+def _check_rnics(entries: Entries, host_links: list[Link]) -> None:
+    """Every RNIC is at the end of exactly one cable."""
+    ends = [(link.b.node, link.rnic) for link in host_links]
+    for name, host in entries.hosts.items():
+        for index, rnic in enumerate(host.rnics):
+            place = f"hosts.{name}.rnics[{index}]"
+            if rnic.switch not in entries.switches:
+                tail = near(rnic.switch, list(entries.switches))
+                raise mistake(entries.file, f"{place}.switch", f'no switch "{rnic.switch}"{tail}')
+            count = ends.count((name, rnic.name))
+            if count != 1:
+                raise mistake(entries.file, place, f"{count} ports of {rnic.switch} lead here, there must be one")
+
+
+def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> Link | None:
+    """The link of a switch's uplink port as seen from its lower end; None from the higher end."""
+    file = entries.file
+    role, switch = entries.switches[name]
+    place = f"{role}.{name}.ports[{index}]"
+    if port.peer not in entries.switches or port.peer == name:
+        others = [other for other in entries.switches if other != name]
+        raise mistake(file, f"{place}.peer", f'no other switch "{port.peer}"{near(port.peer, others)}')
+    if sum(other.peer == port.peer for other in switch.ports) > 1:
+        raise mistake(file, place, f"{name} has two uplinks to {port.peer}; one is all that a link's name can tell")
+    peer_role, peer = entries.switches[port.peer]
+    back = next((other for other in peer.ports if other.peer == name and other.rnic is None), None)
+    if back is None:
+        raise mistake(file, place, f"a cable to {port.peer}, which has no port with peer {name}")
+    order = list(entries.switches)
+    if (_LEVEL[role], order.index(name)) > (_LEVEL[peer_role], order.index(port.peer)):
+        return None
+    return Link(
+        a=Port(node=name, netdev=port.netdev, mac=port.mac, address=None),
+        b=Port(node=port.peer, netdev=back.netdev, mac=back.mac, address=None),
+        rnic=None,
+    )

@@ -1,0 +1,213 @@
+"""What our variables in an Ansible inventory look like, and how a mistake in one is told.
+
+Every variable is `faultbed_<field>` of one of the structs below; unknown ones are refused, all others
+(`ansible_*`, the person's own) pass by. A place in an inventory is written `<group>.<host>.<field>...`, as in
+`hosts.host1.rnics[0].address`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from testbed.errors import ConfigError
+
+__all__ = [
+    "PREFIX",
+    "CarrierVars",
+    "FrontEndPortVars",
+    "FrontEndVars",
+    "GpuVars",
+    "HostVars",
+    "LabVars",
+    "ManagementVars",
+    "PortVars",
+    "RnicVars",
+    "SwitchVars",
+    "VmVars",
+    "decode",
+    "mistake",
+    "near",
+]
+
+PREFIX = "faultbed_"
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of ours refuse keys that they do not know (inherited; msgspec does not inherit `kw_only`)."""
+
+
+class ManagementVars(_Strict, frozen=True, kw_only=True):
+    """The interface that only SSH uses."""
+
+    netdev: str
+    mac: str
+
+
+class VmVars(_Strict, frozen=True, kw_only=True):
+    """What a soft machine gets of its host."""
+
+    memory_mib: int
+    vcpus: int = 1
+
+
+class FrontEndVars(_Strict, frozen=True, kw_only=True):
+    """A host's TCP interface; `address` is with its prefix length."""
+
+    netdev: str
+    mac: str
+    address: str
+
+
+class RnicVars(_Strict, frozen=True, kw_only=True):
+    """An RNIC: its RDMA name, its netdev, the switch it is cabled to and that switch's address on the link."""
+
+    name: str
+    netdev: str
+    mac: str
+    address: str
+    gateway: str
+    switch: str
+
+
+class GpuVars(_Strict, frozen=True, kw_only=True):
+    """A GPU by its name on the host."""
+
+    name: str
+    kind: str
+
+
+class PortVars(_Strict, frozen=True, kw_only=True):
+    """A switch port. A host port has `rnic` and `address`; an uplink has neither (BGP unnumbered)."""
+
+    netdev: str
+    mac: str
+    peer: str
+    rnic: str | None = None
+    address: str | None = None
+
+
+class FrontEndPortVars(_Strict, frozen=True, kw_only=True):
+    """A carrier's end of one host's front-end wire."""
+
+    netdev: str
+    mac: str
+    peer: str
+
+
+class LabVars(_Strict, frozen=True, kw_only=True):
+    """What is one value for the whole lab. `mtu` is the back end's, in bytes."""
+
+    schema: int
+    name: str
+    kind: Literal["soft", "rack"]
+    mtu: int = 4200
+    ecmp_hash_seed: int = 0
+
+
+class HostVars(LabVars, frozen=True, kw_only=True):
+    """A host's variables."""
+
+    zone: str
+    rack: str
+    front_end: FrontEndVars
+    rnics: list[RnicVars]
+    gpus: list[GpuVars] = []
+    management: ManagementVars | None = None
+    vm: VmVars | None = None
+
+
+class SwitchVars(LabVars, frozen=True, kw_only=True):
+    """A switch's variables. A soft switch has a `carrier` and the name of its network namespace there."""
+
+    zone: str
+    asn: int
+    loopback: str
+    ports: list[PortVars]
+    rack: str | None = None
+    carrier: str | None = None
+    netns: str | None = None
+    management: ManagementVars | None = None
+
+
+class CarrierVars(LabVars, frozen=True, kw_only=True):
+    """The variables of a VM that carries soft switches and the front end."""
+
+    vm: VmVars
+    front_end_ports: list[FrontEndPortVars] = []
+    management: ManagementVars | None = None
+
+
+_Vars = TypeVar("_Vars", HostVars, SwitchVars, CarrierVars)
+
+
+def decode(hostvars: Mapping[str, Any], kind: type[_Vars], *, file: Path, place: str) -> _Vars:
+    """Our variables of one inventory host as a struct.
+
+    Raises:
+        ConfigError: one is missing, unknown or of a wrong type; the message names `file` and the place within.
+    """
+    ours = {key.removeprefix(PREFIX): value for key, value in hostvars.items() if key.startswith(PREFIX)}
+    try:
+        return msgspec.convert(ours, kind)
+    except msgspec.ValidationError as error:
+        raise _told(str(error), kind=kind, ours=ours, file=file, place=place) from None
+
+
+def mistake(file: Path, place: str, what: str) -> ConfigError:
+    """An error in the one form all of them have: `FILE: PLACE: WHAT`."""
+    return ConfigError(f"{file}: {place}: {what}")
+
+
+def near(word: str, known: list[str]) -> str:
+    """A tail for a message about an unknown word: the nearest known one, or all of them."""
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(known) or 'none'}"
+
+
+def _told(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path, place: str) -> ConfigError:
+    """A msgspec message (`Expected `int`, got `str` - at `$.vm.memory_mib``) in our form."""
+    what, _, tail = message.partition(" - at `$")
+    path = tail.rstrip("`")
+    where = f"{place}{path}"
+    if found := re.fullmatch(r"Object missing required field `(\w+)`", what):
+        name = found[1] if path else PREFIX + found[1]
+        return mistake(file, where, f"{name} is missing")
+    if found := re.fullmatch(r"Object contains unknown field `(.+)`", what):
+        known = list(_struct_at(kind, path).__struct_fields__)
+        if path:
+            return mistake(file, where, f'unknown key "{found[1]}"{near(found[1], known)}')
+        name = PREFIX + found[1]
+        return mistake(file, where, f"unknown variable {name}{near(name, [PREFIX + word for word in known])}")
+    value = _value_at(ours, path)
+    shown = "" if isinstance(value, dict | list) else f' "{value}"'
+    return mistake(file, where, f"{what[0].lower()}{what[1:].replace('`', '')}{shown}")
+
+
+def _steps(path: str) -> list[str]:
+    return re.findall(r"\w+|\[\.\.\.\]|\[\d+\]", path)
+
+
+def _struct_at(kind: type[Any], path: str) -> type[Any]:
+    """The struct type that a message path leads to."""
+    found: Any = msgspec.inspect.type_info(kind)
+    for step in _steps(path):
+        if step.startswith("["):
+            found = found.item_type
+        else:
+            found = next(field.type for field in found.fields if field.encode_name == step)
+        if isinstance(found, msgspec.inspect.UnionType):
+            found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
+    result: type[Any] = found.cls
+    return result
+
+
+def _value_at(ours: Any, path: str) -> Any:
+    for step in _steps(path):
+        ours = ours[int(step[1:-1])] if step.startswith("[") else ours[step]
+    return ours

@@ -1,0 +1,231 @@
+"""A lab to work with: its topology, and a way to each of its machines.
+
+`open_lab` takes an inventory and gives a `Lab`; a soft lab must be up (`testbed.softlab.lifecycle`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import paramiko
+import yaml
+
+from testbed import inventory as inventory_module
+from testbed import nodecode
+from testbed.errors import LabError, Unreachable, UsageError
+from testbed.inventory import Inventory
+from testbed.node import Node
+from testbed.paths import lab_dir, socket_dir
+from testbed.softlab.state import LabState, read_snapshot, read_state
+from testbed.ssh import Address, SshConnection, SshNode
+from testbed.topology import Topology
+
+__all__ = ["Lab", "open_lab", "runtime_inventory", "write_runtime_inventory"]
+
+SOFT_USER = "root"
+
+
+class Lab:
+    """An open lab, for use as a context manager. Thread-safe: connections are shared and opened at first use."""
+
+    def __init__(self, inventory: Inventory, addresses: Mapping[str, Address], *, accelerator: str | None) -> None:
+        self.inventory_model = inventory
+        self.accelerator = accelerator
+        self._connections = {name: SshConnection(name, address) for name, address in addresses.items()}
+        self._have_code: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """The lab's name."""
+        return self.inventory_model.name
+
+    @property
+    def kind(self) -> Literal["soft", "rack"]:
+        """`soft` or `rack`."""
+        return self.inventory_model.kind
+
+    @property
+    def topology(self) -> Topology:
+        """What the lab is made of."""
+        return self.inventory_model.topology
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory file."""
+        return self.inventory_model.path
+
+    @property
+    def state_dir(self) -> Path:
+        """Where the lab's state is kept on the controller."""
+        return lab_dir(self.name)
+
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the machines: those that one can log in to."""
+        return tuple(self._connections)
+
+    def node(self, name: str) -> Node:
+        """A machine, or a switch (whose commands then run in its namespace, in a soft lab).
+
+        Raises:
+            UsageError: there is no such node.
+        """
+        if name in self._connections:
+            return SshNode(name, self._connections[name])
+        netns = self.netns(name)
+        carrier = self._carrier_name(name)
+        if netns is None or carrier is None:
+            known = [*self._connections, *self.topology.switch_by_name]
+            raise UsageError(f'no node "{name}" in {self.name}: it has {", ".join(known)}')
+        return SshNode(name, self._connections[carrier], prefix=("ip", "netns", "exec", netns))
+
+    def carrier(self, name: str) -> Node:
+        """The machine that carries a node: the carrier VM of a soft switch, the node itself otherwise."""
+        carrier = self._carrier_name(name)
+        return self.node(carrier or name)
+
+    def netns(self, name: str) -> str | None:
+        """The namespace of a soft switch on its carrier; None for what is a machine of its own."""
+        return self.inventory_model.netns.get(name)
+
+    def qmp_socket(self, node: str) -> Path:
+        """QEMU's QMP socket for fault holders.
+
+        Raises:
+            UsageError: the node is not a VM of a soft lab.
+        """
+        if self.kind != "soft" or node not in self._connections:
+            raise UsageError(f"{node} is not a VM of a soft lab: nothing of QEMU's to talk to")
+        return socket_dir(self.state_dir) / f"{node}.holder"
+
+    def nic_id(self, node: str, netdev: str) -> str:
+        """The QEMU id of a VM's network device, for `set_link`."""
+        self.qmp_socket(node)
+        return f"nic-{netdev}"
+
+    def python(self, module: str) -> list[str]:
+        """The command that runs a node-side module (`inject.node.holder`); `ensure_code` puts the code there."""
+        return ["env", f"PYTHONPATH={nodecode.archive().folder}", "python3", "-m", module]
+
+    def ensure_code(self, name: str) -> None:
+        """Make sure that the machine behind a node has the node code; asked once for each open lab."""
+        machine = self.carrier(name)
+        with self._lock:
+            known = machine.name in self._have_code
+        if not known:
+            nodecode.ensure(machine)
+            with self._lock:
+                self._have_code.add(machine.name)
+
+    def forget_connections(self) -> None:
+        """Close all connections; the next use opens new ones. After a reset the old ones lead nowhere."""
+        for connection in self._connections.values():
+            connection.close()
+        with self._lock:
+            self._have_code.clear()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.forget_connections()
+
+    def _carrier_name(self, name: str) -> str | None:
+        switch = self.topology.switch_by_name.get(name)
+        return switch.carrier if switch else None
+
+
+def open_lab(inventory: Path | Inventory) -> Lab:
+    """Open a lab.
+
+    Raises:
+        ConfigError: the inventory is wrong.
+        LabError: the lab is a soft one and not up.
+    """
+    model = inventory if isinstance(inventory, Inventory) else inventory_module.load(inventory)
+    if model.kind == "rack":
+        return Lab(model, _rack_addresses(model), accelerator=None)
+    folder = lab_dir(model.name)
+    state = read_state(folder) if folder.exists() else None
+    if state is None:
+        raise LabError(f"{model.name} is not up: `faultbed --lab {model.path} up` starts it")
+    return Lab(model, _soft_addresses(model, state, folder), accelerator=state.accelerator)
+
+
+def runtime_inventory(folder: Path) -> Path:
+    """The second inventory of a running soft lab: where each machine answers."""
+    return folder / "runtime.yml"
+
+
+def write_runtime_inventory(inventory: Inventory, folder: Path, ports: Mapping[str, int]) -> None:
+    """Write `runtime_inventory` for Ansible; it names files of keys, never keys."""
+    options = (
+        f"-o StrictHostKeyChecking=yes -o UserKnownHostsFile={folder / 'known_hosts'} -o GlobalKnownHostsFile=/dev/null"
+    )
+    hosts = {
+        name: {
+            "ansible_host": "127.0.0.1",
+            "ansible_port": port,
+            "ansible_user": SOFT_USER,
+            "ansible_ssh_private_key_file": str(folder / "id_ed25519"),
+            "ansible_ssh_common_args": f"{options} -o IdentitiesOnly=yes",
+            "ansible_python_interpreter": "/usr/bin/python3",
+        }
+        for name, port in ports.items()
+    }
+    head = (
+        f"# Where the machines of {inventory.name} answer now. Written by `faultbed up`, removed by `faultbed down`.\n"
+    )
+    runtime_inventory(folder).write_text(head + yaml.safe_dump({"all": {"hosts": hosts}}))
+
+
+def _soft_addresses(inventory: Inventory, state: LabState, folder: Path) -> dict[str, Address]:
+    snapshot = read_snapshot(folder)
+    if snapshot is None:
+        raise LabError(
+            f"{folder} has no snapshot.json, so the host keys are not known: `faultbed down --purge`, then up"
+        )
+    return {
+        name: Address(
+            host="127.0.0.1",
+            port=state.vms[name].ssh_port,
+            user=SOFT_USER,
+            identity=folder / "id_ed25519",
+            host_key=snapshot.host_keys[name],
+        )
+        for name in inventory.machines
+    }
+
+
+def _rack_addresses(inventory: Inventory) -> dict[str, Address]:
+    known = paramiko.HostKeys()
+    path = Path("~/.ssh/known_hosts").expanduser()
+    if path.exists():
+        known.load(str(path))
+    addresses = {}
+    for name, management in inventory.management.items():
+        host, port = management.address or name, management.port or 22
+        keys = known.lookup(host if port == 22 else f"[{host}]:{port}")  # noqa: PLR2004 (SSH's port)
+        if not keys or "ssh-ed25519" not in keys:
+            raise Unreachable(
+                f"{name}: no ssh-ed25519 host key of {host} in {path}: look at the key on its console and add it; "
+                "faultbed trusts no key at first sight"
+            )
+        addresses[name] = Address(
+            host=host,
+            port=port,
+            user=management.user or "root",
+            identity=Path(management.private_key_file or "~/.ssh/id_ed25519").expanduser(),
+            host_key=f"ssh-ed25519 {keys['ssh-ed25519'].get_base64()}",
+        )
+    return addresses

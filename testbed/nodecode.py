@@ -1,0 +1,71 @@
+"""The code that runs on nodes, as one content-addressed archive.
+
+It holds `traffic.node` and `inject.node` with the package files above them, and is unpacked to
+`/var/lib/faultbed/node/DIGEST/`: a node that has the folder has the code.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.errors import CommandFailed
+from testbed.node import Node
+
+__all__ = ["NODE_ROOT", "Archive", "archive", "ensure"]
+
+NODE_ROOT = "/var/lib/faultbed/node"
+_PACKAGES = ("inject", "traffic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A tar archive and the digest of what is in it."""
+
+    digest: str
+    content: bytes
+
+    @property
+    def folder(self) -> str:
+        """Where the archive is unpacked on a node."""
+        return f"{NODE_ROOT}/{self.digest}"
+
+
+@functools.cache
+def archive() -> Archive:
+    """The archive of the node code of this version of faultbed; the same bytes for the same code."""
+    house = Path(__file__).resolve().parent.parent
+    files = sorted(
+        path
+        for package in _PACKAGES
+        for path in [house / package / "__init__.py", *(house / package / "node").rglob("*.py")]
+    )
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path in files:
+            member = tarfile.TarInfo(str(path.relative_to(house)))
+            content = path.read_bytes()
+            member.size, member.mode = len(content), 0o644
+            tar.addfile(member, io.BytesIO(content))
+    return Archive(digest=hashlib.sha256(buffer.getvalue()).hexdigest()[:16], content=buffer.getvalue())
+
+
+def ensure(node: Node) -> str:
+    """Make sure that a node has the code, and give back the folder it is in.
+
+    Byte code is compiled on the node, once: starting a program under emulation would otherwise cost seconds.
+    """
+    wanted = archive()
+    if node.run(["test", "-e", f"{wanted.folder}/.complete"], check=False).rc == 0:
+        return wanted.folder
+    incoming = f"{wanted.folder}.tar"
+    node.put(wanted.content, incoming, mode=0o600)
+    script = 'set -e; mkdir -p "$1"; tar -xf "$2" -C "$1"; rm "$2"; python3 -m compileall -q "$1"; touch "$1/.complete"'
+    done = node.run(["sh", "-c", script, "unpack", wanted.folder, incoming], check=False, timeout_s=120)
+    if done.rc:
+        raise CommandFailed(f"{node.name}: could not unpack the node code into {wanted.folder}: {done.stderr.strip()}")
+    return wanted.folder

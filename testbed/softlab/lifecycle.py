@@ -1,0 +1,464 @@
+"""A whole soft lab: up, down, reset, status.
+
+The first `up` boots, provisions, verifies and takes a snapshot of all VMs; later ones resume from it. `reset` puts a
+running lab back into the snapshot. Whatever ends `up` early (an error, Ctrl-C) ends what it had started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from testbed import lab as lab_module
+from testbed import provision, shipped
+from testbed.errors import BootFailed, DirtyLab, LabError, UsageError
+from testbed.inventory import Inventory
+from testbed.paths import lab_dir, private_dir, socket_dir
+from testbed.softlab import accel, image, keys, vm
+from testbed.softlab.image import Image
+from testbed.softlab.qmp import Qmp
+from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snapshot, read_state, write
+from testbed.softlab.vm import Vm
+from testbed.softlab.wiring import machines
+
+__all__ = ["Progress", "Status", "VmStatus", "down", "purge", "reset", "status", "up", "vms"]
+
+SNAPSHOT = "provisioned"
+BOOT_DEADLINE_S = {"kvm": 90.0, "tcg": 300.0}
+HEADROOM_MIB = 60
+"""What QEMU itself takes beside the guest's memory."""
+
+Progress = Callable[[str], None]
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmStatus:
+    """One VM as it is now: `ssh` tells whether its SSH server answers."""
+
+    name: str
+    pid: int | None
+    alive: bool
+    ssh_port: int | None
+    ssh: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A soft lab as it is now. `state` is `up`, `broken` (a VM is dead or dumb), `down` or `down, snapshot kept`."""
+
+    name: str
+    state: str
+    accelerator: str | None
+    snapshot: bool
+    vms: tuple[VmStatus, ...]
+
+
+def vms(inventory: Inventory) -> tuple[Vm, ...]:
+    """The VMs of a lab, the carrier first."""
+    folder = lab_dir(inventory.name)
+    sockets = socket_dir(folder)
+    return tuple(
+        Vm(machine=machine, folder=folder / "vms" / machine.name, sockets=sockets) for machine in machines(inventory)
+    )
+
+
+def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
+    """Bring a lab up and give back how: `already up`, `resumed` or `provisioned`.
+
+    Args:
+        inventory: the lab.
+        progress: told what is being done.
+        fresh: boot and provision even though a snapshot is there.
+
+    Raises:
+        LabError: something is missing, a VM did not come up, provisioning failed. Nothing is left running.
+        UsageError: the lab is up from another inventory.
+    """
+    _check_is_soft(inventory)
+    folder = private_dir(lab_dir(inventory.name))
+    with locked(folder):
+        if (running := read_state(folder)) is not None:
+            if _is_same(running, inventory) and not fresh:
+                return "already up"
+            progress("ending what is left of an earlier lab")
+            _end_all(inventory, folder)
+        _check_memory(inventory)
+        built = image.build(progress)
+        accelerator = accel.choose(built, progress)
+        key = _key(inventory, built, accelerator)
+        snapshot = read_snapshot(folder)
+        try:
+            if snapshot and snapshot.complete and snapshot.key == key and not fresh:
+                _resume(inventory, folder, built, accelerator, snapshot, progress)
+                return "resumed"
+            _boot(inventory, folder, built, accelerator, key, progress)
+        except BaseException:
+            _end_all(inventory, folder)
+            raise
+        return "provisioned"
+
+
+def down(inventory: Inventory) -> bool:
+    """End a lab and everything of it but its snapshot; give back whether there was something to end."""
+    folder = lab_dir(inventory.name)
+    if not folder.exists():
+        return False
+    with locked(folder):
+        return _end_all(inventory, folder)
+
+
+def purge(inventory: Inventory) -> bool:
+    """End a lab and remove everything of it, its snapshot too."""
+    there = down(inventory) or lab_dir(inventory.name).exists()
+    shutil.rmtree(lab_dir(inventory.name), ignore_errors=True)
+    return there
+
+
+def reset(inventory: Inventory, progress: Progress) -> None:
+    """Put a running lab back into its snapshot. SSH connections to it end.
+
+    Raises:
+        LabError: the lab is not up, or a VM does not come back.
+        DirtyLab: it has no snapshot to go back to.
+    """
+    folder = lab_dir(inventory.name)
+    state = _running(inventory, folder)
+    snapshot = read_snapshot(folder)
+    if snapshot is None or not snapshot.complete or snapshot.key != state.key:
+        raise DirtyLab(f"{inventory.name} has no snapshot to go back to: `faultbed up --fresh` makes the lab anew")
+    with locked(folder):
+        progress("going back to the snapshot")
+        _load_snapshot(vms(inventory))
+        _wake(inventory, progress)
+
+
+def status(inventory: Inventory) -> Status:
+    """How a lab is, looked up now."""
+    folder = lab_dir(inventory.name)
+    state = read_state(folder) if folder.exists() else None
+    snapshot = read_snapshot(folder) if folder.exists() else None
+    found = []
+    for machine in vms(inventory):
+        known = state.vms.get(machine.machine.name) if state else None
+        alive = known is not None and vm.is_alive(machine, known.pid)
+        found.append(
+            VmStatus(
+                name=machine.machine.name,
+                pid=known.pid if known else None,
+                alive=alive,
+                ssh_port=known.ssh_port if known else None,
+                ssh=alive and known is not None and _greets(known.ssh_port, timeout_s=3.0),
+            )
+        )
+    if state is None:
+        word = "down, snapshot kept" if snapshot else "down"
+    else:
+        word = "up" if all(x.ssh for x in found) and state.ready else "broken"
+    return Status(
+        name=inventory.name,
+        state=word,
+        accelerator=state.accelerator if state else None,
+        snapshot=snapshot is not None and snapshot.complete,
+        vms=tuple(found),
+    )
+
+
+def _boot(
+    inventory: Inventory,
+    folder: Path,
+    built: Image,
+    accelerator: accel.Accelerator,
+    key: str,
+    progress: Progress,
+) -> None:
+    """From nothing to a provisioned, verified lab with a snapshot."""
+    (folder / "snapshot.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / "vms", ignore_errors=True)
+    controller = keys.generate()
+    keys.write_private(folder / "id_ed25519", controller.private)
+    host_keys = {}
+    for machine in vms(inventory):
+        private_dir(machine.folder)
+        pair = keys.generate()
+        host_keys[machine.machine.name] = pair.public
+        keys.write_private(machine.seed, "")
+        machine.seed.write_bytes(vm.seed_disk(machine.machine, host_key=pair.private, authorized_key=controller.public))
+        _make_overlay(built, machine)
+    write(folder / "snapshot.json", Snapshot(key=key, host_keys=host_keys, complete=False))
+    started = time.monotonic()
+    progress(f"booting {len(vms(inventory))} VMs ({accelerator})")
+    state = _start_all(inventory, folder, built, accelerator, key, snapshot=None)
+    _wait_for_ssh(inventory, state, progress)
+    progress(f"all VMs answer after {time.monotonic() - started:.0f} s; provisioning")
+    _write_runtime(inventory, folder, state, host_keys)
+    write(folder / "state.json", _ready(state))
+    with lab_module.open_lab(inventory) as lab:
+        provision.bring_up(lab, progress)
+    progress("taking the snapshot")
+    _each(vms(inventory), _save_snapshot)
+    write(folder / "snapshot.json", Snapshot(key=key, host_keys=host_keys, complete=True))
+
+
+def _resume(
+    inventory: Inventory,
+    folder: Path,
+    built: Image,
+    accelerator: accel.Accelerator,
+    snapshot: Snapshot,
+    progress: Progress,
+) -> None:
+    progress("resuming from the snapshot")
+    state = _start_all(inventory, folder, built, accelerator, snapshot.key, snapshot=SNAPSHOT)
+    _continue_all(vms(inventory))
+    _write_runtime(inventory, folder, state, snapshot.host_keys)
+    write(folder / "state.json", _ready(state))
+    _wake(inventory, progress)
+
+
+def _start_all(
+    inventory: Inventory,
+    folder: Path,
+    built: Image,
+    accelerator: accel.Accelerator,
+    key: str,
+    *,
+    snapshot: str | None,
+) -> LabState:
+    private_dir(socket_dir(folder).parent)
+    private_dir(socket_dir(folder))
+    started: dict[str, VmState] = {}
+
+    def record(*, ready: bool) -> LabState:
+        state = LabState(
+            inventory=str(inventory.path.resolve()),
+            key=key,
+            accelerator=accelerator,
+            image=built.digest,
+            vms=started,
+            ready=ready,
+        )
+        write(folder / "state.json", state)
+        return state
+
+    for machine in vms(inventory):
+        pid = vm.start(machine, built, accelerator, snapshot=snapshot)
+        # Written down at once: a controller killed here leaves a record of what to end.
+        started[machine.machine.name] = VmState(pid=pid, ssh_port=0)
+        record(ready=False)
+    ports = _each(vms(inventory), vm.ssh_port)
+    for machine, port in zip(vms(inventory), ports, strict=True):
+        name = machine.machine.name
+        started[name] = VmState(pid=started[name].pid, ssh_port=port)
+    return record(ready=False)
+
+
+def _ready(state: LabState) -> LabState:
+    return LabState(
+        inventory=state.inventory,
+        key=state.key,
+        accelerator=state.accelerator,
+        image=state.image,
+        vms=state.vms,
+        ready=True,
+    )
+
+
+def _wait_for_ssh(inventory: Inventory, state: LabState, progress: Progress) -> None:
+    deadline_s = BOOT_DEADLINE_S[state.accelerator]
+    deadline = time.monotonic() + deadline_s
+    waiting = {machine.machine.name: machine for machine in vms(inventory)}
+    while waiting:
+        for name, machine in list(waiting.items()):
+            if not vm.is_alive(machine, state.vms[name].pid):
+                raise BootFailed(f"the VM {name} died while booting; {_last_words(machine)}")
+            if _greets(state.vms[name].ssh_port, timeout_s=1.0):
+                del waiting[name]
+                progress(f"{name} answers ({len(state.vms) - len(waiting)} of {len(state.vms)})")
+        if waiting and time.monotonic() > deadline:
+            first = next(iter(waiting.values()))
+            raise BootFailed(
+                f"{', '.join(waiting)} did not answer SSH in {deadline_s:.0f} s; {_last_words(first)}. "
+                "If this machine is very slow or busy, try again when it is idle"
+            )
+
+
+def _last_words(machine: Vm) -> str:
+    said = []
+    for path in (machine.log, machine.console):
+        with contextlib.suppress(OSError):
+            lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+            said += lines[-5:]
+    return f"the last it said ({machine.console}): " + (" | ".join(said)[-600:] or "nothing")
+
+
+def _greets(port: int, *, timeout_s: float) -> bool:
+    """Whether an SSH server greets on a forwarded port. QEMU accepts long before the guest listens, so read."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
+            connection.settimeout(timeout_s)
+            return connection.recv(4).startswith(b"SSH-")
+    except OSError:
+        return False
+
+
+def _wake(inventory: Inventory, progress: Progress) -> None:
+    """After a snapshot was loaded: SSH answers, and the guests' wall clocks are set (they stood still meanwhile)."""
+    with lab_module.open_lab(inventory) as lab:
+        nodes = [lab.node(name) for name in lab.nodes()]
+        _each(nodes, lambda node: node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60))
+    progress("all VMs answer")
+
+
+def _write_runtime(inventory: Inventory, folder: Path, state: LabState, host_keys: dict[str, str]) -> None:
+    lines = [f"[127.0.0.1]:{state.vms[name].ssh_port} {key}\n" for name, key in host_keys.items()]
+    (folder / "known_hosts").write_text("".join(lines))
+    lab_module.write_runtime_inventory(inventory, folder, {name: x.ssh_port for name, x in state.vms.items()})
+
+
+def _make_overlay(built: Image, machine: Vm) -> None:
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(built.disk), "-F", "raw", str(machine.disk)]
+    try:
+        subprocess.run(argv, check=True, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise LabError(
+            "qemu-img not found: install it with `apt-get install qemu-utils`, or run `make demo`, which does"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise LabError(f"cannot make {machine.disk}: {error.stderr.strip()}") from error
+
+
+def _save_snapshot(machine: Vm) -> None:
+    with Qmp(machine.qmp) as qmp:
+        if said := qmp.hmp(f"savevm {SNAPSHOT}").strip():
+            raise LabError(f"cannot take the snapshot of {machine.machine.name}: {said}")
+
+
+def _load_snapshot(all_vms: Sequence[Vm]) -> None:
+    def stop(machine: Vm) -> None:
+        with Qmp(machine.qmp) as qmp:
+            qmp.command("stop")
+
+    def load(machine: Vm) -> None:
+        with Qmp(machine.qmp) as qmp:
+            if said := qmp.hmp(f"loadvm {SNAPSHOT}").strip():
+                raise LabError(f"cannot go back to the snapshot of {machine.machine.name}: {said}")
+
+    _each(all_vms, stop)
+    _each(all_vms, load)
+    _continue_all(all_vms)
+
+
+def _continue_all(all_vms: Sequence[Vm]) -> None:
+    def go_on(machine: Vm) -> None:
+        with Qmp(machine.qmp) as qmp:
+            qmp.command("cont")
+
+    _each(all_vms, go_on)
+
+
+def _each(things: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
+    with ThreadPoolExecutor(max_workers=max(1, len(things))) as pool:
+        return list(pool.map(work, things))
+
+
+def _end_all(inventory: Inventory, folder: Path) -> bool:
+    """End every process, socket and file of a lab but its snapshot, by what is written down and by what is there."""
+    state = read_state(folder)
+    for machine in vms(inventory):
+        known = state.vms.get(machine.machine.name) if state else None
+        for pid in {known.pid} if known else set(_pids_of(machine)):
+            vm.end(machine, pid)
+    shutil.rmtree(socket_dir(folder), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        socket_dir(folder).parent.rmdir()
+    for name in ("state.json", "runtime.yml", "known_hosts"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("artifacts", "control"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    snapshot = read_snapshot(folder)
+    if snapshot is None or not snapshot.complete:
+        (folder / "snapshot.json").unlink(missing_ok=True)
+        (folder / "id_ed25519").unlink(missing_ok=True)
+        shutil.rmtree(folder / "vms", ignore_errors=True)
+    return state is not None
+
+
+def _pids_of(machine: Vm) -> Iterator[int]:
+    """QEMU processes of a VM that nobody wrote down: a controller killed between starting and writing."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and vm.is_alive(machine, int(entry.name)):
+            yield int(entry.name)
+
+
+def _running(inventory: Inventory, folder: Path) -> LabState:
+    state = read_state(folder) if folder.exists() else None
+    if state is None:
+        raise LabError(f"{inventory.name} is not up: `faultbed up` starts it")
+    for machine in vms(inventory):
+        known = state.vms.get(machine.machine.name)
+        if known is None or not vm.is_alive(machine, known.pid):
+            raise LabError(
+                f"the VM {machine.machine.name} of {inventory.name} is dead; {_last_words(machine)}. "
+                "`faultbed down` and `faultbed up` make the lab whole again"
+            )
+    return state
+
+
+def _is_same(running: LabState, inventory: Inventory) -> bool:
+    """Whether what runs is this inventory's lab and whole; an unfinished or broken one is to be ended first."""
+    if running.inventory != str(inventory.path.resolve()) and any(
+        vm.is_alive(machine, running.vms[machine.machine.name].pid)
+        for machine in vms(inventory)
+        if machine.machine.name in running.vms
+    ):
+        raise UsageError(
+            f'a lab named "{inventory.name}" is up from {running.inventory}: `faultbed --lab {running.inventory} down` '
+            "ends it, or give this inventory another faultbed_name"
+        )
+    return status(inventory).state == "up" and _inventory_part(running.key) == _inventory_digest(inventory)
+
+
+def _key(inventory: Inventory, built: Image, accelerator: str) -> str:
+    """What a snapshot depends on; not the node code, which is pushed when it differs."""
+    rest = hashlib.sha256(f"{built.digest} {accelerator} {vm.qemu_version()}".encode())
+    playbooks = shipped.playbooks()
+    for path in sorted(x for x in playbooks.rglob("*") if x.is_file() and "__pycache__" not in x.parts):
+        rest.update(str(path.relative_to(playbooks)).encode() + b"\0" + path.read_bytes())
+    return f"{_inventory_digest(inventory)}-{rest.hexdigest()[:12]}"
+
+
+def _inventory_digest(inventory: Inventory) -> str:
+    return hashlib.sha256(repr((inventory.topology, machines(inventory), inventory.mtu)).encode()).hexdigest()[:12]
+
+
+def _inventory_part(key: str) -> str:
+    return key.partition("-")[0]
+
+
+def _check_is_soft(inventory: Inventory) -> None:
+    if inventory.kind != "soft":
+        raise UsageError(
+            f"{inventory.path} is a rack lab: its machines are not ours to start; up, reset and down are for soft labs"
+        )
+
+
+def _check_memory(inventory: Inventory) -> None:
+    needed = sum(machine.memory_mib + HEADROOM_MIB for machine in machines(inventory))
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) // 1024
+    if available < needed:
+        raise LabError(
+            f"{inventory.name} needs {needed} MiB of memory, {available} MiB are available: close something, "
+            "or take a smaller lab (`--lab inventory/soft-mini.yml`)"
+        )

@@ -1,0 +1,100 @@
+"""What is written down about a soft lab: which VMs run, and what its snapshot was made from."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from testbed.errors import LabError
+
+__all__ = ["LabState", "Snapshot", "VmState", "locked", "read_snapshot", "read_state", "write"]
+
+SCHEMA = 1
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class VmState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A running VM: QEMU's process id and the SSH port on 127.0.0.1."""
+
+    pid: int
+    ssh_port: int
+
+
+class LabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A running lab (`state.json`). `ready` is false while it is being started."""
+
+    schema: int = SCHEMA
+    inventory: str
+    key: str
+    accelerator: str
+    image: str
+    vms: dict[str, VmState]
+    ready: bool
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A snapshot inside the VMs' disks (`snapshot.json`), good for `key` only. `host_keys` are public key lines."""
+
+    schema: int = SCHEMA
+    key: str
+    host_keys: dict[str, str]
+    complete: bool
+
+
+def read_state(lab: Path) -> LabState | None:
+    """The running lab in this folder, or None."""
+    return _read(lab / "state.json", LabState)
+
+
+def read_snapshot(lab: Path) -> Snapshot | None:
+    """The lab's snapshot, or None."""
+    return _read(lab / "snapshot.json", Snapshot)
+
+
+def write(path: Path, value: msgspec.Struct) -> None:
+    """Write a state file, whole or not at all."""
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
+    temporary.replace(path)
+
+
+def _read(path: Path, kind: type[_T]) -> _T | None:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise LabError(
+            f"{path} cannot be read ({error}): another version wrote it; `faultbed down --purge` removes it"
+        ) from error
+
+
+@contextlib.contextmanager
+def locked(lab: Path) -> Iterator[None]:
+    """Hold the lab's lock: one up, reset or down at a time.
+
+    Raises:
+        LabError: another faultbed holds it; the message names its process.
+    """
+    lab.mkdir(parents=True, exist_ok=True)
+    with (lab / "lock").open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            raise LabError(
+                f"another faultbed (process {handle.read().strip() or 'unknown'}) is starting, resetting or stopping "
+                f"this lab: wait for it; the lock is {handle.name}"
+            ) from None
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield

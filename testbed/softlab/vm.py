@@ -1,0 +1,217 @@
+"""One VM of a soft lab: its QEMU command line, start, and end.
+
+Nothing of a VM listens on a network but the forward of its SSH port on 127.0.0.1, whose number QEMU picks (so no port
+can be busy); QMP and the wires are unix sockets in a folder that only this user can enter.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.errors import BootFailed, LabError
+from testbed.softlab.accel import Accelerator
+from testbed.softlab.image import Image
+from testbed.softlab.qmp import Qmp
+from testbed.softlab.wiring import Machine, Nic
+
+__all__ = ["Vm", "command_line", "end", "is_alive", "qemu_version", "seed_disk", "ssh_port", "start"]
+
+QMP_DEADLINE_S = 30.0
+QUIT_DEADLINE_S = 5.0
+_FORWARD = re.compile(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s")
+
+_NO_QEMU = "qemu-system-x86_64 not found: `apt-get install qemu-system-x86` installs it, and so does `make demo`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vm:
+    """Where one VM keeps its things: `folder` on disk, `sockets` for unix sockets."""
+
+    machine: Machine
+    folder: Path
+    sockets: Path
+
+    @property
+    def disk(self) -> Path:
+        """Overlay of the image's disk; snapshots are inside it."""
+        return self.folder / "disk.qcow2"
+
+    @property
+    def seed(self) -> Path:
+        """Tar archive on the second disk: identity, keys, names of NICs."""
+        return self.folder / "seed.tar"
+
+    @property
+    def console(self) -> Path:
+        """What the guest's kernel and systemd printed."""
+        return self.folder / "console.log"
+
+    @property
+    def log(self) -> Path:
+        """What QEMU printed."""
+        return self.folder / "qemu.log"
+
+    @property
+    def qmp(self) -> Path:
+        """The controller's QMP socket."""
+        return self.sockets / f"{self.machine.name}.qmp"
+
+    @property
+    def qmp_holder(self) -> Path:
+        """A second QMP socket, for fault holders."""
+        return self.sockets / f"{self.machine.name}.holder"
+
+
+def command_line(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | None) -> list[str]:
+    """The QEMU command line. With `snapshot`, the VM resumes from it and stays stopped until `cont`."""
+    machine = vm.machine
+    processor = ["-accel", "kvm", "-cpu", "host"]
+    if accelerator == "tcg":
+        # No 5-level page tables: each guest page walk under emulation would be one level longer.
+        processor = ["-accel", "tcg,tb-size=256", "-cpu", "max,la57=off"]
+    argv = [
+        *("qemu-system-x86_64", "-name", f"faultbed-{machine.name}", *processor),
+        *("-machine", "pc", "-m", str(machine.memory_mib), "-smp", str(machine.vcpus)),
+        *("-nodefaults", "-no-user-config", "-display", "none"),
+        *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
+        *("-append", "console=ttyS0 quiet net.ifnames=0 mitigations=off"),
+        *("-serial", f"file:{vm.console}"),
+        *("-drive", f"file={vm.disk},if=virtio,format=qcow2,discard=unmap"),
+        *("-drive", f"file={vm.seed},if=virtio,format=raw,readonly=on"),
+        *("-device", "virtio-rng-pci"),
+        *("-qmp", f"unix:{vm.qmp},server=on,wait=off"),
+        *("-qmp", f"unix:{vm.qmp_holder},server=on,wait=off"),
+    ]
+    for nic in machine.nics:
+        argv += ["-netdev", _netdev(vm, nic)]
+        argv += ["-device", f"virtio-net-pci,netdev={nic.netdev},id=nic-{nic.netdev},mac={nic.mac},romfile="]
+    if snapshot:
+        argv += ["-loadvm", snapshot, "-S"]
+    return argv
+
+
+def _netdev(vm: Vm, nic: Nic) -> str:
+    if nic.wire is None:
+        return f"user,id={nic.netdev},restrict=on,hostfwd=tcp:127.0.0.1:0-:22"
+    other = "carrier" if nic.end == "host" else "host"
+    mine, theirs = (vm.sockets / f"{nic.wire}.{end}" for end in (nic.end, other))
+    return f"dgram,id={nic.netdev},local.type=unix,local.path={mine},remote.type=unix,remote.path={theirs}"
+
+
+def seed_disk(machine: Machine, *, host_key: str, authorized_key: str) -> bytes:
+    """The tar archive that gives a VM its identity (`guest/nodeup` unpacks it over the root)."""
+    files: Mapping[str, tuple[str, int]] = {
+        "etc/hostname": (machine.name + "\n", 0o644),
+        "etc/ssh/ssh_host_ed25519_key": (host_key, 0o600),
+        "root/.ssh/authorized_keys": (authorized_key + "\n", 0o600),
+        "run/faultbed/nics": ("".join(f"{nic.mac} {nic.netdev}\n" for nic in machine.nics), 0o644),
+    }
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, (text, mode) in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(text.encode()), mode
+            tar.addfile(member, io.BytesIO(text.encode()))
+    # A block device has whole sectors only.
+    return archive.getvalue().ljust(-(-archive.tell() // 512) * 512, b"\0")
+
+
+def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | None) -> int:
+    """Start QEMU in a session of its own and give back its process id.
+
+    Raises:
+        LabError: QEMU is missing, or ended at once; the message carries what it said.
+    """
+    argv = command_line(vm, image, accelerator, snapshot=snapshot)
+    vm.console.unlink(missing_ok=True)
+    try:
+        with vm.log.open("wb") as log:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=vm.folder
+            )
+    except FileNotFoundError as error:
+        raise LabError(_NO_QEMU) from error
+    deadline = time.monotonic() + QMP_DEADLINE_S
+    while not vm.qmp.exists() and time.monotonic() < deadline:
+        try:
+            code = process.wait(timeout=0.02)
+        except subprocess.TimeoutExpired:
+            continue
+        raise LabError(
+            f"QEMU of {vm.machine.name} ended at once (code {code}): "
+            f"{vm.log.read_text(errors='replace').strip()[-800:]}"
+        )
+    return process.pid
+
+
+def qemu_version() -> str:
+    """The first line of `qemu-system-x86_64 --version`.
+
+    Raises:
+        LabError: there is no QEMU.
+    """
+    try:
+        done = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise LabError(_NO_QEMU) from error
+    return done.stdout.splitlines()[0].strip()
+
+
+def ssh_port(vm: Vm) -> int:
+    """The port on 127.0.0.1 that leads to the VM's SSH server."""
+    with Qmp(vm.qmp, timeout_s=QMP_DEADLINE_S) as qmp:
+        text = qmp.hmp("info usernet")
+    found = _FORWARD.search(text)
+    if not found:
+        raise BootFailed(f"QEMU of {vm.machine.name} forwards no SSH port; `info usernet` said: {text.strip()}")
+    return int(found[1])
+
+
+def is_alive(vm: Vm, pid: int) -> bool:
+    """Whether `pid` is this VM's QEMU, and not another process that got its number."""
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z" and str(vm.qmp).encode() in b"\0".join(argv)
+
+
+def end(vm: Vm, pid: int) -> None:
+    """End a VM: ask QEMU, then insist. Returns when the process is gone.
+
+    Raises:
+        LabError: the process does not die.
+    """
+    if is_alive(vm, pid):
+        os.kill(pid, signal.SIGTERM)
+    for sign in (signal.SIGKILL, None):
+        deadline = time.monotonic() + QUIT_DEADLINE_S
+        while is_alive(vm, pid):
+            _reap(pid)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        else:
+            _reap(pid)
+            return
+        if sign is None:
+            raise LabError(f"QEMU of {vm.machine.name} (process {pid}) does not end, not even by SIGKILL")
+        os.kill(pid, sign)
+
+
+def _reap(pid: int) -> None:
+    """Collect the exit status when the VM is our own child; another faultbed's child is init's to collect."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return

@@ -1,0 +1,175 @@
+"""The controller's side of the traffic engines: one process a host, started over SSH, their events in one queue.
+
+Node times are turned into controller monotonic ns as they come in: every field whose name ends in `_ns` and that is a
+point in time (`TIME_FIELDS`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from testbed import clock
+from testbed.errors import CommandFailed, FaultbedError, LabError, UsageError
+from testbed.node import Channel, Node
+from testbed.topology import Topology
+from traffic.results import Endpoint
+
+__all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "TrafficLab", "endpoint"]
+
+MODULE = "traffic.node.engine"
+START_TIMEOUT_S = 90.0
+"""Python, pyverbs and numpy load slowly on an emulated CPU that four machines share."""
+
+TIME_FIELDS = ("at_ns", "start_ns", "end_ns", "first_ns", "last_ns")
+GONE = "gone"
+"""Name of the event that stands for the end of an engine."""
+
+
+class TrafficLab(Protocol):
+    """The part of a lab that traffic needs (`testbed.lab.Lab` has it)."""
+
+    @property
+    def kind(self) -> str:
+        """`soft` or `rack`."""
+
+    @property
+    def topology(self) -> Topology:
+        """What the lab is made of."""
+
+    def node(self, name: str) -> Node:
+        """A machine by name."""
+
+    def python(self, module: str) -> list[str]:
+        """Command line that runs a node-side module."""
+
+    def ensure_code(self, name: str) -> None:
+        """Make sure that a machine has the node code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A message of one host's engine, its times in controller ns."""
+
+    host: str
+    message: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What kind of event it is."""
+        return str(self.message.get("event"))
+
+
+class Engines:
+    """The engines of some hosts. Made by `Engines.start`; `close` ends them all and may be called twice."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.offsets: dict[str, clock.ClockOffset] = {}
+        self._channels: dict[str, Channel] = {}
+        self._pumps: list[threading.Thread] = []
+        self._closing = threading.Event()
+
+    @classmethod
+    def start(cls, lab: TrafficLab, hosts: Iterable[str]) -> Engines:
+        """Start an engine on every host and read its clock.
+
+        Raises:
+            LabError: an engine does not start; those that did are ended.
+        """
+        engines = cls()
+        names = list(dict.fromkeys(hosts))
+        try:
+            with ThreadPoolExecutor(max_workers=len(names)) as pool:
+                list(pool.map(lambda name: engines._start_one(lab, name), names))  # our own
+        except BaseException:
+            engines.close()
+            raise
+        for name in names:
+            pump = threading.Thread(target=engines._pump, args=(name,), name=f"traffic pump of {name}", daemon=True)
+            engines._pumps.append(pump)
+            pump.start()
+        return engines
+
+    def _start_one(self, lab: TrafficLab, host: str) -> None:
+        lab.ensure_code(host)
+        channel = lab.node(host).open(lab.python(MODULE))
+        self._channels[host] = channel
+        channel.send({"do": "clock"})
+        if channel.receive(timeout_s=START_TIMEOUT_S) is None:
+            raise LabError(f"{host}: the traffic engine ended at once{_said(channel)}")
+        self.offsets[host] = clock.measure(channel)
+
+    def send(self, host: str, message: Mapping[str, Any]) -> None:
+        """Send a request to one host's engine."""
+        self._channels[host].send(message)
+
+    def _pump(self, host: str) -> None:
+        channel, offset = self._channels[host], self.offsets[host].offset_ns
+        while not self._closing.is_set():
+            try:
+                message = channel.receive(timeout_s=1.0)
+            except CommandFailed:  # silence is no news
+                continue
+            except FaultbedError as error:
+                self.events.put(Event(host=host, message={"event": GONE, "error": str(error)}))
+                return
+            if message is None:
+                self.events.put(Event(host=host, message={"event": GONE, "error": _said(channel).lstrip("; ")}))
+                return
+            for field in TIME_FIELDS:
+                if field in message:
+                    message[field] += offset
+            self.events.put(Event(host=host, message=message))
+
+    def next(self, deadline_ns: int) -> Event | None:
+        """The next event of any host, or None at the deadline (controller monotonic ns)."""
+        try:
+            return self.events.get(timeout=max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Ask every engine to quit, wait until it has, and close its channel (the end of its stdin in any case)."""
+        if self._closing.is_set():
+            return
+        for channel in self._channels.values():
+            with contextlib.suppress(FaultbedError):
+                channel.send({"do": "quit"})
+        deadline = time.monotonic() + 5.0
+        for pump in self._pumps:
+            pump.join(timeout=max(0.0, deadline - time.monotonic()))
+        self._closing.set()
+        for channel in self._channels.values():
+            channel.close()
+        for pump in self._pumps:
+            pump.join(timeout=2.0)
+
+
+def endpoint(topology: Topology, name: str) -> Endpoint:
+    """The RNIC that a person means by `host1:rxe0`, or by `host1`: its first one.
+
+    Raises:
+        UsageError: no such thing, or not an RNIC.
+    """
+    target = topology.resolve(name)
+    if target.kind == "host":
+        rnics = topology.host_by_name[target.node].rnics
+        if not rnics:
+            raise UsageError(f"{name} has no RNIC")
+        return Endpoint(host=target.node, rnic=rnics[0].name, address=rnics[0].ip)
+    if target.rnic is None:
+        raise UsageError(f'"{name}" is a {target.kind}: traffic runs between RNICs, as in host1:rxe0')
+    return Endpoint(host=target.node, rnic=target.rnic.name, address=target.rnic.ip)
+
+
+def _said(channel: Channel) -> str:
+    stderr = getattr(channel, "stderr", None)
+    text = stderr() if callable(stderr) else ""
+    return f"; it said: {text}" if text else ""

@@ -1,0 +1,211 @@
+"""The traffic engine of one host: `python3 -m traffic.node.engine`, JSON lines on stdin and stdout.
+
+Requests                                                          answers and later events
+    {"do": "clock"}                                               clock {monotonic_ns}
+    {"do": "task", task, kind, rnic, address, spec}               task {task, rnic, gid_index}
+    {"do": "qp", task, conn, generation, psn}                     qp {task, conn, generation, end}
+    {"do": "connect", task, conn, generation, peer}               joined | join_failed {task, conn, generation}
+    {"do": "go", task, conn, generation}                          (recovered {at_ns} after a rebuild)
+    {"do": "start", task}                                         sample, iteration, qp_error, done
+    {"do": "stop", task}                                          done, a little later
+    {"do": "psn", task}                                           psn {task, conns}
+    {"do": "quit"}                                                (end of stdout)
+
+`kind` is flow_tx, flow_rx or rank. A connection is made, and made again after an error, by qp, connect, go on both
+ends; the controller pairs them. What cannot be done is answered with {"event": "error", "error", "where"}. The end of
+stdin means that the controller is gone: everything is closed and the process ends.
+
+One thread: a selector waits on stdin, on the completion channels and on the GPU's socket. A waiting thread would hold
+the GIL inside pyverbs, and on one core two threads only take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import sys
+import time
+
+from traffic.node.task import Conn, Task
+from traffic.node.verbs import Rc, Rnic
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Engine", "main"]
+
+TICK_S = 0.05
+
+
+class Engine:
+    """The loop and what it serves."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.rnics: dict[str, Rnic] = {}
+        self.tasks: dict[str, Task] = {}
+        self.by_qpn: dict[tuple[str, int], Conn] = {}
+        self.buffer = b""
+        self.open = True
+
+    def emit(self, event: str, **fields: object) -> None:
+        """Write one line to the controller."""
+        data = json.dumps({"event": event, **fields}, separators=(",", ":")).encode() + b"\n"
+        while data:
+            data = data[os.write(1, data) :]
+
+    def run(self) -> None:
+        """Serve until the controller says quit or is gone."""
+        self.selector.register(0, selectors.EVENT_READ, self._readable)
+        due = time.monotonic() + TICK_S
+        while self.open:
+            for key, _ in self.selector.select(max(0.0, due - time.monotonic())):
+                key.data()
+            if time.monotonic() >= due:
+                now_ns = time.monotonic_ns()
+                for task in list(self.tasks.values()):
+                    task.tick(now_ns)
+                due = time.monotonic() + TICK_S
+
+    def close(self) -> None:
+        """Give everything back, tasks before the devices that they use."""
+        for task in self.tasks.values():
+            task.close()
+        for rnic in self.rnics.values():
+            rnic.context.close()
+
+    def _readable(self) -> None:
+        data = os.read(0, 1 << 16)
+        if not data:
+            self.open = False
+            return
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            if line.strip():
+                self._serve(line)
+
+    def _serve(self, line: bytes) -> None:
+        where = "engine"
+        try:
+            request = json.loads(line)
+            where = request.get("task", where)
+            handler = getattr(self, f"do_{request['do']}")
+            handler(request)
+        except Exception as error:  # noqa: BLE001  # the controller is told, and decides
+            self.emit("error", error=f"{type(error).__name__}: {error}", where=where, request=line.decode()[:200])
+
+    def _completions(self, rnic: Rnic) -> None:
+        now_ns = time.monotonic_ns()
+        for completion in rnic.drain():
+            conn = self.by_qpn.get((rnic.name, completion.qp_num))
+            if conn is not None:  # else: what a destroyed QP left in the queue
+                conn.task.completion(conn, completion, now_ns)
+
+    def do_clock(self, _request: dict[str, Any]) -> None:
+        """Tell the time."""
+        self.emit("clock", monotonic_ns=time.monotonic_ns())
+
+    def do_task(self, request: dict[str, Any]) -> None:
+        """Make a task: memory, but no QP yet."""
+        name = request["rnic"]
+        if name not in self.rnics:
+            rnic = self.rnics[name] = Rnic(name, request["address"])
+            self.selector.register(rnic.fd, selectors.EVENT_READ, lambda: self._completions(rnic))
+        self.tasks[request["task"]] = self._make(request, self.rnics[name])
+        self.emit("task", task=request["task"], rnic=name, gid_index=self.rnics[name].gid_index())
+
+    def _make(self, request: dict[str, Any], rnic: Rnic) -> Task:
+        kind, arguments = request["kind"], (request["task"], rnic, request["spec"], self.emit)
+        if kind == "rank":
+            from traffic.node.ring import RankTask  # numpy takes seconds to load on an emulated CPU
+
+            return RankTask(*arguments, self.selector)
+        from traffic.node.flow import FlowReceiver, FlowSender
+
+        return {"flow_tx": FlowSender, "flow_rx": FlowReceiver}[kind](*arguments)
+
+    def do_qp(self, request: dict[str, Any]) -> None:
+        """Make the QP of a connection, in place of the one it had."""
+        task = self.tasks[request["task"]]
+        conn = task.conns.setdefault(request["conn"], Conn(task, request["conn"]))
+        if conn.rc is not None:
+            # What arrived whole must be counted before the peer is told where to resume: stop the old QP, then look.
+            conn.state = "lost"
+            conn.rebuilding = True
+            conn.rc.halt()
+            self._completions(task.rnic)
+            self.by_qpn.pop((task.rnic.name, conn.rc.qpn), None)
+            conn.rc.close()
+        sends, receives = task.capacity(conn)
+        conn.rc = Rc(task.rnic, sends=sends, receives=receives, psn=request["psn"], params=task.spec["qp"])
+        conn.generation = request["generation"]
+        conn.state = "ready"
+        self.by_qpn[task.rnic.name, conn.rc.qpn] = conn
+        end = {"address": task.rnic.address, "qpn": conn.rc.qpn, "psn": conn.rc.psn, **task.endpoint(conn)}
+        self.emit("qp", task=task.name, conn=conn.number, generation=conn.generation, end=end)
+
+    def _conn(self, request: dict[str, Any]) -> Conn | None:
+        conn = self.tasks[request["task"]].conns[request["conn"]]
+        return conn if conn.generation == request["generation"] else None
+
+    def do_connect(self, request: dict[str, Any]) -> None:
+        """Bring a QP to RTS. A next hop that does not resolve is no error of ours: the controller tries again."""
+        conn = self._conn(request)
+        if conn is None or conn.rc is None:
+            return
+        conn.peer = request["peer"]
+        fields = {"task": request["task"], "conn": conn.number, "generation": conn.generation}
+        try:
+            conn.rc.connect(conn.peer)
+            conn.state = "joined"
+            conn.task.joined(conn)
+        except Exception as error:  # noqa: BLE001  # PyverbsRDMAError, GidMissing, OSError: all alike here
+            self.emit("join_failed", **fields, error=str(error))
+        else:
+            self.emit("joined", **fields)
+
+    def do_go(self, request: dict[str, Any]) -> None:
+        """Both ends are joined: traffic may flow."""
+        conn = self._conn(request)
+        if conn is not None and conn.state == "joined":
+            conn.state = "up"
+            conn.task.go(conn, time.monotonic_ns())
+
+    def do_start(self, request: dict[str, Any]) -> None:
+        """Start the work of a task."""
+        self.tasks[request["task"]].begin(time.monotonic_ns())
+
+    def do_stop(self, request: dict[str, Any]) -> None:
+        """Bring a task to an orderly end."""
+        self.tasks[request["task"]].stop(time.monotonic_ns())
+
+    def do_psn(self, request: dict[str, Any]) -> None:
+        """Tell where the QPs of a task are."""
+        conns = []
+        for conn in self.tasks[request["task"]].conns.values():
+            if conn.rc is not None:
+                sq_psn, rq_psn = conn.rc.psns()
+                conns.append({"conn": conn.number, "qpn": conn.rc.qpn, "sq_psn": sq_psn, "rq_psn": rq_psn})
+        self.emit("psn", task=request["task"], conns=conns)
+
+    def do_quit(self, _request: dict[str, Any]) -> None:
+        """End."""
+        self.open = False
+
+
+def main() -> None:
+    """Entry point."""
+    engine = Engine()
+    try:
+        engine.run()
+    except BrokenPipeError:  # nobody listens any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    finally:
+        engine.close()
+    sys.stdout = None  # nothing is buffered there; a flush at exit could only fail
+
+
+if __name__ == "__main__":
+    main()

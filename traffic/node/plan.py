@@ -1,0 +1,83 @@
+"""A rank's program cut into segments with their dependencies. Pure: no verbs, no clock.
+
+A lane is the one-way path to or from one peer; the segments of a lane are numbered from 0 in the order they travel, so
+that both ends count alike without telling each other. Dependencies are what makes pipelining safe:
+
+- a send waits for the receives of earlier steps that touch the same elements;
+- a receive waits until the sends of the same or an earlier step that touch the same elements are acknowledged, for
+  the RNIC reads the buffer when it (re)transmits, not when the request is posted;
+- receives that touch the same elements on different lanes are applied in step order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["Need", "Plan", "Segment", "make_plan"]
+
+Need = tuple[tuple[int, int], ...]
+"""(peer, number of segments of this iteration that must be done on the lane of that peer), at most one a peer."""
+
+
+class Segment(NamedTuple):
+    """Elements [offset, offset + size) on a lane, with what must be done before it can be sent or applied."""
+
+    offset: int
+    size: int
+    reduce: bool
+    received: Need
+    acked: Need
+
+
+class Plan(NamedTuple):
+    """Segments by peer rank, per direction."""
+
+    sends: dict[int, list[Segment]]
+    recvs: dict[int, list[Segment]]
+
+
+class _History:
+    """Ranges of elements that were used, found again by overlap; bucketed, so that a lookup does not grow with size."""
+
+    def __init__(self, bucket: int) -> None:
+        self.bucket = bucket
+        self.entries: dict[int, list[tuple[int, int, int, int, int]]] = {}
+
+    def _buckets(self, offset: int, count: int) -> range:
+        return range(offset // self.bucket, (offset + count - 1) // self.bucket + 1)
+
+    def add(self, step: int, offset: int, count: int, peer: int, number: int) -> None:
+        for index in self._buckets(offset, count):
+            self.entries.setdefault(index, []).append((step, offset, count, peer, number))
+
+    def need(self, offset: int, count: int, before_step: int, *, but: int = -1) -> Need:
+        found: dict[int, int] = {}
+        for index in self._buckets(offset, count):
+            for step, start, length, peer, number in self.entries.get(index, ()):
+                if step < before_step and peer != but and start < offset + count and offset < start + length:
+                    found[peer] = max(found.get(peer, 0), number + 1)
+        return tuple(found.items())
+
+
+def make_plan(program: dict[str, Any], segment_elements: int) -> Plan:
+    """Cut `traffic.schedule.program` data into segments of at most `segment_elements`."""
+    sends: dict[int, list[Segment]] = {}
+    recvs: dict[int, list[Segment]] = {}
+    sent, received = _History(segment_elements), _History(segment_elements)
+    work = [(step, 0, dst, start, length, "") for step, dst, start, length in program["sends"]]
+    work += [(step, 1, src, start, length, op) for step, src, start, length, op in program["recvs"]]
+    for step, is_recv, peer, start, length, op in sorted(work, key=lambda item: item[:2]):
+        lane = (recvs if is_recv else sends).setdefault(peer, [])
+        for offset in range(start, start + length, segment_elements):
+            count = min(segment_elements, start + length - offset)
+            if is_recv:
+                acked = sent.need(offset, count, step + 1)
+                # a lane applies its own segments in order anyway
+                before = received.need(offset, count, step + 1, but=peer)
+                received.add(step, offset, count, peer, len(lane))
+                lane.append(Segment(offset, count, reduce=op == "reduce", received=before, acked=acked))
+            else:
+                before = received.need(offset, count, step)
+                sent.add(step, offset, count, peer, len(lane))
+                lane.append(Segment(offset, count, reduce=False, received=before, acked=()))
+    return Plan(sends, recvs)

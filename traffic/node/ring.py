@@ -1,0 +1,355 @@
+"""One rank of a collective: executes its program over RDMA writes with immediate, checks the result, goes on.
+
+Each lane (connection to or from one peer) carries numbered segments into the receiver's staging ring of `slots` slots;
+segment s goes to slot s mod `slots`. The immediate is
+
+    bit 31      the iteration that this segment belongs to is the last one
+    bits 0-23   segment number mod 2^24 (towards the receiver), segments applied mod 2^24 (credits, towards the sender)
+
+A sender has never more than `slots` segments that are not known to be applied, so a slow receiver is never overrun and
+a receive is always posted. Rank 0 alone decides which iteration is the last; the word travels with the data, and since
+every result depends on rank 0's data, every rank has it before its iteration ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from selectors import BaseSelector
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from traffic.node import pattern
+from traffic.node.gpu import GpuClient
+from traffic.node.plan import Segment, make_plan
+from traffic.node.task import RECV_ID, Conn, Task
+from traffic.node.verbs import Rnic, recv_request, write_request
+
+__all__ = ["RankTask"]
+
+MASK = (1 << 24) - 1
+LAST = 1 << 31
+CREDIT_ID = 1 << 61
+CREDITS_IN_FLIGHT = 8
+ITEM = 4  # bytes of an fp32
+
+
+class _Out:
+    """The sending end of a lane. Counts run over all iterations."""
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self.segments = segments
+        self.base = 0  # number of the first segment of this iteration
+        self.posted = 0
+        self.acked = 0
+        self.credits = 0  # segments that the peer has applied
+        self.request: Any = None
+        self.sge: Any = None
+
+
+class _In:
+    """The receiving end of a lane."""
+
+    def __init__(self, segments: list[Segment], staging: npt.NDArray[np.float32], mr: Any) -> None:
+        self.segments = segments
+        self.staging = staging
+        self.mr = mr
+        self.base = 0
+        self.received = 0
+        self.applied = 0
+        self.credited = 0
+        self.told = 0  # applied, when the peer was last given our endpoint
+        self.credit: Any = None
+
+
+class RankTask(Task):
+    """A rank. `spec` holds the program, `lanes` ([conn, "out"|"in", peer]), sizes, and how long to go on."""
+
+    def __init__(
+        self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None], selector: BaseSelector
+    ) -> None:
+        super().__init__(name, rnic, spec, emit)
+        program = spec["program"]
+        self.rank, self.ranks = program["rank"], program["ranks"]
+        self.slots = spec["slots"]
+        self.segment_bytes = spec["segment_bytes"]
+        self.data = np.zeros(program["elements"], dtype=np.float32)
+        self.data_mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
+        plan = make_plan(program, self.segment_bytes // ITEM)
+        self.outs: dict[int, _Out] = {}
+        self.ins: dict[int, _In] = {}
+        self.out_by_conn: dict[int, _Out] = {}
+        self.in_by_conn: dict[int, _In] = {}
+        for number, direction, peer in spec["lanes"]:
+            if direction == "out":
+                self.outs[peer] = self.out_by_conn[number] = _Out(plan.sends.get(peer, []))
+            else:
+                staging = np.zeros(self.slots * self.segment_bytes // ITEM, dtype=np.float32)
+                mr = rnic.register(staging.ctypes.data, staging.nbytes)
+                self.ins[peer] = self.in_by_conn[number] = _In(plan.recvs.get(peer, []), staging, mr)
+        self.number_of = {(direction, peer): number for number, direction, peer in spec["lanes"]}
+        self.receive = recv_request(RECV_ID, self.data_mr)
+        self.gpu = GpuClient(spec["gpu_socket"], selector) if spec["compute_units"] else None
+        self.index = -1
+        self.last_index: int | None = None
+        self.phase = "idle"
+        self.stopping = False
+        self.end_ns: int | None = None
+        self.begun_ns = self.start_ns = self.comm_ns = self.first_data_ns = self.compute_ns = 0
+        self.took_ns = 0
+        self.wrong = 0
+
+    # Connections.
+
+    def capacity(self, conn: Conn) -> tuple[int, int]:
+        return max(self.slots, CREDITS_IN_FLIGHT) + 2, self.slots + 4
+
+    def endpoint(self, conn: Conn) -> dict[str, Any]:
+        lane = self.in_by_conn.get(conn.number)
+        if lane is None:
+            return {"rkey": 0, "base": 0, "have": 0, "applied": 0}
+        lane.told = lane.applied
+        return {
+            "rkey": lane.mr.rkey,
+            "base": lane.staging.ctypes.data,
+            "have": lane.received,
+            "applied": lane.applied,
+        }
+
+    def joined(self, conn: Conn) -> None:
+        if conn.number in self.in_by_conn:
+            lane = self.in_by_conn[conn.number]
+            lane.credited = lane.told
+            if lane.credit is None:
+                lane.credit, _ = write_request(wr_id=CREDIT_ID, mr=lane.mr, address=0, size=0, imm=True, signalled=True)
+        else:
+            out = self.out_by_conn[conn.number]
+            if out.request is None:
+                out.request, out.sge = write_request(
+                    wr_id=0,
+                    mr=self.data_mr,
+                    address=self.data.ctypes.data,
+                    size=ITEM,
+                    imm=True,
+                    signalled=True,
+                )
+        for _ in range(self.slots + 4):
+            conn.rc.post_recv(self.receive)
+
+    def go(self, conn: Conn, now_ns: int) -> None:
+        conn.outstanding = 0
+        out = self.out_by_conn.get(conn.number)
+        if out is not None:
+            have = conn.peer["have"]
+            if not out.acked <= have <= out.posted:
+                raise ValueError(f"peer has {have} segments, acknowledged are {out.acked} of {out.posted}")
+            out.posted = out.acked = have
+            out.credits = conn.peer["applied"]
+        self._pump(now_ns)
+
+    # Iterations.
+
+    def begin(self, now_ns: int) -> None:
+        self.running = True
+        self.begun_ns = self.sampled_ns = now_ns
+        self.series.start(now_ns)
+        if self.spec["duration_ms"] is not None:
+            self.end_ns = now_ns + self.spec["duration_ms"] * 1_000_000
+        self._next_iteration()
+
+    def stop(self, now_ns: int) -> None:
+        self.stopping = True
+
+    def _next_iteration(self) -> None:
+        self.index += 1
+        pattern.fill(self.data, pattern.values(self.rank, self.index))
+        for out in self.outs.values():
+            out.base = self.index * len(out.segments)
+        for lane in self.ins.values():
+            lane.base = self.index * len(lane.segments)
+        self.start_ns = time.monotonic_ns()
+        if self.rank == 0 and self._is_last(self.start_ns):
+            self.last_index = self.index
+        self.compute_ns = 0
+        if self.gpu is None:
+            self._communicate(self.start_ns)
+        else:
+            self.phase = "compute"
+            self.gpu.compute(self.spec["compute_units"], self._computed)
+
+    def _is_last(self, now_ns: int) -> bool:
+        wanted = self.spec["iterations"]
+        over = self.end_ns is not None and now_ns + self.took_ns // 2 >= self.end_ns
+        return self.stopping or over or (wanted is not None and self.index + 1 >= wanted)
+
+    def _computed(self, nanoseconds: int | None) -> None:
+        if nanoseconds is None:
+            self.phase = "idle"
+            self.emit("error", error=f"the soft GPU at {self.spec['gpu_socket']} is gone", where=self.name)
+            return
+        now_ns = time.monotonic_ns()
+        self.compute_ns = now_ns - self.start_ns
+        self._communicate(now_ns)
+
+    def _communicate(self, now_ns: int) -> None:
+        self.phase = "comm"
+        self.comm_ns = now_ns
+        waiting = not any(lane.received > lane.base for lane in self.ins.values())
+        self.first_data_ns = 0 if waiting else now_ns
+        self._pump(now_ns)
+
+    # Data.
+
+    def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
+        if wr_id == CREDIT_ID:
+            self._credit(conn, now_ns)
+            return
+        self.out_by_conn[conn.number].acked = wr_id + 1
+        self._pump(now_ns)
+
+    def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
+        if conn.state in ("joined", "up"):
+            conn.rc.post_recv(self.receive)
+        lane = self.in_by_conn.get(conn.number)
+        if lane is None:
+            out = self.out_by_conn[conn.number]
+            out.credits += (imm - out.credits) & MASK
+        else:
+            if (imm ^ lane.received) & MASK:
+                self.lost(conn, "OUT_OF_SEQUENCE", now_ns)
+                return
+            iteration, index = divmod(lane.received, len(lane.segments))
+            if imm & LAST:
+                self.last_index = iteration
+            self.series.add(now_ns, lane.segments[index].size * ITEM)
+            lane.received += 1
+            if self.phase == "comm" and not self.first_data_ns:
+                self.first_data_ns = now_ns
+        self._pump(now_ns)
+
+    def _met(self, segment: Segment) -> bool:
+        for peer, number in segment.received:
+            lane = self.ins[peer]
+            if lane.applied - lane.base < number:
+                return False
+        for peer, number in segment.acked:
+            out = self.outs[peer]
+            if out.acked - out.base < number:
+                return False
+        return True
+
+    def _pump(self, now_ns: int) -> None:
+        if self.phase != "comm":
+            return
+        moved = True
+        while moved:
+            moved = False
+            for peer, lane in self.ins.items():
+                moved |= self._apply(peer, lane, now_ns)
+            for peer, out in self.outs.items():
+                moved |= self._send(peer, out, now_ns)
+        if all(out.acked - out.base == len(out.segments) for out in self.outs.values()) and all(
+            lane.applied - lane.base == len(lane.segments) for lane in self.ins.values()
+        ):
+            self._finish()
+
+    def _apply(self, peer: int, lane: _In, now_ns: int) -> bool:
+        start = lane.applied
+        size = self.segment_bytes // ITEM
+        limit = min(lane.received, lane.base + len(lane.segments))
+        while lane.applied < limit:
+            segment = lane.segments[lane.applied - lane.base]
+            if (segment.received or segment.acked) and not self._met(segment):
+                break
+            at = lane.applied % self.slots * size
+            source = lane.staging[at : at + segment.size]
+            target = self.data[segment.offset : segment.offset + segment.size]
+            if segment.reduce:
+                np.add(target, source, out=target)
+            else:
+                target[:] = source
+            lane.applied += 1
+        if lane.applied == start:
+            return False
+        self._credit(self.conns[self.number_of["in", peer]], now_ns)
+        return True
+
+    def _credit(self, conn: Conn, now_ns: int) -> None:
+        lane = self.in_by_conn[conn.number]
+        due = lane.applied - lane.credited >= max(1, self.slots // 4)
+        if not due or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
+            return
+        lane.credit.imm_data = lane.applied & MASK
+        lane.credited = lane.applied
+        self.posted(conn, now_ns)
+        conn.rc.post_send(lane.credit)
+
+    def _send(self, peer: int, out: _Out, now_ns: int) -> bool:
+        conn = self.conns[self.number_of["out", peer]]
+        start = out.posted
+        end = out.base + len(out.segments)
+        while conn.state == "up" and out.posted < end and out.posted - out.credits < self.slots:
+            if out.posted - out.acked >= self.slots:
+                break
+            segment = out.segments[out.posted - out.base]
+            if segment.received and not self._met(segment):
+                break
+            request, sge = out.request, out.sge
+            sge.addr = self.data.ctypes.data + segment.offset * ITEM
+            sge.length = segment.size * ITEM
+            slot = conn.peer["base"] + out.posted % self.slots * self.segment_bytes
+            request.set_wr_rdma(conn.peer["rkey"], slot)
+            request.imm_data = (out.posted & MASK) | (LAST if self.last_index == self.index else 0)
+            request.wr_id = out.posted
+            out.posted += 1
+            self.posted(conn, now_ns)
+            conn.rc.post_send(request)
+        return out.posted != start
+
+    def _finish(self) -> None:
+        now_ns = time.monotonic_ns()
+        self.phase = "idle"
+        wrong = pattern.count_wrong(self.data, pattern.expected(self.ranks, self.index))
+        self.wrong += wrong
+        self.emit(
+            "iteration",
+            task=self.name,
+            index=self.index,
+            start_ns=self.start_ns,
+            end_ns=now_ns,
+            compute_ns=self.compute_ns,
+            comm_ns=now_ns - self.comm_ns,
+            wait_ns=max(0, self.first_data_ns - self.comm_ns),
+            wrong=wrong,
+        )
+        checked_ns = time.monotonic_ns()
+        self.sample(checked_ns)
+        self.took_ns = checked_ns - self.start_ns
+        if self.last_index is not None and self.index >= self.last_index:
+            self.finished = True
+            self.sample(checked_ns, last=True)
+            self.emit(
+                "done",
+                task=self.name,
+                start_ns=self.begun_ns,
+                end_ns=now_ns,
+                iterations=self.index + 1,
+                wrong=self.wrong,
+            )
+        else:
+            self._next_iteration()
+
+    def tick(self, now_ns: int) -> None:
+        if self.running and not self.finished:
+            self.check_deadlines(now_ns)
+            self.sample(now_ns)
+
+    def close(self) -> None:
+        super().close()
+        if self.gpu is not None:
+            self.gpu.close()
+        for lane in self.ins.values():
+            lane.mr.close()
+        self.data_mr.close()

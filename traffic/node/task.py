@@ -1,0 +1,146 @@
+"""What the engine's loop and a task (one end of a flow, one rank of a collective) know of each other."""
+
+from __future__ import annotations
+
+from traffic.node.series import Series
+from traffic.node.verbs import STATUS, Rc, Rnic
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["RECV_ID", "Conn", "Task"]
+
+RECV_ID = 1 << 62
+"""Work request id of all receives; what is below it is a task's own."""
+
+SAMPLE_NS = 500_000_000
+
+
+class Conn:
+    """One end of a connection of a task; `rc` is replaced at every rebuild, `generation` counts them.
+
+    `state` goes new -> ready (QP made) -> joined (RTS) -> up (both ends are joined: may send) -> lost (an error was
+    seen) and from any of these back to ready by a rebuild.
+    """
+
+    def __init__(self, task: Task, number: int) -> None:
+        self.task = task
+        self.number = number
+        self.generation = -1
+        self.rc: Rc = None  # type: ignore[assignment]  # set before any traffic
+        self.peer: dict[str, Any] = {}
+        self.state = "new"
+        self.rebuilding = False
+        self.outstanding = 0
+        self.progress_ns = 0
+
+
+class Task:
+    """Base of the tasks: connections by number, samples, and reports. Subclasses do the traffic."""
+
+    def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
+        self.name = name
+        self.rnic = rnic
+        self.spec = spec
+        self.emit = emit
+        self.conns: dict[int, Conn] = {}
+        self.series = Series()
+        self.running = False
+        self.finished = False
+        self.sampled_ns = 0
+        self.op_deadline_ns = spec["op_deadline_ms"] * 1_000_000
+
+    # What subclasses say and do.
+
+    def capacity(self, conn: Conn) -> tuple[int, int]:
+        """How many sends and receives the QP must hold."""
+        raise NotImplementedError
+
+    def endpoint(self, conn: Conn) -> dict[str, Any]:
+        """What the peer has to know besides the QP: memory, and where to resume."""
+        raise NotImplementedError
+
+    def joined(self, conn: Conn) -> None:
+        """The QP is in RTS: post receives. The peer may not be there yet."""
+
+    def go(self, conn: Conn, now_ns: int) -> None:
+        """Both ends are there: send what is to be sent, on a rebuilt connection from where the peer is."""
+
+    def begin(self, now_ns: int) -> None:
+        """Start the work."""
+
+    def stop(self, now_ns: int) -> None:
+        """Come to an orderly end soon."""
+
+    def tick(self, now_ns: int) -> None:
+        """Called about every 50 ms."""
+
+    def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
+        """A signalled request completed."""
+
+    def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
+        """A write with immediate arrived."""
+
+    def close(self) -> None:
+        """Give all resources back."""
+        for conn in self.conns.values():
+            if conn.rc is not None:
+                conn.rc.close()
+
+    # What is the same for all.
+
+    def completion(self, conn: Conn, wc: Any, now_ns: int) -> None:
+        """Hand one completion on, or report the loss of the connection."""
+        status = wc.status
+        if status:
+            self.lost(conn, STATUS.get(status, str(status)), now_ns)
+            return
+        wr_id = wc.wr_id
+        if wr_id == RECV_ID:
+            self.on_recv(conn, wc.imm_data, now_ns)
+        else:
+            conn.outstanding -= 1
+            conn.progress_ns = now_ns
+            self.on_send(conn, wr_id, now_ns)
+        if conn.rebuilding and conn.state == "up":
+            conn.rebuilding = False
+            self.emit("recovered", task=self.name, conn=conn.number, generation=conn.generation, at_ns=now_ns)
+
+    def lost(self, conn: Conn, status: str, now_ns: int) -> None:
+        """Report the first error of a QP; its other requests are flushed and say nothing new."""
+        if conn.state == "lost" or self.finished:
+            return
+        conn.state = "lost"
+        self.emit(
+            "qp_error",
+            task=self.name,
+            conn=conn.number,
+            generation=conn.generation,
+            qpn=conn.rc.qpn if conn.rc else 0,
+            status=status,
+            outstanding=conn.outstanding,
+            at_ns=now_ns,
+        )
+
+    def posted(self, conn: Conn, now_ns: int) -> None:
+        """Count a signalled request; the deadline of an operation runs from the last progress."""
+        if not conn.outstanding:
+            conn.progress_ns = now_ns
+        conn.outstanding += 1
+
+    def check_deadlines(self, now_ns: int) -> None:
+        """A QP whose oldest request neither completes nor fails in time is lost, too."""
+        for conn in self.conns.values():
+            if conn.state == "up" and conn.outstanding and now_ns - conn.progress_ns > self.op_deadline_ns:
+                self.lost(conn, "OP_DEADLINE", now_ns)
+
+    def sample(self, now_ns: int, *, last: bool = False) -> None:
+        """Report the 100 ms bins that are over, about twice a second."""
+        if not last and now_ns - self.sampled_ns < SAMPLE_NS:
+            return
+        self.sampled_ns = now_ns
+        bins = self.series.take(now_ns, all_bins=last)
+        if bins is not None:
+            self.emit("sample", task=self.name, start_ns=bins[0], sizes=bins[1])

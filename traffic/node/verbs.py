@@ -1,0 +1,198 @@
+"""The few verbs this engine needs, over pyverbs: an RNIC with its completion channel, and a reliable connection.
+
+Traps of pyverbs 56 that shape this module:
+
+- SGE, SendWR and RecvWR objects are never freed (rdma-core 829cd7252 mends it after v64): requests are made once and
+  posted again and again.
+- `CompChannel` does not show its file descriptor, and its wait holds the GIL: the descriptor is found by what appears
+  in /proc/self/fd, made non-blocking, and waited on with a selector.
+- A chain linked by `next_wr` holds C pointers only: whoever links keeps all Python objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pyverbs.enums as e
+from pyverbs.addr import GID, AHAttr, GlobalRoute
+from pyverbs.cq import CQ, CompChannel
+from pyverbs.device import Context
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+from pyverbs.pyverbs_error import PyverbsRDMAError
+from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+from pyverbs.wr import SGE, RecvWR, SendWR
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["STATUS", "GidMissing", "Rc", "Rnic", "recv_request", "write_request"]
+
+STATUS = {
+    value: name[7:]
+    for name, value in vars(e).items()
+    if name.startswith("IBV_WC_") and (name.endswith("_ERR") or name == "IBV_WC_SUCCESS")
+}
+"""Names of work completion statuses (`ibv_wc_status`) without their prefix."""
+
+ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
+CQ_ENTRIES = 4096
+POLL = 32
+SYSFS = "/sys/class/infiniband"
+
+
+class GidMissing(Exception):  # named for what is so, like testbed.errors
+    """The RNIC has no RoCE v2 GID for the address (yet): its netdev is down, or the address is on another one."""
+
+
+def _event_fds() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "infinibandevent" in os.readlink(f"/proc/self/fd/{name}"):
+                found.add(int(name))
+        except OSError:  # the descriptor of the listing itself
+            continue
+    return found
+
+
+def _comp_channel(context: Context) -> tuple[CompChannel, int]:
+    before = _event_fds()
+    channel = CompChannel(context)
+    (fd,) = _event_fds() - before
+    os.set_blocking(fd, False)
+    return channel, fd
+
+
+class Rnic:
+    """An open RDMA device with one protection domain and one completion queue, shared by all tasks on it."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.context = Context(name=name)
+        self.pd = PD(self.context)
+        self.channel, self.fd = _comp_channel(self.context)
+        self.cq = CQ(self.context, CQ_ENTRIES, None, self.channel, 0)
+        self.cq.req_notify()
+
+    def gid_index(self) -> int:
+        """Index of the RoCE v2 GID with this RNIC's address, looked up by value: a flap may have moved it."""
+        want = _gid(self.address)
+        port = f"{SYSFS}/{self.name}/ports/1"
+        for index in sorted(int(entry) for entry in os.listdir(f"{port}/gids")):
+            try:
+                with open(f"{port}/gids/{index}", encoding="ascii") as gid:
+                    if gid.read().strip() != want:
+                        continue
+                with open(f"{port}/gid_attrs/types/{index}", encoding="ascii") as kind:
+                    if "v2" in kind.read():
+                        return index
+            except OSError:  # reading the type of an empty entry is EINVAL
+                continue
+        raise GidMissing(f"{self.name} has no RoCE v2 GID for {self.address}")
+
+    def register(self, address: int, size: int) -> MR:
+        """Register memory that the caller keeps alive, for local use and remote writes."""
+        return MR(self.pd, size, ACCESS, address=address)
+
+    def drain(self) -> list[Any]:
+        """All completions there are, after the descriptor became readable; arms the next notification."""
+        with contextlib.suppress(PyverbsRDMAError):  # EAGAIN: no event; polling tells the truth
+            self.channel.get_cq_event(self.cq)
+            self.cq.ack_events(1)
+        # Arm before polling: what completes between the two is either polled now or raises the next event.
+        self.cq.req_notify()
+        found = []
+        while True:
+            count, completions = self.cq.poll(POLL)
+            found += completions
+            if count < POLL:
+                return found
+
+
+def _gid(address: str) -> str:
+    a, b, c, d = (int(part) for part in address.split("."))
+    return f"0000:0000:0000:0000:0000:ffff:{a << 8 | b:04x}:{c << 8 | d:04x}"
+
+
+class Rc:
+    """One end of a reliable connection. Made in RESET, moved to INIT at once, to RTS by `connect`."""
+
+    def __init__(self, rnic: Rnic, *, sends: int, receives: int, psn: int, params: dict[str, Any]) -> None:
+        self.rnic = rnic
+        self.params = params
+        self.psn = psn
+        cap = QPCap(max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=0)
+        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=rnic.cq, rcq=rnic.cq, cap=cap, sq_sig_all=0)
+        attr = QPAttr(port_num=1)
+        attr.qp_access_flags = ACCESS
+        self.qp = QP(rnic.pd, init, attr)
+        self.qpn = self.qp.qp_num
+        self.post_send = self.qp.post_send
+        self.post_recv = self.qp.post_recv
+
+    def connect(self, peer: dict[str, Any]) -> None:
+        """Go to RTS towards `peer` (`address`, `qpn`, `psn`). Resolves the next hop: may take seconds and fail."""
+        params = self.params
+        route = GlobalRoute(
+            dgid=GID(_gid(peer["address"])),
+            sgid_index=self.rnic.gid_index(),
+            hop_limit=64,
+            traffic_class=params.get("traffic_class", 0),
+            flow_label=params.get("flow_label", 0),
+        )
+        attr = QPAttr(port_num=1)
+        attr.qp_access_flags = ACCESS
+        attr.path_mtu = {1024: e.IBV_MTU_1024, 2048: e.IBV_MTU_2048, 4096: e.IBV_MTU_4096}[params["mtu"]]
+        attr.dest_qp_num = peer["qpn"]
+        attr.rq_psn = peer["psn"]
+        attr.sq_psn = self.psn
+        attr.max_rd_atomic = 1
+        attr.max_dest_rd_atomic = 1
+        attr.min_rnr_timer = params["min_rnr_timer"]
+        attr.timeout = params["timeout"]
+        attr.retry_cnt = params["retry_cnt"]
+        attr.rnr_retry = params["rnr_retry"]
+        attr.ah_attr = AHAttr(gr=route, is_global=1, port_num=1)
+        self.qp.to_rts(attr)
+
+    def psns(self) -> tuple[int, int]:
+        """The next PSN to send and the next one expected, as the device tells (rxe tells its live values)."""
+        attr, _ = self.qp.query(e.IBV_QP_SQ_PSN | e.IBV_QP_RQ_PSN)
+        return attr.sq_psn, attr.rq_psn
+
+    def halt(self) -> None:
+        """Go to the error state: nothing is sent or accepted from here on, all requests are flushed."""
+        attr = QPAttr(port_num=1)
+        attr.qp_state = e.IBV_QPS_ERR
+        self.qp.modify(attr, e.IBV_QP_STATE)
+
+    def close(self) -> None:
+        """Destroy the QP; completions that are already queued carry its number, which is not used again soon."""
+        self.qp.close()
+
+
+def write_request(*, wr_id: int, mr: MR, address: int, size: int, imm: bool, signalled: bool) -> tuple[SendWR, SGE]:
+    """An RDMA write (with immediate) of `size` bytes; keep both objects. The SGE may be changed between posts."""
+    sge = SGE(address, size, mr.lkey)
+    request = SendWR(
+        wr_id=wr_id,
+        opcode=e.IBV_WR_RDMA_WRITE_WITH_IMM if imm else e.IBV_WR_RDMA_WRITE,
+        num_sge=1,
+        sg=[sge],
+        send_flags=e.IBV_SEND_SIGNALED if signalled else 0,
+    )
+    request.sg_list = sge  # instead of the private copy, so that a change of the SGE reaches the next post
+    if not size:
+        request.num_sge = 0
+    return request, sge
+
+
+def recv_request(wr_id: int, mr: MR) -> RecvWR:
+    """A receive without a buffer, for the notification of a write with immediate. One object serves all posts."""
+    request = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(mr.buf, 0, mr.lkey)])
+    request.num_sge = 0
+    return request

@@ -1,0 +1,117 @@
+"""What a traffic run leaves behind. Times are the controller's monotonic clock in ns, sizes are payload bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Connection", "Endpoint", "Iteration", "Outcome", "QpError", "Rebuild", "Sample", "Window"]
+
+Outcome = Literal["completed", "recovered", "failed"]
+"""`recovered`: completed, but at least one QP had to be rebuilt on the way. `failed` comes with where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An RNIC that takes part in traffic, as the lab's topology names it."""
+
+    host: str
+    rnic: str
+    address: str
+
+    @property
+    def name(self) -> str:
+        """`host1:rxe0`."""
+        return f"{self.host}:{self.rnic}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """One RC connection, as it is now: `generation` counts its rebuilds.
+
+    `src` sends data, `dst` receives it. `lqpn` and `sq_psn` belong to `src`; `rqpn` is the QP at `dst`, and `rq_psn`
+    the first PSN that `dst` sends with. A data packet on the wire carries destination QP `rqpn` and a PSN from
+    `sq_psn` on.
+    """
+
+    index: int
+    src: str
+    dst: str
+    src_ip: str
+    dst_ip: str
+    lqpn: int
+    rqpn: int
+    sq_psn: int
+    rq_psn: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Bytes whose completion was seen in [start, start + duration), at `endpoint`."""
+
+    endpoint: str
+    start_ns: int
+    duration_ns: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """One compute phase and one collective on one rank.
+
+    `wait_ns` is the part of `comm_ns` before the first data of a neighbour could be used. `start_ns` is the beginning
+    of the compute phase, `end_ns` the end of the collective; the check of the result comes after it and is not in it.
+    """
+
+    index: int
+    start_ns: int
+    end_ns: int
+    compute_ns: int
+    comm_ns: int
+    wait_ns: int
+    wrong_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QpError:
+    """A completion with an error, or a deadline that passed: on `endpoint`'s QP `qpn`, towards `peer`."""
+
+    time_ns: int
+    connection: int
+    endpoint: str
+    peer: str
+    qpn: int
+    status: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuild:
+    """One episode from the first error of a connection until data flowed again.
+
+    `attempts` counts the QP pairs that were made. `rebuilt_ns` is when the last pair was connected, `recovered_ns`
+    when its first data completed; None: never, the run ended before.
+    """
+
+    connection: int
+    src: str
+    dst: str
+    error_ns: int
+    rebuilt_ns: int | None
+    recovered_ns: int | None
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A stretch of time in controller monotonic ns."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        """Its length."""
+        return self.end_ns - self.start_ns

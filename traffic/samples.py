@@ -1,0 +1,47 @@
+"""Samples and iterations out of the raw events of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from traffic.results import Iteration, Sample
+from traffic.run import Running
+
+__all__ = ["BIN_NS", "iterations_of", "samples_of"]
+
+BIN_NS = 100_000_000
+"""Length of a sample, as in `traffic.node.series`."""
+
+
+def samples_of(running: Running[Any]) -> tuple[Sample, ...]:
+    """All samples of all tasks, by time."""
+    names = {task.name: task.endpoint.name for task in running.plan.tasks}
+    found = [
+        Sample(
+            endpoint=names[event.message["task"]],
+            start_ns=event.message["start_ns"] + index * BIN_NS,
+            duration_ns=BIN_NS,
+            size_bytes=size,
+        )
+        for event in running.events
+        if event.name == "sample"
+        for index, size in enumerate(event.message["sizes"])
+    ]
+    return tuple(sorted(found, key=lambda sample: (sample.start_ns, sample.endpoint)))
+
+
+def iterations_of(running: Running[Any], task: str) -> tuple[Iteration, ...]:
+    """The iterations of one rank, in order."""
+    return tuple(
+        Iteration(
+            index=event.message["index"],
+            start_ns=event.message["start_ns"],
+            end_ns=event.message["end_ns"],
+            compute_ns=event.message["compute_ns"],
+            comm_ns=event.message["comm_ns"],
+            wait_ns=event.message["wait_ns"],
+            wrong_elements=event.message["wrong"],
+        )
+        for event in running.events
+        if event.name == "iteration" and event.message["task"] == task
+    )
