@@ -49,9 +49,7 @@ def fabric_svg(topology: Topology, marks: Sequence[Mark], connections: Iterable[
     carried = _carried(topology, connections)
     colours = {_link_of(topology, mark.target): mark.colour for mark in marks}
     parts = [*_rack_boxes(layout)]
-    parts += [
-        _link(layout, topology, link, carried[link.name], colours.get(link.name)) for link in topology.links
-    ]
+    parts += [_link(layout, topology, link, carried[link.name], colours.get(link.name)) for link in topology.links]
     parts += [_switch(layout, name, role=switch.role) for name, switch in topology.switch_by_name.items()]
     node_colours = {mark.target: mark.colour for mark in marks}
     parts += [part for host in topology.hosts for part in _host(layout, host, node_colours)]
@@ -162,10 +160,7 @@ def _host(layout: _Layout, host: Host, colours: dict[str, str]) -> list[str]:
     x = layout.hosts[host.name]
     stroke = f' style="stroke:{escape(colours[host.name])};stroke-width:3"' if host.name in colours else ""
     parts = [
-        (
-            f'<g class="host"><rect x="{x:g}" y="{_HOST_Y}" '
-            f'width="{_HOST_W}" height="{_HOST_H}" rx="7"{stroke}/>'
-        ),
+        (f'<g class="host"><rect x="{x:g}" y="{_HOST_Y}" width="{_HOST_W}" height="{_HOST_H}" rx="7"{stroke}/>'),
         f'<text class="name" x="{x + _HOST_W / 2:g}" y="{_HOST_Y + 41}">{escape(host.name)}</text>',
     ]
     width = _HOST_W / max(1, len(host.rnics)) - 6

@@ -13,19 +13,21 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from harness import timeline
 from harness.measurements import Measurements, RankSeries
 from harness.observe import Observed
 from harness.quantities import format_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
 
 __all__ = ["Band", "Chart", "goodput_chart", "iteration_cut_ms", "iterations_chart"]
 
@@ -225,15 +227,11 @@ def _svg(figure: Figure, prefix: str, *, narrow: bool, top_in: float) -> str:
     figure.patch.set_visible(False)
     FigureCanvasSVG(figure)
     buffer = io.StringIO()
-    figure.savefig(
-        buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r'(<svg )[^>]*?(viewBox="[^"]*")[^>]*>', r'\1\2 class="chart" aria-hidden="true">', text, count=1
-    )
+    text = re.sub(r'(<svg )[^>]*?(viewBox="[^"]*")[^>]*>', r'\1\2 class="chart" aria-hidden="true">', text, count=1)
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r"url\(#", f"url(#{prefix}-", text)
     text = re.sub(r'xlink:href="#', f'href="#{prefix}-', text)

@@ -145,9 +145,7 @@ def _markup(chart: Chart | None) -> Mapping[str, Markup] | None:
 def _cut(run: Measurements) -> float | None:
     """Where the iterations chart cuts its bars, if it cuts any (ms)."""
     top_ms = plots.iteration_cut_ms(run.series)
-    cut = any(
-        step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for one in run.series for step in one.iterations
-    )
+    cut = any(step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for one in run.series for step in one.iterations)
     return top_ms if cut else None
 
 
@@ -163,9 +161,7 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
         default=1,
     )
     bounds = {fault.plan.id: _recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
-    longest_ns = max(
-        [longest_ns, *(_end_of_bound(bounds[key], one) for key, one in observed.impacts.items())]
-    )
+    longest_ns = max([longest_ns, *(_end_of_bound(bounds[key], one) for key, one in observed.impacts.items())])
     views = []
     for index, fault in enumerate(run.faults):
         one = observed.impacts.get(fault.plan.id)
@@ -183,9 +179,7 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
                 fidelity_means=_FIDELITY[fault.receipt.fidelity] if fault.receipt else "",
                 held_share=100 * held_ns / longest_ns,
                 after_share=0 if one is None else 100 * (one.recovery_ns - held_ns) / longest_ns,
-                bound_share=None
-                if bound is None or one is None
-                else 100 * _end_of_bound(bound, one) / longest_ns,
+                bound_share=None if bound is None or one is None else 100 * _end_of_bound(bound, one) / longest_ns,
                 bound=bound,
             )
         )
@@ -244,9 +238,7 @@ def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
         if name == "jct_ratio" and isinstance(one.value, float):
             text = f"{one.value:.2f}\N{MULTIPLICATION SIGN}"
         tiles.append((names[name], ("≥ " if one.censored else "") + text, one.detail))
-    tiles.append(
-        ("QP errors / rebuilds", f"{run.qp_errors} / {run.rebuilds}", "counted by the engine, never hidden")
-    )
+    tiles.append(("QP errors / rebuilds", f"{run.qp_errors} / {run.rebuilds}", "counted by the engine, never hidden"))
     return tiles
 
 
