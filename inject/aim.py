@@ -42,7 +42,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """Counters of which one must move by `at_least` between just before arming and some time after clearing."""
+    """Counters of which one must move by `at_least` between just before arming and some time after clearing.
+
+    The most telling come first: the first one that moved enough is named in the receipt.
+    """
 
     any_of: tuple[str, ...]
     at_least: int = 1
@@ -108,13 +111,10 @@ def _holder(
     }
 
 
-def _rnic_counters(topology: Topology, *names: str, host: str | None = None) -> tuple[str, ...]:
+def _rnic_counters(topology: Topology, *names: str) -> tuple[str, ...]:
+    """One counter of every RNIC, then the next: the order in which they are believed."""
     return tuple(
-        f"{each.name}/{rnic.name}.{name}"
-        for each in topology.hosts
-        if host in (None, each.name)
-        for rnic in each.rnics
-        for name in names
+        f"{host.name}/{rnic.name}.{name}" for name in names for host in topology.hosts for rnic in host.rnics
     )
 
 
@@ -176,7 +176,7 @@ def _link_flap(asked: Request) -> Shot:
         # Over a dgram socket the host's carrier stays up: only its traffic can tell.
         witness = Witness(
             any_of=(f"{far.node}/{far.netdev}.carrier_changes",)
-            + _rnic_counters(asked.topology, "completer_retry_err", "out_of_seq_request")
+            + _rnic_counters(asked.topology, "out_of_seq_request", "completer_retry_err")
         )
     restored = [(f"{target.node}/{port.netdev}.up", 1)]
     if target.link.is_uplink:

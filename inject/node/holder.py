@@ -153,22 +153,23 @@ class Holder:
         if self.state == "active" and now_ns >= self.start_ns + self.window_ns:
             self.finish()
         if self.is_on and self.actuator is not None and self.actuator.poll_s and now_ns >= self.next_poll_ns:
-            self.sample(now_ns)
+            self.sample(time.monotonic_ns())
             self.next_poll_ns = time.monotonic_ns() + int(self.actuator.poll_s * 1e9)
 
     def edge(self, *, on: bool) -> None:
-        """One change: do it, stamp it, read it back."""
+        """One change, read back. Stamped before an `on` and after an `off`: no effect lies outside the stamps."""
         if self.actuator is None:
             return
         try:
             if on:
                 self.is_on = True
+                now_ns = time.monotonic_ns()
                 self.actuator.on()
             else:
                 self.count_down()
                 self.actuator.off()
+                now_ns = time.monotonic_ns()
                 self.is_on = False
-            now_ns = time.monotonic_ns()
             seen = self.actuator.read()
         except (OSError, Refused) as error:
             self.failure = str(error)
