@@ -66,9 +66,7 @@ class Observed:
 def observe(run: Measurements) -> Observed:
     """Compute every metric of one run."""
     per_rank = {
-        series.rank: timeline.goodput(
-            series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns
-        )
+        series.rank: timeline.goodput(series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
         for series in run.series
     }
     whole = timeline.total(list(per_rank.values())) if per_rank else None
@@ -121,9 +119,7 @@ def _impacts(
     found = {}
     for fault_id, (first, cleared) in fired.items():
         later = [other for other, _ in fired.values() if other > first]
-        one = timeline.impact(
-            whole, base, fired_ns=first, cleared_ns=cleared, until_ns=min(later, default=None)
-        )
+        one = timeline.impact(whole, base, fired_ns=first, cleared_ns=cleared, until_ns=min(later, default=None))
         if one is not None:
             found[fault_id] = one
     return found
@@ -141,9 +137,7 @@ def _plain(run: Measurements) -> dict[str, Observation]:
             else "no iteration finished, so no result was checked",
         ),
         "iterations": Observation(value=iterations, detail=f"finished by all {len(run.series)} ranks"),
-        "qp_errors": Observation(
-            value=run.qp_errors, detail="completions with an error status, by the engine"
-        ),
+        "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected anew, by the engine"),
     }
 
@@ -228,9 +222,7 @@ def _dips(base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]
 
 def _jct(run: Measurements, job_time: timeline.JobTime | None) -> Observation:
     if job_time is None:
-        reason = (
-            "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
-        )
+        reason = "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
         return Observation(value=None, detail=reason)
     return Observation(
         value=job_time.ratio,
@@ -266,9 +258,7 @@ def _median_compute(series: RankSeries, start_ns: int, end_ns: int) -> float | N
 
 def _straggler(slow: Sequence[Slowdown]) -> Observation:
     if not slow:
-        return Observation(
-            value=None, detail="too few iterations with a compute phase before or under the faults"
-        )
+        return Observation(value=None, detail="too few iterations with a compute phase before or under the faults")
     best: tuple[float, Slowdown] | None = None
     for fault_id in dict.fromkeys(one.fault_id for one in slow):
         group = [one for one in slow if one.fault_id == fault_id]

@@ -163,9 +163,7 @@ def total(series: Sequence[Goodput]) -> Goodput:
     if not series or len({(one.t0_ns, one.step_ns, len(one.bytes)) for one in series}) != 1:
         raise ValueError("series on one and the same grid are needed")
     first = series[0]
-    return Goodput(
-        t0_ns=first.t0_ns, step_ns=first.step_ns, bytes=np.sum([one.bytes for one in series], axis=0)
-    )
+    return Goodput(t0_ns=first.t0_ns, step_ns=first.step_ns, bytes=np.sum([one.bytes for one in series], axis=0))
 
 
 def rolling_window_ns(ranks: Iterable[RankSeries], step_ns: int, *, until_ns: int | None = None) -> int:
@@ -223,9 +221,7 @@ def impact(
     None when too little of the series lies after the firing to say anything.
     """
     end = series.bin_of(series.end_ns if until_ns is None else until_ns)
-    means = rolling(
-        Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes[:end]), base.window_ns
-    )
+    means = rolling(Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes[:end]), base.window_ns)
     first = series.bin_of(fired_ns)
     if first >= len(means):
         return None
@@ -250,9 +246,7 @@ def impact(
     )
 
 
-def _find_recovery(
-    healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int
-) -> tuple[int | None, int | None]:
+def _find_recovery(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int) -> tuple[int | None, int | None]:
     """Bins (first dip, recovered). A relapse within the hold, or before `last_dip`, is the same outage."""
     bad = np.flatnonzero(~healthy)
     bad = bad[bad >= first]

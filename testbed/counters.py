@@ -34,9 +34,7 @@ _NET = (
 _MARK = "@@node"
 
 
-def read(
-    lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 30.0
-) -> dict[str, dict[str, int]]:
+def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 30.0) -> dict[str, dict[str, int]]:
     """Read the counters of some nodes (default: every host and switch of the lab).
 
     Raises:
@@ -48,9 +46,7 @@ def read(
     by_machine: dict[str, list[tuple[str, str | None]]] = {}
     for name in wanted:
         if name not in hosts and name not in switches:
-            raise LabError(
-                f"no node {name} in lab {lab.name}: counters are of {', '.join([*hosts, *switches])}"
-            )
+            raise LabError(f"no node {name} in lab {lab.name}: counters are of {', '.join([*hosts, *switches])}")
         machine = lab.carrier(name)
         by_machine.setdefault(machine.name, []).append((name, lab.netns(name)))
 
@@ -106,9 +102,7 @@ def _name(path: str, value: str) -> tuple[str, int] | None:
         return f"{device}.{name}", int(value)
     if match := re.fullmatch(r"/sys/class/infiniband/([^/]+)/ports/1/hw_counters/(\w+)", path):
         return (f"{match[1]}.{match[2]}", int(value)) if match[2] != "lifespan" else None
-    if match := re.fullmatch(
-        r"/sys/fs/cgroup/faultbed\.slice/(?:faultbed-)?([^/]+)\.service/cpu\.(stat|max)", path
-    ):
+    if match := re.fullmatch(r"/sys/fs/cgroup/faultbed\.slice/(?:faultbed-)?([^/]+)\.service/cpu\.(stat|max)", path):
         first, second = value.split()
         if match[2] == "max":
             return f"{match[1]}.quota_us", -1 if first == "max" else int(first)

@@ -101,7 +101,9 @@ def bring_up(lab: Lab, progress: Callable[[str], None]) -> None:
 
     with _connections(site):
         done = _run(_PROVISION, site, told)
-        progress(f"provisioned {machines} machines, {sum(map(len, done.changes.values()))} changes, {done.seconds:.0f} s")
+        progress(
+            f"provisioned {machines} machines, {sum(map(len, done.changes.values()))} changes, {done.seconds:.0f} s"
+        )
         proof = _run(_verify_play(), site, told)
     pairs = sum(int(result.get("pairs", 0)) for result in proof.results.values())
     sessions = sum(int(result.get("sessions", 0)) for result in proof.results.values())
@@ -317,9 +319,5 @@ def _failure(play: _Play, status: str, problems: list[Event], folder: Path) -> L
 
 def _last_lines(folder: Path) -> str:
     path = folder / "artifacts" / "run" / "stdout"
-    lines = (
-        [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        if path.exists()
-        else []
-    )
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()] if path.exists() else []
     return json.dumps(" | ".join(lines[-3:]))

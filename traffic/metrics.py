@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from traffic.results import Iteration, Sample
 
+MIN_RANKS = 2
+
 __all__ = [
     "Straggler",
     "algbw_gbytes_per_s",
@@ -70,9 +72,7 @@ def percentile(values: Iterable[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def timeline(
-    samples: Iterable[Sample], *, start_ns: int, end_ns: int, bin_ns: int = 100_000_000
-) -> tuple[float, ...]:
+def timeline(samples: Iterable[Sample], *, start_ns: int, end_ns: int, bin_ns: int = 100_000_000) -> tuple[float, ...]:
     """Bytes in every bin of [start, end), summed over the samples.
 
     A sample that lies over a bin edge (clocks of nodes are not aligned) is shared out in proportion; what lies outside
@@ -118,7 +118,7 @@ def straggler(per_rank: Sequence[Sequence[Iteration]]) -> Straggler:
     Raises:
         ValueError: fewer than two ranks, or a rank without iterations.
     """
-    if len(per_rank) < 2 or not all(per_rank):
+    if len(per_rank) < MIN_RANKS or not all(per_rank):
         raise ValueError("a straggler needs at least two ranks, each with at least one iteration")
     compute = [percentile((item.compute_ns for item in rank), 50) for rank in per_rank]
     if any(compute):

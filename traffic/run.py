@@ -1,8 +1,8 @@
 """A running piece of traffic: connections made, work started, QPs rebuilt after errors, events kept, one typed end.
 
-`Running` owns one thread, which reads the engines' events and answers them; the harness may inject faults meanwhile from
-any other. A run always ends: by its work being done, by `stop`, or by a failure that says where - a peer that stayed
-unreachable longer than `peer_deadline_s`, an engine that is gone, or nothing moving for `stall_deadline_s`.
+`Running` owns one thread, which reads the engines' events and answers them; the harness may inject faults meanwhile
+from any other. A run always ends: by its work being done, by `stop`, or by a failure that says where - a peer that
+stayed unreachable longer than `peer_deadline_s`, an engine that is gone, or nothing moving for `stall_deadline_s`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from testbed.errors import FaultbedError, LabError
+from testbed.errors import FaultbedError, LabError, UsageError
 from traffic.engine import Engines, Event, TrafficLab
 from traffic.results import Connection, Endpoint, Outcome, QpError, Rebuild
 
@@ -90,6 +90,7 @@ class _Link:
         self.is_up = False
         self.retry_ns: int | None = None
         self.episode: Rebuild | None = None
+        self.described: Connection | None = None
 
 
 class Running(Generic[Result]):
@@ -126,20 +127,21 @@ class Running(Generic[Result]):
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """The connections as they are now, in order of their index."""
+        """The connections as they are now (one that is being rebuilt: as it was), in order of their index."""
         with self._lock:
-            return tuple(self._describe(link) for link in self._links.values() if len(link.ends) == 2)
+            return tuple(link.described for link in self._links.values() if link.described is not None)
 
     @property
     def outcome(self) -> Outcome:
         """How it ended, or would end now."""
         if self.failure is not None:
             return "failed"
-        return (
-            "recovered"
-            if self.rebuilds or any(link.episode for link in self._links.values())
-            else "completed"
-        )
+        return "recovered" if self.rebuilds or any(link.episode for link in self._links.values()) else "completed"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._over.is_set()
 
     @property
     def clock_error_ns(self) -> dict[str, int]:
@@ -160,9 +162,7 @@ class Running(Generic[Result]):
                 self._engines.send(self._tasks[name].endpoint.host, {"do": "psn", "task": name})
             while set(self._psn_answers) != sources:
                 if self._over.is_set() or not self._psn_news.wait(max(0.0, deadline - time.monotonic())):
-                    raise LabError(
-                        f"{self.plan.what}: no PSNs from {', '.join(sources - set(self._psn_answers))}"
-                    )
+                    raise LabError(f"{self.plan.what}: no PSNs from {', '.join(sources - set(self._psn_answers))}")
             return {
                 item["conn"]: (item["sq_psn"], item["rq_psn"])
                 for name, answer in self._psn_answers.items()
@@ -221,9 +221,7 @@ class Running(Generic[Result]):
         for link in self._links.values():
             self._make(link)
         self._pump_until(lambda: all(link.is_up for link in self._links.values()))
-        self._publish(
-            "qps", self.started_ns, connections=[self._describe(link) for link in self._links.values()]
-        )
+        self._publish("qps", self.started_ns, connections=[self._describe(link) for link in self._links.values()])
 
     def _pump_until(self, is_there: Callable[[], bool]) -> None:
         deadline_ns = time.monotonic_ns() + int(SETUP_TIMEOUT_S * 1e9)
@@ -263,7 +261,7 @@ class Running(Generic[Result]):
                     self.failure = f"nothing moved for {self.plan.stall_deadline_s:.0f} s{self._where()}"
         except FaultbedError as error:
             self.failure = str(error)
-        except Exception as error:  # a defect of ours must end the run, not hang its user
+        except Exception as error:  # noqa: BLE001  # a defect of ours must end the run, not hang its user
             self.failure = f"{type(error).__name__}: {error}"
         self.ended_ns = time.monotonic_ns()
         try:
@@ -288,9 +286,7 @@ class Running(Generic[Result]):
             handler(message, event.host, now_ns)
         if event.name in ("sample", "iteration", "error"):
             self.events.append(event)
-            self._publish(
-                event.name, now_ns, host=event.host, **{k: v for k, v in message.items() if k != "event"}
-            )
+            self._publish(event.name, now_ns, host=event.host, **{k: v for k, v in message.items() if k != "event"})
 
     def _on_sample(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         if any(message["sizes"]):
@@ -321,9 +317,8 @@ class Running(Generic[Result]):
     # Connections.
 
     def _make(self, link: _Link) -> None:
-        with self._lock:
-            link.generation += 1
-            link.ends, link.joined, link.is_up, link.retry_ns = {}, set(), False, None
+        link.generation += 1
+        link.ends, link.joined, link.is_up, link.retry_ns = {}, set(), False, None
         generation = link.generation & 0xF
         for side, task in enumerate((link.cable.src, link.cable.dst)):
             # Not 0, another one for every end and every rebuild: a packet of the QP before does not fit in.
@@ -342,10 +337,11 @@ class Running(Generic[Result]):
         link = self._link_of(message)
         if link is None:
             return
-        with self._lock:
-            link.ends[message["task"]] = message["end"]
-        if len(link.ends) == 2:
-            cable = link.cable
+        link.ends[message["task"]] = message["end"]
+        cable = link.cable
+        if {cable.src, cable.dst} <= set(link.ends):
+            with self._lock:
+                link.described = self._describe(link)
             for task, peer in ((cable.src, cable.dst), (cable.dst, cable.src)):
                 self._tell(task, link, {"do": "connect", "peer": link.ends[peer]})
 
@@ -354,7 +350,7 @@ class Running(Generic[Result]):
         if link is None:
             return
         link.joined.add(message["task"])
-        if len(link.joined) < 2:
+        if link.joined != {link.cable.src, link.cable.dst}:
             return
         link.is_up = True
         for task in (link.cable.src, link.cable.dst):
@@ -455,6 +451,18 @@ class Running(Generic[Result]):
             self._on_event({"event": name, "time_ns": now_ns, **fields})
 
 
+def _refuse_local(lab: TrafficLab, plan: Plan) -> None:
+    """On a soft lab: Linux delivers to an address of its own through lo, where no rxe listens."""
+    places = {task.name: task.endpoint for task in plan.tasks}
+    for cable in plan.cables:
+        src, dst = places[cable.src], places[cable.dst]
+        if lab.kind == "soft" and src.host == dst.host:
+            raise UsageError(
+                f"{plan.what}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot talk to itself over "
+                "the fabric; order the ranks so that neighbours are on different hosts"
+            )
+
+
 def begin(
     lab: TrafficLab,
     plan: Plan,
@@ -464,12 +472,14 @@ def begin(
     """Start engines, make all connections, start the work.
 
     Raises:
+        UsageError: the lab cannot carry it.
         LabError: it could not be started; nothing is left running on any node.
     """
+    _refuse_local(lab, plan)
     engines = Engines.start(lab, (task.endpoint.host for task in plan.tasks))
     running = Running(engines, plan, finish, on_event)
     try:
-        running._start()  # the two are one
+        running._start()  # noqa: SLF001  # the two are one
     except BaseException:
         engines.close()
         raise

@@ -100,27 +100,29 @@ def _pid(space, daemon):
 
 
 def _start(daemon, spaces):
-    """Start one daemon in each namespace, all at once; its parent ends when it is ready."""
+    """Start one daemon in each namespace, all at once; the process that we start ends when its daemon is ready."""
     starting = {}
     for space in spaces:
         argv = [f"{BINARIES}/{daemon}", "-d", "-N", space, "-i", f"{_folder(space)}/{daemon}.pid"]
-        # FRR allocates for as many descriptors as the limit says; a guest's default is a million.
+        # No TCP port for a console; and FRR allocates for as many descriptors as the limit says, a million in a guest.
         argv += ["-P", "0", "--limit-fds", "1024"]
         if daemon == "bgpd":
             argv += ["-f", f"{_folder(space)}/bgpd.conf"]
-        with netns(space):
+        # A file, not a pipe: the daemon keeps it open, and the end of a pipe would never come.
+        with netns(space), open(f"{_folder(space)}/{daemon}.err", "w+", encoding="utf-8") as said:
             starting[space] = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
             )
     deadline = time.monotonic() + START_DEADLINE_S
     for space, process in starting.items():
         try:
-            _, stderr = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             raise StateError(f"{daemon} of {space} was not ready within {START_DEADLINE_S:.0f} s") from None
         if process.returncode != 0:
-            told = " | ".join(stderr.strip().splitlines()[-3:])
+            with open(f"{_folder(space)}/{daemon}.err", encoding="utf-8", errors="replace") as said:
+                told = " | ".join(said.read().strip().splitlines()[-3:])
             raise StateError(f"{daemon} of {space} ended with {process.returncode}: {told}")
 
 

@@ -157,9 +157,10 @@ def _bridge(ports, found):
     links = {link["ifname"]: link for link in ip_json("address", namespace=FRONT_END)}
     commands = []
     if FRONT_END not in links:
-        commands.append(
-            f"link add name {FRONT_END} mtu {FRONT_END_MTU} type bridge forward_delay 0 stp_state 0"
-        )
+        commands += [
+            f"link add name {FRONT_END} mtu {FRONT_END_MTU} type bridge forward_delay 0 stp_state 0",
+            f"link set dev {FRONT_END} addrgenmode none",
+        ]
     if "UP" not in links.get(FRONT_END, {"flags": []})["flags"]:
         commands.append(f"link set dev {FRONT_END} up")
     for port in ports:
