@@ -22,7 +22,6 @@ from testbed.counters import Snapshot, flat_deltas
 __all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired"]
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Armed:
     """The change, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`."""

@@ -128,7 +128,8 @@ class Holder:
             "state": self.state,
             "on": self.is_on,
             **self.seen,
-            "edges": [edge[:2] for edge in self.done],
+            # Only what was seen to be so.
+            "edges": [[at, on] for at, on, seen in self.done if seen["applied"] == on],
             "armed_at_ns": first[0],
             "armed_readback": first[2],
             "failure": self.failure,
@@ -208,9 +209,9 @@ class Holder:
             self.count_down()
             if self.is_on or self.failure:
                 self.actuator.off()
-                if self.is_on:
-                    self.done.append([time.monotonic_ns(), False, {}])
-                self.is_on = False
+                off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
+                if was_on:
+                    self.done.append([off_ns, False, self.actuator.read()])
                 if self.actuator.poll_s:
                     # The hop's count is final only now, with its rule gone.
                     self.sample(time.monotonic_ns())

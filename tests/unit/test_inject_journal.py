@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inject.journal import Journal, pending, read
@@ -19,6 +19,7 @@ def write(path, count):
             journal.ok(seq, "arm", at_ns=index)
 
 
+@settings(deadline=None)  # each record is fsynced, and disks have their moods
 @given(st.data())
 def test_a_journal_cut_at_any_byte_loses_at_most_one_record(tmp_path_factory, data):
     """Truncate anywhere: all whole records are there, in order."""
@@ -32,6 +33,7 @@ def test_a_journal_cut_at_any_byte_loses_at_most_one_record(tmp_path_factory, da
     assert [record.seq for record in records] == list(range(whole))
 
 
+@settings(deadline=None)  # each record is fsynced, and disks have their moods
 @given(st.data())
 def test_writing_goes_on_after_a_torn_end(tmp_path_factory, data):
     """A journal reopened after a kill drops the torn line and continues with the next number."""
@@ -73,9 +75,7 @@ def test_threads_share_a_journal(tmp_path):
     """Records of several threads are whole lines with numbers of their own."""
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
-        threads = [
-            threading.Thread(target=lambda: [journal.note("beat", who=1) for _ in range(20)]) for _ in range(4)
-        ]
+        threads = [threading.Thread(target=lambda: [journal.note("beat", who=1) for _ in range(20)]) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
