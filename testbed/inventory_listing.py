@@ -23,6 +23,7 @@ import yaml
 
 from testbed.errors import ConfigError, UsageError
 from testbed.inventory_schema import near
+from testbed.paths import cache_dir
 from testbed.shipped import playbooks
 
 __all__ = ["listing"]
@@ -39,7 +40,7 @@ def listing(path: Path) -> dict[str, Any]:
     """
     text = _text(path)
     _refuse_bad_yaml(path, text)
-    kept = _cache_dir() / f"{_digest(path, text)}.json"
+    kept = cache_dir() / "inventory" / f"{_digest(path, text)}.json"
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads(kept.read_bytes())
         return found
@@ -89,11 +90,6 @@ def _twice(node: yaml.Node) -> Iterator[tuple[str, int]]:
                 yield key.value, key.start_mark.line + 1
             seen.add(str(key.value))
             yield from _twice(value)
-
-
-def _cache_dir() -> Path:
-    root = os.environ.get("FAULTBED_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "faultbed") / "inventory"
 
 
 def _digest(path: Path, text: str) -> str:

@@ -1,6 +1,323 @@
-"""Placeholder until the provisioning branch lands."""
+"""Provision a lab, and prove it: our playbooks through ansible-runner.
 
-from typing import Any
+Ansible gets two inventories, the lab's and the running lab's (where each machine answers), and an environment that
+holds nothing of the person's but PATH, HOME and the locale, because ansible-runner writes its environment to disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import ansible_runner
+
+from testbed import nodecode
+from testbed.errors import LabError
+from testbed.inventory import Inventory
+from testbed.lab import Lab, runtime_inventory
+from testbed.paths import private_dir, socket_dir
+from testbed.shipped import playbooks
+
+__all__ = ["Event", "ProvisionResult", "Site", "bring_up", "provision", "site_of", "verify"]
+
+VERIFY_DEADLINE_S = 60
+"""How long, within the verify play, BGP may take to converge and pings may take to be answered."""
+
+_KEPT_RUNS = 5
+_PERSIST_S = 120
+_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "TERM")
+_EVENTS: dict[str, Literal["started", "ok", "changed", "skipped", "failed", "unreachable"]] = {
+    "runner_on_start": "started",
+    "runner_on_ok": "ok",
+    "runner_on_skipped": "skipped",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+}
 
 
-def bring_up(lab: Any, progress: Any) -> None: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One task on one node, begun or ended. `detail` is the node's message, or what was changed."""
+
+    node: str
+    task: str
+    state: Literal["started", "ok", "changed", "skipped", "failed", "unreachable"]
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvisionResult:
+    """How a playbook went. Nodes by name; `changes` says in words what was changed on each."""
+
+    changed: Mapping[str, int]
+    ok: tuple[str, ...]
+    failed: tuple[str, ...]
+    unreachable: tuple[str, ...]
+    changes: Mapping[str, tuple[str, ...]]
+    results: Mapping[str, Mapping[str, Any]]
+    """The last result of each node, as its program gave it."""
+    seconds: float
+
+
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A running lab as Ansible needs it.
+
+    `runtime_inventory` says where each machine answers; `artifacts` is a folder for ansible-runner's files (the last
+    runs are kept; it holds no secrets); `control` is a folder for SSH's sockets, whose path must be short (unix(7)).
+    """
+
+    inventory: Inventory
+    runtime_inventory: Path
+    artifacts: Path
+    control: Path
+
+
+def bring_up(lab: Lab, progress: Callable[[str], None]) -> None:
+    """Provision and verify a lab, telling in words how it goes. Errors are those of `provision`."""
+    site = site_of(lab)
+    machines = len(site.inventory.machines)
+
+    def told(event: Event) -> None:
+        if event.state not in {"started", "skipped"}:
+            progress(f"{event.node}: {event.task}: {event.state}")
+
+    with _connections(site):
+        done = _run(_PROVISION, site, told)
+        progress(
+            f"provisioned {machines} machines, {sum(map(len, done.changes.values()))} changes, {done.seconds:.0f} s"
+        )
+        proof = _run(_verify_play(), site, told)
+    pairs = sum(int(result.get("pairs", 0)) for result in proof.results.values())
+    sessions = sum(int(result.get("sessions", 0)) for result in proof.results.values())
+    progress(f"verified: {sessions} BGP session ends, {pairs} RDMA pings, {proof.seconds:.0f} s")
+
+
+def site_of(lab: Lab) -> Site:
+    """The site of an open lab."""
+    return Site(
+        inventory=lab.inventory_model,
+        runtime_inventory=runtime_inventory(lab.state_dir),
+        artifacts=lab.state_dir / "artifacts",
+        control=socket_dir(lab.state_dir) / "ssh",
+    )
+
+
+def provision(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
+    """Bring every machine of a lab to what its inventory says. A second run changes nothing.
+
+    Args:
+        site: the lab.
+        on_event: told of every task that starts or ends on a node; called in this thread.
+
+    Raises:
+        LabError: a task failed or a node did not answer; the message has node, task and the node's own words.
+        KeyboardInterrupt: Ctrl-C, after Ansible has been ended.
+    """
+    with _connections(site):
+        return _run(_PROVISION, site, on_event)
+
+
+def verify(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
+    """Prove a lab: links, MTUs, GIDs, BGP sessions, ECMP width, and an RDMA ping on every pair of RNICs.
+
+    Arguments and errors are those of `provision`.
+    """
+    with _connections(site):
+        return _run(_verify_play(), site, on_event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Play:
+    name: str
+    timeout_s: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+_PROVISION = _Play(name="provision", timeout_s=600)
+
+
+def _verify_play() -> _Play:
+    """The ping's `run` is new each time: one run must not hear another one's datagrams."""
+    extra = {"faultbed_verify_run": secrets.token_hex(8), "faultbed_verify_deadline_s": VERIFY_DEADLINE_S}
+    return _Play(name="verify", timeout_s=240, extra=extra)
+
+
+@dataclass(kw_only=True)
+class _Seen:
+    """What the events of a run have told so far."""
+
+    on_event: OnEvent
+    changes: dict[str, list[str]] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: list[Event] = field(default_factory=list)
+
+    def take(self, raw: Mapping[str, Any]) -> bool:
+        """Handle one event of ansible-runner; it is kept on disk too."""
+        state = _EVENTS.get(str(raw.get("event")))
+        if state is None:
+            return True
+        data = raw["event_data"]
+        result = data.get("res") or {}
+        changes = [str(change) for change in result.get("changes") or ()]
+        node = str(data["host"])
+        if state == "ok":
+            self.results[node] = result
+            self.changes.setdefault(node, []).extend(changes)
+            state = "changed" if result.get("changed") else "ok"
+        event = Event(
+            node=node,
+            task=str(data.get("task", "")).strip(),
+            state=state,
+            detail=str(result.get("msg") or "; ".join(changes)).strip(),
+            seconds=float(data.get("duration") or 0.0),
+        )
+        if state in {"failed", "unreachable"} and not data.get("ignore_errors"):
+            self.problems.append(event)
+        self.on_event(event)
+        return True
+
+
+def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
+    started = time.monotonic()
+    folder = _run_folder(site.artifacts, play.name)
+    seen = _Seen(on_event=on_event or (lambda _event: None))
+    environment = _environment(site)
+    with _interruptible() as interrupted:
+        runner = ansible_runner.interface.init_runner(
+            private_data_dir=str(folder),
+            project_dir=str(playbooks()),
+            playbook=str(playbooks() / f"{play.name}.yml"),
+            inventory=[str(site.inventory.path.resolve()), str(site.runtime_inventory.resolve())],
+            extravars={"faultbed_node_code": _node_code(folder), **play.extra},
+            envvars=environment,
+            settings={"pexpect_timeout": 1, "suppress_ansible_output": True},
+            quiet=True,
+            ident="run",
+            timeout=play.timeout_s,
+            event_handler=seen.take,
+            cancel_callback=interrupted.is_set,
+        )
+        # ansible-runner starts from our whole environment and writes it to a file.
+        runner.config.env = {name: value for name, value in runner.config.env.items() if _is_ours(name, environment)}
+        status, _ = runner.run()
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+    if status != "successful":
+        raise _failure(play, status, seen.problems, folder)
+    stats = runner.stats or {}
+    return ProvisionResult(
+        changed={name: int(count) for name, count in stats.get("changed", {}).items()},
+        ok=tuple(sorted(stats.get("ok", {}))),
+        failed=tuple(sorted(stats.get("failures", {}))),
+        unreachable=tuple(sorted(stats.get("dark", {}))),
+        changes={name: tuple(changes) for name, changes in seen.changes.items() if changes},
+        results=seen.results,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _run_folder(artifacts: Path, name: str) -> Path:
+    """A new folder for one run; of the older ones of this kind the last few stay."""
+    artifacts.mkdir(mode=0o700, parents=True, exist_ok=True)
+    older = sorted(artifacts.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime)
+    for old in older[: 1 - _KEPT_RUNS]:
+        shutil.rmtree(old, ignore_errors=True)
+    folder = artifacts / f"{name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _node_code(folder: Path) -> dict[str, str]:
+    """The node code as a file for Ansible to send."""
+    code = nodecode.archive()
+    path = folder / "node-code.tar"
+    path.write_bytes(code.content)
+    return {
+        "name": code.digest,
+        "archive": str(path),
+        "archive_sha256": hashlib.sha256(code.content).hexdigest(),
+    }
+
+
+def _environment(site: Site) -> dict[str, str]:
+    """Settings of Ansible that depend on the lab or the machine; the fixed ones are in playbooks/ansible.cfg."""
+    return {
+        # Ansible's programs are beside our Python, whether or not its environment is activated.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),
+        "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_FORKS": str(len(site.inventory.machines)),
+        "ANSIBLE_LOCAL_TEMP": str(site.artifacts / "tmp"),
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(site.control),
+        "ANSIBLE_SSH_ARGS": f"-o ControlMaster=auto -o ControlPersist={_PERSIST_S}s -o Compression=no",
+        "ANSIBLE_SSH_RETRIES": "2",
+        "ANSIBLE_TIMEOUT": "60",
+        "ANSIBLE_NOCOLOR": "1",
+    }
+
+
+def _is_ours(name: str, environment: Mapping[str, str]) -> bool:
+    """Whether a variable is passed on: ours, the runner's own, or one of the few of the person's."""
+    return name in environment or name in _PASSED_ON or name not in os.environ
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Turn Ctrl-C into an event while Ansible runs: ansible-runner then ends all its processes."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _connections(site: Site) -> Iterator[None]:
+    """Let Ansible's SSH masters live as long as this, and no longer: after a reset they would lead nowhere."""
+    private_dir(site.control)
+    try:
+        yield
+    finally:
+        for master in site.control.iterdir():
+            argv = ["ssh", "-o", f"ControlPath={master}", "-O", "exit", "faultbed"]
+            with suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(argv, capture_output=True, check=False, timeout=10)
+        shutil.rmtree(site.control, ignore_errors=True)
+
+
+def _failure(play: _Play, status: str, problems: list[Event], folder: Path) -> LabError:
+    where = f"Ansible's output is in {folder / 'artifacts' / 'run' / 'stdout'}"
+    if problems:
+        told = "; ".join(f"{event.node}: {event.task}: {event.detail or event.state}" for event in problems)
+        return LabError(f"{play.name}: {told}. {where}")
+    if status == "timeout":
+        return LabError(f"{play.name} did not end within {play.timeout_s} s. {where}")
+    return LabError(f"{play.name}: Ansible ended as {status}: {_last_lines(folder)}. {where}")
+
+
+def _last_lines(folder: Path) -> str:
+    path = folder / "artifacts" / "run" / "stdout"
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()] if path.exists() else []
+    return json.dumps(" | ".join(lines[-3:]))

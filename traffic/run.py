@@ -139,6 +139,11 @@ class Running(Generic[Result]):
         return "recovered" if self.rebuilds or any(link.episode for link in self._links.values()) else "completed"
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._over.is_set()
+
+    @property
     def clock_error_ns(self) -> dict[str, int]:
         """By host: how wrong its times may be, in ns."""
         return {host: offset.error_ns for host, offset in self._engines.offsets.items()}

@@ -147,7 +147,8 @@ def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | Non
         except subprocess.TimeoutExpired:
             continue
         raise LabError(
-            f"QEMU of {vm.machine.name} ended at once (code {code}): {vm.log.read_text(errors='replace').strip()[-800:]}"
+            f"QEMU of {vm.machine.name} ended at once (code {code}): "
+            f"{vm.log.read_text(errors='replace').strip()[-800:]}"
         )
     return process.pid
 

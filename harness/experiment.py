@@ -1,0 +1,366 @@
+"""The experiment file: what a person writes, as frozen types; refused with the path of what is wrong.
+
+    tests/experiments/demo.toml: faults[1].target: no link "rtsw9:host1" ...; did you mean rtsw1:host1:rxe0?
+
+`load` needs no lab. `harness.fit` then holds the experiment against a lab's topology.
+
+Fault keys: `kind`, `target` (a name, or a list from which the seed chooses), `at` (a time since the
+workload's start, or a range `["6s", "9s"]` from which the seed draws), `for`, optionally `id` (default: the
+kind, numbered when it repeats), and the kind's own parameters under `set = { ... }`, which go to the injector
+as they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from harness.metrics import Metric, lookup, nearest
+from harness.needs import Need, parse_need
+from harness.quantities import parse_duration_ns, parse_size_bytes
+from testbed.errors import ConfigError
+
+__all__ = [
+    "Collective",
+    "Expectation",
+    "Experiment",
+    "Fault",
+    "Flow",
+    "Scalar",
+    "Workload",
+    "decode",
+    "load",
+]
+
+Scalar = str | int | float | bool
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A collective, repeated. Exactly one of `iterations` and `duration_ns` is set.
+
+    `ranks` are RNICs (`host1:rxe0`) in ring order; empty: one a host, on its first RNIC. `compute_units` is
+    the work each rank's GPU does before each iteration (0: none); a unit is one block of the soft GPU's
+    matrix product.
+    """
+
+    collective: Literal["all-reduce"]
+    algorithm: Literal["ring"]
+    size_bytes: int
+    ranks: tuple[str, ...]
+    iterations: int | None
+    duration_ns: int | None
+    compute_units: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """An elephant: `qps` queue pairs writing messages of `size_bytes`, `depth` outstanding on each."""
+
+    flow: Literal["write"]
+    src: str
+    dst: str
+    qps: int
+    size_bytes: int
+    depth: int
+    duration_ns: int
+
+
+Workload = Collective | Flow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A fault as written: the seed still has to choose one of `targets` and a time (`harness.plan`)."""
+
+    id: str
+    kind: str
+    targets: tuple[str, ...]
+    at_earliest_ns: int
+    at_latest_ns: int
+    duration_ns: int
+    parameters: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """A bound on a metric, in the metric's unit. At least one of the three is set; `equals` stands alone."""
+
+    metric: Metric
+    minimum: float | None = None
+    maximum: float | None = None
+    equals: Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A whole experiment file. `source` is where it came from, for messages."""
+
+    name: str
+    seed: int
+    needs: tuple[Need, ...]
+    workload: Workload
+    faults: tuple[Fault, ...]
+    expectations: tuple[Expectation, ...]
+    source: str
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what stands in the file, before quantities are read."""
+
+
+class _LabFile(_File, frozen=True, kw_only=True):
+    needs: tuple[str, ...] = ()
+
+
+class _CollectiveFile(_File, frozen=True, kw_only=True):
+    collective: Literal["all-reduce"]
+    size: str
+    algorithm: Literal["ring"] = "ring"
+    ranks: tuple[str, ...] = ()
+    iterations: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    duration: str | None = None
+    compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class _FlowFile(_File, frozen=True, kw_only=True):
+    flow: Literal["write"]
+    src: str
+    dst: str
+    duration: str
+    size: str = "64KiB"
+    qps: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    depth: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
+
+
+class _FaultFile(_File, frozen=True, kw_only=True):
+    kind: str
+    target: str | tuple[str, ...]
+    at: str | tuple[str, str]
+    duration: str = msgspec.field(name="for")
+    id: str | None = None
+    parameters: dict[str, Scalar] = msgspec.field(name="set", default_factory=dict)
+
+
+class _ExpectFile(_File, frozen=True, kw_only=True):
+    metric: str
+    min: str | int | float | None = None
+    max: str | int | float | None = None
+    equals: Scalar | None = None
+
+
+class _ExperimentFile(_File, frozen=True, kw_only=True):
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9.-]{0,62}$")]
+    workload: dict[str, Any]
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 1
+    lab: _LabFile = msgspec.field(default_factory=_LabFile)
+    faults: tuple[_FaultFile, ...] = ()
+    expect: tuple[_ExpectFile, ...] = ()
+
+
+_AT_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_KEYS = {
+    "": ("name", "seed", "lab", "workload", "faults", "expect"),
+    "lab": ("needs",),
+    "faults": ("id", "kind", "target", "at", "for", "set"),
+    "expect": ("metric", "min", "max", "equals"),
+    "collective": tuple(_CollectiveFile.__struct_fields__),
+    "flow": tuple(_FlowFile.__struct_fields__),
+}
+
+
+def load(path: Path) -> Experiment:
+    """Read an experiment file.
+
+    Raises:
+        ConfigError: not readable, not TOML, or something in it makes no sense; with the path of it.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; name an experiment file (TOML)") from error
+    return decode(content, source=str(path))
+
+
+def decode(content: bytes, *, source: str) -> Experiment:
+    """Decode the bytes of an experiment file; `source` is what messages call it.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    try:
+        raw = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: not TOML: {error}") from error
+    parsed = _convert(raw, _ExperimentFile, source, "")
+    faults = _faults(parsed.faults, source)
+    return Experiment(
+        name=parsed.name,
+        seed=parsed.seed,
+        needs=tuple(
+            _read(parse_need, text, source, f"lab.needs[{index}]") for index, text in enumerate(parsed.lab.needs)
+        ),
+        workload=_workload(parsed.workload, source),
+        faults=faults,
+        expectations=tuple(
+            _expectation(item, f"expect[{index}]", source, faults) for index, item in enumerate(parsed.expect)
+        ),
+        source=source,
+    )
+
+
+def _fail(source: str, path: str, message: str) -> ConfigError:
+    return ConfigError(f"{source}: {path}: {message}" if path else f"{source}: {message}")
+
+
+def _convert(raw: Any, type_: type[_T], source: str, prefix: str) -> _T:
+    try:
+        return msgspec.convert(raw, type_)
+    except msgspec.ValidationError as error:
+        raise _fail(source, *_explain(str(error), prefix)) from error
+
+
+def _explain(message: str, prefix: str) -> tuple[str, str]:
+    """Split msgspec's message into the path inside the file and a sentence; hint at a misspelt key."""
+    match = _AT_PATH.search(message)
+    inner = match["path"] if match else ""
+    sentence = _AT_PATH.sub("", message)
+    path = ".".join(part for part in (prefix.partition("/")[0], inner) if part)
+    unknown = _UNKNOWN.match(sentence)
+    if unknown:
+        section = prefix.partition("/")[2] or re.sub(r"\[.*", "", inner)
+        keys = _KEYS.get(section, ())
+        near = difflib.get_close_matches(unknown["name"], keys, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(keys)}"
+        sentence = f'no key "{unknown["name"]}" here; {hint}'
+    return path, sentence[:1].lower() + sentence[1:]
+
+
+def _read(parser: Callable[[str], _T], text: str, source: str, path: str) -> _T:
+    try:
+        return parser(text)
+    except ValueError as error:
+        raise _fail(source, path, str(error)) from error
+
+
+def _workload(raw: dict[str, Any], source: str) -> Workload:
+    if ("collective" in raw) == ("flow" in raw):
+        raise _fail(source, "workload", 'say what runs: collective = "all-reduce", or flow = "write"')
+    if "flow" in raw:
+        flow = _convert(raw, _FlowFile, source, "workload/flow")
+        return Flow(
+            flow=flow.flow,
+            src=flow.src,
+            dst=flow.dst,
+            qps=flow.qps,
+            size_bytes=_positive(parse_size_bytes, flow.size, source, "workload.size"),
+            depth=flow.depth,
+            duration_ns=_positive(parse_duration_ns, flow.duration, source, "workload.duration"),
+        )
+    collective = _convert(raw, _CollectiveFile, source, "workload/collective")
+    if (collective.iterations is None) == (collective.duration is None):
+        raise _fail(source, "workload", "give either iterations or duration")
+    return Collective(
+        collective=collective.collective,
+        algorithm=collective.algorithm,
+        size_bytes=_positive(parse_size_bytes, collective.size, source, "workload.size"),
+        ranks=collective.ranks,
+        iterations=collective.iterations,
+        duration_ns=None
+        if collective.duration is None
+        else _positive(parse_duration_ns, collective.duration, source, "workload.duration"),
+        compute_units=collective.compute_units,
+    )
+
+
+def _positive(parser: Callable[[str], int], text: str, source: str, path: str) -> int:
+    value = _read(parser, text, source, path)
+    if value <= 0:
+        raise _fail(source, path, "must be more than 0")
+    return value
+
+
+def _faults(items: tuple[_FaultFile, ...], source: str) -> tuple[Fault, ...]:
+    seen: dict[str, str] = {}
+    faults = []
+    for index, item in enumerate(items):
+        path = f"faults[{index}]"
+        fault = _fault(item, path, source, _fault_id(item, seen))
+        if fault.id in seen:
+            raise _fail(source, f"{path}.id", f'"{fault.id}" is also the id of {seen[fault.id]}; choose another')
+        seen[fault.id] = path
+        faults.append(fault)
+    return tuple(faults)
+
+
+def _fault_id(item: _FaultFile, seen: dict[str, str]) -> str:
+    if item.id is not None:
+        return item.id
+    number = 1
+    while (candidate := item.kind if number == 1 else f"{item.kind}-{number}") in seen:
+        number += 1
+    return candidate
+
+
+def _fault(item: _FaultFile, path: str, source: str, fault_id: str) -> Fault:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", fault_id):
+        raise _fail(source, f"{path}.id", f'"{fault_id}" must be lower-case letters, digits, dots and dashes')
+    targets = (item.target,) if isinstance(item.target, str) else item.target
+    if not targets:
+        raise _fail(source, f"{path}.target", "an empty list: name at least one target")
+    bounds = (item.at, item.at) if isinstance(item.at, str) else item.at
+    earliest, latest = (_read(parse_duration_ns, text, source, f"{path}.at") for text in bounds)
+    if latest < earliest:
+        raise _fail(source, f"{path}.at", f"the range ends ({bounds[1]}) before it begins ({bounds[0]})")
+    return Fault(
+        id=fault_id,
+        kind=item.kind,
+        targets=targets,
+        at_earliest_ns=earliest,
+        at_latest_ns=latest,
+        duration_ns=_positive(parse_duration_ns, item.duration, source, f"{path}.for"),
+        parameters=dict(item.parameters),
+    )
+
+
+def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault, ...]) -> Expectation:
+    ids = [fault.id for fault in faults]
+    metric = lookup(item.metric, ids)
+    if metric is None:
+        near = nearest(item.metric, ids)
+        hint = f"; did you mean {near}?" if near else ""
+        raise _fail(source, f"{path}.metric", f'no metric "{item.metric}"{hint}')
+    if item.equals is not None and (item.min is not None or item.max is not None):
+        raise _fail(source, path, "equals stands alone; drop min and max")
+    if item.equals is None and item.min is None and item.max is None:
+        raise _fail(source, path, "no bound: give min, max or equals")
+    if metric.unit == "host" and not isinstance(item.equals, str):
+        raise _fail(source, path, f'{metric.name} is a name: write equals = "host3"')
+    return Expectation(
+        metric=metric,
+        minimum=_bound(item.min, metric, f"{path}.min", source),
+        maximum=_bound(item.max, metric, f"{path}.max", source),
+        equals=item.equals,
+    )
+
+
+def _bound(value: str | float | None, metric: Metric, path: str, source: str) -> float | None:
+    """A bound in the metric's unit: "3s" for a time, a bare number for all others."""
+    if value is None:
+        return None
+    if metric.unit == "s":
+        if not isinstance(value, str):
+            raise _fail(source, path, f'a time needs its unit: write "{value}s" if seconds are meant')
+        return _read(parse_duration_ns, value, source, path) / 1e9
+    if isinstance(value, str):
+        raise _fail(source, path, f"{metric.name} is a plain number ({metric.unit}); drop the quotes and the unit")
+    return float(value) if metric.unit != "count" else value

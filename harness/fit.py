@@ -1,0 +1,110 @@
+"""Hold an experiment against a lab: do its names exist there, do its bounds make sense there.
+
+Two different answers: `needs.unmet` says that this lab is too small (the experiment is skipped, with that
+reason); `fit` says that the file is wrong for it (the run is refused, with the path inside the file).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from harness.experiment import Collective, Experiment, Workload
+from harness.timeline import MIN_BASELINE_NS
+from testbed.errors import ConfigError, UsageError
+from testbed.topology import Topology
+
+__all__ = ["fit"]
+
+_NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "dip", "straggler")
+
+
+def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"]) -> Experiment:
+    """Check every name and bound of `experiment` against a lab, and fill in the default ranks.
+
+    Raises:
+        ConfigError: an unknown target, rank or host, a fault that outlasts the workload or leaves no
+        fault-free start
+            to compare with, or a bound in Gb/s on a soft lab.
+    """
+    workload = _fit_workload(experiment, topology)
+    _fit_faults(experiment, topology)
+    _fit_expectations(experiment, lab_kind)
+    return replace(experiment, workload=workload)
+
+
+def _error(experiment: Experiment, path: str, message: str) -> ConfigError:
+    return ConfigError(f"{experiment.source}: {path}: {message}")
+
+
+def _resolve_rnic(experiment: Experiment, topology: Topology, path: str, text: str) -> None:
+    try:
+        target = topology.resolve(text)
+    except UsageError as error:
+        raise _error(experiment, path, str(error)) from error
+    if target.kind != "rnic":
+        raise _error(experiment, path, f'"{text}" is a {target.kind}, not an RNIC; write one like host1:rxe0')
+
+
+def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
+    workload = experiment.workload
+    if not isinstance(workload, Collective):
+        _resolve_rnic(experiment, topology, "workload.src", workload.src)
+        _resolve_rnic(experiment, topology, "workload.dst", workload.dst)
+        if workload.src == workload.dst:
+            raise _error(experiment, "workload.dst", f"the flow ends where it begins ({workload.src})")
+        return workload
+    ranks = workload.ranks or tuple(f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics)
+    for index, rank in enumerate(ranks):
+        _resolve_rnic(experiment, topology, f"workload.ranks[{index}]", rank)
+    repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if repeated:
+        raise _error(experiment, "workload.ranks", f"{repeated[0]} is there twice; a rank is one RNIC")
+    if len(ranks) < 2:  # noqa: PLR2004 - a ring needs two
+        raise _error(experiment, "workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
+    return replace(workload, ranks=ranks)
+
+
+def _fit_faults(experiment: Experiment, topology: Topology) -> None:
+    end_ns = experiment.workload.duration_ns
+    for index, fault in enumerate(experiment.faults):
+        path = f"faults[{index}]"
+        for choice, target in enumerate(fault.targets):
+            where = f"{path}.target" if len(fault.targets) == 1 else f"{path}.target[{choice}]"
+            try:
+                topology.resolve(target)
+            except UsageError as error:
+                raise _error(experiment, where, str(error)) from error
+        last_ns = fault.at_latest_ns + fault.duration_ns
+        if end_ns is not None and last_ns > end_ns:
+            raise _error(
+                experiment,
+                path,
+                f"may last until {last_ns / 1e9:g} s, but the workload ends at {end_ns / 1e9:g} s; "
+                "begin the fault earlier or run longer",
+            )
+
+
+def _fit_expectations(experiment: Experiment, lab_kind: str) -> None:
+    first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=None)
+    for index, expectation in enumerate(experiment.expectations):
+        path = f"expect[{index}].metric"
+        metric = expectation.metric
+        if lab_kind == "soft" and metric.unit == "Gb/s":
+            raise _error(
+                experiment,
+                path,
+                f"{metric.name} is in Gb/s, and a soft lab's bounds are ratios within one run; "
+                "bound jct_ratio or goodput_min_ratio",
+            )
+        if not metric.name.startswith(_NEEDS_BASELINE):
+            continue
+        if first_ns is None:
+            raise _error(experiment, path, f"{metric.name} is about faults, and this experiment has none")
+        if first_ns < MIN_BASELINE_NS:
+            raise _error(
+                experiment,
+                path,
+                f"{metric.name} compares with the run's own fault-free start, which needs "
+                f"{MIN_BASELINE_NS / 1e9:g} s; the first fault may come at {first_ns / 1e9:g} s",
+            )

@@ -1,0 +1,210 @@
+"""Expectations, measurements and receipts in; checks and a verdict out. Pure.
+
+The rules, in the order in which they are applied:
+
+1. An error of the harness itself is a check with verdict ERROR, and the run is an ERROR.
+2. Every planned fault is a check of its own. It is PASS when the fault provably fired: armed by readback,
+fired count
+   above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback.
+   Everything else, including no receipt at all, is INCONCLUSIVE: the question was never put.
+3. Every expectation is a check. No value: INCONCLUSIVE. Inside the bound: PASS. Outside: FAIL. A censored
+value (the
+   truth is at least it) fails a maximum that it already exceeds and is INCONCLUSIVE otherwise.
+4. A check whose metric is *about faults* is INCONCLUSIVE, whichever way it fell, unless the faults it is
+about
+   provably fired. A check that is not (wrong data is wrong data) stands.
+5. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it.
+6. The run's verdict is the worst of its checks (`verdict.worst`); a run without any check is INCONCLUSIVE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.experiment import Expectation
+from harness.measurements import FaultRun, Measurements
+from harness.metrics import PER_FAULT_PREFIXES, Metric
+from harness.observe import Observation, Observed
+from harness.plan import Plan
+from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, worst
+
+__all__ = ["check_expectation", "judge", "unproven"]
+
+
+def judge(*, plan: Plan, expectations: Sequence[Expectation], run: Measurements, observed: Observed) -> VerdictFile:
+    """Judge one run."""
+    problems = {fault.plan.id: unproven(fault.receipt) or fault.doubts for fault in run.faults}
+    checks = [
+        *_error_checks(run.errors),
+        *(_fault_check(fault, problems[fault.plan.id]) for fault in run.faults),
+        *(
+            check
+            for expectation in expectations
+            for check in check_expectation(
+                expectation,
+                observed.metrics.get(expectation.metric.name),
+                _unproven_for(expectation.metric, problems),
+            )
+        ),
+        *_lab_checks(run.lab_state, run.lab_diff),
+    ]
+    return VerdictFile(
+        experiment=plan.experiment,
+        seed=plan.seed,
+        lab=run.lab,
+        verdict=worst(check.verdict for check in checks),
+        checks=tuple(checks),
+        faults=tuple(fault.receipt or _empty_receipt(fault) for fault in run.faults),
+        lab_state=run.lab_state,
+    )
+
+
+def unproven(receipt: Receipt | None) -> tuple[str, ...]:
+    """Why this receipt does not prove that the fault happened; empty when it does."""
+    if receipt is None:
+        return ("it was never tried",)
+    fired = receipt.fired
+    problems = []
+    if receipt.armed.get("ok") is not True:
+        problems.append("no readback shows that it was armed")
+    if fired.count <= 0 or fired.first_ns is None:
+        problems.append(f"it never fired ({fired.witness or 'no witness'} counts {fired.count})")
+    if not any(fired.must_move.values()):
+        names = ", ".join(fired.must_move) or "no counter was named"
+        problems.append(f"what must move did not ({names})")
+    for name, delta in fired.must_not_move.items():
+        if delta is None:
+            problems.append(f"{name} must not move and could not be read")
+        elif delta:
+            problems.append(f"{name} must not move and moved by {delta:g}")
+    if receipt.cleared.get("ok") is not True:
+        problems.append("no readback shows that it was cleared")
+    return tuple(problems)
+
+
+def check_expectation(
+    expectation: Expectation, observation: Observation | None, problems: Sequence[str]
+) -> tuple[Check, ...]:
+    """One check for each bound of an expectation.
+
+    `problems` say why the faults it is about are not proven; they matter only for metrics about faults.
+    """
+    bounds: list[tuple[str, float | int | str]] = []
+    if expectation.minimum is not None:
+        bounds.append(("min", expectation.minimum))
+    if expectation.maximum is not None:
+        bounds.append(("max", expectation.maximum))
+    if expectation.equals is not None:
+        bounds.append(("equals", expectation.equals))
+    return tuple(_bound_check(expectation.metric, sign, bound, observation, problems) for sign, bound in bounds)
+
+
+_SIGNS = {"min": "observed >= bound", "max": "observed <= bound", "equals": "observed = bound"}
+
+
+def _bound_check(
+    metric: Metric,
+    sign: str,
+    bound: float | str,
+    observation: Observation | None,
+    problems: Sequence[str],
+) -> Check:
+    value = None if observation is None else observation.value
+    detail = "not measured in this run" if observation is None else observation.detail
+    if value is None or observation is None:
+        verdict = Verdict.INCONCLUSIVE
+    else:
+        verdict = _compare(sign, value, bound, censored=observation.censored)
+    if metric.about_faults and problems:
+        verdict = Verdict.INCONCLUSIVE
+        detail = f"{detail}; says nothing, because {problems[0]}"
+    return Check(
+        name=metric.name,
+        verdict=verdict,
+        observed=value,
+        bound=bound,
+        unit=metric.unit,
+        rule=f"{_SIGNS[sign]}. {metric.meaning}",
+        detail=detail,
+    )
+
+
+def _compare(sign: str, value: float | str, bound: float | str, *, censored: bool) -> Verdict:
+    if sign == "equals":
+        good = value == bound
+        return Verdict.INCONCLUSIVE if censored else Verdict.PASS if good else Verdict.FAIL
+    if isinstance(value, str) or isinstance(bound, str):
+        return Verdict.INCONCLUSIVE
+    if sign == "max":
+        if value > bound:
+            return Verdict.FAIL
+        return Verdict.INCONCLUSIVE if censored else Verdict.PASS
+    if value >= bound:
+        return Verdict.PASS
+    return Verdict.INCONCLUSIVE if censored else Verdict.FAIL
+
+
+def _unproven_for(metric: Metric, problems: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """What is unproven about the faults that `metric` is about: one fault for `recovery.<id>`, else all."""
+    for prefix in PER_FAULT_PREFIXES:
+        fault_id = metric.name.removeprefix(prefix)
+        if metric.name.startswith(prefix) and fault_id in problems:
+            return tuple(f"{fault_id}: {problem}" for problem in problems[fault_id])
+    return tuple(f"{fault_id}: {problem}" for fault_id, each in problems.items() for problem in each)
+
+
+def _fault_check(fault: FaultRun, problems: Sequence[str]) -> Check:
+    receipt = fault.receipt
+    return Check(
+        name=f"fired.{fault.plan.id}",
+        verdict=Verdict.INCONCLUSIVE if problems else Verdict.PASS,
+        observed=0 if receipt is None else receipt.fired.count,
+        bound=1,
+        unit="count",
+        rule="observed >= bound. Armed, fired, a counter that must move moved, none that must not, cleared",
+        detail="; ".join(problems) or f"witness: {receipt.fired.witness if receipt else None}",
+    )
+
+
+def _error_checks(errors: Sequence[str]) -> tuple[Check, ...]:
+    return tuple(
+        Check(
+            name="harness",
+            verdict=Verdict.ERROR,
+            observed=None,
+            bound=None,
+            unit="",
+            rule="The harness itself did its work",
+            detail=sentence,
+        )
+        for sentence in errors
+    )
+
+
+def _lab_checks(state: LabState, diff: Sequence[str]) -> tuple[Check, ...]:
+    clean = state == "CLEAN"
+    detail = "the same as before the run" if clean else "; ".join(diff) or "nobody could tell"
+    return (
+        Check(
+            name="lab_restored",
+            verdict=Verdict.PASS if clean else Verdict.INCONCLUSIVE,
+            observed=state,
+            bound="CLEAN",
+            unit="",
+            rule="observed = bound. Fingerprint of every node after the run against the one before",
+            detail=detail,
+        ),
+    )
+
+
+def _empty_receipt(fault: FaultRun) -> Receipt:
+    """The receipt of a fault that was never tried: it proves nothing."""
+    return Receipt(
+        id=fault.plan.id,
+        kind=fault.plan.kind,
+        target=fault.plan.target,
+        fidelity="modelled",
+        armed={"ok": False},
+        fired=Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={}),
+        cleared={"ok": False},
+    )

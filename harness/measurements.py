@@ -1,0 +1,166 @@
+"""What a run measured: `measurements.json`, written once by the run loop, read by the judge and the report.
+
+All times are the controller's CLOCK_MONOTONIC in nanoseconds; node times were moved by the measured clock
+offset before they came here, and `clock_error_ns` is the largest uncertainty of that move. A `Sample` counts
+the payload bytes that a rank's sends completed in [t_ns, t_ns + sample_ns).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from harness.plan import PlannedFault
+from harness.verdict import LabState, Receipt
+from testbed.topology import Topology
+
+__all__ = [
+    "Connection",
+    "Environment",
+    "FaultRun",
+    "Iteration",
+    "Measurements",
+    "Rank",
+    "RankSeries",
+    "Sample",
+    "Summary",
+    "decode",
+    "encode",
+]
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the workload (a flow has two: 0 sends, 1 receives)."""
+
+    rank: int
+    host: str
+    rnic: str
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of one bin; `[t_ns, bytes]` in the file."""
+
+    t_ns: int
+    bytes: int
+
+
+class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+    """One iteration of one rank: it computes, waits for its neighbours, communicates; `wrong` elements."""
+
+    index: int
+    start_ns: int
+    compute_ns: int
+    comm_ns: int
+    wait_ns: int
+    wrong: int = 0
+
+    @property
+    def end_ns(self) -> int:
+        """When the iteration was over."""
+        return self.start_ns + self.compute_ns + self.wait_ns + self.comm_ns
+
+
+class RankSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one rank did over time."""
+
+    rank: int
+    samples: tuple[Sample, ...] = ()
+    iterations: tuple[Iteration, ...] = ()
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue pair of the workload. `path` are the nodes it crosses, as each switch's kernel routes it."""
+
+    src: str
+    dst: str
+    lqpn: int
+    rqpn: int
+    udp_sport: int | None
+    path: tuple[str, ...]
+
+
+class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A planned fault and what became of it. `receipt` is None when the run ended before it was tried.
+
+    `doubts` are the injector's own reasons not to believe the receipt; any makes the run INCONCLUSIVE.
+    `edges` are (controller ns, on) of every change that the fault made. `colour` (`#rrggbb`) is the kind's,
+    from the catalogue of faults; None: the report chooses.
+    """
+
+    plan: PlannedFault
+    receipt: Receipt | None
+    doubts: tuple[str, ...] = ()
+    edges: tuple[tuple[int, bool], ...] = ()
+    colour: str | None = None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Bandwidths as nccl-tests define them, in Gb/s. None: not a collective, or no iteration finished."""
+
+    algbw_gbps: float | None = None
+    busbw_gbps: float | None = None
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """`environment.json`: what the run ran on. Never environment variables, never anything secret."""
+
+    faultbed: str
+    git: str | None
+    python: str
+    platform: str
+    controller_kernel: str
+    cpu_count: int
+    qemu: str | None = None
+    accelerator: str | None = None
+    guest_kernel: str | None = None
+    packages: dict[str, str] = {}
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """`measurements.json`.
+
+    `counters_before` and `counters_after` map a node to its counters, RNIC counters named
+    `rxe0.out_of_seq_request`. `twin` are the iterations of the fault-free run from the same snapshot.
+    `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
+    `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
+    lines that differ.
+    """
+
+    schema: Literal[1] = 1
+    lab: str
+    lab_kind: Literal["soft", "rack"]
+    accelerator: str | None
+    topology: Topology
+    t0_ns: int
+    end_ns: int
+    sample_ns: int = 100_000_000
+    clock_error_ns: int = 0
+    workload: dict[str, Any]
+    ranks: tuple[Rank, ...]
+    series: tuple[RankSeries, ...]
+    connections: tuple[Connection, ...] = ()
+    qp_errors: int = 0
+    rebuilds: int = 0
+    faults: tuple[FaultRun, ...] = ()
+    counters_before: dict[str, dict[str, int]] = {}
+    counters_after: dict[str, dict[str, int]] = {}
+    twin: tuple[RankSeries, ...] | None = None
+    summary: Summary = Summary()
+    lab_state: LabState
+    lab_diff: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+def encode(measurements: Measurements) -> bytes:
+    """`measurements.json` as bytes."""
+    return msgspec.json.encode(measurements) + b"\n"
+
+
+def decode(content: bytes) -> Measurements:
+    """Read `measurements.json`.
+
+    Raises:
+        msgspec.ValidationError: not measurements of schema 1.
+    """
+    return msgspec.json.decode(content, type=Measurements)

@@ -1,0 +1,125 @@
+"""The metrics an expectation can bound: one table, read by the decoder, the judge and the report.
+
+Two of them come once per fault as well: `recovery.<fault id>` and `after_clear.<fault id>`.
+
+`about_faults` marks metrics that only mean something when the faults really happened. When a fault did not
+provably fire, a check on such a metric is INCONCLUSIVE whichever way its number fell; a check on the other
+metrics (wrong data is wrong data) keeps its own verdict.
+
+Absolute rates are refused as bounds on a soft lab: its numbers are ratios within one run, never Gb/s.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["METRICS", "PER_FAULT_PREFIXES", "Metric", "lookup", "nearest"]
+
+Unit = Literal["s", "ratio", "count", "Gb/s", "host"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A thing that is measured in every run.
+
+    `unit` is the unit of both the observed value and the bound; `meaning` says how the number comes about, in
+    words that the report prints beside it.
+    """
+
+    name: str
+    unit: Unit
+    meaning: str
+    about_faults: bool = False
+
+
+_RECOVERY = (
+    "Time from the fault's first firing until rolling goodput is back at 95 % of the noise floor "
+    "of this run's own fault-free start, and stays there"
+)
+_AFTER_CLEAR = "Time from the fault's removal until goodput is back; 0 when it was back before"
+
+_TABLE = (
+    Metric(
+        name="wrong_elements",
+        unit="count",
+        meaning="Elements of the collective's result that were wrong, on all ranks",
+    ),
+    Metric(name="iterations", unit="count", meaning="Iterations that every rank finished"),
+    Metric(name="qp_errors", unit="count", meaning="Queue pairs that went into the error state"),
+    Metric(name="rebuilds", unit="count", meaning="Queue pairs that were torn down and connected anew"),
+    Metric(name="goodput.mean", unit="Gb/s", meaning="Payload bytes of all ranks over the run's time"),
+    Metric(
+        name="busbw.mean",
+        unit="Gb/s",
+        meaning="Bus bandwidth as nccl-tests define it: algbw times 2(n-1)/n for all-reduce",
+    ),
+    Metric(name="recovery.total", unit="s", about_faults=True, meaning=f"{_RECOVERY}; the worst fault counts"),
+    Metric(
+        name="after_clear.total",
+        unit="s",
+        about_faults=True,
+        meaning=f"{_AFTER_CLEAR}; the worst fault counts",
+    ),
+    Metric(
+        name="jct_ratio",
+        unit="ratio",
+        about_faults=True,
+        meaning="Time to finish the first k iterations over the fault-free twin's time for the same k",
+    ),
+    Metric(
+        name="goodput_min_ratio",
+        unit="ratio",
+        about_faults=True,
+        meaning="Lowest rolling goodput while a fault acted, over the mean of the fault-free start",
+    ),
+    Metric(
+        name="dip",
+        unit="ratio",
+        about_faults=True,
+        meaning="1 - goodput_min_ratio: share of goodput lost at the deepest point",
+    ),
+    Metric(
+        name="straggler",
+        unit="host",
+        about_faults=True,
+        meaning="Host whose compute phase grew most against its own fault-free start, if it stands out",
+    ),
+    Metric(
+        name="nak_episodes",
+        unit="count",
+        about_faults=True,
+        meaning="Growth of out_of_seq_request on all RNICs: a receiver saw a gap in the PSNs and NAKed once",
+    ),
+    Metric(
+        name="go_back_n",
+        unit="count",
+        about_faults=True,
+        meaning="Growth of rcvd_seq_err on all RNICs: a sender got such a NAK and went back to the lost PSN",
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
+"""Every metric by name."""
+
+PER_FAULT_PREFIXES = {"recovery.": _RECOVERY, "after_clear.": _AFTER_CLEAR}
+"""Metrics that exist once per fault: the prefix, then the fault's id."""
+
+
+def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:
+    """The metric called `name` in an experiment with these faults, or None."""
+    if name in METRICS:
+        return METRICS[name]
+    for prefix, meaning in PER_FAULT_PREFIXES.items():
+        if name.startswith(prefix) and name.removeprefix(prefix) in set(fault_ids):
+            return Metric(name=name, unit="s", about_faults=True, meaning=meaning)
+    return None
+
+
+def nearest(name: str, fault_ids: Iterable[str]) -> str | None:
+    """The metric's name that looks most like `name`, if any does."""
+    names = [*METRICS, *(prefix + fault for prefix in PER_FAULT_PREFIXES for fault in fault_ids)]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return near[0] if near else None

@@ -1,0 +1,256 @@
+"""The run directory: `runs/<utc>-<name>-<seed>/`, made once, every file written whole or not at all.
+
+experiment.toml     the file as it was given       samples.parquet     goodput samples, long form
+(SAMPLES_SCHEMA) plan.json           what the seed decided          verdict.json        the verdict
+(harness.verdict) journal.jsonl       what was done to the lab       environment.json    what it ran on
+measurements.json   what was measured              report.html         all of it for people, in one file
+repro.sh            runs the same thing again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness import measurements as measurements_file
+from harness import plan as plan_file
+from harness import verdict as verdict_file
+from harness.measurements import Environment, Measurements
+from harness.plan import Plan
+from harness.verdict import VerdictFile
+from testbed.errors import UsageError
+
+__all__ = ["SAMPLES_SCHEMA", "RunDir", "create", "describe_environment", "open_run", "repro_script"]
+
+SAMPLES_SCHEMA = pa.schema(
+    [
+        pa.field("rank", pa.int32(), nullable=False, metadata={"meaning": "rank of the workload"}),
+        pa.field("host", pa.string(), nullable=False, metadata={"meaning": "host of the rank"}),
+        pa.field("rnic", pa.string(), nullable=False, metadata={"meaning": "RNIC of the rank"}),
+        pa.field("t_ns", pa.int64(), nullable=False, metadata={"meaning": "bin start, controller monotonic ns"}),
+        pa.field("since_start_ns", pa.int64(), nullable=False, metadata={"meaning": "t_ns - t0_ns of the run"}),
+        pa.field("bytes", pa.int64(), nullable=False, metadata={"meaning": "payload bytes in this bin"}),
+    ]
+)
+"""Columns of `samples.parquet`; one row a rank and bin. File metadata: `t0_ns`, `sample_ns`."""
+
+_PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
+
+
+class RunDir:
+    """Paths and writers of one run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def journal(self) -> Path:
+        """The journal, which `inject.journal` writes."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write `plan.json`."""
+        self._write("plan.json", plan_file.encode(plan))
+
+    def write_measurements(self, measured: Measurements) -> None:
+        """Write `measurements.json` and `samples.parquet`."""
+        self._write("measurements.json", measurements_file.encode(measured))
+        with _whole(self.path / "samples.parquet") as temporary:
+            pq.write_table(_samples_table(measured), temporary)
+
+    def write_verdict(self, verdict: VerdictFile) -> None:
+        """Write `verdict.json`."""
+        self._write("verdict.json", verdict_file.encode(verdict))
+
+    def write_environment(self, environment: Environment) -> None:
+        """Write `environment.json`."""
+        content = msgspec.json.format(msgspec.json.encode(environment, order="sorted"), indent=2)
+        self._write("environment.json", content + b"\n")
+
+    def read_experiment(self) -> bytes:
+        """The experiment as it was given."""
+        return self._read("experiment.toml")
+
+    def read_plan(self) -> Plan:
+        """Read `plan.json`."""
+        return plan_file.decode(self._read("plan.json"))
+
+    def read_measurements(self) -> Measurements:
+        """Read `measurements.json`."""
+        return measurements_file.decode(self._read("measurements.json"))
+
+    def read_verdict(self) -> VerdictFile:
+        """Read `verdict.json`."""
+        return verdict_file.decode(self._read("verdict.json"))
+
+    def read_environment(self) -> Environment:
+        """Read `environment.json`."""
+        return msgspec.json.decode(self._read("environment.json"), type=Environment)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"{self.path / name}: {error.strerror or error}; only the directory of a finished run has it"
+            ) from error
+
+    def _write(self, name: str, content: bytes, *, mode: int = 0o644) -> None:
+        with _whole(self.path / name) as temporary:
+            temporary.write_bytes(content)
+            temporary.chmod(mode)
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` that becomes `path` at the end, or vanishes on an error."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        if temporary.stat().st_mode & 0o777 == 0o600:  # noqa: PLR2004 - mkstemp's own mode
+            temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def create(root: Path, *, experiment: bytes, name: str, seed: int, lab: str, started: datetime) -> RunDir:
+    """Make the directory of a new run under `root`, with `experiment.toml` and `repro.sh` in it.
+
+    `started` is an aware UTC time. A second run within the same second gets a number.
+
+    Raises:
+        UsageError: the directory cannot be made.
+    """
+    stem = f"{started:%Y%m%dT%H%M%SZ}-{name}-{seed}"
+    for number in range(1, 100):
+        path = root / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror or error}; choose another place with --out") from error
+        run = RunDir(path)
+        run._write("experiment.toml", experiment)  # noqa: SLF001 - the class's own module
+        run._write("repro.sh", repro_script(seed=seed, lab=lab), mode=0o755)  # noqa: SLF001
+        return run
+    raise UsageError(f"{root / stem}: a hundred runs in one second; choose another place with --out")
+
+
+def open_run(path: Path) -> RunDir:
+    """The directory of a finished run.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such run directory; runs are kept under runs/")
+    return RunDir(path)
+
+
+_REPRO = """\
+#!/bin/sh
+# Runs this experiment again with the same seed, wherever this directory has been copied to.
+# FAULTBED_LAB names another lab; arguments go to `faultbed run`.
+set -eu
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+if ! command -v faultbed >/dev/null; then
+    echo "repro.sh: no faultbed on PATH; activate the environment that it is installed in" >&2
+    exit 4
+fi
+lab=@LAB@
+exec faultbed --lab "${FAULTBED_LAB:-$lab}" run "$here/experiment.toml" --seed @SEED@ "$@"
+"""
+
+
+def repro_script(*, seed: int, lab: str) -> bytes:
+    """`repro.sh`: the same experiment with the same seed, on `lab` (an inventory) unless told otherwise."""
+    return _REPRO.replace("@LAB@", shlex.quote(lab)).replace("@SEED@", str(seed)).encode()
+
+
+def describe_environment(
+    *, qemu: str | None = None, accelerator: str | None = None, guest_kernel: str | None = None
+) -> Environment:
+    """What this controller is. Reads versions only: no environment variable, no host name, no user name."""
+    return Environment(
+        faultbed=_version("faultbed") or "unknown",
+        git=_git_describe(),
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        controller_kernel=platform.release(),
+        cpu_count=os.cpu_count() or 0,
+        qemu=qemu,
+        accelerator=accelerator,
+        guest_kernel=guest_kernel,
+        packages={name: version for name in _PACKAGES if (version := _version(name))},
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_describe() -> str | None:
+    """The commit this code was taken from, marked when it was changed; None outside a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--tags"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _samples_table(measured: Measurements) -> pa.Table:
+    ranks = {rank.rank: rank for rank in measured.ranks}
+    rows = [
+        (series.rank, ranks[series.rank].host, ranks[series.rank].rnic, sample.t_ns, sample.bytes)
+        for series in measured.series
+        for sample in series.samples
+    ]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 5
+    rank, host, rnic, t_ns, size = columns
+    table = pa.table(
+        {
+            "rank": rank,
+            "host": host,
+            "rnic": rnic,
+            "t_ns": t_ns,
+            "since_start_ns": [t - measured.t0_ns for t in t_ns],
+            "bytes": size,
+        },
+        schema=SAMPLES_SCHEMA,
+    )
+    return table.replace_schema_metadata(
+        {"t0_ns": str(measured.t0_ns), "sample_ns": str(measured.sample_ns), "python": sys.version.split()[0]}
+    )

@@ -1,0 +1,139 @@
+"""The verdict of a run, and `verdict.json` as the world outside reads it (schema 1).
+
+    {"schema": 1, "experiment": str, "seed": int, "lab": str, "verdict": "PASS|FAIL|INCONCLUSIVE|ERROR",
+     "checks": [{"name", "verdict", "observed", "bound", "unit", "rule", "detail"}],
+     "faults": [{"id", "kind", "target", "fidelity", "armed": {}, "fired": {"count", "first_ns", "last_ns",
+                 "witness", "must_move": {}, "must_not_move": {}}, "cleared": {}}],
+     "lab_state": "CLEAN|DIRTY"}
+
+Verdicts merge to the worst: PASS, then INCONCLUSIVE (we cannot tell), then FAIL (we can tell, and it is bad),
+then ERROR (the harness itself broke, so nothing it says about the rest can be relied on).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = [
+    "Check",
+    "ExitCode",
+    "Fidelity",
+    "Fired",
+    "LabState",
+    "Receipt",
+    "Verdict",
+    "VerdictFile",
+    "decode",
+    "encode",
+    "exit_code",
+    "worst",
+]
+
+LabState = Literal["CLEAN", "DIRTY"]
+Fidelity = Literal["real", "emulated", "modelled"]
+
+
+class Verdict(enum.StrEnum):
+    """What a check, or a whole run, comes to. In order, best first."""
+
+    PASS = "PASS"  # noqa: S105 - a verdict, not a password
+    INCONCLUSIVE = "INCONCLUSIVE"
+    FAIL = "FAIL"
+    ERROR = "ERROR"
+
+
+class ExitCode(enum.IntEnum):
+    """What the command line ends with."""
+
+    PASS = 0
+    FAIL = 1
+    INCONCLUSIVE = 2
+    ERROR = 3
+    USAGE = 4
+    DIRTY = 5
+
+
+_RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Merge verdicts: the worst one. Nothing at all is INCONCLUSIVE, because nothing was shown."""
+    return max(verdicts, key=_RANK.__getitem__, default=Verdict.INCONCLUSIVE)
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One question asked of a run. `observed` and `bound` are in `unit`; `rule` says how they compare."""
+
+    name: str
+    verdict: Verdict
+    observed: float | int | str | None
+    bound: float | int | str | None
+    unit: str
+    rule: str
+    detail: str = ""
+
+
+class Fired(msgspec.Struct, frozen=True, kw_only=True):
+    """The proof that a fault happened. Times are the controller's monotonic clock; None: it never fired.
+
+    `must_move` and `must_not_move` map a counter to how much it moved while the fault was in place.
+    """
+
+    count: int
+    first_ns: int | None
+    last_ns: int | None
+    witness: str | None
+    must_move: dict[str, float | int | None]
+    must_not_move: dict[str, float | int | None]
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about one fault of a run.
+
+    `armed` and `cleared` are the readbacks after the change and after its removal, as the fault kind gives
+    them, with two keys that every kind has: `ok` (bool) and `at_ns` (controller's monotonic clock).
+    """
+
+    id: str
+    kind: str
+    target: str
+    fidelity: Fidelity
+    armed: dict[str, Any]
+    fired: Fired
+    cleared: dict[str, Any]
+
+
+class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`verdict.json`."""
+
+    schema: Literal[1] = 1
+    experiment: str
+    seed: int
+    lab: str
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    faults: tuple[Receipt, ...]
+    lab_state: LabState
+
+
+def exit_code(verdict: Verdict, lab_state: LabState) -> ExitCode:
+    """The command line's exit code. A DIRTY lab outranks every verdict: somebody has to look at it first."""
+    return ExitCode.DIRTY if lab_state == "DIRTY" else ExitCode[verdict.name]
+
+
+def encode(verdict: VerdictFile) -> bytes:
+    """`verdict.json` as bytes: indented, in the order of the contract, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n"
+
+
+def decode(content: bytes) -> VerdictFile:
+    """Read `verdict.json`.
+
+    Raises:
+        msgspec.ValidationError: not a verdict of schema 1.
+    """
+    return msgspec.json.decode(content, type=VerdictFile)

@@ -1,0 +1,164 @@
+"""How the injector reaches a holder: a transient unit on the target, or a guarded process beside QEMU.
+
+Both give a `testbed.node.Channel` and both are watched by someone who reverts when the holder dies or stops: PID 1 through
+`ExecStopPost` and `WatchdogSec` (systemd.service(5)), `inject.node.guardian` through a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inject.node.holder import REVERT_DIR
+from testbed.errors import CommandFailed, LabError, Unreachable
+
+if TYPE_CHECKING:
+    from inject.plan import PlannedFault
+    from testbed.lab import Lab
+    from testbed.node import Channel
+
+__all__ = ["LocalChannel", "local_python", "open_holder", "revert_dir", "unit_command"]
+
+MODULE = "inject.node.holder"
+# Longest life of a unit beyond its fault's window: preparing, waiting for its moment, clearing.
+SLACK_S = 600.0
+START_S = 60.0
+SYSTEMD_RUN = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect")
+
+
+def open_holder(lab: Lab, planned: PlannedFault, *, ttl_s: float) -> Channel:
+    """Start the holder of a fault; it has changed nothing yet.
+
+    Raises:
+        Unreachable: the target does not answer.
+        LabError: the holder cannot be started.
+    """
+    if planned.place.local:
+        return LocalChannel(planned.id, revert_file(lab, planned), watchdog_s=ttl_s / 2)
+    lab.ensure_code(planned.place.node)
+    argv = unit_command(planned, lab.python(MODULE), ttl_s=ttl_s)
+    return lab.carrier(planned.place.node).open(argv)
+
+
+def unit_command(planned: PlannedFault, python: list[str], *, ttl_s: float) -> list[str]:
+    """The `systemd-run` that starts a holder with its revert in the hands of PID 1.
+
+    The unit is killed when its holder stops turning for half a lease (`WatchdogSec`), and in any case long after the
+    window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if the holder left one.
+    """
+    stored = f"{REVERT_DIR}/{planned.id}.revert"
+    revert = f"[ ! -e {stored} ] || {{ sh {stored} && rm -f {stored}; }}"
+    properties = {
+        # The watchdog counts from READY=1 on, so that a slow start-up is not taken for a hang.
+        "Type": "notify",
+        "NotifyAccess": "main",
+        "WatchdogSec": f"{max(1.0, ttl_s / 2):g}",
+        "WatchdogSignal": "SIGKILL",
+        "TimeoutStartSec": f"{START_S:g}",
+        "TimeoutStopSec": "2",
+        "RuntimeMaxSec": f"{planned.at_s + planned.for_s + SLACK_S:.0f}",
+        # Edges on time, and a revert that gets its turn, on a switch whose CPU forwards packets all the time.
+        "CPUSchedulingPolicy": "rr",
+        "CPUSchedulingPriority": "10",
+        "OOMScoreAdjust": "-900",
+        "ExecStopPost": f"/bin/sh -c {shlex.quote(revert)}",
+    }
+    settings = [word for name, value in properties.items() for word in ("-p", f"{name}={value}")]
+    return [*SYSTEMD_RUN, f"--unit={planned.unit}", *settings, *python]
+
+
+def revert_dir(lab: Lab) -> Path:
+    """Where reverts of local holders are stored while their faults are in place."""
+    return lab.state_dir / "faults"
+
+
+def revert_file(lab: Lab, planned: PlannedFault) -> Path:
+    """The stored revert of one local holder."""
+    return revert_dir(lab) / f"{planned.id}.revert"
+
+
+def local_python() -> list[str]:
+    """The interpreter, and the environment that lets it find this package from any folder."""
+    house = Path(__file__).resolve().parent.parent
+    return ["env", f"PYTHONPATH={house}", sys.executable, "-P"]
+
+
+class LocalChannel:
+    """A guardian and its holder on this machine, in a session of their own. Implements `testbed.node.Channel`."""
+
+    def __init__(self, name: str, stored: Path, *, watchdog_s: float) -> None:
+        self._what = f"holder of {name}"
+        house = Path(__file__).resolve().parent.parent
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "inject.node.guardian", str(stored), f"{watchdog_s:g}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": str(house)},
+        )
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, name=f"reader of {self._what}", daemon=True)
+        self._reader.start()
+
+    @property
+    def guardian_pid(self) -> int:
+        """Process id of the guardian; the holder is its child."""
+        return self._process.pid
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """See `testbed.node.Channel.send`."""
+        try:
+            with self._lock:
+                if self._process.stdin is None:
+                    raise BrokenPipeError
+                self._process.stdin.write(json.dumps(message).encode() + b"\n")
+                self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"{self._what} is gone") from error
+
+    def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
+        """See `testbed.node.Channel.receive`."""
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            raise CommandFailed(f"{self._what} said nothing for {timeout_s:.0f} s") from None
+        if line is None:
+            self._lines.put(None)
+            return None
+        try:
+            message: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise LabError(f"{self._what} said something that is not JSON: {line[:200]!r}") from error
+        return message
+
+    def close(self) -> None:
+        """End of the holder's stdin, then wait for guardian and holder. Safe to call twice."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
+        self._reader.join(timeout=2)
+        if self._process.stdout is not None and not self._reader.is_alive():
+            self._process.stdout.close()
+
+    def _read(self) -> None:
+        out = self._process.stdout
+        if out is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            for line in out:
+                self._lines.put(line)
+        self._lines.put(None)

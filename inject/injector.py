@@ -1,0 +1,419 @@
+"""Does planned faults and gives receipts: prepare → arm → observe → clear, journaled before each change.
+
+The injector is never what guarantees the revert. It beats; the target reverts when the beats stop. What this module adds is
+exact timing, the cross-check with independent counters, and an orderly end: leaving the `with` block, by whatever way,
+clears everything, and if even that is interrupted, closes the channels, which the holders take as the end of the lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from inject.channels import START_S, local_python, open_holder, revert_dir, revert_file
+from inject.node.holder import REVERT_DIR
+from inject.receipt import Armed, Cleared, Receipt, judge_fired
+from testbed import clock, counters
+from testbed.errors import CommandFailed, FaultbedError, FaultError, LabError, RevertFailed, Unreachable
+
+if TYPE_CHECKING:
+    from inject.journal import Journal
+    from inject.plan import PlannedFault
+    from testbed.lab import Lab
+    from testbed.node import Channel
+
+__all__ = ["Injector", "Mutation", "Prepared"]
+
+Mutation = Literal["noop", "lie"]
+"""Replace a holder's action by nothing; `lie` also claims that it was done. Only for tests of the harness."""
+
+ANSWER_S = 20.0
+SETTLE_S = 5.0
+
+
+class Injector:
+    """Faults of one lab in one run. Use as a context manager; its end clears whatever is still there.
+
+    Args:
+        lab: the lab.
+        journal: where intents go before they are done.
+        ttl_s: how long a target keeps a fault without hearing from us.
+        mutate: a mutation of every holder, for tests of the harness itself.
+    """
+
+    def __init__(
+        self, lab: Lab, journal: Journal, *, ttl_s: float = 10.0, mutate: Mutation | None = None
+    ) -> None:
+        self.lab = lab
+        self.journal = journal
+        self.ttl_s = ttl_s
+        self.mutate = mutate
+        self._open: list[Prepared] = []
+
+    def prepare(self, planned: PlannedFault) -> Prepared:
+        """Start the holder on its target and let it look: capability, ownership, the revert. Changes nothing.
+
+        Raises:
+            FaultError: the target refuses; the message says why.
+            Unreachable: it does not answer.
+        """
+        with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
+            prepared = Prepared(self, planned)
+            self._open.append(prepared)
+            try:
+                outcome["before"] = prepared.start()
+            except BaseException:
+                self._open.remove(prepared)
+                prepared.let_go()
+                raise
+        return prepared
+
+    def active(self) -> tuple[Prepared, ...]:
+        """Faults that have been prepared and not cleared."""
+        return tuple(self._open)
+
+    def forget(self, prepared: Prepared) -> None:
+        """Take a cleared fault off the list."""
+        with contextlib.suppress(ValueError):
+            self._open.remove(prepared)
+
+    def clear_all(self) -> tuple[Receipt, ...]:
+        """Clear everything, last first; every fault is tried even if another one fails.
+
+        Raises:
+            RevertFailed: at least one may still be in place.
+        """
+        receipts, failed = [], []
+        for prepared in reversed(self._open[:]):
+            receipt = prepared.clear()
+            receipts.append(receipt)
+            if not receipt.cleared.ok:
+                failed.append(f"{receipt.kind} on {receipt.target}: {receipt.cleared.error}")
+        if failed:
+            raise RevertFailed(f"{'; '.join(failed)}; run `faultbed heal`")
+        return tuple(receipts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.clear_all()
+        except BaseException:
+            # A second Ctrl-C, or worse: the end of its channel tells each holder to revert by itself.
+            for prepared in self._open[:]:
+                prepared.let_go()
+            self._open.clear()
+            raise
+
+
+class Prepared:
+    """A fault whose holder stands ready on its target. Made by `Injector.prepare`."""
+
+    def __init__(self, injector: Injector, planned: PlannedFault) -> None:
+        self.planned = planned
+        self._injector = injector
+        self._lab = injector.lab
+        self._channel: Channel | None = None
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name=f"lease of {planned.id}", daemon=True)
+        self._offset = clock.ClockOffset(offset_ns=0, error_ns=0)
+        self._before: counters.Snapshot | None = None
+        self._armed = Armed(ok=False, error="never armed")
+        self._receipt: Receipt | None = None
+
+    def start(self) -> dict[str, Any]:
+        """Open the channel, measure the clock, prepare. Called by `Injector.prepare`."""
+        self._channel = open_holder(self._lab, self.planned, ttl_s=self._injector.ttl_s)
+        ready = self._channel.receive(timeout_s=START_S)
+        if ready is None or ready.get("event") != "ready":
+            raise FaultError(
+                f"{self._where()}: the holder did not start (a unit of this fault still there?): {ready!r}"
+            )
+        self._offset = clock.measure(self._channel)
+        answer = self._ask(self._request())
+        self._beats.start()
+        return dict(answer["before"])
+
+    def baseline(self) -> None:
+        """Read the counters that everything after is compared with. `arm` does it if nobody did."""
+        self._before = counters.read(self._lab, self.planned.reads)
+
+    def arm(self, *, at_ns: int | None = None, qp: int | None = None, psn: int | None = None) -> Armed:
+        """Make the fault be, now or at a controller time (CLOCK_MONOTONIC, ns), and read it back.
+
+        Args:
+            at_ns: when; the target waits on its own clock, so that no SSH round trip is in the timing.
+            qp: destination QP for a packet fault planned with `qp = any`, instead of asking the RNIC.
+            psn: PSN likewise, instead of a relative one.
+
+        Raises:
+            FaultError: the target could not do it.
+        """
+        if self._before is None:
+            self.baseline()
+        learned = self._learn(qp, psn)
+        request: dict[str, Any] = {"do": "arm", **learned}
+        if at_ns is not None:
+            request["at_ns"] = at_ns - self._offset.offset_ns
+        with self._injector.journal.doing("arm", fault=self.planned.id, at_ns=at_ns, **learned) as outcome:
+            try:
+                answer = self._ask(request)
+                while answer["event"] == "scheduled" or answer.get("state") == "scheduled":
+                    remaining_s = (self._to_node(at_ns) - self._node_now()) / 1e9
+                    self._stop.wait(min(max(remaining_s, 0.01), 1.0))
+                    answer = self._ask({"do": "observe"})
+                if answer["event"] == "observed":
+                    if answer["failure"]:
+                        raise FaultError(f"{self._where()}: {answer['failure']}")
+                    answer = {"at_ns": answer["armed_at_ns"], "readback": answer["armed_readback"]}
+            except FaultbedError as error:
+                self._armed = Armed(ok=False, learned=learned, error=str(error))
+                raise
+            self._armed = Armed(
+                ok=bool(answer["readback"]["applied"]),
+                at_ns=self._offset.to_controller(answer["at_ns"]),
+                clock_error_ns=self._offset.error_ns,
+                readback=answer["readback"],
+                learned=learned,
+            )
+            outcome |= {
+                "ok": self._armed.ok,
+                "armed_at_ns": self._armed.at_ns,
+                "readback": self._armed.readback,
+            }
+        return self._armed
+
+    def observe(self) -> dict[str, Any]:
+        """What it has done so far: `state`, `on`, `count`, `first_ns`, `last_ns`, `edges`, in controller time.
+
+        Raises:
+            Unreachable: the holder is gone; its target reverts by itself.
+        """
+        return self._in_our_time(self._ask({"do": "observe"}))
+
+    def clear(self) -> Receipt:
+        """Revert, read back, and judge. A second call gives the same receipt. Never raises for what the lab did."""
+        if self._receipt is not None:
+            return self._receipt
+        with self._injector.journal.doing("clear", fault=self.planned.id) as outcome:
+            cleared, observed = self._clear()
+            after, restored, unsettled = self._settle(needs_witness=bool(observed.get("count")))
+            if cleared.ok and unsettled:
+                cleared = Cleared(
+                    ok=False,
+                    at_ns=cleared.at_ns,
+                    by=cleared.by,
+                    readback=cleared.readback,
+                    restored=restored,
+                    error=unsettled,
+                )
+            else:
+                cleared = Cleared(
+                    ok=cleared.ok,
+                    at_ns=cleared.at_ns,
+                    by=cleared.by,
+                    readback=cleared.readback,
+                    restored=restored,
+                    error=cleared.error,
+                )
+            fired, doubts = judge_fired(
+                self.planned, armed=self._armed, observed=observed, before=self._before or {}, after=after
+            )
+            self._receipt = Receipt(
+                id=self.planned.id,
+                kind=self.planned.kind,
+                target=self.planned.target.text,
+                fidelity=self.planned.fidelity,
+                armed=self._armed,
+                fired=fired,
+                cleared=cleared,
+                edges=tuple((at, on) for at, on in observed.get("edges", ())),
+                doubts=doubts,
+            )
+            outcome |= {"receipt": self._receipt.to_json(), "doubts": list(doubts)}
+        self.let_go()
+        self._injector.forget(self)
+        return self._receipt
+
+    def let_go(self) -> None:
+        """Stop beating and close the channel; a holder that still holds reverts at once."""
+        self._stop.set()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+        if self._beats.is_alive() and self._beats is not threading.current_thread():
+            self._beats.join(timeout=2)
+
+    # The holder
+
+    def _request(self) -> dict[str, Any]:
+        request = {**self.planned.request, "ttl_s": self._injector.ttl_s}
+        if self._injector.mutate is not None:
+            request["mutate"] = self._injector.mutate
+        if self.planned.place.local:
+            args = dict(request["args"])
+            args["socket"] = str(self._lab.qmp_socket(args["host"]))
+            args["nic"] = self._lab.nic_id(args["host"], args["netdev"])
+            args["python"] = local_python()
+            revert_dir(self._lab).mkdir(parents=True, exist_ok=True)
+            request |= {"args": args, "revert_dir": str(revert_dir(self._lab))}
+        return request
+
+    def _ask(self, request: Mapping[str, Any], *, timeout_s: float = ANSWER_S) -> dict[str, Any]:
+        with self._lock:
+            if self._channel is None:
+                raise Unreachable(f"{self._where()}: its holder has been let go")
+            self._channel.send(request)
+            answer = self._channel.receive(timeout_s=timeout_s)
+        if answer is None:
+            raise Unreachable(f"{self._where()}: its holder has ended; the target reverts by itself")
+        if answer.get("event") == "error":
+            raise FaultError(f"{self._where()}: {answer.get('error')} (while asked to {answer.get('where')})")
+        return answer
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._injector.ttl_s / 5):
+            # Whoever holds the lock is asking something, and every question renews the lease.
+            if self._lock.acquire(blocking=False):
+                try:
+                    self._ask({"do": "beat"})
+                except FaultbedError:
+                    return
+                finally:
+                    self._lock.release()
+
+    def _where(self) -> str:
+        place = self.planned.place
+        return f"{self.planned.kind} on {self.planned.target.text} ({'here' if place.local else place.node})"
+
+    # Time
+
+    def _to_node(self, at_ns: int | None) -> int:
+        return (at_ns or 0) - self._offset.offset_ns
+
+    def _node_now(self) -> int:
+        return time.monotonic_ns() - self._offset.offset_ns
+
+    def _in_our_time(self, observed: Mapping[str, Any]) -> dict[str, Any]:
+        ours = dict(observed)
+        for name in ("first_ns", "last_ns", "armed_at_ns"):
+            if ours.get(name) is not None:
+                ours[name] = self._offset.to_controller(ours[name])
+        ours["edges"] = [(self._offset.to_controller(at), on) for at, on in observed.get("edges", ())]
+        return ours
+
+    # Before and after
+
+    def _learn(self, qp: int | None, psn: int | None) -> dict[str, int]:
+        learn = self.planned.learn
+        if learn is None:
+            return {}
+        learned = {name: value for name, value in (("qp", qp), ("psn", psn)) if value is not None}
+        if "qp" in learned and ("psn" in learned or learn.psn_ahead is None):
+            return learned
+        wanted = qp if qp is not None else learn.qp
+        argv = ["rdma", "-j", "-d", "resource", "show", "qp", "link", f"{learn.rnic}/1"]
+        listed = json.loads(self._lab.node(learn.host).run(argv, timeout_s=ANSWER_S).stdout or "[]")
+        connected = sorted(
+            (each for each in listed if each.get("type") == "RC" and each.get("state") in ("RTR", "RTS")),
+            key=lambda each: int(each["lqpn"]),
+        )
+        found = next((each for each in connected if wanted in ("any", int(each["lqpn"]))), None)
+        if found is None:
+            there = ", ".join(str(each["lqpn"]) for each in connected) or "none"
+            raise FaultError(
+                f"{self._where()}: {learn.host}:{learn.rnic} has no connected QP {wanted} (connected: {there}); "
+                "is the workload running?"
+            )
+        learned["qp"] = int(found["lqpn"])
+        if learn.psn_ahead is not None and "psn" not in learned:
+            learned["psn"] = (int(found["rq-psn"]) + learn.psn_ahead) % (1 << 24)
+        return learned
+
+    def _clear(self) -> tuple[Cleared, dict[str, Any]]:
+        try:
+            answer = self._ask({"do": "clear"})
+        except FaultError as error:
+            return Cleared(ok=False, error=str(error)), {}
+        except LabError as error:
+            return self._cleared_by_lease(error), {}
+        observed = self._in_our_time(answer["observed"])
+        at_ns = answer["at_ns"]
+        return (
+            Cleared(
+                ok=bool(answer["ok"]),
+                at_ns=self._offset.to_controller(at_ns) if at_ns is not None else None,
+                readback=answer["readback"],
+                error=answer.get("error"),
+            ),
+            observed,
+        )
+
+    def _cleared_by_lease(self, error: LabError) -> Cleared:
+        """The holder is gone: its target is due to revert alone; look until it has, or until the lease is over."""
+        deadline = time.monotonic() + self._injector.ttl_s + 2
+        while True:
+            try:
+                if self._is_reverted():
+                    return Cleared(ok=True, at_ns=time.monotonic_ns(), by="lease", error=str(error))
+            except LabError as unreachable:
+                error = unreachable
+            if time.monotonic() > deadline:
+                return Cleared(
+                    ok=False, by="lease", error=f"nobody can tell whether it was reverted: {error}"
+                )
+            self._stop.wait(0.2)
+
+    def _is_reverted(self) -> bool:
+        if self.planned.place.local:
+            return not revert_file(self._lab, self.planned).exists()
+        stored = f"{REVERT_DIR}/{self.planned.id}.revert"
+        script = f"[ ! -e {stored} ] && ! systemctl is-active --quiet {self.planned.unit}"
+        node = self._lab.carrier(self.planned.place.node)
+        return node.run(["sh", "-c", script], check=False, timeout_s=5).rc == 0
+
+    def _settle(self, *, needs_witness: bool) -> tuple[counters.Snapshot, dict[str, int | None], str | None]:
+        """Counters after the fault: wait until witnesses have moved and states are as before, or the deadline."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            try:
+                after: counters.Snapshot = counters.read(self._lab, self.planned.reads)
+            except (Unreachable, CommandFailed) as error:
+                return {}, {}, str(error)
+            deltas = counters.flat_deltas(self._before or {}, after)
+            moved = (
+                self._before is None
+                or not needs_witness
+                or all(
+                    any(deltas.get(key, 0) >= witness.at_least for key in witness.any_of)
+                    for witness in self.planned.must_move
+                )
+            )
+            restored = {key: _state(after, key) for key, _ in self.planned.restored}
+            wrong = [
+                f"{key} is {restored[key]}, was to be {value}"
+                for key, value in self.planned.restored
+                if restored[key] != value
+            ]
+            if (moved and not wrong) or time.monotonic() > deadline:
+                return after, restored, "; ".join(wrong) or None
+            self._stop.wait(0.1)
+
+
+def _said(channel: Channel) -> str:
+    said = getattr(channel, "stderr", str)()
+    return f"; it said: {said}" if said else ""
+
+
+def _state(snapshot: counters.Snapshot, key: str) -> int | None:
+    node, _, name = key.partition("/")
+    return snapshot.get(node, {}).get(name)

@@ -1,0 +1,149 @@
+"""What was going to be done, and then whether it was done: append-only JSON lines that survive a kill at any byte.
+
+Each record is written whole and fsynced before the caller goes on, so an intent is on disk before its effect is on a
+machine. A record is `invoke` (about to act), `ok` or `fail` (the completion of the invoke whose `seq` is in `of`), or
+`note`. Times: `mono_ns` is this machine's CLOCK_MONOTONIC, `wall_ns` its wall clock, for people only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+__all__ = ["Journal", "Record", "pending", "read"]
+
+RecordType = Literal["invoke", "ok", "fail", "note"]
+_TYPES = frozenset({"invoke", "ok", "fail", "note"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One line of a journal. `of` is the `seq` of the invoke that this record completes, else None."""
+
+    seq: int
+    type: RecordType
+    op: str
+    mono_ns: int
+    wall_ns: int
+    of: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    """A journal being written. Safe to use from several threads; opening an existing one goes on at its end."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._lock = threading.Lock()
+        whole = _whole_lines(path.read_bytes()) if path.exists() else b""
+        self._seq = len(whole.splitlines())
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self._fd, len(whole))
+        os.lseek(self._fd, 0, os.SEEK_END)
+        _fsync_directory(path.parent)
+
+    def invoke(self, op: str, **data: Any) -> int:
+        """Record that `op` is about to be done; returns the number that its completion refers to."""
+        return self._write("invoke", op, None, data)
+
+    def ok(self, of: int, op: str, **data: Any) -> int:
+        """Record that the invoke `of` was done."""
+        return self._write("ok", op, of, data)
+
+    def fail(self, of: int, op: str, **data: Any) -> int:
+        """Record that the invoke `of` failed, or that nobody can tell."""
+        return self._write("fail", op, of, data)
+
+    def note(self, op: str, **data: Any) -> int:
+        """Record something that was seen, not done."""
+        return self._write("note", op, None, data)
+
+    @contextmanager
+    def doing(self, op: str, **data: Any) -> Iterator[dict[str, Any]]:
+        """Record an intent, run the block, record its outcome. What the block puts in the yielded dict goes along."""
+        seq = self.invoke(op, **data)
+        outcome: dict[str, Any] = {}
+        try:
+            yield outcome
+        except BaseException as error:
+            self.fail(seq, op, **{**data, **outcome, "error": f"{type(error).__name__}: {error}"})
+            raise
+        self.ok(seq, op, **{**data, **outcome})
+
+    def close(self) -> None:
+        """Close the file. Safe to call twice."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, kind: RecordType, op: str, of: int | None, data: Mapping[str, Any]) -> int:
+        with self._lock:
+            seq = self._seq
+            record = {
+                "seq": seq,
+                "type": kind,
+                "op": op,
+                "mono_ns": time.monotonic_ns(),
+                "wall_ns": time.time_ns(),
+                "of": of,
+                "data": dict(data),
+            }
+            line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fsync(self._fd)
+            self._seq = seq + 1
+            return seq
+
+
+def read(path: Path) -> list[Record]:
+    """Read a journal, leaving out a torn last line and whatever follows the first line that is not a record."""
+    records: list[Record] = []
+    for line in _whole_lines(path.read_bytes()).splitlines():
+        try:
+            raw = json.loads(line)
+            records.append(Record(**raw))
+        except (ValueError, TypeError):
+            break
+        if records[-1].type not in _TYPES:
+            records.pop()
+            break
+    return records
+
+
+def pending(records: list[Record]) -> list[Record]:
+    """Intents without a completion: what may or may not have been done when the writer died."""
+    done = {record.of for record in records if record.of is not None}
+    return [record for record in records if record.type == "invoke" and record.seq not in done]
+
+
+def _whole_lines(raw: bytes) -> bytes:
+    return raw[: raw.rfind(b"\n") + 1]
+
+
+def _fsync_directory(path: Path) -> None:
+    # A new file's name is only on disk once its directory is (fsync(2), NOTES).
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,79 @@
+"""What the holder asks of the thing that really changes something: look, act, undo, read back, count."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Protocol
+
+__all__ = ["Actuator", "Refused", "enter_netns", "make"]
+
+
+class Refused(Exception):  # noqa: N818 - an answer to the controller, not an error of the program
+    """The target is not as it must be before a change: foreign state, no capability, or a protected interface."""
+
+
+class Actuator(Protocol):
+    """One way to act. All methods may raise OSError or Refused; none may leave a half-done change unnoticed by `read`."""
+
+    @property
+    def poll_s(self) -> float | None:
+        """How often `hits` is worth asking while the fault is on; None when edges are the count."""
+
+    def prepare(self) -> dict[str, Any]:
+        """Check capability and ownership, remember what was there. Changes nothing."""
+
+    def revert_script(self) -> str:
+        """POSIX shell that brings back what `prepare` saw, any number of times, and fails unless it reads back so."""
+
+    def on(self) -> None:
+        """Make the fault be."""
+
+    def off(self) -> None:
+        """Make it not be."""
+
+    def read(self) -> dict[str, Any]:
+        """What is really there; `applied` says whether the fault is on."""
+
+    def hits(self) -> int | None:
+        """How often it has hit so far, over all `on` phases; None when edges are the count."""
+
+    def close(self) -> None:
+        """Let go of sockets, after `off`."""
+
+
+def make(name: str, args: dict[str, Any]) -> Actuator:
+    """The actuator of that name. Imports only what it needs: start-up is what a holder's speed is made of."""
+    if name == "link":
+        from inject.node.link import LinkActuator  # noqa: PLC0415
+
+        return LinkActuator(**args)
+    if name == "hop":
+        from inject.node.hop import HopActuator  # noqa: PLC0415
+
+        return HopActuator(**args)
+    if name == "cgroup":
+        from inject.node.cgroup import CgroupActuator  # noqa: PLC0415
+
+        return CgroupActuator(**args)
+    if name == "qmp":
+        from inject.node.qmp import QmpActuator  # noqa: PLC0415
+
+        return QmpActuator(**args)
+    raise Refused(f"this holder knows no actuator {name!r}: node code and controller differ; provision again")
+
+
+def enter_netns(netns: str | None) -> None:
+    """Move this process into a named network namespace; sockets opened from now on belong to it."""
+    if netns is None:
+        return
+    if sys.version_info < (3, 12):
+        raise Refused("entering a network namespace needs Python 3.12 on the node")
+    try:
+        fd = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Refused(f"there is no network namespace {netns} here: is the lab provisioned?") from None
+    try:
+        os.setns(fd, os.CLONE_NEWNET)
+    finally:
+        os.close(fd)

@@ -1,0 +1,343 @@
+"""Holds one fault on its target, for as long as its controller lives and not a moment longer.
+
+JSON lines on stdin and stdout; each request gets exactly one answer. All times are this machine's CLOCK_MONOTONIC in ns.
+
+    {"do":"clock"}                      {"event":"clock","monotonic_ns":N}
+    {"do":"prepare", ...}               {"event":"prepared","before":{...},"revert":"..."}
+    {"do":"arm","at_ns":N?,"qp"?,"psn"?} {"event":"scheduled"} or {"event":"armed","at_ns":N,"readback":{...}}
+    {"do":"observe"}                    {"event":"observed","state":"prepared|scheduled|active|over","count":N,...}
+    {"do":"beat"}                       {"event":"beat"}
+    {"do":"clear"}                      {"event":"cleared","ok":bool,"at_ns":N,"readback":{...},"observed":{...}}
+    anything that goes wrong            {"event":"error","error":"...","where":"..."}
+
+The revert is stored on disk before the change, and taken away only after it has been read back: whoever finds it (PID 1
+through ExecStopPost, the guardian, `faultbed heal`) may run it, any number of times. End of stdin, silence longer than the
+lease, SIGTERM, the end of the window or a lost guardian: each reverts here. SIGKILL and SIGSTOP are for those outside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from inject.node.actuator import Actuator, Refused, make
+
+__all__ = ["Holder", "main"]
+
+REVERT_DIR = "/run/faultbed/faults"
+_WATCHDOG_EVERY_NS = 500_000_000
+
+
+class Holder:
+    """The state of one fault: idle, prepared, scheduled (armed for a later moment), active, over."""
+
+    def __init__(self, out: int) -> None:
+        self.out = out
+        self.state = "idle"
+        self.ttl_ns = 10 * 10**9
+        self.heard_ns = time.monotonic_ns()
+        self.edges: list[list[Any]] = []
+        self.window_ns = 0
+        self.start_ns = 0
+        self.done: list[list[Any]] = []
+        self.revert_file = ""
+        self.actuator: Actuator | None = None
+        self.is_on = False
+        self.seen = {"count": 0, "first_ns": None, "last_ns": None}
+        self.next_poll_ns = 0
+        self.failure: str | None = None
+        self.cleared: dict[str, Any] | None = None
+
+    # What the controller asks
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what a request says; the answer to send."""
+        self.heard_ns = time.monotonic_ns()
+        do = str(request.get("do"))
+        try:
+            if do == "clock":
+                return {"event": "clock", "monotonic_ns": time.monotonic_ns()}
+            if do == "beat":
+                return {"event": "beat", "state": self.state}
+            doers = {
+                "prepare": self.do_prepare,
+                "arm": self.do_arm,
+                "observe": self.do_observe,
+                "clear": self.do_clear,
+            }
+            if do in doers:
+                return doers[do](request)
+            raise Refused(f"unknown request {do!r}")
+        except (Refused, OSError, ValueError, KeyError, TypeError, ImportError) as error:
+            return {"event": "error", "error": f"{error}", "where": do, "refused": isinstance(error, Refused)}
+        finally:
+            self.heard_ns = time.monotonic_ns()
+
+    def do_prepare(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Look, refuse, remember; store the revert. Nothing is changed yet."""
+        if self.state != "idle":
+            raise Refused(f"already {self.state}")
+        actuator = make(request["actuator"], request["args"])
+        if request.get("mutate"):
+            from inject.node.mutant import Mutant  # noqa: PLC0415 - only in tests of the harness itself
+
+            actuator = Mutant(actuator, request["mutate"])
+        before = actuator.prepare()
+        self.edges = [[int(at_s * 1e9), bool(on)] for at_s, on in request["edges"]]
+        self.window_ns = int(request["window_s"] * 1e9)
+        self.ttl_ns = int(request["ttl_s"] * 1e9)
+        self.actuator = actuator
+        self.revert_file = f"{request.get('revert_dir') or REVERT_DIR}/{request['id']}.revert"
+        self.state = "prepared"
+        return {"event": "prepared", "before": before, "revert": actuator.revert_script()}
+
+    def do_arm(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Act now, or at a moment of this machine's clock."""
+        if self.state != "prepared" or self.actuator is None:
+            raise Refused(f"cannot arm what is {self.state}")
+        aim = getattr(self.actuator, "aim", None)
+        if aim is not None:
+            aim(qp=request.get("qp"), psn=request.get("psn"))
+        self.store_revert()
+        self.start_ns = int(request.get("at_ns") or time.monotonic_ns())
+        self.state = "scheduled"
+        self.due(time.monotonic_ns())
+        if self.state == "scheduled":
+            return {"event": "scheduled", "at_ns": self.start_ns}
+        if self.failure:
+            raise OSError(self.failure)
+        return self.armed()
+
+    def armed(self) -> dict[str, Any]:
+        """The answer for a fault whose first edge is done."""
+        return {"event": "armed", "at_ns": self.done[0][0], "readback": self.done[0][2]}
+
+    def do_observe(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """What it has done so far."""
+        if self.is_on:
+            self.sample(time.monotonic_ns())
+        first = self.done[0] if self.done else [None, None, None]
+        return {
+            "event": "observed",
+            "state": self.state,
+            "on": self.is_on,
+            **self.seen,
+            "edges": [edge[:2] for edge in self.done],
+            "armed_at_ns": first[0],
+            "armed_readback": first[2],
+            "failure": self.failure,
+        }
+
+    def do_clear(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """Revert and read back; again gives the same answer, unless the first try failed."""
+        if self.cleared is None or not self.cleared["ok"]:
+            self.finish()
+        return {**(self.cleared or {}), "observed": self.do_observe({})}
+
+    # What time asks
+
+    def due(self, now_ns: int) -> None:
+        """Do the edges whose time has come, end the window, poll the count."""
+        while self.state in ("scheduled", "active") and self.edges:
+            at_ns, on = self.edges[0]
+            if self.start_ns + at_ns > now_ns:
+                break
+            self.edges.pop(0)
+            self.edge(on=on)
+        if self.state == "active" and now_ns >= self.start_ns + self.window_ns:
+            self.finish()
+        if self.is_on and self.actuator is not None and self.actuator.poll_s and now_ns >= self.next_poll_ns:
+            self.sample(now_ns)
+            self.next_poll_ns = time.monotonic_ns() + int(self.actuator.poll_s * 1e9)
+
+    def edge(self, *, on: bool) -> None:
+        """One change: do it, stamp it, read it back."""
+        if self.actuator is None:
+            return
+        try:
+            if on:
+                self.is_on = True
+                self.actuator.on()
+            else:
+                self.count_down()
+                self.actuator.off()
+                self.is_on = False
+            now_ns = time.monotonic_ns()
+            seen = self.actuator.read()
+        except (OSError, Refused) as error:
+            self.failure = str(error)
+            self.state = "active"
+            self.finish()
+            return
+        self.state = "active"
+        self.done.append([now_ns, on, seen])
+        if on and self.actuator.hits() is None and seen["applied"]:
+            self.seen["count"] = (self.seen["count"] or 0) + 1
+            self.seen["first_ns"] = self.seen["first_ns"] or now_ns
+
+    def count_down(self) -> None:
+        """Before an `off`: the last moment of an edge-counted fault is the moment it ends."""
+        if self.actuator is not None and self.is_on:
+            self.sample(time.monotonic_ns())
+
+    def sample(self, now_ns: int) -> None:
+        """Ask for the count; a rise is stamped with this moment, so its resolution is the polling period."""
+        if self.actuator is None:
+            return
+        hits = self.actuator.hits()
+        if hits is None:
+            if self.seen["count"]:
+                self.seen["last_ns"] = now_ns
+        elif hits > (self.seen["count"] or 0):
+            self.seen = {"count": hits, "first_ns": self.seen["first_ns"] or now_ns, "last_ns": now_ns}
+
+    def finish(self) -> None:
+        """Revert, read back, and only then forget the revert. Never raises: what is left is for PID 1."""
+        if self.actuator is None:
+            self.state, self.cleared = "over", {"event": "cleared", "ok": True, "at_ns": None, "readback": {}}
+            return
+        readback: dict[str, Any] = {}
+        try:
+            self.count_down()
+            if self.is_on or self.failure:
+                self.actuator.off()
+                if self.is_on:
+                    self.done.append([time.monotonic_ns(), False, {}])
+                self.is_on = False
+                if self.actuator.poll_s:
+                    # The hop's count is final only now, with its rule gone.
+                    self.sample(time.monotonic_ns())
+            readback = self.actuator.read()
+            is_clear = not readback["applied"]
+            if is_clear:
+                self.drop_revert()
+        except (OSError, Refused, KeyError) as error:
+            self.failure, is_clear = str(error), False
+        at_ns = time.monotonic_ns()
+        self.state = "over"
+        self.cleared = {"event": "cleared", "ok": is_clear, "at_ns": at_ns, "readback": readback}
+        if not is_clear:
+            self.cleared["error"] = self.failure or "the change is still there"
+
+    def wait_s(self, now_ns: int) -> float:
+        """How long nothing is due."""
+        moments = [self.heard_ns + self.ttl_ns, now_ns + _WATCHDOG_EVERY_NS]
+        if self.state in ("scheduled", "active"):
+            moments += [self.start_ns + edge[0] for edge in self.edges[:1]]
+            moments.append(self.start_ns + self.window_ns)
+            if self.is_on and self.actuator is not None and self.actuator.poll_s:
+                moments.append(self.next_poll_ns)
+        return max(0.0, (min(moments) - now_ns) / 1e9)
+
+    # The stored revert
+
+    def store_revert(self) -> None:
+        """Write the revert, whole and synced, before the change."""
+        if self.actuator is None:
+            return
+        os.makedirs(os.path.dirname(self.revert_file), exist_ok=True)  # noqa: PTH103, PTH120 - start-up time
+        temporary = f"{self.revert_file}.new"
+        with open(temporary, "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(f"{self.actuator.revert_script()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, self.revert_file)  # noqa: PTH104
+
+    def drop_revert(self) -> None:
+        """The change is gone: forget how to revert it."""
+        if self.revert_file and os.path.exists(self.revert_file):  # noqa: PTH110
+            os.unlink(self.revert_file)  # noqa: PTH108
+
+
+class _Watchdog:
+    """Tells whoever watches that this process still turns: systemd (sd_notify(3)) or the guardian's pipe."""
+
+    def __init__(self) -> None:
+        self._path = os.environ.pop("NOTIFY_SOCKET", "")
+        self._pipe = int(os.environ.pop("FAULTBED_WATCH_FD", "-1"))
+        self._last_ns = 0
+
+    def ready(self) -> None:
+        """Serving from now on."""
+        self._tell(b"READY=1")
+
+    def pat(self, now_ns: int) -> None:
+        """At most twice a second."""
+        if now_ns - self._last_ns >= _WATCHDOG_EVERY_NS:
+            self._last_ns = now_ns
+            self._tell(b"WATCHDOG=1")
+
+    def _tell(self, what: bytes) -> None:
+        try:
+            if self._path:
+                name = f"\0{self._path[1:]}" if self._path.startswith("@") else self._path
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
+                    notify.sendto(what, name)
+            if self._pipe >= 0:
+                os.write(self._pipe, b".")
+        except OSError:
+            pass
+
+
+def main() -> int:
+    """Serve until the end of stdin; the exit status is 0 when nothing of the fault is left."""
+    holder = Holder(1)
+    stop_r, stop_w = os.pipe()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: os.write(stop_w, b"."))
+    guard = int(os.environ.pop("FAULTBED_GUARD_FD", "-1"))
+    ends = [0, stop_r, *([guard] if guard >= 0 else [])]
+    watchdog, pending = _Watchdog(), b""
+    watchdog.ready()
+    _say(holder.out, {"event": "ready", "monotonic_ns": time.monotonic_ns()})
+    while True:
+        now_ns = time.monotonic_ns()
+        watchdog.pat(now_ns)
+        readable, _, _ = select.select(ends, [], [], holder.wait_s(now_ns))
+        if set(readable) - {0}:
+            break
+        if readable:
+            chunk = os.read(0, 65536)
+            if not chunk:
+                break
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                _say(holder.out, _serve(holder, line))
+        now_ns = time.monotonic_ns()
+        if now_ns > holder.heard_ns + holder.ttl_ns:
+            break
+        holder.due(now_ns)
+    holder.finish()
+    _say(holder.out, holder.cleared or {})
+    return 0 if holder.cleared is None or holder.cleared["ok"] else 1
+
+
+def _serve(holder: Holder, line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+        if not isinstance(request, dict):
+            raise TypeError("not an object")
+    except (ValueError, TypeError) as error:
+        return {
+            "event": "error",
+            "error": f"not a JSON object: {error}",
+            "where": line.decode("utf-8", "replace")[:80],
+        }
+    return holder.answer(request)
+
+
+def _say(out: int, message: dict[str, Any]) -> None:
+    try:
+        os.write(out, json.dumps(message).encode() + b"\n")
+    except OSError:
+        pass  # Nobody listens any more; end of stdin will say so.
+
+
+if __name__ == "__main__":
+    sys.exit(main())

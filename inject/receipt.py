@@ -1,0 +1,160 @@
+"""What is known of a fault once it is over, and whether that proves it. Frozen data and pure functions.
+
+A receipt has three parts, each of them something that was read and not something that was asked for:
+
+    armed     what the target said right after the change
+    fired     how often it hit, first and last, and the independent counters that had to move, or had to stay
+    cleared   what the target said after the revert
+
+`Receipt.proved` is what a verdict rests on: the hop or actuator counted something AND an independent counter moved AND
+nothing moved that must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inject.plan import PlannedFault
+from testbed.counters import Snapshot, flat_deltas
+
+__all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired"]
+
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Armed:
+    """The change, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`."""
+
+    ok: bool
+    at_ns: int | None = None
+    clock_error_ns: int | None = None
+    readback: Mapping[str, Any] = field(default_factory=dict)
+    learned: Mapping[str, int] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fired:
+    """What it did. `count` is the actuator's own; `witness` names the independent counter that moved most.
+
+    `must_move` and `must_not_move` are the increments of the counters since just before arming; one of each group of
+    `must_move` is enough. Times are controller time; their resolution is the holder's polling period (20 ms at the hop,
+    50 ms for a cgroup), and exact for edges.
+    """
+
+    count: int
+    first_ns: int | None
+    last_ns: int | None
+    witness: str | None
+    must_move: Mapping[str, int]
+    must_not_move: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleared:
+    """The revert, read back. `by` is `holder`, or `lease` when the target did it alone after losing us."""
+
+    ok: bool
+    at_ns: int | None = None
+    by: str = "holder"
+    readback: Mapping[str, Any] = field(default_factory=dict)
+    restored: Mapping[str, int | None] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """One fault, from beginning to end. `edges` are (controller time in ns, on) of every change it made."""
+
+    id: str
+    kind: str
+    target: str
+    fidelity: str
+    armed: Armed
+    fired: Fired
+    cleared: Cleared
+    edges: tuple[tuple[int, bool], ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def proved(self) -> bool:
+        """Whether it provably happened, where it should and nowhere else."""
+        return not self.doubts
+
+    def to_json(self) -> dict[str, Any]:
+        """The `faults` element of `verdict.json`."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "target": self.target,
+            "fidelity": self.fidelity,
+            "armed": _plain(_as_dict(self.armed)),
+            "fired": _plain(_as_dict(self.fired)),
+            "cleared": _plain(_as_dict(self.cleared)),
+        }
+
+
+def _as_dict(part: Armed | Fired | Cleared) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in part.__dataclass_fields__}
+
+
+def judge_fired(
+    planned: PlannedFault,
+    *,
+    armed: Armed,
+    observed: Mapping[str, Any],
+    before: Snapshot,
+    after: Snapshot,
+) -> tuple[Fired, tuple[str, ...]]:
+    """Cross-check the actuator's count with the independent counters.
+
+    Args:
+        planned: what was to be done.
+        armed: how arming went.
+        observed: the holder's last observation, times already the controller's.
+        before: counters just before arming.
+        after: counters after clearing, settled.
+
+    Returns:
+        What fired, and every reason to doubt it (none: proved).
+    """
+    deltas = flat_deltas(before, after)
+    lost = [key for key in planned.must_not_move if key not in deltas and _there(before, key)]
+    moved = {key: deltas[key] for witness in planned.must_move for key in witness.any_of if key in deltas}
+    stayed = {key: deltas[key] for key in planned.must_not_move if key in deltas}
+    count = int(observed.get("count") or 0)
+    doubts = []
+    if not armed.ok:
+        doubts.append(f"not armed: {armed.error or 'the readback does not show the change'}")
+    if count == 0:
+        doubts.append("the actuator counted nothing")
+    for witness in planned.must_move:
+        best = max((moved.get(key, 0) for key in witness.any_of), default=0)
+        if best < witness.at_least:
+            names = ", ".join(witness.any_of[:3]) + (", ..." if len(witness.any_of) > 3 else "")  # noqa: PLR2004
+            doubts.append(f"no independent witness: {names} moved by {best}, must move by {witness.at_least}")
+    doubts += [f"{key} moved by {delta}: it must not" for key, delta in stayed.items() if delta]
+    doubts += [f"{key} can no longer be read" for key in lost]
+    top = max(moved, key=lambda key: moved[key], default=None)
+    fired = Fired(
+        count=count,
+        first_ns=observed.get("first_ns"),
+        last_ns=observed.get("last_ns"),
+        witness=top if top is not None and moved[top] > 0 else None,
+        must_move=moved,
+        must_not_move=stayed,
+    )
+    return fired, tuple(doubts)
+
+
+def _there(snapshot: Snapshot, key: str) -> bool:
+    node, _, name = key.partition("/")
+    return name in snapshot.get(node, {})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

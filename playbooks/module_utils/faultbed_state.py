@@ -1,0 +1,118 @@
+"""What our node programs share: run `ip`, read and write kernel state, tell what was changed.
+
+Standard library only, and little of it: a program starts in a guest whose CPU is emulated.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+__all__ = [
+    "Changes",
+    "StateError",
+    "addresses",
+    "answer",
+    "ip_batch",
+    "ip_json",
+    "netns",
+    "run",
+    "set_sysctls",
+]
+
+NETNS = "/run/netns"
+MANAGEMENT_IP = "10.0.2.15"  # the guest's address on QEMU's user network; SSH lives there
+
+
+class StateError(Exception):
+    """The node cannot be brought to the wanted state; the message says why."""
+
+
+class Changes:
+    """What was changed, in words. With `check`, what would be: callers ask `really` before they act."""
+
+    def __init__(self, *, check):
+        self.check = check
+        self.made = []
+
+    def really(self, what):
+        """Note a change; say whether it is to be made."""
+        self.made.append(what)
+        return not self.check
+
+
+def answer(program, wanted, *, check):
+    """Run `program(wanted, changes)` and print the JSON that the action on_node reads; extra keys are its result."""
+    changes = Changes(check=check)
+    try:
+        extra = program(wanted, changes) or {}
+    except (StateError, OSError, subprocess.SubprocessError) as error:
+        extra = {"failed": True, "msg": str(error)}
+    print(json.dumps({"changed": bool(changes.made), "changes": changes.made} | extra))
+    sys.stdout.flush()
+
+
+def run(argv, *, stdin=None, ok=(0,)):
+    """Run a command to its end and return its stdout."""
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode not in ok:
+        told = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise StateError(f"`{' '.join(argv)}` ended with {done.returncode}: {told}")
+    return done.stdout
+
+
+def ip_json(*args, namespace=None):
+    """`ip -j ...` in a network namespace, decoded."""
+    text = run(["ip", *(["-n", namespace] if namespace else []), "-j", *args])
+    return json.loads(text) if text.strip() else []
+
+
+def ip_batch(lines, *, namespace=None):
+    """Run `ip` commands in one process: starting one costs 50 ms and more under emulation."""
+    if not lines:
+        return
+    argv = ["ip", *(["-n", namespace] if namespace else []), "-batch", "-"]
+    try:
+        run(argv, stdin="\n".join(lines) + "\n")
+    except StateError as error:
+        raise StateError(f"{error}; the commands were: {'; '.join(lines)}") from None
+
+
+def addresses(link):
+    """IPv4 addresses of an entry of `ip -j address`, with prefix length."""
+    return [f"{info['local']}/{info['prefixlen']}" for info in link["addr_info"] if info["family"] == "inet"]
+
+
+@contextlib.contextmanager
+def netns(name):
+    """Be in a network namespace; None stays where we are. Children started inside are born there."""
+    if name is None:
+        yield
+        return
+    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    there = os.open(f"{NETNS}/{name}", os.O_RDONLY)
+    try:
+        os.setns(there, os.CLONE_NEWNET)
+        yield
+    finally:
+        os.setns(home, os.CLONE_NEWNET)
+        os.close(there)
+        os.close(home)
+
+
+def set_sysctls(wanted, changes, *, namespace=None):
+    """Bring /proc/sys/net values (path below it -> value) to what is wanted.
+
+    /proc/sys/net shows the namespace of the process that opens a file (proc_sysctl.c, `current->nsproxy`).
+    """
+    with netns(namespace):
+        for path, value in wanted.items():
+            file = f"/proc/sys/net/{path}"
+            with open(file, encoding="ascii") as current:
+                if current.read().split() == str(value).split():
+                    continue
+            where = f" in {namespace}" if namespace else ""
+            if changes.really(f"sysctl net.{path.replace('/', '.')}={value}{where}"):
+                with open(file, "w", encoding="ascii") as target:
+                    target.write(str(value))

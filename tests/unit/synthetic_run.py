@@ -1,0 +1,275 @@
+"""A made-up run for tests of judge and report: plausible shapes, no measurement. Never shipped."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from harness.measurements import (
+    Connection,
+    FaultRun,
+    Iteration,
+    Measurements,
+    Rank,
+    RankSeries,
+    Sample,
+    Summary,
+)
+from harness.plan import PlannedFault
+from harness.verdict import Fired, Receipt
+from testbed.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
+
+S = 1_000_000_000
+MS = 1_000_000
+T0 = 7_000 * S
+RANK_BYTES = 3 * (1 << 19)
+
+
+def soft_topology() -> Topology:
+    """Two racks of two hosts with two RNICs, two RTSWs, two CTSWs."""
+    hosts, links, switches = [], [], []
+    switches.extend(_switch(f"ctsw{spine}", "ctsw", None, 2 + spine) for spine in (1, 2))
+    for rack in (1, 2):
+        rtsw = f"rtsw{rack}"
+        switches.append(_switch(rtsw, "rtsw", f"rack{rack}", rack))
+        for slot in (0, 1):
+            host = f"host{2 * rack - 1 + slot}"
+            rnics = []
+            for nic in (0, 1):
+                number = 2 * (2 * slot + nic)
+                address = f"10.77.{rack}.{number + 1}/31"
+                mac = f"02:fb:{rack:02x}:{slot:02x}:{nic:02x}:01"
+                rnics.append(Rnic(name=f"rxe{nic}", netdev=f"be{nic}", mac=mac, address=address))
+                a = Port(
+                    node=rtsw,
+                    netdev=f"{host}-rxe{nic}",
+                    mac=f"02:fb:{rack:02x}:{slot:02x}:{nic:02x}:02",
+                    address=f"10.77.{rack}.{number}/31",
+                )
+                b = Port(node=host, netdev=f"be{nic}", mac=mac, address=address)
+                links.append(Link(a=a, b=b, rnic=f"rxe{nic}"))
+            hosts.append(
+                Host(
+                    name=host,
+                    zone="zone1",
+                    rack=f"rack{rack}",
+                    rnics=tuple(rnics),
+                    gpus=(Gpu(name="gpu0", kind="soft"),),
+                    front_end_netdev="fe0",
+                    front_end_mac=f"02:fb:fe:00:00:0{2 * rack - 1 + slot}",
+                    front_end_address=f"10.79.0.{2 * rack - 1 + slot}/24",
+                )
+            )
+        for spine in (1, 2):
+            a = Port(node=rtsw, netdev=f"ctsw{spine}", mac=f"02:fb:0a:0{rack}:0{spine}:01", address=None)
+            b = Port(node=f"ctsw{spine}", netdev=rtsw, mac=f"02:fb:0a:0{rack}:0{spine}:02", address=None)
+            links.append(Link(a=a, b=b, rnic=None))
+    return Topology(hosts=tuple(hosts), switches=tuple(switches), links=tuple(links))
+
+
+def _switch(name: str, role: str, rack: str | None, number: int) -> Switch:
+    return Switch(
+        name=name,
+        role=role,  # type: ignore[arg-type]
+        zone="zone1",
+        rack=rack,
+        asn=65100 + number,
+        loopback=f"10.78.0.{number}/32",
+        carrier="fabric",
+    )
+
+
+@dataclass
+class Window:
+    start: float
+    end: float
+
+
+FLAP, LOSS, THROTTLE = Window(9.412, 10.5), Window(19.377, 22.4), Window(32.871, 38.9)
+
+
+def synthetic_run(*, seconds: float = 52.0, fired: bool = True, lab_state: str = "CLEAN") -> Measurements:
+    """A ring all-reduce over four hosts that meets a flap, loss and a throttled GPU."""
+    series = _ring(random.Random(11), seconds, faults=True)
+    twin = _ring(random.Random(12), seconds, faults=False)
+    hosts = [f"host{n}" for n in (1, 2, 3, 4)]
+    before = {host: _counters(0, 0, 0) for host in hosts}
+    after = {host: _counters(3 if host == "host1" else 0, 0, 1) for host in hosts}
+    after["host3"] = _counters(0, 61, 2)
+    after["host2"] = _counters(66, 0, 61)
+    return Measurements(
+        lab="soft",
+        lab_kind="soft",
+        accelerator="tcg",
+        topology=soft_topology(),
+        t0_ns=T0,
+        end_ns=T0 + int(seconds * S),
+        clock_error_ns=int(1.8 * MS),
+        workload={
+            "collective": "all-reduce",
+            "algorithm": "ring",
+            "size_bytes": 1 << 20,
+            "ranks": [f"{host}:rxe0" for host in hosts],
+            "iterations": None,
+            "duration_ns": int(seconds * S),
+            "compute_units": 8,
+        },
+        ranks=tuple(Rank(rank=i, host=host, rnic="rxe0") for i, host in enumerate(hosts)),
+        series=series,
+        connections=tuple(
+            Connection(
+                src=f"{hosts[i]}:rxe0",
+                dst=f"{hosts[(i + 1) % 4]}:rxe0",
+                lqpn=17 + i,
+                rqpn=17 + (i + 1) % 4,
+                udp_sport=53377 + 91 * i,
+                path=("host1", "rtsw1", "host2")
+                if i == 0
+                else ("host2", "rtsw1", "ctsw1", "rtsw2", "host3")
+                if i == 1
+                else ("host3", "rtsw2", "host4")
+                if i == 2
+                else ("host4", "rtsw2", "ctsw2", "rtsw1", "host1"),
+            )
+            for i in range(4)
+        ),
+        faults=_faults(fired=fired),
+        counters_before=before,
+        counters_after=after,
+        twin=twin,
+        summary=Summary(algbw_gbps=0.0148, busbw_gbps=0.0222),
+        lab_state=lab_state,  # type: ignore[arg-type]
+        lab_diff=()
+        if lab_state == "CLEAN"
+        else ('fabric: qdisc netem on rtsw2 "host3-rxe0" was not there before',),
+    )
+
+
+def _counters(retry: int, gaps: int, naks: int) -> dict[str, int]:
+    return {
+        "rxe0.completer_retry_err": retry,
+        "rxe0.out_of_seq_request": gaps,
+        "rxe0.rcvd_seq_err": naks,
+        "rxe0.send_err": 0,
+        "rxe0.duplicate_request": retry // 2,
+        "be0.rx_packets": 10_000 + 3 * retry,
+    }
+
+
+def _ring(draw: random.Random, seconds: float, *, faults: bool) -> tuple[RankSeries, ...]:
+    steps: list[list[Iteration]] = [[], [], [], []]
+    bins: list[dict[int, float]] = [{}, {}, {}, {}]
+    now, index = 0.15, 0
+    while now < seconds - 1.2:
+        compute = [0.17 + draw.random() * 0.02 for _ in range(4)]
+        comm = 0.24 + draw.random() * 0.03
+        if faults and THROTTLE.start <= now < THROTTLE.end:
+            compute[1] *= 2.05
+        slowest = max(compute)
+        if faults and LOSS.start <= now < LOSS.end:
+            comm *= 2.6 + draw.random()
+        begin = now + slowest
+        stall = 0.0
+        if faults and begin < FLAP.start + 0.2 and begin + comm > FLAP.start:
+            stall = 0.92
+        for rank in range(4):
+            steps[rank].append(
+                Iteration(
+                    index=index,
+                    start_ns=T0 + int(now * S),
+                    compute_ns=int(compute[rank] * S),
+                    wait_ns=int((slowest - compute[rank]) * S),
+                    comm_ns=int((comm + stall) * S),
+                )
+            )
+            _spread(bins[rank], begin + stall, begin + stall + comm)
+        now, index = begin + stall + comm + 0.01, index + 1
+    return tuple(
+        RankSeries(
+            rank=rank,
+            samples=tuple(
+                Sample(T0 + number * 100 * MS, round(bins[rank].get(number, 0)))
+                for number in range(int(seconds * 10))
+            ),
+            iterations=tuple(steps[rank]),
+        )
+        for rank in range(4)
+    )
+
+
+def _spread(bins: dict[int, float], start: float, end: float) -> None:
+    for number in range(int(start * 10), int(end * 10) + 1):
+        overlap = min(end, (number + 1) / 10) - max(start, number / 10)
+        if overlap > 0:
+            bins[number] = bins.get(number, 0) + RANK_BYTES * overlap / (end - start)
+
+
+def _faults(*, fired: bool) -> tuple[FaultRun, ...]:
+    return (
+        _fault(
+            "uplink",
+            "link.flap",
+            "rtsw1:ctsw1",
+            FLAP,
+            1.0,
+            {},
+            "#d1495b",
+            ("ctsw1:rtsw1.carrier_down_count", 1, "emulated"),
+            {"host1:rxe0.send_err": 0, "host2:rxe0.send_err": 0},
+            fired=fired,
+        ),
+        _fault(
+            "loss",
+            "packet.drop",
+            "host3:rxe0",
+            LOSS,
+            3.0,
+            {"share": 0.02},
+            "#edae49",
+            ("host3:rxe0.out_of_seq_request", 61, "real"),
+            {"host2:rxe0.send_err": 0},
+            fired=fired,
+        ),
+        _fault(
+            "slow-gpu",
+            "gpu.throttle",
+            "host2:gpu0",
+            THROTTLE,
+            6.0,
+            {"percent": 50},
+            "#8f5aa8",
+            ("host2:gpu0.nr_throttled", 118, "emulated"),
+            {"host1:gpu0.nr_throttled": 0, "host3:gpu0.nr_throttled": 0, "host4:gpu0.nr_throttled": 0},
+            fired=fired,
+        ),
+    )
+
+
+def _fault(fault_id, kind, target, window, length, parameters, colour, moved, still, *, fired):  # noqa: PLR0917
+    counter, delta, fidelity = moved
+    plan = PlannedFault(
+        id=fault_id,
+        kind=kind,
+        target=target,
+        at_ns=int(window.start * S) - 40 * MS,
+        duration_ns=int(length * S),
+        seed=1234,
+        parameters=parameters,
+    )
+    receipt = Receipt(
+        id=fault_id,
+        kind=kind,
+        target=target,
+        fidelity=fidelity,
+        armed={"ok": True, "at_ns": T0 + int(window.start * S) - 20 * MS, "readback": "as asked"},
+        fired=Fired(
+            count=delta if fired else 0,
+            first_ns=T0 + int(window.start * S) if fired else None,
+            last_ns=T0 + int(window.end * S) if fired else None,
+            witness=counter,
+            must_move={counter: delta if fired else 0},
+            must_not_move=still,
+        ),
+        cleared={"ok": True, "at_ns": T0 + int(window.end * S), "readback": "gone"},
+    )
+    return FaultRun(plan=plan, receipt=receipt, colour=colour)

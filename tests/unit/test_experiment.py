@@ -1,0 +1,185 @@
+"""The experiment file is read into frozen types, and what is wrong in it is named with its path."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from synthetic_run import soft_topology
+
+from harness.experiment import Collective, Flow, decode, load
+from harness.fit import fit
+from harness.needs import parse_need, unmet
+from testbed.errors import ConfigError
+
+DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
+
+GOOD = """
+name = "x"
+[workload]
+collective = "all-reduce"
+size = "1MiB"
+duration = "30s"
+[[faults]]
+kind = "link.flap"
+target = "rtsw1:ctsw1"
+at = "8s"
+for = "1s"
+[[expect]]
+metric = "recovery.total"
+max = "3s"
+"""
+
+
+def read(text):
+    return decode(text.encode(), source="x.toml")
+
+
+def refused(text):
+    with pytest.raises(ConfigError) as caught:
+        fit(read(text), soft_topology(), "soft")
+    return str(caught.value)
+
+
+def test_the_demo_fits_the_soft_lab():
+    demo = fit(load(DEMO), soft_topology(), "soft")
+
+    assert isinstance(demo.workload, Collective)
+    assert demo.workload.ranks == ("host1:rxe0", "host2:rxe0", "host3:rxe0", "host4:rxe0")
+    assert [fault.id for fault in demo.faults] == ["uplink", "loss", "slow-gpu"]
+    assert unmet(demo.needs, soft_topology()) == ()
+
+
+def test_quantities_become_numbers_and_the_result_is_frozen():
+    experiment = read(GOOD)
+
+    assert experiment.workload.duration_ns == 30_000_000_000
+    assert experiment.workload.size_bytes == 1 << 20
+    assert experiment.faults[0].at_earliest_ns == experiment.faults[0].at_latest_ns == 8_000_000_000
+    assert experiment.expectations[0].maximum == 3.0
+    with pytest.raises(FrozenInstanceError):
+        experiment.name = "y"
+
+
+def test_a_flow_is_a_workload_too():
+    text = """
+name = "f"
+[workload]
+flow = "write"
+src = "host1:rxe0"
+dst = "host3:rxe0"
+duration = "9s"
+qps = 4
+"""
+
+    workload = fit(read(text), soft_topology(), "soft").workload
+
+    assert workload == Flow(
+        flow="write",
+        src="host1:rxe0",
+        dst="host3:rxe0",
+        qps=4,
+        size_bytes=65536,
+        depth=16,
+        duration_ns=9_000_000_000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "says"),
+    [
+        ("rtsw1:ctsw1", "rtsw9:ctsw1", "faults[0].target", "did you mean rtsw2:ctsw1?"),
+        ('kind = "link.flap"', 'kind = "link.flap"\nduratoin = "1s"', "faults[0]", 'no key "duratoin"'),
+        ('target = "rtsw1:ctsw1"', "target = 7", "faults[0].target", "expected"),
+        ('target = "rtsw1:ctsw1"', "target = []", "faults[0].target", "empty list"),
+        ('at = "8s"', "", "faults[0]", "`at`"),
+        ('at = "8s"', 'at = "8"', "faults[0].at", '"8" is not a duration'),
+        ('at = "8s"', 'at = ["9s", "6s"]', "faults[0].at", "before it begins"),
+        ('at = "8s"', 'at = "29500ms"', "faults[0]", "workload ends at 30 s"),
+        ('at = "8s"', 'at = "1s"', "expect[0].metric", "fault-free start"),
+        ("recovery.total", "recovry.total", "expect[0].metric", "did you mean recovery.total?"),
+        ("recovery.total", "recovery.nobody", "expect[0].metric", "no metric"),
+        ('max = "3s"', "max = 3", "expect[0].max", 'write "3s"'),
+        ('max = "3s"', "", "expect[0]", "no bound"),
+        ('max = "3s"', 'max = "3s"\nequals = 3', "expect[0]", "stands alone"),
+        ('size = "1MiB"', 'size = "1MB "\nsise = 3', "workload", "did you mean size?"),
+        ('size = "1MiB"', 'size = "big"', "workload.size", "16MiB"),
+        ('size = "1MiB"', 'size = "0"', "workload.size", "more than 0"),
+        ('duration = "30s"', "", "workload", "iterations or duration"),
+        ('collective = "all-reduce"', "", "workload", "say what runs"),
+        ('collective = "all-reduce"', 'collective = "all-gossip"', "workload.collective", "all-gossip"),
+        ('duration = "30s"', 'duration = "30s"\nranks = ["host1:rxe0"]', "workload.ranks", "at least 2"),
+        (
+            'duration = "30s"',
+            'duration = "30s"\nranks = ["host1", "host2:rxe0"]',
+            "workload.ranks[0]",
+            "not an RNIC",
+        ),
+        ('name = "x"', 'name = "x"\nsed = 3', "", "did you mean seed?"),
+        ('name = "x"', 'name = "X Y"', "name", ""),
+        (
+            'name = "x"',
+            'name = "x"\nlab = { needs = ["uplink >= 2"] }',
+            "lab.needs[0]",
+            "did you mean uplinks?",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(old, new, path, says):
+    assert old in GOOD
+
+    message = refused(GOOD.replace(old, new, 1))
+
+    assert message.startswith(f"x.toml: {path}: " if path else "x.toml: ")
+    assert says in message
+
+
+def test_absolute_rates_are_no_bounds_on_a_soft_lab():
+    text = GOOD.replace("recovery.total", "goodput.mean").replace('max = "3s"', "min = 1")
+
+    assert "ratios within one run" in refused(text)
+    fit(read(text), soft_topology(), "rack")
+
+
+def test_not_toml_and_no_file_are_one_sentence_each(tmp_path):
+    with pytest.raises(ConfigError, match="not TOML"):
+        decode(b"name = ", source="x.toml")
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "none.toml")
+
+
+def test_faults_of_one_kind_get_ids_of_their_own():
+    block = GOOD[GOOD.index("[[faults]]") : GOOD.index("[[expect]]")]
+
+    assert [fault.id for fault in read(GOOD + block).faults] == ["link.flap", "link.flap-2"]
+
+
+def test_two_faults_with_one_id_are_refused():
+    block = GOOD[GOOD.index("[[faults]]") : GOOD.index("[[expect]]")] + 'id = "link.flap"\n'
+
+    with pytest.raises(ConfigError, match=r"faults\[1\]\.id: .* faults\[0\]"):
+        read(GOOD + block)
+
+
+@pytest.mark.parametrize(
+    ("need", "met"),
+    [
+        ("rdma", True),
+        ("gpu", True),
+        ("hosts >= 4", True),
+        ("hosts > 4", False),
+        ("uplinks >= 2", True),
+        ("uplinks >= 3", False),
+        ("racks == 2", True),
+        ("rnics < 2", False),
+    ],
+)
+def test_needs_are_held_against_the_topology(need, met):
+    assert (unmet((parse_need(need),), soft_topology()) == ()) is met
+
+
+@pytest.mark.parametrize("text", ["hosts", "rdma >= 2", "hosts => 2", "hosts >= two", ""])
+def test_a_need_that_makes_no_sense_is_refused(text):
+    with pytest.raises(ValueError, match=r"."):
+        parse_need(text)

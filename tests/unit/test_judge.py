@@ -1,0 +1,250 @@
+"""The verdict: an unproven fault is never a PASS, a dirty lab is never a PASS, and the worst check wins."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from synthetic_run import synthetic_run
+
+from harness import plan as plans
+from harness.experiment import Expectation
+from harness.judge import check_expectation, judge, unproven
+from harness.metrics import METRICS, lookup
+from harness.observe import Observation, observe
+from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
+
+PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
+PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=())
+
+
+def verdict_of(run, *expectations):
+    return judge(plan=PLAN, expectations=expectations, run=run, observed=observe(run))
+
+
+def at_most(name, bound):
+    metric = lookup(name, ["uplink", "loss", "slow-gpu"])
+    return Expectation(metric=metric, maximum=bound)
+
+
+@pytest.mark.parametrize("pair", list(itertools.product(Verdict, repeat=2)))
+def test_the_worst_of_two_is_the_later_in_the_order(pair):
+    order = [PASS, INCONCLUSIVE, FAIL, ERROR]
+
+    assert worst(pair) is order[max(order.index(verdict) for verdict in pair)]
+
+
+@pytest.mark.parametrize("several", list(itertools.product(Verdict, repeat=3)))
+def test_merging_does_not_depend_on_the_order(several):
+    assert len({worst(order) for order in itertools.permutations(several)}) == 1
+
+
+def test_nothing_shown_is_inconclusive():
+    assert worst(()) is INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(PASS, 0), (FAIL, 1), (INCONCLUSIVE, 2), (ERROR, 3)])
+def test_exit_codes_are_the_contracts(verdict, code):
+    assert exit_code(verdict, "CLEAN") == code
+    assert exit_code(verdict, "DIRTY") == ExitCode.DIRTY == 5
+
+
+LE, GE, EQ = {"maximum": 3.0}, {"minimum": 3.0}, {"equals": "host2"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "censored", "expected"),
+    [
+        (LE, 2.0, False, PASS),
+        (LE, 3.0, False, PASS),
+        (LE, 3.1, False, FAIL),
+        (LE, 2.0, True, INCONCLUSIVE),
+        (LE, 3.1, True, FAIL),
+        (LE, None, False, INCONCLUSIVE),
+        (GE, 3.0, False, PASS),
+        (GE, 2.9, False, FAIL),
+        (GE, 2.9, True, INCONCLUSIVE),
+        (GE, 3.0, True, PASS),
+        (GE, None, False, INCONCLUSIVE),
+        (EQ, "host2", False, PASS),
+        (EQ, "host3", False, FAIL),
+        (EQ, None, False, INCONCLUSIVE),
+    ],
+)
+@pytest.mark.parametrize("about_faults", [False, True])
+@pytest.mark.parametrize("problems", [(), ("uplink: it never fired",)])
+def test_one_bound_against_one_value(bound, value, censored, expected, about_faults, problems):  # noqa: PLR0917
+    name = "recovery.total" if about_faults else "rebuilds"
+    observation = Observation(value=value, detail="d", censored=censored)
+
+    (check,) = check_expectation(Expectation(metric=METRICS[name], **bound), observation, problems)
+
+    assert check.verdict is (INCONCLUSIVE if about_faults and problems else expected)
+    assert check.observed == value
+
+
+def test_a_metric_nobody_measured_is_inconclusive():
+    (check,) = check_expectation(Expectation(metric=METRICS["rebuilds"], maximum=1), None, ())
+
+    assert check.verdict is INCONCLUSIVE
+
+
+def test_two_bounds_are_two_checks():
+    both = Expectation(metric=METRICS["dip"], minimum=0.1, maximum=0.5)
+
+    checks = check_expectation(both, Observation(value=0.7, detail=""), ())
+
+    assert [check.verdict for check in checks] == [PASS, FAIL]
+
+
+def broken(receipt, **changes):
+    fired = {name: value for name, value in changes.items() if name not in ("armed", "cleared")}
+    rest = {name: value for name, value in changes.items() if name in ("armed", "cleared")}
+    return msgspec.structs.replace(receipt, fired=msgspec.structs.replace(receipt.fired, **fired), **rest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"armed": {"ok": False}}, "armed"),
+        ({"armed": {}}, "armed"),
+        ({"count": 0}, "never fired"),
+        ({"first_ns": None}, "never fired"),
+        ({"must_move": {"a": 0, "b": None}}, "did not (a, b)"),
+        ({"must_move": {}}, "no counter was named"),
+        ({"must_not_move": {"send_err": 2}}, "moved by 2"),
+        ({"must_not_move": {"send_err": None}}, "could not be read"),
+        ({"cleared": {"ok": None}}, "cleared"),
+    ],
+)
+def test_each_missing_proof_makes_the_run_inconclusive(changes, says):
+    run = synthetic_run()
+    first = run.faults[0]
+    receipt = broken(first.receipt, **changes)
+    faults = (msgspec.structs.replace(first, receipt=receipt), *run.faults[1:])
+
+    problems = unproven(receipt)
+    verdict = verdict_of(msgspec.structs.replace(run, faults=faults), at_most("wrong_elements", 0))
+
+    assert len(problems) == 1
+    assert says in problems[0]
+    assert verdict.verdict is INCONCLUSIVE
+
+
+def test_a_proven_run_within_its_bounds_passes():
+    verdict = verdict_of(
+        synthetic_run(),
+        at_most("wrong_elements", 0),
+        at_most("recovery.uplink", 5.0),
+        at_most("after_clear.total", 5.0),
+        at_most("jct_ratio", 1.6),
+        Expectation(metric=METRICS["straggler"], equals="host2"),
+        Expectation(metric=METRICS["nak_episodes"], minimum=1),
+    )
+
+    assert {check.name: check.verdict for check in verdict.checks if check.verdict is not PASS} == {}
+    assert verdict.verdict is PASS
+    assert verdict.lab_state == "CLEAN"
+
+
+def test_the_injectors_own_doubts_count():
+    run = synthetic_run()
+    doubted = msgspec.structs.replace(run.faults[0], doubts=("no independent witness",))
+
+    verdict = verdict_of(msgspec.structs.replace(run, faults=(doubted, *run.faults[1:])))
+
+    assert verdict.verdict is INCONCLUSIVE
+    assert verdict.checks[0].detail == "no independent witness"
+
+
+def test_no_injector_no_pass():
+    run = synthetic_run(fired=False)
+
+    verdict = verdict_of(run, at_most("wrong_elements", 0), at_most("recovery.total", 100.0))
+
+    assert verdict.verdict is INCONCLUSIVE
+    assert [check.verdict for check in verdict.checks if check.name.startswith("fired.")] == [
+        INCONCLUSIVE
+    ] * 3
+
+
+def test_wrong_data_fails_even_when_a_fault_did_not_fire():
+    run = synthetic_run(fired=False)
+    step = msgspec.structs.replace(run.series[0].iterations[0], wrong=3)
+    series = msgspec.structs.replace(run.series[0], iterations=(step, *run.series[0].iterations[1:]))
+
+    verdict = verdict_of(
+        msgspec.structs.replace(run, series=(series, *run.series[1:])), at_most("wrong_elements", 0)
+    )
+
+    assert verdict.verdict is FAIL
+
+
+def test_an_unproven_fault_taints_its_own_recovery_only():
+    run = synthetic_run()
+    loss = msgspec.structs.replace(run.faults[1], receipt=broken(run.faults[1].receipt, must_move={"x": 0}))
+    run = msgspec.structs.replace(run, faults=(run.faults[0], loss, run.faults[2]))
+
+    verdict = verdict_of(run, at_most("recovery.uplink", 9.0), at_most("recovery.loss", 9.0))
+
+    found = {check.name: check.verdict for check in verdict.checks}
+    assert found["recovery.uplink"] is PASS
+    assert found["recovery.loss"] is INCONCLUSIVE
+
+
+def test_a_dirty_lab_is_never_a_pass_and_says_what_differs():
+    verdict = verdict_of(synthetic_run(lab_state="DIRTY"), at_most("wrong_elements", 0))
+
+    assert verdict.verdict is INCONCLUSIVE
+    assert "qdisc netem" in verdict.checks[-1].detail
+
+
+def test_an_error_of_the_harness_outranks_everything():
+    run = msgspec.structs.replace(synthetic_run(), errors=("the controller ran out of memory",))
+
+    assert verdict_of(run, at_most("wrong_elements", 0)).verdict is ERROR
+
+
+def test_a_fault_that_was_never_tried_has_an_empty_receipt():
+    run = synthetic_run()
+    run = msgspec.structs.replace(run, faults=(msgspec.structs.replace(run.faults[0], receipt=None),))
+
+    verdict = verdict_of(run)
+
+    assert verdict.verdict is INCONCLUSIVE
+    assert verdict.faults[0].fired.count == 0
+
+
+def test_verdict_json_is_the_contracts():
+    content = encode(verdict_of(synthetic_run(), at_most("jct_ratio", 2.0)))
+    raw = msgspec.json.decode(content)
+
+    assert list(raw) == ["schema", "experiment", "seed", "lab", "verdict", "checks", "faults", "lab_state"]
+    assert list(raw["checks"][0]) == ["name", "verdict", "observed", "bound", "unit", "rule", "detail"]
+    assert list(raw["faults"][0]) == ["id", "kind", "target", "fidelity", "armed", "fired", "cleared"]
+    assert list(raw["faults"][0]["fired"]) == [
+        "count",
+        "first_ns",
+        "last_ns",
+        "witness",
+        "must_move",
+        "must_not_move",
+    ]
+    assert encode(decode(content)) == content
+
+
+def test_every_metric_is_observed_in_every_run():
+    observed = observe(synthetic_run(fired=False))
+
+    assert set(METRICS) <= set(observed.metrics)
+    assert observed.metrics["recovery.total"].value is None
+    assert "never fired" in observed.metrics["recovery.uplink"].detail
+
+
+def test_the_counters_of_the_demo_are_summed_over_rnics():
+    observed = observe(synthetic_run())
+
+    assert observed.metrics["nak_episodes"].value == 61
+    assert observed.metrics["go_back_n"].value == 65
+    assert observed.metrics["straggler"].value == "host2"

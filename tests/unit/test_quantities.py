@@ -1,0 +1,63 @@
+"""Durations, sizes and rates, read and written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.quantities import (
+    format_bytes,
+    format_duration,
+    format_rate,
+    parse_duration_ns,
+    parse_size_bytes,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8s", 8_000_000_000),
+        ("500ms", 500_000_000),
+        ("2m", 120_000_000_000),
+        ("1.5s", 1_500_000_000),
+        ("0s", 0),
+    ],
+)
+def test_durations_are_read_exactly(text, expected):
+    assert parse_duration_ns(text) == expected
+
+
+@pytest.mark.parametrize("text", ["8", "", "s", "-1s", "1 fortnight", "1.5ns", "8S", "1e3s", "nan s", "٣s"])
+def test_a_duration_without_a_sane_unit_is_refused(text):
+    with pytest.raises(ValueError, match='"'):
+        parse_duration_ns(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("64KiB", 65536), ("16MiB", 1 << 24), ("1GB", 10**9), ("4096", 4096), ("1.5KiB", 1536)],
+)
+def test_sizes_are_read_exactly(text, expected):
+    assert parse_size_bytes(text) == expected
+
+
+@given(st.integers(min_value=0, max_value=10**15))
+def test_every_whole_number_of_nanoseconds_survives(value):
+    assert parse_duration_ns(f"{value}ns") == value
+
+
+@given(st.floats(min_value=0, max_value=1e18))
+def test_formatting_never_fails_and_names_a_unit(value):
+    assert " " in format_duration(value)
+    assert " " in format_bytes(value)
+    assert format_rate(value).endswith("b/s")
+
+
+def test_formats_read_as_people_write():
+    assert format_duration(1_300_000_000) == "1.3 s"
+    assert format_duration(77_000_000) == "77 ms"
+    assert format_duration(12_340_000_000) == "12.3 s"
+    assert format_bytes(1536) == "1.5 KiB"
+    assert format_rate(150_000_000 / 8) == "150 Mb/s"

@@ -1,0 +1,106 @@
+"""The run directory is made once, written whole, read back the same, and runs again from anywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import UTC, datetime
+
+import pyarrow.parquet as pq
+import pytest
+from synthetic_run import T0, synthetic_run
+
+from harness import rundir
+from testbed.errors import UsageError
+
+STARTED = datetime(2026, 11, 21, 9, 30, 5, tzinfo=UTC)
+
+
+def make(root, lab="inventory/soft.yml"):
+    return rundir.create(root, experiment=b'name = "x"\n', name="x", seed=7, lab=lab, started=STARTED)
+
+
+def test_its_name_says_when_what_and_which_seed(tmp_path):
+    assert make(tmp_path).path.name == "20261121T093005Z-x-7"
+    assert make(tmp_path).path.name == "20261121T093005Z-x-7-2"
+
+
+def test_measurements_come_back_the_same(tmp_path):
+    run, measured = make(tmp_path), synthetic_run()
+
+    run.write_measurements(measured)
+
+    assert run.read_measurements() == measured
+    assert not list(run.path.glob(".*"))
+
+
+def test_samples_are_one_row_a_rank_and_bin(tmp_path):
+    run, measured = make(tmp_path), synthetic_run()
+    run.write_measurements(measured)
+
+    table = pq.read_table(run.path / "samples.parquet")
+
+    assert table.schema.names == rundir.SAMPLES_SCHEMA.names
+    assert table.num_rows == sum(len(series.samples) for series in measured.series)
+    assert sum(table["bytes"].to_pylist()) == sum(s.bytes for one in measured.series for s in one.samples)
+    assert table.schema.metadata[b"t0_ns"] == str(T0).encode()
+    assert table["since_start_ns"][0].as_py() == 0
+
+
+def test_the_environment_names_versions_and_nothing_private(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_TEST_SECRET", "hunter2")
+    run = make(tmp_path)
+
+    run.write_environment(rundir.describe_environment(qemu="7.2.22", accelerator="tcg", guest_kernel="6.12"))
+
+    text = (run.path / "environment.json").read_text()
+    assert "hunter2" not in text
+    assert json.loads(text)["qemu"] == "7.2.22"
+    assert run.read_environment().accelerator == "tcg"
+
+
+def test_repro_runs_the_same_experiment_and_seed_from_anywhere(tmp_path):
+    run = make(tmp_path / "a place with spaces", lab="inventory/my lab.yml")
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "faultbed").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (fake / "faultbed").chmod(0o755)
+
+    done = subprocess.run(
+        [run.path / "repro.sh", "--plan"],
+        cwd="/",
+        env={"PATH": f"{fake}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.splitlines() == [
+        "--lab",
+        "inventory/my lab.yml",
+        "run",
+        f"{run.path}/experiment.toml",
+        "--seed",
+        "7",
+        "--plan",
+    ]
+
+
+def test_repro_without_the_tool_says_so(tmp_path):
+    done = subprocess.run(
+        [make(tmp_path).path / "repro.sh"],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 4
+    assert "no faultbed on PATH" in done.stderr
+
+
+def test_a_directory_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(UsageError, match="no such run directory"):
+        rundir.open_run(tmp_path / "none")
+    with pytest.raises(UsageError, match=r"verdict\.json"):
+        rundir.open_run(tmp_path).read_verdict()

@@ -1,0 +1,276 @@
+"""RDMA ping between every RNIC here and every RNIC of the other hosts, all hosts at once.
+
+    python3 -m traffic.node.rdma_ping < request.json
+
+Each pair of RNICs gets a reliable connection; each end sends 64 bytes that only this run and this direction have, and
+both must see their own send acknowledged and the other's bytes arrived. The ends find one another by UDP datagrams over
+the front end: each host repeats its state to its peers until all are done or the deadline passes.
+
+The request: {"run": str, "host": str, "address": front-end address, "rnics": [{"name", "address"}],
+"peers": [{"name", "address", "rnics": [...]}], "deadline_s": float}, addresses without prefix length; all hosts are
+given the same `run`, so that one run cannot hear another one's datagrams. The answer: {"pairs": count,
+"failed": ["host1:rxe0 > host2:rxe1: why"], "slowest_us": float}; each pair of RNICs is counted at both of its ends.
+
+It shares no code with the traffic engine on purpose: a mistake there must not be able to vouch for itself.
+"""
+
+import contextlib
+import hashlib
+import json
+import select
+import socket
+import sys
+import time
+
+import pyverbs.enums as e
+from pyverbs.addr import GID, AHAttr, GlobalRoute
+from pyverbs.cq import CQ
+from pyverbs.device import Context
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+from pyverbs.pyverbs_error import PyverbsError
+from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+from pyverbs.wr import SGE, RecvWR, SendWR
+
+__all__ = ["PORT", "ping"]
+
+PORT = 7471
+SIZE = 64
+REPEAT_S = 0.25
+POLL_S = 0.01
+KNOWN, CONNECTED, DONE = 0, 1, 2
+TIMEOUT = 14  # 4.096 us * 2^14 = 67 ms until a lost packet is sent again
+FOR_EVER = 7  # retries: rxe repeats without end then, the deadline of the ping decides
+MIN_RNR_TIMER = 12
+GID_ENTRIES = 64
+
+
+def ping(request):
+    """Ping as the request says; returns the answer (see the module's docstring)."""
+    run = _Run(request)
+    try:
+        run.make()
+        run.talk(KNOWN, until=KNOWN)
+        run.connect()
+        run.talk(CONNECTED, until=CONNECTED)
+        run.send()
+        run.collect()
+        run.talk(DONE, until=DONE)
+        return run.answer()
+    finally:
+        run.close()
+
+
+class _Pair:
+    """One connection, from an RNIC of ours to one of a peer's."""
+
+    def __init__(self, host, rnic, peer, other, number):
+        self.rnic = rnic
+        self.peer = peer["name"]
+        self.here = f"{host}:{rnic.name}"
+        self.there = f"{peer['name']}:{other['name']}"
+        self.remote_address = other["address"]
+        self.number = number
+        self.error = None
+        self.sent_ns = self.acknowledged_ns = 0
+        self.arrived = False
+
+    def finished(self):
+        return self.error is not None or (self.acknowledged_ns > 0 and self.arrived)
+
+
+class _Rnic:
+    """An open RNIC with one completion queue and memory for all its pairs: 64 bytes out and 64 bytes in for each."""
+
+    def __init__(self, wanted, pairs):
+        self.name = wanted["name"]
+        self.context = Context(name=self.name)
+        self.gid_index = self._find_gid(f"::ffff:{wanted['address']}")
+        self.pd = PD(self.context)
+        self.cq = CQ(self.context, 4 * pairs)
+        self.mr = MR(self.pd, 2 * SIZE * pairs, e.IBV_ACCESS_LOCAL_WRITE)
+
+    def _find_gid(self, text):
+        wanted = _gid(text)
+        for index in range(GID_ENTRIES):
+            with contextlib.suppress(PyverbsError):
+                if self.context.query_gid(1, index).gid == wanted:
+                    return index
+        raise OSError(f"{self.name} has no GID {text}")
+
+    def sge(self, number, *, incoming):
+        offset = (2 * number + incoming) * SIZE
+        return SGE(self.mr.buf + offset, SIZE, self.mr.lkey)
+
+
+def _gid(text):
+    """A GID in the long form that pyverbs takes and gives."""
+    raw = socket.inet_pton(socket.AF_INET6, text).hex()
+    return ":".join(raw[i : i + 4] for i in range(0, 32, 4))
+
+
+class _Run:
+    def __init__(self, request):
+        self.request = request
+        self.host = request["host"]
+        self.deadline = time.monotonic() + request["deadline_s"]
+        self.addresses = {peer["name"]: peer["address"] for peer in request["peers"]}
+        self.rnics = []
+        self.pairs = []
+        self.by_qpn = {}
+        self.phase = KNOWN
+        self.heard = {}  # peer -> its last state
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind((request["address"], PORT))
+
+    def make(self):
+        """Open the RNICs and make the QP of every pair, ready to receive as soon as it is connected."""
+        count = sum(len(peer["rnics"]) for peer in self.request["peers"])
+        for wanted in self.request["rnics"]:
+            rnic = _Rnic(wanted, count)
+            self.rnics.append(rnic)
+            others = [(peer, other) for peer in self.request["peers"] for other in peer["rnics"]]
+            for number, (peer, other) in enumerate(others):
+                self._make_pair(_Pair(self.host, rnic, peer, other, number))
+
+    def _make_pair(self, pair):
+        rnic = pair.rnic
+        cap = QPCap(max_send_wr=1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
+        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=rnic.cq, rcq=rnic.cq, cap=cap, sq_sig_all=1)
+        pair.qp = QP(rnic.pd, init, QPAttr(port_num=1))
+        pair.receive = RecvWR(wr_id=1, num_sge=1, sg=[rnic.sge(pair.number, incoming=True)])
+        pair.qp.post_recv(pair.receive)
+        self.pairs.append(pair)
+        self.by_qpn[rnic.name, pair.qp.qp_num] = pair
+
+    def connect(self):
+        """Bring every pair to RTS whose other end is known."""
+        for pair in self.pairs:
+            ends = self.heard.get(pair.peer, {}).get("ends", {})
+            qpn = ends.get(f"{pair.there} > {pair.here}")
+            if qpn is None:
+                pair.error = f"{pair.peer} was not heard on the front end ({self.addresses[pair.peer]})"
+                continue
+            route = GlobalRoute(
+                dgid=GID(_gid(f"::ffff:{pair.remote_address}")), sgid_index=pair.rnic.gid_index, hop_limit=64
+            )
+            attr = QPAttr(port_num=1)
+            attr.path_mtu = e.IBV_MTU_4096
+            attr.dest_qp_num = qpn
+            attr.rq_psn = attr.sq_psn = 0
+            attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
+            attr.min_rnr_timer = MIN_RNR_TIMER
+            attr.timeout = TIMEOUT
+            attr.retry_cnt = attr.rnr_retry = FOR_EVER
+            attr.ah_attr = AHAttr(gr=route, is_global=1, port_num=1)
+            try:
+                pair.qp.to_rts(attr)
+            except PyverbsError as error:
+                pair.error = f"cannot connect, is there a route to {pair.remote_address}? {error}"
+
+    def send(self):
+        """Post one send on every connected pair; the objects are kept, as pyverbs holds only C pointers."""
+        for pair in self.pairs:
+            if pair.error is None:
+                payload = self._payload(pair.here, pair.there)
+                pair.rnic.mr.write(payload, SIZE, 2 * pair.number * SIZE)
+                pair.request = SendWR(
+                    wr_id=0,
+                    opcode=e.IBV_WR_SEND,
+                    num_sge=1,
+                    sg=[pair.rnic.sge(pair.number, incoming=False)],
+                    send_flags=e.IBV_SEND_SIGNALED,
+                )
+                pair.sent_ns = time.monotonic_ns()
+                pair.qp.post_send(pair.request)
+
+    def collect(self):
+        """Take completions until every pair is finished or the deadline passes."""
+        while not all(pair.finished() for pair in self.pairs):
+            if time.monotonic() > self.deadline:
+                return
+            idle = True
+            for rnic in self.rnics:
+                for completion in rnic.cq.poll(16)[1]:
+                    self._completed(self.by_qpn[rnic.name, completion.qp_num], completion)
+                    idle = False
+            if idle:
+                self._listen(POLL_S)
+
+    def _completed(self, pair, completion):
+        if completion.status != e.IBV_WC_SUCCESS:
+            pair.error = pair.error or f"work completion with status {completion.status}"
+        elif completion.wr_id == 0:
+            pair.acknowledged_ns = time.monotonic_ns()
+        else:
+            got = pair.rnic.mr.read(SIZE, (2 * pair.number + 1) * SIZE)
+            if got == self._payload(pair.there, pair.here):
+                pair.arrived = True
+            else:
+                pair.error = f"wrong bytes arrived: {got.hex()}"
+
+    def talk(self, phase, *, until):
+        """Repeat our state until every peer has told that it reached `until`, or the deadline passes."""
+        self.phase = phase
+        told = 0.0
+        while True:
+            now = time.monotonic()
+            if now - told >= REPEAT_S or told == 0.0:
+                self._tell(self.addresses)
+                told = now
+            behind = [name for name in self.addresses if self.heard.get(name, {"phase": -1})["phase"] < until]
+            if not behind:
+                self._tell(self.addresses)  # for those who wait for nothing but this
+                return
+            if now > self.deadline:
+                return
+            self._listen(REPEAT_S)
+
+    def _tell(self, names):
+        for name in names:
+            ends = {f"{pair.here} > {pair.there}": pair.qp.qp_num for pair in self.pairs if pair.peer == name}
+            state = {"run": self.request["run"], "from": self.host, "phase": self.phase, "ends": ends}
+            with contextlib.suppress(OSError):  # no ARP answer yet: it is told again soon
+                self.socket.sendto(json.dumps(state).encode(), (self.addresses[name], PORT))
+
+    def _listen(self, timeout_s):
+        while select.select([self.socket], [], [], timeout_s)[0]:
+            timeout_s = 0
+            with contextlib.suppress(OSError, ValueError):
+                state = json.loads(self.socket.recv(65536))
+                if state.get("run") == self.request["run"] and state.get("from") in self.addresses:
+                    self.heard[state["from"]] = state
+                    if state["phase"] < self.phase:
+                        self._tell([state["from"]])
+
+    def _payload(self, source, target):
+        return hashlib.sha512(f"{self.request['run']} {source} > {target}".encode()).digest()
+
+    def answer(self):
+        """The answer of the whole run."""
+        failed, slowest_ns = [], 0
+        for pair in self.pairs:
+            if pair.error is None and not pair.acknowledged_ns:
+                pair.error = f"not acknowledged within {self.request['deadline_s']:.0f} s"
+            elif pair.error is None and not pair.arrived:
+                pair.error = f"nothing arrived within {self.request['deadline_s']:.0f} s"
+            if pair.error is not None:
+                failed.append(f"{pair.here} > {pair.there}: {pair.error}")
+            else:
+                slowest_ns = max(slowest_ns, pair.acknowledged_ns - pair.sent_ns)
+        return {"pairs": len(self.pairs), "failed": failed, "slowest_us": slowest_ns / 1000}
+
+    def close(self):
+        """Give back the socket and all verbs objects, inner ones first."""
+        self.socket.close()
+        for pair in self.pairs:
+            pair.qp.close()
+        for rnic in self.rnics:
+            rnic.mr.close()
+            rnic.cq.close()
+            rnic.pd.close()
+            rnic.context.close()
+
+
+if __name__ == "__main__":
+    print(json.dumps(ping(json.load(sys.stdin))))
