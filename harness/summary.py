@@ -75,10 +75,11 @@ def _complaint(check: Check) -> str:
 
 
 def _recovery(verdict: VerdictFile, index: int, observed: Observed) -> str:
-    """How one fault went, as the judge measured it; nothing when it was not measured."""
+    """How one fault went, as the judge measured it; nothing when it was not measured or not proven to have fired."""
     fault = verdict.faults[index]
     one = observed.impacts.get(fault.id)
-    if one is None:
+    proven = any(check.name == f"fired.{fault.id}" and check.verdict is Verdict.PASS for check in verdict.checks)
+    if one is None or not proven:
         return ""
     what = f"{fault.kind} on {fault.target}"
     if one.censored:

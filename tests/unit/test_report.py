@@ -153,6 +153,18 @@ def test_a_run_without_firing_says_that_it_proves_nothing(tmp_path):
     assert "it never fired" in html
 
 
+def test_no_recovery_is_told_of_a_fault_that_is_in_doubt(tmp_path):
+    run = synthetic_run()
+    doubted = msgspec.structs.replace(run.faults[0], doubts=("no independent witness",))
+    run = msgspec.structs.replace(run, faults=(doubted, *run.faults[1:]))
+
+    html = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
+
+    assert "link.flap on rtsw1:ctsw1 recovered" not in html
+    assert "packet.drop on host3:rxe0 recovered" in html
+    assert "not proven to have fired" in html
+
+
 def test_an_empty_run_still_has_a_report(tmp_path):
     """A run that broke at once: no samples, no iterations, faults never tried, no counters."""
     run = synthetic_run()
