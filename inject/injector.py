@@ -1,8 +1,9 @@
 """Does planned faults and gives receipts: prepare → arm → observe → clear, journaled before each change.
 
-The injector is never what guarantees the revert. It beats; the target reverts when the beats stop. What this module adds is
-exact timing, the cross-check with independent counters, and an orderly end: leaving the `with` block, by whatever way,
-clears everything, and if even that is interrupted, closes the channels, which the holders take as the end of the lease.
+The injector is never what guarantees the revert. It beats; the target reverts when the beats stop. What this module
+adds is exact timing, the cross-check with independent counters, and an orderly end: leaving the `with` block, by
+whatever way, clears everything, and if even that is interrupted, closes the channels, which the holders take as the
+end of the lease.
 """
 
 from __future__ import annotations

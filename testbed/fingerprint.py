@@ -1,8 +1,9 @@
 """What a lab looks like, in every respect that a fault could change: taken before and after, and compared.
 
-One command a machine. A fingerprint holds states, never counters: links (flags, MTU, qdisc), addresses, routes, rules,
-qdiscs, nftables tables, RDMA links, the sysctls that provisioning sets, `cpu.max`, faultbed's units and stored reverts, and
-the routing daemons. What the kernel numbers as it likes (interface indexes, next-hop ids, lifetimes) is left out.
+One command a machine. A fingerprint holds states, never counters: links (flags, MTU, qdisc), addresses, routes,
+rules, qdiscs, nftables tables, RDMA links, the sysctls that provisioning sets, `cpu.max`, faultbed's units and stored
+reverts, and the routing daemons. What the kernel numbers as it likes (interface indexes, next-hop ids, lifetimes) is
+left out.
 """
 
 from __future__ import annotations
