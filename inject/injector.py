@@ -290,6 +290,11 @@ class Prepared:
                 finally:
                     self._lock.release()
 
+    @property
+    def guardian_pid(self) -> int | None:
+        """Process id of the guardian of a local holder."""
+        return getattr(self._channel, "guardian_pid", None)
+
     def _where(self) -> str:
         place = self.planned.place
         return f"{self.planned.kind} on {self.planned.target.text} ({'here' if place.local else place.node})"
