@@ -221,7 +221,7 @@ class Running(Generic[Result]):
         for link in self._links.values():
             self._make(link)
         self._pump_until(lambda: all(link.is_up for link in self._links.values()))
-        self._publish("qps", self.started_ns, connections=[self._describe(link) for link in self._links.values()])
+        self._publish("qps", time.monotonic_ns(), connections=[self._describe(link) for link in self._links.values()])
 
     def _pump_until(self, is_there: Callable[[], bool]) -> None:
         deadline_ns = time.monotonic_ns() + int(SETUP_TIMEOUT_S * 1e9)
