@@ -1,4 +1,4 @@
-"""What the fault tests share: one fault of each kind on the lab at hand, the work it needs, and a cheap look at its target."""
+"""What the fault tests share: one fault of each kind on this lab, the work it needs, and a cheap look at its target."""
 
 from __future__ import annotations
 

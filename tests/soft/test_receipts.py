@@ -110,16 +110,19 @@ def test_a_port_that_is_down_already_is_refused_and_left_alone(lab, tmp_path):
     switch = lab.node(planned.target.node)
     switch.run(["ip", "link", "set", "dev", port, "down"])
     try:
-        with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
-            with pytest.raises(FaultError, match="already down"):
-                injector.prepare(planned)
+        with (
+            Journal(tmp_path / "j") as journal,
+            Injector(lab, journal) as injector,
+            pytest.raises(FaultError, match="already down"),
+        ):
+            injector.prepare(planned)
         assert counters.read(lab, [planned.target.node])[planned.target.node][f"{port}.up"] == 0
     finally:
         switch.run(["ip", "link", "set", "dev", port, "up"])
 
 
 def test_heal_finds_leftovers_without_a_journal(lab):
-    """A port down, a table of ours, a CPU limit: each is found by its mark, reverted and reported; then there is none."""
+    """A port down, a table of ours, a CPU limit: each is found by its mark, reverted and reported; then nothing is."""
     before = fingerprint.capture(lab)
     planned = case(lab, "uplink").planned
     host, switch = lab.topology.hosts[0].name, lab.node(planned.target.node)
