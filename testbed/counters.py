@@ -34,7 +34,7 @@ _NET = (
 _MARK = "@@node"
 
 
-def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 30.0) -> dict[str, dict[str, int]]:
+def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.0) -> dict[str, dict[str, int]]:
     """Read the counters of some nodes (default: every host and switch of the lab).
 
     Raises:

@@ -58,7 +58,7 @@ class Fingerprint:
         return {name: dict(sorted(facts.items())) for name, facts in sorted(self.nodes.items())}
 
 
-def capture(lab: Lab, *, timeout_s: float = 30.0) -> Fingerprint:
+def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
     """Take the fingerprint of every machine of a lab, and of every switch on it.
 
     Raises:
