@@ -157,8 +157,11 @@ class Holder:
         if self.state == "active" and now_ns >= self.start_ns + self.window_ns:
             self.finish()
         if self.is_on and self.actuator is not None and self.actuator.poll_s and now_ns >= self.next_poll_ns:
-            self.sample(time.monotonic_ns())
-            self.next_poll_ns = time.monotonic_ns() + int(self.actuator.poll_s * 1e9)
+            begin_ns = time.monotonic_ns()
+            self.sample(begin_ns)
+            end_ns = time.monotonic_ns()
+            # At most a twentieth of the time: looking must not slow down what is looked at.
+            self.next_poll_ns = end_ns + max(int(self.actuator.poll_s * 1e9), 19 * (end_ns - begin_ns))
 
     def edge(self, *, on: bool) -> None:
         """One change, read back. Stamped before an `on` and after an `off`: no effect lies outside the stamps."""
