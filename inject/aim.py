@@ -168,13 +168,15 @@ def _link_flap(asked: Request) -> Shot:
         )
     place, port, far = _on_switch(asked, target.node), target.port, target.link.other(target.node)
     if target.link.is_uplink:
-        # A veth end that goes down takes the carrier of its peer (drivers/net/veth.c, veth_close): seen by another port.
+        # A veth end that goes down takes its peer's carrier (drivers/net/veth.c, veth_close): another port's counter.
         witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_down_count",), at_least=flaps)
     else:
         # Over a dgram socket the host's carrier stays up: only its traffic can tell.
         witness = Witness(
-            any_of=(f"{far.node}/{far.netdev}.carrier_changes",)
-            + _rnic_counters(asked.topology, "out_of_seq_request", "completer_retry_err")
+            any_of=(
+                f"{far.node}/{far.netdev}.carrier_changes",
+                *_rnic_counters(asked.topology, "out_of_seq_request", "completer_retry_err"),
+            )
         )
     restored = [(f"{target.node}/{port.netdev}.up", 1)]
     if target.link.is_uplink:

@@ -1,7 +1,7 @@
 """How the injector reaches a holder: a transient unit on the target, or a guarded process beside QEMU.
 
-Both give a `testbed.node.Channel` and both are watched by someone who reverts when the holder dies or stops: PID 1 through
-`ExecStopPost` and `WatchdogSec` (systemd.service(5)), `inject.node.guardian` through a pipe.
+Both give a `testbed.node.Channel` and both are watched by someone who reverts when the holder dies or stops: PID 1
+through `ExecStopPost` and `WatchdogSec` (systemd.service(5)), `inject.node.guardian` through a pipe.
 """
 
 from __future__ import annotations

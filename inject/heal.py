@@ -1,7 +1,8 @@
 """Finds and reverts what faults left behind, without a journal and without knowing who left it.
 
-It goes by marks: units named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, a CPU limit on a soft
-GPU, ports of the topology that are down, links of VMs without carrier. One command a machine, all machines at once.
+It goes by marks: units named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, a CPU limit on a
+soft GPU, ports of the topology that are down, links of VMs without carrier. One command a machine, all machines at
+once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ done
 for n in '' $(ls /run/netns 2>/dev/null); do
   in=${{n:+ip netns exec $n}}
   for t in $($in nft list tables netdev 2>/dev/null | sed -n 's/^table netdev \\(faultbed_[^ ]*\\).*/\\1/p'); do
-    if $in nft delete table netdev "$t"; then echo "{_MARK} removed nft table $t ${{n:+in $n}}"; else echo "failed: nft table $t"; fi
+    if $in nft delete table netdev "$t"; then echo "{_MARK} removed nft table $t ${{n:+in $n}}"
+    else echo "failed: nft table $t"; fi
   done
 done
 for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do

@@ -1,8 +1,9 @@
 """Does planned faults and gives receipts: prepare → arm → observe → clear, journaled before each change.
 
-The injector is never what guarantees the revert. It beats; the target reverts when the beats stop. What this module adds is
-exact timing, the cross-check with independent counters, and an orderly end: leaving the `with` block, by whatever way,
-clears everything, and if even that is interrupted, closes the channels, which the holders take as the end of the lease.
+The injector is never what guarantees the revert. It beats; the target reverts when the beats stop. What this module
+adds is exact timing, the cross-check with independent counters, and an orderly end: leaving the `with` block, by
+whatever way, clears everything, and if even that is interrupted, closes the channels, which the holders take as the
+end of the lease.
 """
 
 from __future__ import annotations
@@ -288,6 +289,11 @@ class Prepared:
                     return
                 finally:
                     self._lock.release()
+
+    @property
+    def guardian_pid(self) -> int | None:
+        """Process id of the guardian of a local holder."""
+        return getattr(self._channel, "guardian_pid", None)
 
     def _where(self) -> str:
         place = self.planned.place

@@ -36,12 +36,12 @@ class Armed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fired:
-    """What it did. `count` is the actuator's own; `witness` names the most telling independent
-    counter that moved.
+    """What it did.
 
+    `count` is the actuator's own; `witness` names the most telling independent counter that moved.
     `must_move` and `must_not_move` are the increments of the counters since just before arming; one of each group of
     `must_move` is enough. Times are controller time; their resolution is the holder's polling period (20 ms at the hop,
-    50 ms for a cgroup), and exact for edges.
+    50 ms for a cgroup; longer where asking is slow, at most 5 % of the time goes into it), and exact for edges.
     """
 
     count: int

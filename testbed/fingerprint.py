@@ -1,8 +1,9 @@
 """What a lab looks like, in every respect that a fault could change: taken before and after, and compared.
 
-One command a machine. A fingerprint holds states, never counters: links (flags, MTU, qdisc), addresses, routes, rules,
-qdiscs, nftables tables, RDMA links, the sysctls that provisioning sets, `cpu.max`, faultbed's units and stored reverts, and
-the routing daemons. What the kernel numbers as it likes (interface indexes, next-hop ids, lifetimes) is left out.
+One command a machine. A fingerprint holds states, never counters: links (flags, MTU, qdisc), addresses, routes,
+rules, qdiscs, nftables tables, RDMA links, the sysctls that provisioning sets, `cpu.max`, faultbed's units and stored
+reverts, and the routing daemons. What the kernel numbers as it likes (interface indexes, next-hop ids, lifetimes) is
+left out.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Fingerprint:
         return {name: dict(sorted(facts.items())) for name, facts in sorted(self.nodes.items())}
 
 
-def capture(lab: Lab, *, timeout_s: float = 30.0) -> Fingerprint:
+def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
     """Take the fingerprint of every machine of a lab, and of every switch on it.
 
     Raises:

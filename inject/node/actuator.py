@@ -14,7 +14,7 @@ class Refused(Exception):
 
 
 class Actuator(Protocol):
-    """One way to act. All methods may raise OSError or Refused; none may leave a half-done change unnoticed by `read`."""
+    """One way to act. Methods may raise OSError or Refused; none may leave a half-done change that `read` misses."""
 
     @property
     def poll_s(self) -> float | None:

@@ -1,6 +1,7 @@
 """Holds one fault on its target, for as long as its controller lives and not a moment longer.
 
-JSON lines on stdin and stdout; each request gets exactly one answer. All times are this machine's CLOCK_MONOTONIC in ns.
+JSON lines on stdin and stdout; each request gets exactly one answer. All times are this machine's CLOCK_MONOTONIC in
+ns.
 
     {"do":"clock"}                      {"event":"clock","monotonic_ns":N}
     {"do":"prepare", ...}               {"event":"prepared","before":{...},"revert":"..."}
@@ -10,13 +11,15 @@ JSON lines on stdin and stdout; each request gets exactly one answer. All times 
     {"do":"clear"}                      {"event":"cleared","ok":bool,"at_ns":N,"readback":{...},"observed":{...}}
     anything that goes wrong            {"event":"error","error":"...","where":"..."}
 
-The revert is stored on disk before the change, and taken away only after it has been read back: whoever finds it (PID 1
-through ExecStopPost, the guardian, `faultbed heal`) may run it, any number of times. End of stdin, silence longer than the
-lease, SIGTERM, the end of the window or a lost guardian: each reverts here. SIGKILL and SIGSTOP are for those outside.
+The revert is stored on disk before the change, and taken away only after it has been read back: whoever finds it (PID
+1 through ExecStopPost, the guardian, `faultbed heal`) may run it, any number of times. End of stdin, silence longer
+than the lease, SIGTERM, the end of the window or a lost guardian: each reverts here. SIGKILL and SIGSTOP are for
+those outside.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -73,11 +76,11 @@ class Holder:
             }
             if do in doers:
                 return doers[do](request)
-            raise Refused(f"unknown request {do!r}")
         except (Refused, OSError, ValueError, KeyError, TypeError, ImportError) as error:
             return {"event": "error", "error": f"{error}", "where": do, "refused": isinstance(error, Refused)}
         finally:
             self.heard_ns = time.monotonic_ns()
+        return {"event": "error", "error": f"unknown request {do!r}", "where": do}
 
     def do_prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Look, refuse, remember; store the revert. Nothing is changed yet."""
@@ -154,8 +157,11 @@ class Holder:
         if self.state == "active" and now_ns >= self.start_ns + self.window_ns:
             self.finish()
         if self.is_on and self.actuator is not None and self.actuator.poll_s and now_ns >= self.next_poll_ns:
-            self.sample(time.monotonic_ns())
-            self.next_poll_ns = time.monotonic_ns() + int(self.actuator.poll_s * 1e9)
+            begin_ns = time.monotonic_ns()
+            self.sample(begin_ns)
+            end_ns = time.monotonic_ns()
+            # At most a twentieth of the time: looking must not slow down what is looked at.
+            self.next_poll_ns = end_ns + max(int(self.actuator.poll_s * 1e9), 19 * (end_ns - begin_ns))
 
     def edge(self, *, on: bool) -> None:
         """One change, read back. Stamped before an `on` and after an `off`: no effect lies outside the stamps."""
@@ -323,22 +329,17 @@ def main() -> int:
 def _serve(holder: Holder, line: bytes) -> dict[str, Any]:
     try:
         request = json.loads(line)
-        if not isinstance(request, dict):
-            raise TypeError("not an object")
-    except (ValueError, TypeError) as error:
-        return {
-            "event": "error",
-            "error": f"not a JSON object: {error}",
-            "where": line.decode("utf-8", "replace")[:80],
-        }
+    except ValueError as error:
+        return {"event": "error", "error": f"not JSON: {error}", "where": line.decode("utf-8", "replace")[:80]}
+    if not isinstance(request, dict):
+        return {"event": "error", "error": "not a JSON object", "where": "request"}
     return holder.answer(request)
 
 
 def _say(out: int, message: dict[str, Any]) -> None:
-    try:
+    # Nobody listens any more: the end of stdin will say so.
+    with contextlib.suppress(OSError):
         os.write(out, json.dumps(message).encode() + b"\n")
-    except OSError:
-        pass  # Nobody listens any more; end of stdin will say so.
 
 
 if __name__ == "__main__":
