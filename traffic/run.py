@@ -23,7 +23,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 Result = TypeVar("Result")
 
 RETRY_PAUSE_NS = 250_000_000
-SETUP_TIMEOUT_S = 60.0
+SETUP_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
