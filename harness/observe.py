@@ -71,7 +71,7 @@ def observe(run: Measurements) -> Observed:
     }
     whole = timeline.total(list(per_rank.values())) if per_rank else None
     fired = _fired_windows(run.faults)
-    first_ns = min((window[0] for window in fired.values()), default=run.end_ns)
+    first_ns = _first_disturbance(run, fired)
     base = None
     if whole is not None:
         window_ns = timeline.rolling_window_ns(run.series, whole.step_ns, until_ns=first_ns)
@@ -111,6 +111,13 @@ def _fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
         end = cleared if isinstance(cleared, int) else first + fault.plan.duration_ns
         windows[fault.plan.id] = (first, max(first, end))
     return dict(sorted(windows.items(), key=lambda item: item[1]))
+
+
+def _first_disturbance(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> int:
+    """When the fault-free start ends: the first arming or firing, for an armed fault may act unseen."""
+    armed = [fault.receipt.armed.get("at_ns") for fault in run.faults if fault.receipt is not None]
+    times = [*(start for start, _ in fired.values()), *(at_ns for at_ns in armed if isinstance(at_ns, int))]
+    return min(times, default=run.end_ns)
 
 
 def _impacts(
@@ -213,7 +220,7 @@ def _dips(base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]
         missing = Observation(value=None, detail=_why_no_impact(base))
         return {"goodput_min_ratio": missing, "dip": missing}
     fault_id, one = min(impacts.items(), key=lambda item: item[1].min_ratio)
-    detail = f"deepest under {fault_id}"
+    detail = f"under {fault_id}, against the mean of the fault-free start"
     return {
         "goodput_min_ratio": Observation(value=one.min_ratio, detail=detail),
         "dip": Observation(value=1 - one.min_ratio, detail=detail),

@@ -221,7 +221,7 @@ def _with_faults(
                 found.paths = _paths(lab, running)
                 _drive_all(decided, ready, running, found, progress)
                 found.result = running.wait(_patience_s(decided.experiment))
-    found.end_ns = time.monotonic_ns()
+    found.end_ns = running.ended_ns
     found.after = counters.read(lab)
 
 

@@ -7,8 +7,8 @@ where that is longer: a collective sends in bursts, and a window that holds one 
 see dips that are not there. Looking forward, no part of the outage is left in the window once traffic is
 back.
 
-**Baseline** is the run's own fault-free start: from the end of the warm-up (1 s) to the first fault's first
-firing. Its *mean* is the mean of its bins; its *noise floor* is the 5th percentile of its rolling goodput.
+**Baseline** is the run's own fault-free start: from the end of the warm-up (1 s) to the first arming of
+a fault. Its *mean* is the mean of its bins; its *noise floor* is the 5th percentile of its rolling goodput.
 Both come from this run, because two runs on shared cores differ by more than a fault may cost.
 
 **Recovery** of a fault: a bin is *healthy* when its rolling goodput is at least 95 % of the noise floor.
@@ -29,11 +29,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.measurements import Iteration, RankSeries, Sample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "HOLD_NS",

@@ -6,6 +6,7 @@ Pure. `take` is the only entrance; a new kind is one more function in `_BY_KIND`
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ CGROUP_ROOT = "/sys/fs/cgroup/faultbed.slice"
 # (kernel/sched/core.c, min_cfs_quota_period).
 THROTTLE_PERIOD_US = 10_000
 MIN_QUOTA_US = 1_000
+MOST_FLAPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """Counters of which one must move by `at_least` between just before arming and some time after clearing."""
+    """Counters of which one must move by `at_least` between just before arming and some time after clearing.
+
+    The most telling come first: the first one that moved enough is named in the receipt.
+    """
 
     any_of: tuple[str, ...]
     at_least: int = 1
@@ -108,14 +113,9 @@ def _holder(
     }
 
 
-def _rnic_counters(topology: Topology, *names: str, host: str | None = None) -> tuple[str, ...]:
-    return tuple(
-        f"{each.name}/{rnic.name}.{name}"
-        for each in topology.hosts
-        if host in (None, each.name)
-        for rnic in each.rnics
-        for name in names
-    )
+def _rnic_counters(topology: Topology, *names: str) -> tuple[str, ...]:
+    """One counter of every RNIC, then the next: the order in which they are believed."""
+    return tuple(f"{host.name}/{rnic.name}.{name}" for name in names for host in topology.hosts for rnic in host.rnics)
 
 
 def _on_switch(asked: Request, switch: str) -> Place:
@@ -131,16 +131,14 @@ def _flap_edges(asked: Request) -> list[list[Any]]:
         if count not in (None, 1):
             raise UsageError(f"{asked.where}.count: {count} flaps need a period")
         return [[0.0, True]]
-    most = max(1, -(-int(asked.for_s * 1000) // max(1, int(period_s * 1000))))
-    flaps = min(count, most) if count is not None else most
-    if flaps > 100_000:
-        raise UsageError(
-            f"{asked.where}.period: {flaps} flaps in one window are too many; lengthen the period"
-        )
     edges: list[list[Any]] = []
-    for k in range(flaps):
-        edges.append([round(k * period_s, 6), True])
-        up_s = round((k + asked.params["duty"]) * period_s, 6)
+    for k in itertools.count():
+        down_s, up_s = round(k * period_s, 6), round((k + asked.params["duty"]) * period_s, 6)
+        if down_s >= asked.for_s or k == count:
+            return edges
+        if k == MOST_FLAPS:
+            raise UsageError(f"{asked.where}.period: more than {MOST_FLAPS} flaps in one window; lengthen the period")
+        edges.append([down_s, True])
         if up_s < asked.for_s:
             edges.append([up_s, False])
     return edges
@@ -176,7 +174,7 @@ def _link_flap(asked: Request) -> Shot:
         # Over a dgram socket the host's carrier stays up: only its traffic can tell.
         witness = Witness(
             any_of=(f"{far.node}/{far.netdev}.carrier_changes",)
-            + _rnic_counters(asked.topology, "completer_retry_err", "out_of_seq_request")
+            + _rnic_counters(asked.topology, "out_of_seq_request", "completer_retry_err")
         )
     restored = [(f"{target.node}/{port.netdev}.up", 1)]
     if target.link.is_uplink:
@@ -225,9 +223,7 @@ def _packet_drop(asked: Request) -> Shot:
     if ahead is not None or qp == "any":
         link = target.link
         if link is None or link.rnic is None or params["direction"] != "to":
-            raise UsageError(
-                f"{where}: a relative psn, or qp = any, needs one receiving RNIC; aim `to` an RNIC"
-            )
+            raise UsageError(f"{where}: a relative psn, or qp = any, needs one receiving RNIC; aim `to` an RNIC")
         learn = Learn(host=link.b.node, rnic=link.rnic, qp=qp if qp is not None else "any", psn_ahead=ahead)
     table = f"faultbed_{hashlib.sha256(asked.id.encode()).hexdigest()[:8]}"
     match = [f"udp dport {ROCE_PORT}"]
@@ -260,11 +256,7 @@ def _packet_drop(asked: Request) -> Shot:
             ),
         ),
         must_move=(
-            Witness(
-                any_of=_rnic_counters(
-                    asked.topology, "out_of_seq_request", "rcvd_seq_err", "completer_retry_err"
-                )
-            ),
+            Witness(any_of=_rnic_counters(asked.topology, "out_of_seq_request", "rcvd_seq_err", "completer_retry_err")),
         ),
         must_not_move=_rnic_counters(asked.topology, "send_err"),
         learn=learn,

@@ -96,9 +96,7 @@ _LINK_FLAP = _kind(
     summary="take a link down and up again: once for the whole window, or as a train of flaps",
     binding={"port": "unit", "rnic": "local"},
     params=(
-        Param(
-            name="period", type="number", unit="s", summary="from one down to the next", low=0.05, high=3600
-        ),
+        Param(name="period", type="number", unit="s", summary="from one down to the next", low=0.05, high=3600),
         Param(
             name="duty",
             type="number",
@@ -124,12 +122,8 @@ _PACKET_DROP = _kind(
     summary="lose RoCEv2 packets in the fabric: a random share, or exactly one by destination QP and PSN",
     binding={"port": "fd", "rnic": "fd"},
     params=(
-        Param(
-            name="share", type="number", unit="", summary="share of packets, at random", low=0.000001, high=1
-        ),
-        Param(
-            name="psn", type="psn", unit="", summary="this packet once; +N counts from the next expected one"
-        ),
+        Param(name="share", type="number", unit="", summary="share of packets, at random", low=0.000001, high=1),
+        Param(name="psn", type="psn", unit="", summary="this packet once; +N counts from the next expected one"),
         Param(name="qp", type="qpn", unit="", summary="destination QP number; any: the lowest connected one"),
         Param(
             name="direction",

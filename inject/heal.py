@@ -43,7 +43,7 @@ for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
   was=$(cat "$c"); [ "$was" = "{UNLIMITED}" ] && continue
   if echo {UNLIMITED} > "$c"; then echo "{_MARK} $c was $was"; else echo "failed: $c is $was"; fi
 done
-"""  # noqa: S608 - a shell script, no SQL
+"""
 
 
 def heal(lab: Lab, *, timeout_s: float = 30.0) -> list[str]:
@@ -83,7 +83,7 @@ def script(lab: Lab, machine: str) -> str:
             netns = lab.netns(port.node)
             at = f"-n {netns} " if netns else ""
             lines.append(
-                f"[ -n \"$(ip {at}link show dev {port.netdev} up 2>/dev/null)\" ] || "
+                f'[ -n "$(ip {at}link show dev {port.netdev} up 2>/dev/null)" ] || '
                 f"{{ ip {at}link set dev {port.netdev} up && echo '{_MARK} brought up {port.node}:{port.netdev}' || "
                 f"echo 'failed: {port.node}:{port.netdev} is down'; }}"
             )

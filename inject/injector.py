@@ -46,9 +46,7 @@ class Injector:
         mutate: a mutation of every holder, for tests of the harness itself.
     """
 
-    def __init__(
-        self, lab: Lab, journal: Journal, *, ttl_s: float = 10.0, mutate: Mutation | None = None
-    ) -> None:
+    def __init__(self, lab: Lab, journal: Journal, *, ttl_s: float = 10.0, mutate: Mutation | None = None) -> None:
         self.lab = lab
         self.journal = journal
         self.ttl_s = ttl_s
@@ -368,9 +366,7 @@ class Prepared:
             except LabError as unreachable:
                 error = unreachable
             if time.monotonic() > deadline:
-                return Cleared(
-                    ok=False, by="lease", error=f"nobody can tell whether it was reverted: {error}"
-                )
+                return Cleared(ok=False, by="lease", error=f"nobody can tell whether it was reverted: {error}")
             self._stop.wait(0.2)
 
     def _is_reverted(self) -> bool:

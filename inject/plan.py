@@ -106,9 +106,7 @@ class PlannedFault:
         }
 
 
-def plan(
-    spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, where: str = "fault"
-) -> PlannedFault:
+def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, where: str = "fault") -> PlannedFault:
     """Plan one fault.
 
     Args:
@@ -209,12 +207,7 @@ def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str)
 
 
 def _seconds(value: float, where: str, *, low: float) -> float:
-    if (
-        not isinstance(value, (int, float))
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or value < low
-    ):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < low:
         raise UsageError(f"{where}: {value!r} is not a time of at least {low:g} s")
     return float(value)
 
@@ -255,11 +248,7 @@ def _value(given: Any, param: Param, *, where: str) -> Any:
     except ValueError:
         raise wrong from None
     low, high = (1, PSN_COUNT - 1) if param.type == "qpn" else (param.low, param.high)
-    if (
-        not math.isfinite(number)
-        or (low is not None and number < low)
-        or (high is not None and number > high)
-    ):
+    if not math.isfinite(number) or (low is not None and number < low) or (high is not None and number > high):
         raise wrong
     if param.type in ("integer", "qpn"):
         if number != int(number):
@@ -278,9 +267,7 @@ def _psn(text: str, wrong: UsageError) -> int | str:
     return f"+{number}" if text.startswith("+") else number
 
 
-def _fault_id(
-    index: int, kind: str, target: str, at_s: float, for_s: float, params: Mapping[str, Any]
-) -> str:
+def _fault_id(index: int, kind: str, target: str, at_s: float, for_s: float, params: Mapping[str, Any]) -> str:
     said = json.dumps([index, kind, target, at_s, for_s, dict(params)], sort_keys=True)
     slug = re.sub(r"[^a-z0-9]+", "-", f"{kind}-{target}".lower()).strip("-")[:40]
     return f"{index}-{slug}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"

@@ -22,7 +22,6 @@ from testbed.counters import Snapshot, flat_deltas
 __all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired"]
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Armed:
     """The change, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`."""
@@ -37,7 +36,8 @@ class Armed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fired:
-    """What it did. `count` is the actuator's own; `witness` names the independent counter that moved most.
+    """What it did. `count` is the actuator's own; `witness` names the most telling independent
+    counter that moved.
 
     `must_move` and `must_not_move` are the increments of the counters since just before arming; one of each group of
     `must_move` is enough. Times are controller time; their resolution is the holder's polling period (20 ms at the hop,
@@ -137,12 +137,13 @@ def judge_fired(
             doubts.append(f"no independent witness: {names} moved by {best}, must move by {witness.at_least}")
     doubts += [f"{key} moved by {delta}: it must not" for key, delta in stayed.items() if delta]
     doubts += [f"{key} can no longer be read" for key in lost]
-    top = max(moved, key=lambda key: moved[key], default=None)
     fired = Fired(
         count=count,
         first_ns=observed.get("first_ns"),
         last_ns=observed.get("last_ns"),
-        witness=top if top is not None and moved[top] > 0 else None,
+        witness=next(
+            (key for each in planned.must_move for key in each.any_of if moved.get(key, 0) >= each.at_least), None
+        ),
         must_move=moved,
         must_not_move=stayed,
     )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 __all__ = ["Actuator", "Refused", "enter_netns", "make"]
 
 
-class Refused(Exception):  # noqa: N818 - an answer to the controller, not an error of the program
+class Refused(Exception):
     """The target is not as it must be before a change: foreign state, no capability, or a protected interface."""
 
 

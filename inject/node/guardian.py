@@ -48,9 +48,7 @@ def main() -> int:
 def _revert(path: str) -> bool:
     deadline = time.monotonic() + 30
     while os.path.exists(path):  # noqa: PTH110 - one way of doing it with the holder's file
-        done = subprocess.run(
-            ["/bin/sh", path], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
+        done = subprocess.run(["/bin/sh", path], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         if done.returncode == 0:
             os.unlink(path)  # noqa: PTH108
             return True

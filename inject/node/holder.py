@@ -128,7 +128,8 @@ class Holder:
             "state": self.state,
             "on": self.is_on,
             **self.seen,
-            "edges": [edge[:2] for edge in self.done],
+            # Only what was seen to be so.
+            "edges": [[at, on] for at, on, seen in self.done if seen["applied"] == on],
             "armed_at_ns": first[0],
             "armed_readback": first[2],
             "failure": self.failure,
@@ -153,22 +154,23 @@ class Holder:
         if self.state == "active" and now_ns >= self.start_ns + self.window_ns:
             self.finish()
         if self.is_on and self.actuator is not None and self.actuator.poll_s and now_ns >= self.next_poll_ns:
-            self.sample(now_ns)
+            self.sample(time.monotonic_ns())
             self.next_poll_ns = time.monotonic_ns() + int(self.actuator.poll_s * 1e9)
 
     def edge(self, *, on: bool) -> None:
-        """One change: do it, stamp it, read it back."""
+        """One change, read back. Stamped before an `on` and after an `off`: no effect lies outside the stamps."""
         if self.actuator is None:
             return
         try:
             if on:
                 self.is_on = True
+                now_ns = time.monotonic_ns()
                 self.actuator.on()
             else:
                 self.count_down()
                 self.actuator.off()
+                now_ns = time.monotonic_ns()
                 self.is_on = False
-            now_ns = time.monotonic_ns()
             seen = self.actuator.read()
         except (OSError, Refused) as error:
             self.failure = str(error)
@@ -207,9 +209,9 @@ class Holder:
             self.count_down()
             if self.is_on or self.failure:
                 self.actuator.off()
-                if self.is_on:
-                    self.done.append([time.monotonic_ns(), False, {}])
-                self.is_on = False
+                off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
+                if was_on:
+                    self.done.append([off_ns, False, self.actuator.read()])
                 if self.actuator.poll_s:
                     # The hop's count is final only now, with its rule gone.
                     self.sample(time.monotonic_ns())

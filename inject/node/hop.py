@@ -59,8 +59,7 @@ class HopActuator:
             there, inside = f"[ ! -e /run/netns/{self._netns} ] || ", f"ip netns exec {self._netns} "
         one = f"netdev {self._table}"
         return (
-            f"{there}{{ {inside}nft delete table {one} 2>/dev/null; "
-            f"! {inside}nft list table {one} >/dev/null 2>&1; }}"
+            f"{there}{{ {inside}nft delete table {one} 2>/dev/null; ! {inside}nft list table {one} >/dev/null 2>&1; }}"
         )
 
     def on(self) -> None:

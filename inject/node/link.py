@@ -33,15 +33,11 @@ class LinkActuator:
     def prepare(self) -> dict[str, Any]:
         """Refuse an interface that is down already, or that carries the management connection."""
         enter_netns(self._netns)
-        self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
-        )
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         self._socket.settimeout(2)
         seen = self.read()
         if not seen["up"]:
-            raise Refused(
-                f"{self._device} is already down, and not by us: bring it up, or run `faultbed heal`"
-            )
+            raise Refused(f"{self._device} is already down, and not by us: bring it up, or run `faultbed heal`")
         if self._netns is None and self._device in _management():
             raise Refused(f"{self._device} carries the management connection: never a target")
         return seen

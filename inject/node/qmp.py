@@ -36,9 +36,7 @@ class QmpActuator:
 
     def revert_script(self) -> str:
         """Bring it up, by a process of its own."""
-        return " ".join(
-            [*(f"'{word}'" for word in self._python), "-m", "inject.node.qmp", self._socket, self._nic]
-        )
+        return " ".join([*(f"'{word}'" for word in self._python), "-m", "inject.node.qmp", self._socket, self._nic])
 
     def on(self) -> None:
         """Down."""
@@ -83,9 +81,7 @@ def set_link(path: str, nic: str, *, up: bool, timeout_s: float = 3.0) -> None:
                     raise OSError(f"QMP at {path} did not answer in {timeout_s:g} s")
                 answer = json.loads(lines.readline() or b'{"error":{"desc":"it closed the connection"}}')
                 if "error" in answer:
-                    raise OSError(
-                        f"QMP at {path} refused {command['execute']}: {answer['error'].get('desc')}"
-                    )
+                    raise OSError(f"QMP at {path} refused {command['execute']}: {answer['error'].get('desc')}")
                 if "return" in answer:
                     break
 
