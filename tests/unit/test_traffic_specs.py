@@ -9,7 +9,7 @@ import pytest
 from testbed import inventory
 from testbed.errors import UsageError
 from traffic import collective, flow
-from traffic.run import QpParams
+from traffic.plan import QpParams
 
 TOPOLOGY = inventory.load(Path("inventory/soft.yml")).topology
 
