@@ -55,7 +55,7 @@ class Session:
         started = time.monotonic()
 
         def line(text: str) -> None:
-            self.err.print(f"[dim]{time.monotonic() - started:6.1f} s[/dim]  {_escape(text)}")
+            self.err.print(f"[dim]{time.monotonic() - started:6.1f} s[/dim]  {_escape(text)}", soft_wrap=True)
 
         if not self.err.is_terminal:
             yield line
