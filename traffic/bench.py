@@ -20,8 +20,8 @@ from testbed.topology import Topology
 from traffic import flow
 from traffic.engine import TrafficLab, endpoint
 from traffic.metrics import percentile
+from traffic.plan import QpParams
 from traffic.results import Endpoint
-from traffic.run import QpParams
 
 __all__ = ["SIZES", "Row", "against_perftest", "gid_index", "ib_write_bw"]
 
@@ -94,9 +94,7 @@ def against_perftest(
 def _engine(lab: TrafficLab, spec: flow.FlowSpec) -> float:
     result = flow.start(lab, spec).wait((spec.duration_s or 0.0) + GRACE_S)
     if result.outcome != "completed":
-        raise LabError(
-            f"bench: the flow ended as {result.outcome} ({result.where or result.qp_errors})"
-        )
+        raise LabError(f"bench: the flow ended as {result.outcome} ({result.where or result.qp_errors})")
     return result.goodput_bps
 
 

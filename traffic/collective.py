@@ -10,8 +10,9 @@ from testbed.errors import UsageError
 from traffic import metrics, schedule
 from traffic.engine import TrafficLab, endpoint
 from traffic.flow import check_qp
+from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
-from traffic.run import Cable, OnEvent, Plan, QpParams, Running, TaskPlan, begin
+from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of, samples_of
 
 __all__ = ["ITEM_BYTES", "CollectiveResult", "CollectiveSpec", "start"]
@@ -191,7 +192,7 @@ def _finish(running: Running[CollectiveResult], spec: CollectiveSpec, ranks: tup
         straggler=metrics.straggler(per_rank) if all(per_rank) else None,
         samples=samples_of(running),
         connections=running.connections,
-        qp_errors=tuple(running.qp_errors),
-        rebuilds=tuple(running.rebuilds),
+        qp_errors=running.qp_errors,
+        rebuilds=running.rebuilds,
         clock_error_ns=running.clock_error_ns,
     )

@@ -9,8 +9,9 @@ from typing import Any
 from testbed.errors import UsageError
 from traffic import metrics
 from traffic.engine import TrafficLab, endpoint
+from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Connection, Outcome, QpError, Rebuild, Sample, Window
-from traffic.run import Cable, OnEvent, Plan, QpParams, Running, TaskPlan, begin
+from traffic.run import OnEvent, Running, begin
 from traffic.samples import samples_of
 
 __all__ = ["FlowResult", "FlowSpec", "QpTotal", "check_qp", "start"]
@@ -179,7 +180,7 @@ def _finish(running: Running[FlowResult], spec: FlowSpec) -> FlowResult:
         totals=totals,
         samples=samples,
         connections=running.connections,
-        qp_errors=tuple(running.qp_errors),
-        rebuilds=tuple(running.rebuilds),
+        qp_errors=running.qp_errors,
+        rebuilds=running.rebuilds,
         clock_error_ns=running.clock_error_ns,
     )

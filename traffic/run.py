@@ -10,87 +10,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from testbed.errors import FaultbedError, LabError, UsageError
+from traffic.cabling import Cabling
 from traffic.engine import Engines, Event, TrafficLab
-from traffic.results import Connection, Endpoint, Outcome, QpError, Rebuild
+from traffic.plan import Plan
+from traffic.results import Connection, Outcome, QpError, Rebuild
 
-__all__ = ["Cable", "OnEvent", "Plan", "QpParams", "Running", "TaskPlan", "begin"]
+__all__ = ["OnEvent", "Running", "begin"]
 
 OnEvent = Callable[[dict[str, Any]], None]
 Result = TypeVar("Result")
 
-RETRY_PAUSE_NS = 250_000_000
-SETUP_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QpParams:
-    """Parameters of a reliable connection, all explicit.
-
-    `timeout` is the local ACK timeout of 4.096 us x 2^timeout (14: 67 ms); a packet is sent `retry_cnt` + 1 times
-    before the QP dies. `min_rnr_timer` 12 is 0.64 ms. rxe takes `retry_cnt` 7 and `rnr_retry` 7 as for ever.
-    """
-
-    timeout: int = 14
-    retry_cnt: int = 6
-    rnr_retry: int = 6
-    min_rnr_timer: int = 12
-    mtu: int = 4096
-    traffic_class: int = 0
-    flow_label: int = 0
-
-    def to_dict(self) -> dict[str, int]:
-        """Plain data."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPlan:
-    """A task of one engine, as the engine is told to make it."""
-
-    name: str
-    kind: str
-    endpoint: Endpoint
-    spec: Mapping[str, Any]
-    active: bool
-    """Whether it is started, and ends with `done`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cable:
-    """A connection to make: number and the names of the tasks at its ends; data goes from `src` to `dst`."""
-
-    index: int
-    src: str
-    dst: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to run: tasks, and the connections between them."""
-
-    what: str
-    tasks: tuple[TaskPlan, ...]
-    cables: tuple[Cable, ...]
-    peer_deadline_s: float
-    stall_deadline_s: float
-
-
-class _Link:
-    """Where one connection is in being made or made again."""
-
-    def __init__(self, cable: Cable) -> None:
-        self.cable = cable
-        self.generation = -1
-        self.ends: dict[str, dict[str, Any]] = {}
-        self.joined: set[str] = set()
-        self.is_up = False
-        self.retry_ns: int | None = None
-        self.episode: Rebuild | None = None
-        self.described: Connection | None = None
+POLL_NS = 250_000_000
+SETUP_TIMEOUT_S = 120.0
 
 
 class Running(Generic[Result]):
@@ -105,8 +39,6 @@ class Running(Generic[Result]):
     ) -> None:
         self.plan = plan
         self.events: list[Event] = []
-        self.qp_errors: list[QpError] = []
-        self.rebuilds: list[Rebuild] = []
         self.failure: str | None = None
         self.done: dict[str, Mapping[str, Any]] = {}
         self.started_ns = self.ended_ns = 0
@@ -114,8 +46,7 @@ class Running(Generic[Result]):
         self._finish = finish
         self._on_event = on_event
         self._tasks = {task.name: task for task in plan.tasks}
-        self._links = {cable.index: _Link(cable) for cable in plan.cables}
-        self._lock = threading.Lock()
+        self._cabling = Cabling(plan, engines.send, self._publish)
         self._moved_ns = time.monotonic_ns()
         self._psn_answers: dict[str, Mapping[str, Any]] = {}
         self._psn_news = threading.Condition()
@@ -128,15 +59,24 @@ class Running(Generic[Result]):
     @property
     def connections(self) -> tuple[Connection, ...]:
         """The connections as they are now (one that is being rebuilt: as it was), in order of their index."""
-        with self._lock:
-            return tuple(link.described for link in self._links.values() if link.described is not None)
+        return self._cabling.connections
+
+    @property
+    def qp_errors(self) -> tuple[QpError, ...]:
+        """Every QP that was lost so far."""
+        return tuple(self._cabling.qp_errors)
+
+    @property
+    def rebuilds(self) -> tuple[Rebuild, ...]:
+        """Every rebuild that is over; at the end of the run also those that are not."""
+        return tuple(self._cabling.rebuilds)
 
     @property
     def outcome(self) -> Outcome:
         """How it ended, or would end now."""
         if self.failure is not None:
             return "failed"
-        return "recovered" if self.rebuilds or any(link.episode for link in self._links.values()) else "completed"
+        return "recovered" if self._cabling.was_rebuilt else "completed"
 
     @property
     def is_over(self) -> bool:
@@ -154,7 +94,8 @@ class Running(Generic[Result]):
         Raises:
             LabError: an engine did not answer in time, or the run is over.
         """
-        sources = {link.cable.src for link in self._links.values()}
+        source_of = {cable.index: cable.src for cable in self.plan.cables}
+        sources = set(source_of.values())
         deadline = time.monotonic() + timeout_s
         with self._psn_news:
             self._psn_answers = {}
@@ -167,7 +108,7 @@ class Running(Generic[Result]):
                 item["conn"]: (item["sq_psn"], item["rq_psn"])
                 for name, answer in self._psn_answers.items()
                 for item in answer["conns"]
-                if self._links[item["conn"]].cable.src == name
+                if source_of[item["conn"]] == name
             }
 
     def stop(self) -> None:
@@ -218,22 +159,20 @@ class Running(Generic[Result]):
                     "spec": dict(task.spec),
                 },
             )
-        for link in self._links.values():
-            self._make(link)
-        self._pump_until(lambda: all(link.is_up for link in self._links.values()))
-        self._publish("qps", time.monotonic_ns(), connections=[self._describe(link) for link in self._links.values()])
+        self._cabling.make_all()
+        self._pump_until(lambda: not self._cabling.down)
+        self._publish("qps", time.monotonic_ns(), connections=list(self.connections))
 
     def _pump_until(self, is_there: Callable[[], bool]) -> None:
         deadline_ns = time.monotonic_ns() + int(SETUP_TIMEOUT_S * 1e9)
         while not is_there():
-            event = self._engines.next(min(deadline_ns, time.monotonic_ns() + RETRY_PAUSE_NS))
+            event = self._engines.next(min(deadline_ns, time.monotonic_ns() + POLL_NS))
             now_ns = time.monotonic_ns()
             if event is not None:
                 self._handle(event, now_ns)
-            self._retry_due(now_ns)
+            self._tend(now_ns)
             if self.failure is None and now_ns > deadline_ns:
-                missing = [self._name(link) for link in self._links.values() if not link.is_up]
-                self.failure = f"no connection {', '.join(missing)} after {SETUP_TIMEOUT_S:.0f} s"
+                self.failure = f"no connection {', '.join(self._cabling.down)} after {SETUP_TIMEOUT_S:.0f} s"
             if self.failure is not None:
                 raise LabError(f"{self.plan.what} did not start: {self.failure}")
 
@@ -252,11 +191,11 @@ class Running(Generic[Result]):
         try:
             active = {task.name for task in self.plan.tasks if task.active}
             while self.failure is None and not active <= set(self.done):
-                event = self._engines.next(time.monotonic_ns() + RETRY_PAUSE_NS)
+                event = self._engines.next(time.monotonic_ns() + POLL_NS)
                 now_ns = time.monotonic_ns()
                 if event is not None:
                     self._handle(event, now_ns)
-                self._retry_due(now_ns)
+                self._tend(now_ns)
                 if now_ns - self._moved_ns > self.plan.stall_deadline_s * 1e9:
                     self.failure = f"nothing moved for {self.plan.stall_deadline_s:.0f} s{self._where()}"
         except FaultbedError as error:
@@ -266,21 +205,25 @@ class Running(Generic[Result]):
         self.ended_ns = time.monotonic_ns()
         try:
             self._engines.close()
-            self.rebuilds += [link.episode for link in self._links.values() if link.episode is not None]
-            for link in self._links.values():
-                link.episode = None
+            self._cabling.settle()
             self._result = self._finish(self)
             self._publish("done", self.ended_ns, outcome=self.outcome, where=self.failure)
         finally:
             self._over.set()
 
+    def _tend(self, now_ns: int) -> None:
+        self._cabling.retry_due(now_ns)
+        self._moved_ns = max(self._moved_ns, self._cabling.moved_ns)
+        self.failure = self.failure or self._cabling.failure
+
     def _where(self) -> str:
-        down = [self._name(link) for link in self._links.values() if not link.is_up]
+        down = self._cabling.down
         late = [name for name, task in self._tasks.items() if task.active and name not in self.done]
         return f" (down: {', '.join(down)})" if down else f" (not done: {', '.join(late)})"
 
     def _handle(self, event: Event, now_ns: int) -> None:
         message = event.message
+        self._cabling.handle(event.name, message, now_ns)
         handler = getattr(self, f"_on_{event.name}", None)
         if handler is not None:
             handler(message, event.host, now_ns)
@@ -313,132 +256,6 @@ class Running(Generic[Result]):
     def _on_gone(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
         said = f": {message['error']}" if message.get("error") else ""
         self.failure = self.failure or f"{host}: the traffic engine is gone{said}"
-
-    # Connections.
-
-    def _make(self, link: _Link) -> None:
-        link.generation += 1
-        link.ends, link.joined, link.is_up, link.retry_ns = {}, set(), False, None
-        generation = link.generation & 0xF
-        for side, task in enumerate((link.cable.src, link.cable.dst)):
-            # Not 0, another one for every end and every rebuild: a packet of the QP before does not fit in.
-            psn = (generation << 20 | link.cable.index << 12 | side << 11 | 0x100) & 0xFFFFFF
-            self._tell(task, link, {"do": "qp", "psn": psn})
-
-    def _tell(self, task: str, link: _Link, message: dict[str, Any]) -> None:
-        message |= {"task": task, "conn": link.cable.index, "generation": link.generation}
-        self._engines.send(self._tasks[task].endpoint.host, message)
-
-    def _link_of(self, message: Mapping[str, Any]) -> _Link | None:
-        link = self._links[message["conn"]]
-        return link if link.generation == message["generation"] else None
-
-    def _on_qp(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
-        link = self._link_of(message)
-        if link is None:
-            return
-        link.ends[message["task"]] = message["end"]
-        cable = link.cable
-        if {cable.src, cable.dst} <= set(link.ends):
-            with self._lock:
-                link.described = self._describe(link)
-            for task, peer in ((cable.src, cable.dst), (cable.dst, cable.src)):
-                self._tell(task, link, {"do": "connect", "peer": link.ends[peer]})
-
-    def _on_joined(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
-        link = self._link_of(message)
-        if link is None:
-            return
-        link.joined.add(message["task"])
-        if link.joined != {link.cable.src, link.cable.dst}:
-            return
-        link.is_up = True
-        for task in (link.cable.src, link.cable.dst):
-            self._tell(task, link, {"do": "go"})
-        if link.episode is not None:
-            link.episode = replace(link.episode, rebuilt_ns=now_ns)
-            self._moved_ns = now_ns
-            self._publish("rebuilt", now_ns, rebuild=link.episode, connection=self._describe(link))
-
-    def _on_join_failed(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
-        link = self._link_of(message)
-        if link is not None and link.retry_ns is None:
-            link.retry_ns = now_ns + RETRY_PAUSE_NS
-            self._give_up_if_late(link, now_ns, str(message.get("error")))
-
-    def _on_qp_error(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
-        link = self._links[message["conn"]]
-        task = message["task"]
-        other = link.cable.dst if task == link.cable.src else link.cable.src
-        error = QpError(
-            time_ns=message["at_ns"],
-            connection=message["conn"],
-            endpoint=self._tasks[task].endpoint.name,
-            peer=self._tasks[other].endpoint.name,
-            qpn=message["qpn"],
-            status=message["status"],
-            generation=message["generation"],
-        )
-        self.qp_errors.append(error)
-        self._publish("qp_error", now_ns, qp_error=error)
-        if self._link_of(message) is None or not link.is_up:
-            return  # the other end has said so before, and the rebuild is under way
-        if link.episode is None:
-            link.episode = Rebuild(
-                connection=link.cable.index,
-                src=self._tasks[link.cable.src].endpoint.name,
-                dst=self._tasks[link.cable.dst].endpoint.name,
-                error_ns=error.time_ns,
-                rebuilt_ns=None,
-                recovered_ns=None,
-                attempts=0,
-                reason=error.status,
-            )
-        link.is_up = False
-        self._rebuild(link, now_ns)
-
-    def _rebuild(self, link: _Link, now_ns: int) -> None:
-        self._give_up_if_late(link, now_ns, link.episode.reason if link.episode else "no connection")
-        if self.failure is None:
-            if link.episode is not None:
-                link.episode = replace(link.episode, attempts=link.episode.attempts + 1)
-            self._make(link)
-
-    def _on_recovered(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
-        link = self._link_of(message)
-        if link is None or link.episode is None:
-            return
-        self.rebuilds.append(replace(link.episode, recovered_ns=message["at_ns"]))
-        link.episode = None
-        self._moved_ns = now_ns
-
-    def _retry_due(self, now_ns: int) -> None:
-        for link in self._links.values():
-            if link.retry_ns is not None and now_ns >= link.retry_ns:
-                self._rebuild(link, now_ns)
-
-    def _give_up_if_late(self, link: _Link, now_ns: int, reason: str) -> None:
-        if link.episode is not None and now_ns - link.episode.error_ns > self.plan.peer_deadline_s * 1e9:
-            self.failure = f"{self._name(link)}: unreachable for {self.plan.peer_deadline_s:.0f} s ({reason})"
-
-    def _name(self, link: _Link) -> str:
-        return f"{self._tasks[link.cable.src].endpoint.name} -> {self._tasks[link.cable.dst].endpoint.name}"
-
-    def _describe(self, link: _Link) -> Connection:
-        src, dst = self._tasks[link.cable.src].endpoint, self._tasks[link.cable.dst].endpoint
-        here, there = link.ends[link.cable.src], link.ends[link.cable.dst]
-        return Connection(
-            index=link.cable.index,
-            src=src.name,
-            dst=dst.name,
-            src_ip=src.address,
-            dst_ip=dst.address,
-            lqpn=here["qpn"],
-            rqpn=there["qpn"],
-            sq_psn=here["psn"],
-            rq_psn=there["psn"],
-            generation=link.generation,
-        )
 
     def _try_send(self, host: str, message: Mapping[str, Any]) -> None:
         try:

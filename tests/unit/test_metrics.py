@@ -70,9 +70,9 @@ def test_straggler_by_compute_time():
     assert metrics.straggler(ranks) == metrics.Straggler(rank=2, ratio=2.5)
 
 
-def test_straggler_by_waits_when_nobody_computes():
-    ranks = [[iteration(wait_ns=w)] for w in (900, 1000, 10, 1100)]
-    assert metrics.straggler(ranks) == metrics.Straggler(rank=2, ratio=100.0)
+def test_straggler_without_compute_is_the_rank_that_waits_for_nobody():
+    ranks = [[iteration(comm_ns=c)] for c in (2900, 3000, 1500, 3100)]
+    assert metrics.straggler(ranks) == metrics.Straggler(rank=2, ratio=2.0)
 
 
 def test_straggler_needs_two_ranks_that_did_something():
