@@ -216,9 +216,7 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             cancel_callback=interrupted.is_set,
         )
         # ansible-runner starts from our whole environment and writes it to a file.
-        runner.config.env = {
-            name: value for name, value in runner.config.env.items() if _is_ours(name, environment)
-        }
+        runner.config.env = {name: value for name, value in runner.config.env.items() if _is_ours(name, environment)}
         status, _ = runner.run()
     if interrupted.is_set():
         raise KeyboardInterrupt
@@ -321,9 +319,5 @@ def _failure(play: _Play, status: str, problems: list[Event], folder: Path) -> L
 
 def _last_lines(folder: Path) -> str:
     path = folder / "artifacts" / "run" / "stdout"
-    lines = (
-        [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        if path.exists()
-        else []
-    )
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()] if path.exists() else []
     return json.dumps(" | ".join(lines[-3:]))
