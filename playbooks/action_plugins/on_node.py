@@ -49,9 +49,7 @@ class ActionModule(ActionBase):
         program = Path(self._find_needle("files", args["program"]))
         wanted = dict(args.get("wanted") or {})
         if files := args.get("files"):
-            wanted["files"] = {
-                name: base64.b64encode(Path(path).read_bytes()).decode() for name, path in files.items()
-            }
+            wanted["files"] = {name: base64.b64encode(Path(path).read_bytes()).decode() for name, path in files.items()}
         timeout_s = int(args.get("timeout_s", 60))
         script = _script(program, wanted, check=bool(self._task.check_mode))
         done = self._low_level_execute_command(

@@ -11,9 +11,7 @@ def _pick(hostvars, name, fields):
 
 def carried_switches(names, hostvars, carrier):
     """Our variables of those switches among `names` that `carrier` carries."""
-    return [
-        _pick(hostvars, name, _SWITCH) for name in names if hostvars[name].get("faultbed_carrier") == carrier
-    ]
+    return [_pick(hostvars, name, _SWITCH) for name in names if hostvars[name].get("faultbed_carrier") == carrier]
 
 
 def rdma_peers(names, hostvars, me):

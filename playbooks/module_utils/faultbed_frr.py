@@ -52,10 +52,8 @@ def bgpd_config(switch):
 
 def bring_frr(switches, changes):
     """Let every switch's daemons run with its configuration; those that do so already are left alone."""
-    stale = []
-    for switch in switches:
-        if _write_config(switch, changes) and _pid(switch["netns"], "bgpd"):
-            stale.append(switch["netns"])
+    rewritten = [switch["netns"] for switch in switches if _write_config(switch, changes)]
+    stale = [space for space in rewritten if _pid(space, "bgpd")]
     if stale and not changes.check:
         _stop(stale)
     for daemon in ("mgmtd", "zebra", "bgpd"):
@@ -110,9 +108,7 @@ def _start(daemon, spaces):
             argv += ["-f", f"{_folder(space)}/bgpd.conf"]
         # A file, not a pipe: the daemon keeps it open, and the end of a pipe would never come.
         with netns(space), open(f"{_folder(space)}/{daemon}.err", "w+", encoding="utf-8") as said:
-            starting[space] = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
-            )
+            starting[space] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
     deadline = time.monotonic() + START_DEADLINE_S
     for space, process in starting.items():
         try:

@@ -14,6 +14,8 @@ given the same `run`, so that one run cannot hear another one's datagrams. The a
 It shares no code with the traffic engine on purpose: a mistake there must not be able to vouch for itself.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import json
@@ -21,6 +23,8 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import pyverbs.enums as e
 from pyverbs.addr import GID, AHAttr, GlobalRoute
@@ -45,7 +49,7 @@ MIN_RNR_TIMER = 12
 GID_ENTRIES = 64
 
 
-def ping(request):
+def ping(request: dict[str, Any]) -> dict[str, Any]:
     """Ping as the request says; returns the answer (see the module's docstring)."""
     run = _Run(request)
     try:
@@ -64,25 +68,31 @@ def ping(request):
 class _Pair:
     """One connection, from an RNIC of ours to one of a peer's."""
 
-    def __init__(self, host, rnic, peer, other, number):
+    def __init__(self, host: str, rnic: _Rnic, peer: dict[str, Any], other: dict[str, Any], number: int) -> None:
         self.rnic = rnic
         self.peer = peer["name"]
         self.here = f"{host}:{rnic.name}"
         self.there = f"{peer['name']}:{other['name']}"
         self.remote_address = other["address"]
         self.number = number
-        self.error = None
+        self.error: str | None = None
+        self.request: Any = None  # kept while it is posted
         self.sent_ns = self.acknowledged_ns = 0
         self.arrived = False
+        cap = QPCap(max_send_wr=1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
+        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=rnic.cq, rcq=rnic.cq, cap=cap, sq_sig_all=1)
+        self.qp = QP(rnic.pd, init, QPAttr(port_num=1))
+        self.receive = RecvWR(wr_id=1, num_sge=1, sg=[rnic.sge(number, incoming=True)])
+        self.qp.post_recv(self.receive)
 
-    def finished(self):
+    def finished(self) -> bool:
         return self.error is not None or (self.acknowledged_ns > 0 and self.arrived)
 
 
 class _Rnic:
     """An open RNIC with one completion queue and memory for all its pairs: 64 bytes out and 64 bytes in for each."""
 
-    def __init__(self, wanted, pairs):
+    def __init__(self, wanted: dict[str, Any], pairs: int) -> None:
         self.name = wanted["name"]
         self.context = Context(name=self.name)
         self.gid_index = self._find_gid(f"::ffff:{wanted['address']}")
@@ -90,7 +100,7 @@ class _Rnic:
         self.cq = CQ(self.context, 4 * pairs)
         self.mr = MR(self.pd, 2 * SIZE * pairs, e.IBV_ACCESS_LOCAL_WRITE)
 
-    def _find_gid(self, text):
+    def _find_gid(self, text: str) -> int:
         wanted = _gid(text)
         for index in range(GID_ENTRIES):
             with contextlib.suppress(PyverbsError):
@@ -98,32 +108,32 @@ class _Rnic:
                     return index
         raise OSError(f"{self.name} has no GID {text}")
 
-    def sge(self, number, *, incoming):
+    def sge(self, number: int, *, incoming: bool) -> Any:
         offset = (2 * number + incoming) * SIZE
         return SGE(self.mr.buf + offset, SIZE, self.mr.lkey)
 
 
-def _gid(text):
+def _gid(text: str) -> str:
     """A GID in the long form that pyverbs takes and gives."""
     raw = socket.inet_pton(socket.AF_INET6, text).hex()
     return ":".join(raw[i : i + 4] for i in range(0, 32, 4))
 
 
 class _Run:
-    def __init__(self, request):
+    def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
         self.host = request["host"]
         self.deadline = time.monotonic() + request["deadline_s"]
         self.addresses = {peer["name"]: peer["address"] for peer in request["peers"]}
-        self.rnics = []
-        self.pairs = []
-        self.by_qpn = {}
+        self.rnics: list[_Rnic] = []
+        self.pairs: list[_Pair] = []
+        self.by_qpn: dict[tuple[str, int], _Pair] = {}
         self.phase = KNOWN
-        self.heard = {}  # peer -> its last state
+        self.heard: dict[str, dict[str, Any]] = {}  # peer -> its last state
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind((request["address"], PORT))
 
-    def make(self):
+    def make(self) -> None:
         """Open the RNICs and make the QP of every pair, ready to receive as soon as it is connected."""
         count = sum(len(peer["rnics"]) for peer in self.request["peers"])
         for wanted in self.request["rnics"]:
@@ -131,19 +141,11 @@ class _Run:
             self.rnics.append(rnic)
             others = [(peer, other) for peer in self.request["peers"] for other in peer["rnics"]]
             for number, (peer, other) in enumerate(others):
-                self._make_pair(_Pair(self.host, rnic, peer, other, number))
+                pair = _Pair(self.host, rnic, peer, other, number)
+                self.pairs.append(pair)
+                self.by_qpn[rnic.name, pair.qp.qp_num] = pair
 
-    def _make_pair(self, pair):
-        rnic = pair.rnic
-        cap = QPCap(max_send_wr=1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
-        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=rnic.cq, rcq=rnic.cq, cap=cap, sq_sig_all=1)
-        pair.qp = QP(rnic.pd, init, QPAttr(port_num=1))
-        pair.receive = RecvWR(wr_id=1, num_sge=1, sg=[rnic.sge(pair.number, incoming=True)])
-        pair.qp.post_recv(pair.receive)
-        self.pairs.append(pair)
-        self.by_qpn[rnic.name, pair.qp.qp_num] = pair
-
-    def connect(self):
+    def connect(self) -> None:
         """Bring every pair to RTS whose other end is known."""
         for pair in self.pairs:
             ends = self.heard.get(pair.peer, {}).get("ends", {})
@@ -168,7 +170,7 @@ class _Run:
             except PyverbsError as error:
                 pair.error = f"cannot connect, is there a route to {pair.remote_address}? {error}"
 
-    def send(self):
+    def send(self) -> None:
         """Post one send on every connected pair; the objects are kept, as pyverbs holds only C pointers."""
         for pair in self.pairs:
             if pair.error is None:
@@ -184,7 +186,7 @@ class _Run:
                 pair.sent_ns = time.monotonic_ns()
                 pair.qp.post_send(pair.request)
 
-    def collect(self):
+    def collect(self) -> None:
         """Take completions until every pair is finished or the deadline passes."""
         while not all(pair.finished() for pair in self.pairs):
             if time.monotonic() > self.deadline:
@@ -197,7 +199,7 @@ class _Run:
             if idle:
                 self._listen(POLL_S)
 
-    def _completed(self, pair, completion):
+    def _completed(self, pair: _Pair, completion: Any) -> None:
         if completion.status != e.IBV_WC_SUCCESS:
             pair.error = pair.error or f"work completion with status {completion.status}"
         elif completion.wr_id == 0:
@@ -209,7 +211,7 @@ class _Run:
             else:
                 pair.error = f"wrong bytes arrived: {got.hex()}"
 
-    def talk(self, phase, *, until):
+    def talk(self, phase: int, *, until: int) -> None:
         """Repeat our state until every peer has told that it reached `until`, or the deadline passes."""
         self.phase = phase
         told = 0.0
@@ -226,14 +228,14 @@ class _Run:
                 return
             self._listen(REPEAT_S)
 
-    def _tell(self, names):
+    def _tell(self, names: Iterable[str]) -> None:
         for name in names:
             ends = {f"{pair.here} > {pair.there}": pair.qp.qp_num for pair in self.pairs if pair.peer == name}
             state = {"run": self.request["run"], "from": self.host, "phase": self.phase, "ends": ends}
             with contextlib.suppress(OSError):  # no ARP answer yet: it is told again soon
                 self.socket.sendto(json.dumps(state).encode(), (self.addresses[name], PORT))
 
-    def _listen(self, timeout_s):
+    def _listen(self, timeout_s: float) -> None:
         while select.select([self.socket], [], [], timeout_s)[0]:
             timeout_s = 0
             with contextlib.suppress(OSError, ValueError):
@@ -243,10 +245,10 @@ class _Run:
                     if state["phase"] < self.phase:
                         self._tell([state["from"]])
 
-    def _payload(self, source, target):
+    def _payload(self, source: str, target: str) -> bytes:
         return hashlib.sha512(f"{self.request['run']} {source} > {target}".encode()).digest()
 
-    def answer(self):
+    def answer(self) -> dict[str, Any]:
         """The answer of the whole run."""
         failed, slowest_ns = [], 0
         for pair in self.pairs:
@@ -260,7 +262,7 @@ class _Run:
                 slowest_ns = max(slowest_ns, pair.acknowledged_ns - pair.sent_ns)
         return {"pairs": len(self.pairs), "failed": failed, "slowest_us": slowest_ns / 1000}
 
-    def close(self):
+    def close(self) -> None:
         """Give back the socket and all verbs objects, inner ones first."""
         self.socket.close()
         for pair in self.pairs:

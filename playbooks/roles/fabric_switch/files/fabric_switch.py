@@ -82,51 +82,48 @@ def _survey(spaces):
 
 
 def _placing(switches, spaces, found, mtu):
-    """Commands, for the VM's own namespace, that make veth pairs and bring NICs to their places."""
+    """Commands, for the VM's own namespace, that bring NICs to their places and make the veth pairs of uplinks."""
     uplinks = {port["mac"] for switch in switches for port in switch["ports"] if port.get("rnic") is None}
     commands = []
     for space, ports in spaces.items():
         for port in ports:
-            if port["mac"] in uplinks:
-                continue
-            if port["mac"] not in found:
-                raise StateError(
-                    f"no NIC with MAC {port['mac']} for {space}:{port['netdev']}: is its wire in the VM?"
-                )
-            where, link = found[port["mac"]]
-            if any(address.startswith(f"{MANAGEMENT_IP}/") for address in addresses(link)):
-                raise StateError(
-                    f"{link['ifname']} ({port['mac']}) carries {MANAGEMENT_IP}: refusing to touch it"
-                )
-            if where not in {None, space}:
-                raise StateError(
-                    f"{port['netdev']} ({port['mac']}) is in namespace {where} and belongs in {space}"
-                )
-            if where is None:
-                commands.append(f"link set dev {link['ifname']} down")
-                if link["ifname"] != port["netdev"]:
-                    commands.append(f"link set dev {link['ifname']} name {port['netdev']}")
-                commands.append(f"link set dev {port['netdev']} netns {space}")
-            elif link["ifname"] != port["netdev"]:
-                raise StateError(
-                    f"{link['ifname']} in {space} should be named {port['netdev']}: reset the lab"
-                )
+            if port["mac"] not in uplinks:
+                commands += _move(space, port, found)
     by_name = {switch["name"]: switch for switch in switches}
     for switch in switches:
         for port in switch["ports"]:
-            if port.get("rnic") is not None or port["mac"] in found or switch["name"] > port["peer"]:
-                continue
-            peer = by_name.get(port["peer"])
-            if peer is None:
-                raise StateError(
-                    f"uplink {switch['name']}:{port['peer']} leads to a switch on another carrier"
-                )
-            far = next(other for other in peer["ports"] if other["peer"] == switch["name"])
-            commands.append(
-                f"link add name {port['netdev']} address {port['mac']} mtu {mtu} netns {switch['netns']} "
-                f"type veth peer name {far['netdev']} address {far['mac']} mtu {mtu} netns {peer['netns']}"
-            )
+            # Each pair is made once, from the end whose name comes first.
+            if port["mac"] in uplinks and port["mac"] not in found and switch["name"] < port["peer"]:
+                commands.append(_veth(switch, port, by_name.get(port["peer"]), mtu))
     return commands
+
+
+def _move(space, port, found):
+    """Commands that bring one NIC to a namespace under its name."""
+    if port["mac"] not in found:
+        raise StateError(f"no NIC with MAC {port['mac']} for {space}:{port['netdev']}: is its wire in the VM?")
+    where, link = found[port["mac"]]
+    if any(address.startswith(f"{MANAGEMENT_IP}/") for address in addresses(link)):
+        raise StateError(f"{link['ifname']} ({port['mac']}) carries {MANAGEMENT_IP}: refusing to touch it")
+    if where == space and link["ifname"] == port["netdev"]:
+        return []
+    if where is not None:
+        raise StateError(
+            f"{port['mac']} is {link['ifname']} in {where}, not {port['netdev']} in {space}: reset the lab"
+        )
+    rename = [f"link set dev {link['ifname']} name {port['netdev']}"] if link["ifname"] != port["netdev"] else []
+    return [f"link set dev {link['ifname']} down", *rename, f"link set dev {port['netdev']} netns {space}"]
+
+
+def _veth(switch, port, peer, mtu):
+    """The command that makes an uplink, an end in each of two namespaces."""
+    if peer is None:
+        raise StateError(f"uplink {switch['name']}:{port['peer']} leads to a switch on another carrier")
+    far = next(other for other in peer["ports"] if other["peer"] == switch["name"])
+    return (
+        f"link add name {port['netdev']} address {port['mac']} mtu {mtu} netns {switch['netns']} "
+        f"type veth peer name {far['netdev']} address {far['mac']} mtu {mtu} netns {peer['netns']}"
+    )
 
 
 def _switch_links(switch, found, mtu):
@@ -142,9 +139,7 @@ def _switch_links(switch, found, mtu):
         if link["mtu"] != mtu:
             commands.append(f"link set dev {port['netdev']} mtu {mtu}")
         have = addresses(link)
-        commands += [
-            f"address del {other} dev {port['netdev']}" for other in have if other != port.get("address")
-        ]
+        commands += [f"address del {other} dev {port['netdev']}" for other in have if other != port.get("address")]
         if port.get("address") and port["address"] not in have:
             commands.append(f"address add {port['address']} dev {port['netdev']}")
         if "UP" not in link["flags"]:

@@ -41,9 +41,7 @@ def _bring(wanted, changes):
         os.chmod(partial, 0o755)
         mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
         # Paths in tracebacks are those of the final place.
-        if not compileall.compile_dir(
-            partial, quiet=1, stripdir=partial, prependdir=target, invalidation_mode=mode
-        ):
+        if not compileall.compile_dir(partial, quiet=1, stripdir=partial, prependdir=target, invalidation_mode=mode):
             raise StateError("the node code does not compile on this node's Python")
         with open(f"{partial}/{COMPLETE}", "w", encoding="ascii"):
             pass

@@ -44,13 +44,9 @@ def _names(ports, by_mac):
     for port in ports:
         link = by_mac.get(port["mac"])
         if link is None:
-            raise StateError(
-                f"no interface with MAC {port['mac']} for {port['netdev']}: is its wire in the VM?"
-            )
+            raise StateError(f"no interface with MAC {port['mac']} for {port['netdev']}: is its wire in the VM?")
         if any(address.startswith(f"{MANAGEMENT_IP}/") for address in addresses(link)):
-            raise StateError(
-                f"{link['ifname']} ({port['mac']}) carries {MANAGEMENT_IP}: refusing to touch it"
-            )
+            raise StateError(f"{link['ifname']} ({port['mac']}) carries {MANAGEMENT_IP}: refusing to touch it")
         if link["ifname"] != port["netdev"]:
             moves.append((link["ifname"], port["netdev"]))
     commands = []

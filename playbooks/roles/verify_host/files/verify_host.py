@@ -104,9 +104,7 @@ def _ping(wanted):
                 {
                     "name": peer["name"],
                     "address": _bare(peer["front_end"]["address"]),
-                    "rnics": [
-                        {"name": rnic["name"], "address": _bare(rnic["address"])} for rnic in peer["rnics"]
-                    ],
+                    "rnics": [{"name": rnic["name"], "address": _bare(rnic["address"])} for rnic in peer["rnics"]],
                 }
                 for peer in wanted["peers"]
             ],

@@ -1,0 +1,333 @@
+"""Inventories: what is wrong is told with the file and the place, and a right one becomes the model."""
+
+import copy
+import time
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from testbed import inventory_listing
+from testbed.errors import ConfigError
+from testbed.inventory import load
+from testbed.presets import PRESETS, _tree
+
+MINI = _tree(PRESETS["soft-mini"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAULTBED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The message that a changed soft-mini inventory is refused with; FILE stands for its path."""
+
+    def change(edit):
+        tree = copy.deepcopy(MINI)
+        edit(tree["all"]["children"], tree["all"]["vars"])
+        monkeypatch.setattr(inventory_listing, "_ask", lambda _path: _listing(tree))
+        path = tmp_path / "lab.yml"
+        path.write_text(yaml.safe_dump(tree, sort_keys=False))
+        with pytest.raises(ConfigError) as error:
+            load(path)
+        return str(error.value).replace(str(path), "FILE")
+
+    return change
+
+
+def host(groups, name="host1"):
+    return groups["hosts"]["hosts"][name]
+
+
+def rtsw(groups):
+    return groups["switches"]["children"]["rtsw"]["hosts"]["rtsw1"]
+
+
+def ctsw(groups):
+    return groups["switches"]["children"]["ctsw"]["hosts"]["ctsw1"]
+
+
+def put(target, **values):
+    target.update(values)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][0], address="10.77.1.1/330"),
+            'FILE: hosts.host1.rnics[0].address: not an interface address "10.77.1.1/330"',
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][0], address="10.77.1.1"),
+            'FILE: hosts.host1.rnics[0].address: the prefix length is missing, write "10.77.1.1/31" or what it is',
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][1], switch="rtws1"),
+            "FILE: rtsw.rtsw1.ports[1]: a cable to hosts.host1.rnics[1], which says that its switch is rtws1",
+        ),
+        (
+            lambda g, v: [
+                put(host(g)["faultbed_rnics"][1], switch="rtws1"),
+                rtsw(g)["faultbed_ports"].pop(1),
+            ],
+            'FILE: hosts.host1.rnics[1].switch: no switch "rtws1"; did you mean rtsw1?',
+        ),
+        (
+            lambda g, v: put(rtsw(g)["faultbed_ports"][0], peer="hots1"),
+            'FILE: rtsw.rtsw1.ports[0].peer: no host "hots1"; did you mean host1?',
+        ),
+        (
+            lambda g, v: put(rtsw(g)["faultbed_ports"][0], rnic="rxe9"),
+            'FILE: rtsw.rtsw1.ports[0].rnic: no RNIC "rxe9" on host1; did you mean rxe1?',
+        ),
+        (
+            lambda g, v: put(rtsw(g)["faultbed_ports"][4], peer="ctws1"),
+            'FILE: rtsw.rtsw1.ports[4].peer: no other switch "ctws1"; did you mean ctsw1?',
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][0], address="10.77.9.1/31"),
+            (
+                "FILE: hosts.host1.rnics[0].address: 10.77.9.1/31 is not in 10.77.1.0/31, the subnet of "
+                "rtsw.rtsw1.ports[0]"
+            ),
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][0], gateway="10.77.1.9"),
+            'FILE: hosts.host1.rnics[0].gateway: "10.77.1.9", but rtsw.rtsw1.ports[0].address is 10.77.1.0',
+        ),
+        (
+            lambda g, v: put(host(g, "host2")["faultbed_rnics"][0], mac="02:fb:01:01:01:00"),
+            "FILE: hosts.host2.rnics[0].mac: MAC 02:fb:01:01:01:00 is already hosts.host1.rnics[0].mac",
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][0], mac="03:fb:01:01:01:00"),
+            'FILE: hosts.host1.rnics[0].mac: not a unicast MAC in small letters "03:fb:01:01:01:00"',
+        ),
+        (
+            lambda g, v: put(host(g, "host2")["faultbed_rnics"][0], address="10.77.1.1/31"),
+            "FILE: hosts.host2.rnics[0].address: address 10.77.1.1 is already hosts.host1.rnics[0].address",
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][1], name="rxe0"),
+            "FILE: hosts.host1.rnics[1]: the name host1: rxe0 is already hosts.host1.rnics[0]",
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][1], netdev="be0"),
+            "FILE: hosts.host1.rnics[1].netdev: the interface host1 be0 is already hosts.host1.rnics[0].netdev",
+        ),
+        (
+            lambda g, v: put(ctsw(g), faultbed_asn=65101),
+            "FILE: ctsw.ctsw1.asn: ASN 65101 is already rtsw.rtsw1.asn",
+        ),
+        (
+            lambda g, v: put(rtsw(g)["faultbed_ports"][0], netdev="a-very-long-name-1"),
+            'FILE: rtsw.rtsw1.ports[0].netdev: not an interface name of 1 to 15 characters "a-very-long-name-1"',
+        ),
+        (
+            lambda g, v: ctsw(g)["faultbed_ports"].clear(),
+            "FILE: rtsw.rtsw1.ports[4]: a cable to ctsw1, which has no port with peer rtsw1",
+        ),
+        (
+            lambda g, v: rtsw(g)["faultbed_ports"].pop(0),
+            "FILE: hosts.host1.rnics[0]: 0 ports of rtsw1 lead here, there must be one",
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][0], adress="x"),
+            'FILE: hosts.host1.rnics[0]: unknown key "adress"; did you mean address?',
+        ),
+        (
+            lambda g, v: put(host(g), faultbed_rnic=[]),
+            "FILE: hosts.host1: unknown variable faultbed_rnic; did you mean faultbed_rnics?",
+        ),
+        (
+            lambda g, v: host(g)["faultbed_rnics"][0].pop("mac"),
+            "FILE: hosts.host1.rnics[0]: mac is missing",
+        ),
+        (
+            lambda g, v: host(g).pop("faultbed_rnics"),
+            "FILE: hosts.host1: faultbed_rnics is missing",
+        ),
+        (
+            lambda g, v: put(g["hosts"]["vars"]["faultbed_vm"], memory_mib="lots"),
+            'FILE: hosts.host1.vm.memory_mib: expected int, got str "lots"',
+        ),
+        (
+            lambda g, v: put(g["switches"]["vars"], faultbed_carrier="fabrik"),
+            'FILE: rtsw.rtsw1.carrier: no carrier "fabrik"; did you mean fabric?',
+        ),
+        (
+            lambda g, v: rtsw(g).pop("faultbed_netns"),
+            "FILE: rtsw.rtsw1: faultbed_netns is missing: a soft switch is a namespace on a carrier",
+        ),
+        (
+            lambda g, v: put(v, faultbed_kind="cloud"),
+            "FILE: hosts.host1.kind: invalid enum value 'cloud' \"cloud\"",
+        ),
+        (
+            lambda g, v: put(v, faultbed_schema=2),
+            "FILE: hosts.host1.schema: this version reads schema 1, not 2",
+        ),
+        (
+            lambda g, v: put(rtsw(g), faultbed_name="other"),
+            'FILE: rtsw.rtsw1.name: "other" here but "soft-mini" for hosts.host1: set it once, in `all`',
+        ),
+        (
+            lambda g, v: put(g["switches"]["children"]["rtsw"]["hosts"], host1={}),
+            "FILE: rtsw.host1: host1 is in the group hosts too",
+        ),
+        (
+            lambda g, v: put(v, faultbed_mtu=100),
+            "FILE: hosts.host1.mtu: must be 1280 to 65535, not 100",
+        ),
+    ],
+)
+def test_mistake_is_told_with_its_place(told, edit, message):
+    assert told(edit) == message
+
+
+def test_missing_file_names_the_nearest_one(tmp_path):
+    (tmp_path / "soft.yml").write_text("all:\n")
+    with pytest.raises(ConfigError, match=r"sotf.yml: no such inventory; did you mean .*soft.yml\?"):
+        load(tmp_path / "sotf.yml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("all: [", r"lab.yml:1: not YAML: "),
+        ("all:\n\tx: 1", r"lab.yml:2: not YAML: "),
+        ("[hosts]\nhost1 ansible_host=1.2.3.4\n", r"lab.yml:2: not YAML: "),
+        ("- a\n- b\n", r"lab.yml: not a YAML inventory: the top must be a mapping"),
+        ("", r"lab.yml: not a YAML inventory"),
+        ("all:\n  hosts: {a: , b: }\n  hosts: {c: }\n", r'lab.yml:3: "hosts" is written twice'),
+        ("all:\n  hosts: 7\n", r"lab.yml: Ansible cannot read this inventory: "),
+    ],
+)
+def test_file_that_is_no_inventory(tmp_path, text, message):
+    path = tmp_path / "lab.yml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load(path)
+
+
+def test_foreign_inventory_is_told_what_it_lacks(tmp_path):
+    path = tmp_path / "lab.yml"
+    path.write_text("all:\n  children:\n    web:\n      hosts:\n        www1:\n          ansible_host: 192.0.2.1\n")
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(error.value) == (
+        f"{path}: not a faultbed inventory: no group `hosts`, no group `switches`, no variable faultbed_schema, "
+        "no variable faultbed_name, no variable faultbed_kind; inventory/soft.yml shows one"
+    )
+
+
+def test_variables_that_are_not_ours_pass_by(tmp_path):
+    tree = copy.deepcopy(MINI)
+    put(host(tree["all"]["children"]), ansible_host="192.0.2.7", ansible_port=2222, my_note="hello")
+    path = tmp_path / "lab.yml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    management = load(path).management["host1"]
+    assert (management.address, management.port) == ("192.0.2.7", 2222)
+
+
+def test_group_vars_beside_the_file_count_and_renew_the_kept_answer(tmp_path):
+    path = tmp_path / "lab.yml"
+    path.write_text(yaml.safe_dump(MINI, sort_keys=False))
+    assert load(path).mtu == 4200
+    (tmp_path / "group_vars").mkdir()
+    tree = copy.deepcopy(MINI)
+    del tree["all"]["vars"]["faultbed_mtu"]
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    (tmp_path / "group_vars" / "all.yml").write_text("faultbed_mtu: 9000\n")
+    assert load(path).mtu == 9000
+    (tmp_path / "group_vars" / "all.yml").write_text("faultbed_mtu: 8000\n")
+    assert load(path).mtu == 8000
+
+
+def test_second_load_does_not_ask_ansible_again(tmp_path, monkeypatch):
+    path = tmp_path / "lab.yml"
+    path.write_text(yaml.safe_dump(MINI, sort_keys=False))
+    first = load(path)
+    monkeypatch.setattr(inventory_listing, "_ask", lambda _path: pytest.fail("asked again"))
+    assert load(path) == first
+
+
+def test_person_s_own_ansible_configuration_does_not_matter(tmp_path, monkeypatch):
+    config = tmp_path / "ansible.cfg"
+    config.write_text("[inventory]\nenable_plugins = ini\n")
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(config))
+    path = tmp_path / "lab.yml"
+    path.write_text(yaml.safe_dump(MINI, sort_keys=False))
+    assert load(path).name == "soft-mini"
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_broken_value_is_a_config_error_with_file_and_place(tmp_path, monkeypatch, data):
+    """Whatever one leaf of the inventory is replaced by: it loads, or one clear error names the file."""
+    tree = copy.deepcopy(MINI)
+    leaves = [
+        (node, key)
+        for node in _mappings(tree["all"]["children"])
+        for key, value in node.items()
+        if key not in {"hosts", "children", "vars"} and not isinstance(value, dict)
+    ]
+    node, key = data.draw(st.sampled_from(leaves))
+    node[key] = data.draw(st.none() | st.integers() | st.text(max_size=8) | st.lists(st.integers(), max_size=2))
+    path = tmp_path / "lab.yml"
+    monkeypatch.setattr(inventory_listing, "_ask", lambda _path: _listing(tree))
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    try:
+        load(path)
+    except ConfigError as error:
+        assert str(error).startswith(f"{path}: ")
+
+
+def _mappings(node):
+    if isinstance(node, dict):
+        yield node
+        node = list(node.values())
+    if isinstance(node, list):
+        for value in node:
+            yield from _mappings(value)
+
+
+def _listing(tree):
+    """What Ansible answers for our own presets' shape, without asking: asking costs half a second an example."""
+    hostvars, groups = {}, {}
+
+    def walk(name, group, inherited):
+        variables = {**inherited, **group.get("vars", {})}
+        for member, own in group.get("hosts", {}).items():
+            hostvars.setdefault(member, {}).update({**variables, **own})
+        groups[name] = {"hosts": list(group.get("hosts", {})), "children": list(group.get("children", {}))}
+        for child, inner in group.get("children", {}).items():
+            walk(child, inner, variables)
+
+    walk("all", tree["all"], {})
+    return {"_meta": {"hostvars": copy.deepcopy(hostvars)}, **groups}
+
+
+def test_our_stand_in_for_ansible_answers_as_ansible_does(tmp_path):
+    path = tmp_path / "lab.yml"
+    path.write_text(yaml.safe_dump(MINI, sort_keys=False))
+    asked, ours = inventory_listing.listing(path), _listing(copy.deepcopy(MINI))
+    assert asked["_meta"]["hostvars"] == ours["_meta"]["hostvars"]
+    for group in ("hosts", "switches", "rtsw", "ctsw", "carriers"):
+        assert asked[group].get("hosts", []) == ours[group]["hosts"]
+        assert asked[group].get("children", []) == ours[group]["children"]
+
+
+def test_load_of_a_known_inventory_is_fast(tmp_path):
+    path = tmp_path / "lab.yml"
+    path.write_text(yaml.safe_dump(MINI, sort_keys=False))
+    load(path)
+    started = time.process_time()
+    load(path)
+    assert time.process_time() - started < 0.5

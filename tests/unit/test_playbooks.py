@@ -1,0 +1,144 @@
+"""The playbooks' own programs: what needs no node to be checked, and the action that runs them."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.presets import PRESETS, _tree
+from testbed.shipped import inventories, playbooks
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Import one of our files as Ansible or a node would."""
+    monkeypatch.syspath_prepend(str(playbooks() / "module_utils"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def load(path):
+        spec = importlib.util.spec_from_file_location(f"under_test_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for name in ("faultbed_state", "faultbed_frr"):
+        sys.modules.pop(name, None)
+
+
+def switches(preset):
+    groups = _tree(PRESETS[preset])["all"]["children"]["switches"]["children"]
+    return [
+        {"name": name, **{key.removeprefix("faultbed_"): value for key, value in variables.items()}}
+        for group in groups.values()
+        for name, variables in group["hosts"].items()
+    ]
+
+
+@pytest.mark.parametrize("playbook", ["provision.yml", "verify.yml"])
+def test_playbook_is_well_formed(playbook):
+    argv = [BIN / "ansible-playbook", "--syntax-check", "-i", inventories() / "soft.yml", playbooks() / playbook]
+    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+
+
+def test_rack_switch_has_every_far_prefix_over_every_uplink(program):
+    ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
+    lab = switches("soft")
+    found = ways(lab[0], lab)
+    assert {found[f"10.77.2.{even}/31"] for even in (0, 2, 4, 6)} == {2}
+    assert found["10.78.0.2/32"] == 2  # the other RTSW, over both CTSWs
+    assert found["10.78.0.101/32"] == 1  # a CTSW is one hop away, and the way round is longer
+    assert "10.77.1.0/31" not in found
+
+
+def test_spine_has_one_way_to_each_rack(program):
+    ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
+    lab = switches("soft-3rack")
+    spine = next(switch for switch in lab if switch["name"] == "ctsw1")
+    found = ways(spine, lab)
+    assert {count for prefix, count in found.items() if prefix.startswith("10.77.")} == {1}
+    assert found["10.78.0.102/32"] == 3  # the other CTSW, over any of the three racks
+
+
+def test_bgp_runs_on_uplinks_only(program):
+    config = program(playbooks() / "module_utils/faultbed_frr.py").bgpd_config(switches("soft")[0])
+    assert " neighbor ctsw1 interface peer-group fabric" in config
+    assert " neighbor ctsw2 interface peer-group fabric" in config
+    assert "host1" not in config
+    assert "router bgp 65101" in config
+
+
+def on_node(tmp_path, source, **arguments):
+    """Run a program through the action on this machine, as a playbook would; returns Ansible's result."""
+    role = tmp_path / "files"
+    role.mkdir()
+    (role / "program.py").write_text(source)
+    result = tmp_path / "result.json"
+    tasks = [
+        {
+            "ansible.legacy.on_node": {"program": "program.py", **arguments},
+            "register": "result",
+            "ignore_errors": True,
+        },
+        {"ansible.builtin.copy": {"content": "{{ result | to_json }}", "dest": str(result), "mode": "0600"}},
+    ]
+    play = [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]
+    (tmp_path / "play.json").write_text(json.dumps(play))
+    environment = {
+        "PATH": f"{BIN}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "ANSIBLE_ACTION_PLUGINS": str(playbooks() / "action_plugins"),
+        "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),
+        "LC_ALL": "C.UTF-8",
+    }
+    argv = [str(BIN / "ansible-playbook"), "-i", "localhost,", "-c", "local", str(tmp_path / "play.json")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+    assert result.exists(), done.stdout + done.stderr
+    return json.loads(result.read_text())
+
+
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="nodes have /usr/bin/python3, this machine does not")
+class TestOnNode:
+    def test_program_gets_what_is_wanted_and_tells_what_it_changed(self, tmp_path):
+        (tmp_path / "blob").write_bytes(b"\x00\xff")
+        source = (
+            "from faultbed_state import answer\n"
+            "def main(wanted, check):\n"
+            "    answer(work, wanted, check=check)\n"
+            "def work(wanted, changes):\n"
+            "    changes.really('x ' + wanted['text'] + wanted['files']['blob'])\n"
+        )
+        arguments = {"wanted": {"text": 'it\'s "q" \\ {} é'}, "files": {"blob": str(tmp_path / "blob")}}
+        result = on_node(tmp_path, source, **arguments)
+        assert result["changed"] is True
+        assert result["changes"] == ['x it\'s "q" \\ {} éAP8=']
+
+    def test_state_that_cannot_be_reached_is_the_task_s_failure(self, tmp_path):
+        source = (
+            "from faultbed_state import StateError, answer\n"
+            "def main(wanted, check):\n"
+            "    answer(work, wanted, check=check)\n"
+            "def work(wanted, changes):\n"
+            "    raise StateError('no wire')\n"
+        )
+        result = on_node(tmp_path, source)
+        assert result["failed"] is True
+        assert result["msg"] == "no wire"
+
+    def test_program_that_breaks_is_told_with_its_last_words(self, tmp_path):
+        result = on_node(tmp_path, "def main(wanted, check):\n    raise ValueError('surprise')\n")
+        assert result["failed"] is True
+        assert "program ended with 1" in result["msg"]
+        assert "surprise" in result["msg"]
+
+    def test_program_that_hangs_is_ended(self, tmp_path):
+        source = "import signal\ndef main(wanted, check):\n    signal.pause()\n"
+        result = on_node(tmp_path, source, timeout_s=1)
+        assert "program did not end within 1 s" in result["msg"]

@@ -1,0 +1,109 @@
+"""Provisioning through ansible-runner: what becomes of events, failures, Ctrl-C and the environment."""
+
+import os
+import signal
+import socket
+import threading
+
+import pytest
+import yaml
+
+from testbed.errors import LabError
+from testbed.inventory import load
+from testbed.provision import Event, Site, _environment, _is_ours, _Seen, provision
+from testbed.shipped import inventories
+
+
+@pytest.fixture
+def closed_site(tmp_path):
+    """A lab whose machines are ports of this machine at which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        inventory = load(inventories() / "soft-mini.yml")
+        options = f"-o StrictHostKeyChecking=yes -o UserKnownHostsFile={tmp_path}/none -F none"
+        hosts = {
+            name: {"ansible_host": "127.0.0.1", "ansible_port": port, "ansible_ssh_common_args": options}
+            for name in inventory.machines
+        }
+        (tmp_path / "runtime.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+        yield Site(
+            inventory=inventory,
+            runtime_inventory=tmp_path / "runtime.yml",
+            artifacts=tmp_path / "artifacts",
+            control=tmp_path / "c",
+        )
+
+
+def test_machine_that_does_not_answer_is_named_and_no_secret_is_written_down(closed_site, monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "hunter2")
+    events = []
+    with pytest.raises(LabError) as error:
+        provision(closed_site, events.append)
+    assert "host1: Interfaces, routes and RDMA devices" in str(error.value)
+    assert "Connection refused" in str(error.value)
+    assert {event.node for event in events if event.state == "unreachable"} == {"host1", "host2", "fabric"}
+    written = [path for path in closed_site.artifacts.rglob("*") if path.is_file()]
+    assert any(path.name == "command" for path in written)
+    assert not any(b"hunter2" in path.read_bytes() for path in written)
+    assert not closed_site.control.exists()
+
+
+def test_ctrl_c_ends_ansible_and_comes_through(closed_site):
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(event):
+        if event.state == "started":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        provision(closed_site, press)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_works_outside_the_main_thread(closed_site):
+    errors = []
+
+    def work():
+        try:
+            provision(closed_site)
+        except LabError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(120)
+    assert len(errors) == 1
+
+
+def test_only_what_ansible_needs_is_passed_on(closed_site, monkeypatch):
+    monkeypatch.setenv("ANSIBLE_BECOME_PASSWORD", "x")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/x")
+    environment = _environment(closed_site)
+    assert _is_ours("HOME", environment)
+    assert _is_ours("ANSIBLE_STDOUT_CALLBACK", environment)  # set by ansible-runner, not by the person
+    assert not _is_ours("ANSIBLE_BECOME_PASSWORD", environment)
+    assert not _is_ours("SSH_AUTH_SOCK", environment)
+    assert environment["ANSIBLE_HOST_KEY_CHECKING"] == "True"
+
+
+def raw(kind, **result):
+    return {"event": kind, "event_data": {"host": "host1", "task": "T", "duration": 1.5, "res": result}}
+
+
+def test_events_become_progress_and_results():
+    told = []
+    seen = _Seen(on_event=told.append)
+    for event in (
+        {"event": "playbook_on_play_start", "event_data": {}},
+        {"event": "runner_on_start", "event_data": {"host": "host1", "task": "T"}},
+        raw("runner_on_ok", changed=True, changes=["a", "b"]),
+        raw("runner_on_ok", changed=False, changes=[], pairs=3),
+        raw("runner_on_failed", msg="no wire"),
+    ):
+        assert seen.take(event)
+    assert [event.state for event in told] == ["started", "changed", "ok", "failed"]
+    assert told[1] == Event(node="host1", task="T", state="changed", detail="a; b", seconds=1.5)
+    assert seen.changes == {"host1": ["a", "b"]}
+    assert seen.results["host1"]["pairs"] == 3
+    assert [problem.detail for problem in seen.problems] == ["no wire"]
