@@ -1,0 +1,112 @@
+"""The lab itself: pinned host keys, reset, listeners, two labs side by side, and an end without leftovers."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from testbed import fingerprint, provision
+from testbed import inventory as inventory_module
+from testbed import lab as lab_module
+from testbed import shipped
+from testbed.errors import Unreachable
+from testbed.paths import lab_dir, socket_dir
+from testbed.softlab import lifecycle, vm
+from testbed.softlab.state import read_snapshot, write
+
+pytestmark = pytest.mark.soft
+
+
+def sockets_listening(pid):
+    """(address, port) of every TCP socket that a process listens on."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = os.readlink(link)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.append(fields[1])
+    return found
+
+
+def test_vms_listen_on_loopback_only(lab):
+    """Each VM has one listener, its SSH port on 127.0.0.1."""
+    for machine in lifecycle.status(lab.inventory_model).vms:
+        listening = sockets_listening(machine.pid)
+        assert [address.partition(":")[0] for address in listening] == ["0100007F"], machine
+
+
+def test_another_host_key_is_refused(lab):
+    """The pinned key decides: a machine that shows another one is not talked to."""
+    folder = lab_dir(lab.name)
+    snapshot = read_snapshot(folder)
+    names = list(snapshot.host_keys)
+    swapped = {**snapshot.host_keys, names[0]: snapshot.host_keys[names[1]]}
+    write(folder / "snapshot.json", msgspec.structs.replace(snapshot, host_keys=swapped))
+    try:
+        with lab_module.open_lab(lab.inventory_model) as imposter, pytest.raises(Unreachable, match="another host key"):
+            imposter.node(names[0]).run(["true"])
+    finally:
+        write(folder / "snapshot.json", snapshot)
+
+
+def test_reset_undoes_what_nobody_wrote_down(lab):
+    """A file, an address and a route made behind our back are gone after a reset."""
+    before = fingerprint.capture(lab)
+    node = lab.node("host1")
+    node.run(["sh", "-c", "touch /etc/left-behind; ip address add 10.99.0.1/32 dev lo; ip link set dev be0 mtu 3000"])
+    assert fingerprint.diff(before, fingerprint.capture(lab))
+    lifecycle.reset(lab.inventory_model, lambda _: None)
+    lab.forget_connections()
+    assert fingerprint.diff(before, fingerprint.capture(lab)) == []
+    assert node.run(["test", "-e", "/etc/left-behind"], check=False).rc == 1
+
+
+def test_guest_clocks_are_right_after_a_reset(lab):
+    """A snapshot's wall clock stands still; reset sets it."""
+    said = float(lab.node("host1").run(["date", "+%s.%N"]).stdout)
+    assert abs(said - time.time()) < 60
+
+
+def test_provisioning_again_changes_nothing(lab):
+    """The playbooks are idempotent: a second run changes 0, and verify finds everything in order."""
+    again = provision.provision(provision.site_of(lab))
+    assert sum(again.changed.values()) == 0, again.changes
+    assert not again.failed
+    proof = provision.verify(provision.site_of(lab))
+    pings = sum(int(result.get("pairs", 0)) for result in proof.results.values())
+    rnics = [(host.name, rnic.name) for host in lab.topology.hosts for rnic in host.rnics]
+    assert pings == sum(1 for one in rnics for two in rnics if one[0] != two[0])
+
+
+def test_two_labs_side_by_side_and_an_end_without_leftovers(lab):
+    """A second lab comes up beside the first one, does not touch it, and leaves no process, socket or file behind."""
+    if lab.name == "soft-mini":
+        pytest.skip("the second lab of this test is soft-mini itself")
+    other = inventory_module.load(shipped.inventories() / "soft-mini.yml")
+    if lifecycle.status(other).state == "up":
+        pytest.skip("soft-mini is up already: it is somebody's")
+    had_snapshot = lifecycle.status(other).snapshot
+    before = fingerprint.capture(lab)
+    lifecycle.up(other, lambda _: None)
+    machines = {machine.machine.name: machine for machine in lifecycle.vms(other)}
+    pids = {machine.name: machine.pid for machine in lifecycle.status(other).vms}
+    try:
+        with lab_module.open_lab(other) as second:
+            assert second.node("host1").run(["hostname"]).stdout.strip() == "host1"
+            assert fingerprint.diff(before, fingerprint.capture(lab)) == []
+    finally:
+        lifecycle.down(other) if had_snapshot else lifecycle.purge(other)
+    assert not any(vm.is_alive(machines[name], pid) for name, pid in pids.items())
+    assert not socket_dir(lab_dir(other.name)).exists()
+    kept = {path.name for path in lab_dir(other.name).rglob("*") if path.is_file()} if had_snapshot else set()
+    assert kept <= {"lock", "snapshot.json", "id_ed25519", "disk.qcow2", "seed.tar", "console.log", "qemu.log"}
+    assert fingerprint.diff(before, fingerprint.capture(lab)) == []
