@@ -212,8 +212,10 @@ def _route_facts(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     table = item.get("table", "main")
     kind = item.get("type", "unicast")
-    # Equal prefixes may stand twice in a table, with other metrics.
+    # Equal prefixes may stand twice in a table: with other metrics, or (fe80::/64) once for each interface.
     subject = f"route {table} {kind} {item['dst']} metric {item.get('metric', 0)}"
+    if item.get("protocol") == "kernel":
+        subject += f" dev {item.get('dev')}"
     yield f"{subject} {item.get('protocol', '')}".strip(), ", ".join(ways)
 
 

@@ -93,7 +93,7 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
             f"[{_COLOURS[check.verdict]}]{check.verdict}[/]",
             check.name,
             summary.format_value(check.observed, check.unit),
-            "" if check.bound is None else f"{check.rule.split()[0]} {summary.format_value(check.bound, check.unit)}",
+            "" if check.bound is None else f"{check.rule.split()[1].rstrip('.')} {summary.format_value(check.bound, check.unit)}",
             "" if check.verdict is Verdict.PASS else check.detail,
         )
         for check in verdict.checks
