@@ -52,8 +52,8 @@ def open_holder(lab: Lab, planned: PlannedFault, *, ttl_s: float) -> Channel:
 def unit_command(planned: PlannedFault, python: list[str]) -> list[str]:
     """The `systemd-run` that starts a holder with its revert in the hands of PID 1.
 
-    The unit is killed when its holder, once armed, stops turning for half a lease (`WatchdogSec`), and in any case long after the
-    window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if the holder left one.
+    The unit is killed when its holder, once armed, stops turning for half a lease (`WatchdogSec`), and in any case
+    long after the window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if there is one.
     """
     stored = f"{REVERT_DIR}/{planned.id}.revert"
     revert = f"[ ! -e {stored} ] || {{ sh {stored} && rm -f {stored}; }}"
