@@ -64,7 +64,8 @@ def unit_command(planned: PlannedFault, python: list[str]) -> list[str]:
         "WatchdogSec": f"{START_S:g}",
         "WatchdogSignal": "SIGKILL",
         "TimeoutStartSec": f"{START_S:g}",
-        "TimeoutStopSec": "2",
+        # Also the time that the revert itself may take: on a starved machine a process alone needs seconds to start.
+        "TimeoutStopSec": f"{START_S:g}",
         "RuntimeMaxSec": f"{planned.at_s + planned.for_s + SLACK_S:.0f}",
         # Edges on time, and a revert that gets its turn, on a switch whose CPU forwards packets all the time.
         "CPUSchedulingPolicy": "rr",
