@@ -45,26 +45,27 @@ def open_holder(lab: Lab, planned: PlannedFault, *, ttl_s: float) -> Channel:
     if planned.place.local:
         return LocalChannel(planned.id, revert_file(lab, planned), watchdog_s=ttl_s / 2)
     lab.ensure_code(planned.place.node)
-    argv = unit_command(planned, lab.python(MODULE), ttl_s=ttl_s)
+    argv = unit_command(planned, lab.python(MODULE))
     return lab.carrier(planned.place.node).open(argv)
 
 
-def unit_command(planned: PlannedFault, python: list[str], *, ttl_s: float) -> list[str]:
+def unit_command(planned: PlannedFault, python: list[str]) -> list[str]:
     """The `systemd-run` that starts a holder with its revert in the hands of PID 1.
 
-    The unit is killed when its holder stops turning for half a lease (`WatchdogSec`), and in any case long after the
-    window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if the holder left one.
+    The unit is killed when its holder, once armed, stops turning for half a lease (`WatchdogSec`), and in any case
+    long after the window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if there is one.
     """
     stored = f"{REVERT_DIR}/{planned.id}.revert"
     revert = f"[ ! -e {stored} ] || {{ sh {stored} && rm -f {stored}; }}"
     properties = {
-        # The watchdog counts from READY=1 on, so that a slow start-up is not taken for a hang.
+        # Patient until there is something to revert: the holder shortens its watchdog to half a lease when it arms.
         "Type": "notify",
         "NotifyAccess": "main",
-        "WatchdogSec": f"{max(1.0, ttl_s / 2):g}",
+        "WatchdogSec": f"{START_S:g}",
         "WatchdogSignal": "SIGKILL",
         "TimeoutStartSec": f"{START_S:g}",
-        "TimeoutStopSec": "2",
+        # Also the time that the revert itself may take: on a starved machine a process alone needs seconds to start.
+        "TimeoutStopSec": f"{START_S:g}",
         "RuntimeMaxSec": f"{planned.at_s + planned.for_s + SLACK_S:.0f}",
         # Edges on time, and a revert that gets its turn, on a switch whose CPU forwards packets all the time.
         "CPUSchedulingPolicy": "rr",

@@ -48,7 +48,7 @@ done
 """
 
 
-def heal(lab: Lab, *, timeout_s: float = 30.0) -> list[str]:
+def heal(lab: Lab, *, timeout_s: float = 60.0) -> list[str]:
     """Revert every leftover in a lab.
 
     Returns:

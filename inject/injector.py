@@ -33,7 +33,7 @@ __all__ = ["Injector", "Mutation", "Prepared"]
 Mutation = Literal["noop", "lie"]
 """Replace a holder's action by nothing; `lie` also claims that it was done. Only for tests of the harness."""
 
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 SETTLE_S = 5.0
 
 

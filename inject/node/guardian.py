@@ -19,6 +19,9 @@ import time
 
 __all__ = ["main"]
 
+START_S = 60.0
+"""How long the interpreter may take to start, on a machine that is busy with VMs."""
+
 
 def main() -> int:
     """Guard one holder to its end; returns its exit status, or 1 when the revert failed."""
@@ -34,8 +37,10 @@ def main() -> int:
     )
     for fd in (0, 1, watch_w, guard_r):
         os.close(fd)
+    patience_s = START_S
     while True:
-        readable, _, _ = select.select([watch_r], [], [], watchdog_s)
+        readable, _, _ = select.select([watch_r], [], [], patience_s)
+        patience_s = watchdog_s
         if not readable:
             holder.kill()
             break

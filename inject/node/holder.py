@@ -40,8 +40,9 @@ _WATCHDOG_EVERY_NS = 500_000_000
 class Holder:
     """The state of one fault: idle, prepared, scheduled (armed for a later moment), active, over."""
 
-    def __init__(self, out: int) -> None:
+    def __init__(self, out: int, watchdog: _Watchdog) -> None:
         self.out = out
+        self.watchdog = watchdog
         self.state = "idle"
         self.ttl_ns = 10 * 10**9
         self.heard_ns = time.monotonic_ns()
@@ -108,6 +109,7 @@ class Holder:
         if aim is not None:
             aim(qp=request.get("qp"), psn=request.get("psn"))
         self.store_revert()
+        self.watchdog.shorten(max(1.0, self.ttl_ns / 2e9))
         self.start_ns = int(request.get("at_ns") or time.monotonic_ns())
         self.state = "scheduled"
         self.due(time.monotonic_ns())
@@ -275,6 +277,10 @@ class _Watchdog:
         """Serving from now on."""
         self._tell(b"READY=1")
 
+    def shorten(self, seconds: float) -> None:
+        """From now on there is something to revert: be taken for dead sooner."""
+        self._tell(f"WATCHDOG_USEC={seconds * 1e6:.0f}\nWATCHDOG=1".encode())
+
     def pat(self, now_ns: int) -> None:
         """At most twice a second."""
         if now_ns - self._last_ns >= _WATCHDOG_EVERY_NS:
@@ -295,13 +301,13 @@ class _Watchdog:
 
 def main() -> int:
     """Serve until the end of stdin; the exit status is 0 when nothing of the fault is left."""
-    holder = Holder(1)
+    watchdog, pending = _Watchdog(), b""
+    holder = Holder(1, watchdog)
     stop_r, stop_w = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os.write(stop_w, b"."))
     guard = int(os.environ.pop("FAULTBED_GUARD_FD", "-1"))
     ends = [0, stop_r, *([guard] if guard >= 0 else [])]
-    watchdog, pending = _Watchdog(), b""
     watchdog.ready()
     _say(holder.out, {"event": "ready", "monotonic_ns": time.monotonic_ns()})
     while True:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from faults import KINDS, case, settled, until, work
+from faults import KINDS, case, settled, until
 
 from inject.injector import Injector
 from inject.journal import Journal
@@ -39,20 +39,20 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[4])) as journal:
 def test_a_killed_controller_leaves_nothing(lab, tmp_path, name):
     """SIGKILL while the fault is on: restored within TTL + 2 s, and then the lab looks as before."""
     before = fingerprint.capture(lab)
-    with work(lab, name):
-        controller = subprocess.Popen(
-            [
-                sys.executable, "-c", _CONTROLLER, str(lab.inventory), name, str(Path(__file__).parent),
-                str(tmp_path / "journal.jsonl"), str(TTL_S),
-            ],
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
-        with controller:
-            assert controller.stdout.readline() == b"armed\n"
-            assert not case(lab, name, for_s=300.0).is_restored(lab)
-            os.kill(controller.pid, signal.SIGKILL)
-            until(lambda: case(lab, name, for_s=300.0).is_restored(lab), within_s=TTL_S + 2)
+    fault = case(lab, name, for_s=300.0)
+    controller = subprocess.Popen(
+        [
+            sys.executable, "-c", _CONTROLLER, str(lab.inventory), name, str(Path(__file__).parent),
+            str(tmp_path / "journal.jsonl"), str(TTL_S),
+        ],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    with controller:
+        assert controller.stdout.readline() == b"armed\n"
+        assert not fault.is_restored(lab)
+        os.kill(controller.pid, signal.SIGKILL)
+        print(f"{name}: restored {until(lambda: fault.is_restored(lab), within_s=TTL_S + 2):.1f} s after SIGKILL")
     assert settled(lab, before) == []
 
 
@@ -61,8 +61,9 @@ def test_a_killed_controller_leaves_nothing(lab, tmp_path, name):
 def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
     """SIGKILL and SIGSTOP of the holder: PID 1, the kernel or the guardian restores, and the receipt says by whom."""
     before = fingerprint.capture(lab)
-    planned = case(lab, name, for_s=300.0).planned
-    with Journal(tmp_path / "j") as journal, work(lab, name), Injector(lab, journal, ttl_s=TTL_S) as injector:
+    fault = case(lab, name, for_s=300.0)
+    planned = fault.planned
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
         prepared = injector.prepare(planned)
         assert prepared.arm().ok
         if planned.place.local:
@@ -72,7 +73,7 @@ def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
         else:
             node = lab.carrier(planned.place.node)
             node.run(["systemctl", "kill", f"--signal={how}", "--kill-whom=main", planned.unit])
-        until(lambda: case(lab, name, for_s=300.0).is_restored(lab), within_s=TTL_S + 2)
+        print(f"{name}: restored {until(lambda: fault.is_restored(lab), within_s=TTL_S + 2):.1f} s after SIG{how}")
         receipt = prepared.clear()
     assert receipt.cleared.ok, receipt.cleared.error
     assert receipt.cleared.by == "lease"
