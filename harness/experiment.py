@@ -207,8 +207,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
         name=parsed.name,
         seed=parsed.seed,
         needs=tuple(
-            _read(parse_need, text, source, f"lab.needs[{index}]")
-            for index, text in enumerate(parsed.lab.needs)
+            _read(parse_need, text, source, f"lab.needs[{index}]") for index, text in enumerate(parsed.lab.needs)
         ),
         workload=_workload(parsed.workload, source),
         faults=faults,
@@ -297,9 +296,7 @@ def _faults(items: tuple[_FaultFile, ...], source: str) -> tuple[Fault, ...]:
         path = f"faults[{index}]"
         fault = _fault(item, path, source, _fault_id(item, seen))
         if fault.id in seen:
-            raise _fail(
-                source, f"{path}.id", f'"{fault.id}" is also the id of {seen[fault.id]}; choose another'
-            )
+            raise _fail(source, f"{path}.id", f'"{fault.id}" is also the id of {seen[fault.id]}; choose another')
         seen[fault.id] = path
         faults.append(fault)
     return tuple(faults)
@@ -365,7 +362,5 @@ def _bound(value: str | float | None, metric: Metric, path: str, source: str) ->
             raise _fail(source, path, f'a time needs its unit: write "{value}s" if seconds are meant')
         return _read(parse_duration_ns, value, source, path) / 1e9
     if isinstance(value, str):
-        raise _fail(
-            source, path, f"{metric.name} is a plain number ({metric.unit}); drop the quotes and the unit"
-        )
+        raise _fail(source, path, f"{metric.name} is a plain number ({metric.unit}); drop the quotes and the unit")
     return float(value) if metric.unit != "count" else value

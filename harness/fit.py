@@ -54,9 +54,7 @@ def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
         if workload.src == workload.dst:
             raise _error(experiment, "workload.dst", f"the flow ends where it begins ({workload.src})")
         return workload
-    ranks = workload.ranks or tuple(
-        f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics
-    )
+    ranks = workload.ranks or tuple(f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics)
     for index, rank in enumerate(ranks):
         _resolve_rnic(experiment, topology, f"workload.ranks[{index}]", rank)
     repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})

@@ -31,9 +31,7 @@ from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFil
 __all__ = ["check_expectation", "judge", "unproven"]
 
 
-def judge(
-    *, plan: Plan, expectations: Sequence[Expectation], run: Measurements, observed: Observed
-) -> VerdictFile:
+def judge(*, plan: Plan, expectations: Sequence[Expectation], run: Measurements, observed: Observed) -> VerdictFile:
     """Judge one run."""
     problems = {fault.plan.id: unproven(fault.receipt) or fault.doubts for fault in run.faults}
     checks = [
@@ -98,9 +96,7 @@ def check_expectation(
         bounds.append(("max", expectation.maximum))
     if expectation.equals is not None:
         bounds.append(("equals", expectation.equals))
-    return tuple(
-        _bound_check(expectation.metric, sign, bound, observation, problems) for sign, bound in bounds
-    )
+    return tuple(_bound_check(expectation.metric, sign, bound, observation, problems) for sign, bound in bounds)
 
 
 _SIGNS = {"min": "observed >= bound", "max": "observed <= bound", "equals": "observed = bound"}

@@ -120,6 +120,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """`measurements.json`.
 
+    `t0_ns` to `end_ns` is the workload's own time: silence after its end would read as a stall.
     `counters_before` and `counters_after` map a node to its counters, RNIC counters named
     `rxe0.out_of_seq_request`. `twin` are the iterations of the fault-free run from the same snapshot.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.

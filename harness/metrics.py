@@ -56,9 +56,7 @@ _TABLE = (
         unit="Gb/s",
         meaning="Bus bandwidth as nccl-tests define it: algbw times 2(n-1)/n for all-reduce",
     ),
-    Metric(
-        name="recovery.total", unit="s", about_faults=True, meaning=f"{_RECOVERY}; the worst fault counts"
-    ),
+    Metric(name="recovery.total", unit="s", about_faults=True, meaning=f"{_RECOVERY}; the worst fault counts"),
     Metric(
         name="after_clear.total",
         unit="s",

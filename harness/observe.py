@@ -66,14 +66,12 @@ class Observed:
 def observe(run: Measurements) -> Observed:
     """Compute every metric of one run."""
     per_rank = {
-        series.rank: timeline.goodput(
-            series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns
-        )
+        series.rank: timeline.goodput(series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
         for series in run.series
     }
     whole = timeline.total(list(per_rank.values())) if per_rank else None
     fired = _fired_windows(run.faults)
-    first_ns = min((window[0] for window in fired.values()), default=run.end_ns)
+    first_ns = _first_disturbance(run, fired)
     base = None
     if whole is not None:
         window_ns = timeline.rolling_window_ns(run.series, whole.step_ns, until_ns=first_ns)
@@ -115,15 +113,20 @@ def _fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
     return dict(sorted(windows.items(), key=lambda item: item[1]))
 
 
+def _first_disturbance(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> int:
+    """When the fault-free start ends: the first arming or firing, for an armed fault may act unseen."""
+    armed = [fault.receipt.armed.get("at_ns") for fault in run.faults if fault.receipt is not None]
+    times = [*(start for start, _ in fired.values()), *(at_ns for at_ns in armed if isinstance(at_ns, int))]
+    return min(times, default=run.end_ns)
+
+
 def _impacts(
     whole: timeline.Goodput, base: timeline.Baseline, fired: Mapping[str, tuple[int, int]]
 ) -> dict[str, timeline.Impact]:
     found = {}
     for fault_id, (first, cleared) in fired.items():
         later = [other for other, _ in fired.values() if other > first]
-        one = timeline.impact(
-            whole, base, fired_ns=first, cleared_ns=cleared, until_ns=min(later, default=None)
-        )
+        one = timeline.impact(whole, base, fired_ns=first, cleared_ns=cleared, until_ns=min(later, default=None))
         if one is not None:
             found[fault_id] = one
     return found
@@ -141,9 +144,7 @@ def _plain(run: Measurements) -> dict[str, Observation]:
             else "no iteration finished, so no result was checked",
         ),
         "iterations": Observation(value=iterations, detail=f"finished by all {len(run.series)} ranks"),
-        "qp_errors": Observation(
-            value=run.qp_errors, detail="completions with an error status, by the engine"
-        ),
+        "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected anew, by the engine"),
     }
 
@@ -219,7 +220,7 @@ def _dips(base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]
         missing = Observation(value=None, detail=_why_no_impact(base))
         return {"goodput_min_ratio": missing, "dip": missing}
     fault_id, one = min(impacts.items(), key=lambda item: item[1].min_ratio)
-    detail = f"deepest under {fault_id}"
+    detail = f"under {fault_id}, against the mean of the fault-free start"
     return {
         "goodput_min_ratio": Observation(value=one.min_ratio, detail=detail),
         "dip": Observation(value=1 - one.min_ratio, detail=detail),
@@ -228,9 +229,7 @@ def _dips(base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]
 
 def _jct(run: Measurements, job_time: timeline.JobTime | None) -> Observation:
     if job_time is None:
-        reason = (
-            "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
-        )
+        reason = "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
         return Observation(value=None, detail=reason)
     return Observation(
         value=job_time.ratio,
@@ -266,9 +265,7 @@ def _median_compute(series: RankSeries, start_ns: int, end_ns: int) -> float | N
 
 def _straggler(slow: Sequence[Slowdown]) -> Observation:
     if not slow:
-        return Observation(
-            value=None, detail="too few iterations with a compute phase before or under the faults"
-        )
+        return Observation(value=None, detail="too few iterations with a compute phase before or under the faults")
     best: tuple[float, Slowdown] | None = None
     for fault_id in dict.fromkeys(one.fault_id for one in slow):
         group = [one for one in slow if one.fault_id == fault_id]

@@ -40,12 +40,8 @@ SAMPLES_SCHEMA = pa.schema(
         pa.field("rank", pa.int32(), nullable=False, metadata={"meaning": "rank of the workload"}),
         pa.field("host", pa.string(), nullable=False, metadata={"meaning": "host of the rank"}),
         pa.field("rnic", pa.string(), nullable=False, metadata={"meaning": "RNIC of the rank"}),
-        pa.field(
-            "t_ns", pa.int64(), nullable=False, metadata={"meaning": "bin start, controller monotonic ns"}
-        ),
-        pa.field(
-            "since_start_ns", pa.int64(), nullable=False, metadata={"meaning": "t_ns - t0_ns of the run"}
-        ),
+        pa.field("t_ns", pa.int64(), nullable=False, metadata={"meaning": "bin start, controller monotonic ns"}),
+        pa.field("since_start_ns", pa.int64(), nullable=False, metadata={"meaning": "t_ns - t0_ns of the run"}),
         pa.field("bytes", pa.int64(), nullable=False, metadata={"meaning": "payload bytes in this bin"}),
     ]
 )

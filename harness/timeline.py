@@ -7,8 +7,8 @@ where that is longer: a collective sends in bursts, and a window that holds one 
 see dips that are not there. Looking forward, no part of the outage is left in the window once traffic is
 back.
 
-**Baseline** is the run's own fault-free start: from the end of the warm-up (1 s) to the first fault's first
-firing. Its *mean* is the mean of its bins; its *noise floor* is the 5th percentile of its rolling goodput.
+**Baseline** is the run's own fault-free start: from the end of the warm-up (1 s) to the first arming of
+a fault. Its *mean* is the mean of its bins; its *noise floor* is the 5th percentile of its rolling goodput.
 Both come from this run, because two runs on shared cores differ by more than a fault may cost.
 
 **Recovery** of a fault: a bin is *healthy* when its rolling goodput is at least 95 % of the noise floor.
@@ -29,11 +29,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.measurements import Iteration, RankSeries, Sample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "HOLD_NS",
@@ -163,9 +166,7 @@ def total(series: Sequence[Goodput]) -> Goodput:
     if not series or len({(one.t0_ns, one.step_ns, len(one.bytes)) for one in series}) != 1:
         raise ValueError("series on one and the same grid are needed")
     first = series[0]
-    return Goodput(
-        t0_ns=first.t0_ns, step_ns=first.step_ns, bytes=np.sum([one.bytes for one in series], axis=0)
-    )
+    return Goodput(t0_ns=first.t0_ns, step_ns=first.step_ns, bytes=np.sum([one.bytes for one in series], axis=0))
 
 
 def rolling_window_ns(ranks: Iterable[RankSeries], step_ns: int, *, until_ns: int | None = None) -> int:
@@ -223,9 +224,7 @@ def impact(
     None when too little of the series lies after the firing to say anything.
     """
     end = series.bin_of(series.end_ns if until_ns is None else until_ns)
-    means = rolling(
-        Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes[:end]), base.window_ns
-    )
+    means = rolling(Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes[:end]), base.window_ns)
     first = series.bin_of(fired_ns)
     if first >= len(means):
         return None
@@ -250,9 +249,7 @@ def impact(
     )
 
 
-def _find_recovery(
-    healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int
-) -> tuple[int | None, int | None]:
+def _find_recovery(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int) -> tuple[int | None, int | None]:
     """Bins (first dip, recovered). A relapse within the hold, or before `last_dip`, is the same outage."""
     bad = np.flatnonzero(~healthy)
     bad = bad[bad >= first]

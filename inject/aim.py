@@ -6,6 +6,7 @@ Pure. `take` is the only entrance; a new kind is one more function in `_BY_KIND`
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ CGROUP_ROOT = "/sys/fs/cgroup/faultbed.slice"
 # (kernel/sched/core.c, min_cfs_quota_period).
 THROTTLE_PERIOD_US = 10_000
 MIN_QUOTA_US = 1_000
+MOST_FLAPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """Counters of which one must move by `at_least` between just before arming and some time after clearing."""
+    """Counters of which one must move by `at_least` between just before arming and some time after clearing.
+
+    The most telling come first: the first one that moved enough is named in the receipt.
+    """
 
     any_of: tuple[str, ...]
     at_least: int = 1
@@ -108,14 +113,9 @@ def _holder(
     }
 
 
-def _rnic_counters(topology: Topology, *names: str, host: str | None = None) -> tuple[str, ...]:
-    return tuple(
-        f"{each.name}/{rnic.name}.{name}"
-        for each in topology.hosts
-        if host in (None, each.name)
-        for rnic in each.rnics
-        for name in names
-    )
+def _rnic_counters(topology: Topology, *names: str) -> tuple[str, ...]:
+    """One counter of every RNIC, then the next: the order in which they are believed."""
+    return tuple(f"{host.name}/{rnic.name}.{name}" for name in names for host in topology.hosts for rnic in host.rnics)
 
 
 def _on_switch(asked: Request, switch: str) -> Place:
@@ -131,14 +131,14 @@ def _flap_edges(asked: Request) -> list[list[Any]]:
         if count not in (None, 1):
             raise UsageError(f"{asked.where}.count: {count} flaps need a period")
         return [[0.0, True]]
-    most = max(1, -(-int(asked.for_s * 1000) // max(1, int(period_s * 1000))))
-    flaps = min(count, most) if count is not None else most
-    if flaps > 100_000:
-        raise UsageError(f"{asked.where}.period: {flaps} flaps in one window are too many; lengthen the period")
     edges: list[list[Any]] = []
-    for k in range(flaps):
-        edges.append([round(k * period_s, 6), True])
-        up_s = round((k + asked.params["duty"]) * period_s, 6)
+    for k in itertools.count():
+        down_s, up_s = round(k * period_s, 6), round((k + asked.params["duty"]) * period_s, 6)
+        if down_s >= asked.for_s or k == count:
+            return edges
+        if k == MOST_FLAPS:
+            raise UsageError(f"{asked.where}.period: more than {MOST_FLAPS} flaps in one window; lengthen the period")
+        edges.append([down_s, True])
         if up_s < asked.for_s:
             edges.append([up_s, False])
     return edges
@@ -155,8 +155,11 @@ def _link_flap(asked: Request) -> Shot:
         return Shot(
             place=Place(node=target.node, local=True),
             request=_holder(
-                asked, "qmp", {"host": target.node, "netdev": target.port.netdev},
-                claims=carrier, edges=_flap_edges(asked),
+                asked,
+                "qmp",
+                {"host": target.node, "netdev": target.port.netdev},
+                claims=carrier,
+                edges=_flap_edges(asked),
             ),
             steps=(Step(do=_set_link(carrier, up=False), undo=_set_link(carrier, up=True)),),
             must_move=(Witness(any_of=(f"{carrier}.carrier_changes",), at_least=flaps),),
@@ -165,13 +168,15 @@ def _link_flap(asked: Request) -> Shot:
         )
     place, port, far = _on_switch(asked, target.node), target.port, target.link.other(target.node)
     if target.link.is_uplink:
-        # A veth end that goes down takes the carrier of its peer (drivers/net/veth.c, veth_close): seen by another port.
+        # A veth end that goes down takes its peer's carrier (drivers/net/veth.c, veth_close): another port's counter.
         witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_down_count",), at_least=flaps)
     else:
         # Over a dgram socket the host's carrier stays up: only its traffic can tell.
         witness = Witness(
-            any_of=(f"{far.node}/{far.netdev}.carrier_changes",)
-            + _rnic_counters(asked.topology, "completer_retry_err", "out_of_seq_request")
+            any_of=(
+                f"{far.node}/{far.netdev}.carrier_changes",
+                *_rnic_counters(asked.topology, "out_of_seq_request", "completer_retry_err"),
+            )
         )
     restored = [(f"{target.node}/{port.netdev}.up", 1)]
     if target.link.is_uplink:
@@ -180,8 +185,11 @@ def _link_flap(asked: Request) -> Shot:
     return Shot(
         place=place,
         request=_holder(
-            asked, "link", {"netns": place.netns, "device": port.netdev},
-            claims=f"{place.netns}/{port.netdev}", edges=_flap_edges(asked),
+            asked,
+            "link",
+            {"netns": place.netns, "device": port.netdev},
+            claims=f"{place.netns}/{port.netdev}",
+            edges=_flap_edges(asked),
         ),
         steps=(Step(do=f"{command} down", undo=f"{command} up"),),
         must_move=(witness,),
@@ -227,7 +235,7 @@ def _packet_drop(asked: Request) -> Shot:
     if psn is not None:
         match.append(f"@th,136,24 {'@psn@' if ahead is not None else psn}")
         match.append("limit rate 1/hour burst 1 packets")
-    elif share < 1:
+    elif share is not None and share < 1:
         match.append(f"numgen random mod 1000000 < {max(1, round(share * 1_000_000))}")
     ruleset = (
         f"table netdev {table} {{\n  flags owner\n  counter hits {{ }}\n  chain hop {{\n"
@@ -238,7 +246,8 @@ def _packet_drop(asked: Request) -> Shot:
     return Shot(
         place=place,
         request=_holder(
-            asked, "hop",
+            asked,
+            "hop",
             {"netns": place.netns, "device": port.netdev, "hook": hook, "table": table, "ruleset": ruleset},
             claims=f"{place.netns}/{table}",
         ),
@@ -249,11 +258,7 @@ def _packet_drop(asked: Request) -> Shot:
             ),
         ),
         must_move=(
-            Witness(
-                any_of=_rnic_counters(
-                    asked.topology, "out_of_seq_request", "rcvd_seq_err", "completer_retry_err"
-                )
-            ),
+            Witness(any_of=_rnic_counters(asked.topology, "out_of_seq_request", "rcvd_seq_err", "completer_retry_err")),
         ),
         must_not_move=_rnic_counters(asked.topology, "send_err"),
         learn=learn,
@@ -280,9 +285,7 @@ def _gpu_throttle(asked: Request) -> Shot:
         steps=(Step(do=f"echo {value} > {cgroup}/cpu.max", undo=f"echo max 100000 > {cgroup}/cpu.max"),),
         must_move=(Witness(any_of=(f"{target.node}/{target.gpu.name}.nr_throttled",)),),
         must_not_move=others,
-        restored=(
-            (f"{target.node}/{target.gpu.name}.quota_us", -1),
-        ),
+        restored=((f"{target.node}/{target.gpu.name}.quota_us", -1),),
     )
 
 

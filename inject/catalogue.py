@@ -83,9 +83,7 @@ class FaultKind:
         return next((param for param in self.params if param.name == name), None)
 
 
-def _kind(
-    *, binding: Mapping[str, Binding], fidelity: Mapping[str, Fidelity], **rest: object
-) -> FaultKind:
+def _kind(*, binding: Mapping[str, Binding], fidelity: Mapping[str, Fidelity], **rest: object) -> FaultKind:
     return FaultKind(
         binding=MappingProxyType(dict(binding)),
         fidelity=MappingProxyType(dict(fidelity)),
@@ -100,8 +98,13 @@ _LINK_FLAP = _kind(
     params=(
         Param(name="period", type="number", unit="s", summary="from one down to the next", low=0.05, high=3600),
         Param(
-            name="duty", type="number", unit="", summary="share of each period spent down",
-            low=0.01, high=0.99, default=0.5,
+            name="duty",
+            type="number",
+            unit="",
+            summary="share of each period spent down",
+            low=0.01,
+            high=0.99,
+            default=0.5,
         ),
         Param(name="count", type="integer", unit="", summary="flaps, at most", low=1, high=100_000),
     ),
@@ -123,8 +126,12 @@ _PACKET_DROP = _kind(
         Param(name="psn", type="psn", unit="", summary="this packet once; +N counts from the next expected one"),
         Param(name="qp", type="qpn", unit="", summary="destination QP number; any: the lowest connected one"),
         Param(
-            name="direction", type="choice", unit="", summary="towards the target or coming from it",
-            choices=("to", "from"), default="to",
+            name="direction",
+            type="choice",
+            unit="",
+            summary="towards the target or coming from it",
+            choices=("to", "from"),
+            default="to",
         ),
     ),
     fidelity={"soft": "real"},
@@ -141,8 +148,13 @@ _GPU_THROTTLE = _kind(
     binding={"gpu": "unit"},
     params=(
         Param(
-            name="percent", type="number", unit="%", summary="taken away: 50 leaves half",
-            low=1, high=99, required=True,
+            name="percent",
+            type="number",
+            unit="%",
+            summary="taken away: 50 leaves half",
+            low=1,
+            high=99,
+            required=True,
         ),
     ),
     fidelity={"soft": "emulated"},

@@ -1,7 +1,7 @@
 """How the injector reaches a holder: a transient unit on the target, or a guarded process beside QEMU.
 
-Both give a `testbed.node.Channel` and both are watched by someone who reverts when the holder dies or stops: PID 1 through
-`ExecStopPost` and `WatchdogSec` (systemd.service(5)), `inject.node.guardian` through a pipe.
+Both give a `testbed.node.Channel` and both are watched by someone who reverts when the holder dies or stops: PID 1
+through `ExecStopPost` and `WatchdogSec` (systemd.service(5)), `inject.node.guardian` through a pipe.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ __all__ = ["LocalChannel", "local_python", "open_holder", "revert_dir", "unit_co
 MODULE = "inject.node.holder"
 # Longest life of a unit beyond its fault's window: preparing, waiting for its moment, clearing.
 SLACK_S = 600.0
+START_S = 60.0
+SYSTEMD_RUN = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect")
 
 
 def open_holder(lab: Lab, planned: PlannedFault, *, ttl_s: float) -> Channel:
@@ -54,14 +56,24 @@ def unit_command(planned: PlannedFault, python: list[str], *, ttl_s: float) -> l
     window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if the holder left one.
     """
     stored = f"{REVERT_DIR}/{planned.id}.revert"
-    return [
-        "systemd-run", "--quiet", "--pipe", "--wait", "--collect", f"--unit={planned.unit}",
-        "-p", f"RuntimeMaxSec={planned.at_s + planned.for_s + SLACK_S:.0f}",
-        "-p", f"WatchdogSec={max(1.0, ttl_s / 2):g}", "-p", "WatchdogSignal=SIGKILL", "-p", "NotifyAccess=main",
-        "-p", "TimeoutStopSec=2", "-p", "OOMScoreAdjust=-900",
-        "-p", f"ExecStopPost=/bin/sh -c {shlex.quote(f'[ ! -e {stored} ] || {{ sh {stored} && rm -f {stored}; }}')}",
-        *python,
-    ]  # fmt: skip
+    revert = f"[ ! -e {stored} ] || {{ sh {stored} && rm -f {stored}; }}"
+    properties = {
+        # The watchdog counts from READY=1 on, so that a slow start-up is not taken for a hang.
+        "Type": "notify",
+        "NotifyAccess": "main",
+        "WatchdogSec": f"{max(1.0, ttl_s / 2):g}",
+        "WatchdogSignal": "SIGKILL",
+        "TimeoutStartSec": f"{START_S:g}",
+        "TimeoutStopSec": "2",
+        "RuntimeMaxSec": f"{planned.at_s + planned.for_s + SLACK_S:.0f}",
+        # Edges on time, and a revert that gets its turn, on a switch whose CPU forwards packets all the time.
+        "CPUSchedulingPolicy": "rr",
+        "CPUSchedulingPriority": "10",
+        "OOMScoreAdjust": "-900",
+        "ExecStopPost": f"/bin/sh -c {shlex.quote(revert)}",
+    }
+    settings = [word for name, value in properties.items() for word in ("-p", f"{name}={value}")]
+    return [*SYSTEMD_RUN, f"--unit={planned.unit}", *settings, *python]
 
 
 def revert_dir(lab: Lab) -> Path:

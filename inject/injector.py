@@ -1,8 +1,9 @@
 """Does planned faults and gives receipts: prepare → arm → observe → clear, journaled before each change.
 
-The injector is never what guarantees the revert. It beats; the target reverts when the beats stop. What this module adds is
-exact timing, the cross-check with independent counters, and an orderly end: leaving the `with` block, by whatever way,
-clears everything, and if even that is interrupted, closes the channels, which the holders take as the end of the lease.
+The injector is never what guarantees the revert. It beats; the target reverts when the beats stop. What this module
+adds is exact timing, the cross-check with independent counters, and an orderly end: leaving the `with` block, by
+whatever way, clears everything, and if even that is interrupted, closes the channels, which the holders take as the
+end of the lease.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject.channels import local_python, open_holder, revert_dir, revert_file
-from inject.receipt import Armed, Cleared, Receipt, judge_fired
+from inject.channels import START_S, local_python, open_holder, revert_dir, revert_file
 from inject.node.holder import REVERT_DIR
+from inject.receipt import Armed, Cleared, Receipt, judge_fired
 from testbed import clock, counters
 from testbed.errors import CommandFailed, FaultbedError, FaultError, LabError, RevertFailed, Unreachable
 
@@ -32,7 +33,6 @@ __all__ = ["Injector", "Mutation", "Prepared"]
 Mutation = Literal["noop", "lie"]
 """Replace a holder's action by nothing; `lie` also claims that it was done. Only for tests of the harness."""
 
-START_S = 60.0
 ANSWER_S = 20.0
 SETTLE_S = 5.0
 
@@ -134,7 +134,9 @@ class Prepared:
         self._channel = open_holder(self._lab, self.planned, ttl_s=self._injector.ttl_s)
         ready = self._channel.receive(timeout_s=START_S)
         if ready is None or ready.get("event") != "ready":
-            raise FaultError(f"{self._where()}: the holder did not start (a unit of this fault still there?): {ready!r}")
+            raise FaultError(
+                f"{self._where()}: the holder did not start (a unit of this fault still there?): {ready!r}"
+            )
         self._offset = clock.measure(self._channel)
         answer = self._ask(self._request())
         self._beats.start()
@@ -182,7 +184,11 @@ class Prepared:
                 readback=answer["readback"],
                 learned=learned,
             )
-            outcome |= {"ok": self._armed.ok, "armed_at_ns": self._armed.at_ns, "readback": self._armed.readback}
+            outcome |= {
+                "ok": self._armed.ok,
+                "armed_at_ns": self._armed.at_ns,
+                "readback": self._armed.readback,
+            }
         return self._armed
 
     def observe(self) -> dict[str, Any]:
@@ -202,12 +208,20 @@ class Prepared:
             after, restored, unsettled = self._settle(needs_witness=bool(observed.get("count")))
             if cleared.ok and unsettled:
                 cleared = Cleared(
-                    ok=False, at_ns=cleared.at_ns, by=cleared.by, readback=cleared.readback, restored=restored,
+                    ok=False,
+                    at_ns=cleared.at_ns,
+                    by=cleared.by,
+                    readback=cleared.readback,
+                    restored=restored,
                     error=unsettled,
                 )
             else:
                 cleared = Cleared(
-                    ok=cleared.ok, at_ns=cleared.at_ns, by=cleared.by, readback=cleared.readback, restored=restored,
+                    ok=cleared.ok,
+                    at_ns=cleared.at_ns,
+                    by=cleared.by,
+                    readback=cleared.readback,
+                    restored=restored,
                     error=cleared.error,
                 )
             fired, doubts = judge_fired(
@@ -275,6 +289,11 @@ class Prepared:
                     return
                 finally:
                     self._lock.release()
+
+    @property
+    def guardian_pid(self) -> int | None:
+        """Process id of the guardian of a local holder."""
+        return getattr(self._channel, "guardian_pid", None)
 
     def _where(self) -> str:
         place = self.planned.place
@@ -373,9 +392,13 @@ class Prepared:
             except (Unreachable, CommandFailed) as error:
                 return {}, {}, str(error)
             deltas = counters.flat_deltas(self._before or {}, after)
-            moved = self._before is None or not needs_witness or all(
-                any(deltas.get(key, 0) >= witness.at_least for key in witness.any_of)
-                for witness in self.planned.must_move
+            moved = (
+                self._before is None
+                or not needs_witness
+                or all(
+                    any(deltas.get(key, 0) >= witness.at_least for key in witness.any_of)
+                    for witness in self.planned.must_move
+                )
             )
             restored = {key: _state(after, key) for key, _ in self.planned.restored}
             wrong = [
@@ -386,6 +409,11 @@ class Prepared:
             if (moved and not wrong) or time.monotonic() > deadline:
                 return after, restored, "; ".join(wrong) or None
             self._stop.wait(0.1)
+
+
+def _said(channel: Channel) -> str:
+    said = getattr(channel, "stderr", str)()
+    return f"; it said: {said}" if said else ""
 
 
 def _state(snapshot: counters.Snapshot, key: str) -> int | None:

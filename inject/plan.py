@@ -106,9 +106,7 @@ class PlannedFault:
         }
 
 
-def plan(
-    spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, where: str = "fault"
-) -> PlannedFault:
+def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, where: str = "fault") -> PlannedFault:
     """Plan one fault.
 
     Args:
@@ -135,7 +133,13 @@ def plan(
     fault_id = _fault_id(index, kind.name, target.text, at_s, for_s, params)
     shot = aim.take(
         aim.Request(
-            id=fault_id, kind=kind.name, target=target, for_s=for_s, params=params, topology=topology, where=where
+            id=fault_id,
+            kind=kind.name,
+            target=target,
+            for_s=for_s,
+            params=params,
+            topology=topology,
+            where=where,
         )
     )
     return PlannedFault(
@@ -263,9 +267,7 @@ def _psn(text: str, wrong: UsageError) -> int | str:
     return f"+{number}" if text.startswith("+") else number
 
 
-def _fault_id(
-    index: int, kind: str, target: str, at_s: float, for_s: float, params: Mapping[str, Any]
-) -> str:
+def _fault_id(index: int, kind: str, target: str, at_s: float, for_s: float, params: Mapping[str, Any]) -> str:
     said = json.dumps([index, kind, target, at_s, for_s, dict(params)], sort_keys=True)
     slug = re.sub(r"[^a-z0-9]+", "-", f"{kind}-{target}".lower()).strip("-")[:40]
     return f"{index}-{slug}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"

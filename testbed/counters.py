@@ -27,12 +27,14 @@ Snapshot = Mapping[str, Mapping[str, int]]
 STATES = frozenset({"carrier", "up", "quota_us"})
 """Last parts of names that are states: 0 or 1, or a limit (`quota_us` is -1 for no limit)."""
 
-_NET = "carrier carrier_changes carrier_up_count carrier_down_count flags statistics/rx_bytes statistics/tx_bytes " \
+_NET = (
+    "carrier carrier_changes carrier_up_count carrier_down_count flags statistics/rx_bytes statistics/tx_bytes "
     "statistics/rx_packets statistics/tx_packets statistics/rx_dropped statistics/tx_dropped"
+)
 _MARK = "@@node"
 
 
-def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 30.0) -> dict[str, dict[str, int]]:
+def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.0) -> dict[str, dict[str, int]]:
     """Read the counters of some nodes (default: every host and switch of the lab).
 
     Raises:
@@ -70,7 +72,7 @@ def script(parts: Iterable[tuple[str, str | None]]) -> str:
                 f"echo {_MARK} {name}",
                 grep,
                 "grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* 2>/dev/null",
-                "grep -H . /sys/fs/cgroup/faultbed.slice/*/cpu.stat /sys/fs/cgroup/faultbed.slice/*/cpu.max 2>/dev/null",
+                "cd /sys/fs/cgroup/faultbed.slice 2>/dev/null && grep -H . */cpu.stat */cpu.max 2>/dev/null",
             ]
         else:
             lines += [f"echo {_MARK} {name}", f"ip netns exec {netns} sh -c '{grep}'"]
@@ -100,7 +102,7 @@ def _name(path: str, value: str) -> tuple[str, int] | None:
         return f"{device}.{name}", int(value)
     if match := re.fullmatch(r"/sys/class/infiniband/([^/]+)/ports/1/hw_counters/(\w+)", path):
         return (f"{match[1]}.{match[2]}", int(value)) if match[2] != "lifespan" else None
-    if match := re.fullmatch(r"/sys/fs/cgroup/faultbed\.slice/(?:faultbed-)?([^/]+)\.service/cpu\.(stat|max)", path):
+    if match := re.fullmatch(r"(?:faultbed-)?([^/]+)\.service/cpu\.(stat|max)", path):
         first, second = value.split()
         if match[2] == "max":
             return f"{match[1]}.quota_us", -1 if first == "max" else int(first)

@@ -10,8 +10,9 @@ from testbed.errors import UsageError
 from traffic import metrics, schedule
 from traffic.engine import TrafficLab, endpoint
 from traffic.flow import check_qp
+from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
-from traffic.run import Cable, OnEvent, Plan, QpParams, Running, TaskPlan, begin
+from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of, samples_of
 
 __all__ = ["ITEM_BYTES", "CollectiveResult", "CollectiveSpec", "start"]
@@ -98,10 +99,8 @@ def _check(spec: CollectiveSpec) -> None:
     if spec.iterations is not None and spec.iterations < 1:
         raise UsageError(f"a collective needs at least 1 iteration, got {spec.iterations}")
     if spec.segment_bytes < ITEM_BYTES or spec.segment_bytes % ITEM_BYTES:
-        raise UsageError(
-            f"segment size must be a multiple of {ITEM_BYTES} bytes above 0, got {spec.segment_bytes}"
-        )
-    if not 2 <= spec.slots <= 1024:
+        raise UsageError(f"segment size must be a multiple of {ITEM_BYTES} bytes above 0, got {spec.segment_bytes}")
+    if not 2 <= spec.slots <= 1024:  # noqa: PLR2004
         raise UsageError(f"slots must be 2 to 1024, got {spec.slots}")
     if spec.compute_units < 0:
         raise UsageError(f"compute units cannot be negative, got {spec.compute_units}")
@@ -119,15 +118,11 @@ def _ranks(lab: TrafficLab, spec: CollectiveSpec) -> tuple[Endpoint, ...]:
     if spec.compute_units:
         for rank in ranks:
             if all(gpu.name != spec.gpu for gpu in lab.topology.host_by_name[rank.host].gpus):
-                raise UsageError(
-                    f"{rank.host} has no GPU {spec.gpu}; leave out the compute phase, or name another"
-                )
+                raise UsageError(f"{rank.host} has no GPU {spec.gpu}; leave out the compute phase, or name another")
     return ranks
 
 
-def start(
-    lab: TrafficLab, spec: CollectiveSpec, on_event: OnEvent | None = None
-) -> Running[CollectiveResult]:
+def start(lab: TrafficLab, spec: CollectiveSpec, on_event: OnEvent | None = None) -> Running[CollectiveResult]:
     """Start a collective job on a lab.
 
     Raises:
@@ -138,9 +133,7 @@ def start(
     ranks = _ranks(lab, spec)
     made = schedule.build(spec.collective, spec.algorithm, len(ranks))
     pairs = schedule.peers_of(made)
-    cables = tuple(
-        Cable(index=index, src=_task(src), dst=_task(dst)) for index, (src, dst) in enumerate(pairs)
-    )
+    cables = tuple(Cable(index=index, src=_task(src), dst=_task(dst)) for index, (src, dst) in enumerate(pairs))
     tasks = []
     for rank, place in enumerate(ranks):
         lanes: list[list[int | str]] = []
@@ -174,9 +167,7 @@ def _task(rank: int) -> str:
     return f"rank{rank}"
 
 
-def _finish(
-    running: Running[CollectiveResult], spec: CollectiveSpec, ranks: tuple[Endpoint, ...]
-) -> CollectiveResult:
+def _finish(running: Running[CollectiveResult], spec: CollectiveSpec, ranks: tuple[Endpoint, ...]) -> CollectiveResult:
     per_rank = tuple(iterations_of(running, _task(rank)) for rank in range(len(ranks)))
     times = metrics.operation_times_ns(per_rank)
     time_ns = metrics.percentile(times, 50) if times else 0.0
@@ -201,7 +192,7 @@ def _finish(
         straggler=metrics.straggler(per_rank) if all(per_rank) else None,
         samples=samples_of(running),
         connections=running.connections,
-        qp_errors=tuple(running.qp_errors),
-        rebuilds=tuple(running.rebuilds),
+        qp_errors=running.qp_errors,
+        rebuilds=running.rebuilds,
         clock_error_ns=running.clock_error_ns,
     )

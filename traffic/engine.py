@@ -36,6 +36,10 @@ class TrafficLab(Protocol):
     """The part of a lab that traffic needs (`testbed.lab.Lab` has it)."""
 
     @property
+    def kind(self) -> str:
+        """`soft` or `rack`."""
+
+    @property
     def topology(self) -> Topology:
         """What the lab is made of."""
 
@@ -88,9 +92,7 @@ class Engines:
             engines.close()
             raise
         for name in names:
-            pump = threading.Thread(
-                target=engines._pump, args=(name,), name=f"traffic pump of {name}", daemon=True
-            )
+            pump = threading.Thread(target=engines._pump, args=(name,), name=f"traffic pump of {name}", daemon=True)
             engines._pumps.append(pump)
             pump.start()
         return engines
@@ -119,9 +121,7 @@ class Engines:
                 self.events.put(Event(host=host, message={"event": GONE, "error": str(error)}))
                 return
             if message is None:
-                self.events.put(
-                    Event(host=host, message={"event": GONE, "error": _said(channel).lstrip("; ")})
-                )
+                self.events.put(Event(host=host, message={"event": GONE, "error": _said(channel).lstrip("; ")}))
                 return
             for field in TIME_FIELDS:
                 if field in message:

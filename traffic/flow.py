@@ -9,8 +9,9 @@ from typing import Any
 from testbed.errors import UsageError
 from traffic import metrics
 from traffic.engine import TrafficLab, endpoint
+from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Connection, Outcome, QpError, Rebuild, Sample, Window
-from traffic.run import Cable, OnEvent, Plan, QpParams, Running, TaskPlan, begin
+from traffic.run import OnEvent, Running, begin
 from traffic.samples import samples_of
 
 __all__ = ["FlowResult", "FlowSpec", "QpTotal", "check_qp", "start"]
@@ -81,24 +82,20 @@ def check_qp(qp: QpParams) -> None:
     Raises:
         UsageError: out of range, or for ever.
     """
-    if not 1 <= qp.timeout <= 31:  # 5 bits; 0 is for ever
+    if not 1 <= qp.timeout <= 31:  # noqa: PLR2004  # 5 bits; 0 is for ever
         raise UsageError(f"QP timeout must be 1 to 31 (4.096 us x 2^timeout), got {qp.timeout}")
     for name, value in (("retry_cnt", qp.retry_cnt), ("rnr_retry", qp.rnr_retry)):
-        if not 0 <= value <= 6:
-            raise UsageError(
-                f"{name} must be 0 to 6, got {value}: rxe takes 7 as for ever, which hides a dead peer"
-            )
+        if not 0 <= value <= 6:  # noqa: PLR2004
+            raise UsageError(f"{name} must be 0 to 6, got {value}: rxe takes 7 as for ever, which hides a dead peer")
     if qp.mtu not in (1024, 2048, 4096):
         raise UsageError(f"path MTU must be 1024, 2048 or 4096, got {qp.mtu}")
-    if not 0 <= qp.min_rnr_timer <= 31:
+    if not 0 <= qp.min_rnr_timer <= 31:  # noqa: PLR2004
         raise UsageError(f"min_rnr_timer must be 0 to 31, got {qp.min_rnr_timer}")
 
 
 def _check(spec: FlowSpec) -> None:
     if not 0 < spec.message_bytes <= MAX_MESSAGE_BYTES:
-        raise UsageError(
-            f"message size must be 1 byte to {MAX_MESSAGE_BYTES} bytes, got {spec.message_bytes}"
-        )
+        raise UsageError(f"message size must be 1 byte to {MAX_MESSAGE_BYTES} bytes, got {spec.message_bytes}")
     if not 1 <= spec.qps <= MAX_QPS:
         raise UsageError(f"a flow has 1 to {MAX_QPS} QPs, got {spec.qps}")
     if (spec.duration_s is None) == (spec.messages is None):
@@ -108,9 +105,7 @@ def _check(spec: FlowSpec) -> None:
     if spec.messages is not None and spec.messages < spec.qps:
         raise UsageError(f"{spec.messages} messages cannot be spread over {spec.qps} QPs")
     if spec.depth < 0 or spec.chain < 0 or (spec.depth and spec.chain > spec.depth):
-        raise UsageError(
-            f"chain ({spec.chain}) cannot be longer than depth ({spec.depth}), nor either be negative"
-        )
+        raise UsageError(f"chain ({spec.chain}) cannot be longer than depth ({spec.depth}), nor either be negative")
     check_qp(spec.qp)
 
 
@@ -185,7 +180,7 @@ def _finish(running: Running[FlowResult], spec: FlowSpec) -> FlowResult:
         totals=totals,
         samples=samples,
         connections=running.connections,
-        qp_errors=tuple(running.qp_errors),
-        rebuilds=tuple(running.rebuilds),
+        qp_errors=running.qp_errors,
+        rebuilds=running.rebuilds,
         clock_error_ns=running.clock_error_ns,
     )

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from traffic.results import Iteration, Sample
 
+MIN_RANKS = 2
+
 __all__ = [
     "Straggler",
     "algbw_gbytes_per_s",
@@ -70,9 +72,7 @@ def percentile(values: Iterable[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def timeline(
-    samples: Iterable[Sample], *, start_ns: int, end_ns: int, bin_ns: int = 100_000_000
-) -> tuple[float, ...]:
+def timeline(samples: Iterable[Sample], *, start_ns: int, end_ns: int, bin_ns: int = 100_000_000) -> tuple[float, ...]:
     """Bytes in every bin of [start, end), summed over the samples.
 
     A sample that lies over a bin edge (clocks of nodes are not aligned) is shared out in proportion; what lies outside
@@ -103,7 +103,7 @@ def operation_times_ns(per_rank: Sequence[Sequence[Iteration]]) -> tuple[int, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """The slowest rank: its median compute time over the median of the other ranks' medians."""
+    """The slowest rank, and how much slower than the median of the others it is (see `straggler`)."""
 
     rank: int
     ratio: float
@@ -112,20 +112,19 @@ class Straggler:
 def straggler(per_rank: Sequence[Sequence[Iteration]]) -> Straggler:
     """Name the rank that the others wait for.
 
-    By compute time where there is a compute phase. Without one, by waits: the straggler is the rank that waits least
-    for its neighbour's first data, and the ratio is the others' median wait over its own.
+    By compute time where there is a compute phase. Without one, by communication phases: the rank that enters last
+    waits for nobody and has the shortest, and the ratio is the others' median phase over its own.
 
     Raises:
         ValueError: fewer than two ranks, or a rank without iterations.
     """
-    if len(per_rank) < 2 or not all(per_rank):
+    if len(per_rank) < MIN_RANKS or not all(per_rank):
         raise ValueError("a straggler needs at least two ranks, each with at least one iteration")
     compute = [percentile((item.compute_ns for item in rank), 50) for rank in per_rank]
     if any(compute):
         rank = max(range(len(compute)), key=compute.__getitem__)
         others = percentile(compute[:rank] + compute[rank + 1 :], 50)
         return Straggler(rank=rank, ratio=compute[rank] / others if others else math.inf)
-    waits = [percentile((item.wait_ns for item in rank), 50) for rank in per_rank]
-    rank = min(range(len(waits)), key=waits.__getitem__)
-    others = percentile(waits[:rank] + waits[rank + 1 :], 50)
-    return Straggler(rank=rank, ratio=others / max(waits[rank], 1.0))
+    phases = [percentile((item.comm_ns for item in rank), 50) for rank in per_rank]
+    rank = min(range(len(phases)), key=phases.__getitem__)
+    return Straggler(rank=rank, ratio=percentile(phases[:rank] + phases[rank + 1 :], 50) / max(phases[rank], 1.0))

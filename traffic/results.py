@@ -1,4 +1,4 @@
-"""What a traffic run leaves behind. All times are the controller's monotonic clock in ns; all sizes are payload bytes."""
+"""What a traffic run leaves behind. Times are the controller's monotonic clock in ns, sizes are payload bytes."""
 
 from __future__ import annotations
 

@@ -28,6 +28,8 @@ __all__ = [
     "ring_all_reduce",
 ]
 
+MIN_RANKS = 2
+
 MoveOp = Literal["reduce", "copy"]
 
 
@@ -61,7 +63,7 @@ def ring_all_reduce(ranks: int) -> Schedule:
     Raises:
         UsageError: fewer than two ranks.
     """
-    if ranks < 2:  # two ends make a collective
+    if ranks < MIN_RANKS:  # two ends make a collective
         raise UsageError(f"an all-reduce needs at least 2 ranks, got {ranks}")
     steps = tuple(
         tuple(

@@ -9,15 +9,16 @@ from typing import Any, Protocol
 __all__ = ["Actuator", "Refused", "enter_netns", "make"]
 
 
-class Refused(Exception):  # noqa: N818 - an answer to the controller, not an error of the program
+class Refused(Exception):
     """The target is not as it must be before a change: foreign state, no capability, or a protected interface."""
 
 
 class Actuator(Protocol):
-    """One way to act. All methods may raise OSError or Refused; none may leave a half-done change unnoticed by `read`."""
+    """One way to act. Methods may raise OSError or Refused; none may leave a half-done change that `read` misses."""
 
-    poll_s: float | None
-    """How often `hits` is worth asking while the fault is on; None when edges are the count."""
+    @property
+    def poll_s(self) -> float | None:
+        """How often `hits` is worth asking while the fault is on; None when edges are the count."""
 
     def prepare(self) -> dict[str, Any]:
         """Check capability and ownership, remember what was there. Changes nothing."""

@@ -2,9 +2,10 @@
 
     python -m inject.node.guardian REVERT_FILE WATCHDOG_S
 
-Starts the holder as its child, with this process's stdin and stdout; when the holder ends in any way, or has been silent for
-WATCHDOG_S (SIGSTOP), runs the stored revert if there is one. The holder in turn reverts when this process is killed: each
-watches the other, and both live in a session of their own, so that a terminal's Ctrl-C or hang-up reaches neither.
+Starts the holder as its child, with this process's stdin and stdout; when the holder ends in any way, or has been
+silent for WATCHDOG_S (SIGSTOP), runs the stored revert if there is one. The holder in turn reverts when this process
+is killed: each watches the other, and both live in a session of their own, so that a terminal's Ctrl-C or hang-up
+reaches neither.
 """
 
 from __future__ import annotations

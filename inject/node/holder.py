@@ -1,6 +1,7 @@
 """Holds one fault on its target, for as long as its controller lives and not a moment longer.
 
-JSON lines on stdin and stdout; each request gets exactly one answer. All times are this machine's CLOCK_MONOTONIC in ns.
+JSON lines on stdin and stdout; each request gets exactly one answer. All times are this machine's CLOCK_MONOTONIC in
+ns.
 
     {"do":"clock"}                      {"event":"clock","monotonic_ns":N}
     {"do":"prepare", ...}               {"event":"prepared","before":{...},"revert":"..."}
@@ -10,13 +11,15 @@ JSON lines on stdin and stdout; each request gets exactly one answer. All times 
     {"do":"clear"}                      {"event":"cleared","ok":bool,"at_ns":N,"readback":{...},"observed":{...}}
     anything that goes wrong            {"event":"error","error":"...","where":"..."}
 
-The revert is stored on disk before the change, and taken away only after it has been read back: whoever finds it (PID 1
-through ExecStopPost, the guardian, `faultbed heal`) may run it, any number of times. End of stdin, silence longer than the
-lease, SIGTERM, the end of the window or a lost guardian: each reverts here. SIGKILL and SIGSTOP are for those outside.
+The revert is stored on disk before the change, and taken away only after it has been read back: whoever finds it (PID
+1 through ExecStopPost, the guardian, `faultbed heal`) may run it, any number of times. End of stdin, silence longer
+than the lease, SIGTERM, the end of the window or a lost guardian: each reverts here. SIGKILL and SIGSTOP are for
+those outside.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -65,13 +68,19 @@ class Holder:
                 return {"event": "clock", "monotonic_ns": time.monotonic_ns()}
             if do == "beat":
                 return {"event": "beat", "state": self.state}
-            if do in ("prepare", "arm", "observe", "clear"):
-                return getattr(self, f"do_{do}")(request)
-            raise Refused(f"unknown request {do!r}")
+            doers = {
+                "prepare": self.do_prepare,
+                "arm": self.do_arm,
+                "observe": self.do_observe,
+                "clear": self.do_clear,
+            }
+            if do in doers:
+                return doers[do](request)
         except (Refused, OSError, ValueError, KeyError, TypeError, ImportError) as error:
             return {"event": "error", "error": f"{error}", "where": do, "refused": isinstance(error, Refused)}
         finally:
             self.heard_ns = time.monotonic_ns()
+        return {"event": "error", "error": f"unknown request {do!r}", "where": do}
 
     def do_prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Look, refuse, remember; store the revert. Nothing is changed yet."""
@@ -122,7 +131,8 @@ class Holder:
             "state": self.state,
             "on": self.is_on,
             **self.seen,
-            "edges": [edge[:2] for edge in self.done],
+            # Only what was seen to be so.
+            "edges": [[at, on] for at, on, seen in self.done if seen["applied"] == on],
             "armed_at_ns": first[0],
             "armed_readback": first[2],
             "failure": self.failure,
@@ -147,22 +157,26 @@ class Holder:
         if self.state == "active" and now_ns >= self.start_ns + self.window_ns:
             self.finish()
         if self.is_on and self.actuator is not None and self.actuator.poll_s and now_ns >= self.next_poll_ns:
-            self.sample(now_ns)
-            self.next_poll_ns = time.monotonic_ns() + int(self.actuator.poll_s * 1e9)
+            begin_ns = time.monotonic_ns()
+            self.sample(begin_ns)
+            end_ns = time.monotonic_ns()
+            # At most a twentieth of the time: looking must not slow down what is looked at.
+            self.next_poll_ns = end_ns + max(int(self.actuator.poll_s * 1e9), 19 * (end_ns - begin_ns))
 
     def edge(self, *, on: bool) -> None:
-        """One change: do it, stamp it, read it back."""
+        """One change, read back. Stamped before an `on` and after an `off`: no effect lies outside the stamps."""
         if self.actuator is None:
             return
         try:
             if on:
                 self.is_on = True
+                now_ns = time.monotonic_ns()
                 self.actuator.on()
             else:
                 self.count_down()
                 self.actuator.off()
+                now_ns = time.monotonic_ns()
                 self.is_on = False
-            now_ns = time.monotonic_ns()
             seen = self.actuator.read()
         except (OSError, Refused) as error:
             self.failure = str(error)
@@ -201,9 +215,12 @@ class Holder:
             self.count_down()
             if self.is_on or self.failure:
                 self.actuator.off()
-                self.is_on = False
-                # `off` of a hop reads the final count.
-                self.sample(time.monotonic_ns())
+                off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
+                if was_on:
+                    self.done.append([off_ns, False, self.actuator.read()])
+                if self.actuator.poll_s:
+                    # The hop's count is final only now, with its rule gone.
+                    self.sample(time.monotonic_ns())
             readback = self.actuator.read()
             is_clear = not readback["applied"]
             if is_clear:
@@ -254,16 +271,22 @@ class _Watchdog:
         self._pipe = int(os.environ.pop("FAULTBED_WATCH_FD", "-1"))
         self._last_ns = 0
 
+    def ready(self) -> None:
+        """Serving from now on."""
+        self._tell(b"READY=1")
+
     def pat(self, now_ns: int) -> None:
         """At most twice a second."""
-        if now_ns - self._last_ns < _WATCHDOG_EVERY_NS:
-            return
-        self._last_ns = now_ns
+        if now_ns - self._last_ns >= _WATCHDOG_EVERY_NS:
+            self._last_ns = now_ns
+            self._tell(b"WATCHDOG=1")
+
+    def _tell(self, what: bytes) -> None:
         try:
             if self._path:
                 name = f"\0{self._path[1:]}" if self._path.startswith("@") else self._path
                 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
-                    notify.sendto(b"WATCHDOG=1", name)
+                    notify.sendto(what, name)
             if self._pipe >= 0:
                 os.write(self._pipe, b".")
         except OSError:
@@ -279,6 +302,7 @@ def main() -> int:
     guard = int(os.environ.pop("FAULTBED_GUARD_FD", "-1"))
     ends = [0, stop_r, *([guard] if guard >= 0 else [])]
     watchdog, pending = _Watchdog(), b""
+    watchdog.ready()
     _say(holder.out, {"event": "ready", "monotonic_ns": time.monotonic_ns()})
     while True:
         now_ns = time.monotonic_ns()
@@ -305,18 +329,17 @@ def main() -> int:
 def _serve(holder: Holder, line: bytes) -> dict[str, Any]:
     try:
         request = json.loads(line)
-        if not isinstance(request, dict):
-            raise TypeError("not an object")
-    except (ValueError, TypeError) as error:
-        return {"event": "error", "error": f"not a JSON object: {error}", "where": line.decode("utf-8", "replace")[:80]}
+    except ValueError as error:
+        return {"event": "error", "error": f"not JSON: {error}", "where": line.decode("utf-8", "replace")[:80]}
+    if not isinstance(request, dict):
+        return {"event": "error", "error": "not a JSON object", "where": "request"}
     return holder.answer(request)
 
 
 def _say(out: int, message: dict[str, Any]) -> None:
-    try:
+    # Nobody listens any more: the end of stdin will say so.
+    with contextlib.suppress(OSError):
         os.write(out, json.dumps(message).encode() + b"\n")
-    except OSError:
-        pass  # Nobody listens any more; end of stdin will say so.
 
 
 if __name__ == "__main__":

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
+from inject.node.netlink import ACK, REQUEST, Netlink, attribute, attributes
 
 __all__ = ["LinkActuator"]
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if.h
 _RTM_NEWLINK, _RTM_GETLINK = 16, 18
-_NLM_F_REQUEST, _NLM_F_ACK = 1, 4
-_NLMSG_ERROR = 2
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_CARRIER, _IFLA_CARRIER_DOWN = 1, 3, 33, 48
+_IFLA_IFNAME, _IFLA_CARRIER, _IFLA_CARRIER_DOWN = 3, 33, 48
 _IFF_UP = 1
-_HEADER, _INFO, _ATTR = struct.Struct("=IHHII"), struct.Struct("=BxHiII"), struct.Struct("=HH")
+_INFO = struct.Struct("=BxHiII")
 
 
 class LinkActuator:
@@ -27,14 +25,13 @@ class LinkActuator:
 
     def __init__(self, *, netns: str | None, device: str) -> None:
         self._netns, self._device = netns, device
-        self._seq = 0
-        self._socket: socket.socket | None = None
+        self._index = 0
+        self._route: Netlink | None = None
 
     def prepare(self) -> dict[str, Any]:
         """Refuse an interface that is down already, or that carries the management connection."""
         enter_netns(self._netns)
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-        self._socket.settimeout(2)
+        self._route = Netlink(socket.NETLINK_ROUTE)
         seen = self.read()
         if not seen["up"]:
             raise Refused(f"{self._device} is already down, and not by us: bring it up, or run `faultbed heal`")
@@ -61,11 +58,10 @@ class LinkActuator:
 
     def read(self) -> dict[str, Any]:
         """Flags and carrier, from the kernel: `up`, `carrier`, `carrier_down_count`."""
-        name = self._device.encode() + b"\0"
-        attr = _ATTR.pack(_ATTR.size + len(name), _IFLA_IFNAME) + name + bytes(-len(name) % 4)
-        body = self._talk(_RTM_GETLINK, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attr, flags=_NLM_F_REQUEST)
+        name = attribute(_IFLA_IFNAME, self._device.encode() + b"\0")
+        body = self._ask(_RTM_GETLINK, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + name)
         _family, _kind, index, flags, _change = _INFO.unpack_from(body)
-        attrs = _attributes(body[_INFO.size :])
+        attrs = attributes(body[_INFO.size :])
         self._index = index
         up = bool(flags & _IFF_UP)
         return {
@@ -81,39 +77,20 @@ class LinkActuator:
 
     def close(self) -> None:
         """Close the netlink socket."""
-        if self._socket is not None:
-            self._socket.close()
+        if self._route is not None:
+            self._route.close()
 
     def _set(self, *, up: bool) -> None:
         info = _INFO.pack(socket.AF_UNSPEC, 0, self._index, _IFF_UP if up else 0, _IFF_UP)
-        self._talk(_RTM_NEWLINK, info, flags=_NLM_F_REQUEST | _NLM_F_ACK)
+        self._ask(_RTM_NEWLINK, info, flags=REQUEST | ACK)
 
-    def _talk(self, kind: int, body: bytes, *, flags: int) -> bytes:
-        if self._socket is None:
+    def _ask(self, kind: int, body: bytes, *, flags: int = REQUEST) -> bytes:
+        if self._route is None:
             raise Refused("not prepared")
-        self._seq += 1
-        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, self._seq, 0) + body)
-        while True:
-            answer = self._socket.recv(65536)
-            length, answered, _flags, seq, _pid = _HEADER.unpack_from(answer)
-            if seq != self._seq:
-                continue
-            if answered == _NLMSG_ERROR:
-                code = -struct.unpack_from("=i", answer, _HEADER.size)[0]
-                if code:
-                    raise OSError(code, f"{os.strerror(code)}: {self._device}")
-            return answer[_HEADER.size : length]
-
-
-def _attributes(raw: bytes) -> dict[int, bytes]:
-    found, at = {}, 0
-    while at + _ATTR.size <= len(raw):
-        length, kind = _ATTR.unpack_from(raw, at)
-        if length < _ATTR.size:
-            break
-        found[kind & 0x3FFF] = raw[at + _ATTR.size : at + length]
-        at += (length + 3) & ~3
-    return found
+        try:
+            return self._route.ask(kind, body, flags=flags)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}: {self._device}") from None
 
 
 def _management() -> set[str]:

@@ -1,7 +1,7 @@
 """An actuator that does not do its work: the harness must notice. For tests of the harness, never for a fault.
 
-`noop` replaces the action by nothing and leaves the readback honest; `lie` also claims that all went well, so that only an
-independent witness can tell.
+`noop` replaces the action by nothing and leaves the readback honest; `lie` also claims that all went well, so that
+only an independent witness can tell.
 """
 
 from __future__ import annotations

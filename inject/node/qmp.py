@@ -1,7 +1,7 @@
 """An RNIC's carrier, taken away by QEMU: QMP `set_link` (QEMU's qapi/net.json).
 
-QMP has no query for a link's state; the acknowledgement is all it says, so the guest's own carrier counters are the proof.
-Run as a program (`python -m inject.node.qmp SOCKET NIC`) it brings the link up: the revert.
+QMP has no query for a link's state; the acknowledgement is all it says, so the guest's own carrier counters are the
+proof. Run as a program (`python -m inject.node.qmp SOCKET NIC`) it brings the link up: the revert.
 """
 
 from __future__ import annotations

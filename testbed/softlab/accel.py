@@ -20,7 +20,7 @@ from testbed.errors import UsageError
 from testbed.paths import cache_dir
 from testbed.softlab.image import Image
 
-__all__ = ["Accelerator", "choose", "probe_kvm"]
+__all__ = ["Accelerator", "choose", "probe_kvm", "remembered"]
 
 Accelerator = Literal["kvm", "tcg"]
 
@@ -41,20 +41,33 @@ def choose(image: Image, progress: Callable[[str], None]) -> Accelerator:
         return "kvm" if wanted == "kvm" else "tcg"
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg"
-    memory = cache_dir() / "kvm-probe.json"
-    key = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), image.digest]
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads(memory.read_text())
-        if known["key"] == key:
-            return "kvm" if known["works"] else "tcg"
+    if (known := remembered(image)) is not None:
+        return "kvm" if known else "tcg"
     progress("trying KVM with a real boot")
     works = probe_kvm(image)
-    memory.parent.mkdir(parents=True, exist_ok=True)
-    memory.write_text(json.dumps({"key": key, "works": works}))
+    _memory().parent.mkdir(parents=True, exist_ok=True)
+    _memory().write_text(json.dumps({"key": _key(image), "works": works}))
     progress(
         "KVM works" if works else f"a guest did not boot under KVM in {PROBE_DEADLINE_S:.0f} s: using TCG (emulation)"
     )
     return "kvm" if works else "tcg"
+
+
+def remembered(image: Image | None) -> bool | None:
+    """What the last probe of this image since the last reboot said; None when there was none."""
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(_memory().read_text())
+        if image is not None and known["key"] == _key(image):
+            return bool(known["works"])
+    return None
+
+
+def _memory() -> Path:
+    return cache_dir() / "kvm-probe.json"
+
+
+def _key(image: Image) -> list[str]:
+    return [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), image.digest]
 
 
 def probe_kvm(image: Image, *, deadline_s: float = PROBE_DEADLINE_S) -> bool:

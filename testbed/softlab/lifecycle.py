@@ -30,7 +30,20 @@ from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snap
 from testbed.softlab.vm import Vm
 from testbed.softlab.wiring import machines
 
-__all__ = ["Progress", "Status", "VmStatus", "down", "purge", "reset", "status", "up", "vms"]
+__all__ = [
+    "Progress",
+    "Status",
+    "VmStatus",
+    "available_mib",
+    "down",
+    "needed_mib",
+    "purge",
+    "reset",
+    "socket_paths",
+    "status",
+    "up",
+    "vms",
+]
 
 SNAPSHOT = "provisioned"
 BOOT_DEADLINE_S = {"kvm": 90.0, "tcg": 300.0}
@@ -453,12 +466,31 @@ def _check_is_soft(inventory: Inventory) -> None:
         )
 
 
-def _check_memory(inventory: Inventory) -> None:
-    needed = sum(machine.memory_mib + HEADROOM_MIB for machine in machines(inventory))
+def needed_mib(inventory: Inventory) -> int:
+    """Memory that the lab's VMs take, in MiB."""
+    return sum(machine.memory_mib + HEADROOM_MIB for machine in machines(inventory))
+
+
+def available_mib() -> int:
+    """Memory that programs can still have, in MiB (`MemAvailable`, proc(5))."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) // 1024
+    return int(fields["MemAvailable"].split()[0]) // 1024
+
+
+def socket_paths(inventory: Inventory) -> list[Path]:
+    """Every unix socket that the lab will have."""
+    sockets = socket_dir(lab_dir(inventory.name))
+    found = [path for machine in vms(inventory) for path in (machine.qmp, machine.qmp_holder)]
+    found += [
+        sockets / f"{nic.wire}.{nic.end}" for machine in vms(inventory) for nic in machine.machine.nics if nic.wire
+    ]
+    return found
+
+
+def _check_memory(inventory: Inventory) -> None:
+    needed, available = needed_mib(inventory), available_mib()
     if available < needed:
         raise LabError(
             f"{inventory.name} needs {needed} MiB of memory, {available} MiB are available: close something, "
-            "or take a smaller lab (`--lab inventory/soft-mini.yml`)"
+            "or take a smaller lab (`--lab soft-mini`)"
         )

@@ -139,9 +139,7 @@ def synthetic_run(*, seconds: float = 52.0, fired: bool = True, lab_state: str =
         twin=twin,
         summary=Summary(algbw_gbps=0.0148, busbw_gbps=0.0222),
         lab_state=lab_state,  # type: ignore[arg-type]
-        lab_diff=()
-        if lab_state == "CLEAN"
-        else ('fabric: qdisc netem on rtsw2 "host3-rxe0" was not there before',),
+        lab_diff=() if lab_state == "CLEAN" else ('fabric: qdisc netem on rtsw2 "host3-rxe0" was not there before',),
     )
 
 
@@ -188,8 +186,7 @@ def _ring(draw: random.Random, seconds: float, *, faults: bool) -> tuple[RankSer
         RankSeries(
             rank=rank,
             samples=tuple(
-                Sample(T0 + number * 100 * MS, round(bins[rank].get(number, 0)))
-                for number in range(int(seconds * 10))
+                Sample(T0 + number * 100 * MS, round(bins[rank].get(number, 0))) for number in range(int(seconds * 10))
             ),
             iterations=tuple(steps[rank]),
         )
@@ -245,7 +242,7 @@ def _faults(*, fired: bool) -> tuple[FaultRun, ...]:
     )
 
 
-def _fault(fault_id, kind, target, window, length, parameters, colour, moved, still, *, fired):  # noqa: PLR0917
+def _fault(fault_id, kind, target, window, length, parameters, colour, moved, still, *, fired):
     counter, delta, fidelity = moved
     plan = PlannedFault(
         id=fault_id,

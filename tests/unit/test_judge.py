@@ -74,7 +74,7 @@ LE, GE, EQ = {"maximum": 3.0}, {"minimum": 3.0}, {"equals": "host2"}
 )
 @pytest.mark.parametrize("about_faults", [False, True])
 @pytest.mark.parametrize("problems", [(), ("uplink: it never fired",)])
-def test_one_bound_against_one_value(bound, value, censored, expected, about_faults, problems):  # noqa: PLR0917
+def test_one_bound_against_one_value(bound, value, censored, expected, about_faults, problems):
     name = "recovery.total" if about_faults else "rebuilds"
     observation = Observation(value=value, detail="d", censored=censored)
 
@@ -164,9 +164,7 @@ def test_no_injector_no_pass():
     verdict = verdict_of(run, at_most("wrong_elements", 0), at_most("recovery.total", 100.0))
 
     assert verdict.verdict is INCONCLUSIVE
-    assert [check.verdict for check in verdict.checks if check.name.startswith("fired.")] == [
-        INCONCLUSIVE
-    ] * 3
+    assert [check.verdict for check in verdict.checks if check.name.startswith("fired.")] == [INCONCLUSIVE] * 3
 
 
 def test_wrong_data_fails_even_when_a_fault_did_not_fire():
@@ -174,9 +172,7 @@ def test_wrong_data_fails_even_when_a_fault_did_not_fire():
     step = msgspec.structs.replace(run.series[0].iterations[0], wrong=3)
     series = msgspec.structs.replace(run.series[0], iterations=(step, *run.series[0].iterations[1:]))
 
-    verdict = verdict_of(
-        msgspec.structs.replace(run, series=(series, *run.series[1:])), at_most("wrong_elements", 0)
-    )
+    verdict = verdict_of(msgspec.structs.replace(run, series=(series, *run.series[1:])), at_most("wrong_elements", 0))
 
     assert verdict.verdict is FAIL
 

@@ -40,9 +40,7 @@ def planned(seed, content=OPEN):
 
 def test_the_same_inputs_give_the_same_bytes():
     experiment = fit(load(DEMO), soft_topology(), "soft")
-    first, second = (
-        plans.encode(plans.plan(experiment, inventory_digest="00", version="0.1.0")) for _ in range(2)
-    )
+    first, second = (plans.encode(plans.plan(experiment, inventory_digest="00", version="0.1.0")) for _ in range(2))
 
     assert first == second
     assert first.endswith(b"}\n")
@@ -76,9 +74,7 @@ def test_the_seed_has_an_effect():
 
 
 def test_one_fault_more_leaves_the_draws_of_the_others():
-    more = (
-        OPEN + b'[[faults]]\nkind = "packet.drop"\ntarget = "host3:rxe0"\nat = ["20s", "30s"]\nfor = "1s"\n'
-    )
+    more = OPEN + b'[[faults]]\nkind = "packet.drop"\ntarget = "host3:rxe0"\nat = ["20s", "30s"]\nfor = "1s"\n'
 
     assert planned(3, more).faults[:2] == planned(3).faults
 

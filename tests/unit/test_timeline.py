@@ -33,9 +33,7 @@ def measure(one, fired_s, cleared_s, until_s=None, window_ns=S):
     base = timeline.baseline(one, first_fault_ns=int(fired_s * S), window_ns=window_ns)
     assert base is not None
     until_ns = None if until_s is None else int(until_s * S)
-    return timeline.impact(
-        one, base, fired_ns=int(fired_s * S), cleared_ns=int(cleared_s * S), until_ns=until_ns
-    )
+    return timeline.impact(one, base, fired_ns=int(fired_s * S), cleared_ns=int(cleared_s * S), until_ns=until_ns)
 
 
 def test_an_outage_is_measured_to_the_bin():
@@ -135,9 +133,7 @@ samples = st.lists(
 
 @given(samples)
 def test_laying_samples_on_the_grid_keeps_every_byte(points):
-    one = timeline.goodput(
-        [Sample(t * MS, size) for t, size in points], start_ns=0, end_ns=10 * S, sample_ns=100 * MS
-    )
+    one = timeline.goodput([Sample(t * MS, size) for t, size in points], start_ns=0, end_ns=10 * S, sample_ns=100 * MS)
 
     assert len(one.bytes) == 100
     assert one.bytes.sum() == pytest.approx(sum(size for _, size in points))

@@ -11,8 +11,8 @@ Requests                                                          answers and la
     {"do": "psn", task}                                           psn {task, conns}
     {"do": "quit"}                                                (end of stdout)
 
-`kind` is flow_tx, flow_rx or rank. A connection is made, and made again after an error, by qp, connect, go on both ends;
-the controller pairs the ends. What cannot be done is answered with {"event": "error", "error", "where"}. The end of
+`kind` is flow_tx, flow_rx or rank. A connection is made, and made again after an error, by qp, connect, go on both
+ends; the controller pairs them. What cannot be done is answered with {"event": "error", "error", "where"}. The end of
 stdin means that the controller is gone: everything is closed and the process ends.
 
 One thread: a selector waits on stdin, on the completion channels and on the GPU's socket. A waiting thread would hold
@@ -93,10 +93,8 @@ class Engine:
             where = request.get("task", where)
             handler = getattr(self, f"do_{request['do']}")
             handler(request)
-        except Exception as error:  # the controller is told, and decides
-            self.emit(
-                "error", error=f"{type(error).__name__}: {error}", where=where, request=line.decode()[:200]
-            )
+        except Exception as error:  # noqa: BLE001  # the controller is told, and decides
+            self.emit("error", error=f"{type(error).__name__}: {error}", where=where, request=line.decode()[:200])
 
     def _completions(self, rnic: Rnic) -> None:
         now_ns = time.monotonic_ns()
@@ -140,7 +138,6 @@ class Engine:
             self._completions(task.rnic)
             self.by_qpn.pop((task.rnic.name, conn.rc.qpn), None)
             conn.rc.close()
-            conn.rc = None
         sends, receives = task.capacity(conn)
         conn.rc = Rc(task.rnic, sends=sends, receives=receives, psn=request["psn"], params=task.spec["qp"])
         conn.generation = request["generation"]
@@ -164,7 +161,7 @@ class Engine:
             conn.rc.connect(conn.peer)
             conn.state = "joined"
             conn.task.joined(conn)
-        except Exception as error:  # PyverbsRDMAError, GidMissing, OSError: all the same here
+        except Exception as error:  # noqa: BLE001  # PyverbsRDMAError, GidMissing, OSError: all alike here
             self.emit("join_failed", **fields, error=str(error))
         else:
             self.emit("joined", **fields)

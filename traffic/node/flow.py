@@ -45,9 +45,7 @@ class _Lane:
 
     def __init__(self) -> None:
         self.heads: list[Any] = []
-        self.keep: list[
-            Any
-        ] = []  # every request and SGE of every chain: the links between them are C pointers
+        self.keep: list[Any] = []  # every request and SGE of every chain: the links between them are C pointers
         self.idle: deque[int] = deque()
         self.flying: deque[int] = deque()
         self.batch = 1

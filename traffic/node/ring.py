@@ -123,9 +123,7 @@ class RankTask(Task):
             lane = self.in_by_conn[conn.number]
             lane.credited = lane.told
             if lane.credit is None:
-                lane.credit, _ = write_request(
-                    wr_id=CREDIT_ID, mr=lane.mr, address=0, size=0, imm=True, signalled=True
-                )
+                lane.credit, _ = write_request(wr_id=CREDIT_ID, mr=lane.mr, address=0, size=0, imm=True, signalled=True)
         else:
             out = self.out_by_conn[conn.number]
             if out.request is None:

@@ -2,9 +2,9 @@
 
     python3 -m traffic.node.softgpu /run/faultbed/gpu0.sock
 
-A client connects and sends lines `{"units": K}`; the answer to each is `{"ns": elapsed, "units": K}` after K numpy matrix
-products of 96 x 96 fp32. One client at a time; when it goes, the next one is served. An unreadable request is answered
-with `{"error": ...}`. Ends on SIGTERM, leaving no socket behind.
+A client connects and sends lines `{"units": K}`; the answer to each is `{"ns": elapsed, "units": K}` after K numpy
+matrix products of 96 x 96 fp32. One client at a time; when it goes, the next one is served. An unreadable request is
+answered with `{"error": ...}`. Ends on SIGTERM, leaving no socket behind.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ __all__ = ["main", "serve"]
 SIDE = 96
 
 
-def _compute(
-    units: int, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> int:
+def _compute(units: int, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> int:
     start = time.monotonic_ns()
     for _ in range(units):
         np.matmul(a, b, out=out)
@@ -68,7 +66,7 @@ def serve(path: str) -> None:
 
 def main() -> None:
     """Entry point of the service."""
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2:  # noqa: PLR2004
         sys.exit("usage: python3 -m traffic.node.softgpu SOCKET")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

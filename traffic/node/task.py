@@ -29,7 +29,7 @@ class Conn:
         self.task = task
         self.number = number
         self.generation = -1
-        self.rc: Rc = None  # type: ignore[assignment]  # set before any traffic; None again only at the end
+        self.rc: Rc = None  # type: ignore[assignment]  # set before any traffic
         self.peer: dict[str, Any] = {}
         self.state = "new"
         self.rebuilding = False
@@ -88,7 +88,6 @@ class Task:
         for conn in self.conns.values():
             if conn.rc is not None:
                 conn.rc.close()
-                conn.rc = None
 
     # What is the same for all.
 

@@ -125,9 +125,7 @@ class Rc:
         self.rnic = rnic
         self.params = params
         self.psn = psn
-        cap = QPCap(
-            max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=0
-        )
+        cap = QPCap(max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=0)
         init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=rnic.cq, rcq=rnic.cq, cap=cap, sq_sig_all=0)
         attr = QPAttr(port_num=1)
         attr.qp_access_flags = ACCESS
@@ -177,9 +175,7 @@ class Rc:
         self.qp.close()
 
 
-def write_request(
-    *, wr_id: int, mr: MR, address: int, size: int, imm: bool, signalled: bool
-) -> tuple[SendWR, SGE]:
+def write_request(*, wr_id: int, mr: MR, address: int, size: int, imm: bool, signalled: bool) -> tuple[SendWR, SGE]:
     """An RDMA write (with immediate) of `size` bytes; keep both objects. The SGE may be changed between posts."""
     sge = SGE(address, size, mr.lkey)
     request = SendWR(

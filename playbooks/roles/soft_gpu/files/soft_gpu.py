@@ -40,7 +40,8 @@ def _service(gpu, code, changes):
             f"--setenv={path}",
             "--property=RuntimeDirectory=faultbed",
             "--property=RuntimeDirectoryPreserve=yes",
-            "--property=CPUAccounting=yes",
+            # The default weight, said aloud: systemd turns the cpu controller on (cpu.max) only where it is asked for.
+            "--property=CPUWeight=100",
             *program,
         ]
     )

@@ -1,0 +1,242 @@
+"""Commands about faults: faults, inject, heal."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.quantities import parse_duration_ns
+from harness.verdict import ExitCode
+from inject import catalogue
+from inject.heal import heal as heal_lab
+from inject.injector import Injector, Prepared
+from inject.journal import Journal
+from inject.plan import FaultSpec, PlannedFault
+from inject.plan import plan as plan_fault
+from inject.receipt import Receipt
+from testbed import fingerprint
+from testbed.errors import FaultError, UsageError
+from testbed.lab import Lab, open_lab
+
+__all__ = ["COMMANDS"]
+
+OBSERVE_S = 0.5
+
+
+@click.command()
+@json_option
+@pass_session
+def faults(session: Session, *, as_json: bool) -> None:
+    """List the kinds of faults: where they fit, what they take, what proves them, how real they are."""
+    kinds = catalogue.CATALOGUE.values()
+    if as_json:
+        session.json([_kind_as_json(kind) for kind in kinds])
+        return
+    for kind in kinds:
+        fidelity = ", ".join(f"{fidelity} on {lab} labs" for lab, fidelity in kind.fidelity.items())
+        session.out.print(f"[bold]{kind.name}[/bold]  {kind.summary}")
+        session.out.print(f"  targets: {', '.join(kind.targets)}; {fidelity}", soft_wrap=True)
+        session.out.print(f"  armed when: {kind.armed_by}", soft_wrap=True)
+        session.out.print(f"  fired when this moves: {kind.must_move}; and not: {kind.must_not_move}", soft_wrap=True)
+        rows = [
+            (
+                f"    {param.name}",
+                f"{param.range} {param.unit}".strip(),
+                "required" if param.required else ("" if param.default is None else f"default {param.default}"),
+                param.summary,
+            )
+            for param in kind.params
+        ]
+        session.table(("    --set", "range", "", "meaning"), rows)
+        session.out.print()
+
+
+@click.command()
+@click.argument("kind")
+@click.argument("target")
+@click.option("--for", "duration", required=True, metavar="TIME", help="How long: 500ms, 5s, 2m.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the kind; repeatable.")
+@click.option("--qp", help="packet.drop: the destination QP (short for --set qp=…).")
+@click.option("--psn", help="packet.drop: the PSN, absolute or +N from the next expected one (short for --set psn=…).")
+@click.option("--plan", "only_plan", is_flag=True, help="Print every command and its revert, and do nothing.")
+@click.option(
+    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Where intents are written down first."
+)
+@json_option
+@pass_session
+def inject(
+    session: Session,
+    *,
+    kind: str,
+    target: str,
+    duration: str,
+    settings: tuple[str, ...],
+    qp: str | None,
+    psn: str | None,
+    only_plan: bool,
+    journal: Path | None,
+    as_json: bool,
+) -> int:
+    """Do one fault by hand, and show its receipt: armed, fired, cleared.
+
+    KIND is one of `faultbed faults`; TARGET is named as in `faultbed status`: rtsw1:ctsw1 (an uplink),
+    rtsw1:host1:rxe0 (a switch port), host1:rxe0 (an RNIC), host1:gpu0. The target reverts by itself when this command
+    dies. Ends with 0 when the fault provably fired, 2 when not, 5 when the lab is not as it was.
+    """
+    inventory = session.inventory()
+    params = _params([*settings, *([f"qp={qp}"] if qp else []), *([f"psn={psn}"] if psn else [])])
+    spec = FaultSpec(kind=kind, target=target, for_s=parse_duration(duration), params=params)
+    planned = plan_fault(spec, inventory.topology, lab_kind=inventory.kind)
+    if only_plan:
+        _show_plan(session, planned, as_json=as_json)
+        return ExitCode.PASS
+    with open_lab(inventory) as lab:
+        before = fingerprint.capture(lab)
+        path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
+        with Journal(path) as written:
+            receipt = _do(session, lab, written, planned)
+        left = fingerprint.diff(before, fingerprint.capture(lab))
+    _show_receipt(session, receipt, left, as_json=as_json)
+    if left or not receipt.cleared.ok:
+        return ExitCode.DIRTY
+    return ExitCode.PASS if receipt.proved else ExitCode.INCONCLUSIVE
+
+
+@click.command()
+@json_option
+@pass_session
+def heal(session: Session, *, as_json: bool) -> None:
+    """Find and revert what faults left behind, by their marks, without any journal."""
+    with open_lab(session.inventory()) as lab:
+        done = heal_lab(lab)
+    if as_json:
+        session.json(done)
+        return
+    for line in done:
+        session.out.print(line, soft_wrap=True)
+    session.out.print("nothing to heal" if not done else f"{len(done)} reverted")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a duration as typed.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return parse_duration_ns(text) / 1e9
+    except ValueError as error:
+        raise UsageError(f"--for {text}: {error}") from error
+
+
+def _do(session: Session, lab: Lab, journal: Journal, planned: PlannedFault) -> Receipt:
+    with session.progress() as progress, Injector(lab, journal) as injector:
+        progress(f"preparing {planned.kind} on {planned.target.text}")
+        prepared = injector.prepare(planned)
+        try:
+            armed = prepared.arm()
+            progress(f"armed: {_short(armed.readback)}")
+            _watch(prepared, planned.for_s, progress)
+        except FaultError as error:
+            progress(f"failed: {error}")
+        progress("clearing")
+        return prepared.clear()
+
+
+def _watch(prepared: Prepared, for_s: float, progress: Any) -> None:
+    deadline = time.monotonic() + for_s
+    last = None
+    while (left_s := deadline - time.monotonic()) > 0:
+        threading.Event().wait(min(OBSERVE_S, left_s))
+        seen = prepared.observe()
+        if seen.get("count") != last:
+            last = seen.get("count")
+            progress(f"fired so far: {last}")
+
+
+def _params(settings: list[str]) -> dict[str, Any]:
+    params = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise UsageError(f'--set {setting}: write NAME=VALUE, such as "share=0.01"')
+        params[name] = _value(value)
+    return params
+
+
+def _value(text: str) -> Any:
+    if text.startswith("+"):
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> None:
+    if as_json:
+        session.json(planned.to_json())
+        return
+    session.out.print(
+        f"[bold]{planned.kind}[/bold] on {planned.target.text} for {planned.for_s:g} s ({planned.fidelity}); nothing is done yet"
+    )
+    session.table(("do", "revert"), [(step.do, step.undo) for step in planned.steps])
+    moves = " and ".join(" or ".join(witness.any_of) for witness in planned.must_move)
+    session.out.print(f"fired when this moves: {moves}", soft_wrap=True)
+    session.out.print(f"and this does not: {', '.join(planned.must_not_move)}", soft_wrap=True)
+
+
+def _show_receipt(session: Session, receipt: Receipt, left: list[str], *, as_json: bool) -> None:
+    if as_json:
+        session.json({**receipt.to_json(), "doubts": list(receipt.doubts), "lab_diff": left})
+        return
+    fired = receipt.fired
+    moved = {name: delta for name, delta in fired.must_move.items() if delta}
+    rows = [
+        ("armed", _yes(receipt.armed.ok), receipt.armed.error or _short(receipt.armed.readback)),
+        ("fired", _yes(fired.count > 0), f"{fired.count} times; moved: {_short(moved) or 'nothing'}"),
+        ("cleared", _yes(receipt.cleared.ok), receipt.cleared.error or _short(receipt.cleared.readback)),
+    ]
+    session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
+    for doubt in receipt.doubts:
+        session.out.print(f"[yellow]not proved[/yellow]: {doubt}", soft_wrap=True)
+    if left:
+        session.out.print("[red]DIRTY[/red]: the lab is not as it was; `faultbed heal`, or `faultbed reset`")
+        for line in left:
+            session.out.print(f"  {line}", soft_wrap=True)
+
+
+def _yes(flag: bool) -> str:  # noqa: FBT001 (one word from one flag)
+    return "[green]yes[/green]" if flag else "[red]no[/red]"
+
+
+def _short(values: Any) -> str:
+    return ", ".join(f"{name}={value}" for name, value in dict(values).items())
+
+
+def _kind_as_json(kind: catalogue.FaultKind) -> dict[str, Any]:
+    return {
+        "name": kind.name,
+        "summary": kind.summary,
+        "targets": list(kind.targets),
+        "binding": dict(kind.binding),
+        "fidelity": dict(kind.fidelity),
+        "armed_by": kind.armed_by,
+        "must_move": kind.must_move,
+        "must_not_move": kind.must_not_move,
+        "reversible": kind.reversible,
+        "colour": kind.colour,
+        "params": [dataclasses.asdict(param) for param in kind.params],
+    }
+
+
+COMMANDS = (faults, inject, heal)

@@ -1,0 +1,138 @@
+"""Commands about the lab: doctor, up, status, reset, down, ssh."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.verdict import ExitCode
+from testbed import doctor as doctor_module
+from testbed.errors import LabError, UsageError
+from testbed.lab import open_lab
+from testbed.paths import lab_dir
+from testbed.softlab import lifecycle
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@json_option
+@pass_session
+def doctor(session: Session, *, as_json: bool) -> int:
+    """Look for what would go wrong later: tools, memory, disk, KVM, the lab's own state. Changes nothing."""
+    findings = doctor_module.examine(session.inventory())
+    if as_json:
+        session.json([dataclasses.asdict(finding) for finding in findings])
+    else:
+        marks = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
+        session.table(("", "what", "found"), [(marks[x.state], x.what, x.found) for x in findings])
+        for finding in findings:
+            if finding.advice:
+                session.out.print(f"  [bold]{finding.what}[/bold]: {finding.advice}")
+    return ExitCode.ERROR if any(finding.state == "bad" for finding in findings) else ExitCode.PASS
+
+
+@click.command()
+@click.option("--fresh", is_flag=True, help="Boot and provision anew, although there is a snapshot.")
+@pass_session
+def up(session: Session, *, fresh: bool) -> None:
+    """Bring the soft lab up: boot, provision, verify and snapshot it, or resume from its snapshot in seconds.
+
+    The first time also builds the VM image from Debian packages. Ctrl-C ends everything that was started.
+    """
+    inventory = session.inventory()
+    with session.progress() as progress:
+        how = lifecycle.up(inventory, progress, fresh=fresh)
+    session.err.print(f"[green]{inventory.name}[/green] is up ({how}): `faultbed status` shows it")
+
+
+@click.command()
+@json_option
+@pass_session
+def status(session: Session, *, as_json: bool) -> int:
+    """Show the lab as it is now. Ends with 0 when it is up, 3 when it is down or broken."""
+    inventory = session.inventory()
+    now = lifecycle.status(inventory)
+    if as_json:
+        session.json(dataclasses.asdict(now))
+    else:
+        topology = inventory.topology
+        session.out.print(
+            f"[bold]{now.name}[/bold]: {now.state}"
+            + (f", {now.accelerator}" if now.accelerator else "")
+            + (", snapshot" if now.snapshot else "")
+            + f"; {len(topology.racks)} racks, {len(topology.hosts)} hosts, "
+            f"{sum(len(host.rnics) for host in topology.hosts)} RNICs, {len(topology.switches)} switches, "
+            f"{len(topology.uplinks)} uplinks"
+        )
+        rows = [
+            (x.name, "alive" if x.alive else "dead", "answers" if x.ssh else "silent", f"127.0.0.1:{x.ssh_port or '-'}")
+            for x in now.vms
+            if x.pid is not None
+        ]
+        if rows:
+            session.table(("VM", "process", "SSH", "at"), rows)
+    return ExitCode.PASS if now.state == "up" else ExitCode.ERROR
+
+
+@click.command()
+@pass_session
+def reset(session: Session) -> None:
+    """Put the running lab back into its snapshot (seconds): every test starts from the same state."""
+    with session.progress() as progress:
+        lifecycle.reset(session.inventory(), progress)
+
+
+@click.command()
+@click.option("--purge", is_flag=True, help="Remove the lab's snapshot too; the next up boots and provisions.")
+@pass_session
+def down(session: Session, *, purge: bool) -> None:
+    """End the lab: no process, no socket and no file of it stays, but its snapshot for the next up."""
+    inventory = session.inventory()
+    there = lifecycle.purge(inventory) if purge else lifecycle.down(inventory)
+    session.err.print(f"{inventory.name} {'is down' if there else 'was not up'}")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("node")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@pass_session
+def ssh(session: Session, node: str, command: tuple[str, ...]) -> NoReturn:
+    """Log in to NODE, or run a COMMAND there (`faultbed ssh host1 -- rdma link`).
+
+    A switch of a soft lab is a namespace: `faultbed ssh rtsw1 -- ip route` runs inside it.
+    """
+    inventory = session.inventory()
+    if inventory.kind != "soft":
+        raise UsageError(f"{inventory.name} is a rack lab: use your own ssh, its machines are in your known_hosts")
+    with open_lab(inventory) as lab:
+        machine = lab.carrier(node).name
+        netns = lab.netns(node)
+    folder = lab_dir(inventory.name)
+    state = {vm.name: vm for vm in lifecycle.status(inventory).vms}
+    argv = ["ssh", "-q", "-p", str(state[machine].ssh_port), "-i", str(folder / "id_ed25519")]
+    for option in (
+        "StrictHostKeyChecking=yes",
+        f"UserKnownHostsFile={folder / 'known_hosts'}",
+        "GlobalKnownHostsFile=/dev/null",
+        "IdentitiesOnly=yes",
+    ):
+        argv += ["-o", option]
+    inside = ["ip", "netns", "exec", netns] if netns else []
+    if not command and sys.stdin.isatty():
+        argv.append("-t")
+    argv.append("root@127.0.0.1")
+    if inside or command:
+        argv += [*inside, *(command or ("bash", "-l"))]
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError as error:
+        raise LabError("ssh not found: `apt-get install openssh-client` installs it") from error
+
+
+COMMANDS = (doctor, up, status, reset, down, ssh)

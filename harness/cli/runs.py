@@ -1,0 +1,110 @@
+"""Commands about experiments: run, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from harness import experiment as experiment_module
+from harness import plan as plan_module
+from harness import report as report_module
+from harness import run as run_module
+from harness import rundir, summary
+from harness.cli.context import Session, json_option, pass_session
+from harness.observe import observe
+from harness.run import Decided, Finished
+from harness.verdict import Verdict, exit_code
+from testbed.softlab import lifecycle
+
+__all__ = ["COMMANDS"]
+
+_COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "magenta"}
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="Decide what is left to chance by this, not by the file's seed."
+)
+@click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, with every revert, and do nothing.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder of run directories.",
+)
+@json_option
+@pass_session
+def run(session: Session, *, experiment: Path, seed: int | None, only_plan: bool, out: Path, as_json: bool) -> int:
+    """Run an EXPERIMENT: steady state, faults, recovery, verdict.
+
+    The lab goes back to its snapshot before, and is compared with it afterwards. Everything is kept in a run directory
+    under --out; its report.html is one file that works offline.
+    """
+    inventory = session.inventory()
+    source = experiment.read_bytes()
+    decided = run_module.decide(experiment_module.load(experiment), source, inventory, seed=seed)
+    if only_plan:
+        _show_plan(session, decided, as_json=as_json)
+        return 0
+    with session.progress() as progress:
+        if inventory.kind == "soft":
+            lifecycle.up(inventory, progress)
+        finished = run_module.execute(decided, inventory, out=out, progress=progress)
+    _show(session, finished, as_json=as_json)
+    return exit_code(finished.verdict.verdict, finished.verdict.lab_state)
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(file_okay=False, path_type=Path))
+@json_option
+@pass_session
+def report(session: Session, *, run_dir: Path, as_json: bool) -> None:
+    """Write the report of a finished run again, from what its RUN_DIR holds, and say how it ended."""
+    found = rundir.open_run(run_dir)
+    verdict = found.read_verdict()
+    _show(session, Finished(run_dir=found, verdict=verdict, report=report_module.render(run_dir)), as_json=as_json)
+
+
+def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
+    if as_json:
+        session.out.print(plan_module.encode(decided.plan).decode(), end="", soft_wrap=True)
+        return
+    session.out.print(f"[bold]{decided.plan.experiment}[/bold], seed {decided.plan.seed}: nothing is done yet")
+    for planned, fault in zip(decided.plan.faults, decided.faults, strict=True):
+        session.out.print(
+            f"\n[bold]{planned.at_ns / 1e9:.3f} s[/bold]  {fault.kind} on {fault.target.text} "
+            f"for {planned.duration_ns / 1e9:g} s ({fault.fidelity})"
+        )
+        session.table(("do", "revert"), [(step.do, step.undo) for step in fault.steps])
+
+
+def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
+    verdict = finished.verdict
+    if as_json:
+        session.json({**msgspec.to_builtins(verdict), "run_dir": finished.run_dir.path, "report": finished.report})
+        return
+    measured = finished.run_dir.read_measurements()
+    rows = [
+        (
+            f"[{_COLOURS[check.verdict]}]{check.verdict}[/]",
+            check.name,
+            summary.format_value(check.observed, check.unit),
+            "" if check.bound is None else f"{check.rule.split()[0]} {summary.format_value(check.bound, check.unit)}",
+            "" if check.verdict is Verdict.PASS else check.detail,
+        )
+        for check in verdict.checks
+    ]
+    session.table(("", "check", "observed", "bound", "why"), rows)
+    session.out.print()
+    session.out.print(
+        f"[bold {_COLOURS[verdict.verdict]}]{verdict.verdict}[/]  {summary.sentence(verdict, measured, observe(measured))}",
+        soft_wrap=True,
+    )
+    session.out.print(f"lab {verdict.lab_state}; report {finished.report}", soft_wrap=True)
+
+
+COMMANDS = (run, report)

@@ -1,0 +1,197 @@
+"""Commands that only make traffic: traffic flow, traffic collective."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.cli.faults import parse_duration
+from harness.quantities import parse_size_bytes
+from harness.verdict import ExitCode
+from testbed.errors import UsageError
+from testbed.lab import open_lab
+from testbed.topology import Topology
+from traffic import collective as collective_module
+from traffic import flow as flow_module
+from traffic.collective import CollectiveSpec
+from traffic.flow import FlowSpec
+from traffic.results import Outcome
+from traffic.run import Running
+
+__all__ = ["COMMANDS"]
+
+PATIENCE_S = 120.0
+TELL_EVERY_S = 2.0
+
+
+@click.group()
+def traffic() -> None:
+    """Make traffic without faults, and measure it as perftest and nccl-tests do."""
+
+
+@traffic.command()
+@click.argument("src", required=False)
+@click.argument("dst", required=False)
+@click.option("--size", default="64KiB", show_default=True, help="Message size.")
+@click.option("--qps", default=1, show_default=True, type=click.IntRange(1), help="Queue pairs.")
+@click.option("--depth", default=0, type=click.IntRange(0), help="Outstanding messages a QP; 0 chooses by size.")
+@click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
+@json_option
+@pass_session
+def flow(
+    session: Session, *, src: str | None, dst: str | None, size: str, qps: int, depth: int, duration: str, as_json: bool
+) -> int:
+    """RC elephant flow of RDMA writes from SRC to DST (RNICs, such as host1:rxe0).
+
+    Without names: from the first host to the last one, which is in another rack where there is more than one.
+    """
+    inventory = session.inventory()
+    first, last = _ends(inventory.topology)
+    spec = FlowSpec(
+        src=src or first,
+        dst=dst or last,
+        message_bytes=_size(size),
+        qps=qps,
+        depth=depth,
+        duration_s=parse_duration(duration),
+    )
+    with open_lab(inventory) as lab, session.progress() as progress:
+        progress(f"connecting {qps} QPs from {spec.src} to {spec.dst}")
+        with flow_module.start(lab, spec, on_event=_teller(progress)) as running:
+            result = running.wait((spec.duration_s or 0) + PATIENCE_S)
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        rows = [
+            (
+                str(spec.message_bytes),
+                str(sum(total.messages for total in result.totals)),
+                str(qps),
+                f"{result.goodput_bps / 1e9:.3f}",
+                f"{sum(total.messages for total in result.totals) / (result.window.duration_ns / 1e9) / 1e3:.3f}",
+                str(len(result.qp_errors)),
+                str(len(result.rebuilds)),
+            )
+        ]
+        session.table(("#bytes", "#messages", "#QPs", "goodput[Gb/s]", "rate[kmsg/s]", "#errors", "#rebuilds"), rows)
+    return _end(session, result.outcome, result.where)
+
+
+@traffic.command()
+@click.argument("name", default="all-reduce")
+@click.option("--algorithm", default="ring", show_default=True)
+@click.option("--size", default="1MiB", show_default=True, help="Bytes a rank, fp32.")
+@click.option(
+    "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+)
+@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
+)
+@json_option
+@pass_session
+def collective(
+    session: Session,
+    *,
+    name: str,
+    algorithm: str,
+    size: str,
+    ranks: tuple[str, ...],
+    iterations: int,
+    compute_units: int,
+    as_json: bool,
+) -> int:
+    """A collective over one rank an RNIC, every element of every result checked (columns as in nccl-tests)."""
+    spec = CollectiveSpec(
+        collective=name,
+        algorithm=algorithm,
+        ranks=ranks,
+        size_bytes=_size(size),
+        iterations=iterations,
+        compute_units=compute_units,
+    )
+    with open_lab(session.inventory()) as lab, session.progress() as progress:
+        progress(f"connecting the ranks of {name} ({algorithm})")
+        with collective_module.start(lab, spec, on_event=_teller(progress)) as running:
+            result = _wait(running)
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        rows = [
+            (
+                str(spec.size_bytes),
+                str(spec.size_bytes // collective_module.ITEM_BYTES),
+                "float",
+                "sum",
+                str(len(result.ranks)),
+                f"{result.time_ns / 1e3:.0f}",
+                f"{result.algbw_gbytes_per_s:.5f}",
+                f"{result.busbw_gbytes_per_s:.5f}",
+                str(result.wrong_elements),
+            )
+        ]
+        columns = ("size(B)", "count", "type", "redop", "ranks", "time(us)", "algbw(GB/s)", "busbw(GB/s)", "#wrong")
+        session.table(columns, rows)
+        session.out.print(
+            f"{result.iterations_completed} iterations; {len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
+        )
+    if result.wrong_elements:
+        return ExitCode.FAIL
+    return _end(session, result.outcome, result.where)
+
+
+def _wait(running: Running[Any]) -> Any:
+    # A collective ends by its iterations; how long those take is the lab's affair. Its own stall deadline ends a hang.
+    while not running.is_over:
+        threading.Event().wait(0.2)
+    return running.wait(PATIENCE_S)
+
+
+def _teller(progress: Any) -> Any:
+    """Tell at most every two seconds what the traffic's events add up to."""
+    seen = {"bytes": 0, "iterations": 0, "told": time.monotonic()}
+
+    def tell(event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "sample":
+                seen["bytes"] += sum(event["sizes"])
+            case "iteration":
+                seen["iterations"] = max(seen["iterations"], event["index"] + 1)
+            case "qp_error" | "rebuilt" as name:
+                progress(f"{name}: {event.get('endpoint', event.get('src', ''))} {event.get('status', '')}".strip())
+        if time.monotonic() - seen["told"] > TELL_EVERY_S:
+            seen["told"] = time.monotonic()
+            done = f"{seen['iterations']} iterations, " if seen["iterations"] else ""
+            progress(f"{done}{seen['bytes'] / 1e6:.1f} MB acknowledged")
+
+    return tell
+
+
+def _ends(topology: Topology) -> tuple[str, str]:
+    hosts = [host for host in topology.hosts if host.rnics]
+    if len(hosts) < 2:  # noqa: PLR2004 (a flow has two ends)
+        raise UsageError("this lab has fewer than two hosts with RNICs: a flow has two ends")
+    return f"{hosts[0].name}:{hosts[0].rnics[0].name}", f"{hosts[-1].name}:{hosts[-1].rnics[0].name}"
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--size {text}: {error}") from error
+
+
+def _end(session: Session, outcome: Outcome, where: str | None) -> int:
+    if outcome == "failed":
+        session.err.print(f"[red]failed[/red]: {where}", soft_wrap=True)
+        return ExitCode.ERROR
+    if outcome == "recovered":
+        session.err.print("[yellow]recovered[/yellow]: QPs had to be rebuilt on the way")
+    return ExitCode.PASS
+
+
+COMMANDS = (traffic,)

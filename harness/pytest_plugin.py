@@ -1,0 +1,275 @@
+"""faultbed in pytest: `--lab`, the fixtures `lab`, `traffic` and `inject`, and experiments as test items.
+
+* Every test that takes `lab` starts from the lab's snapshot and must leave the lab as it found it: a fingerprint that
+  differs afterwards is an error of that test.
+* Every `*.toml` file under a folder named `experiments` is an item: PASS passes, FAIL fails, and so do INCONCLUSIVE and
+  ERROR, because neither shows anything. An experiment that the lab is too small for is skipped, with the reason.
+* Receipts and checks go to JUnit properties.
+
+Markers: `soft` (a soft lab), `lab` (a rack), `gpu`, `needs("uplinks >= 2")`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import experiment as experiment_module
+from harness import run as run_module
+from harness.needs import parse_need, unmet
+from harness.verdict import Verdict
+from inject.injector import Injector, Mutation, Prepared
+from inject.journal import Journal
+from inject.plan import FaultSpec
+from inject.plan import plan as plan_fault
+from testbed import fingerprint
+from testbed import inventory as inventory_module
+from testbed import shipped
+from testbed.errors import FaultbedError, Unsupported
+from testbed.inventory import Inventory
+from testbed.lab import Lab, open_lab
+from testbed.softlab import lifecycle
+from traffic import collective as collective_module
+from traffic import flow as flow_module
+from traffic.collective import CollectiveSpec
+from traffic.flow import FlowSpec
+from traffic.run import Running
+
+__all__ = ["Inject", "Traffic"]
+
+_INVENTORY = pytest.StashKey[Inventory]()
+_STARTED_HERE = pytest.StashKey[bool]()
+_MARKERS = (
+    "soft: needs a soft lab (QEMU VMs); `--lab` names another inventory than the default one",
+    "lab: needs a rack lab; skipped with that reason on a soft one",
+    "gpu: needs a real GPU; skipped with that reason where there is none",
+    'needs(text, ...): needs of an experiment, such as "uplinks >= 2"; skipped with the reason on a smaller lab',
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Our options."""
+    group = parser.getgroup("faultbed", "faultbed: a RoCE lab with faults")
+    group.addoption(
+        "--lab",
+        metavar="INVENTORY",
+        default=os.environ.get("FAULTBED_LAB"),
+        help="inventory of the lab, or the name of one that comes with faultbed (default: soft, or FAULTBED_LAB)",
+    )
+    group.addoption("--repeat", metavar="N", type=int, default=1, help="run every test that takes the lab N times")
+    group.addoption("--runs", metavar="DIR", default="runs", help="folder of run directories of experiments")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Our markers."""
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`--repeat N`: a test that takes the lab becomes N tests."""
+    count = int(metafunc.config.getoption("--repeat"))
+    if count > 1 and "lab" in metafunc.fixturenames:
+        metafunc.fixturenames.append("_round")
+        metafunc.parametrize("_round", range(count), ids=[f"round{number}" for number in range(count)])
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Experiments are items."""
+    if file_path.suffix == ".toml" and file_path.parent.name == "experiments":
+        return ExperimentFile.from_parent(parent, path=file_path)
+    return None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leave the lab as it was found: a lab that this session brought up goes down again."""
+    if session.config.stash.get(_STARTED_HERE, False):
+        lifecycle.down(session.config.stash[_INVENTORY])
+
+
+def _inventory(config: pytest.Config) -> Inventory:
+    if _INVENTORY not in config.stash:
+        named = config.getoption("--lab") or "soft"
+        path = Path(named)
+        if not path.exists() and not path.suffix:
+            path = shipped.inventories() / f"{named}.yml"
+        config.stash[_INVENTORY] = inventory_module.load(path)
+    return config.stash[_INVENTORY]
+
+
+def _bring_up(config: pytest.Config) -> Inventory:
+    """The lab, up; told on the terminal, because the first time takes minutes."""
+    inventory = _inventory(config)
+    if inventory.kind == "soft":
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        capture = config.pluginmanager.get_plugin("capturemanager")
+        started = time.monotonic()
+
+        def tell(text: str) -> None:
+            if reporter is not None and capture is not None:
+                with capture.global_and_fixture_disabled():
+                    reporter.write_line(f"{time.monotonic() - started:6.1f} s  {text}")
+
+        how = lifecycle.up(inventory, tell if lifecycle.status(inventory).state != "up" else lambda _: None)
+        if how != "already up":
+            config.stash[_STARTED_HERE] = True
+    return inventory
+
+
+def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
+    inventory = _inventory(config)
+    for mark in marks:
+        if mark.name == "lab" and inventory.kind == "soft":
+            pytest.skip("needs a rack lab: --lab names its inventory")
+        if mark.name == "soft" and inventory.kind != "soft":
+            pytest.skip("needs a soft lab: it takes the VMs themselves apart")
+        if mark.name == "gpu" and not any(gpu.kind != "soft" for host in inventory.topology.hosts for gpu in host.gpus):
+            pytest.skip("needs a real GPU")
+        if mark.name == "needs":
+            lacking = unmet(tuple(parse_need(text) for text in mark.args), inventory.topology)
+            if lacking:
+                pytest.skip(f"{inventory.name} is not enough: {'; '.join(lacking)}")
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """The lab, in its known state; compared with that state after the test."""
+    _skip_if_unmet(request.config, request.node.iter_markers())
+    inventory = _bring_up(request.config)
+    if inventory.kind == "soft":
+        lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as opened:
+        before = fingerprint.capture(opened)
+        yield opened
+        opened.forget_connections()
+        left = fingerprint.diff(before, fingerprint.capture(opened))
+    if left:
+        request.node.user_properties.append(("lab_state", "DIRTY"))
+        pytest.fail("the lab is not as the test found it:\n" + "\n".join(left), pytrace=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """The `traffic` fixture: starts workloads, and ends those that a test leaves running."""
+
+    lab: Lab
+    _running: list[Running[Any]]
+
+    def flow(self, src: str, dst: str, **spec: Any) -> Running[Any]:
+        """Start a flow (`traffic.flow.FlowSpec`)."""
+        return self._keep(flow_module.start(self.lab, FlowSpec(src=src, dst=dst, **spec)))
+
+    def collective(self, **spec: Any) -> Running[Any]:
+        """Start a collective (`traffic.collective.CollectiveSpec`)."""
+        return self._keep(collective_module.start(self.lab, CollectiveSpec(**spec)))
+
+    def _keep(self, running: Running[Any]) -> Running[Any]:
+        self._running.append(running)
+        return running
+
+
+@pytest.fixture
+def traffic(lab: Lab) -> Iterator[Traffic]:
+    """Workloads on the lab."""
+    running: list[Running[Any]] = []
+    yield Traffic(lab=lab, _running=running)
+    for one in running:
+        if not one.is_over:
+            one.abort("the test is over")
+            one.wait(30.0)
+
+
+Inject = Callable[..., Prepared]
+"""`inject(kind, target, for_s=…, **params)` gives a prepared fault: `arm()`, `observe()`, `clear()`."""
+
+
+@pytest.fixture
+def fault_mutation() -> Mutation | None:
+    """Override to replace every fault's action by nothing, for tests that prove that this is noticed."""
+    return None
+
+
+@pytest.fixture
+def inject(
+    lab: Lab, tmp_path: Path, request: pytest.FixtureRequest, fault_mutation: Mutation | None
+) -> Iterator[Inject]:
+    """Faults on the lab; what a test does not clear is cleared for it. Receipts go to JUnit properties."""
+    made: list[Prepared] = []
+    with Journal(tmp_path / "journal.jsonl") as journal, Injector(lab, journal, mutate=fault_mutation) as injector:
+
+        def prepare(kind: str, target: str, *, for_s: float = 60.0, **params: Any) -> Prepared:
+            spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
+            planned = plan_fault(spec, lab.topology, lab_kind=lab.kind, index=len(made))
+            made.append(injector.prepare(planned))
+            return made[-1]
+
+        yield prepare
+        for prepared in made:
+            receipt = prepared.clear()
+            request.node.user_properties.append((f"receipt.{receipt.id}", str(receipt.to_json())))
+
+
+class ExperimentFile(pytest.File):
+    """A file with one experiment."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """The one item."""
+        yield ExperimentItem.from_parent(self, name=self.path.stem)
+
+
+class ExperimentItem(pytest.Item):
+    """An experiment as a test."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_marker("soft" if _inventory(self.config).kind == "soft" else "lab")
+
+    def runtest(self) -> None:
+        """Run it, and raise what is not a PASS."""
+        inventory = _inventory(self.config)
+        try:
+            decided = run_module.decide(experiment_module.load(self.path), self.path.read_bytes(), inventory)
+        except Unsupported as reason:
+            pytest.skip(str(reason))
+        _bring_up(self.config)
+        out = Path(self.config.getoption("--runs"))
+        finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None)
+        verdict = finished.verdict
+        self.user_properties.append(("verdict", str(verdict.verdict)))
+        self.user_properties.append(("report", str(finished.report)))
+        for check in verdict.checks:
+            said = f"{check.verdict} observed {check.observed} bound {check.bound}"
+            self.user_properties.append((f"check.{check.name}", said))
+        for receipt in verdict.faults:
+            self.user_properties.append((f"receipt.{receipt.id}", str(receipt)))
+        if verdict.verdict is not Verdict.PASS or verdict.lab_state != "CLEAN":
+            raise ExperimentFailed(finished)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """What is wrong, in words; a traceback only for what we did not foresee."""
+        if isinstance(excinfo.value, (ExperimentFailed, FaultbedError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where it is."""
+        return self.path, None, f"experiment {self.name}"
+
+
+class ExperimentFailed(Exception):
+    """An experiment that is not a PASS."""
+
+    def __init__(self, finished: run_module.Finished) -> None:
+        verdict = finished.verdict
+        bad = [check for check in verdict.checks if check.verdict is not Verdict.PASS]
+        lines = [f"{verdict.experiment}: {verdict.verdict}, lab {verdict.lab_state}; report {finished.report}"]
+        lines += [
+            f"  {check.verdict} {check.name}: {check.detail or check.rule} (observed {check.observed})" for check in bad
+        ]
+        super().__init__("\n".join(lines))

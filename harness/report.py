@@ -1,0 +1,267 @@
+"""The report of a run: one HTML file that works offline, made from the run directory alone.
+
+Nothing is measured here. Every number comes from `measurements.json`, `verdict.json`, `plan.json` or
+`environment.json`, through the same functions that the judge used; the page says which. Everything from those
+files is escaped by the template; only the drawing and the charts, which escape what they write, go in as
+markup.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from harness import plots, summary
+from harness.drawing import Mark, fabric_svg
+from harness.judge import unproven
+from harness.measurements import FaultRun, Measurements
+from harness.metrics import METRICS, lookup
+from harness.observe import Observed, counter_deltas, observe
+from harness.plots import Band, Chart
+from harness.quantities import format_bytes, format_duration, format_rate
+from harness.rundir import RunDir, open_run
+from harness.timeline import Impact
+from harness.verdict import Check, Receipt, VerdictFile
+from testbed.errors import UsageError
+
+__all__ = ["render", "render_html"]
+
+_PALETTE = ("#d1495b", "#edae49", "#8f5aa8", "#00798c", "#5a7d2a", "#8c564b")
+"""For faults whose kind brought no colour; each differs from its neighbours in lightness, too."""
+
+_FIDELITY = {
+    "real": "real cause, real effect",
+    "emulated": "real symptom, another cause",
+    "modelled": "computed; no packet shows it",
+}
+_MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FaultView:
+    """One fault as the page shows it."""
+
+    number: int
+    colour: str
+    run: FaultRun
+    receipt: Receipt | None
+    proven: bool
+    impact: Impact | None
+    band: Band | None
+    fidelity_means: str
+    held_share: float
+    after_share: float
+    bound_share: float | None
+    bound: Check | None
+
+
+def render(run_dir: Path) -> Path:
+    """Write `report.html` into a run directory and return its path.
+
+    Raises:
+        UsageError: the directory is not that of a finished run, or its files cannot be read.
+    """
+    run = open_run(run_dir)
+    try:
+        html = render_html(run)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{run_dir}: a file of this run cannot be read: {error}") from error
+    run.report.write_text(html, encoding="utf-8")
+    return run.report
+
+
+def render_html(run: RunDir) -> str:
+    """The page as text."""
+    verdict, measured = run.read_verdict(), run.read_measurements()
+    observed = observe(measured)
+    faults = _faults(measured, verdict, observed)
+    bands = [fault.band for fault in faults if fault.band is not None]
+    marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.plan.target) for fault in faults]
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            verdict=verdict,
+            mark=_MARKS[verdict.verdict],
+            headline=summary.headline(verdict),
+            sentence=summary.sentence(verdict, measured, observed),
+            workload=summary.describe_workload(measured),
+            run=measured,
+            run_name=run.path.resolve().name,
+            plan=run.read_plan(),
+            environment=run.read_environment(),
+            experiment=run.read_experiment().decode(errors="replace"),
+            facts=_facts(measured, observed),
+            faults=faults,
+            fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
+            goodput=_markup(plots.goodput_chart(measured, observed, bands)),
+            iterations=_markup(plots.iterations_chart(measured, bands)),
+            cut=_cut(measured),
+            observed=observed,
+            metrics=_metric_rows(observed),
+            counters=_counter_rows(measured),
+            quiet=_quiet_counters(measured),
+        )
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        duration=format_duration,
+        size=format_bytes,
+        rate=format_rate,
+        value=summary.format_value,
+        pretty=_pretty,
+        verdict_mark=lambda name: _MARKS[str(name)],
+    )
+    return environment
+
+
+def _pretty(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode()
+
+
+def _markup(chart: Chart | None) -> Mapping[str, Markup] | None:
+    if chart is None:
+        return None
+    # Charts carry text only as matplotlib wrote it, which escapes XML.
+    return {"wide": Markup(chart.wide), "narrow": Markup(chart.narrow)}  # noqa: S704
+
+
+def _cut(run: Measurements) -> float | None:
+    """Where the iterations chart cuts its bars, if it cuts any (ms)."""
+    top_ms = plots.iteration_cut_ms(run.series)
+    cut = any(step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for one in run.series for step in one.iterations)
+    return top_ms if cut else None
+
+
+def _colour(fault: FaultRun, index: int) -> str:
+    if fault.colour and re.fullmatch(r"#[0-9a-fA-F]{6}", fault.colour):
+        return fault.colour
+    return _PALETTE[index % len(_PALETTE)]
+
+
+def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list[_FaultView]:
+    longest_ns = max(
+        (max(one.recovery_ns, one.cleared_ns - one.fired_ns) for one in observed.impacts.values()),
+        default=1,
+    )
+    bounds = {fault.plan.id: _recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
+    longest_ns = max([longest_ns, *(_end_of_bound(bounds[key], one) for key, one in observed.impacts.items())])
+    views = []
+    for index, fault in enumerate(run.faults):
+        one = observed.impacts.get(fault.plan.id)
+        bound = bounds[fault.plan.id]
+        held_ns = 0 if one is None else min(one.recovery_ns, one.cleared_ns - one.fired_ns)
+        views.append(
+            _FaultView(
+                number=index + 1,
+                colour=_colour(fault, index),
+                run=fault,
+                receipt=fault.receipt,
+                proven=not (unproven(fault.receipt) or fault.doubts),
+                impact=one,
+                band=_band(run, fault, index),
+                fidelity_means=_FIDELITY[fault.receipt.fidelity] if fault.receipt else "",
+                held_share=100 * held_ns / longest_ns,
+                after_share=0 if one is None else 100 * (one.recovery_ns - held_ns) / longest_ns,
+                bound_share=None if bound is None or one is None else 100 * _end_of_bound(bound, one) / longest_ns,
+                bound=bound,
+            )
+        )
+    return views
+
+
+def _recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:
+    """The bound drawn on a fault's recovery bar: its own before the total's, recovery before after_clear."""
+    for name in (f"recovery.{fault_id}", f"after_clear.{fault_id}", "recovery.total", "after_clear.total"):
+        for check in checks:
+            if check.name == name and isinstance(check.bound, int | float) and "<=" in check.rule:
+                return check
+    return None
+
+
+def _end_of_bound(check: Check | None, one: Impact) -> int:
+    """Where a bound lies on the bar, in ns since the fault fired."""
+    if check is None or not isinstance(check.bound, int | float):
+        return 0
+    begin = one.cleared_ns - one.fired_ns if check.name.startswith("after_clear") else 0
+    return begin + int(check.bound * 1e9)
+
+
+def _band(run: Measurements, fault: FaultRun, index: int) -> Band | None:
+    """The shaded window: from the first firing (else arming) to the removal, as the receipt has them."""
+    receipt = fault.receipt
+    if receipt is None:
+        return None
+    start, end = receipt.fired.first_ns or receipt.armed.get("at_ns"), receipt.cleared.get("at_ns")
+    if not isinstance(start, int):
+        return None
+    end = end if isinstance(end, int) else start + fault.plan.duration_ns
+    return Band(
+        start_s=(start - run.t0_ns) / 1e9,
+        end_s=(max(start, end) - run.t0_ns) / 1e9,
+        number=index + 1,
+        colour=_colour(fault, index),
+    )
+
+
+def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
+    """The tiles under the headline: (name, value, origin)."""
+    units = {"wrong_elements": "count", "after_clear.total": "s", "jct_ratio": "ratio", "dip": "ratio"}
+    names = {
+        "wrong_elements": "wrong elements",
+        "after_clear.total": "worst time to recover once lifted",
+        "jct_ratio": "job time against its twin",
+        "dip": "deepest dip",
+    }
+    tiles = [("iterations", str(observed.metrics["iterations"].value), observed.metrics["iterations"].detail)]
+    for name, unit in units.items():
+        one = observed.metrics[name]
+        text = summary.format_value(one.value, unit)
+        if name == "dip" and isinstance(one.value, float):
+            text = f"{100 * one.value:.0f} %"
+        if name == "jct_ratio" and isinstance(one.value, float):
+            text = f"{one.value:.2f}\N{MULTIPLICATION SIGN}"
+        tiles.append((names[name], ("≥ " if one.censored else "") + text, one.detail))
+    tiles.append(("QP errors / rebuilds", f"{run.qp_errors} / {run.rebuilds}", "counted by the engine, never hidden"))
+    return tiles
+
+
+def _metric_rows(observed: Observed) -> list[tuple[str, str, str]]:
+
+    rows = []
+    for name, one in observed.metrics.items():
+        metric = METRICS.get(name) or lookup(name, observed.impacts)
+        unit = metric.unit if metric else "s"
+        prefix = "≥ " if one.censored else ""
+        rows.append((name, prefix + summary.format_value(one.value, unit), one.detail))
+    return rows
+
+
+def _counter_rows(run: Measurements) -> list[tuple[str, str, int, int, int]]:
+    """Counters that moved: (node, name, before, after, growth)."""
+    return [
+        (node, name, run.counters_before[node][name], run.counters_after[node][name], delta)
+        for node, names in sorted(counter_deltas(run).items())
+        for name, delta in sorted(names.items())
+        if delta
+    ]
+
+
+def _quiet_counters(run: Measurements) -> int:
+    return sum(delta == 0 for names in counter_deltas(run).values() for delta in names.values())

@@ -1,0 +1,412 @@
+"""One experiment on one lab: known state → workload → faults → recovery → verdict → lab provably restored.
+
+The run directory is made before the lab is touched, the plan and every intent are on disk before what they say is done.
+What goes wrong in the middle ends in a verdict (ERROR, with the sentence), not in a traceback; the lab's state is looked
+at in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness import judge, report, rundir
+from harness import observe as observe_module
+from harness import plan as plan_module
+from harness.experiment import Collective, Experiment, Flow
+from harness.fit import fit
+from harness.measurements import FaultRun, Measurements, RankSeries
+from harness.needs import unmet
+from harness.plan import Plan
+from harness.rundir import RunDir
+from harness.series import connections_of, ranks_of, series_of, summary_of
+from harness.verdict import LabState, Receipt, VerdictFile
+from inject import plan as fault_plan
+from inject.injector import Injector, Mutation, Prepared
+from inject.journal import Journal
+from inject.plan import FaultSpec
+from inject.receipt import Receipt as FaultReceipt
+from testbed import counters, fingerprint
+from testbed.errors import FaultbedError, LabError, Unsupported
+from testbed.inventory import Inventory
+from testbed.lab import Lab, open_lab
+from testbed.softlab import image, lifecycle, vm
+from traffic import collective, flow
+from traffic.collective import CollectiveResult, CollectiveSpec
+from traffic.entropy import Flow5, paths, udp_sport
+from traffic.flow import FlowResult, FlowSpec
+from traffic.run import Running
+
+__all__ = ["Decided", "Finished", "decide", "execute"]
+
+Progress = Callable[[str], None]
+Result = CollectiveResult | FlowResult
+
+LEAD_S = 3.0
+"""How long before a fault its baseline counters are read and its holder is told the time."""
+
+GRACE_S = 60.0
+"""How much longer than planned a workload may take before it is ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """An experiment held against a lab, with everything decided and nothing done."""
+
+    experiment: Experiment
+    source: bytes
+    plan: Plan
+    faults: tuple[fault_plan.PlannedFault, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run that is over."""
+
+    run_dir: RunDir
+    verdict: VerdictFile
+    report: Path
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """What a run has found so far; grows as the run goes on, so that an early end keeps what there was."""
+
+    t0_ns: int = 0
+    end_ns: int = 0
+    result: Result | None = None
+    twin: tuple[RankSeries, ...] | None = None
+    receipts: dict[str, FaultReceipt] = field(default_factory=dict)
+    before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    paths: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    lab_state: LabState = "CLEAN"
+    lab_diff: tuple[str, ...] = ()
+    errors: list[str] = field(default_factory=list)
+
+
+def decide(experiment: Experiment, source: bytes, inventory: Inventory, *, seed: int | None = None) -> Decided:
+    """Plan a run; touches nothing.
+
+    Raises:
+        ConfigError: the experiment does not fit the lab.
+        UsageError: a fault that does not exist or does not fit its target.
+        Unsupported: the lab is too small, or has no way to do a fault.
+    """
+    lacking = unmet(experiment.needs, inventory.topology)
+    if lacking:
+        raise Unsupported(f"{experiment.source}: {inventory.name} is not enough for it: {'; '.join(lacking)}")
+    fitted = fit(experiment, inventory.topology, inventory.kind)
+    digest = hashlib.sha256(inventory.path.read_bytes()).hexdigest()
+    planned = plan_module.plan(fitted, seed=seed, inventory_digest=digest, version=metadata.version("faultbed"))
+    faults = fault_plan.plan_all(
+        [
+            FaultSpec(
+                kind=fault.kind,
+                target=fault.target,
+                at_s=fault.at_ns / 1e9,
+                for_s=fault.duration_ns / 1e9,
+                params=fault.parameters,
+            )
+            for fault in planned.faults
+        ],
+        inventory.topology,
+        lab_kind=inventory.kind,
+    )
+    return Decided(experiment=fitted, source=source, plan=planned, faults=faults)
+
+
+def execute(
+    decided: Decided, inventory: Inventory, *, out: Path, progress: Progress, mutate: Mutation | None = None
+) -> Finished:
+    """Do what was decided, judge it, write it all down.
+
+    Args:
+        decided: from `decide`.
+        inventory: the lab; a soft one must be up.
+        out: folder of run directories.
+        progress: told what is being done.
+        mutate: make every fault a no-op; for the tests that prove that such a run is never a PASS.
+
+    Raises:
+        LabError: the lab is not up. Anything later ends in the verdict.
+    """
+    with open_lab(inventory) as lab:
+        run_dir = rundir.create(
+            out,
+            experiment=decided.source,
+            name=decided.experiment.name,
+            seed=decided.plan.seed,
+            lab=str(inventory.path),
+            started=datetime.now(UTC),
+        )
+        run_dir.write_plan(decided.plan)
+        found = _Found()
+        with Journal(run_dir.journal) as journal:
+            _guarded(decided, lab, journal, found, progress, mutate)
+        return _conclude(decided, lab, run_dir, found)
+
+
+def _guarded(
+    decided: Decided, lab: Lab, journal: Journal, found: _Found, progress: Progress, mutate: Mutation | None
+) -> None:
+    """Run it and look at the lab afterwards, whatever happens in between."""
+    before: fingerprint.Fingerprint | None = None
+    try:
+        if _wants_twin(decided):
+            found.twin = _run_twin(decided, lab, journal, progress)
+        _to_known_state(lab, journal, progress)
+        before = fingerprint.capture(lab)
+        _with_faults(decided, lab, journal, found, progress, mutate)
+    except FaultbedError as error:
+        found.errors.append(str(error))
+        journal.note("error", error=str(error))
+    if before is None:
+        return
+    progress("comparing the lab with what it was before")
+    try:
+        found.lab_diff = tuple(fingerprint.diff(before, fingerprint.capture(lab)))
+        found.lab_state = "DIRTY" if found.lab_diff else "CLEAN"
+    except FaultbedError as error:
+        # Not knowing is DIRTY, never CLEAN.
+        found.lab_state, found.lab_diff = "DIRTY", (f"nobody can tell: {error}",)
+    journal.note("lab", state=found.lab_state, diff=list(found.lab_diff))
+
+
+def _wants_twin(decided: Decided) -> bool:
+    return any(expectation.metric.name == "jct_ratio" for expectation in decided.experiment.expectations)
+
+
+def _run_twin(decided: Decided, lab: Lab, journal: Journal, progress: Progress) -> tuple[RankSeries, ...]:
+    """The same workload from the same snapshot, without faults."""
+    _to_known_state(lab, journal, progress)
+    progress("fault-free twin: the same workload from the same snapshot")
+    with journal.doing("twin", workload=decided.plan.workload):
+        result = _start(decided.experiment, lab).wait(_patience_s(decided.experiment))
+    if result.outcome == "failed":
+        raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
+    return series_of(result)
+
+
+def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
+    if lab.kind == "soft":
+        with journal.doing("reset"):
+            lifecycle.reset(lab.inventory_model, progress)
+            lab.forget_connections()
+
+
+def _with_faults(
+    decided: Decided, lab: Lab, journal: Journal, found: _Found, progress: Progress, mutate: Mutation | None
+) -> None:
+    found.before = counters.read(lab)
+    with Injector(lab, journal, mutate=mutate) as injector:
+        if decided.faults:
+            progress(f"preparing {len(decided.faults)} faults on their targets")
+        ready = _prepare_all(injector, decided.faults)
+        with journal.doing("workload", workload=decided.plan.workload):
+            running = _start(decided.experiment, lab)
+            with running:
+                found.t0_ns = running.started_ns
+                progress("workload is running")
+                found.paths = _paths(lab, running)
+                _drive_all(decided, ready, running, found, progress)
+                found.result = running.wait(_patience_s(decided.experiment))
+    found.end_ns = running.ended_ns
+    found.after = counters.read(lab)
+
+
+def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) -> list[Prepared]:
+    """Start the holders side by side: an interpreter's start under emulation takes seconds."""
+    ready: dict[str, Prepared] = {}
+    failures: list[BaseException] = []
+
+    def one(planned: fault_plan.PlannedFault) -> None:
+        try:
+            ready[planned.id] = injector.prepare(planned)
+        except FaultbedError as error:
+            failures.append(error)
+
+    _all_threads([threading.Thread(target=one, args=(planned,)) for planned in faults])
+    if failures:
+        raise failures[0]
+    return [ready[planned.id] for planned in faults]
+
+
+def _drive_all(
+    decided: Decided, ready: Sequence[Prepared], running: Running[Any], found: _Found, progress: Progress
+) -> None:
+    """Each fault on a thread of its own, so that faults may overlap; their errors are the run's."""
+
+    def one(index: int, prepared: Prepared) -> None:
+        planned = decided.plan.faults[index]
+        try:
+            with contextlib.suppress(FaultbedError):
+                # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
+                _drive(prepared, found.t0_ns + planned.at_ns, planned.duration_ns, running, progress)
+            found.receipts[planned.id] = prepared.clear()
+            progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
+        except FaultbedError as error:
+            found.errors.append(f"{planned.id}: {error}")
+
+    _all_threads([threading.Thread(target=one, args=item) for item in enumerate(ready)])
+
+
+def _drive(prepared: Prepared, at_ns: int, duration_ns: int, running: Running[Any], progress: Progress) -> None:
+    planned = prepared.planned
+    _wait_until(at_ns - int(LEAD_S * 1e9), running)
+    prepared.baseline()
+    prepared.arm(at_ns=max(at_ns, time.monotonic_ns()))
+    progress(f"{planned.kind} on {planned.target.text}: armed")
+    _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running)
+
+
+def _wait_until(time_ns: int, running: Running[Any]) -> None:
+    """Until a controller time; returns early when the workload has ended, for then there is nothing left to hurt."""
+    while (left_ns := time_ns - time.monotonic_ns()) > 0:
+        if running.is_over:
+            return
+        threading.Event().wait(min(left_ns / 1e9, 0.2))
+
+
+def _all_threads(threads: Sequence[threading.Thread]) -> None:
+    """Run threads to their end. Joined in small steps, so that Ctrl-C reaches the main thread."""
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+
+
+def _brief(receipt: FaultReceipt) -> str:
+    if not receipt.proved:
+        return f"cleared, but not proved: {'; '.join(receipt.doubts)}"
+    return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, cleared"
+
+
+def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
+    work = experiment.workload
+    if isinstance(work, Flow):
+        return flow.start(
+            lab,
+            FlowSpec(
+                src=work.src,
+                dst=work.dst,
+                message_bytes=work.size_bytes,
+                qps=work.qps,
+                depth=work.depth,
+                duration_s=work.duration_ns / 1e9,
+            ),
+        )
+    return collective.start(
+        lab,
+        CollectiveSpec(
+            collective=work.collective,
+            algorithm=work.algorithm,
+            ranks=work.ranks,
+            size_bytes=work.size_bytes,
+            iterations=work.iterations,
+            duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
+            compute_units=work.compute_units,
+        ),
+    )
+
+
+def _patience_s(experiment: Experiment) -> float:
+    work = experiment.workload
+    if isinstance(work, Collective) and work.duration_ns is None:
+        return 10 * GRACE_S
+    return (work.duration_ns or 0) / 1e9 + GRACE_S
+
+
+def _paths(lab: Lab, running: Running[Any]) -> dict[int, tuple[str, ...]]:
+    """Which way each connection goes, by index; what cannot be found out is left out of the report, not made up."""
+    flows = {
+        item.index: Flow5(src_ip=item.src_ip, dst_ip=item.dst_ip, sport=udp_sport(item.lqpn, item.rqpn))
+        for item in running.connections
+    }
+    with contextlib.suppress(LabError):
+        found = paths(lab, flows.values())
+        return {index: found.get(five, ()) for index, five in flows.items()}
+    return {}
+
+
+def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Finished:
+    measured = _measurements(decided, lab, found)
+    run_dir.write_measurements(measured)
+    run_dir.write_environment(
+        rundir.describe_environment(
+            qemu=vm.qemu_version() if lab.kind == "soft" else None,
+            accelerator=lab.accelerator,
+            guest_kernel=_guest_kernel(lab),
+        )
+    )
+    observed = observe_module.observe(measured)
+    verdict = judge.judge(
+        plan=decided.plan, expectations=decided.experiment.expectations, run=measured, observed=observed
+    )
+    run_dir.write_verdict(verdict)
+    return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
+
+
+def _guest_kernel(lab: Lab) -> str | None:
+    built = image.find() if lab.kind == "soft" else None
+    return built.kernel_version if built else None
+
+
+def _measurements(decided: Decided, lab: Lab, found: _Found) -> Measurements:
+    result = found.result
+    if result is not None and result.outcome == "failed":
+        found.errors.append(f"the workload failed: {result.where}")
+    return Measurements(
+        lab=lab.name,
+        lab_kind=lab.kind,
+        accelerator=lab.accelerator,
+        topology=lab.topology,
+        t0_ns=found.t0_ns,
+        end_ns=found.end_ns or time.monotonic_ns(),
+        clock_error_ns=max(result.clock_error_ns.values(), default=0) if result else 0,
+        workload=decided.plan.workload,
+        ranks=ranks_of(result),
+        series=series_of(result),
+        connections=connections_of(result, found.paths),
+        qp_errors=len(result.qp_errors) if result else 0,
+        rebuilds=len(result.rebuilds) if result else 0,
+        faults=tuple(_fault_runs(decided, found)),
+        counters_before={node: dict(values) for node, values in found.before.items()},
+        counters_after={node: dict(values) for node, values in found.after.items()},
+        twin=found.twin,
+        summary=summary_of(result),
+        lab_state=found.lab_state,
+        lab_diff=found.lab_diff,
+        errors=tuple(found.errors),
+    )
+
+
+def _fault_runs(decided: Decided, found: _Found) -> Iterator[FaultRun]:
+    for planned, kind in zip(decided.plan.faults, decided.faults, strict=True):
+        got = found.receipts.get(planned.id)
+        receipt = None
+        if got is not None:
+            receipt = _as_verdict_receipt(planned.id, got)
+        yield FaultRun(
+            plan=planned,
+            receipt=receipt,
+            doubts=got.doubts if got else (),
+            edges=got.edges if got else (),
+            colour=kind.colour,
+        )
+
+
+def _as_verdict_receipt(fault_id: str, receipt: FaultReceipt) -> Receipt:
+    return msgspec.convert({**receipt.to_json(), "id": fault_id}, Receipt)

@@ -1,0 +1,88 @@
+"""What traffic measured, in the words of `measurements.json`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.measurements import Connection, Iteration, Rank, RankSeries, Sample, Summary
+from traffic.collective import CollectiveResult
+from traffic.entropy import udp_sport
+from traffic.flow import FlowResult
+from traffic.results import Sample as TrafficSample
+
+__all__ = ["connections_of", "ranks_of", "series_of", "summary_of"]
+
+Result = CollectiveResult | FlowResult
+
+_GIGABITS = 8.0
+"""nccl-tests counts in GB/s, the report in Gb/s."""
+
+
+def ranks_of(result: Result | None) -> tuple[Rank, ...]:
+    """The ranks of a workload; a flow's are its source and its destination."""
+    return tuple(
+        Rank(rank=index, host=name.partition(":")[0], rnic=name.partition(":")[2])
+        for index, name in enumerate(_endpoints(result))
+    )
+
+
+def series_of(result: Result | None) -> tuple[RankSeries, ...]:
+    """Samples and iterations by rank."""
+    return tuple(
+        RankSeries(
+            rank=index,
+            samples=tuple(
+                Sample(t_ns=item.start_ns, bytes=item.size_bytes) for item in _samples(result) if item.endpoint == name
+            ),
+            iterations=_iterations(result, index),
+        )
+        for index, name in enumerate(_endpoints(result))
+    )
+
+
+def connections_of(result: Result | None, paths: Mapping[int, tuple[str, ...]]) -> tuple[Connection, ...]:
+    """The queue pairs of a workload; `paths` by index of the connection."""
+    return tuple(
+        Connection(
+            src=item.src,
+            dst=item.dst,
+            lqpn=item.lqpn,
+            rqpn=item.rqpn,
+            udp_sport=udp_sport(item.lqpn, item.rqpn),
+            path=paths.get(item.index, ()),
+        )
+        for item in (result.connections if result else ())
+    )
+
+
+def summary_of(result: Result | None) -> Summary:
+    """Bandwidths of a collective that finished at least one operation."""
+    if not isinstance(result, CollectiveResult) or not result.iterations_completed:
+        return Summary()
+    return Summary(algbw_gbps=result.algbw_gbytes_per_s * _GIGABITS, busbw_gbps=result.busbw_gbytes_per_s * _GIGABITS)
+
+
+def _endpoints(result: Result | None) -> tuple[str, ...]:
+    if result is None:
+        return ()
+    return result.ranks if isinstance(result, CollectiveResult) else (result.spec.src, result.spec.dst)
+
+
+def _samples(result: Result | None) -> tuple[TrafficSample, ...]:
+    return result.samples if result else ()
+
+
+def _iterations(result: Result | None, rank: int) -> tuple[Iteration, ...]:
+    if not isinstance(result, CollectiveResult):
+        return ()
+    return tuple(
+        Iteration(
+            index=item.index,
+            start_ns=item.start_ns,
+            compute_ns=item.compute_ns,
+            comm_ns=item.comm_ns - item.wait_ns,
+            wait_ns=item.wait_ns,
+            wrong=item.wrong_elements,
+        )
+        for item in result.iterations[rank]
+    )

@@ -1,0 +1,66 @@
+"""As much netlink as the actuators need, without a library: start-up time is what a holder's speed is made of.
+
+Formats: linux/netlink.h, linux/netfilter/nfnetlink.h; attributes are type-length-value, padded to four bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+__all__ = ["ACK", "REQUEST", "Netlink", "attribute", "attributes"]
+
+REQUEST, ACK = 1, 4
+_ERROR = 2
+_HEADER, _ATTR = struct.Struct("=IHHII"), struct.Struct("=HH")
+_NESTED_OR_ORDER = 0xC000
+
+
+class Netlink:
+    """One netlink socket, in the network namespace in which it was made. One request at a time."""
+
+    def __init__(self, family: int) -> None:
+        self._seq = 0
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
+        self._socket.settimeout(2)
+
+    def ask(self, kind: int, body: bytes, *, flags: int = REQUEST) -> bytes:
+        """Send a request; the body of its answer.
+
+        Raises:
+            OSError: the kernel refused, with its number.
+        """
+        self._seq += 1
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, self._seq, 0) + body)
+        while True:
+            answer = self._socket.recv(65536)
+            length, answered, _flags, seq, _pid = _HEADER.unpack_from(answer)
+            if seq != self._seq:
+                continue
+            if answered == _ERROR:
+                code = -struct.unpack_from("=i", answer, _HEADER.size)[0]
+                if code:
+                    raise OSError(code, os.strerror(code))
+            return answer[_HEADER.size : length]
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    """One attribute, padded."""
+    return _ATTR.pack(_ATTR.size + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def attributes(raw: bytes) -> dict[int, bytes]:
+    """Attributes by type."""
+    found, at = {}, 0
+    while at + _ATTR.size <= len(raw):
+        length, kind = _ATTR.unpack_from(raw, at)
+        if length < _ATTR.size:
+            break
+        found[kind & ~_NESTED_OR_ORDER] = raw[at + _ATTR.size : at + length]
+        at += (length + 3) & ~3
+    return found

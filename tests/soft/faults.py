@@ -1,0 +1,102 @@
+"""What the fault tests share: one fault of each kind on this lab, the work it needs, and a cheap look at its target."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from inject.plan import FaultSpec, PlannedFault, plan
+from testbed import counters, fingerprint
+from testbed.lab import Lab
+from traffic import flow
+from traffic.flow import FlowSpec
+
+KINDS = ("uplink", "rnic", "drop", "throttle")
+
+_GPU_WORK = """
+import json, socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect("/run/faultbed/gpu0.sock"); f = s.makefile("rb")
+print(json.dumps({"event": "working"}), flush=True)
+while True:
+    s.sendall(b'{"units": 20}\\n'); f.readline()
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A planned fault and how to see, with one cheap command, whether its target is as it was."""
+
+    name: str
+    planned: PlannedFault
+
+    def is_restored(self, lab: Lab) -> bool:
+        """Whether nothing of the fault is in place."""
+        if self.name == "drop":
+            args = self.planned.request["args"]
+            listed = lab.node(args["netns"]).run(["nft", "list", "tables", "netdev"], check=False)
+            return listed.rc == 0 and args["table"] not in listed.stdout
+        seen = counters.read(lab, [key.split("/")[0] for key, _ in self.planned.restored])
+        return all(seen[key.split("/")[0]].get(key.split("/")[1]) == value for key, value in self.planned.restored)
+
+
+def case(lab: Lab, name: str, *, for_s: float = 3.0) -> Case:
+    """A fault of each kind, on the first thing of this lab that it fits."""
+    uplink, hosts = lab.topology.uplinks[0], lab.topology.hosts
+    spec = {
+        "uplink": FaultSpec(kind="link.flap", target=uplink.name, for_s=for_s),
+        "rnic": FaultSpec(kind="link.flap", target=f"{hosts[0].name}:{hosts[0].rnics[1].name}", for_s=for_s),
+        "drop": FaultSpec(
+            kind="packet.drop", target=f"{hosts[1].name}:{hosts[1].rnics[0].name}", for_s=for_s, params={"share": 0.2}
+        ),
+        "throttle": FaultSpec(kind="gpu.throttle", target=f"{hosts[0].name}:gpu0", for_s=for_s, params={"percent": 50}),
+    }[name]
+    return Case(name=name, planned=plan(spec, lab.topology, lab_kind="soft"))
+
+
+@contextlib.contextmanager
+def work(lab: Lab, name: str) -> Iterator[None]:
+    """The work without which a fault of this kind has nothing to hit."""
+    hosts = lab.topology.hosts
+    if name == "drop":
+        spec = FlowSpec(
+            src=f"{hosts[0].name}:{hosts[0].rnics[0].name}",
+            dst=f"{hosts[1].name}:{hosts[1].rnics[0].name}",
+            message_bytes=16384,
+            depth=2,
+            duration_s=300.0,
+        )
+        running = flow.start(lab, spec)
+        try:
+            yield
+        finally:
+            running.stop()
+            running.wait(timeout_s=60)
+    elif name == "throttle":
+        channel = lab.node(hosts[0].name).open(["python3", "-c", _GPU_WORK])
+        try:
+            assert channel.receive(timeout_s=30) == {"event": "working"}
+            yield
+        finally:
+            channel.close()
+    else:
+        yield
+
+
+def settled(lab: Lab, before: fingerprint.Fingerprint, *, within_s: float = 30.0) -> list[str]:
+    """Differences to an earlier fingerprint, once routing has had time to come back; empty when there are none."""
+    deadline = time.monotonic() + within_s
+    while (left := fingerprint.diff(before, fingerprint.capture(lab))) and time.monotonic() < deadline:
+        threading.Event().wait(0.5)
+    return left
+
+
+def until(condition, *, within_s: float) -> float:
+    """Wait for a condition; how long it took in seconds."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < within_s, f"it did not happen in {within_s:g} s"
+        threading.Event().wait(0.05)
+    return time.monotonic() - begin

@@ -1,0 +1,138 @@
+"""Each kind of fault on a real lab: armed, fired with a witness, cleared, and the lab as before."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from faults import KINDS, case, settled, work
+
+from inject.heal import heal
+from inject.injector import Injector
+from inject.journal import Journal, pending, read
+from inject.plan import FaultSpec, plan
+from testbed import counters, fingerprint
+from testbed.errors import FaultError
+
+pytestmark = pytest.mark.soft
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_fault_fires_with_a_witness_and_leaves_nothing(lab, tmp_path, name):
+    """The receipt proves it by readback, by count and by an independent counter; the fingerprint is the old one."""
+    before = fingerprint.capture(lab)
+    planned = case(lab, name).planned
+    with Journal(tmp_path / "journal.jsonl") as journal, work(lab, name), Injector(lab, journal) as injector:
+        prepared = injector.prepare(planned)
+        armed = prepared.arm()
+        threading.Event().wait(planned.for_s)
+        receipt = prepared.clear()
+    assert armed.ok
+    assert receipt.proved, receipt.doubts
+    assert receipt.fired.count >= 1
+    assert armed.at_ns <= receipt.fired.first_ns <= receipt.fired.last_ns <= receipt.cleared.at_ns
+    assert receipt.cleared.ok
+    assert receipt.cleared.by == "holder"
+    assert pending(read(tmp_path / "journal.jsonl")) == []
+    assert settled(lab, before) == []
+
+
+@pytest.mark.parametrize("mutation", ["noop", "lie"])
+@pytest.mark.parametrize("name", ["uplink", "rnic", "throttle"])
+def test_a_fault_that_did_nothing_is_not_proved(lab, tmp_path, name, mutation):
+    """The action replaced by nothing, honestly or not: the receipt doubts it."""
+    planned = case(lab, name, for_s=1.0).planned
+    with Journal(tmp_path / "j") as journal, work(lab, name), Injector(lab, journal, mutate=mutation) as injector:
+        prepared = injector.prepare(planned)
+        prepared.arm()
+        threading.Event().wait(planned.for_s)
+        receipt = prepared.clear()
+    assert not receipt.proved
+    assert receipt.fired.witness is None
+
+
+def test_a_drop_that_did_nothing_is_not_proved(lab, tmp_path):
+    """Retransmissions have other causes too: without a count at the hop they prove nothing."""
+    planned = case(lab, "drop", for_s=1.0).planned
+    with Journal(tmp_path / "j") as journal, work(lab, "drop"), Injector(lab, journal, mutate="noop") as injector:
+        prepared = injector.prepare(planned)
+        assert not prepared.arm().ok
+        threading.Event().wait(planned.for_s)
+        receipt = prepared.clear()
+    assert not receipt.proved
+    assert receipt.fired.count == 0
+
+
+def test_exactly_one_packet_is_lost(lab, tmp_path):
+    """A PSN ahead of the receiver: one hit at the hop, and the receiver saw the gap (or the sender's timer ran out)."""
+    spec = FaultSpec(
+        kind="packet.drop",
+        target=case(lab, "drop").planned.target.text,
+        for_s=20.0,
+        params={"psn": "+400", "qp": "any"},
+    )
+    planned = plan(spec, lab.topology, lab_kind="soft")
+    with Journal(tmp_path / "j") as journal, work(lab, "drop"), Injector(lab, journal) as injector:
+        prepared = injector.prepare(planned)
+        prepared.arm()
+        for _ in range(36):
+            if prepared.observe()["count"]:
+                break
+            threading.Event().wait(0.5)
+        receipt = prepared.clear()
+    assert receipt.fired.count == 1
+    assert receipt.proved, receipt.doubts
+    assert receipt.armed.learned["psn"] >= 0
+
+
+def test_a_train_of_flaps_is_counted_at_both_ends(lab, tmp_path):
+    """Three flaps by the holder's edges, three by the carrier of the other switch."""
+    spec = FaultSpec(
+        kind="link.flap", target=lab.topology.uplinks[0].name, for_s=3.0, params={"period": 1.0, "duty": 0.3}
+    )
+    planned = plan(spec, lab.topology, lab_kind="soft")
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        prepared = injector.prepare(planned)
+        prepared.arm()
+        threading.Event().wait(planned.for_s)
+        receipt = prepared.clear()
+    assert receipt.proved, receipt.doubts
+    assert receipt.fired.count == 3
+    assert receipt.fired.must_move[planned.must_move[0].any_of[0]] == 3
+    downs = [at for at, on in receipt.edges if on]
+    assert all(abs(at - downs[0] - k * 1e9) < 0.25e9 for k, at in enumerate(downs))
+
+
+def test_a_port_that_is_down_already_is_refused_and_left_alone(lab, tmp_path):
+    """Foreign state: nothing is changed, not even by the end of the holder."""
+    planned = case(lab, "uplink").planned
+    port = planned.request["args"]["device"]
+    switch = lab.node(planned.target.node)
+    switch.run(["ip", "link", "set", "dev", port, "down"])
+    try:
+        with (
+            Journal(tmp_path / "j") as journal,
+            Injector(lab, journal) as injector,
+            pytest.raises(FaultError, match="already down"),
+        ):
+            injector.prepare(planned)
+        assert counters.read(lab, [planned.target.node])[planned.target.node][f"{port}.up"] == 0
+    finally:
+        switch.run(["ip", "link", "set", "dev", port, "up"])
+
+
+def test_heal_finds_leftovers_without_a_journal(lab):
+    """A port down, a table of ours, a CPU limit: each is found by its mark, reverted and reported; then nothing is."""
+    before = fingerprint.capture(lab)
+    planned = case(lab, "uplink").planned
+    host, switch = lab.topology.hosts[0].name, lab.node(planned.target.node)
+    switch.run(["ip", "link", "set", "dev", planned.request["args"]["device"], "down"])
+    switch.run(["nft", "add", "table", "netdev", "faultbed_leftover"])
+    limit = "echo 5000 10000 > /sys/fs/cgroup/faultbed.slice/faultbed-gpu0.service/cpu.max"
+    lab.node(host).run(["sh", "-c", limit])
+    done = "\n".join(heal(lab))
+    assert planned.request["args"]["device"] in done
+    assert "faultbed_leftover" in done
+    assert "cpu.max" in done
+    assert heal(lab) == []
+    assert settled(lab, before) == []

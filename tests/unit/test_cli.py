@@ -1,0 +1,104 @@
+"""The command line: every mistake is one sentence with the right exit code, and never a traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def faultbed(tmp_path):
+    """The real command in a process of its own, with an empty home."""
+
+    def call(*argv, cwd=HOUSE):
+        import os
+
+        environment = {**os.environ, "FAULTBED_HOME": str(tmp_path / "home"), "COLUMNS": "160"}
+        environment.pop("FAULTBED_LAB", None)
+        code = "from harness.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=120, env=environment, cwd=cwd
+        )
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["--lab", "nowhere", "status"], 4, ['no inventory "nowhere"', "soft-mini"]),
+        (["--lab", "missing.yml", "status"], 4, ["missing.yml"]),
+        (["inject", "link.flop", "rtsw1:ctsw1", "--for", "1s"], 4, ["link.flop", "did you mean link.flap"]),
+        (["inject", "link.flap", "rtsw9:ctsw1", "--for", "1s"], 4, ["rtsw9:ctsw1", "did you mean"]),
+        (["inject", "link.flap", "rtsw1:ctsw1", "--for", "1 parsec"], 4, ["1 parsec", "8s"]),
+        (["inject", "gpu.throttle", "host1:gpu0", "--for", "1s"], 4, ["percent"]),
+        (["inject", "gpu.throttle", "host1:gpu0", "--for", "1s", "--set", "percent"], 4, ["NAME=VALUE"]),
+        (["inject", "link.flap", "rtsw1:ctsw1", "--for", "1s"], 3, ["soft is not up", "up` starts it"]),
+        (["traffic", "flow", "--size", "lots"], 4, ["--size lots", "16MiB"]),
+        (["run", "nowhere.toml"], 4, ["nowhere.toml"]),
+        (["report", "nowhere"], 4, ["no such run directory"]),
+        (["reset"], 3, ["not up"]),
+        (["heal"], 3, ["not up"]),
+        (["frobnicate"], 4, ["frobnicate"]),
+    ],
+)
+def test_a_mistake_is_one_clear_sentence(faultbed, argv, code, words):
+    done = faultbed(*argv)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_foreign_inventory_is_told_what_is_missing(faultbed, tmp_path):
+    foreign = tmp_path / "foreign.yml"
+    foreign.write_text("all: {hosts: {web1: {ansible_host: 192.0.2.1}}}\n")
+    done = faultbed("--lab", str(foreign), "status")
+    assert done.returncode == 4
+    assert "foreign.yml" in done.stderr
+    assert "faultbed_" in done.stderr
+
+
+def test_status_of_a_lab_that_is_down(faultbed):
+    done = faultbed("status", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["state"] == "down"
+
+
+def test_down_twice_is_no_error(faultbed):
+    assert faultbed("down").returncode == 0
+    assert "was not up" in faultbed("down").stderr
+
+
+def test_a_plan_touches_nothing_and_shows_every_revert(faultbed):
+    done = faultbed("inject", "link.flap", "rtsw1:ctsw1", "--for", "1s", "--plan")
+    assert done.returncode == 0
+    assert "ip -n rtsw1 link set dev ctsw1 down" in done.stdout
+    assert "ip -n rtsw1 link set dev ctsw1 up" in done.stdout
+
+
+def test_the_same_seed_gives_the_same_plan_and_another_seed_another(faultbed):
+    plans = [
+        faultbed("run", "tests/experiments/demo.toml", "--plan", "--json", "--seed", seed).stdout for seed in "778"
+    ]
+    assert plans[0] == plans[1] != plans[2]
+    assert json.loads(plans[0])["seed"] == 7
+
+
+def test_the_table_of_faults_is_data_too(faultbed):
+    kinds = {kind["name"]: kind for kind in json.loads(faultbed("faults", "--json").stdout)}
+    assert {"link.flap", "packet.drop", "gpu.throttle"} <= set(kinds)
+    assert kinds["packet.drop"]["fidelity"]["soft"] == "real"
+
+
+def test_help_of_every_command(faultbed):
+    listed = faultbed("--help").stdout.split("Commands:")[1]
+    for line in listed.splitlines()[1:]:
+        if line.startswith("  ") and line.strip() and not line.strip().startswith(("Exit", "State")):
+            done = faultbed(line.split()[0], "--help")
+            assert done.returncode == 0
+            assert len(done.stdout) > 100

@@ -1,0 +1,216 @@
+"""The holder as a real process with its guardian: it acts, and whoever dies, the revert is done.
+
+The target is a QMP socket that keeps what it was told; guests are the business of tests/soft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from inject.channels import LocalChannel, local_python
+from testbed import clock
+from testbed.errors import Unreachable
+
+TTL_S = 1.5
+
+
+class Qemu:
+    """A QMP server that knows one device and remembers the state of its link."""
+
+    def __init__(self, path: Path) -> None:
+        self.links: list[bool] = []
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(str(path))
+        self._server.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(timeout=5)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            with client, client.makefile("rwb") as lines, contextlib.suppress(OSError):
+                lines.write(b'{"QMP": {}}\n')
+                lines.flush()
+                for line in lines:
+                    command = json.loads(line)
+                    answer = {"return": {}}
+                    if command["execute"] == "set_link":
+                        if command["arguments"]["name"] == "nic-be0":
+                            self.links.append(command["arguments"]["up"])
+                        else:
+                            answer = {"error": {"desc": "Device not found"}}
+                    lines.write(json.dumps({"event": "X"}).encode() + b"\n" + json.dumps(answer).encode() + b"\n")
+                    lines.flush()
+
+
+@pytest.fixture
+def qemu(tmp_path):
+    server = Qemu(tmp_path / "qmp")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def held(qemu, tmp_path):
+    """A guardian and its holder, and the way to talk to it."""
+    channel = LocalChannel("t", tmp_path / "t.revert", watchdog_s=1.0)
+    assert channel.receive(timeout_s=10)["event"] == "ready"
+    yield channel
+    channel.close()
+
+
+def ask(channel, do, **rest):
+    channel.send({"do": do, **rest})
+    return channel.receive(timeout_s=10)
+
+
+def prepare(channel, tmp_path, *, nic="nic-be0", window_s=60.0, edges=None, **rest):
+    args = {"host": "host1", "netdev": "be0", "socket": str(tmp_path / "qmp"), "nic": nic, "python": local_python()}
+    return ask(
+        channel, "prepare", id="t", actuator="qmp", args=args, edges=edges or [[0.0, True]], window_s=window_s,
+        ttl_s=TTL_S, revert_dir=str(tmp_path), **rest,
+    )  # fmt: skip
+
+
+def until(condition, *, within_s):
+    """Wait for a condition; how long it took."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < within_s, "it did not happen in time"
+        threading.Event().wait(0.01)
+    return time.monotonic() - begin
+
+
+def holder_pid(channel):
+    children = Path(f"/proc/{channel.guardian_pid}/task/{channel.guardian_pid}/children").read_text().split()
+    return int(children[0])
+
+
+def test_a_fault_is_armed_observed_and_cleared(held, qemu, tmp_path):
+    """Each step answers with what was seen; the stored revert is there exactly while the fault is."""
+    stored = tmp_path / "t.revert"
+    assert prepare(held, tmp_path)["event"] == "prepared"
+    assert not stored.exists()
+    armed = ask(held, "arm")
+    assert armed["readback"]["applied"]
+    assert qemu.links[-1] is False
+    assert stored.exists()
+    assert ask(held, "observe")["count"] == 1
+    cleared = ask(held, "clear")
+    assert cleared["ok"]
+    assert qemu.links[-1] is True
+    assert not stored.exists()
+    assert ask(held, "clear") == cleared
+    assert [on for _, on in cleared["observed"]["edges"]] == [True, False]
+
+
+def test_the_window_ends_by_itself(held, qemu, tmp_path):
+    """Onset at the given moment, end after the window, both on the target's own clock."""
+    offset = clock.measure(held)
+    prepare(held, tmp_path, window_s=0.3)
+    at_ns = time.monotonic_ns() + 200_000_000
+    assert ask(held, "arm", at_ns=at_ns - offset.offset_ns)["event"] == "scheduled"
+    until(lambda: ask(held, "observe")["state"] == "over", within_s=3)
+    edges = ask(held, "observe")["edges"]
+    on_ns, off_ns = (offset.to_controller(at) for at, _ in edges)
+    assert 0 <= on_ns - at_ns < 100_000_000
+    assert 0.3e9 <= off_ns - at_ns < 0.5e9
+
+
+def test_a_train_keeps_its_period(held, tmp_path):
+    """Edges are timed from the beginning of the window, so that lateness does not add up."""
+    edges = [[k * 0.1 + (0.0 if on else 0.05), on] for k in range(8) for on in (True, False)]
+    prepare(held, tmp_path, window_s=1.0, edges=edges)
+    ask(held, "arm")
+    until(lambda: ask(held, "observe")["state"] == "over", within_s=5)
+    seen = ask(held, "observe")
+    assert seen["count"] == 8
+    downs = [at for at, on in seen["edges"] if on]
+    assert all(abs(at - downs[0] - k * 100_000_000) < 50_000_000 for k, at in enumerate(downs))
+
+
+def test_the_end_of_the_channel_reverts(held, qemu, tmp_path):
+    """The controller's death closes its end of the pipe."""
+    prepare(held, tmp_path)
+    ask(held, "arm")
+    held.close()
+    assert qemu.links[-1] is True
+    assert not (tmp_path / "t.revert").exists()
+
+
+def test_silence_reverts(held, qemu, tmp_path):
+    """No beats for a lease, channel still open: the link is back."""
+    prepare(held, tmp_path)
+    ask(held, "arm")
+    assert until(lambda: qemu.links[-1] is True, within_s=TTL_S + 2) > TTL_S / 2
+
+
+def test_beats_keep_it(held, qemu, tmp_path):
+    """As long as somebody beats, the fault stays."""
+    prepare(held, tmp_path)
+    ask(held, "arm")
+    end = time.monotonic() + 2 * TTL_S
+    until(lambda: ask(held, "beat")["state"] == "active" and time.monotonic() > end, within_s=3 * TTL_S)
+    assert qemu.links[-1] is False
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_the_guardian_reverts_for_a_holder_that_cannot(held, qemu, tmp_path, how):
+    """Killed or stopped, the stored revert is run and then forgotten."""
+    prepare(held, tmp_path)
+    ask(held, "arm")
+    os.kill(holder_pid(held), how)
+    until(lambda: qemu.links[-1] is True, within_s=TTL_S + 2)
+    until(lambda: not (tmp_path / "t.revert").exists(), within_s=2)
+
+
+def test_a_holder_without_guardian_reverts(held, qemu, tmp_path):
+    """Nobody would revert for it any more, so it does so at once."""
+    prepare(held, tmp_path)
+    ask(held, "arm")
+    os.kill(held.guardian_pid, signal.SIGKILL)
+    until(lambda: qemu.links[-1] is True, within_s=TTL_S)
+
+
+@pytest.mark.parametrize(("how", "applied", "count"), [("noop", False, 0), ("lie", True, 1)])
+def test_a_mutant_does_nothing(held, qemu, tmp_path, how, applied, count):
+    """An action replaced by nothing shows in the readback, unless it lies; the link never moves."""
+    prepare(held, tmp_path, mutate=how)
+    assert ask(held, "arm")["readback"]["applied"] is applied
+    assert ask(held, "observe")["count"] == count
+    assert ask(held, "clear")["ok"]
+    assert False not in qemu.links
+
+
+def test_what_cannot_be_done_is_refused_before_any_change(held, qemu, tmp_path):
+    """An unknown device, an unknown actuator, an unknown request: each is answered, and the holder goes on."""
+    assert "Device not found" in prepare(held, tmp_path, nic="nic-be9")["error"]
+    assert "no actuator" in ask(held, "prepare", actuator="magic", args={})["error"]
+    assert ask(held, "dance")["event"] == "error"
+    assert ask(held, "arm")["event"] == "error"
+    assert qemu.links == []
+    assert ask(held, "beat")["state"] == "idle"
+
+
+def test_a_closed_channel_is_unreachable(held):
+    """Writing to a holder that is gone is news, not silence."""
+    held.close()
+    with pytest.raises(Unreachable):
+        held.send({"do": "beat"})

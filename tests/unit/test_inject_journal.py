@@ -1,0 +1,83 @@
+"""The journal: what was on disk before a kill at any byte is still readable after it."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inject.journal import Journal, pending, read
+
+
+def write(path, count):
+    with Journal(path) as journal:
+        for index in range(count):
+            seq = journal.invoke("arm", fault=f"f{index}", note="ü\n")
+            journal.ok(seq, "arm", at_ns=index)
+
+
+@settings(deadline=None)  # each record is fsynced, and disks have their moods
+@given(st.data())
+def test_a_journal_cut_at_any_byte_loses_at_most_one_record(tmp_path_factory, data):
+    """Truncate anywhere: all whole records are there, in order."""
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    write(path, data.draw(st.integers(1, 6)))
+    raw = path.read_bytes()
+    cut = data.draw(st.integers(0, len(raw)))
+    whole = raw[:cut].count(b"\n")
+    path.write_bytes(raw[:cut])
+    records = read(path)
+    assert [record.seq for record in records] == list(range(whole))
+
+
+@settings(deadline=None)  # each record is fsynced, and disks have their moods
+@given(st.data())
+def test_writing_goes_on_after_a_torn_end(tmp_path_factory, data):
+    """A journal reopened after a kill drops the torn line and continues with the next number."""
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    write(path, 2)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
+    before = len(read(path))
+    with Journal(path) as journal:
+        journal.note("resumed")
+    records = read(path)
+    assert [record.seq for record in records] == list(range(before + 1))
+    assert records[-1].op == "resumed"
+
+
+def test_an_intent_without_completion_is_pending(tmp_path):
+    """What was begun and not ended is found; what ended, well or not, is not."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        first = journal.invoke("arm", fault="a")
+        journal.fail(first, "arm", error="no")
+        journal.invoke("arm", fault="b")
+    assert [record.data["fault"] for record in pending(read(path))] == ["b"]
+
+
+def test_doing_records_both_ends_of_a_failure(tmp_path):
+    """The intent is there before the block runs, the error after it, and the exception goes on."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal, pytest.raises(ZeroDivisionError), journal.doing("clear", fault="a") as outcome:
+        assert [record.type for record in read(path)] == ["invoke"]
+        outcome["seen"] = 1
+        raise ZeroDivisionError
+    invoke, fail = read(path)
+    assert (fail.type, fail.of, fail.data["seen"]) == ("fail", invoke.seq, 1)
+    assert "ZeroDivisionError" in fail.data["error"]
+
+
+def test_threads_share_a_journal(tmp_path):
+    """Records of several threads are whole lines with numbers of their own."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        threads = [threading.Thread(target=lambda: [journal.note("beat", who=1) for _ in range(20)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(json.loads(line)["seq"] for line in path.read_text().splitlines()) == list(range(80))

@@ -1,0 +1,223 @@
+"""Planning a fault: what fits where, what is refused with which words, and the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inject.catalogue import CATALOGUE, find
+from inject.plan import FaultSpec, plan, plan_all
+from testbed import inventory
+from testbed.errors import Unsupported, UsageError
+from testbed.shipped import inventories
+
+SOFT = inventory.load(inventories() / "soft.yml").topology
+PORTS = [link.name for link in SOFT.links]
+RNICS = [f"{host.name}:{rnic.name}" for host in SOFT.hosts for rnic in host.rnics]
+
+
+def soft(kind, target, *, for_s=1.0, at_s=0.0, **params):
+    return plan(FaultSpec(kind=kind, target=target, at_s=at_s, for_s=for_s, params=params), SOFT, lab_kind="soft")
+
+
+def dumped(planned):
+    return json.dumps(planned.to_json(), sort_keys=True)
+
+
+flaps = st.builds(
+    lambda target, for_s, period: FaultSpec(kind="link.flap", target=target, for_s=for_s, params=period),
+    st.sampled_from(PORTS + RNICS),
+    st.floats(0.05, 60),
+    st.one_of(st.just({}), st.fixed_dictionaries({"period": st.floats(0.05, 60), "duty": st.floats(0.01, 0.99)})),
+)
+drops = st.builds(
+    lambda target, params: FaultSpec(kind="packet.drop", target=target, for_s=1.0, params=params),
+    st.sampled_from(RNICS),
+    st.one_of(
+        st.fixed_dictionaries({"share": st.floats(0.000001, 1)}),
+        st.fixed_dictionaries({"psn": st.integers(0, (1 << 24) - 1), "qp": st.integers(1, (1 << 24) - 1)}),
+    ),
+)
+throttles = st.builds(
+    lambda target, percent: FaultSpec(kind="gpu.throttle", target=target, for_s=1.0, params={"percent": percent}),
+    st.sampled_from([f"{host.name}:gpu0" for host in SOFT.hosts]),
+    st.floats(1, 99),
+)
+specs = st.one_of(flaps, drops, throttles)
+
+
+@given(specs)
+def test_the_same_spec_gives_the_same_bytes(spec):
+    """A plan is a function of its input alone, and plain JSON."""
+    first = dumped(plan(spec, SOFT, lab_kind="soft"))
+    assert first == dumped(plan(spec, SOFT, lab_kind="soft"))
+    assert json.loads(first)["kind"] == spec.kind
+
+
+def test_the_same_bytes_in_another_process():
+    """No hash order and no clock leaks into a plan."""
+    code = (
+        "import json;from testbed import inventory;from testbed.shipped import inventories;from inject.plan import *;"
+        "t=inventory.load(inventories()/'soft.yml').topology;"
+        "p=plan(FaultSpec(kind='packet.drop',target='host1:rxe0',for_s=2.0,params={'share':0.01}),t,lab_kind='soft');"
+        "print(json.dumps(p.to_json(),sort_keys=True))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": "77", "PATH": "/usr/bin:/bin"},
+        cwd=inventories().parent,
+        timeout=60,
+    )
+    assert other.stdout.strip() == dumped(soft("packet.drop", "host1:rxe0", for_s=2.0, share=0.01))
+
+
+@given(specs)
+def test_every_plan_can_be_read_and_reverted(spec):
+    """Each change has its revert, each fault a witness, and ids make valid unit and table names."""
+    planned = plan(spec, SOFT, lab_kind="soft")
+    assert all(step.do and step.undo for step in planned.steps)
+    assert planned.must_move
+    assert planned.reads
+    assert planned.unit.replace("-", "").isalnum()
+    assert planned.request["edges"][0] == [0.0, True]
+
+
+@given(flaps)
+def test_edges_alternate_and_end_inside_the_window(spec):
+    """A train of flaps goes down, up, down, ... in order, and starts nothing after its window."""
+    edges = plan(spec, SOFT, lab_kind="soft").request["edges"]
+    assert [on for _, on in edges] == [index % 2 == 0 for index in range(len(edges))]
+    times = [at for at, _ in edges]
+    assert times == sorted(times)
+    assert times[-1] < spec.for_s
+
+
+def test_a_train_has_the_flaps_that_fit():
+    """Period 2 s, 25 % down, in 5 s: down at 0, 2 and 4."""
+    planned = soft("link.flap", "rtsw1:ctsw1", for_s=5.0, period=2, duty=0.25)
+    assert planned.request["edges"] == [[0.0, True], [0.5, False], [2.0, True], [2.5, False], [4.0, True], [4.5, False]]
+    assert planned.must_move[0].at_least == 3
+
+
+def test_an_uplink_is_witnessed_at_its_other_end():
+    """The port that goes down is on rtsw1; the counter that proves it is ctsw1's."""
+    planned = soft("link.flap", "rtsw1:ctsw1")
+    assert (planned.place.node, planned.place.netns) == ("fabric", "rtsw1")
+    assert planned.must_move[0].any_of == ("ctsw1/rtsw1.carrier_down_count",)
+    assert planned.steps[0].do == "ip -n rtsw1 link set dev ctsw1 down"
+
+
+def test_an_rnic_is_flapped_beside_qemu():
+    """An RNIC's carrier is QEMU's: a local holder, and the guest's own counter."""
+    planned = soft("link.flap", "host1:rxe0")
+    assert (planned.place.local, planned.binding) == (True, "local")
+    assert planned.must_move[0].any_of == ("host1/be0.carrier_changes",)
+
+
+def test_a_drop_towards_an_rnic_is_done_at_the_port_that_faces_it():
+    """Towards the RNIC is the egress of its switch port; from it, the ingress."""
+    to, back = (
+        soft("packet.drop", "host1:rxe0", share=0.1),
+        soft("packet.drop", "host1:rxe0", share=0.1, direction="from"),
+    )
+    assert to.place.netns == "rtsw1"
+    assert 'hook egress device "host1-rxe0"' in to.request["args"]["ruleset"]
+    assert 'hook ingress device "host1-rxe0"' in back.request["args"]["ruleset"]
+    assert "numgen random mod 1000000 < 100000" in to.request["args"]["ruleset"]
+
+
+def test_one_packet_is_matched_by_qp_and_psn_once():
+    """Exactly one packet: BTH destination QP and PSN, and a limit that lets the rule match a single time."""
+    planned = soft("packet.drop", "host1:rxe0", psn=291, qp=17)
+    assert "@th,104,24 17 @th,136,24 291 limit rate 1/hour burst 1 packets" in planned.request["args"]["ruleset"]
+    assert planned.learn is None
+
+
+def test_a_relative_psn_is_learned_from_the_receiver():
+    """+100 of any QP: asked of the RNIC just before arming."""
+    planned = soft("packet.drop", "host2:rxe1", psn="+100", qp="any")
+    assert (planned.learn.host, planned.learn.rnic, planned.learn.qp, planned.learn.psn_ahead) == (
+        "host2",
+        "rxe1",
+        "any",
+        100,
+    )
+
+
+def test_half_of_a_gpu_is_left_in_short_periods():
+    """50 % of 10 ms; the kernel's smallest quota of 1 ms makes the period longer where little is left."""
+    assert soft("gpu.throttle", "host1:gpu0", percent=50).request["args"]["value"] == "5000 10000"
+    assert soft("gpu.throttle", "host1:gpu0", percent="99").request["args"]["value"] == "1000 100000"
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "params", "words"),
+    [
+        ("link.flop", "rtsw1:ctsw1", {}, ["fault.kind", "link.flap"]),
+        ("link.flap", "rtsw1:ctsw9", {}, ["fault.target", "did you mean rtsw1:ctsw"]),
+        ("link.flap", "host1:gpu0", {}, ["fault.target", "does not fit a gpu"]),
+        ("link.flap", "rtsw1:ctsw1", {"perod": 1}, ["fault.perod", "did you mean period"]),
+        ("link.flap", "rtsw1:ctsw1", {"duty": 2}, ["fault.duty", "0.01..0.99"]),
+        ("link.flap", "rtsw1:ctsw1", {"count": 3}, ["fault.count", "period"]),
+        ("packet.drop", "host1:rxe0", {}, ["share or psn"]),
+        ("packet.drop", "host1:rxe0", {"share": 0.1, "psn": 4, "qp": 17}, ["either share or psn"]),
+        ("packet.drop", "host1:rxe0", {"psn": 4}, ["fault.psn", "qp"]),
+        ("packet.drop", "host1:rxe0", {"psn": "-4", "qp": 17}, ["fault.psn", "0..16777215"]),
+        ("packet.drop", "rtsw1:ctsw1", {"psn": "+4", "qp": 17}, ["one receiving RNIC"]),
+        ("packet.drop", "host1:rxe0", {"share": True}, ["fault.share"]),
+        ("packet.drop", "host1:rxe0", {"share": "nan"}, ["fault.share"]),
+        ("gpu.throttle", "host1:gpu0", {}, ["needs percent"]),
+        ("gpu.throttle", "host1:gpu0", {"percent": 100}, ["fault.percent", "1..99"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(kind, target, params, words):
+    """A usage error says where, what, and what would be right."""
+    with pytest.raises(UsageError) as caught:
+        soft(kind, target, **params)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_lab_that_cannot_do_it_says_so():
+    """Unsupported, not a guess."""
+    with pytest.raises(Unsupported, match="rack lab"):
+        plan(
+            FaultSpec(kind="gpu.throttle", target="host1:gpu0", for_s=1.0, params={"percent": 5}), SOFT, lab_kind="rack"
+        )
+
+
+def test_faults_that_change_the_same_thing_at_once_are_refused():
+    """Two flaps of one port overlap; one after the other they are fine, and so are two drops on one port."""
+    flap = FaultSpec(kind="link.flap", target="rtsw1:ctsw1", at_s=1.0, for_s=2.0)
+    later = FaultSpec(kind="link.flap", target="rtsw1:ctsw1", at_s=3.0, for_s=1.0)
+    drop = FaultSpec(kind="packet.drop", target="host1:rxe0", for_s=9.0, params={"share": 0.1})
+    with pytest.raises(UsageError, match=r"faults\[1\].*overlaps faults\[0\]"):
+        plan_all([flap, FaultSpec(kind="link.flap", target="rtsw1:ctsw1", at_s=2.0, for_s=2.0)], SOFT, lab_kind="soft")
+    assert len({fault.id for fault in plan_all([flap, later, drop, drop], SOFT, lab_kind="soft")}) == 4
+
+
+def test_a_gpu_that_another_fault_throttles_is_no_bystander():
+    """Each throttle names the other GPUs as bystanders, except those that are throttled on purpose."""
+    one, two = plan_all(
+        [FaultSpec(kind="gpu.throttle", target=f"host{n}:gpu0", for_s=1.0, params={"percent": 50}) for n in (1, 2)],
+        SOFT,
+        lab_kind="soft",
+    )
+    assert one.must_not_move == two.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+
+
+def test_every_kind_says_all_there_is_to_say():
+    """The catalogue is complete: nothing that a person or a plot needs is left empty."""
+    for kind in CATALOGUE.values():
+        assert kind is find(kind.name)
+        assert all(
+            [kind.summary, kind.binding, kind.fidelity, kind.armed_by, kind.must_move, kind.must_not_move, kind.colour]
+        )
+        assert all(param.summary and param.range for param in kind.params)

@@ -1,0 +1,70 @@
+"""The house has three floors, and imports only go down."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).resolve().parents[2]
+FLOORS = {"testbed": set(), "inject": {"testbed"}, "traffic": {"testbed"}, "harness": {"testbed", "inject", "traffic"}}
+ON_THE_NODE = {"pyverbs", "numpy", "nftables"}
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+    """Modules that a file imports, and whether only for type checking."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in for_types) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative imports hide which floor they reach"
+            yield node.module, id(node) in for_types
+
+
+def files(package: str) -> list[Path]:
+    return sorted((HOUSE / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_imports_only_go_down(package):
+    """A package imports itself and the floors below it; the two middle ones never each other."""
+    wrong = [
+        f"{path.relative_to(HOUSE)} imports {module}"
+        for path in files(package)
+        for module, _ in imports_of(path)
+        if module.partition(".")[0] in FLOORS.keys() - FLOORS[package] - {package}
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ["inject", "traffic"])
+def test_node_code_needs_only_what_a_node_has(package):
+    """Node-side code imports the standard library, the node's own packages and itself: nothing of the controller."""
+    wrong = [
+        f"{path.relative_to(HOUSE)} imports {module}"
+        for path in sorted((HOUSE / package / "node").rglob("*.py"))
+        for module, _ in imports_of(path)
+        if module.partition(".")[0] not in sys.stdlib_module_names | ON_THE_NODE
+        and not module.startswith(f"{package}.node")
+    ]
+    assert not wrong
+
+
+def test_the_check_sees_a_forbidden_import(tmp_path):
+    """The reader that the tests above rely on finds plain, from-, nested and type-only imports."""
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "import harness.run\nfrom inject import plan\ndef f():\n    import traffic\n"
+        "if TYPE_CHECKING:\n    from testbed.lab import Lab\n"
+    )
+    assert set(imports_of(bad)) == {
+        ("harness.run", False), ("inject", False), ("traffic", False), ("testbed.lab", True)
+    }

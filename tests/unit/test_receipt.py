@@ -1,0 +1,91 @@
+"""What proves that a fault fired: readback, count and an independent witness, and nothing that must not have moved."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inject.plan import FaultSpec, plan
+from inject.receipt import Armed, Cleared, Receipt, judge_fired
+from testbed import inventory
+from testbed.shipped import inventories
+
+MINI = inventory.load(inventories() / "soft-mini.yml").topology
+FLAP = plan(FaultSpec(kind="link.flap", target="rtsw1:ctsw1", for_s=1.0), MINI, lab_kind="soft")
+DROP = plan(FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params={"share": 0.1}), MINI, lab_kind="soft")
+DONE = {"count": 1, "first_ns": 10, "last_ns": 20}
+WITNESS = FLAP.must_move[0].any_of[0]
+
+
+def snapshot(**moved):
+    """All counters that decide, at 0 but for those given by `node/name`."""
+    found = {}
+    for planned in (FLAP, DROP):
+        for key in planned.reads_keys:
+            node, name = key.split("/", 1)
+            found.setdefault(node, {})[name] = moved.get(key, 0)
+    return found
+
+
+def judged(planned=FLAP, *, armed=None, observed=DONE, moved=None, after=None):
+    return judge_fired(
+        planned,
+        armed=armed or Armed(ok=True),
+        observed=observed,
+        before=snapshot(),
+        after=snapshot(**(moved or {})) if after is None else after,
+    )
+
+
+def test_readback_count_and_witness_prove_it():
+    """All three, and the witness is named."""
+    fired, doubts = judged(moved={WITNESS: 1})
+    assert doubts == ()
+    assert (fired.count, fired.witness, fired.must_move) == (1, WITNESS, {WITNESS: 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"armed": Armed(ok=False), "moved": {WITNESS: 1}}, "not armed"),
+        ({"observed": {**DONE, "count": 0}, "moved": {WITNESS: 1}}, "counted nothing"),
+        ({"observed": {}, "moved": {WITNESS: 1}}, "counted nothing"),
+        ({}, "no independent witness"),
+        ({"moved": {WITNESS: 1, "host1/rxe0.send_err": 2}}, "host1/rxe0.send_err moved by 2"),
+    ],
+)
+def test_each_missing_part_is_a_doubt(change, word):
+    """No readback, no count, no witness, or a sender that failed by itself: the receipt proves nothing."""
+    _, doubts = judged(**change)
+    assert len(doubts) == 1
+    assert word in doubts[0]
+
+
+def test_counters_that_cannot_be_read_prove_nothing():
+    """A machine that is gone has no witness and no clean bystander."""
+    _, doubts = judged(after={})
+    assert any("no independent witness" in doubt for doubt in doubts)
+    assert any("can no longer be read" in doubt for doubt in doubts)
+
+
+def test_the_most_telling_witness_is_named():
+    """A NAK says more than a timer: the receiver's gap is named although the sender's timers moved more."""
+    moved = {"host1/rxe0.completer_retry_err": 40, "host2/rxe0.out_of_seq_request": 2}
+    fired, doubts = judged(DROP, moved=moved)
+    assert doubts == ()
+    assert fired.witness == "host2/rxe0.out_of_seq_request"
+    assert fired.must_move["host1/rxe0.completer_retry_err"] == 40
+
+
+def test_a_receipt_is_the_faults_element_of_a_verdict():
+    """The fields of verdict.json, and plain JSON."""
+    fired, doubts = judged(moved={WITNESS: 1})
+    receipt = Receipt(
+        id=FLAP.id, kind=FLAP.kind, target=FLAP.target.text, fidelity=FLAP.fidelity, armed=Armed(ok=True), fired=fired,
+        cleared=Cleared(ok=True), doubts=doubts,
+    )  # fmt: skip
+    said = json.loads(json.dumps(receipt.to_json()))
+    assert list(said) == ["id", "kind", "target", "fidelity", "armed", "fired", "cleared"]
+    assert list(said["fired"]) == ["count", "first_ns", "last_ns", "witness", "must_move", "must_not_move"]
+    assert receipt.proved

@@ -1,0 +1,265 @@
+"""The report is one offline page made from the run directory alone, with everything in it escaped."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+from synthetic_run import soft_topology, synthetic_run
+
+from harness import judge, plan, report, rundir
+from harness.drawing import Mark, fabric_svg
+from harness.experiment import load
+from harness.fit import fit
+from harness.observe import observe
+from harness.plots import goodput_chart, iterations_chart
+from testbed.errors import UsageError
+
+DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
+VOID = {"meta", "br", "img", "hr", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Checks nesting, and collects ids, attributes and text."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.attributes, self.text = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.text.append(data)
+
+
+def finished(root, run, name="demo"):
+    """A run directory as the run loop leaves it, with made-up measurements."""
+    experiment = fit(load(DEMO), soft_topology(), "soft")
+    planned = plan.plan(experiment, inventory_digest="9f" * 32, version="0.1.0")
+    directory = rundir.create(
+        root,
+        experiment=DEMO.read_bytes(),
+        name=name,
+        seed=7,
+        lab="inventory/soft.yml",
+        started=datetime(2026, 11, 21, tzinfo=UTC),
+    )
+    directory.write_plan(planned)
+    directory.write_measurements(run)
+    directory.write_verdict(
+        judge.judge(plan=planned, expectations=experiment.expectations, run=run, observed=observe(run))
+    )
+    directory.write_environment(rundir.describe_environment(accelerator="tcg"))
+    return directory
+
+
+def parsed(html):
+    page = Page()
+    page.feed(html)
+    page.close()
+    assert page.open == []
+    return page
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory):
+    directory = finished(tmp_path_factory.mktemp("runs"), synthetic_run())
+    return report.render(directory.path).read_text(encoding="utf-8")
+
+
+def test_the_page_nests_and_its_ids_are_unique(passed):
+    page = parsed(passed)
+
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_nothing_is_fetched_and_nothing_runs(passed):
+    page = parsed(passed)
+    outside = [
+        (name, value)
+        for name, value in page.attributes
+        if name in {"src", "href", "xlink:href", "action", "data"} and not (value or "").startswith("#")
+    ]
+
+    assert outside == []
+    assert not re.search(r"url\((?!#)", passed)
+    assert not re.search(r"@import|<script|<link|javascript:", passed)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", passed)
+
+
+def test_every_reference_inside_the_page_has_its_target(passed):
+    ids = set(parsed(passed).ids)
+    wanted = set(re.findall(r"url\(#([^)]+)\)", passed)) | set(re.findall(r'href="#([^"]+)"', passed))
+
+    assert wanted <= ids
+    assert all(value in ids for name, value in parsed(passed).attributes if name == "aria-labelledby")
+
+
+def test_the_verdict_and_each_fault_are_told_in_words(passed):
+    text = " ".join(" ".join(parsed(passed).text).split())
+
+    assert "PASS" in text
+    assert "The job survived" in text
+    assert "link.flap on rtsw1:ctsw1 recovered in 888 ms (bound 5 s)." in text
+    assert "every element right" in text
+    assert "Straggler: host2" in text
+    assert "faultbed run experiment.toml --seed 7" in text
+
+
+def test_every_check_and_every_counter_that_moved_is_on_the_page(passed):
+    text = " ".join(parsed(passed).text)
+
+    for name in ("recovery.uplink", "after_clear.total", "nak_episodes", "fired.loss", "lab_restored"):
+        assert name in text
+    assert "host3 rxe0.out_of_seq_request" in text
+    assert "+61" in text
+
+
+def test_pictures_have_words(passed):
+    attributes = parsed(passed).attributes
+
+    labels = [value for name, value in attributes if name == "aria-label"]
+    assert sum(value == "img" for name, value in attributes if name == "role") <= len(labels)
+    assert any("Fabric drawing: 2 racks, 4 hosts" in label for label in labels)
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path):
+    directory = finished(tmp_path, synthetic_run())
+
+    assert report.render_html(directory) == report.render_html(directory)
+
+
+def test_a_run_without_firing_says_that_it_proves_nothing(tmp_path):
+    html = report.render(finished(tmp_path, synthetic_run(fired=False)).path).read_text(encoding="utf-8")
+
+    assert "This run proves nothing" in html
+    assert "it never fired" in html
+
+
+def test_no_recovery_is_told_of_a_fault_that_is_in_doubt(tmp_path):
+    run = synthetic_run()
+    doubted = msgspec.structs.replace(run.faults[0], doubts=("no independent witness",))
+    run = msgspec.structs.replace(run, faults=(doubted, *run.faults[1:]))
+
+    html = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
+
+    assert "link.flap on rtsw1:ctsw1 recovered" not in html
+    assert "packet.drop on host3:rxe0 recovered" in html
+    assert "not proven to have fired" in html
+
+
+def test_an_empty_run_still_has_a_report(tmp_path):
+    """A run that broke at once: no samples, no iterations, faults never tried, no counters."""
+    run = synthetic_run()
+    run = msgspec.structs.replace(
+        run,
+        series=(),
+        twin=None,
+        connections=(),
+        counters_before={},
+        counters_after={},
+        faults=tuple(msgspec.structs.replace(fault, receipt=None) for fault in run.faults),
+        errors=("host3 did not answer",),
+        end_ns=run.t0_ns,
+    )
+
+    html = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
+
+    parsed(html)
+    assert "The harness failed" in html
+    assert "host3 did not answer" in html
+
+
+EVIL = "<script>alert(1)</script>\"'&$x^2$"
+
+
+def test_what_the_lab_says_is_escaped(tmp_path):
+    run = synthetic_run()
+    receipt = run.faults[0].receipt
+    fired = msgspec.structs.replace(receipt.fired, witness=EVIL, must_move={EVIL: 1})
+    receipt = msgspec.structs.replace(receipt, target=EVIL, fired=fired, armed={"ok": True, "readback": EVIL})
+    fault = msgspec.structs.replace(
+        run.faults[0],
+        receipt=receipt,
+        doubts=(EVIL,),
+        colour='red;background:url("http://evil.example")',
+        plan=msgspec.structs.replace(run.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL}),
+    )
+    ranks = (msgspec.structs.replace(run.ranks[0], host=EVIL), *run.ranks[1:])
+    run = msgspec.structs.replace(
+        run,
+        lab=EVIL,
+        accelerator=EVIL,
+        ranks=ranks,
+        faults=(fault, *run.faults[1:]),
+        counters_before={EVIL: {EVIL: 1}},
+        counters_after={EVIL: {EVIL: 3}},
+        lab_diff=(EVIL,),
+        errors=(EVIL,),
+    )
+
+    html = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
+
+    parsed(html)
+    assert "<script" not in html
+    assert "evil.example" not in html
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no such run"):
+        report.render(tmp_path / "none")
+    with pytest.raises(UsageError, match="finished run"):
+        report.render(tmp_path)
+    directory = finished(tmp_path, synthetic_run())
+    (directory.path / "measurements.json").write_text("{}")
+    with pytest.raises(UsageError, match="cannot be read"):
+        report.render(directory.path)
+
+
+def test_the_drawing_marks_every_kind_of_target():
+    topology = soft_topology()
+    targets = ["rtsw1:ctsw1", "rtsw1:host1:rxe0", "host3:rxe0", "host2:gpu0", "host4", "ctsw2", "nowhere"]
+    marks = [Mark(number=i + 1, colour="#123456", target=target) for i, target in enumerate(targets)]
+
+    svg = fabric_svg(topology, marks)
+
+    parsed(svg)
+    assert svg.count('class="badge"') == len(targets) - 1
+    for name in (*topology.host_by_name, *topology.switch_by_name, "rack1", "rack2"):
+        assert f">{name}</text>" in svg
+
+
+def test_links_that_carry_the_workload_are_thick():
+    run = synthetic_run()
+
+    svg = fabric_svg(run.topology, [], run.connections)
+
+    assert "rtsw1:ctsw1: 1 queue pair of" in svg
+    assert "rtsw1:host1:rxe1: 0 queue pairs of" in svg
+    assert svg.count('class="link used"') == 8
+
+
+def test_charts_leave_no_stand_in_colour_and_no_size():
+    run = synthetic_run()
+    for chart in (goodput_chart(run, observe(run), []), iterations_chart(run, [])):
+        for svg in (chart.wide, chart.narrow):
+            assert not re.search(r"#(0[1-8])\1\1", svg)
+            assert not re.search(r"<svg[^>]*(width|height)=", svg)
+            assert "DejaVu" not in svg

@@ -1,0 +1,58 @@
+"""The soft GPU answers work with its time, and outlives bad and vanishing clients."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    path = str(tmp_path / "gpu.sock")
+    process = subprocess.Popen([sys.executable, "-m", "traffic.node.softgpu", path])
+    deadline = time.monotonic() + 60
+    client = None
+    while client is None:
+        assert time.monotonic() < deadline and process.poll() is None
+        client = connect(path)
+    client.close()
+    yield path
+    process.terminate()
+    assert process.wait(timeout=10) == 0
+    assert not (tmp_path / "gpu.sock").exists()
+
+
+def connect(path):
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(30)
+    try:
+        client.connect(path)
+    except OSError:
+        client.close()
+        return None
+    return client
+
+
+def ask(client, line):
+    client.sendall(line.encode() + b"\n")
+    return json.loads(client.makefile().readline())
+
+
+def test_work_takes_time_and_bad_requests_are_answered(gpu):
+    with connect(gpu) as client:
+        assert ask(client, '{"units": 3}')["ns"] > 0
+        assert "not a request" in ask(client, "nonsense")["error"]
+        assert "whole number" in ask(client, '{"units": -1}')["error"]
+        assert ask(client, '{"units": 0}')["units"] == 0
+
+
+def test_a_client_that_goes_in_the_middle_is_survived(gpu):
+    with connect(gpu) as client:
+        client.sendall(b'{"units": 500}\n{"units": 500}\n')
+    with connect(gpu) as client:
+        assert ask(client, '{"units": 1}')["units"] == 1

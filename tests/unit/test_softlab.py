@@ -1,0 +1,157 @@
+"""The soft lab's pure parts: which VMs there are, how they are wired and started."""
+
+import io
+import stat
+import tarfile
+
+import pytest
+
+from testbed import inventory as inventory_module
+from testbed import shipped
+from testbed.errors import LabError, UsageError
+from testbed.softlab import accel, image, keys, lifecycle, state, vm
+from testbed.softlab.image import Image
+from testbed.softlab.vm import Vm
+from testbed.softlab.wiring import machines
+
+
+@pytest.fixture(scope="module")
+def soft():
+    return inventory_module.load(shipped.inventories() / "soft.yml")
+
+
+@pytest.fixture
+def one(soft, tmp_path):
+    return Vm(machine=machines(soft)[1], folder=tmp_path / "disk", sockets=tmp_path / "sockets")
+
+
+IMAGE = Image(digest="0" * 12, folder=__import__("pathlib").Path("/nowhere"))
+
+
+def test_the_carrier_comes_first(soft):
+    """It reads its ends of the wires before any host sends."""
+    assert [machine.name for machine in machines(soft)] == ["fabric", "host1", "host2", "host3", "host4"]
+
+
+def test_every_wire_has_one_host_end_and_one_carrier_end(soft):
+    """12 wires: a front end and two RNICs for each of four hosts."""
+    ends: dict[str, set[str]] = {}
+    for machine in machines(soft):
+        for nic in machine.nics:
+            if nic.wire:
+                assert nic.end not in ends.setdefault(nic.wire, set())
+                ends[nic.wire].add(nic.end)
+    assert len(ends) == 12
+    assert set(map(frozenset, ends.values())) == {frozenset({"host", "carrier"})}
+
+
+def test_macs_are_unique(soft):
+    macs = [nic.mac for machine in machines(soft) for nic in machine.nics]
+    assert len(macs) == len(set(macs))
+
+
+def test_nothing_listens_outside_loopback(one):
+    """The only forward is on 127.0.0.1, its port is QEMU's to choose, and the guest cannot reach out."""
+    argv = vm.command_line(one, IMAGE, "tcg", snapshot=None)
+    users = [arg for arg in argv if arg.startswith("user,")]
+    assert users == ["user,id=mgmt0,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"]
+    assert not [arg for arg in argv if arg.startswith(("tcp:", "vnc", "telnet:"))]
+
+
+def test_a_resumed_vm_waits_for_the_others(one):
+    argv = vm.command_line(one, IMAGE, "kvm", snapshot="base")
+    assert argv[-3:] == ["-loadvm", "base", "-S"]
+    assert "kvm" in argv
+
+
+def test_both_ends_of_a_wire_name_each_other(soft, tmp_path):
+    fabric, host1 = (Vm(machine=machine, folder=tmp_path, sockets=tmp_path) for machine in machines(soft)[:2])
+    at_host = next(a for a in vm.command_line(host1, IMAGE, "tcg", snapshot=None) if a.startswith("dgram,id=be0"))
+    at_fabric = next(
+        a for a in vm.command_line(fabric, IMAGE, "tcg", snapshot=None) if a.startswith("dgram,id=host1-rxe0")
+    )
+    local = at_host.split("local.path=")[1].split(",")[0]
+    assert f"remote.type=unix,remote.path={local}" in at_fabric
+
+
+def test_a_seed_disk_carries_the_identity_and_keeps_the_key_private(soft):
+    pair = keys.generate()
+    disk = vm.seed_disk(machines(soft)[1], host_key=pair.private, authorized_key=pair.public)
+    assert len(disk) % 512 == 0
+    with tarfile.open(fileobj=io.BytesIO(disk)) as tar:
+        assert tar.extractfile("etc/hostname").read() == b"host1\n"
+        assert b" be0\n" in tar.extractfile("run/faultbed/nics").read()
+        assert tar.getmember("etc/ssh/ssh_host_ed25519_key").mode == 0o600
+
+
+def test_private_files_are_never_readable_by_others(tmp_path):
+    path = tmp_path / "id"
+    path.write_text("old")
+    path.chmod(0o644)
+    keys.write_private(path, "secret")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == "secret"
+
+
+def test_a_dead_process_number_is_not_a_vm(one):
+    """A process id that another program got is never mistaken for the VM, so it is never killed."""
+    import os
+
+    assert not vm.is_alive(one, os.getpid())
+    assert not vm.is_alive(one, 2**22 + 1)
+
+
+def test_the_image_digest_changes_with_the_recipe(monkeypatch):
+    before = image.digest()
+    monkeypatch.setattr(image, "PACKAGES", (*image.PACKAGES, "fio"))
+    assert image.digest() != before
+
+
+def test_a_missing_tool_is_named_with_its_remedy(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path))
+    monkeypatch.setattr(image, "_which", lambda tool: None)
+    with pytest.raises(LabError, match=r"mmdebstrap.*not found; install with `apt-get install"):
+        image.build(lambda _: None)
+    assert not list((tmp_path / "images").glob("*-*")), "no half-built image stays"
+
+
+def test_no_space_is_found_before_building(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path))
+    monkeypatch.setattr(image, "_which", lambda tool: tool)
+    monkeypatch.setattr(image, "NEEDED_MIB", 10**9)
+    with pytest.raises(LabError, match="MiB free, 1000000000 are needed; make room, or set FAULTBED_CACHE"):
+        image.build(lambda _: None)
+
+
+def test_no_memory_is_found_before_booting(monkeypatch, soft, tmp_path):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    monkeypatch.setattr(lifecycle, "available_mib", lambda: 100)
+    with pytest.raises(LabError, match=r"soft needs \d+ MiB of memory, 100 MiB are available.*--lab soft-mini"):
+        lifecycle.up(soft, lambda _: None)
+
+
+def test_an_unknown_accelerator_is_refused(monkeypatch):
+    monkeypatch.setenv("FAULTBED_ACCEL", "hvf")
+    with pytest.raises(UsageError, match='FAULTBED_ACCEL="hvf": say kvm or tcg'):
+        accel.choose(IMAGE, lambda _: None)
+
+
+def test_one_lab_has_one_keeper(tmp_path):
+    """A second up, reset or down of the same lab is told who is at it."""
+    import os
+
+    with state.locked(tmp_path), pytest.raises(LabError, match=rf"another faultbed \(process {os.getpid()}\)"):
+        with state.locked(tmp_path):
+            pass
+
+
+def test_state_of_another_version_is_an_error_with_a_remedy(tmp_path):
+    (tmp_path / "state.json").write_text('{"schema": 1, "surprise": true}')
+    with pytest.raises(LabError, match="faultbed down --purge"):
+        state.read_state(tmp_path)
+
+
+def test_reset_of_a_lab_that_is_down_says_so(monkeypatch, soft, tmp_path):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    with pytest.raises(LabError, match="soft is not up: `faultbed up` starts it"):
+        lifecycle.reset(soft, lambda _: None)

@@ -1,0 +1,75 @@
+"""What cannot be meant is refused in one sentence before anything is started on any node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed import inventory
+from testbed.errors import UsageError
+from traffic import collective, flow
+from traffic.plan import QpParams
+
+TOPOLOGY = inventory.load(Path("inventory/soft.yml")).topology
+
+
+class NothingStarts:
+    """A lab on which starting anything fails the test."""
+
+    kind = "soft"
+    topology = TOPOLOGY
+
+    def node(self, name):
+        raise AssertionError(f"{name} was touched")
+
+    ensure_code = python = node
+
+
+FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"message_bytes": 0}, "message size must be 1 byte"),
+        ({"qps": 0}, "1 to 64 QPs"),
+        ({"messages": 5}, "either a duration or a number"),
+        ({"duration_s": None}, "either a duration or a number"),
+        ({"duration_s": 0.0}, "above 0 s"),
+        ({"duration_s": None, "messages": 1, "qps": 2}, "cannot be spread"),
+        ({"dst": "host1:rxe0"}, "two RNICs"),
+        ({"dst": "host1:rxe1"}, "inside one host"),
+        ({"dst": "host3:rxe9"}, 'no target "host3:rxe9".*did you mean'),
+        ({"dst": "rtsw1"}, "is a switch"),
+        ({"qp": QpParams(retry_cnt=7)}, "7 as for ever"),
+        ({"qp": QpParams(timeout=0)}, "timeout must be 1 to 31"),
+        ({"qp": QpParams(mtu=1500)}, "1024, 2048 or 4096"),
+    ],
+)
+def test_flow_refusals(change, says):
+    with pytest.raises(UsageError, match=says):
+        flow.start(NothingStarts(), flow.FlowSpec(**{**FLOW, **change}))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"size_bytes": 0}, "multiple of 4 bytes .* above 0"),
+        ({"size_bytes": 1022}, "multiple of 4 bytes"),
+        ({"algorithm": "star"}, 'no algorithm "star"'),
+        ({"collective": "all-in"}, 'collective "all-in"'),
+        ({"ranks": ("host1:rxe0",)}, "at least 2 ranks"),
+        ({"ranks": ("host1:rxe0", "host2:rxe0", "host1:rxe0")}, "host1:rxe0 is named twice"),
+        ({"ranks": ("host1:rxe0", "host1:rxe1", "host2:rxe0")}, "neighbours are on different hosts"),
+        ({"ranks": ("host1:rxe0", "host7")}, "host7"),
+        ({"iterations": 0}, "at least 1 iteration"),
+        ({"duration_s": 2.0}, "either a duration or a number"),
+        ({"segment_bytes": 10}, "segment size"),
+        ({"slots": 1}, "slots"),
+        ({"compute_units": 5, "gpu": "gpu7"}, "has no GPU gpu7"),
+    ],
+)
+def test_collective_refusals(change, says):
+    with pytest.raises(UsageError, match=says):
+        collective.start(NothingStarts(), collective.CollectiveSpec(**{"iterations": 3, **change}))

@@ -1,0 +1,163 @@
+"""Goodput of the engine against `ib_write_bw` of perftest: same two RNICs, taking turns in one run.
+
+Only the ratio means anything on a soft lab. perftest's own settings are left as they are (128 outstanding, one
+completion in 100, retries for ever), except for MTU and GID index, which are those of the engine. The engine's retry
+budget is wide (3.8 s), so that a machine that is busy elsewhere does not count as a fault.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from testbed.errors import CommandFailed, LabError
+from testbed.node import Node
+from testbed.topology import Topology
+from traffic import flow
+from traffic.engine import TrafficLab, endpoint
+from traffic.metrics import percentile
+from traffic.plan import QpParams
+from traffic.results import Endpoint
+
+__all__ = ["SIZES", "Row", "against_perftest", "gid_index", "ib_write_bw"]
+
+SIZES = (4096, 65536, 1 << 20)
+PORT = 18515
+PATIENT = QpParams(timeout=17)
+LISTEN_TIMEOUT_S = 20.0
+GRACE_S = 60.0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One message size. `engine_bps` and `perftest_bps` are the repeats in order; `ratios` pairs neighbours."""
+
+    message_bytes: int
+    qps: int
+    engine_bps: tuple[float, ...]
+    perftest_bps: tuple[float, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Engine over perftest, a ratio for each pair of runs that followed each other."""
+        return tuple(a / b for a, b in zip(self.engine_bps, self.perftest_bps, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """Median of the ratios."""
+        return percentile(self.ratios, 50)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**asdict(self), "ratios": self.ratios, "ratio": self.ratio}
+
+
+def against_perftest(
+    lab: TrafficLab,
+    *,
+    src: str,
+    dst: str,
+    sizes: Sequence[int] = SIZES,
+    qps: int = 1,
+    seconds: float = 5.0,
+    repeats: int = 3,
+    progress: Progress = lambda _: None,
+) -> tuple[Row, ...]:
+    """Measure each size `repeats` times, engine and perftest by turns (the one that begins changes every time).
+
+    Raises:
+        LabError: a run of either did not end as it should.
+    """
+    ends = endpoint(lab.topology, src), endpoint(lab.topology, dst)
+    rows = []
+    for size in sizes:
+        spec = flow.FlowSpec(src=src, dst=dst, message_bytes=size, qps=qps, duration_s=seconds, qp=PATIENT)
+        ours: list[float] = []
+        theirs: list[float] = []
+        for turn in range(repeats):
+            for is_ours in (True, False) if turn % 2 == 0 else (False, True):
+                if is_ours:
+                    ours.append(_engine(lab, spec))
+                else:
+                    theirs.append(ib_write_bw(lab, *ends, size=size, qps=qps, seconds=seconds))
+            progress(f"{size} B: engine {ours[-1] / 1e9:.3f}, ib_write_bw {theirs[-1] / 1e9:.3f} Gb/s")
+        rows.append(Row(message_bytes=size, qps=qps, engine_bps=tuple(ours), perftest_bps=tuple(theirs)))
+    return tuple(rows)
+
+
+def _engine(lab: TrafficLab, spec: flow.FlowSpec) -> float:
+    result = flow.start(lab, spec).wait((spec.duration_s or 0.0) + GRACE_S)
+    if result.outcome != "completed":
+        raise LabError(f"bench: the flow ended as {result.outcome} ({result.where or result.qp_errors})")
+    return result.goodput_bps
+
+
+def gid_index(node: Node, place: Endpoint) -> int:
+    """The index of the RoCE v2 GID of an RNIC's address, looked up by value on its host.
+
+    Raises:
+        LabError: there is none.
+    """
+    octets = [int(part) for part in place.address.split(".")]
+    want = f"0000:0000:0000:0000:0000:ffff:{octets[0]:02x}{octets[1]:02x}:{octets[2]:02x}{octets[3]:02x}"
+    port = f"/sys/class/infiniband/{place.rnic}/ports/1"
+    listing = node.run(["grep", "-sH", "", "-r", f"{port}/gids", f"{port}/gid_attrs/types"], check=False).stdout
+    values = dict(line.split(":", 1) for line in listing.splitlines() if ":" in line)
+    for path, value in values.items():
+        index = path.rsplit("/", 1)[1]
+        if value == want and "v2" in values.get(f"{port}/gid_attrs/types/{index}", ""):
+            return int(index)
+    raise LabError(f"{place.name} has no RoCE v2 GID for {place.address}")
+
+
+def ib_write_bw(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int, qps: int, seconds: float) -> float:
+    """Average goodput of perftest's RDMA write test in bits a second; its own talk goes over the front end.
+
+    Raises:
+        LabError: it failed, or its output is not understood.
+    """
+    sender, receiver = lab.node(src.host), lab.node(dst.host)
+    server = _front_end(lab.topology, dst.host)
+
+    def command(node: Node, place: Endpoint) -> list[str]:
+        index = str(gid_index(node, place))
+        options = ["-d", place.rnic, "-x", index, "-m", "4096", "-s", str(size), "-q", str(qps), "-p", str(PORT)]
+        return ["ib_write_bw", *options, "-D", f"{max(2, round(seconds))}", "--report_gbits", "-F"]
+
+    passive, active = command(receiver, dst), command(sender, src)
+    limit_s = seconds + GRACE_S
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # `timeout` on the node: a server whose client never came must not outlive us.
+        listening = pool.submit(receiver.run, ["timeout", f"{limit_s:.0f}", *passive], timeout_s=limit_s + 5)
+        _wait_for_listener(receiver, dst.host)
+        said = sender.run(["timeout", f"{limit_s:.0f}", *active, server], timeout_s=limit_s + 5).stdout
+        listening.result()
+    return _average_gbits(said, size) * 1e9
+
+
+def _front_end(topology: Topology, host: str) -> str:
+    return topology.host_by_name[host].front_end_address.split("/")[0]
+
+
+def _wait_for_listener(node: Node, host: str) -> None:
+    deadline = time.monotonic() + LISTEN_TIMEOUT_S
+    while time.monotonic() < deadline:
+        listing = node.run(["ss", "-Hltn", f"sport = :{PORT}"], check=False).stdout
+        if listing.strip():
+            return
+    raise CommandFailed(f"{host}: ib_write_bw does not listen on port {PORT} after {LISTEN_TIMEOUT_S:.0f} s")
+
+
+def _average_gbits(output: str, size: int) -> float:
+    """The `BW average` column of perftest's table."""
+    for line in output.splitlines():
+        fields = line.split()
+        if len(fields) >= 4 and fields[0] == str(size):  # noqa: PLR2004  # bytes, iterations, peak, average, rate
+            return float(fields[3])
+    raise LabError(f"no line for {size} bytes in what ib_write_bw printed: {json.dumps(output[-500:])}")

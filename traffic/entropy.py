@@ -1,0 +1,105 @@
+"""Which way a queue pair takes through ECMP: its UDP source port, and the path that the switches' own kernels give it.
+
+rxe derives the source port from both QPNs when the address handle carries no flow label (Linux 6.12: `rdma_calc_flow_label`
+and `rdma_flow_label_to_udp_sport` in include/rdma/ib_verbs.h; measured on the wire for 48 of 48 QPs). The path is asked
+of each switch (`ip route get` with the whole 5-tuple), never guessed from a hash.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from testbed.lab import Lab
+from testbed.topology import Topology
+
+__all__ = ["ROCE_PORT", "Flow5", "paths", "udp_sport"]
+
+ROCE_PORT = 4791
+MAX_HOPS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow5:
+    """The 5-tuple of a queue pair's data packets; protocol and destination port are RoCEv2's."""
+
+    src_ip: str
+    dst_ip: str
+    sport: int
+
+
+def udp_sport(lqpn: int, rqpn: int) -> int:
+    """The UDP source port of packets from QP `lqpn` to QP `rqpn`, without a flow label."""
+    product = lqpn * rqpn
+    product ^= product >> 20
+    product ^= product >> 40
+    label = product & 0xFFFFF
+    return 0xC000 | ((label & 0x3FFF) ^ ((label & 0xFC000) >> 14))
+
+
+def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
+    """The nodes that each flow crosses, hosts at both ends, as the switches route it now.
+
+    A flow whose next hop a switch does not know ends there. One command a switch and hop, for all flows at once.
+    """
+    topology = lab.topology
+    walks: dict[Flow5, list[str]] = {}
+    ports: dict[Flow5, str] = {}
+    for flow in flows:
+        link = _host_link(topology, flow.src_ip)
+        if link is not None:
+            walks[flow] = [link[0], link[1]]
+            ports[flow] = link[2]
+    for _ in range(MAX_HOPS):
+        at_switch: dict[str, list[Flow5]] = {}
+        for flow, walk in walks.items():
+            if walk[-1] in topology.switch_by_name:
+                at_switch.setdefault(walk[-1], []).append(flow)
+        if not at_switch:
+            break
+        for switch, group in at_switch.items():
+            for flow, device in _ask(lab, switch, group, ports).items():
+                _step(topology, walks[flow], ports, flow, device)
+    return {flow: tuple(name for name in walk if name) for flow, walk in walks.items()}
+
+
+def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:
+    for host in topology.hosts:
+        for rnic in host.rnics:
+            if rnic.ip == address:
+                link = topology.rnic_link(host.name, rnic.name)
+                return host.name, link.a.node, link.a.netdev
+    return None
+
+
+def _ask(lab: Lab, switch: str, flows: list[Flow5], ports: Mapping[Flow5, str]) -> dict[Flow5, str]:
+    lines = "".join(
+        f"route get {flow.dst_ip} from {flow.src_ip} iif {ports[flow]} ipproto udp sport {flow.sport} dport {ROCE_PORT}\n"
+        for flow in flows
+    )
+    done = lab.node(switch).run(["ip", "-j", "-force", "-batch", "-"], stdin=lines, check=False)
+    answers = _json_stream(done.stdout)
+    if len(answers) != len(flows):
+        return dict.fromkeys(flows, "")
+    return {flow: str(answer.get("dev", "")) for flow, answer in zip(flows, answers, strict=True)}
+
+
+def _json_stream(text: str) -> list[Mapping[str, object]]:
+    """Every object of the lists that `ip -j -batch` prints one after the other."""
+    decoder, place, found = json.JSONDecoder(), 0, []
+    while (start := text.find("[", place)) >= 0:
+        items, place = decoder.raw_decode(text, start)
+        found += items
+    return found
+
+
+def _step(topology: Topology, walk: list[str], ports: dict[Flow5, str], flow: Flow5, device: str) -> None:
+    here = walk[-1]
+    for link in topology.links_of(here):
+        if link.end(here).netdev == device:
+            there = link.other(here)
+            walk.append(there.node)
+            ports[flow] = there.netdev
+            return
+    walk.append("")

@@ -1,0 +1,64 @@
+"""What a run is made of, as data: tasks on engines, the connections between them, and QP parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from traffic.results import Endpoint
+
+__all__ = ["Cable", "Plan", "QpParams", "TaskPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QpParams:
+    """Parameters of a reliable connection, all explicit.
+
+    `timeout` is the local ACK timeout of 4.096 us x 2^timeout (14: 67 ms); a packet is sent `retry_cnt` + 1 times
+    before the QP dies. `min_rnr_timer` 12 is 0.64 ms. rxe takes `retry_cnt` 7 and `rnr_retry` 7 as for ever.
+    """
+
+    timeout: int = 14
+    retry_cnt: int = 6
+    rnr_retry: int = 6
+    min_rnr_timer: int = 12
+    mtu: int = 4096
+    traffic_class: int = 0
+    flow_label: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain data."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """A task of one engine, as the engine is told to make it."""
+
+    name: str
+    kind: str
+    endpoint: Endpoint
+    spec: Mapping[str, Any]
+    active: bool
+    """Whether it is started, and ends with `done`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cable:
+    """A connection to make: number and the names of the tasks at its ends; data goes from `src` to `dst`."""
+
+    index: int
+    src: str
+    dst: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run: tasks, and the connections between them."""
+
+    what: str
+    tasks: tuple[TaskPlan, ...]
+    cables: tuple[Cable, ...]
+    peer_deadline_s: float
+    stall_deadline_s: float
