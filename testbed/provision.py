@@ -37,7 +37,8 @@ VERIFY_DEADLINE_S = 60
 """How long, within the verify play, BGP may take to converge and pings may take to be answered."""
 
 _KEPT_RUNS = 5
-_PERSIST_S = 120
+# A guest that hangs in the middle of a task is given up after 90 s.
+_SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=120s -o ServerAliveInterval=15 -o ServerAliveCountMax=6"
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "TERM")
 _EVENTS: dict[str, Literal["started", "ok", "changed", "skipped", "failed", "unreachable"]] = {
     "runner_on_start": "started",
@@ -213,13 +214,15 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             ident="run",
             timeout=play.timeout_s,
             event_handler=seen.take,
-            cancel_callback=interrupted.is_set,
+            cancel_callback=lambda: bool(interrupted),
         )
         # ansible-runner starts from our whole environment and writes it to a file.
         runner.config.env = {name: value for name, value in runner.config.env.items() if _is_ours(name, environment)}
         status, _ = runner.run()
-    if interrupted.is_set():
+    if signal.SIGINT in interrupted:
         raise KeyboardInterrupt
+    if interrupted:
+        signal.raise_signal(interrupted[0])  # to whoever handles it: nobody, and we end as we were told
     if status != "successful":
         raise _failure(play, status, seen.problems, folder)
     stats = runner.stats or {}
@@ -267,7 +270,7 @@ def _environment(site: Site) -> dict[str, str]:
         "ANSIBLE_FORKS": str(len(site.inventory.machines)),
         "ANSIBLE_LOCAL_TEMP": str(site.artifacts / "tmp"),
         "ANSIBLE_SSH_CONTROL_PATH_DIR": str(site.control),
-        "ANSIBLE_SSH_ARGS": f"-o ControlMaster=auto -o ControlPersist={_PERSIST_S}s -o Compression=no",
+        "ANSIBLE_SSH_ARGS": _SSH_ARGS,
         "ANSIBLE_SSH_RETRIES": "2",
         "ANSIBLE_TIMEOUT": "60",
         "ANSIBLE_NOCOLOR": "1",
@@ -280,17 +283,20 @@ def _is_ours(name: str, environment: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Turn Ctrl-C into an event while Ansible runs: ansible-runner then ends all its processes."""
-    interrupted = threading.Event()
+def _interruptible() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM while Ansible runs, so that ansible-runner ends all its processes first."""
+    got: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield interrupted
+        yield got
         return
-    before = signal.signal(signal.SIGINT, lambda _number, _frame: interrupted.set())
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _frame: got.append(number))
     try:
-        yield interrupted
+        yield got
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

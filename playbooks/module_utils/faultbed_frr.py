@@ -13,9 +13,9 @@ import time
 
 from faultbed_state import NETNS, StateError, netns
 
-__all__ = ["BGP_STATE_DIR", "bgpd_config", "bring_frr"]
+__all__ = ["bgpd_config", "bring_frr", "zebra_config"]
 
-BGP_STATE_DIR = "/run/frr"
+STATE_DIR = "/run/frr"
 BINARIES = "/usr/lib/frr"
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
@@ -50,12 +50,31 @@ def bgpd_config(switch):
     )
 
 
+def zebra_config():
+    """The configuration of every zebra: next hops go to the kernel within each route, not as objects of their own.
+
+    A flow's hash picks a next hop by its place in the group. Objects are placed by their ids, that is by which session
+    came up first, and anew after every flap; within a route they are sorted (FRR's lib/nexthop_group.c), so that the
+    same flow takes the same uplink in every lab and after every flap.
+    """
+    return "no zebra nexthop kernel enable\n"
+
+
 def bring_frr(switches, changes):
-    """Let every switch's daemons run with its configuration; those that do so already are left alone."""
-    rewritten = [switch["netns"] for switch in switches if _write_config(switch, changes)]
-    stale = [space for space in rewritten if _pid(space, "bgpd")]
-    if stale and not changes.check:
-        _stop(stale)
+    """Let every switch's daemons run with their configuration; those that do so already are left alone."""
+    stale = []
+    for switch in switches:
+        space = switch["netns"]
+        written = [
+            _write_config(space, daemon, text, changes)
+            for daemon, text in (("zebra", zebra_config()), ("bgpd", bgpd_config(switch)))
+        ]
+        if any(written):
+            stale.append(space)
+    if not changes.check:
+        for space in stale:
+            for daemon in ("bgpd", "zebra"):
+                _stop(space, daemon)
     for daemon in ("mgmtd", "zebra", "bgpd"):
         missing = [switch["netns"] for switch in switches if _pid(switch["netns"], daemon) is None]
         really = [changes.really(f"{daemon} of {space}") for space in missing]
@@ -64,18 +83,18 @@ def bring_frr(switches, changes):
 
 
 def _folder(space):
-    return f"{BGP_STATE_DIR}/{space}"
+    return f"{STATE_DIR}/{space}"
 
 
-def _write_config(switch, changes):
-    """Write the configuration if it differs; say whether it did."""
-    path, text = f"{_folder(switch['netns'])}/bgpd.conf", bgpd_config(switch)
+def _write_config(space, daemon, text, changes):
+    """Write a daemon's configuration if it differs; say whether it did."""
+    path = f"{_folder(space)}/{daemon}.conf"
     with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
         if file.read() == text:
             return False
-    if changes.really(f"{path}"):
+    if changes.really(path):
         frr = pwd.getpwnam("frr")
-        for folder in (BGP_STATE_DIR, _folder(switch["netns"])):
+        for folder in (STATE_DIR, _folder(space)):
             os.makedirs(folder, mode=0o755, exist_ok=True)
             os.chown(folder, frr.pw_uid, frr.pw_gid)
         with open(path, "w", encoding="ascii") as file:
@@ -104,8 +123,8 @@ def _start(daemon, spaces):
         argv = [f"{BINARIES}/{daemon}", "-d", "-N", space, "-i", f"{_folder(space)}/{daemon}.pid"]
         # No TCP port for a console; and FRR allocates for as many descriptors as the limit says, a million in a guest.
         argv += ["-P", "0", "--limit-fds", "1024"]
-        if daemon == "bgpd":
-            argv += ["-f", f"{_folder(space)}/bgpd.conf"]
+        if daemon != "mgmtd":
+            argv += ["-f", f"{_folder(space)}/{daemon}.conf"]
         # A file, not a pipe: the daemon keeps it open, and the end of a pipe would never come.
         with netns(space), open(f"{_folder(space)}/{daemon}.err", "w+", encoding="utf-8") as said:
             starting[space] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
@@ -122,16 +141,15 @@ def _start(daemon, spaces):
             raise StateError(f"{daemon} of {space} ended with {process.returncode}: {told}")
 
 
-def _stop(spaces):
-    """End the bgpd of these namespaces."""
-    for space in spaces:
-        pid = _pid(space, "bgpd")
-        if pid is None:
-            continue
-        ended = os.pidfd_open(pid)
-        try:
-            signal.pidfd_send_signal(ended, signal.SIGTERM)
-            if not select.select([ended], [], [], STOP_DEADLINE_S)[0]:
-                raise StateError(f"bgpd of {space} (pid {pid}) did not end within {STOP_DEADLINE_S:.0f} s")
-        finally:
-            os.close(ended)
+def _stop(space, daemon):
+    """End a daemon, if it runs."""
+    pid = _pid(space, daemon)
+    if pid is None:
+        return
+    ended = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(ended, signal.SIGTERM)
+        if not select.select([ended], [], [], STOP_DEADLINE_S)[0]:
+            raise StateError(f"{daemon} of {space} (pid {pid}) did not end within {STOP_DEADLINE_S:.0f} s")
+    finally:
+        os.close(ended)

@@ -9,7 +9,8 @@ the front end: each host repeats its state to its peers until all are done or th
 The request: {"run": str, "host": str, "address": front-end address, "rnics": [{"name", "address"}],
 "peers": [{"name", "address", "rnics": [...]}], "deadline_s": float}, addresses without prefix length; all hosts are
 given the same `run`, so that one run cannot hear another one's datagrams. The answer: {"pairs": count,
-"failed": ["host1:rxe0 > host2:rxe1: why"], "slowest_us": float}; each pair of RNICs is counted at both of its ends.
+"failed": ["host1:rxe0 > host2:rxe1, host1:rxe1 > host2:rxe1: why"], "slowest_us": float}; each pair of RNICs is
+counted at both of its ends.
 
 It shares no code with the traffic engine on purpose: a mistake there must not be able to vouch for itself.
 """
@@ -250,17 +251,19 @@ class _Run:
 
     def answer(self) -> dict[str, Any]:
         """The answer of the whole run."""
-        failed, slowest_ns = [], 0
+        failed: dict[str, list[str]] = {}
+        slowest_ns = 0
         for pair in self.pairs:
             if pair.error is None and not pair.acknowledged_ns:
                 pair.error = f"not acknowledged within {self.request['deadline_s']:.0f} s"
             elif pair.error is None and not pair.arrived:
                 pair.error = f"nothing arrived within {self.request['deadline_s']:.0f} s"
             if pair.error is not None:
-                failed.append(f"{pair.here} > {pair.there}: {pair.error}")
+                failed.setdefault(pair.error, []).append(f"{pair.here} > {pair.there}")
             else:
                 slowest_ns = max(slowest_ns, pair.acknowledged_ns - pair.sent_ns)
-        return {"pairs": len(self.pairs), "failed": failed, "slowest_us": slowest_ns / 1000}
+        told = [f"{', '.join(pairs)}: {error}" for error, pairs in failed.items()]
+        return {"pairs": len(self.pairs), "failed": told, "slowest_us": slowest_ns / 1000}
 
     def close(self) -> None:
         """Give back the socket and all verbs objects, inner ones first."""

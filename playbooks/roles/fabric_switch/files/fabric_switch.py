@@ -1,8 +1,8 @@
 """Bring the switches that a VM carries to what the inventory says: namespaces, ports, addresses, sysctls, FRR.
 
 A port's NIC is found by its MAC wherever it is, renamed and moved into the switch's namespace. Uplinks are veth pairs
-with fixed MACs: the order of next hops in a group follows the link-local addresses, and these follow the MACs, so
-that the same flow takes the same uplink after every boot.
+with fixed MACs: next hops are ordered by link-local address, and these follow the MACs, so that the same flow takes the
+same uplink after every boot.
 """
 
 import os
