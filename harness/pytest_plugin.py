@@ -28,9 +28,8 @@ from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
-from testbed import fingerprint
+from testbed import fingerprint, shipped
 from testbed import inventory as inventory_module
-from testbed import shipped
 from testbed.errors import FaultbedError, Unsupported
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab

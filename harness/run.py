@@ -1,8 +1,8 @@
 """One experiment on one lab: known state → workload → faults → recovery → verdict → lab provably restored.
 
-The run directory is made before the lab is touched, the plan and every intent are on disk before what they say is done.
-What goes wrong in the middle ends in a verdict (ERROR, with the sentence), not in a traceback; the lab's state is looked
-at in any case.
+The run directory is made before the lab is touched; the plan and every intent are on disk before what they say is
+done. What goes wrong in the middle ends in a verdict (ERROR, with the sentence), not in a traceback; the lab's state is
+looked at in any case.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which way a queue pair takes through ECMP: its UDP source port, and the path that the switches' own kernels give it.
 
-rxe derives the source port from both QPNs when the address handle carries no flow label (Linux 6.12: `rdma_calc_flow_label`
-and `rdma_flow_label_to_udp_sport` in include/rdma/ib_verbs.h; measured on the wire for 48 of 48 QPs). The path is asked
-of each switch (`ip route get` with the whole 5-tuple), never guessed from a hash.
+rxe derives the source port from both QPNs when the address handle carries no flow label (Linux 6.12:
+`rdma_calc_flow_label` and `rdma_flow_label_to_udp_sport` in include/rdma/ib_verbs.h; measured on the wire for 48 of 48
+QPs). The path is asked of each switch (`ip route get` with the whole 5-tuple), never guessed from a hash.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:
 
 def _ask(lab: Lab, switch: str, flows: list[Flow5], ports: Mapping[Flow5, str]) -> dict[Flow5, str]:
     lines = "".join(
-        f"route get {flow.dst_ip} from {flow.src_ip} iif {ports[flow]} ipproto udp sport {flow.sport} dport {ROCE_PORT}\n"
+        f"route get {flow.dst_ip} from {flow.src_ip} iif {ports[flow]} "
+        f"ipproto udp sport {flow.sport} dport {ROCE_PORT}\n"
         for flow in flows
     )
     done = lab.node(switch).run(["ip", "-j", "-force", "-batch", "-"], stdin=lines, check=False)

@@ -187,7 +187,8 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
         session.json(planned.to_json())
         return
     session.out.print(
-        f"[bold]{planned.kind}[/bold] on {planned.target.text} for {planned.for_s:g} s ({planned.fidelity}); nothing is done yet"
+        f"[bold]{planned.kind}[/bold] on {planned.target.text} for {planned.for_s:g} s ({planned.fidelity}); "
+        "nothing is done yet"
     )
     session.table(("do", "revert"), [(step.do, step.undo) for step in planned.steps])
     moves = " and ".join(" or ".join(witness.any_of) for witness in planned.must_move)

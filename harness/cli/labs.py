@@ -130,7 +130,7 @@ def ssh(session: Session, node: str, command: tuple[str, ...]) -> NoReturn:
     if inside or command:
         argv += [*inside, *(command or ("bash", "-l"))]
     try:
-        os.execvp(argv[0], argv)
+        os.execvp(argv[0], argv)  # noqa: S606 (no shell is the point)
     except FileNotFoundError as error:
         raise LabError("ssh not found: `apt-get install openssh-client` installs it") from error
 

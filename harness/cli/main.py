@@ -46,7 +46,7 @@ class _Group(click.Group):
 @click.version_option(metadata.version("faultbed"), prog_name="faultbed")
 @click.pass_context
 def cli(ctx: click.Context, lab: Path | None) -> None:
-    """A RoCE fabric to hurt on purpose: lab, traffic, faults that prove they fired, verdicts.
+    r"""A RoCE fabric to hurt on purpose: lab, traffic, faults that prove they fired, verdicts.
 
     \b
     First steps:

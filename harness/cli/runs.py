@@ -93,7 +93,9 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
             f"[{_COLOURS[check.verdict]}]{check.verdict}[/]",
             check.name,
             summary.format_value(check.observed, check.unit),
-            "" if check.bound is None else f"{check.rule.split()[1].rstrip('.')} {summary.format_value(check.bound, check.unit)}",
+            ""
+            if check.bound is None
+            else f"{check.rule.split()[1].rstrip('.')} {summary.format_value(check.bound, check.unit)}",
             "" if check.verdict is Verdict.PASS else check.detail,
         )
         for check in verdict.checks
@@ -101,7 +103,8 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
     session.table(("", "check", "observed", "bound", "why"), rows)
     session.out.print()
     session.out.print(
-        f"[bold {_COLOURS[verdict.verdict]}]{verdict.verdict}[/]  {summary.sentence(verdict, measured, observe(measured))}",
+        f"[bold {_COLOURS[verdict.verdict]}]{verdict.verdict}[/]  "
+        f"{summary.sentence(verdict, measured, observe(measured))}",
         soft_wrap=True,
     )
     session.out.print(f"lab {verdict.lab_state}; report {finished.report}", soft_wrap=True)

@@ -137,7 +137,8 @@ def collective(
         columns = ("size(B)", "count", "type", "redop", "ranks", "time(us)", "algbw(GB/s)", "busbw(GB/s)", "#wrong")
         session.table(columns, rows)
         session.out.print(
-            f"{result.iterations_completed} iterations; {len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
+            f"{result.iterations_completed} iterations; {len(result.qp_errors)} QP errors, "
+            f"{len(result.rebuilds)} rebuilds"
         )
     if result.wrong_elements:
         return ExitCode.FAIL

@@ -1,17 +1,15 @@
 """The lab itself: pinned host keys, reset, listeners, two labs side by side, and an end without leftovers."""
 
 import contextlib
-import os
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from testbed import fingerprint, provision
+from testbed import fingerprint, provision, shipped
 from testbed import inventory as inventory_module
 from testbed import lab as lab_module
-from testbed import shipped
 from testbed.errors import Unreachable
 from testbed.paths import lab_dir, socket_dir
 from testbed.softlab import lifecycle, vm
@@ -25,7 +23,7 @@ def sockets_listening(pid):
     inodes = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            target = os.readlink(link)
+            target = str(link.readlink())
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
     found = []

@@ -46,11 +46,9 @@ def test_a_run_whose_fault_does_nothing_is_inconclusive(lab, tmp_path, kind, tar
     path = tmp_path / "noop.toml"
     path.write_text(text)
     decided = run_module.decide(experiment_module.load(path), text.encode(), lab.inventory_model)
-    finished = run_module.execute(
-        decided, lab.inventory_model, out=tmp_path, progress=lambda _: None, mutate="noop"
-    )
+    finished = run_module.execute(decided, lab.inventory_model, out=tmp_path, progress=lambda _: None, mutate="noop")
     verdict = finished.verdict
-    assert verdict.verdict is Verdict.INCONCLUSIVE, [(check.name, check.verdict, check.detail) for check in verdict.checks]
+    assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
     assert exit_code(verdict.verdict, verdict.lab_state) == 2
     assert verdict.lab_state == "CLEAN"
     assert verdict.faults[0].fired.count == 0

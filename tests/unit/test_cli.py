@@ -21,7 +21,13 @@ def faultbed(tmp_path):
         environment.pop("FAULTBED_LAB", None)
         code = "from harness.cli import main; main()"
         return subprocess.run(
-            [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=120, env=environment, cwd=cwd
+            [sys.executable, "-c", code, *argv],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+            cwd=cwd,
+            check=False,
         )
 
     return call

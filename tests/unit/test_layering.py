@@ -66,5 +66,8 @@ def test_the_check_sees_a_forbidden_import(tmp_path):
         "if TYPE_CHECKING:\n    from testbed.lab import Lab\n"
     )
     assert set(imports_of(bad)) == {
-        ("harness.run", False), ("inject", False), ("traffic", False), ("testbed.lab", True)
+        ("harness.run", False),
+        ("inject", False),
+        ("traffic", False),
+        ("testbed.lab", True),
     }

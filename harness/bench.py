@@ -1,0 +1,208 @@
+"""The numbers of the README, measured here and now: `make bench`, or `python -m harness.bench [--cold] [PART ...]`.
+
+Throughput is a ratio against perftest within one run, with its spread; times of the lab are wall-clock seconds of this
+machine, printed with what they were measured on and never asserted by a test. `--cold` also boots and provisions anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from harness.cli.context import Session
+from inject.plan import FaultSpec
+from inject.plan import plan as plan_fault
+from testbed import counters, fingerprint
+from testbed.errors import LabError
+from testbed.inventory import Inventory
+from testbed.lab import Lab, open_lab
+from testbed.softlab import image, lifecycle
+from traffic import bench as traffic_bench
+from traffic import collective
+from traffic.collective import CollectiveSpec
+
+__all__ = ["main"]
+
+RESETS, RESUMES, REPEATS = 5, 3, 3
+TTL_S = 10.0
+LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
+    ("link.flap", "rtsw1:ctsw1", {}),
+    ("link.flap", "host1:rxe0", {}),
+    ("packet.drop", "host1:rxe0", {"share": 0.5}),
+    ("gpu.throttle", "host1:gpu0", {"percent": 50}),
+)
+
+_CONTROLLER = """
+import json, sys, time
+from pathlib import Path
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+from testbed.lab import open_lab
+kind, target, params, ttl = json.loads(sys.argv[2])
+with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
+    planned = plan(FaultSpec(kind=kind, target=target, for_s=300.0, params=params), lab.topology, lab_kind=lab.kind)
+    with Injector(lab, journal, ttl_s=ttl) as injector:
+        print("armed" if injector.prepare(planned).arm().ok else "failed", flush=True)
+        time.sleep(300)
+"""
+
+
+@click.command()
+@click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
+@click.argument("parts", nargs=-1, type=click.Choice(["lab", "flow", "collective", "lease"]))
+def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
+    """Measure; all PARTS when none is named."""
+    session = Session(None)
+    inventory = session.inventory()
+    wanted = parts or ("lab", "flow", "collective", "lease")
+    with session.progress() as progress:
+        lifecycle.up(inventory, progress)
+    session.out.print(
+        f"{inventory.name}: {len(lifecycle.vms(inventory))} VMs, {lifecycle.status(inventory).accelerator}, "
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (a busy machine gives no numbers)"
+    )
+    measures: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
+        "lab": lambda: _lab(inventory, cold=cold),
+        "flow": lambda: _flow(inventory),
+        "collective": lambda: _collective(inventory),
+        "lease": lambda: _lease(inventory),
+    }
+    for part in wanted:
+        session.table(("what", "median", "spread", "goal", ""), list(measures[part]()))
+        session.out.print()
+
+
+def _lab(inventory: Inventory, *, cold: bool) -> Iterator[tuple[str, ...]]:
+    def nothing(_: str) -> None: ...
+
+    if cold:
+        lifecycle.purge(inventory)
+        yield _row(
+            "cold up, image cached (boot, provision, verify, snapshot)",
+            [_timed(lifecycle.up, inventory, nothing)],
+            "<= 150 s",
+            150,
+        )
+    if found := image.find():
+        took = float((found.folder / "complete").read_text().split()[0])
+        yield _row("image build (when it was built)", [took], "<= 120 s", 120)
+    yield _row("reset", [_timed(lifecycle.reset, inventory, nothing) for _ in range(RESETS)], "<= 6 s", 6)
+    resumes = []
+    for _ in range(RESUMES):
+        lifecycle.down(inventory)
+        resumes.append(_timed(lifecycle.up, inventory, nothing))
+    yield _row("up from the snapshot", resumes, "<= 10 s", 10)
+
+
+def _flow(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+    lifecycle.reset(inventory, lambda _: None)
+    first, last = inventory.topology.hosts[0], inventory.topology.hosts[-1]
+    with open_lab(inventory) as lab:
+        rows = traffic_bench.against_perftest(
+            lab, src=f"{first.name}:{first.rnics[0].name}", dst=f"{last.name}:{last.rnics[0].name}"
+        )
+    for row in rows:
+        goal = 0.9 if row.message_bytes < 65536 else 0.95  # noqa: PLR2004 (the goals of the README)
+        yield _ratio(f"goodput / ib_write_bw, {row.message_bytes} B, {row.qps} QP", row.ratios, goal)
+
+
+def _collective(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        for size in (1 << 18, 1 << 20):
+            spec = CollectiveSpec(size_bytes=size, iterations=8)
+            with collective.start(lab, spec) as running:
+                result = running.wait(300.0)
+            yield (
+                f"ring all-reduce, {size} B, {len(result.ranks)} ranks: busbw",
+                f"{result.busbw_gbytes_per_s * 8:.3f} Gb/s",
+                f"{result.iterations_completed} iterations, {result.wrong_elements} wrong",
+                "",
+                "",
+            )
+
+
+def _lease(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+    for kind, target, params in LEASES:
+        lifecycle.reset(inventory, lambda _: None)
+        with open_lab(inventory) as lab:
+            took = [_restored_after_kill(lab, kind, target, params)]
+        yield _row(f"controller SIGKILLed during {kind} on {target}", took, f"<= {TTL_S + 2:.0f} s", TTL_S + 2)
+
+
+def _restored_after_kill(lab: Lab, kind: str, target: str, params: dict[str, float]) -> float:
+    """Seconds from SIGKILL of the controller until what the fault changed reads as before."""
+    before = fingerprint.capture(lab)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Path(folder) / "journal.jsonl"
+        request = json.dumps([kind, target, params, TTL_S])
+        argv = [sys.executable, "-c", _CONTROLLER, str(lab.inventory), request, str(journal)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True) as controller:
+            if controller.stdout is None or controller.stdout.readline() != b"armed\n":
+                controller.kill()
+                raise LabError(f"{kind} on {target} could not be armed")
+            os.kill(controller.pid, signal.SIGKILL)
+            started = time.monotonic()
+            while not _is_restored(lab, kind, target, params):
+                if time.monotonic() - started > 3 * TTL_S:
+                    raise LabError(
+                        f"{kind} on {target} is still there: {fingerprint.diff(before, fingerprint.capture(lab))}"
+                    )
+            return time.monotonic() - started
+
+
+def _is_restored(lab: Lab, kind: str, target: str, params: dict[str, float]) -> bool:
+    planned = plan_fault(FaultSpec(kind=kind, target=target, for_s=1.0, params=params), lab.topology, lab_kind=lab.kind)
+    if kind == "packet.drop":
+        node = lab.node(planned.target.link.a.node if planned.target.link else planned.target.node)
+        return "faultbed_" not in node.run(["nft", "list", "tables"]).stdout
+    found = counters.read(lab, {key.partition("/")[0] for key, _ in planned.restored})
+    return all(found[key.partition("/")[0]].get(key.partition("/")[2]) == value for key, value in planned.restored)
+
+
+def _timed(work: Callable[..., object], *arguments: object) -> float:
+    started = time.monotonic()
+    work(*arguments)
+    return time.monotonic() - started
+
+
+def _row(what: str, seconds: Sequence[float], goal: str, most: float) -> tuple[str, ...]:
+    middle = sorted(seconds)[len(seconds) // 2]
+    spread = f"{min(seconds):.1f}..{max(seconds):.1f} s, n={len(seconds)}"
+    return what, f"{middle:.1f} s", spread, goal, _mark(reached=middle <= most)
+
+
+def _ratio(what: str, ratios: Sequence[float], least: float) -> tuple[str, ...]:
+    middle = sorted(ratios)[len(ratios) // 2]
+    return (
+        what,
+        f"{middle:.2f}",
+        f"{min(ratios):.2f}..{max(ratios):.2f}, n={len(ratios)}",
+        f">= {least:g}",
+        _mark(reached=middle >= least),
+    )
+
+
+def _mark(*, reached: bool) -> str:
+    return "[green]reached[/green]" if reached else "[red]missed[/red]"
+
+
+def main() -> None:
+    """Entry point of `python -m harness.bench`."""
+    with contextlib.suppress(KeyboardInterrupt):
+        bench()
+
+
+if __name__ == "__main__":
+    main()
