@@ -43,7 +43,7 @@ def open_holder(lab: Lab, planned: PlannedFault, *, ttl_s: float) -> Channel:
         LabError: the holder cannot be started.
     """
     if planned.place.local:
-        return LocalChannel(planned.id, revert_file(lab, planned), watchdog_s=ttl_s / 2)
+        return LocalChannel(planned.id, revert_file(lab, planned), watchdog_s=ttl_s / 4)
     lab.ensure_code(planned.place.node)
     argv = unit_command(planned, lab.python(MODULE))
     return lab.carrier(planned.place.node).open(argv)
