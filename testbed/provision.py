@@ -10,9 +10,9 @@ import hashlib
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -37,6 +37,7 @@ VERIFY_DEADLINE_S = 60
 """How long, within the verify play, BGP may take to converge and pings may take to be answered."""
 
 _KEPT_RUNS = 5
+_END_DEADLINE_S = 3.0
 # A guest that hangs in the middle of a task is given up after 90 s.
 _SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=120s -o ServerAliveInterval=15 -o ServerAliveCountMax=6"
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "TERM")
@@ -130,7 +131,7 @@ def provision(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
 
     Raises:
         LabError: a task failed or a node did not answer; the message has node, task and the node's own words.
-        KeyboardInterrupt: Ctrl-C, after Ansible has been ended.
+        KeyboardInterrupt: Ctrl-C, after Ansible has been ended; SystemExit is SIGTERM.
     """
     with _connections(site):
         return _run(_PROVISION, site, on_event)
@@ -218,11 +219,14 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
         )
         # ansible-runner starts from our whole environment and writes it to a file.
         runner.config.env = {name: value for name, value in runner.config.env.items() if _is_ours(name, environment)}
-        status, _ = runner.run()
+        try:
+            status, _ = runner.run()
+        finally:
+            _end_processes_of(folder)
     if signal.SIGINT in interrupted:
         raise KeyboardInterrupt
     if interrupted:
-        signal.raise_signal(interrupted[0])  # to whoever handles it: nobody, and we end as we were told
+        raise SystemExit(128 + interrupted[0])  # what a shell tells of a process that a signal ended
     if status != "successful":
         raise _failure(play, status, seen.problems, folder)
     stats = runner.stats or {}
@@ -306,11 +310,32 @@ def _connections(site: Site) -> Iterator[None]:
     try:
         yield
     finally:
-        for master in site.control.iterdir():
-            argv = ["ssh", "-o", f"ControlPath={master}", "-O", "exit", "faultbed"]
-            with suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(argv, capture_output=True, check=False, timeout=10)
+        _end_processes_of(site.control)
         shutil.rmtree(site.control, ignore_errors=True)
+
+
+def _end_processes_of(folder: Path) -> None:
+    """End all processes that have this folder of ours on their command line.
+
+    Ansible's workers and SSH's masters lead sessions of their own, so that ending Ansible does not end them.
+    """
+    ending = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                handle = os.pidfd_open(int(entry.name))
+                # Read after the handle is there: from here on the number cannot have become somebody else.
+                if bytes(folder) in (entry / "cmdline").read_bytes():
+                    signal.pidfd_send_signal(handle, signal.SIGTERM)
+                    ending.append(handle)
+                else:
+                    os.close(handle)
+    deadline = time.monotonic() + _END_DEADLINE_S
+    for handle in ending:
+        if not select.select([handle], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            with suppress(OSError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
 
 
 def _failure(play: _Play, status: str, problems: list[Event], folder: Path) -> LabError:

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 import yaml
@@ -49,16 +50,20 @@ def test_machine_that_does_not_answer_is_named_and_no_secret_is_written_down(clo
     assert not closed_site.control.exists()
 
 
-def test_ctrl_c_ends_ansible_and_comes_through(closed_site):
-    before = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_signal_ends_ansible_and_comes_through(closed_site, number, error):
+    before = signal.getsignal(number)
 
-    def press(event):
+    def send(event):
         if event.state == "started":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
-    with pytest.raises(KeyboardInterrupt):
-        provision(closed_site, press)
-    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(error):
+        provision(closed_site, send)
+    assert signal.getsignal(number) is before
+    assert not closed_site.control.exists()
+    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(str(closed_site.artifacts).encode() in argv for argv in running)
 
 
 def test_works_outside_the_main_thread(closed_site):
