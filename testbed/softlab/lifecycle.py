@@ -429,7 +429,7 @@ def _running(inventory: Inventory, folder: Path) -> LabState:
 
 
 def _is_same(running: LabState, inventory: Inventory) -> bool:
-    """Whether what runs is this inventory's lab and whole; an unfinished or broken one is to be ended first."""
+    """Whether what runs is this inventory's lab, whole, and made from this image and these playbooks."""
     if running.inventory != str(inventory.path.resolve()) and any(
         vm.is_alive(machine, running.vms[machine.machine.name].pid)
         for machine in vms(inventory)
@@ -439,7 +439,10 @@ def _is_same(running: LabState, inventory: Inventory) -> bool:
             f'a lab named "{inventory.name}" is up from {running.inventory}: `faultbed --lab {running.inventory} down` '
             "ends it, or give this inventory another faultbed_name"
         )
-    return status(inventory).state == "up" and _inventory_part(running.key) == _inventory_digest(inventory)
+    built = image.find()
+    if built is None or running.key != _key(inventory, built, running.accelerator):
+        return False
+    return status(inventory).state == "up"
 
 
 def _key(inventory: Inventory, built: Image, accelerator: str) -> str:
@@ -453,10 +456,6 @@ def _key(inventory: Inventory, built: Image, accelerator: str) -> str:
 
 def _inventory_digest(inventory: Inventory) -> str:
     return hashlib.sha256(repr((inventory.topology, machines(inventory), inventory.mtu)).encode()).hexdigest()[:12]
-
-
-def _inventory_part(key: str) -> str:
-    return key.partition("-")[0]
 
 
 def _check_is_soft(inventory: Inventory) -> None:
