@@ -26,36 +26,40 @@ if TYPE_CHECKING:
     from testbed.lab import Lab
     from testbed.node import Channel
 
-__all__ = ["LocalChannel", "local_python", "open_holder", "revert_dir", "unit_command"]
+__all__ = ["UNIT_PREFIX", "LocalChannel", "local_python", "open_holder", "revert_dir", "revert_file", "unit_command"]
 
 MODULE = "inject.node.holder"
 # Longest life of a unit beyond its fault's window: preparing, waiting for its moment, clearing.
 SLACK_S = 600.0
 START_S = 60.0
+UNIT_PREFIX = "faultbed-fault-"
 SYSTEMD_RUN = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect")
 
 
-def open_holder(lab: Lab, planned: PlannedFault, *, ttl_s: float) -> Channel:
+def open_holder(lab: Lab, planned: PlannedFault, *, instance: str, ttl_s: float) -> Channel:
     """Start the holder of a fault; it has changed nothing yet.
+
+    `instance` is the fault's id made unique: the end of one holder must never meet the unit, or the stored revert, of
+    the next one of the same plan.
 
     Raises:
         Unreachable: the target does not answer.
         LabError: the holder cannot be started.
     """
     if planned.place.local:
-        return LocalChannel(planned.id, revert_file(lab, planned), watchdog_s=ttl_s / 4)
+        return LocalChannel(instance, revert_file(lab, instance), watchdog_s=ttl_s / 4)
     lab.ensure_code(planned.place.node)
-    argv = unit_command(planned, lab.python(MODULE))
+    argv = unit_command(planned, lab.python(MODULE), instance=instance)
     return lab.carrier(planned.place.node).open(argv)
 
 
-def unit_command(planned: PlannedFault, python: list[str]) -> list[str]:
+def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> list[str]:
     """The `systemd-run` that starts a holder with its revert in the hands of PID 1.
 
     The unit is killed when its holder, once armed, stops turning for half a lease (`WatchdogSec`), and in any case
     long after the window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if there is one.
     """
-    stored = f"{REVERT_DIR}/{planned.id}.revert"
+    stored = f"{REVERT_DIR}/{instance}.revert"
     revert = f"[ ! -e {stored} ] || {{ sh {stored} && rm -f {stored}; }}"
     properties = {
         # Patient until there is something to revert: the holder shortens its watchdog to half a lease when it arms.
@@ -74,7 +78,7 @@ def unit_command(planned: PlannedFault, python: list[str]) -> list[str]:
         "ExecStopPost": f"/bin/sh -c {shlex.quote(revert)}",
     }
     settings = [word for name, value in properties.items() for word in ("-p", f"{name}={value}")]
-    return [*SYSTEMD_RUN, f"--unit={planned.unit}", *settings, *python]
+    return [*SYSTEMD_RUN, f"--unit={UNIT_PREFIX}{instance}", *settings, *python]
 
 
 def revert_dir(lab: Lab) -> Path:
@@ -82,9 +86,9 @@ def revert_dir(lab: Lab) -> Path:
     return lab.state_dir / "faults"
 
 
-def revert_file(lab: Lab, planned: PlannedFault) -> Path:
+def revert_file(lab: Lab, instance: str) -> Path:
     """The stored revert of one local holder."""
-    return revert_dir(lab) / f"{planned.id}.revert"
+    return revert_dir(lab) / f"{instance}.revert"
 
 
 def local_python() -> list[str]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject.channels import START_S, local_python, open_holder, revert_dir, revert_file
+from inject.channels import START_S, UNIT_PREFIX, local_python, open_holder, revert_dir, revert_file
 from inject.node.holder import REVERT_DIR
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
 from testbed import clock, counters
@@ -118,6 +119,7 @@ class Prepared:
 
     def __init__(self, injector: Injector, planned: PlannedFault) -> None:
         self.planned = planned
+        self.instance = f"{planned.id}-{secrets.token_hex(3)}"
         self._injector = injector
         self._lab = injector.lab
         self._channel: Channel | None = None
@@ -131,12 +133,10 @@ class Prepared:
 
     def start(self) -> dict[str, Any]:
         """Open the channel, measure the clock, prepare. Called by `Injector.prepare`."""
-        self._channel = open_holder(self._lab, self.planned, ttl_s=self._injector.ttl_s)
+        self._channel = open_holder(self._lab, self.planned, instance=self.instance, ttl_s=self._injector.ttl_s)
         ready = self._channel.receive(timeout_s=START_S)
         if ready is None or ready.get("event") != "ready":
-            raise FaultError(
-                f"{self._where()}: the holder did not start (a unit of this fault still there?): {ready!r}"
-            )
+            raise FaultError(f"{self._where()}: the holder did not start{_said(self._channel)}")
         self._offset = clock.measure(self._channel)
         answer = self._ask(self._request())
         self._beats.start()
@@ -255,7 +255,7 @@ class Prepared:
     # The holder
 
     def _request(self) -> dict[str, Any]:
-        request = {**self.planned.request, "ttl_s": self._injector.ttl_s}
+        request = {**self.planned.request, "id": self.instance, "ttl_s": self._injector.ttl_s}
         if self._injector.mutate is not None:
             request["mutate"] = self._injector.mutate
         if self.planned.place.local:
@@ -289,6 +289,11 @@ class Prepared:
                     return
                 finally:
                     self._lock.release()
+
+    @property
+    def unit(self) -> str:
+        """Name of the transient systemd unit of a holder on a target."""
+        return f"{UNIT_PREFIX}{self.instance}"
 
     @property
     def guardian_pid(self) -> int | None:
@@ -377,9 +382,9 @@ class Prepared:
 
     def _is_reverted(self) -> bool:
         if self.planned.place.local:
-            return not revert_file(self._lab, self.planned).exists()
-        stored = f"{REVERT_DIR}/{self.planned.id}.revert"
-        script = f"[ ! -e {stored} ] && ! systemctl is-active --quiet {self.planned.unit}"
+            return not revert_file(self._lab, self.instance).exists()
+        stored = f"{REVERT_DIR}/{self.instance}.revert"
+        script = f"[ ! -e {stored} ] && ! systemctl is-active --quiet {self.unit}"
         node = self._lab.carrier(self.planned.place.node)
         return node.run(["sh", "-c", script], check=False, timeout_s=5).rc == 0
 

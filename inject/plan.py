@@ -68,11 +68,6 @@ class PlannedFault:
     learn: aim.Learn | None
 
     @property
-    def unit(self) -> str:
-        """Name of the transient systemd unit that holds this fault."""
-        return f"faultbed-fault-{self.id}"
-
-    @property
     def reads_keys(self) -> tuple[str, ...]:
         """Every counter that decides, as `node/name`."""
         keys = [key for witness in self.must_move for key in witness.any_of]

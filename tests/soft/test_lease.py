@@ -72,7 +72,7 @@ def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
             os.kill(int(children[0]), getattr(signal, f"SIG{how}"))
         else:
             node = lab.carrier(planned.place.node)
-            node.run(["systemctl", "kill", f"--signal={how}", "--kill-whom=main", planned.unit])
+            node.run(["systemctl", "kill", f"--signal={how}", "--kill-whom=main", prepared.unit])
         print(f"{name}: restored {until(lambda: fault.is_restored(lab), within_s=TTL_S + 2):.1f} s after SIG{how}")
         receipt = prepared.clear()
     assert receipt.cleared.ok, receipt.cleared.error

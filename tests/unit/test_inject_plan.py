@@ -86,7 +86,7 @@ def test_every_plan_can_be_read_and_reverted(spec):
     assert all(step.do and step.undo for step in planned.steps)
     assert planned.must_move
     assert planned.reads
-    assert planned.unit.replace("-", "").isalnum()
+    assert planned.id.replace("-", "").isalnum()
     assert planned.request["edges"][0] == [0.0, True]
 
 
