@@ -28,7 +28,7 @@ from pathlib import Path
 from testbed.errors import LabError
 from testbed.paths import cache_dir
 
-__all__ = ["Image", "build", "digest", "find"]
+__all__ = ["Image", "build", "digest", "find", "images_dir"]
 
 SUITE = "trixie"
 MIRROR = "http://deb.debian.org/debian"
@@ -114,9 +114,14 @@ def digest() -> str:
     return sha.hexdigest()[:12]
 
 
+def images_dir() -> Path:
+    """Where images are cached."""
+    return cache_dir() / "images"
+
+
 def find() -> Image | None:
     """The cached image, if it has been built."""
-    folder = cache_dir() / "images" / digest()
+    folder = images_dir() / digest()
     return Image(digest=digest(), folder=folder) if (folder / "complete").exists() else None
 
 
@@ -129,7 +134,7 @@ def build(progress: Callable[[str], None]) -> Image:
     Raises:
         LabError: a tool is missing, there is no space, or the build failed; the message carries the end of its log.
     """
-    images = cache_dir() / "images"
+    images = images_dir()
     images.mkdir(parents=True, exist_ok=True)
     with _only_builder(images / ".lock", progress):
         if found := find():

@@ -12,10 +12,11 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from testbed import lab as lab_module
@@ -113,6 +114,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
         snapshot = read_snapshot(folder)
         try:
             if snapshot and snapshot.complete and snapshot.key == key and not fresh:
+                progress("resuming from the snapshot")
                 _resume(inventory, folder, built, accelerator, snapshot, progress)
                 return "resumed"
             _boot(inventory, folder, built, accelerator, key, progress)
@@ -139,7 +141,11 @@ def purge(inventory: Inventory) -> bool:
 
 
 def reset(inventory: Inventory, progress: Progress) -> None:
-    """Put a running lab back into its snapshot. SSH connections to it end.
+    """Put a running lab back into its snapshot. SSH connections to it end; its SSH ports stay.
+
+    Each VM gets a new QEMU process. Loading the snapshot into the running one would move the guest's clocks forward by
+    the time since it was taken (QEMU's tick counter never goes back: softmmu/cpu-timers.c), and every timer in the
+    guest would fire at once: BGP sessions and leases would end.
 
     Raises:
         LabError: the lab is not up, or a VM does not come back.
@@ -150,10 +156,17 @@ def reset(inventory: Inventory, progress: Progress) -> None:
     snapshot = read_snapshot(folder)
     if snapshot is None or not snapshot.complete or snapshot.key != state.key:
         raise DirtyLab(f"{inventory.name} has no snapshot to go back to: `faultbed up --fresh` makes the lab anew")
+    built = image.find()
+    if built is None:
+        raise LabError(f"the VM image of {inventory.name} is gone from {image.images_dir()}: `faultbed up --fresh`")
     with locked(folder):
         progress("going back to the snapshot")
-        _load_snapshot(vms(inventory))
-        _wake(inventory, progress)
+        _end_vms(inventory, state)
+        try:
+            _resume(inventory, folder, built, state.accelerator, snapshot, progress, ports=state.vms)
+        except BaseException:
+            _end_all(inventory, folder)
+            raise
 
 
 def status(inventory: Inventory) -> Status:
@@ -230,9 +243,10 @@ def _resume(
     accelerator: accel.Accelerator,
     snapshot: Snapshot,
     progress: Progress,
+    *,
+    ports: Mapping[str, VmState] = MappingProxyType({}),
 ) -> None:
-    progress("resuming from the snapshot")
-    state = _start_all(inventory, folder, built, accelerator, snapshot.key, snapshot=SNAPSHOT)
+    state = _start_all(inventory, folder, built, accelerator, snapshot.key, snapshot=SNAPSHOT, ports=ports)
     _continue_all(vms(inventory))
     _write_runtime(inventory, folder, state, snapshot.host_keys)
     write(folder / "state.json", _ready(state))
@@ -247,6 +261,7 @@ def _start_all(
     key: str,
     *,
     snapshot: str | None,
+    ports: Mapping[str, VmState] = MappingProxyType({}),
 ) -> LabState:
     private_dir(socket_dir(folder).parent)
     private_dir(socket_dir(folder))
@@ -265,12 +280,13 @@ def _start_all(
         return state
 
     for machine in vms(inventory):
-        pid = vm.start(machine, built, accelerator, snapshot=snapshot)
+        known = ports.get(machine.machine.name)
+        pid = vm.start(machine, built, accelerator, snapshot=snapshot, port=known.ssh_port if known else 0)
         # Written down at once: a controller killed here leaves a record of what to end.
         started[machine.machine.name] = VmState(pid=pid, ssh_port=0)
         record(ready=False)
-    ports = _each(vms(inventory), vm.ssh_port)
-    for machine, port in zip(vms(inventory), ports, strict=True):
+    forwards = _each(vms(inventory), vm.ssh_port)
+    for machine, port in zip(vms(inventory), forwards, strict=True):
         name = machine.machine.name
         started[name] = VmState(pid=started[name].pid, ssh_port=port)
     return record(ready=False)
@@ -357,21 +373,6 @@ def _save_snapshot(machine: Vm) -> None:
             raise LabError(f"cannot take the snapshot of {machine.machine.name}: {said}")
 
 
-def _load_snapshot(all_vms: Sequence[Vm]) -> None:
-    def stop(machine: Vm) -> None:
-        with Qmp(machine.qmp) as qmp:
-            qmp.command("stop")
-
-    def load(machine: Vm) -> None:
-        with Qmp(machine.qmp) as qmp:
-            if said := qmp.hmp(f"loadvm {SNAPSHOT}").strip():
-                raise LabError(f"cannot go back to the snapshot of {machine.machine.name}: {said}")
-
-    _each(all_vms, stop)
-    _each(all_vms, load)
-    _continue_all(all_vms)
-
-
 def _continue_all(all_vms: Sequence[Vm]) -> None:
     def go_on(machine: Vm) -> None:
         with Qmp(machine.qmp) as qmp:
@@ -388,10 +389,7 @@ def _each(things: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
 def _end_all(inventory: Inventory, folder: Path) -> bool:
     """End every process, socket and file of a lab but its snapshot, by what is written down and by what is there."""
     state = read_state(folder)
-    for machine in vms(inventory):
-        known = state.vms.get(machine.machine.name) if state else None
-        for pid in {known.pid} if known else set(_pids_of(machine)):
-            vm.end(machine, pid)
+    _end_vms(inventory, state)
     shutil.rmtree(socket_dir(folder), ignore_errors=True)
     with contextlib.suppress(OSError):
         socket_dir(folder).parent.rmdir()
@@ -405,6 +403,15 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
         (folder / "id_ed25519").unlink(missing_ok=True)
         shutil.rmtree(folder / "vms", ignore_errors=True)
     return state is not None
+
+
+def _end_vms(inventory: Inventory, state: LabState | None) -> None:
+    def end(machine: Vm) -> None:
+        known = state.vms.get(machine.machine.name) if state else None
+        for pid in {known.pid} if known else set(_pids_of(machine)):
+            vm.end(machine, pid)
+
+    _each(vms(inventory), end)
 
 
 def _pids_of(machine: Vm) -> Iterator[int]:

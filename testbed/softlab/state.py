@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -32,7 +32,7 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     schema: int = SCHEMA
     inventory: str
     key: str
-    accelerator: str
+    accelerator: Literal["kvm", "tcg"]
     image: str
     vms: dict[str, VmState]
     ready: bool

@@ -71,13 +71,17 @@ class Vm:
         return self.sockets / f"{self.machine.name}.holder"
 
 
-def command_line(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | None) -> list[str]:
-    """The QEMU command line. With `snapshot`, the VM resumes from it and stays stopped until `cont`."""
+def command_line(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | None, port: int = 0) -> list[str]:
+    """The QEMU command line.
+
+    With `snapshot`, the VM resumes from it and stays stopped until `cont`. `port` is the SSH port on 127.0.0.1; 0 lets
+    QEMU pick one.
+    """
     machine = vm.machine
     processor = ["-accel", "kvm", "-cpu", "host"]
     if accelerator == "tcg":
         # No 5-level page tables: each guest page walk under emulation would be one level longer.
-        processor = ["-accel", "tcg,tb-size=256", "-cpu", "max,la57=off"]
+        processor = ["-accel", "tcg,tb-size=256", "-cpu", os.environ.get("FBCPU","max,la57=off")]
     argv = [
         *("qemu-system-x86_64", "-name", f"faultbed-{machine.name}", *processor),
         *("-machine", "pc", "-m", str(machine.memory_mib), "-smp", str(machine.vcpus)),
@@ -92,16 +96,16 @@ def command_line(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: st
         *("-qmp", f"unix:{vm.qmp_holder},server=on,wait=off"),
     ]
     for nic in machine.nics:
-        argv += ["-netdev", _netdev(vm, nic)]
+        argv += ["-netdev", _netdev(vm, nic, port)]
         argv += ["-device", f"virtio-net-pci,netdev={nic.netdev},id=nic-{nic.netdev},mac={nic.mac},romfile="]
     if snapshot:
         argv += ["-loadvm", snapshot, "-S"]
     return argv
 
 
-def _netdev(vm: Vm, nic: Nic) -> str:
+def _netdev(vm: Vm, nic: Nic, port: int) -> str:
     if nic.wire is None:
-        return f"user,id={nic.netdev},restrict=on,hostfwd=tcp:127.0.0.1:0-:22"
+        return f"user,id={nic.netdev},restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"
     other = "carrier" if nic.end == "host" else "host"
     mine, theirs = (vm.sockets / f"{nic.wire}.{end}" for end in (nic.end, other))
     return f"dgram,id={nic.netdev},local.type=unix,local.path={mine},remote.type=unix,remote.path={theirs}"
@@ -125,13 +129,14 @@ def seed_disk(machine: Machine, *, host_key: str, authorized_key: str) -> bytes:
     return archive.getvalue().ljust(-(-archive.tell() // 512) * 512, b"\0")
 
 
-def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | None) -> int:
+def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | None, port: int = 0) -> int:
     """Start QEMU in a session of its own and give back its process id.
 
     Raises:
         LabError: QEMU is missing, or ended at once; the message carries what it said.
     """
-    argv = command_line(vm, image, accelerator, snapshot=snapshot)
+    argv = command_line(vm, image, accelerator, snapshot=snapshot, port=port)
+    vm.qmp.unlink(missing_ok=True)
     vm.console.unlink(missing_ok=True)
     try:
         with vm.log.open("wb") as log:
