@@ -452,9 +452,9 @@ def _is_same(running: LabState, inventory: Inventory) -> bool:
     return status(inventory).state == "up"
 
 
-def _key(inventory: Inventory, built: Image, accelerator: str) -> str:
+def _key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:
     """What a snapshot depends on; not the node code, which is pushed when it differs."""
-    rest = hashlib.sha256(f"{built.digest} {accelerator} {vm.qemu_version()}".encode())
+    rest = hashlib.sha256(f"{built.digest} {accelerator} {vm.PROCESSORS[accelerator]} {vm.qemu_version()}".encode())
     playbooks = shipped.playbooks()
     for path in sorted(x for x in playbooks.rglob("*") if x.is_file() and "__pycache__" not in x.parts):
         rest.update(str(path.relative_to(playbooks)).encode() + b"\0" + path.read_bytes())
