@@ -32,7 +32,7 @@ _FORWARD = re.compile(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s")
 PROCESSORS = {
     "kvm": ("-accel", "kvm", "-cpu", "host"),
     # The oldest model that Debian's numpy and the kernel's CRC with PCLMUL (rxe's ICRC) can use fully. `max` boots
-    # slower, carries a tenth to a fifth less RoCE traffic, and a guest's kernel died once in its AVX or XSAVE emulation.
+    # slower, carries a tenth to a fifth less RoCE traffic, and crashed a guest (AVX or XSAVE, emulated).
     "tcg": ("-accel", "tcg,tb-size=256", "-cpu", "Westmere"),
 }
 _NO_QEMU = "qemu-system-x86_64 not found: `apt-get install qemu-system-x86` installs it, and so does `make demo`"
