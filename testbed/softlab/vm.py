@@ -140,24 +140,31 @@ def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | Non
     argv = command_line(vm, image, accelerator, snapshot=snapshot, port=port)
     vm.qmp.unlink(missing_ok=True)
     vm.console.unlink(missing_ok=True)
-    try:
-        with vm.log.open("wb") as log:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=vm.folder
-            )
-    except FileNotFoundError as error:
-        raise LabError(_NO_QEMU) from error
+    pid = _spawn(argv, vm.log)
     deadline = time.monotonic() + QMP_DEADLINE_S
     while not vm.qmp.exists() and time.monotonic() < deadline:
-        try:
-            code = process.wait(timeout=0.02)
-        except subprocess.TimeoutExpired:
-            continue
-        raise LabError(
-            f"QEMU of {vm.machine.name} ended at once (code {code}): "
-            f"{vm.log.read_text(errors='replace').strip()[-800:]}"
-        )
-    return process.pid
+        ended, code = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            raise LabError(
+                f"QEMU of {vm.machine.name} ended at once (code {os.waitstatus_to_exitcode(code)}): "
+                f"{vm.log.read_text(errors='replace').strip()[-800:]}"
+            )
+        time.sleep(0.02)
+    return pid
+
+
+def _spawn(argv: list[str], log: Path) -> int:
+    """Start a process that outlives us, in a session of its own. Not by `subprocess`, which would wait for its end."""
+    output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), output, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    try:
+        return os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions, setsid=True)
+    except FileNotFoundError as error:
+        raise LabError(_NO_QEMU) from error
 
 
 def qemu_version() -> str:

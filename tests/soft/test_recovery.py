@@ -9,7 +9,7 @@ import time
 import pytest
 
 from testbed import counters
-from traffic.run import QpParams
+from traffic.plan import QpParams
 
 pytestmark = pytest.mark.soft
 
