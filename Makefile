@@ -25,7 +25,7 @@ lint: setup
 	@$(RUN)mypy
 
 nightly: setup ## the demo experiment and the soft tests, several times over
-	@$(RUN)python -m pytest tests/soft --repeat 5
+	@$(RUN)python -m pytest tests/soft --repeat 5 --reset-each
 	@$(RUN)faultbed run tests/experiments/demo.toml --seed 1
 
 soak: setup ## leases and receipts, again and again

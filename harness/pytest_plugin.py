@@ -1,7 +1,8 @@
 """faultbed in pytest: `--lab`, the fixtures `lab`, `traffic` and `inject`, and experiments as test items.
 
-* Every test that takes `lab` starts from the lab's snapshot and must leave the lab as it found it: a fingerprint that
-  differs afterwards is an error of that test.
+* Every test that takes `lab` starts with the fingerprint of the lab's snapshot and must leave it so: a difference is an
+  error of that test. The lab is reset for the first test of each file and after each failure, or for every test with
+  `--reset-each`.
 * Every `*.toml` file under a folder named `experiments` is an item: PASS passes, FAIL fails, and so do INCONCLUSIVE and
   ERROR, because neither shows anything. An experiment that the lab is too small for is skipped, with the reason.
 * Receipts and checks go to JUnit properties.
@@ -62,6 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="inventory of the lab, or the name of one that comes with faultbed (default: soft, or FAULTBED_LAB)",
     )
     group.addoption("--repeat", metavar="N", type=int, default=1, help="run every test that takes the lab N times")
+    group.addoption(
+        "--reset-each", action="store_true", help="reset the lab before every test, not only for every file"
+    )
     group.addoption("--runs", metavar="DIR", default="runs", help="folder of run directories of experiments")
 
 
@@ -88,6 +92,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Leave the lab as it was found: a lab that this session brought up goes down again."""
+    if _KEEPER in session.config.stash:
+        session.config.stash[_KEEPER].lab.close()
     if session.config.stash.get(_STARTED_HERE, False):
         lifecycle.down(session.config.stash[_INVENTORY])
 
@@ -136,18 +142,44 @@ def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
                 pytest.skip(f"{inventory.name} is not enough: {'; '.join(lacking)}")
 
 
+@dataclass(kw_only=True)
+class _Keeper:
+    """The session's lab between tests: open, with what it looked like when it was last put back into its snapshot."""
+
+    lab: Lab
+    baseline: fingerprint.Fingerprint | None = None
+    module: str = ""
+
+    def into_known_state(self, module: str, *, always: bool) -> fingerprint.Fingerprint:
+        """Reset where that is due: for the first test of a file, after a test that failed, or always when asked to."""
+        if self.baseline is None or self.module != module or always:
+            if self.lab.kind == "soft":
+                lifecycle.reset(self.lab.inventory_model, lambda _: None)
+            self.lab.forget_connections()
+            self.baseline = fingerprint.capture(self.lab)
+            self.module = module
+        return self.baseline
+
+    def distrust(self) -> None:
+        """The next test begins with a reset."""
+        self.baseline = None
+
+
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """The lab, in its known state; compared with that state after the test."""
-    _skip_if_unmet(request.config, request.node.iter_markers())
-    inventory = _bring_up(request.config)
-    if inventory.kind == "soft":
-        lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as opened:
-        before = fingerprint.capture(opened)
-        yield opened
-        opened.forget_connections()
-        left = fingerprint.diff(before, fingerprint.capture(opened))
+    config = request.config
+    _skip_if_unmet(config, request.node.iter_markers())
+    inventory = _bring_up(config)
+    if _KEEPER not in config.stash:
+        config.stash[_KEEPER] = _Keeper(lab=open_lab(inventory))
+    keeper = config.stash[_KEEPER]
+    before = keeper.into_known_state(str(request.path), always=config.getoption("--reset-each"))
+    failed_before = request.session.testsfailed
+    yield keeper.lab
+    left = fingerprint.diff(before, fingerprint.capture(keeper.lab))
+    if left or request.session.testsfailed > failed_before:
+        keeper.distrust()
     if left:
         request.node.user_properties.append(("lab_state", "DIRTY"))
         pytest.fail("the lab is not as the test found it:\n" + "\n".join(left), pytrace=False)
@@ -214,6 +246,9 @@ def inject(
             request.node.user_properties.append((f"receipt.{receipt.id}", str(receipt.to_json())))
 
 
+_KEEPER = pytest.StashKey[_Keeper]()
+
+
 class ExperimentFile(pytest.File):
     """A file with one experiment."""
 
@@ -237,6 +272,8 @@ class ExperimentItem(pytest.Item):
         except Unsupported as reason:
             pytest.skip(str(reason))
         _bring_up(self.config)
+        if _KEEPER in self.config.stash:
+            self.config.stash[_KEEPER].distrust()
         out = Path(self.config.getoption("--runs"))
         finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None)
         verdict = finished.verdict
