@@ -25,11 +25,11 @@ lint: setup
 	@$(RUN)mypy
 
 nightly: setup ## the demo experiment and the soft tests, several times over
-	@$(RUN)python -m pytest tests/soft --repeat 5 --reset-each
+	@$(RUN)python -m pytest tests/soft -m "" --repeat 5 --reset-each
 	@$(RUN)faultbed run tests/experiments/demo.toml --seed 1
 
 soak: setup ## leases and receipts, again and again
-	@$(RUN)python -m pytest tests/soft/test_lease.py tests/soft/test_receipts.py --repeat 20
+	@$(RUN)python -m pytest tests/soft/test_lease.py tests/soft/test_receipts.py -m "" --repeat 20
 
 clean: ## end the default lab and remove everything of it
 	@$(RUN)faultbed down --purge

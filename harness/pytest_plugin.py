@@ -177,7 +177,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     before = keeper.into_known_state(str(request.path), always=config.getoption("--reset-each"))
     failed_before = request.session.testsfailed
     yield keeper.lab
-    left = fingerprint.diff(before, fingerprint.capture(keeper.lab))
+    left = fingerprint.settle(keeper.lab, before)
     if left or request.session.testsfailed > failed_before:
         keeper.distrust()
     if left:

@@ -175,7 +175,7 @@ def _guarded(
         return
     progress("comparing the lab with what it was before")
     try:
-        found.lab_diff = tuple(fingerprint.diff(before, fingerprint.capture(lab)))
+        found.lab_diff = tuple(fingerprint.settle(lab, before))
         found.lab_state = "DIRTY" if found.lab_diff else "CLEAN"
     except FaultbedError as error:
         # Not knowing is DIRTY, never CLEAN.

@@ -9,6 +9,7 @@ left out.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ from testbed.errors import LabError
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["Fingerprint", "capture", "diff", "parse", "script"]
+__all__ = ["SETTLE_S", "Fingerprint", "capture", "diff", "parse", "script", "settle"]
+
+SETTLE_S = 30.0
+"""BGP with timers of 1 and 3 s is back well before, also on a starved machine."""
 
 _MARK = "@@"
 _SYSCTLS = (
@@ -92,6 +96,14 @@ def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
             elif was[subject] != now[subject]:
                 lines.append(f"{node}: {subject} was {was[subject]}, is {now[subject]}")
     return lines
+
+
+def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list[str]:
+    """Differences of a lab to an earlier fingerprint, once routing has had time to come back; empty: there are none."""
+    deadline = time.monotonic() + within_s
+    while (left := diff(before, capture(lab))) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
 
 
 def script(parts: list[tuple[str, str | None]]) -> str:

@@ -102,7 +102,7 @@ def inject(
         path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
         with Journal(path) as written:
             receipt = _do(session, lab, written, planned)
-        left = fingerprint.diff(before, fingerprint.capture(lab))
+        left = fingerprint.settle(lab, before)
     _show_receipt(session, receipt, left, as_json=as_json)
     if left or not receipt.cleared.ok:
         return ExitCode.DIRTY

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from inject.plan import FaultSpec, PlannedFault, plan
-from testbed import counters, fingerprint
+from testbed import counters
 from testbed.lab import Lab
 from traffic import flow
 from traffic.flow import FlowSpec
@@ -83,14 +83,6 @@ def work(lab: Lab, name: str) -> Iterator[None]:
             channel.close()
     else:
         yield
-
-
-def settled(lab: Lab, before: fingerprint.Fingerprint, *, within_s: float = 30.0) -> list[str]:
-    """Differences to an earlier fingerprint, once routing has had time to come back; empty when there are none."""
-    deadline = time.monotonic() + within_s
-    while (left := fingerprint.diff(before, fingerprint.capture(lab))) and time.monotonic() < deadline:
-        threading.Event().wait(0.5)
-    return left
 
 
 def until(condition, *, within_s: float) -> float:

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from faults import KINDS, case, settled, until
+from faults import KINDS, case, until
 
 from inject.injector import Injector
 from inject.journal import Journal
-from testbed import fingerprint
 
 pytestmark = pytest.mark.soft
 
@@ -37,8 +36,7 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[4])) as journal:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_killed_controller_leaves_nothing(lab, tmp_path, name):
-    """SIGKILL while the fault is on: restored within TTL + 2 s, and then the lab looks as before."""
-    before = fingerprint.capture(lab)
+    """SIGKILL while the fault is on: restored within TTL + 2 s; that the lab looks as before is the fixture's check."""
     fault = case(lab, name, for_s=300.0)
     controller = subprocess.Popen(
         [
@@ -53,14 +51,12 @@ def test_a_killed_controller_leaves_nothing(lab, tmp_path, name):
         assert not fault.is_restored(lab)
         os.kill(controller.pid, signal.SIGKILL)
         print(f"{name}: restored {until(lambda: fault.is_restored(lab), within_s=TTL_S + 2):.1f} s after SIGKILL")
-    assert settled(lab, before) == []
 
 
-@pytest.mark.parametrize("how", ["KILL", "STOP"])
+@pytest.mark.parametrize("how", ["KILL", pytest.param("STOP", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
     """SIGKILL and SIGSTOP of the holder: PID 1, the kernel or the guardian restores, and the receipt says by whom."""
-    before = fingerprint.capture(lab)
     fault = case(lab, name, for_s=300.0)
     planned = fault.planned
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
@@ -77,4 +73,3 @@ def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
         receipt = prepared.clear()
     assert receipt.cleared.ok, receipt.cleared.error
     assert receipt.cleared.by == "lease"
-    assert settled(lab, before) == []
