@@ -45,6 +45,7 @@ __all__ = ["Inject", "Traffic"]
 
 _INVENTORY = pytest.StashKey[Inventory]()
 _STARTED_HERE = pytest.StashKey[bool]()
+_UP_FAILED = pytest.StashKey[FaultbedError]()
 _MARKERS = (
     "soft: needs a soft lab (QEMU VMs); `--lab` names another inventory than the default one",
     "lab: needs a rack lab; skipped with that reason on a soft one",
@@ -121,7 +122,14 @@ def _bring_up(config: pytest.Config) -> Inventory:
                 with capture.global_and_fixture_disabled():
                     reporter.write_line(f"{time.monotonic() - started:6.1f} s  {text}")
 
-        how = lifecycle.up(inventory, tell if lifecycle.status(inventory).state != "up" else lambda _: None)
+        if _UP_FAILED in config.stash:
+            # What failed once would fail again for every test, minutes each.
+            raise config.stash[_UP_FAILED]
+        try:
+            how = lifecycle.up(inventory, tell)
+        except FaultbedError as error:
+            config.stash[_UP_FAILED] = error
+            raise
         if how != "already up":
             config.stash[_STARTED_HERE] = True
     return inventory
