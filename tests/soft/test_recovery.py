@@ -13,6 +13,7 @@ from traffic.plan import QpParams
 
 pytestmark = pytest.mark.soft
 
+PSNS = 1 << 24
 PATIENT = QpParams(timeout=18)
 """An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
 
@@ -67,13 +68,17 @@ def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject):
     The receiver sees one gap (one NAK), the sender goes back once, and no other queue pair of the port notices.
     """
     last = lab.topology.hosts[-1].name
-    flow = traffic.flow("host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=20.0, qp=PATIENT)
-    wait_s(2.0)
+    flow = traffic.flow("host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=30.0, qp=PATIENT)
     before = counters.read(lab, ["host1", last])
     struck = flow.connections[0]
-    fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn="+800")
+    psn, at = flow.psns()[0][0], time.monotonic()
+    wait_s(2.0)
+    later, then = flow.psns()[0][0], time.monotonic()
+    # Far enough ahead at this machine's speed, that the hop is armed well before the packet comes.
+    ahead = int(6.0 * ((later - psn) % PSNS) / (then - at)) + 1
+    fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn=(later + ahead) % PSNS)
     assert fault.arm().ok
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 20
     while not fault.observe()["count"] and time.monotonic() < deadline:
         wait_s(0.1)
     wait_s(1.0)
