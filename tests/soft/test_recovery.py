@@ -68,11 +68,12 @@ def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject):
     """
     last = lab.topology.hosts[-1].name
     flow = traffic.flow("host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=30.0, qp=PATIENT)
-    before = counters.read(lab, ["host1", last])
+    start, began = counters.read(lab, ["host1"]), time.monotonic()
     struck = flow.connections[0]
-    began = time.monotonic()
     wait_s(2.0)
-    packets = growth(lab, before, "host1")["host1/rxe0.sent_pkts"] / 2 / (time.monotonic() - began)
+    packets = growth(lab, start, "host1")["host1/rxe0.sent_pkts"] / 2 / (time.monotonic() - began)
+    # From here on: while a flow starts, switches resolve neighbours, and may lose packets of its first burst.
+    before = counters.read(lab, ["host1", last])
     # Far enough ahead at this machine's speed, that the hop is armed well before the packet comes.
     fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn=f"+{int(6 * packets) + 100}")
     assert fault.arm().ok
@@ -86,9 +87,12 @@ def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject):
 
     assert receipt.fired.count == 1
     assert receipt.proved, receipt.doubts
-    assert moved[f"{last}/rxe0.out_of_seq_request"] == 1
-    assert moved["host1/rxe0.rcvd_seq_err"] == 1
-    assert moved["host1/rxe0.completer_retry_err"] == 1
+    episode = {
+        "gaps seen": moved[f"{last}/rxe0.out_of_seq_request"],
+        "NAKs received": moved["host1/rxe0.rcvd_seq_err"],
+        "goings back": moved["host1/rxe0.completer_retry_err"],
+    }
+    assert episode == {"gaps seen": 1, "NAKs received": 1, "goings back": 1}
     assert result.outcome == "completed"
     assert not result.qp_errors
 
