@@ -395,7 +395,7 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
         socket_dir(folder).parent.rmdir()
     for name in ("state.json", "runtime.yml", "known_hosts"):
         (folder / name).unlink(missing_ok=True)
-    for name in ("artifacts", "control"):
+    for name in ("artifacts", "control", "faults"):
         shutil.rmtree(folder / name, ignore_errors=True)
     snapshot = read_snapshot(folder)
     if snapshot is None or not snapshot.complete:
