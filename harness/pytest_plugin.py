@@ -102,10 +102,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _inventory(config: pytest.Config) -> Inventory:
     if _INVENTORY not in config.stash:
         named = config.getoption("--lab") or "soft"
-        path = Path(named)
-        if not path.exists() and not path.suffix:
-            path = shipped.inventories() / f"{named}.yml"
-        config.stash[_INVENTORY] = inventory_module.load(path)
+        config.stash[_INVENTORY] = inventory_module.load(shipped.inventory_named(named))
     return config.stash[_INVENTORY]
 
 

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inject.node.holder import REVERT_DIR
-from testbed.errors import CommandFailed, LabError, Unreachable
+from testbed.errors import Unreachable
+from testbed.jsonlines import next_message
 
 if TYPE_CHECKING:
     from inject.plan import PlannedFault
     from testbed.lab import Lab
-    from testbed.node import Channel
+from testbed.node import Channel
 
 __all__ = ["UNIT_PREFIX", "LocalChannel", "local_python", "open_holder", "revert_dir", "revert_file", "unit_command"]
 
@@ -135,18 +136,7 @@ class LocalChannel:
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
         """See `testbed.node.Channel.receive`."""
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            raise CommandFailed(f"{self._what} said nothing for {timeout_s:.0f} s") from None
-        if line is None:
-            self._lines.put(None)
-            return None
-        try:
-            message: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise LabError(f"{self._what} said something that is not JSON: {line[:200]!r}") from error
-        return message
+        return next_message(self._lines, what=self._what, said="", timeout_s=timeout_s)
 
     def close(self) -> None:
         """End of the holder's stdin, then wait for guardian and holder. Safe to call twice."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from testbed.errors import UsageError
 
-__all__ = ["inventories", "playbooks"]
+__all__ = ["inventories", "inventory_named", "playbooks"]
 
 
 def playbooks() -> Path:
@@ -25,6 +25,22 @@ def inventories() -> Path:
         UsageError: they are not there, the installation is not whole.
     """
     return _shipped("inventory")
+
+
+def inventory_named(text: str) -> Path:
+    """The inventory that a person means by `text`: a file, or the name of one of ours (`soft-mini`).
+
+    Raises:
+        UsageError: no such file, and none of ours has that name.
+    """
+    path = Path(text)
+    if path.exists() or path.suffix:
+        return path
+    named = inventories() / f"{text}.yml"
+    if not named.exists():
+        known = ", ".join(sorted(found.stem for found in inventories().glob("*.yml")))
+        raise UsageError(f'no inventory "{text}": give the path of one, or one of ours: {known}')
+    return named
 
 
 def _shipped(name: str) -> Path:

@@ -20,7 +20,8 @@ from typing import Any
 
 import paramiko
 
-from testbed.errors import CommandFailed, LabError, Unreachable
+from testbed.errors import CommandFailed, Unreachable
+from testbed.jsonlines import next_message
 from testbed.node import Completed
 
 __all__ = ["Address", "JsonChannel", "SshConnection", "SshNode"]
@@ -183,18 +184,7 @@ class JsonChannel:
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
         """See `testbed.node.Channel.receive`."""
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            raise CommandFailed(f"{self._what} said nothing for {timeout_s:.0f} s{self._said()}") from None
-        if line is None:
-            self._lines.put(None)
-            return None
-        try:
-            message: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise LabError(f"{self._what} said something that is not JSON: {line[:200]!r}{self._said()}") from error
-        return message
+        return next_message(self._lines, what=self._what, said=self._said(), timeout_s=timeout_s)
 
     def close(self) -> None:
         """See `testbed.node.Channel.close`."""

@@ -17,7 +17,6 @@ from rich.table import Table
 
 from testbed import inventory as inventory_module
 from testbed import shipped
-from testbed.errors import UsageError
 from testbed.inventory import Inventory
 
 __all__ = ["Session", "json_option", "pass_session"]
@@ -35,19 +34,7 @@ class Session:
 
     def inventory(self) -> Inventory:
         """The lab that `--lab` or FAULTBED_LAB names; default `inventory/soft.yml`."""
-        return inventory_module.load(self._lab_path())
-
-    def _lab_path(self) -> Path:
-        if self._lab is None:
-            return _relative(shipped.inventories() / "soft.yml")
-        if self._lab.exists() or self._lab.suffix:
-            return self._lab
-        # `--lab soft-mini` means the inventory of that name that travels with us.
-        named = shipped.inventories() / f"{self._lab}.yml"
-        if not named.exists():
-            known = ", ".join(sorted(path.stem for path in shipped.inventories().glob("*.yml")))
-            raise UsageError(f'no inventory "{self._lab}": give the path of one, or one of ours: {known}')
-        return _relative(named)
+        return inventory_module.load(_relative(shipped.inventory_named(str(self._lab or "soft"))))
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[str], None]]:

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+import msgspec
+
 from testbed import lab as lab_module
 from testbed import provision, shipped
 from testbed.errors import BootFailed, DirtyLab, LabError, UsageError
@@ -228,7 +230,7 @@ def _boot(
     _wait_for_ssh(inventory, state, progress)
     progress(f"all VMs answer after {time.monotonic() - started:.0f} s; provisioning")
     _write_runtime(inventory, folder, state, host_keys)
-    write(folder / "state.json", _ready(state))
+    write(folder / "state.json", msgspec.structs.replace(state, ready=True))
     with lab_module.open_lab(inventory) as lab:
         provision.bring_up(lab, progress)
     progress("taking the snapshot")
@@ -249,7 +251,7 @@ def _resume(
     state = _start_all(inventory, folder, built, accelerator, snapshot.key, snapshot=SNAPSHOT, ports=ports)
     _continue_all(vms(inventory))
     _write_runtime(inventory, folder, state, snapshot.host_keys)
-    write(folder / "state.json", _ready(state))
+    write(folder / "state.json", msgspec.structs.replace(state, ready=True))
     _wake(inventory, progress)
 
 
@@ -290,17 +292,6 @@ def _start_all(
         name = machine.machine.name
         started[name] = VmState(pid=started[name].pid, ssh_port=port)
     return record(ready=False)
-
-
-def _ready(state: LabState) -> LabState:
-    return LabState(
-        inventory=state.inventory,
-        key=state.key,
-        accelerator=state.accelerator,
-        image=state.image,
-        vms=state.vms,
-        ready=True,
-    )
 
 
 def _wait_for_ssh(inventory: Inventory, state: LabState, progress: Progress) -> None:
