@@ -14,6 +14,7 @@ __all__ = [
     "StateError",
     "addresses",
     "answer",
+    "fifo_queues",
     "ip_batch",
     "ip_json",
     "netns",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 NETNS = "/run/netns"
+QUEUE_PACKETS = 10000  # more than all queue pairs of a host have in flight (rxe: 128 packets each)
 MANAGEMENT_IP = "10.0.2.15"  # the guest's address on QEMU's user network; SSH lives there
 
 
@@ -77,6 +79,26 @@ def ip_batch(lines, *, namespace=None):
         run(argv, stdin="\n".join(lines) + "\n")
     except StateError as error:
         raise StateError(f"{error}; the commands were: {'; '.join(lines)}") from None
+
+
+def fifo_queues(netdevs, changes, *, namespace=None):
+    """Give each interface one deep first-in-first-out queue, so that the fabric loses nothing unasked.
+
+    What systems set by default, fq_codel, drops what has queued for 5 ms over 100 ms (RFC 8289): where a CPU is
+    emulated and shared, that is any packet, and no fault of the experiment.
+    """
+    tc = ["tc", *(["-n", namespace] if namespace else [])]
+    have = {item["dev"]: item for item in json.loads(run([*tc, "-j", "qdisc", "show"])) if item.get("root")}
+    commands = []
+    for netdev in netdevs:
+        queue = have.get(netdev, {})
+        if queue.get("kind") != "pfifo" or queue.get("options", {}).get("limit") != QUEUE_PACKETS:
+            commands.append(f"qdisc replace dev {netdev} root pfifo limit {QUEUE_PACKETS}")
+    where = f" in {namespace}" if namespace else ""
+    for line in commands:
+        changes.really(f"tc {line}{where}")
+    if commands and not changes.check:
+        run([*tc, "-batch", "-"], stdin="\n".join(commands) + "\n")
 
 
 def addresses(link):

@@ -3,6 +3,9 @@
 Bounds are ratios within one run, or counts; nothing here depends on how fast the machine is.
 """
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -95,6 +98,31 @@ def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject):
     assert episode == {"gaps seen": 1, "NAKs received": 1, "goings back": 1}
     assert result.outcome == "completed"
     assert not result.qp_errors
+
+
+@pytest.mark.needs("hosts >= 4")
+def test_a_busy_machine_makes_a_flow_slow_and_loses_none_of_its_packets(lab, traffic):
+    """Other processes want the CPUs: queues grow, and no queue of the fabric drops what an experiment did not ask for.
+
+    It did once: the default queue, fq_codel, drops what has waited long.
+    """
+    last = lab.topology.hosts[-1].name
+    flow = traffic.flow("host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=4, depth=4, duration_s=12.0, qp=PATIENT)
+    wait_s(2.0)
+    before = counters.read(lab, ["host1", last])
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        wait_s(8.0)
+        moved = growth(lab, before, "host1", last)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    result = flow.wait(60.0)
+
+    assert moved["host1/rxe0.sent_pkts"] > 1000
+    assert (moved[f"{last}/rxe0.out_of_seq_request"], moved["host1/rxe0.rcvd_seq_err"]) == (0, 0)
+    assert result.outcome == "completed"
 
 
 @pytest.mark.needs("hosts >= 4")

@@ -11,9 +11,11 @@ from faultbed_frr import bring_frr
 from faultbed_state import (
     MANAGEMENT_IP,
     NETNS,
+    QUEUE_PACKETS,
     StateError,
     addresses,
     answer,
+    fifo_queues,
     ip_batch,
     ip_json,
     set_sysctls,
@@ -38,12 +40,17 @@ def _bring(wanted, changes):
             ip_batch([f"netns add {space}"])
     if changes.check and changes.made:
         return  # what is inside a namespace that is not there cannot be compared
+    # A veth pair hands packets over by the receiving CPU's backlog, which drops beyond this (net/core/dev.c).
+    set_sysctls({"core/netdev_max_backlog": QUEUE_PACKETS}, changes)
     for switch in switches:
         set_sysctls(_sysctls(wanted["ecmp_hash_seed"]), changes, namespace=switch["netns"])
     _apply(_placing(switches, spaces, _survey(spaces), wanted["mtu"]), changes)
     inside = _survey(spaces)
     for switch in switches:
         _apply(_switch_links(switch, inside, wanted["mtu"]), changes, switch["netns"])
+        # Uplinks are veth pairs: they have no queue.
+        host_ports = [port["netdev"] for port in switch["ports"] if port.get("rnic") is not None]
+        fifo_queues(host_ports, changes, namespace=switch["netns"])
     if FRONT_END in spaces:
         _apply(_bridge(spaces[FRONT_END], inside), changes, FRONT_END)
     bring_frr(switches, changes)

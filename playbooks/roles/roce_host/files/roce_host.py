@@ -6,7 +6,17 @@ destination; rxe looks up its routes with the source address, and so follows the
 
 import os
 
-from faultbed_state import MANAGEMENT_IP, StateError, addresses, answer, ip_batch, ip_json, run, set_sysctls
+from faultbed_state import (
+    MANAGEMENT_IP,
+    StateError,
+    addresses,
+    answer,
+    fifo_queues,
+    ip_batch,
+    ip_json,
+    run,
+    set_sysctls,
+)
 
 INFINIBAND = "/sys/class/infiniband"
 FIRST_TABLE = 100
@@ -33,6 +43,8 @@ def _bring(wanted, changes):
         changes.really(f"ip {line}")
     if not changes.check:
         ip_batch(commands)
+    if soft:
+        fifo_queues([rnic["netdev"] for rnic in rnics], changes)
     set_sysctls(_sysctls(rnics, front_end), changes)
     for rnic in rnics:
         _rdma_device(rnic, soft, changes)

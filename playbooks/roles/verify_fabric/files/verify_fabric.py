@@ -13,6 +13,7 @@ from faultbed_state import StateError, addresses, answer, ip_json, run
 
 FRONT_END = "fe"
 AGAIN_S = 0.5
+LOSSLESS = ("pfifo", "noqueue")
 
 
 def main(wanted, check):
@@ -63,6 +64,8 @@ def _ports(switch, mtu):
             yield f"{name} has the MAC {link['address']}, not {port['mac']}"
         if link["mtu"] != mtu:
             yield f"{name} has MTU {link['mtu']}, not {mtu}"
+        if link["qdisc"] not in LOSSLESS:
+            yield f"{name} has the queue {link['qdisc']}, which drops what waits long"
         if port.get("address") and port["address"] not in addresses(link):
             yield f"{name} has not the address {port['address']}"
 
