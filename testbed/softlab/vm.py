@@ -6,6 +6,7 @@ can be busy); QMP and the wires are unix sockets in a folder that only this user
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -160,11 +161,24 @@ def _spawn(argv: list[str], log: Path) -> int:
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(log), output, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
+        # What our caller left open (a lock, the pipe that a CI job waits on) would stay open as long as the VM lives.
+        *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()),
     ]
     try:
         return os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions, setsid=True)
     except FileNotFoundError as error:
         raise LabError(_NO_QEMU) from error
+
+
+def _inheritable() -> list[int]:
+    """Open descriptors, but the standard ones, that a new process would get."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        fd = int(entry.name)
+        with contextlib.suppress(OSError):  # the one that listed them is closed by now
+            if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 (stderr)
+                found.append(fd)
+    return found
 
 
 def qemu_version() -> str:

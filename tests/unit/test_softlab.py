@@ -1,6 +1,9 @@
 """The soft lab's pure parts: which VMs there are, how they are wired and started."""
 
 import io
+import os
+import select
+import signal
 import stat
 import tarfile
 
@@ -155,3 +158,19 @@ def test_reset_of_a_lab_that_is_down_says_so(monkeypatch, soft, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     with pytest.raises(LabError, match="soft is not up: `faultbed up` starts it"):
         lifecycle.reset(soft, lambda _: None)
+
+
+def test_a_vm_keeps_nothing_of_its_callers_open(tmp_path):
+    """A pipe that a CI job waits on, or a lock, must not stay open as long as a VM lives. It did."""
+    read_end, write_end = os.pipe()
+    os.set_inheritable(write_end, True)  # noqa: FBT003
+    pid = vm._spawn(["sleep", "20"], tmp_path / "log")
+    try:
+        os.close(write_end)
+        ready, _, _ = select.select([read_end], [], [], 5.0)
+        assert ready, "the child holds the pipe open"
+        assert os.read(read_end, 1) == b""
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(read_end)
