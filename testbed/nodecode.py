@@ -1,6 +1,6 @@
 """The code that runs on nodes, as one content-addressed archive.
 
-It holds `traffic.node` and `inject.node` with the package files above them, and is unpacked to
+It holds `traffic.node`, `inject.node` and `testbed.onnode` with the package files above them, and is unpacked to
 `/var/lib/faultbed/node/DIGEST/`: a node that has the folder has the code.
 """
 
@@ -19,7 +19,7 @@ from testbed.node import Node
 __all__ = ["NODE_ROOT", "Archive", "archive", "ensure"]
 
 NODE_ROOT = "/var/lib/faultbed/node"
-_PACKAGES = ("inject", "traffic")
+_PACKAGES = {"inject": "node", "testbed": "onnode", "traffic": "node"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,8 @@ def archive() -> Archive:
     house = Path(__file__).resolve().parent.parent
     files = sorted(
         path
-        for package in _PACKAGES
-        for path in [house / package / "__init__.py", *(house / package / "node").rglob("*.py")]
+        for package, inner in _PACKAGES.items()
+        for path in [house / package / "__init__.py", *(house / package / inner).rglob("*.py")]
     )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:

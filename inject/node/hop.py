@@ -11,7 +11,7 @@ import struct
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
-from inject.node.netlink import Netlink, attribute, attributes
+from testbed.onnode.netlink import Netlink, attribute, attributes
 
 __all__ = ["HopActuator"]
 

@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
-from inject.node.netlink import ACK, REQUEST, Netlink, attribute, attributes
+from testbed.onnode.netlink import ACK, REQUEST, Netlink, attribute, attributes
 
 __all__ = ["LinkActuator"]
 

@@ -68,6 +68,45 @@ def test_reset_undoes_what_nobody_wrote_down(lab):
     assert node.run(["test", "-e", "/etc/left-behind"], check=False).rc == 1
 
 
+# Node, what is done, what undoes it, and the subject that must differ meanwhile.
+TOUCHED = [
+    ("host1", "ip link set dev be0 mtu 3000", "ip link set dev be0 mtu 4200", "link be0"),
+    ("host1", "ip address add 10.99.0.1/32 dev lo", "ip address del 10.99.0.1/32 dev lo", "address lo 10.99.0.1/32"),
+    ("host1", "ip route add blackhole 10.98.0.0/16", "ip route del blackhole 10.98.0.0/16", "blackhole 10.98.0.0/16"),
+    ("host1", "ip rule add priority 77 lookup 7", "ip rule del priority 77", "rule 77"),
+    ("host1", "ip netns add stray", "ip netns del stray", "netns stray"),
+    ("host1", "mkdir -p /run/faultbed/faults/x", "rmdir /run/faultbed/faults/x", "revert x"),
+    ("host1", "systemd-run -q --unit=faultbed-x sleep 99", "systemctl stop faultbed-x", "unit faultbed-x.service"),
+    ("host1", "rdma link delete rxe1", "rdma link add rxe1 type rxe netdev be1", "rdma rxe1/1"),
+    (
+        "rtsw1",
+        "tc qdisc replace dev host1-rxe0 root netem delay 1ms",
+        "tc qdisc replace dev host1-rxe0 root pfifo limit 10000",
+        "qdisc host1-rxe0 root",
+    ),
+    ("rtsw1", "nft add table netdev stray", "nft delete table netdev stray", "nft table netdev stray"),
+    (
+        "rtsw1",
+        "sysctl -qw net.ipv4.fib_multipath_hash_policy=0",
+        "sysctl -qw net.ipv4.fib_multipath_hash_policy=1",
+        "sysctl net.ipv4.fib_multipath_hash_policy",
+    ),
+]
+
+
+def test_the_fingerprint_sees_each_thing_that_a_fault_can_touch(lab):
+    """All of them changed: each is a line of the difference. All of them put back: none is."""
+    before = fingerprint.capture(lab)
+    for node in ("host1", "rtsw1"):
+        lab.node(node).run(["sh", "-ec", "; ".join(do for where, do, _, _ in TOUCHED if where == node)])
+    lines = fingerprint.diff(before, fingerprint.capture(lab))
+    unseen = [what for node, _, _, what in TOUCHED if not any(node in line and what in line for line in lines)]
+    assert not unseen, lines
+    for node in ("host1", "rtsw1"):
+        lab.node(node).run(["sh", "-ec", "; ".join(undo for where, _, undo, _ in TOUCHED if where == node)])
+    assert fingerprint.settle(lab, before) == []
+
+
 def test_guest_clocks_are_right_after_a_reset(lab):
     """A snapshot's wall clock stands still; reset sets it."""
     said = float(lab.node("host1").run(["date", "+%s.%N"]).stdout)

@@ -1,4 +1,4 @@
-"""As much netlink as the actuators need, without a library: start-up time is what a holder's speed is made of.
+"""As much netlink as node-side code needs, without a library: start-up time is what its speed is made of.
 
 Formats: linux/netlink.h, linux/netfilter/nfnetlink.h; attributes are type-length-value, padded to four bytes.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Iterator
 
-__all__ = ["ACK", "REQUEST", "Netlink", "attribute", "attributes"]
+__all__ = ["ACK", "DUMP", "REQUEST", "Netlink", "attribute", "attributes"]
 
-REQUEST, ACK = 1, 4
-_ERROR = 2
+REQUEST, ACK, DUMP = 1, 4, 0x300
+_ERROR, _DONE = 2, 3
 _HEADER, _ATTR = struct.Struct("=IHHII"), struct.Struct("=HH")
 _NESTED_OR_ORDER = 0xC000
 
@@ -43,6 +44,27 @@ class Netlink:
                 if code:
                     raise OSError(code, os.strerror(code))
             return answer[_HEADER.size : length]
+
+    def dump(self, kind: int, body: bytes) -> Iterator[tuple[int, bytes]]:
+        """Ask for all objects of a kind: the type and body of each message.
+
+        Raises:
+            OSError: the kernel refused, with its number.
+        """
+        self._seq += 1
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, REQUEST | DUMP, self._seq, 0) + body)
+        while True:
+            answer, at = self._socket.recv(1 << 20), 0
+            while at + _HEADER.size <= len(answer):
+                length, answered, _flags, seq, _pid = _HEADER.unpack_from(answer, at)
+                if seq == self._seq:
+                    if answered == _DONE:
+                        return
+                    if answered == _ERROR:
+                        code = -struct.unpack_from("=i", answer, at + _HEADER.size)[0]
+                        raise OSError(code, os.strerror(code))
+                    yield answered, answer[at + _HEADER.size : at + length]
+                at += (length + 3) & ~3
 
     def close(self) -> None:
         """Close the socket."""

@@ -1,0 +1,250 @@
+"""What a machine looks like, and every switch on it, in every respect that a fault could change: facts as text.
+
+    python3 -m testbed.onnode.state host1= rtsw1=rtsw1      (node=namespace; no namespace: the machine itself)
+
+prints `{node: {subject: text}}`. One process for a whole machine, asking the kernel itself: each command that a shell
+would start costs a tenth of a second under emulation. What the kernel numbers as it likes (interface indexes, next-hop
+ids, lifetimes) is translated or left out, and so are counters.
+
+Formats: linux/rtnetlink.h, if_link.h, if_addr.h, fib_rules.h, pkt_sched.h, netfilter/nf_tables.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from testbed.onnode.netlink import Netlink, attributes
+
+__all__ = ["Facts", "gathered", "link_fact", "main", "network_facts", "route_facts"]
+
+Facts = Iterator[tuple[str, str]]
+"""Subject and text, such as `("link be0", "LOWER_UP UP mtu 4200 qdisc pfifo 52:54:...")`."""
+
+SYSCTLS = (
+    "net.ipv4.ip_forward",
+    "net.ipv4.fib_multipath_hash_policy",
+    "net.ipv4.fib_multipath_hash_seed",
+    "net.ipv4.conf.all.rp_filter",
+    "net.ipv4.tcp_congestion_control",
+)
+DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
+UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "faultbed-*")
+
+_ROUTE, _NETFILTER = 0, 12
+_GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC = 18, 22, 26, 34, 38
+_GETTABLE = (10 << 8) | 1
+_FLAGS = {1 << 0: "UP", 1 << 7: "NOARP", 1 << 8: "PROMISC", 1 << 16: "LOWER_UP"}
+_PERMANENT = 0x80
+_ROOT = 0xFFFFFFFF
+_KERNEL, _RA = 2, 9
+_PROTOCOLS = {2: "kernel", 3: "boot", 4: "static", 9: "ra", 11: "zebra", 16: "dhcp", 186: "bgp"}
+_TYPES = {
+    1: "unicast",
+    2: "local",
+    3: "broadcast",
+    4: "anycast",
+    5: "multicast",
+    6: "blackhole",
+    7: "unreachable",
+    8: "prohibit",
+}
+_RULE_KNOWN = (1, 2, 6, 15, 21)
+_TABLES = {254: "main", 255: "local", 253: "default"}
+_DEAD, _LINKDOWN = 1, 16
+_NFPROTO = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+
+
+def network_facts() -> Facts:
+    """Links, addresses, routes, rules, qdiscs, nftables tables and sysctls of the namespace that this process is in."""
+    with contextlib.closing(Netlink(_ROUTE)) as route:
+        links = {
+            struct.unpack_from("=i", body, 4)[0]: (struct.unpack_from("=I", body, 8)[0], attributes(body[16:]))
+            for _, body in route.dump(_GETLINK, bytes(16))
+        }
+        names = {index: _text(found[3]) for index, (_, found) in links.items()}
+        for flags, found in links.values():
+            yield link_fact(flags, found, names)
+        for _, body in route.dump(_GETADDR, bytes(8)):
+            yield from _address(body, names)
+        for _, body in route.dump(_GETROUTE, bytes(12)):
+            yield from route_facts(body, names)
+        for _, body in route.dump(_GETRULE, bytes(12)):
+            yield _rule(body)
+        for _, body in route.dump(_GETQDISC, bytes(20)):
+            yield _qdisc(body, names)
+    with contextlib.closing(Netlink(_NETFILTER)) as netfilter:
+        for _, body in netfilter.dump(_GETTABLE, bytes(4)):
+            yield f"nft table {_NFPROTO.get(body[0], body[0])} {_text(attributes(body[4:])[1])}", "there"
+    for name in SYSCTLS:
+        with contextlib.suppress(OSError):
+            yield f"sysctl {name}", " ".join(Path("/proc/sys", *name.split(".")).read_text().split())
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode()
+
+
+def _number(raw: bytes | None, default: int = 0) -> int:
+    return int.from_bytes(raw, sys.byteorder) if raw else default
+
+
+def link_fact(flags: int, found: dict[int, bytes], names: dict[int, str]) -> tuple[str, str]:
+    """An interface, from its flags and attributes; `names` are those of all interfaces by index."""
+    words = [" ".join(sorted(word for bit, word in _FLAGS.items() if flags & bit)) or "down"]
+    words += [f"mtu {_number(found.get(4))}", f"qdisc {_text(found.get(6, b''))}", found.get(1, b"").hex(":")]
+    words.append(_text(attributes(found.get(18, b"")).get(1, b"")))
+    if 10 in found:  # noqa: PLR2004 (IFLA_MASTER)
+        words.append(f"master {names.get(_number(found[10]), '?')}")
+    return f"link {_text(found[3])}", " ".join(filter(None, words))
+
+
+def _address(body: bytes, names: dict[int, str]) -> Facts:
+    family, length, flags, scope, index = struct.unpack_from("=BBBBi", body)
+    found = attributes(body[8:])
+    # What a router advertisement gave comes and goes by itself.
+    if _number(found.get(8), flags) & _PERMANENT:
+        said = socket.inet_ntop(family, found.get(2, found.get(1, b"")))
+        where = {0: "global", 253: "link", 254: "host"}.get(scope, str(scope))
+        yield f"address {names[index]} {said}/{length}", where
+
+
+def route_facts(body: bytes, names: dict[int, str]) -> Facts:
+    """A route, from an RTM_NEWROUTE body; none for what comes and goes by itself."""
+    family, length, _src, _tos, table, protocol, _scope, kind, flags = struct.unpack_from("=BBBBBBBBI", body)
+    found = attributes(body[12:])
+    table = _TABLES.get(number := _number(found.get(15), table), str(number))
+    if protocol == _RA or table == "local" or flags & 0x200:  # RTM_F_CLONED: a cached one
+        return
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    size = 4 if family == socket.AF_INET else 16
+    to = f"{socket.inet_ntop(family, found.get(1, bytes(size)))}/{length}"
+    hops = list(_hops(found[9])) if 9 in found else [(flags, _number(found.get(4)), found)]  # noqa: PLR2004 (RTA_MULTIPATH)
+    ways = sorted(_way(family, flags, index, found, names) for flags, index, found in hops)
+    subject = f"route {table} {_TYPES.get(kind, kind)} {to} metric {_number(found.get(6))}"
+    # Equal prefixes may stand twice in a table: with other metrics, or (fe80::/64) once for each interface.
+    if protocol == _KERNEL:
+        subject += f" dev {names.get(hops[0][1])}"
+    yield f"{subject} {_PROTOCOLS.get(protocol, protocol)}", ", ".join(ways)
+
+
+def _hops(raw: bytes) -> Iterator[tuple[int, int, dict[int, bytes]]]:
+    at = 0
+    while at + 8 <= len(raw):
+        length, flags, _hops, index = struct.unpack_from("=HBBi", raw, at)
+        yield flags, index, attributes(raw[at + 8 : at + length])
+        at += (length + 3) & ~3
+
+
+def _way(family: int, flags: int, index: int, found: dict[int, bytes], names: dict[int, str]) -> str:
+    via = ""
+    if 5 in found:  # noqa: PLR2004 (RTA_GATEWAY)
+        via = f"via {socket.inet_ntop(family, found[5])}"
+    elif 18 in found:  # noqa: PLR2004 (RTA_VIA: a gateway of the other family)
+        (other,) = struct.unpack_from("=H", found[18])
+        via = f"via {socket.inet_ntop(other, found[18][2:])}"
+    state = [word for bit, word in ((_DEAD, "dead"), (_LINKDOWN, "linkdown")) if flags & bit]
+    return " ".join(filter(None, [via, f"dev {names.get(index)}", *state]))
+
+
+def _rule(body: bytes) -> tuple[str, str]:
+    family, to_length, from_length = struct.unpack_from("=BBB", body)
+    found = attributes(body[12:])
+    table = _number(found.get(15), body[4])
+    words = [f"lookup {_TABLES.get(table, table)}"]
+    for attr, length, word in ((1, to_length, "to"), (2, from_length, "from")):
+        if attr in found:
+            words.append(f"{word} {socket.inet_ntop(family, found[attr])}/{length}")
+    # Any other condition counts too; few people will ever have to read one. Not who made it (21), nor "no limit" (14).
+    others = {kind: raw for kind, raw in found.items() if kind not in _RULE_KNOWN and raw != b"\xff\xff\xff\xff"}
+    words += [f"attribute {kind} {raw.hex()}" for kind, raw in sorted(others.items())]
+    name = "6" if family == socket.AF_INET6 else ""
+    return f"rule{name} {_number(found.get(6))} {' '.join(words)}", "there"
+
+
+def _qdisc(body: bytes, names: dict[int, str]) -> tuple[str, str]:
+    # A handle is a number that the kernel gives out; a parent's says where a child hangs.
+    _family, index, _handle, parent = struct.unpack_from("=B3xiII", body)
+    found = attributes(body[20:])
+    where = "root" if parent == _ROOT else f"parent {parent >> 16:x}:{parent & 0xFFFF:x}"
+    kind, options = _text(found[1]), found.get(2, b"")
+    said = f"limit {_number(options)}" if kind == "pfifo" else options.hex()
+    return f"qdisc {names[index]} {where}", " ".join(filter(None, [kind, said]))
+
+
+def _machine_facts() -> Facts:
+    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
+        device = port.parent.parent
+        netdev = device / "parent"
+        below = netdev.read_text().strip() if netdev.exists() else ""
+        words = [(port / name).read_text().split(":")[-1].strip() for name in ("state", "phys_state")]
+        yield f"rdma {device.name}/{port.name}", " ".join(filter(None, [*words, below and f"netdev {below}"]))
+    for quota in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cpu.max")):
+        yield f"cpu.max {quota.parent.name}", quota.read_text().strip()
+    for folder, what in (("/run/faultbed/faults", "revert"), ("/run/netns", "netns")):
+        with contextlib.suppress(FileNotFoundError):
+            yield from sorted((f"{what} {entry.name}", "there") for entry in Path(folder).iterdir())
+    running = dict.fromkeys(DAEMONS, 0)
+    for process in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            name = process.read_text().strip()
+            if name in running:
+                running[name] += 1
+    yield from ((f"daemon {name}", f"{count} running") for name, count in running.items())
+
+
+def _units(listing: subprocess.Popen[str] | None) -> Facts:
+    if listing is not None:
+        for line in listing.communicate(timeout=30)[0].splitlines():
+            name, _load, active, sub, *_ = line.split()
+            yield f"unit {name}", f"{active} {sub}"
+
+
+def gathered(facts: Facts) -> dict[str, str]:
+    """Text by subject; what is said twice of one subject stands side by side."""
+    found: dict[str, list[str]] = {}
+    for subject, text in facts:
+        found.setdefault(subject, []).append(text)
+    return {subject: " and ".join(sorted(texts)) for subject, texts in found.items()}
+
+
+def main(argv: list[str]) -> int:
+    """Print the facts of the nodes named on the command line."""
+    units = subprocess.Popen(UNITS, stdout=subprocess.PIPE, text=True) if _has_systemd() else None
+    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    found: dict[str, dict[str, str]] = {}
+    for node, _, namespace in (word.partition("=") for word in argv):
+        if namespace:
+            there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+            _setns(there)
+            os.close(there)
+            found[node] = gathered(network_facts())
+            _setns(home)
+        else:
+            found[node] = gathered(itertools.chain(network_facts(), _machine_facts(), _units(units)))
+    json.dump(found, sys.stdout)
+    return 0
+
+
+def _has_systemd() -> bool:
+    return Path("/run/systemd/system").is_dir()
+
+
+def _setns(namespace: int) -> None:
+    if sys.version_info >= (3, 12):
+        os.setns(namespace, os.CLONE_NEWNET)
+    else:
+        raise OSError("entering a network namespace needs Python 3.12 on the node")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""What a machine looks like, as the kernel tells it, and how two looks are compared."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed import fingerprint
+from testbed.fingerprint import Fingerprint
+from testbed.onnode import state
+from testbed.onnode.netlink import attribute
+
+UP, LOWER_UP = 1, 1 << 16
+BGP, RA = 186, 9
+LINKDOWN = 16
+
+
+def link(*, flags, index):
+    found = {
+        1: bytes.fromhex("02fb00000001"), 3: b"be0\0", 4: struct.pack("=I", 4200), 6: b"pfifo\0",
+    }  # fmt: skip
+    return state.link_fact(flags, found, {index: "be0"})
+
+
+def route(*, nhid, order, protocol=BGP, hop_flags=0):
+    """10.77.2.0/31 over two uplinks, each next hop an IPv6 link-local address."""
+    hops = b""
+    for number in (1, 2)[::order]:
+        via = struct.pack("=H", socket.AF_INET6) + socket.inet_pton(socket.AF_INET6, f"fe80::{number}")
+        inside = attribute(18, via)
+        hops += struct.pack("=HBBi", 8 + len(inside), hop_flags, 0, number) + inside
+    header = struct.pack("=BBBBBBBBI", socket.AF_INET, 31, 0, 0, 254, protocol, 0, 1, 0)
+    attributes = (
+        attribute(1, socket.inet_aton("10.77.2.0"))
+        + attribute(6, struct.pack("=I", 20))
+        + attribute(30, struct.pack("=I", nhid))
+        + attribute(9, hops)
+    )
+    return list(state.route_facts(header + attributes, {1: "ctsw1", 2: "ctsw2"}))
+
+
+def taken(*, flags=UP | LOWER_UP, index=2, **hops):
+    facts = [link(flags=flags, index=index), *route(**hops)]
+    return Fingerprint(nodes={"host1": state.gathered(iter(facts))})
+
+
+@given(st.integers(1, 99), st.integers(1, 99), st.integers(1, 999), st.integers(1, 999))
+def test_what_the_kernel_numbers_as_it_likes_makes_no_difference(one, two, three, four):
+    """Interface indexes, next-hop ids and the order of equal next hops come and go."""
+    before, after = taken(index=one, nhid=three, order=1), taken(index=two, nhid=four, order=-1)
+    assert fingerprint.diff(before, after) == []
+
+
+def test_a_lost_carrier_is_one_readable_line():
+    """The difference says which node, which link, what it was and what it is."""
+    lines = fingerprint.diff(taken(nhid=1, order=1), taken(flags=UP, nhid=1, order=1))
+    assert lines == [
+        (
+            "host1: link be0 was LOWER_UP UP mtu 4200 qdisc pfifo 02:fb:00:00:00:01, "
+            "is UP mtu 4200 qdisc pfifo 02:fb:00:00:00:01"
+        )
+    ]
+
+
+def test_a_route_says_its_ways_and_which_of_them_are_down():
+    """Both next hops with their gateways; a lost one is a difference."""
+    assert route(nhid=7, order=1) == [
+        ("route main unicast 10.77.2.0/31 metric 20 bgp", "via fe80::1 dev ctsw1, via fe80::2 dev ctsw2")
+    ]
+    lines = fingerprint.diff(taken(nhid=7, order=1), taken(nhid=7, order=1, hop_flags=LINKDOWN))
+    assert len(lines) == 1
+    assert "dev ctsw1 linkdown" in lines[0]
+
+
+def test_what_a_router_advertised_is_no_fact():
+    """It comes and goes by itself."""
+    assert route(nhid=1, order=1, protocol=RA) == []
+
+
+def test_two_facts_of_one_subject_both_count():
+    """Two routes to one prefix: neither hides the other."""
+    assert state.gathered(iter([("route x", "b"), ("route x", "a")])) == {"route x": "a and b"}
+
+
+def test_what_is_gone_or_new_is_said_so():
+    """Subjects on one side only."""
+    one, none = Fingerprint(nodes={"host1": {"nft table netdev faultbed_x": "there"}}), Fingerprint(nodes={})
+    assert fingerprint.diff(none, one) == ["host1: nft table netdev faultbed_x is new (there)"]
+    assert fingerprint.diff(one, none) == ["host1: nft table netdev faultbed_x is gone (was there)"]
+
+
+def test_the_program_tells_what_this_machine_looks_like(capsys):
+    """Asked of a real kernel: every interface that sysfs has, with its MTU, and some route of the table main."""
+    assert state.main(["here="]) == 0
+    here = json.loads(capsys.readouterr().out)["here"]
+    for device in Path("/sys/class/net").iterdir():
+        if (device / "mtu").exists():
+            assert f"mtu {(device / 'mtu').read_text().strip()} " in here[f"link {device.name}"]
+    assert here["sysctl net.ipv4.ip_forward"] in ("0", "1")
