@@ -12,6 +12,7 @@ Markers: `soft` (a soft lab), `lab` (a rack), `gpu`, `needs("uplinks >= 2")`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,7 @@ from inject.plan import plan as plan_fault
 from testbed import fingerprint, shipped
 from testbed import inventory as inventory_module
 from testbed.errors import FaultbedError, Unsupported
+from testbed.holding import INHERITED, Holding, hold
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.softlab import lifecycle
@@ -44,8 +46,11 @@ from traffic.run import Running
 __all__ = ["Inject", "Traffic"]
 
 _INVENTORY = pytest.StashKey[Inventory]()
+_HOLDING = pytest.StashKey[tuple[contextlib.ExitStack, Holding]]()
 _STARTED_HERE = pytest.StashKey[bool]()
 _UP_FAILED = pytest.StashKey[FaultbedError]()
+_HOLD_S = 1800.0
+"""How long the session's reservation outlives its last test's start: two of the longest tests."""
 _MARKERS = (
     "soft: needs a soft lab (QEMU VMs); `--lab` names another inventory than the default one",
     "lab: needs a rack lab; skipped with that reason on a soft one",
@@ -97,6 +102,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.stash[_KEEPER].lab.close()
     if session.config.stash.get(_STARTED_HERE, False):
         lifecycle.down(session.config.stash[_INVENTORY])
+    if _HOLDING in session.config.stash:
+        os.environ.pop(INHERITED, None)
+        session.config.stash[_HOLDING][0].close()
 
 
 def _inventory(config: pytest.Config) -> Inventory:
@@ -106,9 +114,23 @@ def _inventory(config: pytest.Config) -> Inventory:
     return config.stash[_INVENTORY]
 
 
+def _hold(config: pytest.Config) -> Holding:
+    """The whole lab, ours from the first test that needs it to the end of the session; refreshed by each test."""
+    if _HOLDING not in config.stash:
+        stack = contextlib.ExitStack()
+        wanted = hold(_inventory(config), why="pytest", mode="exclusive", ttl_s=_HOLD_S)
+        config.stash[_HOLDING] = (stack, stack.enter_context(wanted))
+        # What a test starts as a program of its own works under this session's holding.
+        os.environ[INHERITED] = config.stash[_HOLDING][1].token
+    holding = config.stash[_HOLDING][1]
+    holding.refresh()
+    return holding
+
+
 def _bring_up(config: pytest.Config) -> Inventory:
-    """The lab, up; told on the terminal, because the first time takes minutes."""
+    """The lab, ours and up; told on the terminal, because the first time takes minutes."""
     inventory = _inventory(config)
+    _hold(config)
     if inventory.kind == "soft":
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         capture = config.pluginmanager.get_plugin("capturemanager")
@@ -280,7 +302,8 @@ class ExperimentItem(pytest.Item):
         if _KEEPER in self.config.stash:
             self.config.stash[_KEEPER].distrust()
         out = Path(self.config.getoption("--runs"))
-        finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None)
+        guard = _hold(self.config).refresh
+        finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
         verdict = finished.verdict
         self.user_properties.append(("verdict", str(verdict.verdict)))
         self.user_properties.append(("report", str(finished.report)))

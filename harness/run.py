@@ -47,7 +47,7 @@ from traffic.entropy import Flow5, paths, udp_sport
 from traffic.flow import FlowResult, FlowSpec
 from traffic.run import Running
 
-__all__ = ["Decided", "Finished", "decide", "execute"]
+__all__ = ["Decided", "Finished", "decide", "execute", "touched"]
 
 Progress = Callable[[str], None]
 Result = CollectiveResult | FlowResult
@@ -126,8 +126,25 @@ def decide(experiment: Experiment, source: bytes, inventory: Inventory, *, seed:
     return Decided(experiment=fitted, source=source, plan=planned, faults=faults)
 
 
+def touched(decided: Decided) -> tuple[str, ...]:
+    """Hosts of the workload and targets of the faults: what a run on a rack lab must have for itself.
+
+    A run on a soft lab has the whole lab, because it puts it back into its snapshot.
+    """
+    work = decided.experiment.workload
+    ends = work.ranks if isinstance(work, Collective) else (work.src, work.dst)
+    hosts = dict.fromkeys(name.partition(":")[0] for name in ends)
+    return (*hosts, *(fault.target.text for fault in decided.faults))
+
+
 def execute(
-    decided: Decided, inventory: Inventory, *, out: Path, progress: Progress, mutate: Mutation | None = None
+    decided: Decided,
+    inventory: Inventory,
+    *,
+    out: Path,
+    progress: Progress,
+    mutate: Mutation | None = None,
+    guard: Callable[[], None] = lambda: None,
 ) -> Finished:
     """Do what was decided, judge it, write it all down.
 
@@ -136,12 +153,14 @@ def execute(
         inventory: the lab; a soft one must be up.
         out: folder of run directories.
         progress: told what is being done.
+        guard: asked before the lab is touched and while the workload comes forward; raises when the lab is not ours.
         mutate: make every fault a no-op; for the tests that prove that such a run is never a PASS.
 
     Raises:
         LabError: the lab is not up. Anything later ends in the verdict.
     """
     with open_lab(inventory) as lab:
+        lab.guard = guard
         run_dir = rundir.create(
             out,
             experiment=decided.source,
@@ -199,6 +218,7 @@ def _run_twin(decided: Decided, lab: Lab, journal: Journal, progress: Progress) 
 
 
 def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
+    lab.guard()
     if lab.kind == "soft":
         with journal.doing("reset"):
             lifecycle.reset(lab.inventory_model, progress)
@@ -219,7 +239,7 @@ def _with_faults(
                 found.t0_ns = running.started_ns
                 progress("workload is running")
                 found.paths = _paths(lab, running)
-                _drive_all(decided, ready, running, found, progress)
+                _drive_all(decided, lab, ready, running, found, progress)
                 found.result = running.wait(_patience_s(decided.experiment))
     found.end_ns = running.ended_ns
     found.after = counters.read(lab)
@@ -243,7 +263,7 @@ def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) 
 
 
 def _drive_all(
-    decided: Decided, ready: Sequence[Prepared], running: Running[Any], found: _Found, progress: Progress
+    decided: Decided, lab: Lab, ready: Sequence[Prepared], running: Running[Any], found: _Found, progress: Progress
 ) -> None:
     """Each fault on a thread of its own, so that faults may overlap; their errors are the run's."""
 
@@ -252,7 +272,7 @@ def _drive_all(
         try:
             with contextlib.suppress(FaultbedError):
                 # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
-                _drive(prepared, found.t0_ns + planned.at_ns, planned.duration_ns, running, progress)
+                _drive(lab, prepared, found.t0_ns + planned.at_ns, planned.duration_ns, running, progress)
             found.receipts[planned.id] = prepared.clear()
             progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
         except FaultbedError as error:
@@ -261,10 +281,13 @@ def _drive_all(
     _all_threads([threading.Thread(target=one, args=item) for item in enumerate(ready)])
 
 
-def _drive(prepared: Prepared, at_ns: int, duration_ns: int, running: Running[Any], progress: Progress) -> None:
+def _drive(
+    lab: Lab, prepared: Prepared, at_ns: int, duration_ns: int, running: Running[Any], progress: Progress
+) -> None:
     planned = prepared.planned
     _wait_until(at_ns - int(LEAD_S * 1e9), running)
     prepared.baseline()
+    lab.guard()
     prepared.arm(at_ns=max(at_ns, time.monotonic_ns()))
     progress(f"{planned.kind} on {planned.target.text}: armed")
     _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running)
@@ -307,6 +330,7 @@ def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
                 depth=work.depth,
                 duration_s=work.duration_ns / 1e9,
             ),
+            on_event=lambda _event: lab.heartbeat(),
         )
     return collective.start(
         lab,
@@ -319,6 +343,7 @@ def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
             duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
             compute_units=work.compute_units,
         ),
+        on_event=lambda _event: lab.heartbeat(),
     )
 
 

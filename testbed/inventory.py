@@ -15,7 +15,17 @@ from typing import Any, Literal
 from testbed.errors import ConfigError
 from testbed.inventory_check import Entries, build_topology
 from testbed.inventory_listing import listing
-from testbed.inventory_schema import PREFIX, CarrierVars, HostVars, LabVars, SwitchVars, decode, mistake
+from testbed.inventory_schema import (
+    PREFIX,
+    CarrierVars,
+    HostVars,
+    JumpVars,
+    LabVars,
+    ManagementVars,
+    SwitchVars,
+    decode,
+    mistake,
+)
 from testbed.topology import SwitchRole, Topology
 
 __all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "load"]
@@ -66,8 +76,9 @@ class Inventory:
     """A lab as its inventory describes it.
 
     `management` has every node that one can log in to: hosts, carriers, and switches that are machines.
-    `vms` has the resources of each soft machine, `netns` the namespace of each soft switch; `mtu` is the
-    back end's.
+    `jump` is the jump host of a rack lab (its name, how to reach it), which is no part of the lab that faults or
+    comparisons look at. `vms` has the resources of each soft machine, `netns` the namespace of each soft switch;
+    `mtu` is the back end's.
     """
 
     path: Path
@@ -80,6 +91,7 @@ class Inventory:
     netns: Mapping[str, str]
     mtu: int
     ecmp_hash_seed: int
+    jump: tuple[str, Management] | None = None
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -111,7 +123,7 @@ def load(path: Path) -> Inventory:
             )
             for name, carrier in entries.carriers.items()
         ),
-        management=_management(entries, answer["_meta"]["hostvars"]),
+        management=_management(entries, answer),
         vms={
             name: VmResources(memory_mib=node.vm.memory_mib, vcpus=node.vm.vcpus)
             for name, node in (entries.hosts | entries.carriers).items()
@@ -120,6 +132,7 @@ def load(path: Path) -> Inventory:
         netns={name: switch.netns for name, (_, switch) in entries.switches.items() if switch.netns},
         mtu=lab.mtu,
         ecmp_hash_seed=lab.ecmp_hash_seed,
+        jump=next(((name, _reached(None, answer, name)) for name in entries.jumps), None),
     )
 
 
@@ -132,7 +145,7 @@ def _entries(path: Path, answer: Mapping[str, Any]) -> Entries:
     if missing:
         raise ConfigError(f"{path}: not a faultbed inventory: {', '.join(missing)}; inventory/soft.yml shows one")
     groups: dict[str, str] = {}
-    for group in ("hosts", "rtsw", "ctsw", "atsw", "carriers"):
+    for group in ("hosts", "rtsw", "ctsw", "atsw", "carriers", "jump"):
         for name in _members(answer, group):
             if name in groups:
                 raise mistake(path, f"{group}.{name}", f"{name} is in the group {groups[name]} too")
@@ -159,6 +172,10 @@ def _entries(path: Path, answer: Mapping[str, Any]) -> Entries:
         carriers={
             name: decode(variables(name), CarrierVars, file=path, place=f"carriers.{name}")
             for name in _members(answer, "carriers")
+        },
+        jumps={
+            name: decode(variables(name), JumpVars, file=path, place=f"jump.{name}")
+            for name in _members(answer, "jump")
         },
     )
 
@@ -190,20 +207,22 @@ def _one_lab(path: Path, entries: Entries) -> LabVars:
     return first
 
 
-def _management(entries: Entries, hostvars: Mapping[str, Mapping[str, Any]]) -> dict[str, Management]:
+def _management(entries: Entries, answer: Mapping[str, Any]) -> dict[str, Management]:
     nodes: dict[str, HostVars | SwitchVars | CarrierVars] = {
         **entries.hosts,
         **{name: switch for name, (_, switch) in entries.switches.items() if switch.carrier is None},
         **entries.carriers,
     }
-    return {
-        name: Management(
-            netdev=node.management.netdev if node.management else None,
-            mac=node.management.mac if node.management else None,
-            address=hostvars[name].get("ansible_host"),
-            port=hostvars[name].get("ansible_port"),
-            user=hostvars[name].get("ansible_user"),
-            private_key_file=hostvars[name].get("ansible_ssh_private_key_file"),
-        )
-        for name, node in nodes.items()
-    }
+    return {name: _reached(node.management, answer, name) for name, node in nodes.items()}
+
+
+def _reached(management: ManagementVars | None, answer: Mapping[str, Any], name: str) -> Management:
+    variables: Mapping[str, Any] = answer["_meta"]["hostvars"].get(name, {})
+    return Management(
+        netdev=management.netdev if management else None,
+        mac=management.mac if management else None,
+        address=variables.get("ansible_host"),
+        port=variables.get("ansible_port"),
+        user=variables.get("ansible_user"),
+        private_key_file=variables.get("ansible_ssh_private_key_file"),
+    )

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.inventory_schema import CarrierVars, HostVars, PortVars, RnicVars, SwitchVars, mistake, near
+from testbed.inventory_schema import CarrierVars, HostVars, JumpVars, PortVars, RnicVars, SwitchVars, mistake, near
 from testbed.topology import Gpu, Host, Link, Port, Rnic, Switch, SwitchRole, Topology
 
 __all__ = ["Entries", "build_topology"]
@@ -32,6 +32,7 @@ class Entries:
     hosts: dict[str, HostVars]
     switches: dict[str, tuple[SwitchRole, SwitchVars]]
     carriers: dict[str, CarrierVars]
+    jumps: dict[str, JumpVars] = field(default_factory=dict)
 
     def placed(self) -> Iterator[tuple[str, HostVars | SwitchVars | CarrierVars]]:
         """All nodes with their places in the file."""

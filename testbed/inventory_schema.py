@@ -24,6 +24,7 @@ __all__ = [
     "FrontEndVars",
     "GpuVars",
     "HostVars",
+    "JumpVars",
     "LabVars",
     "ManagementVars",
     "PortVars",
@@ -143,7 +144,11 @@ class CarrierVars(LabVars, frozen=True, kw_only=True):
     management: ManagementVars | None = None
 
 
-_Vars = TypeVar("_Vars", HostVars, SwitchVars, CarrierVars)
+class JumpVars(LabVars, frozen=True, kw_only=True):
+    """The variables of a rack lab's jump host: none of its own."""
+
+
+_Vars = TypeVar("_Vars", HostVars, SwitchVars, CarrierVars, JumpVars)
 
 
 def decode(hostvars: Mapping[str, Any], kind: type[_Vars], *, file: Path, place: str) -> _Vars:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -16,15 +17,15 @@ import yaml
 
 from testbed import inventory as inventory_module
 from testbed import nodecode
-from testbed.errors import LabError, Unreachable, UsageError
-from testbed.inventory import Inventory
+from testbed.errors import FaultbedError, LabError, Unreachable, UsageError
+from testbed.inventory import Inventory, Management
 from testbed.node import Node
 from testbed.paths import lab_dir, socket_dir
 from testbed.softlab.state import LabState, read_snapshot, read_state
 from testbed.ssh import Address, SshConnection, SshNode
 from testbed.topology import Topology
 
-__all__ = ["Lab", "open_lab", "runtime_inventory", "write_runtime_inventory"]
+__all__ = ["Lab", "open_keeper", "open_lab", "runtime_inventory", "write_runtime_inventory"]
 
 SOFT_USER = "root"
 
@@ -38,6 +39,8 @@ class Lab:
         self._connections = {name: SshConnection(name, address) for name, address in addresses.items()}
         self._have_code: set[str] = set()
         self._lock = threading.Lock()
+        self.guard: Callable[[], None] = lambda: None
+        """Asked before the lab is touched; raises when it is not ours (any more). What holds the lab sets it."""
 
     def __enter__(self) -> Self:
         return self
@@ -71,6 +74,11 @@ class Lab:
     def state_dir(self) -> Path:
         """Where the lab's state is kept on the controller."""
         return lab_dir(self.name)
+
+    def heartbeat(self) -> None:
+        """Tell that work comes forward, so that what holds the lab refreshes its lease; raises nothing."""
+        with contextlib.suppress(FaultbedError):
+            self.guard()
 
     def nodes(self) -> tuple[str, ...]:
         """Names of the machines: those that one can log in to."""
@@ -207,25 +215,36 @@ def _soft_addresses(inventory: Inventory, state: LabState, folder: Path) -> dict
     }
 
 
+def open_keeper(inventory: Inventory) -> Node:
+    """The machine of a rack lab that keeps what all its users share: its jump host, or else its first machine.
+
+    Raises:
+        Unreachable: its host key is not pinned.
+    """
+    name, management = inventory.jump or next(iter(inventory.management.items()))
+    return SshNode(name, SshConnection(name, _rack_address(name, management)))
+
+
 def _rack_addresses(inventory: Inventory) -> dict[str, Address]:
+    return {name: _rack_address(name, management) for name, management in inventory.management.items()}
+
+
+def _rack_address(name: str, management: Management) -> Address:
     known = paramiko.HostKeys()
     path = Path("~/.ssh/known_hosts").expanduser()
     if path.exists():
         known.load(str(path))
-    addresses = {}
-    for name, management in inventory.management.items():
-        host, port = management.address or name, management.port or 22
-        keys = known.lookup(host if port == 22 else f"[{host}]:{port}")  # noqa: PLR2004 (SSH's port)
-        if not keys or "ssh-ed25519" not in keys:
-            raise Unreachable(
-                f"{name}: no ssh-ed25519 host key of {host} in {path}: look at the key on its console and add it; "
-                "faultbed trusts no key at first sight"
-            )
-        addresses[name] = Address(
-            host=host,
-            port=port,
-            user=management.user or "root",
-            identity=Path(management.private_key_file or "~/.ssh/id_ed25519").expanduser(),
-            host_key=f"ssh-ed25519 {keys['ssh-ed25519'].get_base64()}",
+    host, port = management.address or name, management.port or 22
+    keys = known.lookup(host if port == 22 else f"[{host}]:{port}")  # noqa: PLR2004 (SSH's port)
+    if not keys or "ssh-ed25519" not in keys:
+        raise Unreachable(
+            f"{name}: no ssh-ed25519 host key of {host} in {path}: look at the key on its console and add it; "
+            "faultbed trusts no key at first sight"
         )
-    return addresses
+    return Address(
+        host=host,
+        port=port,
+        user=management.user or "root",
+        identity=Path(management.private_key_file or "~/.ssh/id_ed25519").expanduser(),
+        host_key=f"ssh-ed25519 {keys['ssh-ed25519'].get_base64()}",
+    )

@@ -23,6 +23,7 @@ from inject.plan import plan as plan_fault
 from inject.receipt import Receipt
 from testbed import fingerprint
 from testbed.errors import FaultError, UsageError
+from testbed.holding import hold
 from testbed.lab import Lab, open_lab
 
 __all__ = ["COMMANDS"]
@@ -97,7 +98,11 @@ def inject(
     if only_plan:
         _show_plan(session, planned, as_json=as_json)
         return ExitCode.PASS
-    with open_lab(inventory) as lab:
+    with (
+        open_lab(inventory) as lab,
+        hold(inventory, [planned.target.text], why=f"inject {kind} {target}", mode="shared") as holding,
+    ):
+        lab.guard = holding.refresh
         before = fingerprint.capture(lab)
         path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
         with Journal(path) as written:
@@ -114,7 +119,8 @@ def inject(
 @pass_session
 def heal(session: Session, *, as_json: bool) -> None:
     """Find and revert what faults left behind, by their marks, without any journal."""
-    with open_lab(session.inventory()) as lab:
+    inventory = session.inventory()
+    with open_lab(inventory) as lab, hold(inventory, why="heal", mode="exclusive"):
         done = heal_lab(lab)
     if as_json:
         session.json(done)
@@ -143,19 +149,20 @@ def _do(session: Session, lab: Lab, journal: Journal, planned: PlannedFault) -> 
         try:
             armed = prepared.arm()
             progress(f"armed: {_short(armed.readback)}")
-            _watch(prepared, planned.for_s, progress)
+            _watch(lab, prepared, planned.for_s, progress)
         except FaultError as error:
             progress(f"failed: {error}")
         progress("clearing")
         return prepared.clear()
 
 
-def _watch(prepared: Prepared, for_s: float, progress: Any) -> None:
+def _watch(lab: Lab, prepared: Prepared, for_s: float, progress: Any) -> None:
     deadline = time.monotonic() + for_s
     last = None
     while (left_s := deadline - time.monotonic()) > 0:
         threading.Event().wait(min(OBSERVE_S, left_s))
         seen = prepared.observe()
+        lab.guard()
         if seen.get("count") != last:
             last = seen.get("count")
             progress(f"fired so far: {last}")

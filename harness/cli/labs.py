@@ -10,9 +10,11 @@ from typing import NoReturn
 import click
 
 from harness.cli.context import Session, json_option, pass_session
+from harness.cli.sharing import entries_of, show_entries, to_json
 from harness.verdict import ExitCode
 from testbed import doctor as doctor_module
 from testbed.errors import LabError, UsageError
+from testbed.holding import hold
 from testbed.lab import open_lab
 from testbed.paths import lab_dir
 from testbed.softlab import lifecycle
@@ -47,7 +49,11 @@ def up(session: Session, *, fresh: bool) -> None:
     """
     inventory = session.inventory()
     with session.progress() as progress:
-        how = lifecycle.up(inventory, progress, fresh=fresh)
+        if not fresh and lifecycle.status(inventory).state == "up":
+            how = lifecycle.up(inventory, progress)
+        else:
+            with hold(inventory, why="up", mode="exclusive"):
+                how = lifecycle.up(inventory, progress, fresh=fresh)
     session.err.print(f"[green]{inventory.name}[/green] is up ({how}): `faultbed status` shows it")
 
 
@@ -58,8 +64,9 @@ def status(session: Session, *, as_json: bool) -> int:
     """Show the lab as it is now. Ends with 0 when it is up, 3 when it is down or broken."""
     inventory = session.inventory()
     now = lifecycle.status(inventory)
+    entries, now_s = entries_of(inventory)
     if as_json:
-        session.json(dataclasses.asdict(now))
+        session.json({**dataclasses.asdict(now), "reservations": [to_json(entry, now_s) for entry in entries]})
     else:
         topology = inventory.topology
         session.out.print(
@@ -77,6 +84,7 @@ def status(session: Session, *, as_json: bool) -> int:
         ]
         if rows:
             session.table(("VM", "process", "SSH", "at"), rows)
+        show_entries(session, entries, now_s)
     return ExitCode.PASS if now.state == "up" else ExitCode.ERROR
 
 
@@ -84,8 +92,9 @@ def status(session: Session, *, as_json: bool) -> int:
 @pass_session
 def reset(session: Session) -> None:
     """Put the running lab back into its snapshot (seconds): every test starts from the same state."""
-    with session.progress() as progress:
-        lifecycle.reset(session.inventory(), progress)
+    inventory = session.inventory()
+    with hold(inventory, why="reset", mode="exclusive"), session.progress() as progress:
+        lifecycle.reset(inventory, progress)
 
 
 @click.command()
@@ -94,7 +103,10 @@ def reset(session: Session) -> None:
 def down(session: Session, *, purge: bool) -> None:
     """End the lab: no process, no socket and no file of it stays, but its snapshot for the next up."""
     inventory = session.inventory()
-    there = lifecycle.purge(inventory) if purge else lifecycle.down(inventory)
+    with hold(inventory, why="down", mode="exclusive"):
+        there = lifecycle.down(inventory)
+        if purge:
+            lifecycle.purge(inventory)
     session.err.print(f"{inventory.name} {'is down' if there else 'was not up'}")
 
 

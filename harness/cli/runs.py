@@ -16,6 +16,7 @@ from harness.cli.context import Session, json_option, pass_session
 from harness.observe import observe
 from harness.run import Decided, Finished
 from harness.verdict import Verdict, exit_code
+from testbed.holding import hold
 from testbed.softlab import lifecycle
 
 __all__ = ["COMMANDS"]
@@ -50,10 +51,14 @@ def run(session: Session, *, experiment: Path, seed: int | None, only_plan: bool
     if only_plan:
         _show_plan(session, decided, as_json=as_json)
         return 0
-    with session.progress() as progress:
+    names = () if inventory.kind == "soft" else run_module.touched(decided)
+    with (
+        hold(inventory, names, why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
+        session.progress() as progress,
+    ):
         if inventory.kind == "soft":
             lifecycle.up(inventory, progress)
-        finished = run_module.execute(decided, inventory, out=out, progress=progress)
+        finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
     _show(session, finished, as_json=as_json)
     return exit_code(finished.verdict.verdict, finished.verdict.lab_state)
 

@@ -13,7 +13,8 @@ from harness.cli.faults import parse_duration
 from harness.quantities import parse_size_bytes
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
-from testbed.lab import open_lab
+from testbed.holding import hold
+from testbed.lab import Lab, open_lab
 from testbed.topology import Topology
 from traffic import collective as collective_module
 from traffic import flow as flow_module
@@ -59,9 +60,15 @@ def flow(
         depth=depth,
         duration_s=parse_duration(duration),
     )
-    with open_lab(inventory) as lab, session.progress() as progress:
+    ends = [name.partition(":")[0] for name in (spec.src, spec.dst)]
+    with (
+        open_lab(inventory) as lab,
+        hold(inventory, ends, why=f"traffic flow {spec.src} {spec.dst}", mode="shared") as holding,
+        session.progress() as progress,
+    ):
+        lab.guard = holding.refresh
         progress(f"connecting {qps} QPs from {spec.src} to {spec.dst}")
-        with flow_module.start(lab, spec, on_event=_teller(progress)) as running:
+        with flow_module.start(lab, spec, on_event=_teller(lab, progress)) as running:
             result = running.wait((spec.duration_s or 0) + PATIENCE_S)
     if as_json:
         session.json(result.to_dict())
@@ -114,9 +121,16 @@ def collective(
         iterations=iterations,
         compute_units=compute_units,
     )
-    with open_lab(session.inventory()) as lab, session.progress() as progress:
+    inventory = session.inventory()
+    hosts = {name.partition(":")[0] for name in ranks} or {host.name for host in inventory.topology.hosts}
+    with (
+        open_lab(inventory) as lab,
+        hold(inventory, sorted(hosts), why=f"traffic collective {name}", mode="shared") as holding,
+        session.progress() as progress,
+    ):
+        lab.guard = holding.refresh
         progress(f"connecting the ranks of {name} ({algorithm})")
-        with collective_module.start(lab, spec, on_event=_teller(progress)) as running:
+        with collective_module.start(lab, spec, on_event=_teller(lab, progress)) as running:
             result = _wait(running)
     if as_json:
         session.json(result.to_dict())
@@ -152,11 +166,12 @@ def _wait(running: Running[Any]) -> Any:
     return running.wait(PATIENCE_S)
 
 
-def _teller(progress: Any) -> Any:
+def _teller(lab: Lab, progress: Any) -> Any:
     """Tell at most every two seconds what the traffic's events add up to."""
     seen = {"bytes": 0, "iterations": 0, "told": time.monotonic()}
 
     def tell(event: dict[str, Any]) -> None:
+        lab.heartbeat()
         match event["event"]:
             case "sample":
                 seen["bytes"] += sum(event["sizes"])

@@ -1,0 +1,249 @@
+"""Holding a part of a lab for as long as something is done to it.
+
+A holding is refreshed by what is done (`Holding.refresh`, called on progress), never by a thread of its own: whoever
+hangs loses it. When it is lost, the next refresh or `require` raises, and nothing more may be touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from testbed import reservation
+from testbed.errors import FaultbedError, UsageError
+from testbed.inventory import Inventory
+from testbed.lab import open_keeper
+from testbed.paths import home_dir, lab_dir, private_dir
+from testbed.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, covered
+from testbed.reservation_book import BookStore, Reading, local_store, node_store
+
+__all__ = [
+    "INHERITED",
+    "TTL_S",
+    "Holding",
+    "book_of",
+    "hold",
+    "is_dead",
+    "owner",
+    "reserve_by_hand",
+    "this_process",
+    "who",
+]
+
+TTL_S = 300.0
+"""How long a claim outlives its last refresh. Longer than any silence of a run on a starved machine; a claim of a
+process that has died on this machine is free at once."""
+
+
+INHERITED = "FAULTBED_HOLDING"
+"""Environment variable with the token of a holding that programs started below its holder may work under."""
+
+
+@dataclass(kw_only=True)
+class Holding:
+    """A part of a lab that is ours. Thread-safe; `refresh` asks the book only when a quarter of the time is over."""
+
+    store: BookStore
+    token: str
+    covers: tuple[str, ...]
+    ttl_s: float
+    _sure_until: float
+    _borrowed: bool = False
+    _lost: FaultbedError | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def refresh(self) -> None:
+        """Something went on: hold it for another while.
+
+        Raises:
+            ReservationLost: it is somebody else's, or free.
+            LabError: the machine that keeps the book does not answer, for longer than the reservation lasts.
+        """
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            asked = time.monotonic()
+            if self._sure_until - asked > 0.75 * self.ttl_s:
+                return
+            try:
+                self.store.change(lambda now: reservation.refresh(now.book, self.token, until_s=now.now_s + self.ttl_s))
+            except ReservationLost as error:
+                self._lost = error
+                raise
+            except FaultbedError as error:
+                if time.monotonic() < self._sure_until:
+                    return  # still ours; asked again at the next progress
+                self._lost = error
+                raise
+            # Counted from before the question: the book's clock was read after it.
+            self._sure_until = asked + self.ttl_s
+
+    def heartbeat(self) -> None:
+        """`refresh` for places that cannot raise (a reader's thread); a loss is told by the next `require`."""
+        with contextlib.suppress(FaultbedError):
+            self.refresh()
+
+    def require(self, covers: Iterable[str]) -> None:
+        """Make sure that something may be touched now.
+
+        Raises:
+            UsageError: it was never reserved.
+            ReservationLost: it is not ours any more.
+        """
+        self.refresh()
+        beyond = () if WHOLE_LAB in self.covers else tuple(sorted(set(covers) - set(self.covers)))
+        if beyond:
+            raise UsageError(f"{', '.join(beyond)} is not reserved for this: reserve it too, or take other targets")
+
+    def release(self) -> None:
+        """Give it back; what was borrowed stays with its holder."""
+        if self._borrowed:
+            return
+        self.store.change(lambda now: reservation.release(now.book, self.token))
+
+
+def book_of(inventory: Inventory) -> BookStore:
+    """The lab's book of reservations, wherever it is kept.
+
+    Raises:
+        Unreachable: a rack's jump host has no pinned key.
+    """
+    if inventory.kind == "soft":
+        return local_store(lab_dir(inventory.name), lab=inventory.name)
+    return node_store(open_keeper(inventory), lab=inventory.name)
+
+
+@contextlib.contextmanager
+def hold(
+    inventory: Inventory, names: Iterable[str] = (), *, why: str, mode: Mode, ttl_s: float = TTL_S
+) -> Iterator[Holding]:
+    """Hold the things of these names, or the whole lab, while the block runs.
+
+    Raises:
+        Reserved: somebody else holds a part of it.
+        UsageError: there is no such thing, or it is outside what this user has booked by hand.
+        ReservationLost: at the end, when it was lost on the way.
+    """
+    wanted = covered(inventory.topology, names)
+    store = book_of(inventory)
+    holding = _claim(store, wanted, why=why, mode=mode, ttl_s=ttl_s)
+    try:
+        yield holding
+    except BaseException:
+        with contextlib.suppress(FaultbedError):
+            holding.release()
+        raise
+    if holding._lost is not None:  # noqa: SLF001 (this function is the class's other half)
+        raise holding._lost  # noqa: SLF001
+    holding.release()
+
+
+def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float, why: str) -> tuple[Entry, Reading]:
+    """Book things for a while, beyond the end of this process; a booking that this user has already is replaced.
+
+    Raises:
+        Reserved: somebody else holds a part of it.
+        UsageError: there is no such thing.
+    """
+    wanted = covered(inventory.topology, names)
+    me = owner()
+    made: list[Entry] = []
+
+    def rule(now: Reading) -> reservation.Book:
+        entry = Entry(
+            token=f"booking-{me}",
+            owner=me,
+            mode="booking",
+            covers=wanted,
+            who=who(),
+            why=why,
+            since_s=now.now_s,
+            until_s=now.now_s + for_s,
+        )
+        made[:] = [entry]
+        return reservation.take(now.book, entry, now_s=now.now_s, is_dead=is_dead)
+
+    reading = book_of(inventory).change(rule)
+    return made[0], reading
+
+
+def _claim(store: BookStore, covers: tuple[str, ...], *, why: str, mode: Mode, ttl_s: float) -> Holding:
+    token, me, asked = secrets.token_hex(8), owner(), time.monotonic()
+
+    def rule(now: Reading) -> reservation.Book:
+        nonlocal token
+        above = next((entry for entry in now.book if entry.token == os.environ.get(INHERITED)), None)
+        if above is not None and (WHOLE_LAB in above.covers or set(covers) <= set(above.covers)):
+            token = above.token
+            return reservation.refresh(now.book, token, until_s=max(above.until_s, now.now_s + ttl_s))
+        if beyond := reservation.outside(now.book, me, covers, now_s=now.now_s):
+            what = "the whole lab" if WHOLE_LAB in beyond else ", ".join(beyond)
+            raise UsageError(
+                f"{why} would touch {what}, which is outside your reservation: `faultbed reserve` with more names, "
+                "or `faultbed release` first"
+            )
+        entry = Entry(
+            token=token,
+            owner=me,
+            mode=mode,
+            covers=covers,
+            who=f"{who()} (process {os.getpid()})",
+            why=why,
+            since_s=now.now_s,
+            until_s=now.now_s + ttl_s,
+            process=this_process(),
+        )
+        return reservation.take(now.book, entry, now_s=now.now_s, is_dead=is_dead)
+
+    store.change(rule)
+    borrowed = token == os.environ.get(INHERITED)
+    return Holding(store=store, token=token, covers=covers, ttl_s=ttl_s, _sure_until=asked + ttl_s, _borrowed=borrowed)
+
+
+def owner() -> str:
+    """Whose reservations these are: one identity for each FAULTBED_HOME, made at first use."""
+    path = private_dir(home_dir()) / "owner"
+    if not path.exists():
+        mine = path.with_name(f"owner.{secrets.token_hex(4)}")
+        mine.write_text(secrets.token_hex(8), encoding="ascii")
+        with contextlib.suppress(FileExistsError):  # another process of ours was first: its identity is ours
+            path.hardlink_to(mine)
+        mine.unlink()
+    return path.read_text(encoding="ascii").strip()
+
+
+def who() -> str:
+    """The person, as others see it in the book."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def this_process() -> str:
+    """This process, told apart from every other one of this machine since it started, also of other PID namespaces."""
+    return f"{_machine()}:{os.getpid()}:{_start_of(os.getpid())}"
+
+
+def is_dead(process: str) -> bool:
+    """Whether a process is known to be dead. Of a process on another machine nobody knows that here."""
+    machine, pid, start = process.rsplit(":", 2)
+    return machine == _machine() and _start_of(int(pid)) != start
+
+
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 (a text, not a path)
+
+
+def _start_of(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot: field 22 of its stat (proc(5)), counted after the name."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except OSError:
+        return None

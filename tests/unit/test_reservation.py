@@ -1,0 +1,443 @@
+"""Reservations: one rule of conflict, a book that several users change without a server, and never two holders."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from testbed import holding as holding_module
+from testbed import inventory as inventory_module
+from testbed import shipped
+from testbed.errors import LabError, UsageError
+from testbed.holding import Holding, hold, is_dead, reserve_by_hand, this_process
+from testbed.reservation import (
+    WHOLE_LAB,
+    Entry,
+    ReservationLost,
+    Reserved,
+    conflicts,
+    covered,
+    live,
+    outside,
+    refresh,
+    release,
+    take,
+)
+from testbed.reservation_book import BookStore, Reading, local_store
+
+INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
+THINGS = ("host1", "host2", "link1", WHOLE_LAB)
+TTL_S = 10.0
+
+
+def entry(token="a", owner="me", mode="exclusive", covers=("host1",), since_s=0.0, until_s=100.0, process=None):
+    return Entry(
+        token=token, owner=owner, mode=mode, covers=covers, who=f"{owner}@x", why="w", since_s=since_s,
+        until_s=until_s, process=process,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (entry("a", "me"), entry("b", "you"), True),
+        (entry("a", "me"), entry("b", "you", covers=("host2",)), False),
+        (entry("a", "me"), entry("b", "you", covers=(WHOLE_LAB,)), True),
+        (entry("a", "me", "booking"), entry("b", "me", "exclusive"), False),
+        (entry("a", "me", "booking"), entry("b", "you", "shared"), True),
+        (entry("a", "me", "shared"), entry("b", "me", "shared"), False),
+        (entry("a", "me", "shared"), entry("b", "you", "shared"), True),
+        (entry("a", "me", "shared"), entry("b", "me", "exclusive"), True),
+        (entry("a", "me", "exclusive"), entry("b", "me", "exclusive"), True),
+        (entry("a", "me", "booking"), entry("b", "me", "booking"), True),
+        (entry("a", "me"), entry("a", "me"), False),
+    ],
+)
+def test_the_rule_of_conflict(one, other, expected):
+    assert conflicts(one, other) == conflicts(other, one) == expected
+
+
+def test_who_comes_second_is_told_who_why_and_how_long():
+    book = take((), entry(owner="ada", since_s=0, until_s=7200), now_s=0)
+    with pytest.raises(Reserved) as error:
+        take(book, entry("b", "bob"), now_s=1800)
+    for word in ("host1 is reserved", "ada@x", "since 30 min", "another 90 min"):
+        assert word in str(error.value)
+
+
+def test_what_has_run_out_or_whose_process_died_is_free():
+    book = take((), entry(until_s=10), now_s=0)
+    assert take(book, entry("b", "you"), now_s=10.0) == (entry("b", "you"),)
+    book = take((), entry(process="p1"), now_s=0)
+    with pytest.raises(Reserved):
+        take(book, entry("b", "you"), now_s=1)
+    assert take(book, entry("b", "you"), now_s=1, is_dead=lambda process: process == "p1") == (entry("b", "you"),)
+
+
+def test_a_lost_reservation_is_not_refreshed_and_a_refresh_never_shortens():
+    book = take((), entry(until_s=100), now_s=0)
+    assert refresh(book, "a", until_s=50)[0].until_s == 100
+    assert refresh(book, "a", until_s=150)[0].until_s == 150
+    with pytest.raises(ReservationLost):
+        refresh(release(book, "a"), "a", until_s=150)
+
+
+def test_what_a_name_covers():
+    topology = INVENTORY.topology
+    assert covered(topology, ()) == (WHOLE_LAB,)
+    assert covered(topology, ["rtsw1:ctsw1"]) == ("rtsw1:ctsw1",)
+    assert covered(topology, ["host1"]) == ("host1", "rtsw1:host1:rxe0", "rtsw1:host1:rxe1")
+    assert covered(topology, ["host1:rxe0"]) == ("rtsw1:host1:rxe0",)
+    assert covered(topology, ["host1:gpu0"]) == covered(topology, ["host1"])
+    assert set(covered(topology, ["rtsw1"])) > {"rtsw1", "rtsw1:ctsw1", "rtsw1:ctsw2", "rtsw1:host2:rxe1"}
+    with pytest.raises(UsageError, match="did you mean host1"):
+        covered(topology, ["hots1"])
+
+
+def test_a_booking_is_also_the_limit_of_what_its_owner_touches():
+    book = take((), entry(mode="booking", covers=("host1", "link1")), now_s=0)
+    assert outside(book, "me", ("host1", "host2"), now_s=1) == ("host2",)
+    assert outside(book, "me", (WHOLE_LAB,), now_s=1) == (WHOLE_LAB,)
+    assert outside(book, "you", ("host2",), now_s=1) == ()
+    assert outside(book, "me", ("host2",), now_s=101) == ()
+
+
+class Client:
+    """A user in the model: reads, thinks and writes as separate steps, so that others come in between."""
+
+    def __init__(self, name):
+        self.name = name
+        self.reading = None
+        self.want = None
+        self.asked_s = 0.0
+        self.held = None
+        self.sure_until_s = 0.0
+
+    def begin(self, want, book, now_s):
+        self.want, self.asked_s, self.reading = want, now_s, (book, now_s)
+
+    def finish(self, world):
+        """Apply the rule to what was read, and write it if nobody has written since."""
+        (book, read_s), want = self.reading, self.want
+        self.reading = None
+        kind, argument = want
+        try:
+            if kind == "take":
+                new = take(book, argument, now_s=read_s)
+            elif kind == "refresh":
+                new = refresh(book, self.held.token, until_s=read_s + TTL_S)
+            else:
+                new = release(book, self.held.token)
+        except Reserved:
+            return
+        except ReservationLost:
+            self.held = None
+            return
+        if world.book is not book:  # somebody wrote: a new attempt would read again
+            return
+        world.book = new
+        if kind == "release":
+            self.held = None
+            return
+        self.held = argument if kind == "take" else self.held
+        self.sure_until_s = self.asked_s + TTL_S
+
+    def believes(self, now_s):
+        return self.held is not None and now_s < self.sure_until_s
+
+
+class World:
+    """A book, a clock, and users who may crash."""
+
+    def __init__(self):
+        self.book = ()
+        self.now_s = 1000.0
+        self.clients = [Client(f"user{number}") for number in range(3)]
+        self.tokens = 0
+        self.granted = 0
+
+    def step(self, client, action, covers, mode):
+        if action == "crash":
+            client.held = client.reading = None
+        elif client.reading is not None:
+            had = client.held
+            client.finish(self)
+            self.granted += client.held is not None and had is None
+        elif client.held is None:
+            self.tokens += 1
+            wanted = Entry(
+                token=str(self.tokens), owner=client.name, mode=mode, covers=covers, who=client.name, why="model",
+                since_s=self.now_s, until_s=self.now_s + TTL_S,
+            )  # fmt: skip
+            client.begin(("take", wanted), self.book, self.now_s)
+        else:
+            client.begin(("release" if action == "release" else "refresh", None), self.book, self.now_s)
+
+    def double_holders(self):
+        sure = [client.held for client in self.clients if client.believes(self.now_s)]
+        return [(a, b) for index, a in enumerate(sure) for b in sure[index + 1 :] if conflicts(a, b)]
+
+
+ACTIONS = ("go", "go", "go", "release", "crash")
+COVERS = [("host1",), ("host2",), ("host1", "link1"), ("link1",), (WHOLE_LAB,)]
+
+
+def test_ten_thousand_interleavings_have_no_double_holder():
+    """Users stop between reading and writing, hang past their lease, crash: never do two believe they hold a thing."""
+    doubles = granted = 0
+    for seed in range(10_000):
+        chance, world = random.Random(seed), World()
+        for _ in range(40):
+            client = chance.choice(world.clients)
+            mode = chance.choice(("booking", "shared", "exclusive"))
+            world.step(client, chance.choice(ACTIONS), chance.choice(COVERS), mode)
+            world.now_s += chance.choice((0.0, 0.1, 1.0, TTL_S / 2, TTL_S + 0.1))
+            doubles += len(world.double_holders())
+        granted += world.granted
+    assert doubles == 0
+    assert granted > 10_000  # the users did get what they asked for, most of the time
+
+
+def test_the_model_sees_a_broken_rule(monkeypatch):
+    """With the rule of conflict taken out, or the check of the write, the same interleavings do find double holders."""
+    monkeypatch.setattr(sys.modules[__name__], "take", lambda book, wanted, **_: (*book, wanted))
+    doubles = 0
+    for seed in range(200):
+        chance, world = random.Random(seed), World()
+        for _ in range(40):
+            world.step(chance.choice(world.clients), chance.choice(ACTIONS), chance.choice(COVERS), "exclusive")
+            doubles += len(world.double_holders())
+    assert doubles > 0
+
+
+class Sharing(RuleBasedStateMachine):
+    """The same world, driven by hypothesis, which shrinks what it finds."""
+
+    clients = Bundle("clients")
+
+    @initialize()
+    def begin(self):
+        self.world = World()
+
+    @rule(
+        who=st.integers(0, 2), action=st.sampled_from(ACTIONS), covers=st.sampled_from(COVERS),
+        mode=st.sampled_from(["booking", "shared", "exclusive"]),
+    )  # fmt: skip
+    def go(self, who, action, covers, mode):
+        self.world.step(self.world.clients[who], action, covers, mode)
+
+    @rule(seconds=st.floats(0, 2 * TTL_S))
+    def time_passes(self, seconds):
+        self.world.now_s += seconds
+
+    @invariant()
+    def one_holder(self):
+        if hasattr(self, "world"):
+            assert self.world.double_holders() == []
+
+    @invariant()
+    def what_has_run_out_blocks_nobody(self):
+        if hasattr(self, "world"):
+            late = self.world.now_s + TTL_S
+            assert live(self.world.book, now_s=late) == ()
+
+
+TestSharing = Sharing.TestCase
+TestSharing.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+_HAMMER = """
+import sys
+from pathlib import Path
+from testbed.reservation import Entry, Reserved, release, take
+from testbed.reservation_book import local_store
+store, got, number = local_store(Path(sys.argv[1]), lab="x"), 0, 0
+while got < int(sys.argv[3]):
+    number += 1
+    def wanted(now):
+        return Entry(token=f"{sys.argv[2]}-{number}", owner=sys.argv[2], mode="exclusive", covers=("host1",),
+                     who="w", why="y", since_s=now.now_s, until_s=now.now_s + 600)
+    try:
+        store.change(lambda now: take(now.book, wanted(now), now_s=now.now_s))
+    except Reserved:
+        continue
+    inside = Path(sys.argv[1]) / "inside"
+    inside.mkdir()        # fails when another one is inside
+    inside.rmdir()
+    store.change(lambda now: release(now.book, f"{sys.argv[2]}-{number}"))
+    got += 1
+print(got)
+"""
+
+
+def test_real_processes_on_a_real_file_exclude_each_other(tmp_path):
+    """The shell scripts, not the model: several processes at once, a directory as the witness."""
+    argv = [sys.executable, "-c", _HAMMER, str(tmp_path)]
+    running = [
+        subprocess.Popen([*argv, f"user{number}", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for number in range(3)
+    ]
+    said = [process.communicate(timeout=300) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], said
+    assert [int(out) for out, _ in said] == [5, 5, 5]
+    assert local_store(tmp_path, lab="x").read().book == ()
+
+
+def test_a_book_of_another_version_is_told_not_overwritten(tmp_path):
+    store = local_store(tmp_path, lab="x")
+    assert store.write((entry(),), after=store.read())
+    path = tmp_path / "reservations" / "x.json"
+    path.write_text('{"schema": 1, "entries": [], "colour": "blue"}')
+    with pytest.raises(LabError, match="no book of reservations of this version"):
+        store.read()
+
+
+def test_a_write_after_somebody_else_s_is_refused(tmp_path):
+    store = local_store(tmp_path, lab="x")
+    stale = store.read()
+    assert store.write((entry(),), after=stale)
+    assert not store.write((), after=stale)
+    assert store.read().book == (entry(),)
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_what_to_do(tmp_path):
+    (tmp_path / "reservations").write_text("a file where the folder should be")
+    store = local_store(tmp_path, lab="x")
+    with pytest.raises(LabError, match="install -d -m 2775"):
+        store.write((), after=Reading(book=(), now_s=0.0, digest="0" * 64))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(holding_module.INHERITED, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def other_user(home, monkeypatch):
+    """Become somebody else with the same lab."""
+
+    def become(name):
+        monkeypatch.setattr(holding_module, "owner", lambda: name)
+        monkeypatch.setattr(holding_module, "who", lambda: f"{name}@there")
+
+    return become
+
+
+def test_a_holding_ends_with_its_block_and_excludes_meanwhile(home, other_user):
+    with hold(INVENTORY, ["host1"], why="test", mode="exclusive") as mine:
+        mine.require(["rtsw1:host1:rxe0"])
+        with pytest.raises(UsageError, match="host2 is not reserved"):
+            mine.require(["host2"])
+        other_user("bob")
+        with pytest.raises(Reserved, match=r"rtsw1:host1:rxe0 is reserved: .*, test, since"):
+            hold(INVENTORY, ["host1:rxe0"], why="inject", mode="shared").__enter__()
+        with hold(INVENTORY, ["host2"], why="disjoint", mode="exclusive"):
+            pass
+    with hold(INVENTORY, ["host1"], why="later", mode="exclusive"):
+        pass
+
+
+def test_a_dead_process_of_this_machine_holds_nothing(home):
+    code = (
+        "import os, sys; from testbed import inventory, shipped; from testbed.holding import hold\n"
+        "hold(inventory.load(shipped.inventories() / 'soft.yml'), why='killed', mode='exclusive').__enter__()\n"
+        "os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    with hold(INVENTORY, why="next", mode="exclusive"):
+        pass
+
+
+def test_the_living_are_not_dead():
+    assert not is_dead(this_process())
+    machine, pid, start = this_process().rsplit(":", 2)
+    assert is_dead(f"{machine}:{pid}:{int(start) + 1}")
+    assert not is_dead(f"another-boot:pid:[1]:{pid}:1")
+
+
+def test_a_holding_that_was_taken_away_says_so(home):
+    with pytest.raises(ReservationLost, match="must not touch"), hold(INVENTORY, why="x", mode="exclusive") as mine:
+        mine.store.change(lambda _now: ())
+        mine._sure_until = 0.0
+        mine.heartbeat()
+    assert mine._lost is not None
+
+
+def test_a_jump_host_that_is_away_for_a_while_is_forgiven_until_the_lease_ends(monkeypatch):
+    def shell(argv, stdin):
+        return 255, "", "connection refused"
+
+    clock = [0.0]
+    monkeypatch.setattr(holding_module.time, "monotonic", lambda: clock[0])
+    store = BookStore(where="jump1", folder="/x", lab="x", shell=shell)
+    holding = Holding(store=store, token="t", covers=("host1",), ttl_s=100.0, _sure_until=100.0)
+    clock[0] = 50.0
+    holding.refresh()
+    clock[0] = 101.0
+    with pytest.raises(LabError, match="connection refused"):
+        holding.refresh()
+
+
+def test_a_booking_lets_its_owner_in_and_keeps_him_inside(home, other_user):
+    reserve_by_hand(INVENTORY, ["host1", "host2"], for_s=60, why="mine")
+    with hold(INVENTORY, ["host1"], why="flow", mode="shared"):
+        pass
+    with pytest.raises(UsageError, match=r"flow would touch host3.*outside your reservation"):
+        hold(INVENTORY, ["host3"], why="flow", mode="shared").__enter__()
+    reserve_by_hand(INVENTORY, ["host3"], for_s=60, why="mine now")
+    with hold(INVENTORY, ["host3"], why="flow", mode="shared"):
+        pass
+    other_user("bob")
+    with pytest.raises(Reserved, match="mine now"):
+        reserve_by_hand(INVENTORY, [], for_s=60, why="all of it")
+
+
+def test_what_a_holder_starts_works_under_its_holding(home, monkeypatch):
+    with hold(INVENTORY, why="pytest", mode="exclusive") as above:
+        monkeypatch.setenv(holding_module.INHERITED, above.token)
+        with hold(INVENTORY, ["host1"], why="inject", mode="shared") as below:
+            assert below.token == above.token
+        assert [one.token for one in above.store.read().book] == [above.token]
+
+
+@pytest.fixture
+def faultbed(home):
+    def call(*argv, who="me"):
+        environment = {**os.environ, "FAULTBED_HOME": str(home), "COLUMNS": "160"}
+        done = subprocess.run(
+            [sys.executable, "-c", "from harness.cli import main; main()", *argv],
+            capture_output=True, text=True, timeout=120, env=environment, check=False,
+            cwd=Path(__file__).resolve().parents[2],
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        return done
+
+    return call
+
+
+def test_reserve_status_release(faultbed, home, other_user):
+    assert faultbed("reserve", "host1", "--for", "2h", "--why", "incast study").returncode == 0
+    shown = json.loads(faultbed("status", "--json").stdout)["reservations"]
+    assert [(one["why"], one["covers"][0], one["mode"]) for one in shown] == [("incast study", "host1", "booking")]
+    assert 7100 < shown[0]["left_s"] <= 7200
+    assert "incast study" in faultbed("status").stdout
+    refused = faultbed("down")
+    assert refused.returncode == 4
+    assert "outside your reservation" in refused.stderr
+    (home / "owner").write_text("somebody-else")
+    for argv in (["reserve"], ["down"], ["run", "tests/experiments/demo.toml"]):
+        refused = faultbed(*argv)
+        assert refused.returncode == 3
+        assert "incast study" in refused.stderr
+        assert len(refused.stderr.strip().splitlines()) == 1
+    assert "nothing was reserved by you" in faultbed("release").stderr
+    assert "incast study" in faultbed("release", "--force").stderr
+    assert json.loads(faultbed("status", "--json").stdout)["reservations"] == []
