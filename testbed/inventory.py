@@ -22,13 +22,15 @@ from testbed.inventory_schema import (
     JumpVars,
     LabVars,
     ManagementVars,
+    Mistakes,
     SwitchVars,
+    Vars,
     decode,
     mistake,
 )
 from testbed.topology import SwitchRole, Topology
 
-__all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "load"]
+__all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "entries_of", "load", "one_lab"]
 
 SCHEMA = 1
 
@@ -106,8 +108,8 @@ def load(path: Path) -> Inventory:
         ConfigError: the file is missing, not YAML, not ours, or wrong; the message names the place.
     """
     answer = listing(path)
-    entries = _entries(path, answer)
-    lab = _one_lab(path, entries)
+    entries = entries_of(path, answer)
+    lab = one_lab(path, entries)
     return Inventory(
         path=path,
         name=lab.name,
@@ -136,8 +138,13 @@ def load(path: Path) -> Inventory:
     )
 
 
-def _entries(path: Path, answer: Mapping[str, Any]) -> Entries:
-    """Our variables of every node, by group."""
+def entries_of(path: Path, answer: Mapping[str, Any], mistakes: Mistakes | None = None) -> Entries:
+    """Our variables of every node of a listing, by group.
+
+    Raises:
+        ConfigError: they are not ours, or wrong. With `mistakes` that collect, nodes that are wrong are left out.
+    """
+    parts = mistakes or Mistakes()
     hostvars: dict[str, dict[str, Any]] = answer["_meta"]["hostvars"]
     missing = [f"no group `{group}`" for group in ("hosts", "switches") if not _members(answer, group)]
     ours = {key for variables in hostvars.values() for key in variables if key.startswith(PREFIX)}
@@ -155,28 +162,21 @@ def _entries(path: Path, answer: Mapping[str, Any]) -> Entries:
             raise mistake(path, f"switches.{name}", "a switch must be in one of the groups rtsw, ctsw, atsw")
     roles: dict[str, SwitchRole] = {"rtsw": "rtsw", "ctsw": "ctsw", "atsw": "atsw"}
 
-    def variables(name: str) -> Mapping[str, Any]:
-        return hostvars.get(name, {})
+    def decoded(group: str, kind: type[Vars]) -> dict[str, Vars]:
+        found = {}
+        for name in _members(answer, group):
+            with parts.part():
+                found[name] = decode(hostvars.get(name, {}), kind, file=path, place=f"{group}.{name}")
+        return found
 
     return Entries(
         file=path,
-        hosts={
-            name: decode(variables(name), HostVars, file=path, place=f"hosts.{name}")
-            for name in _members(answer, "hosts")
-        },
+        hosts=decoded("hosts", HostVars),
         switches={
-            name: (role, decode(variables(name), SwitchVars, file=path, place=f"{group}.{name}"))
-            for group, role in roles.items()
-            for name in _members(answer, group)
+            name: (role, switch) for group, role in roles.items() for name, switch in decoded(group, SwitchVars).items()
         },
-        carriers={
-            name: decode(variables(name), CarrierVars, file=path, place=f"carriers.{name}")
-            for name in _members(answer, "carriers")
-        },
-        jumps={
-            name: decode(variables(name), JumpVars, file=path, place=f"jump.{name}")
-            for name in _members(answer, "jump")
-        },
+        carriers=decoded("carriers", CarrierVars),
+        jumps=decoded("jump", JumpVars),
     )
 
 
@@ -189,8 +189,12 @@ def _members(answer: Mapping[str, Any], group: str) -> list[str]:
     return names
 
 
-def _one_lab(path: Path, entries: Entries) -> LabVars:
-    """The lab-wide variables, which must be the same on every node."""
+def one_lab(path: Path, entries: Entries) -> LabVars:
+    """The lab-wide variables, which must be the same on every node.
+
+    Raises:
+        ConfigError: they are not; the message names the place.
+    """
     nodes: list[tuple[str, LabVars]] = [(place, node) for place, node in entries.placed()]
     first_place, first = nodes[0]
     if first.schema != SCHEMA:

@@ -12,7 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.inventory_schema import CarrierVars, HostVars, JumpVars, PortVars, RnicVars, SwitchVars, mistake, near
+from testbed.inventory_schema import (
+    CarrierVars,
+    HostVars,
+    JumpVars,
+    Mistakes,
+    PortVars,
+    RnicVars,
+    SwitchVars,
+    mistake,
+    near,
+)
 from testbed.topology import Gpu, Host, Link, Port, Rnic, Switch, SwitchRole, Topology
 
 __all__ = ["Entries", "build_topology"]
@@ -45,36 +55,38 @@ class _Taken:
     """What must be one place's alone."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self.file = file
         self._by: dict[tuple[str, str], str] = {}
 
     def take(self, what: str, value: str, place: str) -> None:
         first = self._by.setdefault((what, value), place)
         if first != place:
-            raise mistake(self._file, place, f"{what} {value} is already {first}")
+            raise mistake(self.file, place, f"{what} {value} is already {first}")
 
 
-def build_topology(entries: Entries) -> Topology:
+def build_topology(entries: Entries, mistakes: Mistakes | None = None) -> Topology:
     """The topology of checked entries; host links come before uplinks.
 
     Raises:
-        ConfigError: something does not fit; the message names the place.
+        ConfigError: something does not fit; the message names the place. With `mistakes` that collect nothing is
+            raised, and the topology lacks what does not fit.
     """
-    _check_values(entries)
-    _check_soft(entries)
-    host_links = [
-        _host_link(entries, name, index, port)
-        for name, (_, switch) in entries.switches.items()
-        for index, port in enumerate(switch.ports)
-        if port.rnic is not None
-    ]
-    _check_rnics(entries, host_links)
-    uplinks = [
-        link
-        for name, (_, switch) in entries.switches.items()
-        for index, port in enumerate(switch.ports)
-        if port.rnic is None and (link := _uplink(entries, name, index, port)) is not None
-    ]
+    mistakes = mistakes or Mistakes()
+    _check_values(entries, mistakes)
+    _check_soft(entries, mistakes)
+    host_links: list[Link] = []
+    uplinks: list[Link] = []
+    for name, (_, switch) in entries.switches.items():
+        for index, port in enumerate(switch.ports):
+            if port.rnic is not None:
+                with mistakes.part():
+                    host_links.append(_host_link(entries, name, index, port))
+    _check_rnics(entries, host_links, mistakes)
+    for name, (_, switch) in entries.switches.items():
+        for index, port in enumerate(switch.ports):
+            if port.rnic is None:
+                with mistakes.part():
+                    uplinks += _uplink(entries, name, index, port)
     return Topology(
         hosts=tuple(_host(name, host) for name, host in entries.hosts.items()),
         switches=tuple(
@@ -108,52 +120,68 @@ def _host(name: str, host: HostVars) -> Host:
     )
 
 
-def _check_values(entries: Entries) -> None:
+def _check_values(entries: Entries, mistakes: Mistakes) -> None:
     """Each value by itself, and that nothing is used twice."""
     file, taken = entries.file, _Taken(entries.file)
     for place, node in entries.placed():
         name = place.partition(".")[2]
-        if not _NAME.fullmatch(name):
-            raise mistake(file, place, "a name is small letters, digits and dashes, and starts with a letter")
-        if not _MTU_MIN <= node.mtu <= _MTU_MAX:
-            raise mistake(file, f"{place}.mtu", f"must be {_MTU_MIN} to {_MTU_MAX}, not {node.mtu}")
-        if node.management is not None:
-            _take_netdev(file, taken, f"{place}.management", name, node.management.netdev, node.management.mac)
+        with mistakes.part():
+            if not _NAME.fullmatch(name):
+                raise mistake(file, place, "a name is small letters, digits and dashes, and starts with a letter")
+            if not _MTU_MIN <= node.mtu <= _MTU_MAX:
+                raise mistake(file, f"{place}.mtu", f"must be {_MTU_MIN} to {_MTU_MAX}, not {node.mtu}")
+            if node.management is not None:
+                _take_netdev(file, taken, f"{place}.management", name, node.management.netdev, node.management.mac)
         if isinstance(node, HostVars):
-            _check_host_values(file, taken, place, name, node)
+            _check_host_values(taken, mistakes, place, name, node)
         elif isinstance(node, SwitchVars):
-            _check_switch_values(file, taken, place, name, node)
+            _check_switch_values(taken, mistakes, place, name, node)
         else:
-            for index, port in enumerate(node.front_end_ports):
-                at = f"{place}.front_end_ports[{index}]"
-                _take_netdev(file, taken, at, name, port.netdev, port.mac)
-                if port.peer not in entries.hosts:
-                    raise mistake(file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, list(entries.hosts))}')
+            _check_carrier_values(entries, taken, mistakes, place, node)
 
 
-def _check_host_values(file: Path, taken: _Taken, place: str, name: str, host: HostVars) -> None:
-    at = f"{place}.front_end"
-    _take_netdev(file, taken, at, name, host.front_end.netdev, host.front_end.mac)
-    _take_address(file, taken, f"{at}.address", host.front_end.address)
+def _check_host_values(taken: _Taken, mistakes: Mistakes, place: str, name: str, host: HostVars) -> None:
+    file = taken.file
+    with mistakes.part():
+        at = f"{place}.front_end"
+        _take_netdev(file, taken, at, name, host.front_end.netdev, host.front_end.mac)
+        _take_address(file, taken, f"{at}.address", host.front_end.address)
     for index, rnic in enumerate(host.rnics):
         at = f"{place}.rnics[{index}]"
-        taken.take(f"the name {name}:", rnic.name, at)
-        _take_netdev(file, taken, at, name, rnic.netdev, rnic.mac)
-        _take_address(file, taken, f"{at}.address", rnic.address)
+        with mistakes.part():
+            taken.take(f"the name {name}:", rnic.name, at)
+            _take_netdev(file, taken, at, name, rnic.netdev, rnic.mac)
+            _take_address(file, taken, f"{at}.address", rnic.address)
     for index, gpu in enumerate(host.gpus):
-        taken.take(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
+        with mistakes.part():
+            taken.take(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
 
 
-def _check_switch_values(file: Path, taken: _Taken, place: str, name: str, switch: SwitchVars) -> None:
-    taken.take("ASN", str(switch.asn), f"{place}.asn")
-    _take_address(file, taken, f"{place}.loopback", switch.loopback)
+def _check_switch_values(taken: _Taken, mistakes: Mistakes, place: str, name: str, switch: SwitchVars) -> None:
+    file = taken.file
+    with mistakes.part():
+        taken.take("ASN", str(switch.asn), f"{place}.asn")
+        _take_address(file, taken, f"{place}.loopback", switch.loopback)
     for index, port in enumerate(switch.ports):
         at = f"{place}.ports[{index}]"
-        _take_netdev(file, taken, at, name, port.netdev, port.mac)
-        if (port.rnic is None) != (port.address is None):
-            raise mistake(file, at, "a host port has both rnic and address, an uplink neither")
-        if port.address is not None:
-            _take_address(file, taken, f"{at}.address", port.address)
+        with mistakes.part():
+            _take_netdev(file, taken, at, name, port.netdev, port.mac)
+            if (port.rnic is None) != (port.address is None):
+                raise mistake(file, at, "a host port has both rnic and address, an uplink neither")
+            if port.address is not None:
+                _take_address(file, taken, f"{at}.address", port.address)
+
+
+def _check_carrier_values(
+    entries: Entries, taken: _Taken, mistakes: Mistakes, place: str, carrier: CarrierVars
+) -> None:
+    name, hosts = place.partition(".")[2], list(entries.hosts)
+    for index, port in enumerate(carrier.front_end_ports):
+        at = f"{place}.front_end_ports[{index}]"
+        with mistakes.part():
+            _take_netdev(entries.file, taken, at, name, port.netdev, port.mac)
+            if port.peer not in entries.hosts:
+                raise mistake(entries.file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, hosts)}')
 
 
 def _take_netdev(file: Path, taken: _Taken, place: str, node: str, netdev: str, mac: str) -> None:
@@ -175,23 +203,27 @@ def _take_address(file: Path, taken: _Taken, place: str, address: str) -> None:
     taken.take("address", str(found.ip), place)
 
 
-def _check_soft(entries: Entries) -> None:
+def _check_soft(entries: Entries, mistakes: Mistakes) -> None:
     """What only a soft lab needs: VMs, and a carrier and a namespace for each switch."""
-    file = entries.file
     for place, node in entries.placed():
-        if node.kind != "soft":
-            continue
-        if isinstance(node, HostVars) and node.vm is None:
-            raise mistake(file, place, "faultbed_vm is missing: a soft lab needs memory_mib and vcpus")
-        if isinstance(node, SwitchVars):
-            if node.carrier is None or node.netns is None:
-                name = "carrier" if node.carrier is None else "netns"
-                raise mistake(file, place, f"faultbed_{name} is missing: a soft switch is a namespace on a carrier")
-            if node.carrier not in entries.carriers:
-                tail = near(node.carrier, list(entries.carriers))
-                raise mistake(file, f"{place}.carrier", f'no carrier "{node.carrier}"{tail}')
-        elif node.management is None:
-            raise mistake(file, place, "faultbed_management is missing: the netdev and MAC that SSH comes in by")
+        if node.kind == "soft":
+            with mistakes.part():
+                _check_soft_node(entries, place, node)
+
+
+def _check_soft_node(entries: Entries, place: str, node: HostVars | SwitchVars | CarrierVars) -> None:
+    file = entries.file
+    if isinstance(node, HostVars) and node.vm is None:
+        raise mistake(file, place, "faultbed_vm is missing: a soft lab needs memory_mib and vcpus")
+    if isinstance(node, SwitchVars):
+        if node.carrier is None or node.netns is None:
+            name = "carrier" if node.carrier is None else "netns"
+            raise mistake(file, place, f"faultbed_{name} is missing: a soft switch is a namespace on a carrier")
+        if node.carrier not in entries.carriers:
+            tail = near(node.carrier, list(entries.carriers))
+            raise mistake(file, f"{place}.carrier", f'no carrier "{node.carrier}"{tail}')
+    elif node.management is None:
+        raise mistake(file, place, "faultbed_management is missing: the netdev and MAC that SSH comes in by")
 
 
 def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Link:
@@ -228,22 +260,23 @@ def _check_ends(file: Path, near_place: str, port: PortVars, far_place: str, rni
         raise mistake(file, f"{far_place}.gateway", f'"{rnic.gateway}", but {near_place}.address is {here.ip}')
 
 
-def _check_rnics(entries: Entries, host_links: list[Link]) -> None:
+def _check_rnics(entries: Entries, host_links: list[Link], mistakes: Mistakes) -> None:
     """Every RNIC is at the end of exactly one cable."""
     ends = [(link.b.node, link.rnic) for link in host_links]
     for name, host in entries.hosts.items():
         for index, rnic in enumerate(host.rnics):
             place = f"hosts.{name}.rnics[{index}]"
-            if rnic.switch not in entries.switches:
-                tail = near(rnic.switch, list(entries.switches))
-                raise mistake(entries.file, f"{place}.switch", f'no switch "{rnic.switch}"{tail}')
             count = ends.count((name, rnic.name))
-            if count != 1:
-                raise mistake(entries.file, place, f"{count} ports of {rnic.switch} lead here, there must be one")
+            with mistakes.part():
+                if rnic.switch not in entries.switches:
+                    tail = near(rnic.switch, list(entries.switches))
+                    raise mistake(entries.file, f"{place}.switch", f'no switch "{rnic.switch}"{tail}')
+                if count != 1:
+                    raise mistake(entries.file, place, f"{count} ports of {rnic.switch} lead here, there must be one")
 
 
-def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> Link | None:
-    """The link of a switch's uplink port as seen from its lower end; None from the higher end."""
+def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Link]:
+    """The link of a switch's uplink port as seen from its lower end; none from the higher end."""
     file = entries.file
     role, switch = entries.switches[name]
     place = f"{role}.{name}.ports[{index}]"
@@ -258,9 +291,11 @@ def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> Link | N
         raise mistake(file, place, f"a cable to {port.peer}, which has no port with peer {name}")
     order = list(entries.switches)
     if (_LEVEL[role], order.index(name)) > (_LEVEL[peer_role], order.index(port.peer)):
-        return None
-    return Link(
-        a=Port(node=name, netdev=port.netdev, mac=port.mac, address=None),
-        b=Port(node=port.peer, netdev=back.netdev, mac=back.mac, address=None),
-        rnic=None,
-    )
+        return []
+    return [
+        Link(
+            a=Port(node=name, netdev=port.netdev, mac=port.mac, address=None),
+            b=Port(node=port.peer, netdev=back.netdev, mac=back.mac, address=None),
+            rnic=None,
+        )
+    ]

@@ -7,9 +7,10 @@ Every variable is `faultbed_<field>` of one of the structs below; unknown ones a
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +20,10 @@ from testbed.errors import ConfigError
 
 __all__ = [
     "PREFIX",
+    "BmcVars",
     "CarrierVars",
+    "DscpVars",
+    "EcnVars",
     "FrontEndPortVars",
     "FrontEndVars",
     "GpuVars",
@@ -27,9 +31,16 @@ __all__ = [
     "JumpVars",
     "LabVars",
     "ManagementVars",
+    "Mistake",
+    "Mistakes",
+    "NetworkVars",
+    "OutletVars",
+    "PduVars",
     "PortVars",
+    "QosVars",
     "RnicVars",
     "SwitchVars",
+    "Vars",
     "VmVars",
     "decode",
     "mistake",
@@ -41,6 +52,68 @@ PREFIX = "faultbed_"
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of ours refuse keys that they do not know (inherited; msgspec does not inherit `kw_only`)."""
+
+
+class BmcVars(_Strict, frozen=True, kw_only=True):
+    """A machine's baseboard management controller; its credentials are never in an inventory."""
+
+    address: str
+    protocol: Literal["redfish", "ipmi"] = "redfish"
+
+
+class PduVars(_Strict, frozen=True, kw_only=True):
+    """A switched power distribution unit of the lab."""
+
+    name: str
+    address: str
+    outlets: int
+
+
+class OutletVars(_Strict, frozen=True, kw_only=True):
+    """A PDU's outlet, counted from 1, that feeds a machine."""
+
+    pdu: str
+    outlet: int
+
+
+class NetworkVars(_Strict, frozen=True, kw_only=True):
+    """One line of the IP plan: what the addresses of `prefix` are for. Without `vlan` it is routed port by port."""
+
+    use: Literal["management", "bmc", "front-end", "back-end", "loopback", "storage"]
+    prefix: str
+    vlan: int | None = None
+
+
+class DscpVars(_Strict, frozen=True, kw_only=True):
+    """One line of the DSCP map: packets of `dscp` travel in `priority` (802.1p, 0 to 7)."""
+
+    dscp: int
+    priority: int
+    use: str
+
+
+class EcnVars(_Strict, frozen=True, kw_only=True):
+    """WRED/ECN of the RoCE queue: no mark below `min_kib`, up to `max_percent` of the packets at `max_kib`."""
+
+    min_kib: int
+    max_kib: int
+    max_percent: int
+
+
+class QosVars(_Strict, frozen=True, kw_only=True):
+    """How the lab treats RoCE. RNICs and switches are configured from this one profile.
+
+    `roce_dscp` and `cnp_dscp` are what RNICs mark data and congestion notifications with; `pfc_priorities` pause.
+    """
+
+    profile: str
+    trust: Literal["dscp", "pcp"] = "dscp"
+    roce_dscp: int
+    cnp_dscp: int
+    pfc_priorities: list[int]
+    dcqcn: bool
+    ecn: EcnVars | None = None
+    pfc_watchdog_ms: int | None = None
 
 
 class ManagementVars(_Strict, frozen=True, kw_only=True):
@@ -66,7 +139,11 @@ class FrontEndVars(_Strict, frozen=True, kw_only=True):
 
 
 class RnicVars(_Strict, frozen=True, kw_only=True):
-    """An RNIC: its RDMA name, its netdev, the switch it is cabled to and that switch's address on the link."""
+    """An RNIC: its RDMA name, its netdev, the switch it is cabled to and that switch's address on the link.
+
+    `pcie` is its address (`0000:18:00.0`), `gpu` the GPU below the same PCIe switch; `mtu` (bytes) is the lab's
+    where it is not said.
+    """
 
     name: str
     netdev: str
@@ -74,13 +151,18 @@ class RnicVars(_Strict, frozen=True, kw_only=True):
     address: str
     gateway: str
     switch: str
+    mtu: int | None = None
+    speed_gbps: int | None = None
+    pcie: str | None = None
+    gpu: str | None = None
 
 
 class GpuVars(_Strict, frozen=True, kw_only=True):
-    """A GPU by its name on the host."""
+    """A GPU by its name on the host; `pcie` is its address."""
 
     name: str
     kind: str
+    pcie: str | None = None
 
 
 class PortVars(_Strict, frozen=True, kw_only=True):
@@ -91,6 +173,8 @@ class PortVars(_Strict, frozen=True, kw_only=True):
     peer: str
     rnic: str | None = None
     address: str | None = None
+    mtu: int | None = None
+    speed_gbps: int | None = None
 
 
 class FrontEndPortVars(_Strict, frozen=True, kw_only=True):
@@ -109,6 +193,10 @@ class LabVars(_Strict, frozen=True, kw_only=True):
     kind: Literal["soft", "rack"]
     mtu: int = 4200
     ecmp_hash_seed: int = 0
+    networks: list[NetworkVars] = []
+    dscp_map: list[DscpVars] = []
+    qos: QosVars | None = None
+    pdus: list[PduVars] = []
 
 
 class HostVars(LabVars, frozen=True, kw_only=True):
@@ -120,6 +208,8 @@ class HostVars(LabVars, frozen=True, kw_only=True):
     rnics: list[RnicVars]
     gpus: list[GpuVars] = []
     management: ManagementVars | None = None
+    bmc: BmcVars | None = None
+    power: list[OutletVars] = []
     vm: VmVars | None = None
 
 
@@ -133,7 +223,9 @@ class SwitchVars(LabVars, frozen=True, kw_only=True):
     rack: str | None = None
     carrier: str | None = None
     netns: str | None = None
+    nos: Literal["sonic", "frr", "cumulus"] | None = None
     management: ManagementVars | None = None
+    power: list[OutletVars] = []
 
 
 class CarrierVars(LabVars, frozen=True, kw_only=True):
@@ -148,10 +240,10 @@ class JumpVars(LabVars, frozen=True, kw_only=True):
     """The variables of a rack lab's jump host: none of its own."""
 
 
-_Vars = TypeVar("_Vars", HostVars, SwitchVars, CarrierVars, JumpVars)
+Vars = TypeVar("Vars", HostVars, SwitchVars, CarrierVars, JumpVars)
 
 
-def decode(hostvars: Mapping[str, Any], kind: type[_Vars], *, file: Path, place: str) -> _Vars:
+def decode(hostvars: Mapping[str, Any], kind: type[Vars], *, file: Path, place: str) -> Vars:
     """Our variables of one inventory host as a struct.
 
     Raises:
@@ -164,9 +256,36 @@ def decode(hostvars: Mapping[str, Any], kind: type[_Vars], *, file: Path, place:
         raise _told(str(error), kind=kind, ours=ours, file=file, place=place) from None
 
 
-def mistake(file: Path, place: str, what: str) -> ConfigError:
+class Mistake(ConfigError):
+    """Something wrong at one place of an inventory."""
+
+    def __init__(self, file: Path, place: str, what: str) -> None:
+        super().__init__(f"{file}: {place}: {what}")
+        self.place = place
+        self.what = what
+
+
+def mistake(file: Path, place: str, what: str) -> Mistake:
     """An error in the one form all of them have: `FILE: PLACE: WHAT`."""
-    return ConfigError(f"{file}: {place}: {what}")
+    return Mistake(file, place, what)
+
+
+class Mistakes:
+    """What is wrong in an inventory: the first one is raised, or all are collected (`faultbed inventory check`)."""
+
+    def __init__(self, *, collect: bool = False) -> None:
+        self._collect = collect
+        self.found: list[Mistake] = []
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[None]:
+        """One part of the inventory: a mistake in it ends this part, and collecting goes on with the next one."""
+        try:
+            yield
+        except Mistake as error:
+            if not self._collect:
+                raise
+            self.found.append(error)
 
 
 def near(word: str, known: list[str]) -> str:

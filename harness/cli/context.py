@@ -34,7 +34,11 @@ class Session:
 
     def inventory(self) -> Inventory:
         """The lab that `--lab` or FAULTBED_LAB names; default `inventory/soft.yml`."""
-        return inventory_module.load(_relative(shipped.inventory_named(str(self._lab or "soft"))))
+        return inventory_module.load(self.inventory_path())
+
+    def inventory_path(self) -> Path:
+        """The file of that lab."""
+        return _relative(shipped.inventory_named(str(self._lab or "soft")))
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[str], None]]:

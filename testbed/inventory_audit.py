@@ -1,0 +1,311 @@
+"""Everything that is wrong in an inventory, not only the first thing: `faultbed inventory check`.
+
+What `testbed.inventory.load` refuses is found here too, all of it at once; beyond that, what a lab would only show
+later: an MTU that shrinks along a path, an address outside the IP plan, a QoS profile that pauses the wrong priority,
+two machines on one outlet. Pure but for `unreachable`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.inventory import Inventory, entries_of, one_lab
+from testbed.inventory_check import Entries, build_topology
+from testbed.inventory_listing import listing
+from testbed.inventory_schema import HostVars, LabVars, Mistakes, OutletVars, QosVars, SwitchVars
+
+__all__ = ["Finding", "audit", "unreachable"]
+
+ROCE_HEADERS_BYTES = 40 + 8 + 12 + 16 + 4
+"""Around the payload of an RDMA write: IPv6 (the larger of the two), UDP, BTH, RETH, ICRC (InfiniBand annex A17)."""
+RDMA_MTU_BYTES = 4096
+_PRIORITIES = range(8)
+_DSCPS = range(64)
+_REACH_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong: where in the inventory, what, and what to do."""
+
+    place: str
+    what: str
+    do: str
+
+
+def audit(path: Path) -> list[Finding]:
+    """All findings of an inventory file; none when it is right.
+
+    Raises:
+        ConfigError: it cannot be read at all, or is no inventory of ours.
+    """
+    mistakes = Mistakes(collect=True)
+    entries = entries_of(path, listing(path), mistakes)
+    if not mistakes.found:
+        with mistakes.part():
+            one_lab(path, entries)
+        build_topology(entries, mistakes)
+    found = [
+        Finding(place=x.place, what=x.what, do="correct it there, or the other end that it names")
+        for x in mistakes.found
+    ]
+    # What does not fit together is not measured for how well it fits.
+    return found or sorted(_beyond(entries), key=lambda finding: finding.place)
+
+
+def unreachable(inventory: Inventory) -> list[Finding]:
+    """Machines whose SSH port does not answer from here; of a soft lab none, because its ports are not in the file."""
+    machines = dict([*inventory.management.items(), *([inventory.jump] if inventory.jump else [])])
+
+    def one(name: str) -> Finding | None:
+        at = (machines[name].address or name, machines[name].port or 22)
+        try:
+            with socket.create_connection(at, timeout=_REACH_TIMEOUT_S):
+                return None
+        except OSError as error:
+            return Finding(
+                place=f"{name}.ansible_host",
+                what=f"{at[0]} port {at[1]} does not answer: {error}",
+                do="look at the machine's power and its management cable, or correct the address",
+            )
+
+    if inventory.kind == "soft":
+        return []
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        return [finding for finding in pool.map(one, machines) if finding]
+
+
+def _beyond(entries: Entries) -> Iterator[Finding]:
+    _, lab = next(iter(entries.placed()))
+    yield from _mtu_chain(entries, lab)
+    yield from _speeds(entries)
+    yield from _affinity(entries)
+    yield from _networks(lab)
+    yield from _ip_plan(entries, lab)
+    yield from _out_of_band(entries, lab)
+    yield from _dscp_map(lab)
+    if lab.qos is not None:
+        yield from _qos(lab, lab.qos)
+
+
+def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:
+    """What an RNIC sends must pass every port on the way; an RDMA MTU of 4096 must fit at all."""
+    needed = RDMA_MTU_BYTES + ROCE_HEADERS_BYTES
+    rnic_mtu = {(name, rnic.name): rnic.mtu or lab.mtu for name, host in entries.hosts.items() for rnic in host.rnics}
+    largest = max(rnic_mtu.values(), default=lab.mtu)
+    for (name, rnic), mtu in rnic_mtu.items():
+        if mtu < needed:
+            yield Finding(
+                place=f"hosts.{name}.rnics[{rnic}].mtu",
+                what=f"{mtu} bytes hold no RDMA MTU of {RDMA_MTU_BYTES}: with headers that takes {needed}",
+                do=f"set faultbed_mtu to at least {needed} (soft labs use 4200, racks 9000)",
+            )
+        if lab.kind == "soft" and mtu != lab.mtu:
+            yield _soft_mtu(f"hosts.{name}.rnics[{rnic}].mtu")
+    for name, (role, switch) in entries.switches.items():
+        for index, port in enumerate(switch.ports):
+            at, mtu = f"{role}.{name}.ports[{index}].mtu", port.mtu or lab.mtu
+            if lab.kind == "soft" and mtu != lab.mtu:
+                yield _soft_mtu(at)
+                continue
+            wanted = rnic_mtu.get((port.peer, port.rnic or ""), largest)
+            if mtu < wanted:
+                yield Finding(
+                    place=at,
+                    what=f"{mtu} bytes, but {port.peer} may send {wanted}: the path narrows here",
+                    do=f"set it to {wanted} or more, on both ends of the cable",
+                )
+            elif port.rnic is None and (far := _far_mtu(entries, name, port.peer, lab.mtu)) != mtu:
+                yield Finding(
+                    place=at,
+                    what=f"{mtu} bytes, but {port.peer}'s end of the cable has {far}",
+                    do="give both ends the same MTU",
+                )
+
+
+def _soft_mtu(place: str) -> Finding:
+    return Finding(
+        place=place,
+        what="a soft lab has one MTU for its whole back end",
+        do="remove it here and set faultbed_mtu",
+    )
+
+
+def _far_mtu(entries: Entries, name: str, peer: str, default: int) -> int:
+    _, switch = entries.switches[peer]
+    return next(port.mtu or default for port in switch.ports if port.peer == name)
+
+
+def _speeds(entries: Entries) -> Iterator[Finding]:
+    ends: dict[frozenset[str], list[tuple[str, int]]] = defaultdict(list)
+    for name, host in entries.hosts.items():
+        for rnic in host.rnics:
+            if rnic.speed_gbps:
+                cable = frozenset({rnic.switch, f"{name}:{rnic.name}"})
+                ends[cable].append((f"hosts.{name}.rnics[{rnic.name}].speed_gbps", rnic.speed_gbps))
+    for name, (role, switch) in entries.switches.items():
+        for index, port in enumerate(switch.ports):
+            if port.speed_gbps:
+                cable = frozenset({name, f"{port.peer}:{port.rnic}" if port.rnic else port.peer})
+                ends[cable].append((f"{role}.{name}.ports[{index}].speed_gbps", port.speed_gbps))
+    for found in ends.values():
+        if len({speed for _, speed in found}) > 1:
+            (near, one), (far, other) = found
+            yield Finding(place=near, what=f"{one} Gb/s, but {far} says {other}", do="a cable has one speed")
+
+
+def _affinity(entries: Entries) -> Iterator[Finding]:
+    for name, host in entries.hosts.items():
+        known = {gpu.name for gpu in host.gpus}
+        for rnic in host.rnics:
+            if rnic.gpu is not None and rnic.gpu not in known:
+                yield Finding(
+                    place=f"hosts.{name}.rnics[{rnic.name}].gpu",
+                    what=f'no GPU "{rnic.gpu}" on this host',
+                    do=f"it has {', '.join(sorted(known)) or 'none'}",
+                )
+        places = [(f"rnics[{x.name}]", x.pcie) for x in host.rnics] + [(f"gpus[{x.name}]", x.pcie) for x in host.gpus]
+        yield from _twice(
+            ((f"hosts.{name}.{at}.pcie", address) for at, address in places if address), "PCIe address", "each device"
+        )
+
+
+def _networks(lab: LabVars) -> Iterator[Finding]:
+    parsed: list[tuple[int, ipaddress.IPv4Network]] = []
+    for index, network in enumerate(lab.networks):
+        try:
+            prefix = ipaddress.IPv4Network(network.prefix)
+        except ValueError as error:
+            yield Finding(place=f"all.networks[{index}].prefix", what=str(error), do="write it as 10.77.0.0/16")
+            continue
+        for other_index, other in parsed:
+            if prefix.overlaps(other):
+                yield Finding(
+                    place=f"all.networks[{index}].prefix",
+                    what=f"{prefix} overlaps {other} (all.networks[{other_index}])",
+                    do="give each use a prefix of its own",
+                )
+        parsed.append((index, prefix))
+    vlans = ((f"all.networks[{i}].vlan", str(x.vlan)) for i, x in enumerate(lab.networks) if x.vlan is not None)
+    yield from _twice(vlans, "VLAN", "each network")
+
+
+def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[Finding]:
+    """Every address lies in a prefix that the plan gives to its use; a use that the plan does not name is free."""
+    plan: dict[str, list[ipaddress.IPv4Network]] = defaultdict(list)
+    for network in lab.networks:
+        try:
+            plan[network.use].append(ipaddress.IPv4Network(network.prefix))
+        except ValueError:
+            continue  # told by _networks
+    for place, use, address in _addresses(entries):
+        try:
+            found = ipaddress.IPv4Interface(address).ip
+        except ValueError:
+            yield Finding(place=place, what=f'not an address "{address}"', do="write an IPv4 address")
+            continue
+        if plan.get(use) and not any(found in prefix for prefix in plan[use]):
+            yield Finding(
+                place=place,
+                what=f"{found} is in no {use} network of the IP plan ({', '.join(map(str, plan[use]))})",
+                do="correct the address, or the plan in faultbed_networks",
+            )
+
+
+def _addresses(entries: Entries) -> Iterator[tuple[str, str, str]]:
+    for name, host in entries.hosts.items():
+        yield f"hosts.{name}.front_end.address", "front-end", host.front_end.address
+        for rnic in host.rnics:
+            yield f"hosts.{name}.rnics[{rnic.name}].address", "back-end", rnic.address
+        if host.bmc is not None:
+            yield f"hosts.{name}.bmc.address", "bmc", host.bmc.address
+    for name, (role, switch) in entries.switches.items():
+        yield f"{role}.{name}.loopback", "loopback", switch.loopback
+
+
+def _out_of_band(entries: Entries, lab: LabVars) -> Iterator[Finding]:
+    """BMCs and outlets: a power cycle must hit the machine that was meant, and no other one."""
+    bmcs = [(f"hosts.{name}.bmc.address", host.bmc.address) for name, host in entries.hosts.items() if host.bmc]
+    pdus = [(f"all.pdus[{pdu.name}].address", pdu.address) for pdu in lab.pdus]
+    yield from _twice([*bmcs, *pdus], "out-of-band address", "each controller")
+    outlets = {pdu.name: pdu.outlets for pdu in lab.pdus}
+    fed = [
+        (f"{place}.power[{index}]", one)
+        for place, node in entries.placed()
+        if isinstance(node, HostVars | SwitchVars)
+        for index, one in enumerate(node.power)
+    ]
+    yield from _twice(((place, f"{one.pdu}:{one.outlet}") for place, one in fed), "outlet", "each machine")
+    for place, one in fed:
+        yield from _outlet(place, one, outlets)
+
+
+def _outlet(place: str, one: OutletVars, outlets: dict[str, int]) -> Iterator[Finding]:
+    if one.pdu not in outlets:
+        do = f"there are {', '.join(outlets) or 'none'} in faultbed_pdus"
+        yield Finding(place=place, what=f'no PDU "{one.pdu}"', do=do)
+    elif not 1 <= one.outlet <= outlets[one.pdu]:
+        what = f"{one.pdu} has outlets 1 to {outlets[one.pdu]}, not {one.outlet}"
+        yield Finding(place=place, what=what, do="read the number on the PDU")
+
+
+def _dscp_map(lab: LabVars) -> Iterator[Finding]:
+    for index, line in enumerate(lab.dscp_map):
+        at = f"all.dscp_map[{index}]"
+        if line.dscp not in _DSCPS:
+            yield Finding(place=f"{at}.dscp", what=f"{line.dscp} is no DSCP", do="a DSCP is 0 to 63 (RFC 2474)")
+        if line.priority not in _PRIORITIES:
+            yield Finding(place=f"{at}.priority", what=f"{line.priority} is no priority", do="a priority is 0 to 7")
+    yield from _twice(((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each")
+
+
+def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
+    priority = {line.dscp: line.priority for line in lab.dscp_map}
+    for field, dscp in (("roce_dscp", qos.roce_dscp), ("cnp_dscp", qos.cnp_dscp)):
+        if dscp not in priority:
+            what = f"DSCP {dscp} is not in faultbed_dscp_map, so switches put it in priority 0"
+            yield Finding(place=f"all.qos.{field}", what=what, do="add a line for it to the map")
+    roce, cnp = priority.get(qos.roce_dscp), priority.get(qos.cnp_dscp)
+    if roce is not None and qos.pfc_priorities and roce not in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.pfc_priorities",
+            what=f"RoCE travels in priority {roce}, which is not paused: PFC protects {qos.pfc_priorities} instead",
+            do=f"pause {roce}, or map DSCP {qos.roce_dscp} to a priority that is paused",
+        )
+    if cnp is not None and cnp in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.cnp_dscp",
+            what=f"CNPs travel in priority {cnp}, which PFC pauses: congestion would hold up its own notification",
+            do="map the CNP DSCP to a priority of its own, with strict scheduling",
+        )
+    for priority_paused in qos.pfc_priorities:
+        if priority_paused not in _PRIORITIES:
+            what = f"{priority_paused} is no priority"
+            yield Finding(place="all.qos.pfc_priorities", what=what, do="a priority is 0 to 7")
+    if qos.dcqcn and qos.ecn is None:
+        yield Finding(
+            place="all.qos.ecn",
+            what="DCQCN is on, but no switch marks: without ECN it never slows anybody down",
+            do="give ecn with min_kib, max_kib and max_percent, or turn dcqcn off",
+        )
+    if qos.ecn is not None and not 0 < qos.ecn.min_kib < qos.ecn.max_kib:
+        what = f"marks from {qos.ecn.min_kib} KiB up to {qos.ecn.max_kib} KiB"
+        yield Finding(place="all.qos.ecn", what=what, do="min_kib must be below max_kib, both above 0")
+    if qos.ecn is not None and not 0 < qos.ecn.max_percent <= 100:  # noqa: PLR2004 (percent)
+        yield Finding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="1 to 100")
+
+
+def _twice(placed: Iterable[tuple[str, str]], what: str, each: str) -> Iterator[Finding]:
+    first: dict[str, str] = {}
+    for place, value in placed:
+        if value in first:
+            yield Finding(
+                place=place, what=f"{what} {value} is already {first[value]}", do=f"{each} must have one of its own"
+            )
+        first.setdefault(value, place)

@@ -1,0 +1,352 @@
+"""`faultbed inventory check`: all that is wrong, each with its place; the example of a rack; the schema for editors."""
+
+import copy
+import dataclasses
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from testbed import inventory_audit, inventory_json_schema, inventory_listing, preset_rack
+from testbed.errors import ConfigError
+from testbed.inventory import Management, load
+from testbed.inventory_audit import audit, unreachable
+from testbed.shipped import inventories
+
+RACK = inventories() / "rack-h100.example.yml"
+LISTING = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAULTBED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        LISTING.update(inventory_listing.listing(RACK))
+        yield
+
+
+@pytest.fixture
+def findings(monkeypatch):
+    """(place, what) of what is found when the variables of the rack example are edited."""
+
+    def found(edit):
+        answer = copy.deepcopy(LISTING)
+        hosts = answer["_meta"]["hostvars"]
+        edit(hosts)
+        monkeypatch.setattr(inventory_audit, "listing", lambda _path: answer)
+        result = audit(RACK)
+        assert all(finding.do for finding in result)
+        return [(finding.place, finding.what) for finding in result]
+
+    return found
+
+
+def everywhere(name, change):
+    """An edit of a lab-wide variable: the same on every node."""
+
+    def edit(hosts):
+        for variables in hosts.values():
+            if "faultbed_schema" in variables:
+                change(variables[f"faultbed_{name}"])
+
+    return edit
+
+
+def port(hosts, switch, index):
+    return hosts[switch]["faultbed_ports"][index]
+
+
+def rnic(hosts, host, index):
+    return hosts[host]["faultbed_rnics"][index]
+
+
+def put(target, **values):
+    target.update(values)
+
+
+def test_our_own_inventories_have_nothing_wrong():
+    for path in sorted(inventories().glob("*.yml")):
+        assert audit(path) == [], path
+
+
+CASES = [
+    (
+        "duplicate address",
+        lambda h: put(rnic(h, "host2", 0), address="10.77.1.1/31"),
+        "hosts.host2.rnics[0].address",
+        "address 10.77.1.1 is already hosts.host1.rnics[0].address",
+    ),
+    (
+        "duplicate MAC",
+        lambda h: put(rnic(h, "host2", 0), mac="02:fb:01:01:01:00"),
+        "hosts.host2.rnics[0].mac",
+        "already hosts.host1.rnics[0].mac",
+    ),
+    (
+        "cabling that does not match",
+        lambda h: put(rnic(h, "host1", 3), switch="rtsw2"),
+        "rtsw.rtsw1.ports[3]",
+        "says that its switch is rtsw2",
+    ),
+    (
+        "cable that leads back to nowhere",
+        lambda h: h["ctsw1"]["faultbed_ports"].pop(0),
+        "rtsw.rtsw1.ports[16]",
+        "has no port with peer rtsw1",
+    ),
+    (
+        "port narrower than its RNIC",
+        lambda h: put(port(h, "rtsw1", 2), mtu=4200),
+        "rtsw.rtsw1.ports[2].mtu",
+        "4200 bytes, but host1 may send 9000",
+    ),
+    (
+        "uplink narrower than the hosts",
+        lambda h: [put(port(h, "rtsw2", 17), mtu=1500), put(port(h, "ctsw2", 1), mtu=1500)],
+        "ctsw.ctsw2.ports[1].mtu",
+        "1500 bytes, but rtsw2 may send 9000",
+    ),
+    (
+        "uplink with two MTUs",
+        lambda h: put(port(h, "ctsw1", 0), mtu=9100),
+        "ctsw.ctsw1.ports[0].mtu",
+        "rtsw1's end of the cable has 9216",
+    ),
+    (
+        "RDMA MTU that does not fit",
+        lambda h: put(rnic(h, "host4", 7), mtu=4100),
+        "hosts.host4.rnics[mlx5_7].mtu",
+        "hold no RDMA MTU of 4096",
+    ),
+    (
+        "cable with two speeds",
+        lambda h: put(port(h, "rtsw1", 0), speed_gbps=200),
+        "hosts.host1.rnics[mlx5_0].speed_gbps",
+        "says 200",
+    ),
+    (
+        "address outside the plan",
+        lambda h: put(h["host3"]["faultbed_front_end"], address="10.99.0.3/24"),
+        "hosts.host3.front_end.address",
+        "in no front-end network",
+    ),
+    (
+        "one BMC for two machines",
+        lambda h: put(h["host2"]["faultbed_bmc"], address="198.51.100.11"),
+        "hosts.host2.bmc.address",
+        "already hosts.host1.bmc.address",
+    ),
+    (
+        "one outlet for two machines",
+        lambda h: put(h["host2"]["faultbed_power"][0], outlet=1),
+        "hosts.host2.power[0]",
+        "outlet pdu1a:1 is already hosts.host1.power[0]",
+    ),
+    (
+        "outlet that is not there",
+        lambda h: put(h["host2"]["faultbed_power"][0], outlet=99),
+        "hosts.host2.power[0]",
+        "1 to 24",
+    ),
+    (
+        "no such PDU",
+        lambda h: put(h["host2"]["faultbed_power"][0], pdu="pdu9"),
+        "hosts.host2.power[0]",
+        'no PDU "pdu9"',
+    ),
+    ("no such GPU", lambda h: put(rnic(h, "host1", 0), gpu="gpu9"), "hosts.host1.rnics[mlx5_0].gpu", 'no GPU "gpu9"'),
+    (
+        "one PCIe address for two devices",
+        lambda h: put(rnic(h, "host1", 1), pcie="0000:18:00.0"),
+        "hosts.host1.rnics[mlx5_1].pcie",
+        "already hosts.host1.rnics[mlx5_0].pcie",
+    ),
+    (
+        "PFC beside RoCE",
+        everywhere("qos", lambda qos: qos.update(pfc_priorities=[4])),
+        "all.qos.pfc_priorities",
+        "RoCE travels in priority 3, which is not paused",
+    ),
+    (
+        "CNPs that are paused",
+        everywhere("qos", lambda qos: qos.update(pfc_priorities=[3, 6])),
+        "all.qos.cnp_dscp",
+        "hold up its own notification",
+    ),
+    ("DCQCN without marks", everywhere("qos", lambda qos: qos.pop("ecn")), "all.qos.ecn", "no switch marks"),
+    ("DSCP not in the map", everywhere("qos", lambda qos: qos.update(roce_dscp=24)), "all.qos.roce_dscp", "priority 0"),
+    ("ECN upside down", everywhere("qos", lambda qos: qos["ecn"].update(min_kib=5000)), "all.qos.ecn", "5000 KiB"),
+    (
+        "networks that overlap",
+        everywhere("networks", lambda networks: networks[5].update(prefix="10.77.8.0/24")),
+        "all.networks[5].prefix",
+        "overlaps 10.77.0.0/16",
+    ),
+    (
+        "one VLAN twice",
+        everywhere("networks", lambda n: n[1].update(vlan=10)),
+        "all.networks[1].vlan",
+        "VLAN 10 is already",
+    ),
+    ("DSCP too large", everywhere("dscp_map", lambda m: m[0].update(dscp=64)), "all.dscp_map[0].dscp", "64 is no DSCP"),
+    (
+        "unknown key",
+        lambda h: put(rnic(h, "host1", 0), colour="red"),
+        "hosts.host1.rnics[0]",
+        'unknown key "colour"',
+    ),
+    (
+        "one node of another lab",
+        lambda h: put(h["host4"], faultbed_mtu=1500),
+        "hosts.host4.mtu",
+        "set it once",
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "place", "what"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_each_mistake_is_found_where_it_is(findings, edit, place, what):
+    found = findings(edit)
+    assert any(at == place and what in said for at, said in found), found
+
+
+def test_all_mistakes_are_told_at_once(findings):
+    def edit(hosts):
+        put(rnic(hosts, "host1", 0), mac="nonsense")
+        put(rnic(hosts, "host3", 2), address="10.77.2.5/29")
+        hosts["ctsw4"]["faultbed_ports"].pop()
+
+    places = {place for place, _ in findings(edit)}
+    assert {"hosts.host1.rnics[0].mac", "rtsw.rtsw2.ports[19]"} <= places
+    assert any(place.startswith("hosts.host3.rnics[2]") for place in places)
+
+
+def test_a_machine_that_does_not_answer(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        inventory = load(RACK)
+        closed = Management(
+            netdev=None, mac=None, address="127.0.0.1", port=free.getsockname()[1], user=None, private_key_file=None
+        )
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            open_ = dataclasses.replace(closed, port=listener.getsockname()[1])
+            object.__setattr__(inventory, "management", {"host1": closed, "host2": open_})
+            object.__setattr__(inventory, "jump", None)
+            found = unreachable(inventory)
+    assert [finding.place for finding in found] == ["host1.ansible_host"]
+    assert unreachable(load(inventories() / "soft.yml")) == []
+
+
+def test_the_rack_example_is_what_its_generator_writes_and_has_the_size_it_says():
+    assert RACK.read_text() == preset_rack.inventory_text()
+    inventory = load(RACK)
+    topology = inventory.topology
+    assert inventory.kind == "rack"
+    assert [len(host.rnics) for host in topology.hosts] == [len(host.gpus) for host in topology.hosts] == [8] * 4
+    assert (len(topology.racks), len(topology.uplinks)) == (2, 8)
+    assert inventory.jump is not None
+    assert inventory.jump[0] == "jump1"
+    assert "jump1" not in inventory.machines
+    assert set(inventory.machines) == {host.name for host in topology.hosts} | set(topology.switch_by_name)
+
+
+def test_the_schema_for_editors_is_up_to_date():
+    assert (inventories() / "schema.json").read_text() == inventory_json_schema.schema_text()
+
+
+@pytest.mark.parametrize("path", sorted(inventories().glob("*.yml")), ids=lambda path: path.stem)
+def test_the_schema_takes_our_inventories(path):
+    schema = json.loads(inventory_json_schema.schema_text())
+    assert refused(yaml.safe_load(path.read_text()), schema, schema["$defs"]) == []
+
+
+def test_the_schema_refuses_what_the_loader_refuses():
+    schema = json.loads(inventory_json_schema.schema_text())
+    tree = yaml.safe_load((inventories() / "soft-mini.yml").read_text())
+    host = tree["all"]["children"]["hosts"]["hosts"]["host1"]
+    for edit in (
+        lambda: host.update(faultbed_rnic=[]),
+        lambda: host["faultbed_rnics"][0].update(colour="red"),
+        lambda: host["faultbed_rnics"][0].update(mtu="large"),
+        lambda: host["faultbed_front_end"].pop("mac"),
+    ):
+        kept = copy.deepcopy(host)
+        edit()
+        assert refused(tree, schema, schema["$defs"])
+        host.clear()
+        host.update(kept)
+    assert refused(tree, schema, schema["$defs"]) == []
+
+
+def refused(value, schema, parts, at="$"):
+    """What a reader of JSON schema would refuse; the part of the standard that our schema uses."""
+    if "$ref" in schema:
+        return refused(value, parts[schema["$ref"].rpartition("/")[2]], parts, at)
+    if "anyOf" in schema:
+        ways = [refused(value, way, parts, at) for way in schema["anyOf"]]
+        return [] if [] in ways else ways[0]
+    types = {"object": dict, "null": type(None), "array": list, "string": str, "integer": int, "boolean": bool}
+    named = schema.get("type", [])
+    if named and not any(isinstance(value, types[name]) for name in ([named] if isinstance(named, str) else named)):
+        return [f"{at}: not {named}"]
+    wrong = [f"{at}: not one of {schema['enum']}"] if "enum" in schema and value not in schema["enum"] else []
+    if isinstance(value, list):
+        items = schema.get("items", {})
+        wrong += [bad for i, one in enumerate(value) for bad in refused(one, items, parts, f"{at}[{i}]")]
+    if isinstance(value, dict):
+        wrong += [f"{at}: {name} is missing" for name in schema.get("required", []) if name not in value]
+        known, more = schema.get("properties", {}), schema.get("additionalProperties", {})
+        for name, one in value.items():
+            if name in known:
+                wrong += refused(one, known[name], parts, f"{at}.{name}")
+            elif more is False:
+                wrong.append(f"{at}: {name} is not known")
+            elif isinstance(more, dict):
+                wrong += refused(one, more, parts, f"{at}.{name}")
+            for way in [schema["propertyNames"]] if "propertyNames" in schema else []:
+                free, listed = way["anyOf"]
+                if re.search(free["not"]["pattern"], name) and name not in listed["enum"]:
+                    wrong.append(f"{at}: {name} is not a variable of ours")
+    return wrong
+
+
+@pytest.fixture
+def faultbed(tmp_path):
+    def call(*argv):
+        environment = {**os.environ, "FAULTBED_HOME": str(tmp_path / "home"), "COLUMNS": "200"}
+        return subprocess.run(
+            [sys.executable, "-c", "from harness.cli import main; main()", *argv],
+            capture_output=True, text=True, timeout=120, env=environment, check=False,
+            cwd=Path(__file__).resolve().parents[2],
+        )  # fmt: skip
+
+    return call
+
+
+def test_the_command(faultbed, tmp_path):
+    good = faultbed("--lab", str(RACK), "inventory", "check", "--json")
+    assert (good.returncode, json.loads(good.stdout)) == (0, [])
+    tree = yaml.safe_load((inventories() / "soft-mini.yml").read_text())
+    tree["all"]["children"]["hosts"]["hosts"]["host2"]["faultbed_rnics"][0]["mac"] = "02:fb:01:01:01:00"
+    bad = tmp_path / "bad.yml"
+    bad.write_text(yaml.safe_dump(tree, sort_keys=False))
+    done = faultbed("--lab", str(bad), "inventory", "check", "--json")
+    assert done.returncode == 1
+    assert [one["place"] for one in json.loads(done.stdout)] == ["hosts.host2.rnics[0].mac"]
+    assert "hosts.host2.rnics[0].mac" in faultbed("--lab", str(bad), "inventory", "check").stdout
+    assert faultbed("--lab", "nowhere.yml", "inventory", "check").returncode == 4
+
+
+def test_what_is_no_inventory_is_told_so(tmp_path):
+    path = tmp_path / "x.yml"
+    path.write_text("all: {hosts: {web1: {}}}\n")
+    with pytest.raises(ConfigError, match="not a faultbed inventory"):
+        audit(path)
