@@ -13,6 +13,7 @@ Markers: `soft` (a soft lab), `lab` (a rack), `gpu`, `needs("uplinks >= 2")`.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 
 from harness import experiment as experiment_module
+from harness import quarantine
 from harness import run as run_module
 from harness.needs import parse_need, unmet
 from harness.verdict import Verdict
@@ -47,6 +49,7 @@ __all__ = ["Inject", "Traffic"]
 
 _INVENTORY = pytest.StashKey[Inventory]()
 _HOLDING = pytest.StashKey[tuple[contextlib.ExitStack, Holding]]()
+_EXPIRED = pytest.StashKey[quarantine.Entry]()
 _STARTED_HERE = pytest.StashKey[bool]()
 _UP_FAILED = pytest.StashKey[FaultbedError]()
 _HOLD_S = 1800.0
@@ -72,6 +75,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--reset-each", action="store_true", help="reset the lab before every test, not only for every file"
     )
+    group.addoption(
+        "--quarantine",
+        metavar="FILE",
+        default="tests/quarantine.toml",
+        help="known flaky tests with the day on which each must be mended (harness/quarantine.py)",
+    )
     group.addoption("--runs", metavar="DIR", default="runs", help="folder of run directories of experiments")
 
 
@@ -87,6 +96,41 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if count > 1 and "lab" in metafunc.fixturenames:
         metafunc.fixturenames.append("_round")
         metafunc.parametrize("_round", range(count), ids=[f"round{number}" for number in range(count)])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests in quarantine may fail until their day is over; after it they fail."""
+    path = config.rootpath / str(config.getoption("--quarantine"))
+    today = dt.datetime.now(dt.UTC).date()
+    try:
+        entries = quarantine.read(path, today=today)
+    except FaultbedError as error:
+        raise pytest.UsageError(str(error)) from error
+    seen = set()
+    for item in items:
+        entry = quarantine.match(entries, item.nodeid)
+        if entry is not None:
+            seen.add(entry.test)
+            if entry.expired(today):
+                item.stash[_EXPIRED] = entry
+            else:
+                reason = f"quarantine until {entry.until}: {entry.why}"
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
+    collected = {item.nodeid.partition("::")[0] for item in items}
+    gone = [x.test for x in entries if x.test not in seen and x.test.partition("::")[0] in collected]
+    if gone and not config.getoption("keyword") and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"{path}: no such test: {', '.join(gone)}; remove the entry or correct its name")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test whose quarantine is over fails until somebody has looked at it."""
+    entry = item.stash.get(_EXPIRED, None)
+    if entry is not None:
+        pytest.fail(
+            f"its quarantine ended on {entry.until} ({entry.why}): mend it, remove it, or give a new day and reason",
+            pytrace=False,
+        )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -62,3 +62,5 @@ class Plan:
     cables: tuple[Cable, ...]
     peer_deadline_s: float
     stall_deadline_s: float
+    one_by_one: bool = False
+    """Whether each active task is started when the one before is done, so that none disturbs another."""

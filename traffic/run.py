@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from testbed.errors import FaultbedError, LabError, UsageError
 from traffic.cabling import Cabling
 from traffic.engine import Engines, Event, TrafficLab
-from traffic.plan import Plan
+from traffic.plan import Plan, TaskPlan
 from traffic.results import Connection, Outcome, QpError, Rebuild
 
 __all__ = ["OnEvent", "Running", "begin"]
@@ -176,12 +176,15 @@ class Running(Generic[Result]):
             if self.failure is not None:
                 raise LabError(f"{self.plan.what} did not start: {self.failure}")
 
+    def _begin_task(self, task: TaskPlan) -> None:
+        self._engines.send(task.endpoint.host, {"do": "start", "task": task.name})
+
     def _start(self) -> None:
         self._prepare()
         self.started_ns = self._moved_ns = time.monotonic_ns()
-        for task in self.plan.tasks:
-            if task.active:
-                self._engines.send(task.endpoint.host, {"do": "start", "task": task.name})
+        waiting = [task for task in self.plan.tasks if task.active]
+        for task in waiting[: 1 if self.plan.one_by_one else None]:
+            self._begin_task(task)
         self._publish("ready", self.started_ns)
         self._thread.start()
 
@@ -241,6 +244,10 @@ class Running(Generic[Result]):
     def _on_done(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         self.done[message["task"]] = message
         self._moved_ns = now_ns
+        if self.plan.one_by_one:
+            following = next((task for task in self.plan.tasks if task.active and task.name not in self.done), None)
+            if following is not None:
+                self._begin_task(following)
 
     def _on_psn(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
         with self._psn_news:

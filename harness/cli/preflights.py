@@ -1,0 +1,70 @@
+"""The command preflight."""
+
+from __future__ import annotations
+
+import click
+
+from harness import preflight as preflight_module
+from harness.cli.context import Session, json_option, pass_session
+from harness.verdict import ExitCode
+from testbed.holding import hold
+from testbed.lab import open_lab
+from testbed.preflight.checks import CHECKS
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.option("--no-burn-in", is_flag=True, help="Only look; measure nothing.")
+@click.option("--list", "only_list", is_flag=True, help="Show the checks: how each looks, what is right; do nothing.")
+@json_option
+@pass_session
+def preflight(session: Session, *, no_burn_in: bool, only_list: bool, as_json: bool) -> int:
+    """Is the lab what its inventory says, and as fast between all pairs? Changes nothing.
+
+    Links, MTU on both ends, GIDs, queues, hash policy, routes, BGP, ECMP width, clocks, leftovers, stale
+    reservations; then latency and bandwidth of every pair of RNICs, told when a pair falls out of its kind.
+    Ends with 0 when nothing is wrong, 1 when something is.
+    """
+    inventory = session.inventory()
+    if only_list:
+        rows = [(check.name, check.how, check.right) for check in CHECKS if inventory.kind in check.labs]
+        if as_json:
+            session.json([{"name": name, "how": how, "right": right} for name, how, right in rows])
+        else:
+            session.table(("check", "looks at", "right is"), rows)
+        return ExitCode.PASS
+    with (
+        open_lab(inventory) as lab,
+        hold(inventory, why="preflight", mode="exclusive") as holding,
+        session.progress() as progress,
+    ):
+        lab.guard = holding.refresh
+        found = preflight_module.preflight(lab, progress, with_burnin=not no_burn_in)
+    if as_json:
+        session.json(found.to_dict())
+    else:
+        _show(session, found)
+    return ExitCode.FAIL if found.wrong else ExitCode.PASS
+
+
+def _show(session: Session, found: preflight_module.Preflight) -> None:
+    bad = {wrong.check for wrong in found.wrong}
+    marks = {True: "[red]wrong[/red]", False: "[green]right[/green]"}
+    session.table(("", "check"), [(marks[name in bad], name) for name in found.checked])
+    if found.wrong:
+        rows = [(wrong.check, wrong.where, wrong.found, wrong.wanted) for wrong in found.wrong]
+        session.table(("check", "where", "found", "right is"), rows)
+        for name, do in dict.fromkeys((wrong.check, wrong.do) for wrong in found.wrong):
+            session.out.print(f"  [bold]{name}[/bold]: {do}", soft_wrap=True)
+    if found.burnin is not None:
+        for kind in dict.fromkeys(pair.kind for pair in found.burnin.pairs):
+            pairs = [pair for pair in found.burnin.pairs if pair.kind == kind]
+            rates = sorted(pair.goodput_bps for pair in pairs if pair.goodput_bps is not None)
+            if rates:
+                told = f"{len(pairs)} pairs, goodput {rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
+                session.out.print(f"{kind}: {told}")
+    session.out.print(f"{found.lab}: {len(found.wrong) or 'nothing'} wrong in {len(found.checked)} checks")
+
+
+COMMANDS = (preflight,)

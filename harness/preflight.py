@@ -1,0 +1,106 @@
+"""Preflight: the checks of `testbed.preflight`, stale reservations and a burn-in, as one answer. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from testbed import reservation
+from testbed.holding import book_of, is_dead
+from testbed.inventory import Inventory
+from testbed.lab import Lab
+from testbed.preflight.checks import CHECKS, Wrong, run_checks
+from testbed.preflight.looks import look
+from traffic import burnin
+from traffic.burnin import Burnin, Outlier
+
+__all__ = ["BURNIN", "RESERVATIONS", "Preflight", "names", "preflight", "suspects"]
+
+RESERVATIONS, BURNIN = "reservations", "burn-in"
+WORSE_THAN = {"soft": 4.0, "rack": 1.15}
+"""From which ratio to the median a pair falls out. Soft pairs share a few cores and differ by a third on a quiet
+machine, a sick link is tens of times slower. Rack pairs of one kind are alike to a few percent (not yet run)."""
+
+_DO_BURNIN = "the end that its outliers have in common is the suspect: its cable, its port, its qdisc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What preflight found. `checked` are the names of the checks that were done."""
+
+    lab: str
+    checked: tuple[str, ...]
+    wrong: tuple[Wrong, ...]
+    burnin: Burnin | None
+
+    @property
+    def bad_hosts(self) -> tuple[str, ...]:
+        """Hosts that something wrong is at, to be left out."""
+        names = {wrong.where.replace(" ", ":").split(":")[0] for wrong in self.wrong}
+        return tuple(sorted(names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**asdict(self), "bad_nodes": self.bad_hosts}
+
+
+def names(inventory: Inventory) -> tuple[str, ...]:
+    """The names of all checks of a lab, in their order."""
+    return (*(check.name for check in CHECKS if inventory.kind in check.labs), RESERVATIONS, BURNIN)
+
+
+def preflight(lab: Lab, progress: Callable[[str], None], *, with_burnin: bool = True) -> Preflight:
+    """Look at a whole lab.
+
+    Raises:
+        Unreachable: a machine does not answer: nobody can tell what it is like.
+    """
+    inventory = lab.inventory_model
+    progress("looking at every machine")
+    wrong = [*run_checks(inventory, look(lab)), *_stale(inventory)]
+    done = None
+    if with_burnin:
+        pairs = len(burnin.pairs_of(lab.topology))
+        progress(f"burn-in: latency and bandwidth of {pairs} pairs, one after the other")
+        done = burnin.measure(lab, worse_than=WORSE_THAN[inventory.kind], on_event=lambda _event: lab.heartbeat())
+        wrong += [_as_wrong(outlier) for outlier in done.outliers]
+    return Preflight(
+        lab=inventory.name,
+        checked=names(inventory)[: None if with_burnin else -1],
+        wrong=tuple(wrong),
+        burnin=done,
+    )
+
+
+def suspects(outliers: tuple[Outlier, ...]) -> list[str]:
+    """RNICs at the ends of outliers, most often seen first."""
+    ends = [end for outlier in outliers for end in (outlier.pair.src, outlier.pair.dst)]
+    return sorted(set(ends), key=lambda end: (-ends.count(end), end))
+
+
+def _stale(inventory: Inventory) -> list[Wrong]:
+    """Reservations that hold nothing any more, but that nobody has taken out of the book."""
+    now = book_of(inventory).read()
+    alive = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)
+    return [
+        Wrong(
+            check=RESERVATIONS,
+            where=inventory.name,
+            found=f"a stale reservation of {entry.who} ({entry.why})",
+            wanted="none",
+            do="it blocks nobody and goes with the next reservation; look whether what it was for ended well",
+        )
+        for entry in now.book
+        if entry not in alive
+    ]
+
+
+def _as_wrong(outlier: Outlier) -> Wrong:
+    pair = outlier.pair
+    if outlier.value is None:
+        found, wanted = "nothing got through", f"{outlier.what} {outlier.median:.0f}"
+    else:
+        found = f"{outlier.what} {outlier.value:.0f}, {outlier.ratio:.1f} times worse"
+        wanted = f"near the median {outlier.median:.0f} of its kind ({pair.kind})"
+    return Wrong(check=BURNIN, where=f"{pair.src} > {pair.dst}", found=found, wanted=wanted, do=_DO_BURNIN)

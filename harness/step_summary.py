@@ -1,0 +1,147 @@
+"""A page of Markdown for CI from what a session left: JUnit files and run directories.
+
+Shows first what somebody has to do something about: failures with their first line, runs that are no PASS, tests that
+passed and failed in one session. A summary of nothing is said to be that, so that a job which ran no test never looks
+green.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import msgspec
+
+from harness.verdict import VerdictFile, decode
+from testbed.errors import UsageError
+
+__all__ = ["Case", "flaky", "markdown", "read_junit", "read_verdicts"]
+
+SHOWN_FAILURES = 30
+_ROUND = re.compile(r"-?round\d+-?|\[round\d+\]")
+_MARKS = {"passed": "✅", "failed": "❌", "error": "❌", "skipped": "⏭️", "PASS": "✅", "FAIL": "❌"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One test of a JUnit file; `outcome` is passed, failed, error or skipped; `said` its first line."""
+
+    name: str
+    outcome: str
+    said: str
+    seconds: float
+    quarantined: bool = False
+
+
+def read_junit(paths: Iterable[Path]) -> list[Case]:
+    """The tests of JUnit files.
+
+    Raises:
+        UsageError: a file is missing or no JUnit XML.
+    """
+    cases = []
+    for path in paths:
+        try:
+            tree = ET.parse(path)  # noqa: S314 (our own pytest wrote it a moment ago)
+        except (OSError, ET.ParseError) as error:
+            raise UsageError(f"{path}: not a JUnit file: {error}") from error
+        cases += [_case(element) for element in tree.iter("testcase")]
+    return cases
+
+
+def _case(element: ET.Element) -> Case:
+    outcome, said, quarantined = "passed", "", False
+    for kind, word in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
+        found = element.find(kind)
+        if found is not None:
+            text = found.get("message") or found.text or ""
+            outcome, said = word, next((line for line in text.strip().splitlines() if line.strip()), "")
+            quarantined = found.get("type") == "pytest.xfail" and "quarantine" in text
+            break
+    name = f"{element.get('classname', '').replace('.', '/')}::{element.get('name', '')}"
+    return Case(name=name, outcome=outcome, said=said, seconds=float(element.get("time") or 0), quarantined=quarantined)
+
+
+def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str]]:
+    """The verdicts of all run directories below a folder, oldest first, and the names of runs that have none.
+
+    Raises:
+        UsageError: a verdict that is none of this version.
+    """
+    found, unfinished = [], []
+    for folder in sorted(path for path in runs.glob("*") if (path / "experiment.toml").exists()):
+        try:
+            found.append(decode((folder / "verdict.json").read_bytes()))
+        except FileNotFoundError:
+            unfinished.append(folder.name)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{folder / 'verdict.json'}: not a verdict of this version: {error}") from error
+    return found, unfinished
+
+
+def flaky(cases: Sequence[Case]) -> list[tuple[str, int, int]]:
+    """Tests that passed and failed in one session (`--repeat`), as (name, failed, of)."""
+    rounds: dict[str, list[str]] = defaultdict(list)
+    for case in cases:
+        if case.outcome != "skipped":
+            rounds[_ROUND.sub("", case.name)].append(case.outcome)
+    return [
+        (name, len(seen) - seen.count("passed"), len(seen))
+        for name, seen in rounds.items()
+        if 0 < seen.count("passed") < len(seen)
+    ]
+
+
+def markdown(title: str, cases: Sequence[Case], verdicts: Sequence[VerdictFile], unfinished: Sequence[str] = ()) -> str:
+    """The page."""
+    bad = [case for case in cases if case.outcome in ("failed", "error")]
+    dirty = [verdict for verdict in verdicts if verdict.lab_state != "CLEAN"]
+    ran = any(case.outcome != "skipped" for case in cases) or bool(verdicts)
+    good = ran and not bad and not dirty and not unfinished and all(v.verdict == "PASS" for v in verdicts)
+    lines = [f"## {'✅' if good else '❌'} {_plain(title)}", "", _totals(cases, verdicts, ran=ran), ""]
+    if verdicts:
+        lines += ["| | experiment | seed | lab | faults fired | verdict |", "|---|---|---|---|---|---|"]
+        lines += [_verdict_row(verdict) for verdict in verdicts]
+        lines.append("")
+    if unfinished:
+        lines += ["### Runs without a verdict: killed, or still running", ""]
+        lines += [f"- `{name}`" for name in unfinished] + [""]
+    if bad:
+        lines += ["### Failures", ""]
+        lines += [f"- `{case.name}`: {_plain(case.said)[:300]}" for case in bad[:SHOWN_FAILURES]]
+        lines += [f"- … and {len(bad) - SHOWN_FAILURES} more"] * (len(bad) > SHOWN_FAILURES) + [""]
+    if unsteady := flaky(cases):
+        lines += ["### Flaky: passed and failed in this session", ""]
+        lines += [f"- `{name}`: failed {failed} of {of}" for name, failed, of in unsteady] + [""]
+    if quarantined := [case for case in cases if case.quarantined]:
+        lines += ["### In quarantine: failed, and failed nobody", ""]
+        lines += [f"- `{case.name}`: {_plain(case.said)[:300]}" for case in quarantined] + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _totals(cases: Sequence[Case], verdicts: Sequence[VerdictFile], *, ran: bool) -> str:
+    if not ran:
+        return "**No test and no experiment ran.** That is no pass."
+    counts = {word: sum(case.outcome == word for case in cases) for word in ("passed", "failed", "error", "skipped")}
+    told = [f"{count} {word}" for word, count in counts.items() if count]
+    if verdicts:
+        told.append(f"{sum(v.verdict == 'PASS' for v in verdicts)} of {len(verdicts)} experiments PASS")
+    seconds = sum(case.seconds for case in cases)
+    return ", ".join(told) + (f"; tests took {seconds:.0f} s" if cases else "")
+
+
+def _verdict_row(verdict: VerdictFile) -> str:
+    fired = sum(1 for fault in verdict.faults if fault.fired.count > 0)
+    state = str(verdict.verdict) + ("" if verdict.lab_state == "CLEAN" else f", lab {verdict.lab_state}")
+    mark = _MARKS.get(str(verdict.verdict), "⚠️") if verdict.lab_state == "CLEAN" else "❌"
+    cells = (mark, _plain(verdict.experiment), str(verdict.seed), _plain(verdict.lab))
+    return f"| {' | '.join(cells)} | {fired} of {len(verdict.faults)} | {state} |"
+
+
+def _plain(text: str) -> str:
+    """Text that cannot end a table's cell or start Markdown of its own."""
+    return re.sub(r"([|<>`\[\]*_])", r"\\\1", " ".join(text.split()))

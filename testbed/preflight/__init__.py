@@ -1,0 +1,6 @@
+"""Whether a lab is fit for an experiment: what it should be by its inventory, and what it is.
+
+looks          what is asked of each machine (one command), and the facts in the answer
+checks         the checks, as data: name, how it is looked at, what is right, what to do
+rack_formats   readers for the tools of racks (PCIe, FEC, firmware, GPUs); not yet run on hardware
+"""

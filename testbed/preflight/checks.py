@@ -1,0 +1,340 @@
+"""The checks of preflight, as data: each has a name, how it is looked at, what is right and what to do. All pure.
+
+A check yields what is wrong (`Wrong`) and counts nothing twice: what is below something broken (the GID of an RNIC
+whose link is down) is told by each check for itself, because each tells something to do.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from testbed.inventory import Inventory
+from testbed.preflight.looks import FAR_ADDRESS, Facts
+from testbed.topology import Link, Port, Topology
+
+__all__ = ["CHECKS", "Check", "Wrong", "run_checks", "ways"]
+
+State = Mapping[str, Facts]
+CLOCK_BOUND_S = {"soft": 5.0, "rack": 0.001}
+"""Soft guests are set once after a resume and then left alone; racks run PTP or chrony."""
+
+_QUEUES = frozenset({"pfifo", "noqueue"})
+_NO_LIMIT = "max"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """One thing that is not as it should be: what was found at `where`, and what would be right."""
+
+    check: str
+    where: str
+    found: str
+    wanted: str
+    do: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check. `wrong` yields (where, found, wanted); `labs` says on what kinds of lab it is done."""
+
+    name: str
+    how: str
+    right: str
+    do: str
+    wrong: Callable[[Inventory, State], Iterator[tuple[str, str, str]]]
+    labs: tuple[str, ...] = ("soft", "rack")
+
+
+def run_checks(inventory: Inventory, state: State) -> list[Wrong]:
+    """Everything wrong in a lab, in the order of the checks."""
+    return [
+        Wrong(check=check.name, where=where, found=found, wanted=wanted, do=check.do)
+        for check in CHECKS
+        if inventory.kind in check.labs
+        for where, found, wanted in check.wrong(inventory, state)
+    ]
+
+
+def _ports(inventory: Inventory) -> Iterator[tuple[str, Port]]:
+    """Every end of every cable, as (where, port)."""
+    for link in inventory.topology.links:
+        for port in (link.a, link.b):
+            yield f"{port.node}:{port.netdev}", port
+
+
+def _link(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for where, port in _ports(inventory):
+        interface = state[port.node].interfaces.get(port.netdev)
+        if interface is None:
+            yield where, "no such interface", "up, with carrier"
+        elif not interface.up or not interface.carrier:
+            yield where, "down" if not interface.up else "up, but no carrier", "up, with carrier"
+    for host in inventory.topology.hosts:
+        interface = state[host.name].interfaces.get(host.front_end_netdev)
+        if interface is None or not interface.carrier:
+            yield f"{host.name}:{host.front_end_netdev}", "missing or without carrier", "up, with carrier"
+
+
+def _mac(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for where, port in _ports(inventory):
+        interface = state[port.node].interfaces.get(port.netdev)
+        if interface is not None and interface.mac != port.mac:
+            yield where, interface.mac, port.mac
+
+
+def _mtu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for link in inventory.topology.links:
+        found = {}
+        for port in (link.a, link.b):
+            interface = state[port.node].interfaces.get(port.netdev)
+            if interface is not None:
+                found[f"{port.node}:{port.netdev}"] = interface.mtu
+        for where, mtu in found.items():
+            on_host = link.rnic is not None and where == f"{link.b.node}:{link.b.netdev}"
+            enough = mtu >= inventory.mtu if inventory.kind == "rack" and not on_host else mtu == inventory.mtu
+            if not enough:
+                other = ", ".join(f"{end} has {size}" for end, size in found.items() if end != where)
+                yield where, f"{mtu}; {other}", str(inventory.mtu)
+
+
+def _address(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for where, port in _ports(inventory):
+        interface = state[port.node].interfaces.get(port.netdev)
+        if interface is not None and port.address is not None and interface.addresses != {port.address}:
+            yield where, ", ".join(sorted(interface.addresses)) or "none", port.address
+
+
+def _rdma(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for host in inventory.topology.hosts:
+        for rnic in host.rnics:
+            found = state[host.name].rdma.get(rnic.name)
+            if found != ("ACTIVE", rnic.netdev):
+                shown = f"{found[0]} on {found[1]}" if found else "no such RDMA device"
+                yield f"{host.name}:{rnic.name}", shown, f"ACTIVE on {rnic.netdev}"
+
+
+def _gid(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for host in inventory.topology.hosts:
+        for rnic in host.rnics:
+            wanted = ipaddress.IPv6Address(f"::ffff:{rnic.ip}").exploded
+            if wanted not in state[host.name].gids.get(rnic.name, set()):
+                yield f"{host.name}:{rnic.name}", "not in the GID table", f"::ffff:{rnic.ip}"
+
+
+def _queue(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for where, port in _ports(inventory):
+        interface = state[port.node].interfaces.get(port.netdev)
+        if interface is not None and interface.queue not in _QUEUES:
+            yield where, interface.queue, " or ".join(sorted(_QUEUES))
+
+
+def _hash(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    wanted = {
+        "net.ipv4.ip_forward": "1",
+        "net.ipv4.fib_multipath_hash_policy": "1",
+        "net.ipv4.fib_multipath_hash_seed": str(inventory.ecmp_hash_seed),
+    }
+    for switch in inventory.topology.switches:
+        for name, value in wanted.items():
+            found = state[switch.name].sysctls.get(name, "missing")
+            if found != value:
+                yield switch.name, f"{name} = {found}", value
+
+
+def _route(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    topology = inventory.topology
+    for host in topology.hosts:
+        for rnic in host.rnics:
+            port = topology.rnic_link(host.name, rnic.name).a
+            wanted = (rnic.netdev, str(port.address).partition("/")[0])
+            found = state[host.name].sends.get(rnic.ip)
+            if found != wanted:
+                shown = f"by {found[0]} to {found[1]}" if found else "nowhere"
+                yield f"{host.name}:{rnic.name} ({rnic.ip})", f"sends {shown}", f"by {wanted[0]} to {wanted[1]}"
+
+
+def _sessions(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for link in inventory.topology.uplinks:
+        for port in (link.a, link.b):
+            found = state[port.node].sessions.get(port.netdev, "missing")
+            if found != "Established":
+                yield f"{port.node}:{port.netdev}", f"BGP session {found}", "Established"
+
+
+def _ecmp(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for switch in inventory.topology.switches:
+        for prefix, count in ways(inventory.topology, switch.name).items():
+            found = state[switch.name].ways.get(prefix, 0)
+            if found != count:
+                yield switch.name, f"{found} next hops for {prefix}", str(count)
+
+
+def ways(topology: Topology, switch: str) -> dict[str, int]:
+    """How many next hops a switch must have for each far prefix: first hops on a shortest path over the switches."""
+    own = _distances(topology, switch)
+    from_peer = {
+        link.other(switch).node: _distances(topology, link.other(switch).node) for link in _up(topology, switch)
+    }
+    found: dict[str, int] = {}
+    for target, hops in own.items():
+        if hops:
+            count = sum(distances.get(target) == hops - 1 for distances in from_peer.values())
+            found[topology.switch_by_name[target].loopback.removesuffix("/32")] = count
+            for link in topology.links_of(target):
+                address = link.end(target).address
+                if address is not None:
+                    found[str(ipaddress.IPv4Interface(address).network)] = count
+    return found
+
+
+def _up(topology: Topology, switch: str) -> list[Link]:
+    return [link for link in topology.links_of(switch) if link.is_uplink]
+
+
+def _distances(topology: Topology, start: str) -> dict[str, int]:
+    hops, order = {start: 0}, [start]
+    for name in order:
+        for link in _up(topology, name):
+            there = link.other(name).node
+            if there not in hops:
+                hops[there] = hops[name] + 1
+                order.append(there)
+    return hops
+
+
+def _clock(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    bound_s = CLOCK_BOUND_S[inventory.kind]
+    for name, facts in state.items():
+        # What the question itself may have taken is no skew.
+        if facts.wall_s is not None and abs(facts.offset_s) - facts.offset_error_s > bound_s:
+            yield name, f"{facts.offset_s:+.3f} s (± {facts.offset_error_s:.3f})", f"within {bound_s:g} s of here"
+
+
+def _leftovers(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    gpus = {host.name: {f"faultbed-{gpu.name}.service" for gpu in host.gpus} for host in inventory.topology.hosts}
+    for name, facts in state.items():
+        for revert in facts.reverts:
+            yield name, f"a stored revert {revert}", "none"
+        for unit, active in facts.units.items():
+            if unit not in gpus.get(name, set()) and not unit.endswith(".slice"):
+                yield name, f"{unit} ({active})", "no unit of a fault"
+        for table in facts.tables:
+            yield name, f"nftables table {table}", "none"
+
+
+def _gpu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for host in inventory.topology.hosts:
+        for gpu in host.gpus:
+            unit, facts = f"faultbed-{gpu.name}.service", state[host.name]
+            if facts.units.get(unit) != "active":
+                yield f"{host.name}:{gpu.name}", f"{unit} is {facts.units.get(unit, 'missing')}", "active"
+            limit = facts.cpu_max.get(unit, _NO_LIMIT)
+            if limit.split()[0] != _NO_LIMIT:
+                yield f"{host.name}:{gpu.name}", f"cpu.max {limit}", "no limit"
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        name="link",
+        how="`ip -j address` on both ends of every cable, and of the front end",
+        right="there, up and with carrier",
+        do="look at cable and optics; on a soft lab `faultbed heal`, then `faultbed reset`",
+        wrong=_link,
+    ),
+    Check(
+        name="mac",
+        how="`ip -j address`: the MAC of every port",
+        right="the inventory's: otherwise the cable, or the inventory, is of another machine",
+        do="correct the inventory, or the cabling",
+        wrong=_mac,
+    ),
+    Check(
+        name="mtu",
+        how="`ip -j address` on both ends of every cable",
+        right="the lab's faultbed_mtu on every RNIC and port (switches of racks: at least that)",
+        do="set the MTU of that port; `faultbed up --fresh` provisions a soft lab again",
+        wrong=_mtu,
+    ),
+    Check(
+        name="address",
+        how="`ip -j address`: the IPv4 addresses of RNICs and host ports",
+        right="exactly the inventory's",
+        do="provision again, or correct the inventory",
+        wrong=_address,
+    ),
+    Check(
+        name="rdma",
+        how="`rdma -j link show`",
+        right="every RNIC is there, ACTIVE and on its netdev",
+        do="load the driver; a port that is DOWN has no carrier",
+        wrong=_rdma,
+    ),
+    Check(
+        name="gid",
+        how="/sys/class/infiniband/*/ports/1/gids",
+        right="every RNIC has the RoCEv2 GID of its IPv4 address",
+        do="the address is missing or came after the device: set the address, or take the link down and up",
+        wrong=_gid,
+    ),
+    Check(
+        name="queue",
+        how="`tc -j qdisc show` on both ends of every cable",
+        right="a plain deep queue: nothing that shapes, delays or drops",
+        do="`tc qdisc del dev PORT root`, or `faultbed reset`; a fault's qdisc is reverted by `faultbed heal`",
+        wrong=_queue,
+        labs=("soft",),
+    ),
+    Check(
+        name="hash",
+        how="`sysctl net.ipv4` in every switch",
+        right="forwarding, ECMP by layer 4 (ip-sysctl.rst) and the lab's hash seed",
+        do="set the sysctl: with layer 3 hashing all QPs between two hosts share one uplink",
+        wrong=_hash,
+        labs=("soft",),
+    ),
+    Check(
+        name="route",
+        how=f"`ip -j route get {FAR_ADDRESS} from RNIC` on every host",
+        right="what an RNIC sends leaves by it, to its own port of the switch",
+        do="restore the rule and the table of that RNIC (`ip rule`, `ip route show table 100...`)",
+        wrong=_route,
+    ),
+    Check(
+        name="bgp",
+        how="`show bgp ipv4 unicast summary json` in every switch",
+        right="every uplink's session is Established",
+        do="look at `show bgp neighbors` on both ends",
+        wrong=_sessions,
+    ),
+    Check(
+        name="ecmp",
+        how="`ip -j route`: next hops of every far prefix in the kernel's table",
+        right="as many as there are shortest paths in the topology",
+        do="a session or an uplink is missing, or a static route hides the others",
+        wrong=_ecmp,
+    ),
+    Check(
+        name="clock",
+        how="`date`, between two readings of our own clock",
+        right="soft lab: within 5 s; rack: within 1 ms, and what the question took",
+        do="set the clock (`date -s`, chrony, PTP): journals and certificates go by it",
+        wrong=_clock,
+    ),
+    Check(
+        name="leftovers",
+        how="stored reverts in /run/faultbed/faults, units faultbed-*, nftables tables",
+        right="none but the soft GPUs' units",
+        do="`faultbed heal` reverts what a fault left behind",
+        wrong=_leftovers,
+    ),
+    Check(
+        name="soft-gpu",
+        how="`systemctl list-units`, cpu.max of its cgroup",
+        right="active and without a limit",
+        do="`systemctl start` it, or `faultbed heal`",
+        wrong=_gpu,
+        labs=("soft",),
+    ),
+)

@@ -1,0 +1,250 @@
+"""What preflight asks of the machines of a lab, and the facts in their answers.
+
+One command a machine, for it and all switches that it carries. Everything is read from the kernel and the daemons
+themselves; nothing that provisioning has reported is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.errors import LabError
+from testbed.inventory import Inventory
+from testbed.lab import Lab
+
+__all__ = ["FAR_ADDRESS", "Facts", "Interface", "look", "parse", "script"]
+
+FAR_ADDRESS = "192.0.2.1"
+"""An address that is nowhere (RFC 5737): asked for, it shows which way a source's own table sends."""
+
+_MARK = "@@"
+_SYSCTLS = "net.ipv4.ip_forward net.ipv4.fib_multipath_hash_policy net.ipv4.fib_multipath_hash_seed"
+_IN_NAMESPACE = f"""\
+echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
+echo {_MARK}qdisc; tc -j qdisc show
+echo {_MARK}nft; nft -j list tables 2>/dev/null
+echo {_MARK}sysctl; sysctl -e {_SYSCTLS} 2>/dev/null"""
+_ON_MACHINE = f"""\
+echo {_MARK}clock; date +%s.%N
+echo {_MARK}rdma; rdma -j link show
+echo {_MARK}gid; grep -Hs . /sys/class/infiniband/*/ports/1/gids/[0-9] /sys/class/infiniband/*/ports/1/gids/[1-3][0-9]
+echo {_MARK}cpu.max; grep -Hs . /sys/fs/cgroup/faultbed.slice/*/cpu.max
+echo {_MARK}unit; systemctl list-units --all --plain --no-legend "faultbed-*"
+echo {_MARK}revert; ls /run/faultbed/faults 2>/dev/null"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """A network interface as the kernel has it; `queue` is the kind of its root qdisc."""
+
+    up: bool
+    carrier: bool
+    mtu: int
+    mac: str
+    addresses: frozenset[str]
+    queue: str
+
+
+@dataclass(kw_only=True)
+class Facts:
+    """What one node said. `ways` counts the next hops of each prefix; `sends` is (device, gateway) by source."""
+
+    interfaces: dict[str, Interface] = field(default_factory=dict)
+    ways: dict[str, int] = field(default_factory=dict)
+    sends: dict[str, tuple[str, str]] = field(default_factory=dict)
+    sysctls: dict[str, str] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+    rdma: dict[str, tuple[str, str]] = field(default_factory=dict)
+    gids: dict[str, set[str]] = field(default_factory=dict)
+    sessions: dict[str, str] = field(default_factory=dict)
+    cpu_max: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    reverts: list[str] = field(default_factory=list)
+    wall_s: float | None = None
+    offset_s: float = 0.0
+    offset_error_s: float = 0.0
+
+
+def look(lab: Lab, *, timeout_s: float = 120.0) -> dict[str, Facts]:
+    """The facts of every host, switch and carrier of a lab, all machines at once.
+
+    Raises:
+        Unreachable: a machine does not answer.
+        LabError: an answer ends too early.
+    """
+
+    def one(machine: str) -> dict[str, Facts]:
+        asked = time.time()
+        done = lab.node(machine).run(
+            ["sh", "-c", script(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
+        )
+        answered = time.time()
+        found = parse(done.stdout)
+        facts = found.get(machine)
+        if facts is None or facts.wall_s is None:
+            raise LabError(f"{machine}: preflight got no answer: {done.stderr.strip()[-200:]}")
+        # Somewhere between question and answer it was this late there (Cristian 1989).
+        facts.offset_s = facts.wall_s - (asked + answered) / 2
+        facts.offset_error_s = (answered - asked) / 2
+        return found
+
+    machines = lab.nodes()
+    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+        return {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
+
+
+def script(inventory: Inventory, machine: str) -> str:
+    """The shell that prints the facts of a machine and of the switches it carries."""
+    topology = inventory.topology
+    lines = [f"echo {_MARK}node {machine}", _IN_NAMESPACE, _ON_MACHINE]
+    if host := topology.host_by_name.get(machine):
+        asked = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
+        lines.append(f"echo {_MARK}sends; printf '{asked}\\n' | ip -j -force -batch - 2>/dev/null")
+    for name, switch in topology.switch_by_name.items():
+        netns = inventory.netns.get(name)
+        if switch.carrier == machine and netns:
+            lines.append(f"echo {_MARK}node {name}\nip netns exec {netns} sh <<'END'\n{_IN_NAMESPACE}\nEND")
+            lines.append(_bgp(f"-N {netns} "))
+        elif name == machine:
+            lines.append(_bgp(""))
+    return "\n".join([*lines, f"echo {_MARK}end", "true"])
+
+
+def _bgp(space: str) -> str:
+    return f"echo {_MARK}bgp; vtysh {space}-d bgpd -c 'show bgp ipv4 unicast summary json' 2>/dev/null"
+
+
+def parse(text: str) -> dict[str, Facts]:
+    """What `script` printed, by node.
+
+    Raises:
+        LabError: it ends too early.
+    """
+    nodes: dict[str, Facts] = {}
+    facts, section, body = Facts(), "", list[str]()
+    for line in text.splitlines():
+        if not line.startswith(_MARK):
+            body.append(line)
+            continue
+        _READERS.get(section, _nothing)(facts, "\n".join(body))
+        section, _, name = line[len(_MARK) :].partition(" ")
+        body = []
+        if section == "node":
+            facts = nodes.setdefault(name, Facts())
+    if section != "end":
+        raise LabError(f"the answer to preflight ends in its section {section!r}: {text[-200:]!r}")
+    return nodes
+
+
+def _nothing(_facts: Facts, _body: str) -> None:
+    return
+
+
+def _items(body: str) -> Iterator[Mapping[str, Any]]:
+    """Every object of the lists that `ip -j -batch` prints one after the other."""
+    decoder, text, at = json.JSONDecoder(), body.strip(), 0
+    while (at := text.find("[", at)) >= 0:
+        found, at = decoder.raw_decode(text, at)
+        yield from found
+
+
+def _read_ip(facts: Facts, body: str) -> None:
+    for item in _items(body):
+        if "ifname" in item:
+            facts.interfaces[item["ifname"]] = Interface(
+                up="UP" in item["flags"],
+                carrier="LOWER_UP" in item["flags"],
+                mtu=item["mtu"],
+                mac=item.get("address", ""),
+                addresses=frozenset(
+                    f"{one['local']}/{one['prefixlen']}" for one in item.get("addr_info", ()) if one["family"] == "inet"
+                ),
+                queue=item.get("qdisc", "noqueue"),
+            )
+        elif "dst" in item and item.get("protocol") == "bgp":
+            facts.ways[item["dst"]] = max(1, len(item.get("nexthops", ())))
+
+
+def _read_qdisc(facts: Facts, body: str) -> None:
+    for item in _items(body):
+        old = facts.interfaces.get(item["dev"])
+        if item.get("root") and old is not None:
+            facts.interfaces[item["dev"]] = Interface(
+                up=old.up, carrier=old.carrier, mtu=old.mtu, mac=old.mac, addresses=old.addresses, queue=item["kind"]
+            )
+
+
+def _read_nft(facts: Facts, body: str) -> None:
+    for item in json.loads(body or "{}").get("nftables", ()):
+        if "table" in item:
+            facts.tables.append(f"{item['table']['family']} {item['table']['name']}")
+
+
+def _read_sysctl(facts: Facts, body: str) -> None:
+    facts.sysctls.update({name: " ".join(value.split()) for name, _, value in _fields(body, " = ")})
+
+
+def _read_clock(facts: Facts, body: str) -> None:
+    facts.wall_s = float(body)
+
+
+def _read_rdma(facts: Facts, body: str) -> None:
+    for item in _items(body):
+        facts.rdma[item["ifname"]] = (str(item.get("state")), str(item.get("netdev")))
+
+
+def _read_gid(facts: Facts, body: str) -> None:
+    for path, _, gid in _fields(body, ":"):
+        if gid.strip("0:"):
+            facts.gids.setdefault(path.split("/")[4], set()).add(gid)
+
+
+def _read_sends(facts: Facts, body: str) -> None:
+    for item in _items(body):
+        source = str(item.get("from") or item.get("prefsrc") or "")
+        facts.sends[source] = (str(item.get("dev")), str(item.get("gateway")))
+
+
+def _read_bgp(facts: Facts, body: str) -> None:
+    try:
+        peers = json.loads(body or "{}").get("peers", {})
+    except ValueError:
+        peers = {}
+    facts.sessions.update({str(name): str(peer.get("state")) for name, peer in peers.items()})
+
+
+def _read_cpu_max(facts: Facts, body: str) -> None:
+    facts.cpu_max.update({path.split("/")[-2]: value for path, _, value in _fields(body, ":")})
+
+
+def _read_unit(facts: Facts, body: str) -> None:
+    facts.units.update({line.split()[0]: line.split()[2] for line in body.splitlines() if len(line.split()) > 2})  # noqa: PLR2004
+
+
+def _read_revert(facts: Facts, body: str) -> None:
+    facts.reverts += body.split()
+
+
+def _fields(body: str, mark: str) -> Iterator[tuple[str, str, str]]:
+    yield from (line.partition(mark) for line in body.splitlines() if line.strip())
+
+
+_READERS = {
+    "ip": _read_ip,
+    "qdisc": _read_qdisc,
+    "nft": _read_nft,
+    "sysctl": _read_sysctl,
+    "clock": _read_clock,
+    "rdma": _read_rdma,
+    "gid": _read_gid,
+    "sends": _read_sends,
+    "bgp": _read_bgp,
+    "cpu.max": _read_cpu_max,
+    "unit": _read_unit,
+    "revert": _read_revert,
+}

@@ -1,0 +1,257 @@
+"""Preflight: a healthy lab raises nothing, each misconfiguration is found where it is; and which pairs fall out."""
+
+import dataclasses
+import ipaddress
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed import inventory as inventory_module
+from testbed import shipped
+from testbed.errors import LabError
+from testbed.preflight.checks import CHECKS, run_checks, ways
+from testbed.preflight.looks import Facts, Interface, parse, script
+from traffic.burnin import Pair, _better, outliers, pairs_of
+
+INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
+
+
+def healthy(inventory=INVENTORY):
+    """The facts of a lab that is what its inventory says."""
+    topology, state = inventory.topology, {}
+    for name in (*inventory.machines, *topology.switch_by_name):
+        facts = state[name] = Facts()
+        if name in inventory.machines:
+            facts.wall_s = 1000.0
+        for link in topology.links_of(name):
+            port = link.end(name)
+            facts.interfaces[port.netdev] = Interface(
+                up=True, carrier=True, mtu=inventory.mtu, mac=port.mac,
+                addresses=frozenset([port.address] if port.address else []), queue="pfifo",
+            )  # fmt: skip
+    for host in topology.hosts:
+        facts = state[host.name]
+        facts.interfaces[host.front_end_netdev] = Interface(
+            up=True, carrier=True, mtu=1500, mac=host.front_end_mac, addresses=frozenset(), queue="fq_codel"
+        )
+        for rnic in host.rnics:
+            facts.rdma[rnic.name] = ("ACTIVE", rnic.netdev)
+            facts.gids[rnic.name] = {ipaddress.IPv6Address(f"::ffff:{rnic.ip}").exploded}
+            gateway = topology.rnic_link(host.name, rnic.name).a.address.partition("/")[0]
+            facts.sends[rnic.ip] = (rnic.netdev, gateway)
+        for gpu in host.gpus:
+            facts.units[f"faultbed-{gpu.name}.service"] = "active"
+            facts.cpu_max[f"faultbed-{gpu.name}.service"] = "max 100000"
+    for switch in topology.switches:
+        facts = state[switch.name]
+        facts.sysctls = {
+            "net.ipv4.ip_forward": "1",
+            "net.ipv4.fib_multipath_hash_policy": "1",
+            "net.ipv4.fib_multipath_hash_seed": str(inventory.ecmp_hash_seed),
+        }
+        facts.ways = ways(topology, switch.name)
+        facts.sessions = {
+            link.end(switch.name).netdev: "Established" for link in topology.links_of(switch.name) if link.is_uplink
+        }
+    return state
+
+
+def interface(node, netdev, **changes):
+    def plant(state):
+        found = state[node].interfaces
+        found[netdev] = dataclasses.replace(found[netdev], **changes)
+
+    return plant
+
+
+PLANTED = {
+    "port down": (interface("rtsw1", "ctsw1", up=False), "link", "rtsw1:ctsw1"),
+    "no carrier": (interface("host1", "be0", carrier=False), "link", "host1:be0"),
+    "port gone": (lambda s: s["rtsw1"].interfaces.pop("ctsw1"), "link", "rtsw1:ctsw1"),
+    "front end down": (interface("host2", "fe0", carrier=False), "link", "host2:fe0"),
+    "other machine": (interface("host1", "be0", mac="02:00:00:00:00:01"), "mac", "host1:be0"),
+    "wrong MTU on one port": (interface("rtsw1", "host1-rxe0", mtu=1500), "mtu", "rtsw1:host1-rxe0"),
+    "wrong MTU on an uplink": (interface("ctsw2", "rtsw2", mtu=9000), "mtu", "ctsw2:rtsw2"),
+    "address gone": (interface("host3", "be1", addresses=frozenset()), "address", "host3:be1"),
+    "RNIC down": (lambda s: s["host1"].rdma.update(rxe0=("DOWN", "be0")), "rdma", "host1:rxe0"),
+    "RNIC on another netdev": (lambda s: s["host1"].rdma.update(rxe0=("ACTIVE", "be1")), "rdma", "host1:rxe0"),
+    "missing GID": (lambda s: s["host4"].gids.update(rxe1=set()), "gid", "host4:rxe1"),
+    "slow link": (interface("rtsw2", "host3-rxe0", queue="tbf"), "queue", "rtsw2:host3-rxe0"),
+    "wrong hash policy": (
+        lambda s: s["rtsw1"].sysctls.update({"net.ipv4.fib_multipath_hash_policy": "0"}), "hash", "rtsw1",
+    ),
+    "wrong hash seed": (
+        lambda s: s["ctsw1"].sysctls.update({"net.ipv4.fib_multipath_hash_seed": "1"}), "hash", "ctsw1",
+    ),
+    "wrong route": (
+        lambda s: s["host1"].sends.update({"10.77.1.1": ("be1", "10.77.1.2")}), "route", "host1:rxe0 (10.77.1.1)",
+    ),
+    "session down": (lambda s: s["rtsw1"].sessions.update(ctsw1="Active"), "bgp", "rtsw1:ctsw1"),
+    "one way of two": (lambda s: s["rtsw1"].ways.update({"10.77.2.0/31": 1}), "ecmp", "rtsw1"),
+    "clock skew": (lambda s: setattr(s["host2"], "offset_s", -60.0), "clock", "host2"),
+    "stored revert": (lambda s: s["fabric"].reverts.append("link.flap-1.json"), "leftovers", "fabric"),
+    "fault's unit": (lambda s: s["host1"].units.update({"faultbed-x.service": "failed"}), "leftovers", "host1"),
+    "nft table": (lambda s: s["rtsw1"].tables.append("netdev faultbed"), "leftovers", "rtsw1"),
+    "GPU throttled": (
+        lambda s: s["host1"].cpu_max.update({"faultbed-gpu0.service": "50000 100000"}), "soft-gpu", "host1:gpu0",
+    ),
+    "GPU dead": (lambda s: s["host1"].units.update({"faultbed-gpu0.service": "failed"}), "soft-gpu", "host1:gpu0"),
+}  # fmt: skip
+
+
+def test_a_healthy_lab_raises_nothing():
+    for path in ("soft.yml", "soft-mini.yml", "soft-3rack.yml"):
+        inventory = inventory_module.load(shipped.inventories() / path)
+        assert run_checks(inventory, healthy(inventory)) == []
+
+
+@pytest.mark.parametrize(("plant", "check", "where"), PLANTED.values(), ids=PLANTED)
+def test_each_misconfiguration_is_found_by_its_check_and_no_other(plant, check, where):
+    state = healthy()
+    plant(state)
+    found = run_checks(INVENTORY, state)
+    assert [(wrong.check, wrong.where) for wrong in found] == [(check, where)]
+    assert all(wrong.do and wrong.found and wrong.wanted for wrong in found)
+
+
+def test_every_check_finds_something():
+    assert {check for _, check, _ in PLANTED.values()} == {check.name for check in CHECKS}
+
+
+def test_a_slow_question_is_no_skew():
+    state = healthy()
+    state["host1"].offset_s, state["host1"].offset_error_s = 8.0, 8.0
+    assert run_checks(INVENTORY, state) == []
+
+
+def test_how_many_ways_there_are():
+    topology = INVENTORY.topology
+    assert ways(topology, "rtsw1")["10.77.2.0/31"] == 2
+    assert ways(topology, "ctsw1")["10.77.2.0/31"] == 1
+    assert "10.77.1.0/31" not in ways(topology, "rtsw1")
+    assert ways(topology, "rtsw1")["10.78.0.101"] == 1
+
+
+ANSWER = """\
+@@node host1
+@@ip
+[{"ifname":"be0","flags":["BROADCAST","UP","LOWER_UP"],"mtu":4200,"qdisc":"pfifo","address":"02:fb:01:01:01:00",
+"addr_info":[{"family":"inet","local":"10.77.1.1","prefixlen":31},{"family":"inet6","local":"fe80::1","prefixlen":64}]},
+{"ifname":"be1","flags":["BROADCAST"],"mtu":1500,"qdisc":"noop","address":"02:fb:01:01:01:01","addr_info":[]}][
+{"dst":"10.77.2.0/31","protocol":"bgp","nexthops":[{"dev":"a"},{"dev":"b"}]},
+{"dst":"10.77.3.0/31","protocol":"bgp","dev":"a"},{"dst":"default","gateway":"10.0.2.2","protocol":"dhcp"}]
+@@qdisc
+[{"kind":"tbf","handle":"1:","dev":"be0","root":true,"options":{}},{"kind":"pfifo","dev":"be0","parent":"1:1"}]
+@@nft
+{"nftables":[{"metainfo":{"version":"1.1.3"}},{"table":{"family":"netdev","name":"hop","handle":1}}]}
+@@sysctl
+net.ipv4.ip_forward = 1
+@@clock
+1763728000.250000000
+@@rdma
+[{"ifindex":0,"ifname":"rxe0","port":1,"state":"ACTIVE","physical_state":"LINK_UP","netdev":"be0"}]
+@@gid
+/sys/class/infiniband/rxe0/ports/1/gids/0:fe80:0000:0000:0000:0000:00ff:fe01:0100
+/sys/class/infiniband/rxe0/ports/1/gids/1:0000:0000:0000:0000:0000:ffff:0a4d:0101
+/sys/class/infiniband/rxe0/ports/1/gids/2:0000:0000:0000:0000:0000:0000:0000:0000
+@@cpu.max
+/sys/fs/cgroup/faultbed.slice/faultbed-gpu0.service/cpu.max:max 100000
+@@unit
+faultbed-gpu0.service loaded active running /usr/bin/python3 -m traffic.node.softgpu
+@@revert
+flap-1.json
+@@sends
+[{"dst":"192.0.2.1","from":"10.77.1.1","gateway":"10.77.1.0","dev":"be0","flags":[],"uid":0,"cache":[]}]
+@@node rtsw1
+@@bgp
+{"peers":{"ctsw1":{"state":"Established","hostname":"ctsw1"}}}
+@@end
+"""
+
+
+def test_an_answer_becomes_facts():
+    found = parse(ANSWER)
+    host = found["host1"]
+    assert host.interfaces["be0"] == Interface(
+        up=True, carrier=True, mtu=4200, mac="02:fb:01:01:01:00", addresses=frozenset({"10.77.1.1/31"}), queue="tbf"
+    )
+    assert not host.interfaces["be1"].up
+    assert host.ways == {"10.77.2.0/31": 2, "10.77.3.0/31": 1}
+    assert host.tables == ["netdev hop"]
+    assert host.sysctls == {"net.ipv4.ip_forward": "1"}
+    assert host.wall_s == 1763728000.25
+    assert host.rdma == {"rxe0": ("ACTIVE", "be0")}
+    assert "0000:0000:0000:0000:0000:ffff:0a4d:0101" in host.gids["rxe0"]
+    assert len(host.gids["rxe0"]) == 2
+    assert host.cpu_max == {"faultbed-gpu0.service": "max 100000"}
+    assert host.units == {"faultbed-gpu0.service": "active"}
+    assert host.reverts == ["flap-1.json"]
+    assert host.sends == {"10.77.1.1": ("be0", "10.77.1.0")}
+    assert found["rtsw1"].sessions == {"ctsw1": "Established"}
+
+
+@given(st.integers(0, len(ANSWER) - 2))
+def test_an_answer_that_ends_early_is_never_taken_for_a_whole_one(at):
+    if not ANSWER[:at].endswith("@@end"):
+        with pytest.raises((LabError, ValueError, KeyError)):
+            parse(ANSWER[:at])
+
+
+def test_the_script_asks_every_switch_of_a_carrier():
+    text = script(INVENTORY, "fabric")
+    for switch in INVENTORY.topology.switch_by_name:
+        assert f"ip netns exec {switch}" in text
+        assert f"vtysh -N {switch}" in text
+    assert "route get 192.0.2.1 from 10.77.1.1" in script(INVENTORY, "host1")
+
+
+def pair(src="a:x", dst="b:x", latency_us=100.0, goodput_bps=1e8, kind="same rack"):
+    return Pair(src=src, dst=dst, kind=kind, latency_us=latency_us, goodput_bps=goodput_bps)
+
+
+def test_pairs_are_of_different_hosts_in_both_directions():
+    pairs = pairs_of(INVENTORY.topology)
+    assert len(pairs) == len(set(pairs)) == 8 * 6
+    assert ("host1:rxe0", "host3:rxe1", "across racks") in pairs
+    assert ("host2:rxe0", "host1:rxe1", "same rack") in pairs
+
+
+def test_who_falls_out():
+    usual = [pair(src=f"h{number}:x") for number in range(6)]
+    assert outliers(usual, worse_than=4) == []
+    slow, dead, late = pair("s:x", goodput_bps=1e6), pair("d:x", goodput_bps=None), pair("l:x", latency_us=900.0)
+    found = {one.pair.src: (one.what, one.ratio) for one in outliers([*usual, slow, dead, late], worse_than=4)}
+    assert found == {"s:x": ("goodput_bps", 100.0), "d:x": ("goodput_bps", float("inf")), "l:x": ("latency_us", 9.0)}
+
+
+def test_a_kind_is_compared_with_itself_only():
+    near = [pair(src=f"h{number}:x") for number in range(4)]
+    far = [pair(src=f"h{number}:x", kind="across racks", latency_us=1000.0, goodput_bps=1e7) for number in range(4)]
+    assert outliers([*near, *far], worse_than=4) == []
+
+
+@given(st.lists(st.floats(1e6, 1e9), min_size=1, max_size=20), st.floats(1.1, 10))
+def test_who_is_near_the_median_never_falls_out(rates, worse_than):
+    found = outliers([pair(src=f"h{i}:x", goodput_bps=rate) for i, rate in enumerate(rates)], worse_than=worse_than)
+    middle = sorted(rates)[len(rates) // 2]
+    assert all(one.value < middle / worse_than * 1.0001 for one in found)
+
+
+def test_the_better_of_two_measurements_counts():
+    assert _better(pair(latency_us=900.0, goodput_bps=None), pair(latency_us=None, goodput_bps=5e7)) == pair(
+        latency_us=900.0, goodput_bps=5e7
+    )
+
+
+def test_the_answer_is_json():
+    from harness.preflight import Preflight, names
+    from traffic.burnin import Burnin
+
+    wrong = run_checks(INVENTORY, healthy() | {"host1": dataclasses.replace(healthy()["host1"], rdma={})})
+    done = Burnin(pairs=(pair(),), outliers=(), rounds=1)
+    found = Preflight(lab="soft", checked=names(INVENTORY), wrong=tuple(wrong), burnin=done)
+    told = json.loads(json.dumps(found.to_dict()))
+    assert told["bad_nodes"] == ["host1"]
+    assert told["burnin"]["pairs"][0]["goodput_bps"] == 1e8

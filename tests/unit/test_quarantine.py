@@ -1,0 +1,108 @@
+"""Quarantine has an end: until its day a known flake fails nobody, after it the test fails; dead entries are told."""
+
+import datetime as dt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.quarantine import LONGEST, Entry, match, read
+from testbed.errors import ConfigError
+
+pytest_plugins = ["pytester"]
+TODAY = dt.datetime.now(dt.UTC).date()
+DAY = dt.timedelta(days=1)
+
+
+def entry(test="t.py::test_a", until=TODAY):
+    return Entry(test=test, why="w", until=until)
+
+
+def test_the_last_day_still_counts():
+    assert not entry(until=TODAY).expired(TODAY)
+    assert entry(until=TODAY).expired(TODAY + DAY)
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "found"),
+    [
+        ("t.py::test_a", True),
+        ("t.py::test_a[round3]", True),
+        ("t.py::test_a[link.flap]", False),
+        ("t.py::test_b", False),
+    ],
+)
+def test_a_repeated_test_is_the_test(nodeid, found):
+    assert (match((entry(),), nodeid) is not None) == found
+
+
+def test_a_repeated_parameter_keeps_its_parameter():
+    one = entry("t.py::test_a[link.flap]")
+    assert match((one,), "t.py::test_a[round2-link.flap]") is one
+    assert match((one,), "t.py::test_a[link.flap-round2]") is one
+
+
+@given(st.text(max_size=40))
+def test_matching_takes_any_name(nodeid):
+    assert match((entry(nodeid),), nodeid) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[[quarantine]]\ntest="a"\nwhy=" "\nuntil={day}', "say what is known"),
+        ('[[quarantine]]\ntest="a"\nwhy="w"\nuntil={far}', "more than 60 days away"),
+        ('[[quarantine]]\ntest="a"\nwhy="w"', "until"),
+        ('[[quarantine]]\ntest="a"\nwhy="w"\nuntil={day}\nowner="x"', "owner"),
+        ('[[quarantine]]\ntest="a"\nwhy="w"\nuntil={day}\n' * 2, "there twice"),
+        ("[[quarantine", "quarantine.toml"),
+    ],
+)
+def test_a_wrong_file_is_told(tmp_path, text, words):
+    path = tmp_path / "quarantine.toml"
+    path.write_text(text.format(day=TODAY, far=TODAY + LONGEST + DAY))
+    with pytest.raises(ConfigError, match=words):
+        read(path, today=TODAY)
+
+
+def test_no_file_is_no_quarantine(tmp_path):
+    assert read(tmp_path / "none.toml", today=TODAY) == ()
+
+
+@pytest.fixture
+def session(pytester):
+    """Run two failing tests and a passing one with this quarantine."""
+    pytester.makepyfile(test_x="def test_a(): assert False\ndef test_b(): pass\ndef test_c(): assert False\n")
+
+    def run(text, *argv):
+        (pytester.path / "q.toml").write_text(text)
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--quarantine", "q.toml", *argv)
+
+    return run
+
+
+def quarantined(test, until):
+    return f'[[quarantine]]\ntest = "test_x.py::{test}"\nwhy = "slow clock"\nuntil = {until}\n'
+
+
+def test_in_its_time_a_failure_is_told_and_fails_nobody(session):
+    result = session(quarantined("test_a", TODAY) + quarantined("test_c", TODAY))
+    result.assert_outcomes(passed=1, xfailed=2)
+    assert result.ret == 0
+
+
+def test_after_its_day_even_a_test_that_passes_fails(session):
+    result = session(quarantined("test_b", TODAY - DAY))
+    result.assert_outcomes(errors=1, failed=2)
+    result.stdout.fnmatch_lines(["*its quarantine ended on*slow clock*mend it*"])
+
+
+def test_an_entry_whose_test_is_gone_is_an_error(session):
+    result = session(quarantined("test_z", TODAY))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*no such test: test_x.py::test_z*"])
+
+
+def test_asking_for_one_test_does_not_make_the_others_gone(session):
+    assert session(quarantined("test_c", TODAY), "-k", "test_b").ret == 0
+    assert session(quarantined("test_c", TODAY), "test_x.py::test_b").ret == 0
