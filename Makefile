@@ -1,7 +1,8 @@
 # Each target makes what it needs: system packages, .venv/, VM image, lab. Second runs reuse everything.
-.PHONY: demo test unit bench lint nightly soak setup clean
+.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak setup clean
 
 RUN = .venv/bin/
+RUNS = runs
 
 setup:
 	@./bootstrap
@@ -24,12 +25,27 @@ lint: setup
 	@$(RUN)ruff format --check .
 	@$(RUN)mypy
 
+smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong with it, a lease holds
+	@$(RUN)faultbed --lab soft-mini up
+	@$(RUN)faultbed --lab soft-mini preflight
+	@$(RUN)python -m pytest tests/soft/test_lease.py --lab soft-mini
+
 nightly: setup ## the demo experiment and the soft tests, several times over
 	@$(RUN)python -m pytest tests/soft -m "" --repeat 5 --reset-each
-	@$(RUN)faultbed run tests/experiments/demo.toml --seed 1
+	@$(RUN)faultbed run tests/experiments/demo.toml --seed 1 --out $(RUNS)
 
 soak: setup ## leases and receipts, again and again
 	@$(RUN)python -m pytest tests/soft/test_lease.py tests/soft/test_receipts.py -m "" --repeat 20
+
+# On a rack lab (FAULTBED_LAB names its inventory): not yet run on hardware.
+rack-smoke: setup ## the experiments, once
+	@$(RUN)python -m pytest tests/experiments
+
+rack-nightly: setup ## the experiments and every test that fits a rack, slow ones too
+	@$(RUN)python -m pytest tests/experiments tests/soft -m ""
+
+rack-soak: setup ## the same, again and again
+	@$(RUN)python -m pytest tests/experiments tests/soft -m "" --repeat 20
 
 clean: ## end the default lab and remove everything of it
 	@$(RUN)faultbed down --purge
