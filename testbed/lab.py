@@ -210,6 +210,7 @@ def _soft_addresses(inventory: Inventory, state: LabState, folder: Path) -> dict
             user=SOFT_USER,
             identity=folder / "id_ed25519",
             host_key=snapshot.host_keys[name],
+            remedy="`faultbed status` tells whether its VM lives, `faultbed reset` starts it again",
         )
         for name in inventory.machines
     }

@@ -32,13 +32,17 @@ STDERR_TAIL = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a machine answers SSH, and with what. `host_key` is a public key line (`ssh-ed25519 AAAA…`)."""
+    """Where a machine answers SSH, and with what. `host_key` is a public key line (`ssh-ed25519 AAAA…`).
+
+    `remedy` says what to do when it does not answer.
+    """
 
     host: str
     port: int
     user: str
     identity: Path
     host_key: str
+    remedy: str = "look at its power, its management cable and its SSH server"
 
 
 class SshConnection:
@@ -80,7 +84,7 @@ class SshConnection:
         try:
             raw = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_TIMEOUT_S)
         except OSError as error:
-            raise Unreachable(f"{where} does not answer: {error}") from error
+            raise Unreachable(f"{where} does not answer: {error}; {self.address.remedy}") from error
         transport = paramiko.Transport(raw)
         transport.daemon = True
         transport.banner_timeout = CONNECT_TIMEOUT_S
@@ -93,7 +97,8 @@ class SshConnection:
         except (paramiko.SSHException, EOFError, OSError) as error:
             transport.close()
             raise Unreachable(
-                f"{where} does not answer as an SSH server should: {error or type(error).__name__}"
+                f"{where} does not answer as an SSH server should: {error or type(error).__name__}; "
+                f"{self.address.remedy}"
             ) from error
         except BaseException:
             transport.close()

@@ -1,6 +1,8 @@
 """The lab itself: pinned host keys, reset, listeners, two labs side by side, and an end without leftovers."""
 
 import contextlib
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -122,6 +124,24 @@ def test_provisioning_again_changes_nothing(lab):
     pings = sum(int(result.get("pairs", 0)) for result in proof.results.values())
     rnics = [(host.name, rnic.name) for host in lab.topology.hosts for rnic in host.rnics]
     assert pings == sum(1 for one in rnics for two in rnics if one[0] != two[0])
+
+
+def test_a_vm_that_dies_is_named_and_reset_starts_it_again(lab):
+    """QEMU is killed: status says which, work ends with a sentence that says what to do, and reset repairs it."""
+    last = lab.topology.hosts[-1].name
+    before = fingerprint.capture(lab)
+    pid = next(one.pid for one in lifecycle.status(lab.inventory_model).vms if one.name == last)
+    os.kill(pid, signal.SIGKILL)
+    lab.forget_connections()
+    with pytest.raises(Unreachable, match=rf"{last} .*faultbed reset"):
+        lab.node(last).run(["true"])
+    now = lifecycle.status(lab.inventory_model)
+    assert now.state == "broken"
+    assert [one.name for one in now.vms if not one.alive] == [last]
+    lifecycle.reset(lab.inventory_model, lambda _: None)
+    lab.forget_connections()
+    assert lifecycle.status(lab.inventory_model).state == "up"
+    assert fingerprint.settle(lab, before) == []
 
 
 def test_two_labs_side_by_side_and_an_end_without_leftovers(lab):
