@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
+
+from harness.cli.main import cli
 
 HOUSE = Path(__file__).resolve().parents[2]
 
@@ -101,10 +105,18 @@ def test_the_table_of_faults_is_data_too(faultbed):
     assert kinds["packet.drop"]["fidelity"]["soft"] == "real"
 
 
-def test_help_of_every_command(faultbed):
-    listed = faultbed("--help").stdout.split("Commands:")[1]
-    for line in listed.splitlines()[1:]:
-        if line.startswith("  ") and line.strip() and not line.strip().startswith(("Exit", "State")):
-            done = faultbed(line.split()[0], "--help")
-            assert done.returncode == 0
-            assert len(done.stdout) > 100
+def test_help_of_every_command():
+    """Every command and subcommand explains itself, in more than a line."""
+
+    def commands(group, path=()):
+        for name, command in group.commands.items():
+            yield (*path, name)
+            if isinstance(command, click.Group):
+                yield from commands(command, (*path, name))
+
+    paths = list(commands(cli))
+    assert len(paths) > 12
+    for path in paths:
+        done = CliRunner().invoke(cli, [*path, "--help"])
+        assert done.exit_code == 0
+        assert len(done.stdout) > 100, path
