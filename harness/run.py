@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from harness import judge, report, rundir
+from harness import judge, rundir
 from harness import observe as observe_module
 from harness import plan as plan_module
 from harness.experiment import Collective, Experiment, Flow
@@ -381,6 +381,9 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Fin
         plan=decided.plan, expectations=decided.experiment.expectations, run=measured, observed=observed
     )
     run_dir.write_verdict(verdict)
+    # matplotlib takes a second to import, and most commands draw nothing.
+    from harness import report  # noqa: PLC0415
+
     return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
 
 

@@ -1,9 +1,13 @@
 """The run directory: `runs/<utc>-<name>-<seed>/`, made once, every file written whole or not at all.
 
-experiment.toml     the file as it was given       samples.parquet     goodput samples, long form
-(SAMPLES_SCHEMA) plan.json           what the seed decided          verdict.json        the verdict
-(harness.verdict) journal.jsonl       what was done to the lab       environment.json    what it ran on
-measurements.json   what was measured              report.html         all of it for people, in one file
+experiment.toml     the file as it was given
+plan.json           what the seed decided
+journal.jsonl       what was done to the lab
+measurements.json   what was measured
+samples.parquet     goodput samples, long form (harness.samples_file)
+environment.json    what it ran on
+verdict.json        the verdict (harness.verdict)
+report.html         all of it for people, in one file
 repro.sh            runs the same thing again
 """
 
@@ -14,7 +18,6 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import datetime
@@ -22,8 +25,6 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from harness import measurements as measurements_file
 from harness import plan as plan_file
@@ -33,19 +34,7 @@ from harness.plan import Plan
 from harness.verdict import VerdictFile
 from testbed.errors import UsageError
 
-__all__ = ["SAMPLES_SCHEMA", "RunDir", "create", "describe_environment", "open_run", "repro_script"]
-
-SAMPLES_SCHEMA = pa.schema(
-    [
-        pa.field("rank", pa.int32(), nullable=False, metadata={"meaning": "rank of the workload"}),
-        pa.field("host", pa.string(), nullable=False, metadata={"meaning": "host of the rank"}),
-        pa.field("rnic", pa.string(), nullable=False, metadata={"meaning": "RNIC of the rank"}),
-        pa.field("t_ns", pa.int64(), nullable=False, metadata={"meaning": "bin start, controller monotonic ns"}),
-        pa.field("since_start_ns", pa.int64(), nullable=False, metadata={"meaning": "t_ns - t0_ns of the run"}),
-        pa.field("bytes", pa.int64(), nullable=False, metadata={"meaning": "payload bytes in this bin"}),
-    ]
-)
-"""Columns of `samples.parquet`; one row a rank and bin. File metadata: `t0_ns`, `sample_ns`."""
+__all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script"]
 
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
 
@@ -73,8 +62,11 @@ class RunDir:
     def write_measurements(self, measured: Measurements) -> None:
         """Write `measurements.json` and `samples.parquet`."""
         self._write("measurements.json", measurements_file.encode(measured))
+        # pyarrow takes a third of a second to import, and most commands write no samples.
+        from harness import samples_file  # noqa: PLC0415
+
         with _whole(self.path / "samples.parquet") as temporary:
-            pq.write_table(_samples_table(measured), temporary)
+            samples_file.write(measured, temporary)
 
     def write_verdict(self, verdict: VerdictFile) -> None:
         """Write `verdict.json`."""
@@ -229,28 +221,3 @@ def _git_describe() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def _samples_table(measured: Measurements) -> pa.Table:
-    ranks = {rank.rank: rank for rank in measured.ranks}
-    rows = [
-        (series.rank, ranks[series.rank].host, ranks[series.rank].rnic, sample.t_ns, sample.bytes)
-        for series in measured.series
-        for sample in series.samples
-    ]
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 5
-    rank, host, rnic, t_ns, size = columns
-    table = pa.table(
-        {
-            "rank": rank,
-            "host": host,
-            "rnic": rnic,
-            "t_ns": t_ns,
-            "since_start_ns": [t - measured.t0_ns for t in t_ns],
-            "bytes": size,
-        },
-        schema=SAMPLES_SCHEMA,
-    )
-    return table.replace_schema_metadata(
-        {"t0_ns": str(measured.t0_ns), "sample_ns": str(measured.sample_ns), "python": sys.version.split()[0]}
-    )

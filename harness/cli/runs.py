@@ -9,7 +9,6 @@ import msgspec
 
 from harness import experiment as experiment_module
 from harness import plan as plan_module
-from harness import report as report_module
 from harness import run as run_module
 from harness import rundir, summary
 from harness.cli.context import Session, json_option, pass_session
@@ -71,6 +70,9 @@ def report(session: Session, *, run_dir: Path, as_json: bool) -> None:
     """Write the report of a finished run again, from what its RUN_DIR holds, and say how it ended."""
     found = rundir.open_run(run_dir)
     verdict = found.read_verdict()
+    # matplotlib takes a second to import, and most commands draw nothing.
+    from harness import report as report_module  # noqa: PLC0415
+
     _show(session, Finished(run_dir=found, verdict=verdict, report=report_module.render(run_dir)), as_json=as_json)
 
 

@@ -1,6 +1,7 @@
 """The house has three floors, and imports only go down."""
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,3 +72,10 @@ def test_the_check_sees_a_forbidden_import(tmp_path):
         ("traffic", False),
         ("testbed.lab", True),
     }
+
+
+def test_a_command_does_not_pay_for_pictures_it_does_not_draw():
+    """matplotlib, pyarrow and scapy together take seconds to import; only what needs one of them imports it."""
+    code = "import sys, harness.cli, harness.pytest_plugin; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HOUSE)
+    assert not {"matplotlib", "pyarrow", "scapy"} & set(done.stdout.split())

@@ -11,6 +11,7 @@ import pytest
 from synthetic_run import T0, synthetic_run
 
 from harness import rundir
+from harness.samples_file import SAMPLES_SCHEMA
 from testbed.errors import UsageError
 
 STARTED = datetime(2026, 11, 21, 9, 30, 5, tzinfo=UTC)
@@ -40,7 +41,7 @@ def test_samples_are_one_row_a_rank_and_bin(tmp_path):
 
     table = pq.read_table(run.path / "samples.parquet")
 
-    assert table.schema.names == rundir.SAMPLES_SCHEMA.names
+    assert table.schema.names == SAMPLES_SCHEMA.names
     assert table.num_rows == sum(len(series.samples) for series in measured.series)
     assert sum(table["bytes"].to_pylist()) == sum(s.bytes for one in measured.series for s in one.samples)
     assert table.schema.metadata[b"t0_ns"] == str(T0).encode()
