@@ -12,11 +12,13 @@ from testbed.inventory import Inventory
 from testbed.lab import Lab
 from testbed.preflight.checks import CHECKS, Wrong, run_checks
 from testbed.preflight.looks import look
+from testbed.preflight.rack_checks import RACK_CHECKS
 from traffic import burnin
 from traffic.burnin import Burnin, Outlier
 
-__all__ = ["BURNIN", "RESERVATIONS", "Preflight", "names", "preflight", "suspects"]
+__all__ = ["ALL_CHECKS", "BURNIN", "RESERVATIONS", "Preflight", "names", "preflight", "suspects"]
 
+ALL_CHECKS = (*CHECKS, *RACK_CHECKS)
 RESERVATIONS, BURNIN = "reservations", "burn-in"
 WORSE_THAN = {"soft": 4.0, "rack": 1.15}
 """From which ratio to the median a pair falls out. Soft pairs share a few cores and differ by a third on a quiet
@@ -47,7 +49,7 @@ class Preflight:
 
 def names(inventory: Inventory) -> tuple[str, ...]:
     """The names of all checks of a lab, in their order."""
-    return (*(check.name for check in CHECKS if inventory.kind in check.labs), RESERVATIONS, BURNIN)
+    return (*(check.name for check in ALL_CHECKS if inventory.kind in check.labs), RESERVATIONS, BURNIN)
 
 
 def preflight(lab: Lab, progress: Callable[[str], None], *, with_burnin: bool = True) -> Preflight:
@@ -58,7 +60,7 @@ def preflight(lab: Lab, progress: Callable[[str], None], *, with_burnin: bool = 
     """
     inventory = lab.inventory_model
     progress("looking at every machine")
-    wrong = [*run_checks(inventory, look(lab)), *_stale(inventory)]
+    wrong = [*run_checks(inventory, look(lab), ALL_CHECKS), *_stale(inventory)]
     done = None
     if with_burnin:
         pairs = len(burnin.pairs_of(lab.topology))

@@ -8,7 +8,7 @@ what they mean to Ansible; what comes out is decoded strictly (`testbed.inventor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from testbed.inventory_schema import (
     LabVars,
     ManagementVars,
     Mistakes,
+    QosVars,
     SwitchVars,
     Vars,
     decode,
@@ -80,7 +81,7 @@ class Inventory:
     `management` has every node that one can log in to: hosts, carriers, and switches that are machines.
     `jump` is the jump host of a rack lab (its name, how to reach it), which is no part of the lab that faults or
     comparisons look at. `vms` has the resources of each soft machine, `netns` the namespace of each soft switch;
-    `mtu` is the back end's.
+    `mtu` is the back end's. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map.
     """
 
     path: Path
@@ -94,6 +95,8 @@ class Inventory:
     mtu: int
     ecmp_hash_seed: int
     jump: tuple[str, Management] | None = None
+    qos: QosVars | None = None
+    priority_of_dscp: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -134,6 +137,8 @@ def load(path: Path) -> Inventory:
         netns={name: switch.netns for name, (_, switch) in entries.switches.items() if switch.netns},
         mtu=lab.mtu,
         ecmp_hash_seed=lab.ecmp_hash_seed,
+        qos=lab.qos,
+        priority_of_dscp={line.dscp: line.priority for line in lab.dscp_map},
         jump=next(((name, _reached(None, answer, name)) for name in entries.jumps), None),
     )
 
@@ -200,12 +205,12 @@ def one_lab(path: Path, entries: Entries) -> LabVars:
     if first.schema != SCHEMA:
         raise mistake(path, f"{first_place}.schema", f"this version reads schema {SCHEMA}, not {first.schema}")
     for place, node in nodes[1:]:
-        for field in LabVars.__struct_fields__:
-            one, other = getattr(first, field), getattr(node, field)
+        for name in LabVars.__struct_fields__:
+            one, other = getattr(first, name), getattr(node, name)
             if one != other:
                 raise mistake(
                     path,
-                    f"{place}.{field}",
+                    f"{place}.{name}",
                     f'"{other}" here but "{one}" for {first_place}: set it once, in `all`',
                 )
     return first

@@ -9,7 +9,6 @@ from harness.cli.context import Session, json_option, pass_session
 from harness.verdict import ExitCode
 from testbed.holding import hold
 from testbed.lab import open_lab
-from testbed.preflight.checks import CHECKS
 
 __all__ = ["COMMANDS"]
 
@@ -28,7 +27,11 @@ def preflight(session: Session, *, no_burn_in: bool, only_list: bool, as_json: b
     """
     inventory = session.inventory()
     if only_list:
-        rows = [(check.name, check.how, check.right) for check in CHECKS if inventory.kind in check.labs]
+        rows = [
+            (check.name, check.how, check.right)
+            for check in preflight_module.ALL_CHECKS
+            if inventory.kind in check.labs
+        ]
         if as_json:
             session.json([{"name": name, "how": how, "right": right} for name, how, right in rows])
         else:

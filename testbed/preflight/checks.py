@@ -7,14 +7,14 @@ whose link is down) is told by each check for itself, because each tells somethi
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.inventory import Inventory
 from testbed.preflight.looks import FAR_ADDRESS, Facts
 from testbed.topology import Link, Port, Topology
 
-__all__ = ["CHECKS", "Check", "Wrong", "run_checks", "ways"]
+__all__ = ["CHECKS", "Check", "State", "Wrong", "run_checks", "ways"]
 
 State = Mapping[str, Facts]
 CLOCK_BOUND_S = {"soft": 5.0, "rack": 0.001}
@@ -47,11 +47,11 @@ class Check:
     labs: tuple[str, ...] = ("soft", "rack")
 
 
-def run_checks(inventory: Inventory, state: State) -> list[Wrong]:
-    """Everything wrong in a lab, in the order of the checks."""
+def run_checks(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[Wrong]:
+    """Everything wrong in a lab, in the order of the checks (default: `CHECKS`)."""
     return [
         Wrong(check=check.name, where=where, found=found, wanted=wanted, do=check.do)
-        for check in CHECKS
+        for check in (CHECKS if checks is None else checks)
         if inventory.kind in check.labs
         for where, found, wanted in check.wrong(inventory, state)
     ]

@@ -16,6 +16,8 @@ from typing import Any
 from testbed.errors import LabError
 from testbed.inventory import Inventory
 from testbed.lab import Lab
+from testbed.preflight.rack_formats import GPU_FIELDS
+from testbed.topology import Host
 
 __all__ = ["FAR_ADDRESS", "Facts", "Interface", "look", "parse", "script"]
 
@@ -52,7 +54,11 @@ class Interface:
 
 @dataclass(kw_only=True)
 class Facts:
-    """What one node said. `ways` counts the next hops of each prefix; `sends` is (device, gateway) by source."""
+    """What one node said.
+
+    `ways` counts the next hops of each prefix, `sends` is (device, gateway) by source, `raw` is what the tools of racks
+    print, by tool and device (`mlxlink mlx5_0`).
+    """
 
     interfaces: dict[str, Interface] = field(default_factory=dict)
     ways: dict[str, int] = field(default_factory=dict)
@@ -65,6 +71,7 @@ class Facts:
     cpu_max: dict[str, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
     reverts: list[str] = field(default_factory=list)
+    raw: dict[str, str] = field(default_factory=dict)
     wall_s: float | None = None
     offset_s: float = 0.0
     offset_error_s: float = 0.0
@@ -105,6 +112,8 @@ def script(inventory: Inventory, machine: str) -> str:
     if host := topology.host_by_name.get(machine):
         asked = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
         lines.append(f"echo {_MARK}sends; printf '{asked}\\n' | ip -j -force -batch - 2>/dev/null")
+        if inventory.kind == "rack":
+            lines += _rack_lines(host)
     for name, switch in topology.switch_by_name.items():
         netns = inventory.netns.get(name)
         if switch.carrier == machine and netns:
@@ -113,6 +122,24 @@ def script(inventory: Inventory, machine: str) -> str:
         elif name == machine:
             lines.append(_bgp(""))
     return "\n".join([*lines, f"echo {_MARK}end", "true"])
+
+
+def _rack_lines(host: Host) -> list[str]:
+    """What only hardware can tell; a tool that is missing prints nothing. Not yet run on hardware."""
+    lines = []
+    for rnic in host.rnics:
+        device = f"/sys/class/infiniband/{rnic.name}"
+        links = f"{device}/device/current_link_* {device}/device/max_link_*"
+        lines += [
+            f"echo {_MARK}raw pcie {rnic.name}; for f in {links}; do echo $(basename $f): $(cat $f); done 2>/dev/null",
+            f"echo {_MARK}raw firmware {rnic.name}; cat {device}/board_id {device}/fw_ver 2>/dev/null",
+            f"echo {_MARK}raw mlxlink {rnic.name}; mlxlink -d {rnic.name} -c 2>/dev/null",
+            f"echo {_MARK}raw qos {rnic.name}; mlnx_qos -i {rnic.netdev} 2>/dev/null",
+        ]
+    lines.append(
+        f"echo {_MARK}raw gpu; nvidia-smi --query-gpu={','.join(GPU_FIELDS)} --format=csv,noheader,nounits 2>/dev/null"
+    )
+    return [*lines, f"echo {_MARK}raw chrony; chronyc -c tracking 2>/dev/null"]
 
 
 def _bgp(space: str) -> str:
@@ -126,11 +153,13 @@ def parse(text: str) -> dict[str, Facts]:
         LabError: it ends too early.
     """
     nodes: dict[str, Facts] = {}
-    facts, section, body = Facts(), "", list[str]()
+    facts, section, name, body = Facts(), "", "", list[str]()
     for line in text.splitlines():
         if not line.startswith(_MARK):
             body.append(line)
             continue
+        if section == "raw":
+            facts.raw[name] = "\n".join(body)
         _READERS.get(section, _nothing)(facts, "\n".join(body))
         section, _, name = line[len(_MARK) :].partition(" ")
         body = []

@@ -1,0 +1,216 @@
+"""Readers for what the tools of a rack print, and what is right in it. Not yet run on hardware.
+
+    pcie      /sys/bus/pci/devices/ADDRESS/{current,max}_link_{speed,width}   (Linux, sysfs-bus-pci)
+    firmware  /sys/class/infiniband/NAME/{fw_ver,board_id}
+    mlxlink   `mlxlink -d NAME -m -c`, text                                   (MFT, "mlxlink Utility")
+    qos       `mlnx_qos -i NETDEV`, text                                      (MLNX_OFED, "mlnx_qos")
+    gpu       `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`
+    chrony    `chronyc -c tracking`                                           (chronyc(1), "-c")
+
+Each reader takes the text and gives plain data; what it cannot read it leaves out, and the check that needs it says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "GPU_FIELDS",
+    "Gpu",
+    "Qos",
+    "chrony_offset_s",
+    "gpu_wrong",
+    "gpus",
+    "key_values",
+    "link_wrong",
+    "pcie_wrong",
+    "qos",
+    "qos_wrong",
+]
+
+Told = tuple[str, str]
+"""What was found, and what would be right."""
+
+RAW_BER_MAX = 1e-5
+"""Before FEC. A PAM4 lane may have 2.4e-4 by IEEE 802.3 (annex 120E) and still lose nothing; this is well below it, an
+early sign."""
+EFFECTIVE_BER_MAX = 1e-15
+"""After FEC; what most ports' data sheets promise."""
+NO_ERROR_BER = re.compile(r"15E-255")
+"""What mlxlink prints when it has seen no error at all."""
+
+GPU_FIELDS = (
+    "index",
+    "pci.bus_id",
+    "persistence_mode",
+    "clocks.sm",
+    "clocks.max.sm",
+    "ecc.errors.uncorrected.volatile.total",
+    "clocks_event_reasons.active",
+    "pcie.link.gen.current",
+    "pcie.link.gen.max",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+)
+# Bits of nvmlClocksEventReasons (nvml.h). Idle and settings that somebody made are no sickness.
+_REASONS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+_CHRONY_OFFSET, _CHRONY_FIELDS = 4, 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One line of nvidia-smi; None where the tool says that it cannot tell."""
+
+    index: int
+    bus_id: str
+    persistence: bool
+    sm_mhz: int | None
+    sm_max_mhz: int | None
+    ecc_uncorrected: int | None
+    reasons: int
+    pcie: tuple[int | None, int | None]
+    pcie_max: tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qos:
+    """What an RNIC does with priorities: what it trusts, what pauses, and the priority of each DSCP."""
+
+    trust: str | None
+    pfc: frozenset[int]
+    priority: Mapping[int, int]
+
+
+def key_values(text: str) -> dict[str, str]:
+    """`Name   : value` lines (mlxlink), and `name value` ones of sysfs by `grep -H` (`path:value`)."""
+    found = {}
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and value.strip():
+            found[name.strip()] = value.strip()
+    return found
+
+
+def pcie_wrong(values: Mapping[str, str]) -> list[Told]:
+    """A PCIe link that is slower or narrower than both its ends can. `values` by the name of the sysfs file."""
+    wrong = []
+    for what in ("speed", "width"):
+        now, most = values.get(f"current_link_{what}"), values.get(f"max_link_{what}")
+        if now is None or most is None:
+            wrong.append((f"the PCIe {what} cannot be read", "current and max_link_* in sysfs"))
+        elif now != most:
+            wrong.append((f"PCIe {what} {now}", most))
+    return wrong
+
+
+def link_wrong(values: Mapping[str, str]) -> list[Told]:
+    """An optical or electrical link that is down, without FEC, or whose bits go wrong. `values` from mlxlink."""
+    wrong = []
+    if values.get("State") != "Active":
+        wrong.append((f"State {values.get('State', 'not told')}", "Active"))
+    if values.get("FEC", "No FEC").startswith("No FEC"):
+        wrong.append(("no FEC", "RS-FEC, on both ends"))
+    for name, most in (("Raw Physical BER", RAW_BER_MAX), ("Effective Physical BER", EFFECTIVE_BER_MAX)):
+        said = values.get(name)
+        if said is None:
+            wrong.append((f"{name} not told", f"at most {most:g}"))
+        elif not NO_ERROR_BER.fullmatch(said) and _number(said, default=1.0) > most:
+            wrong.append((f"{name} {said}", f"at most {most:g}"))
+    if _number(values.get("Effective Physical Errors", "0"), default=1.0) > 0:
+        wrong.append((f"{values['Effective Physical Errors']} errors that FEC did not correct", "none"))
+    return wrong
+
+
+def qos(text: str) -> Qos:
+    """What `mlnx_qos -i` tells."""
+    trust = re.search(r"Priority trust state:\s*(\w+)", text)
+    enabled = re.search(r"PFC configuration:.*?enabled\s+((?:[01]\s+){7}[01])", text, re.DOTALL)
+    priority = {
+        int(dscp): int(found[1])
+        for found in re.finditer(r"prio:(\d)\s+dscp:([\d,]+)", text)
+        for dscp in found[2].split(",")
+        if dscp
+    }
+    flags = enabled[1].split() if enabled else []
+    return Qos(
+        trust=trust[1] if trust else None,
+        pfc=frozenset(index for index, flag in enumerate(flags) if flag == "1"),
+        priority=priority,
+    )
+
+
+def qos_wrong(have: Qos, *, trust: str, pfc: Iterable[int], priority: Mapping[int, int]) -> list[Told]:
+    """An RNIC that does not do what the lab's QoS profile says."""
+    wrong = []
+    if have.trust != trust:
+        wrong.append((f"trusts {have.trust or 'nothing that it tells'}", trust))
+    if have.pfc != frozenset(pfc):
+        wrong.append((f"PFC on {sorted(have.pfc) or 'no priority'}", str(sorted(pfc) or "no priority")))
+    for dscp, wanted in priority.items():
+        if have.priority.get(dscp) != wanted:
+            wrong.append((f"DSCP {dscp} in priority {have.priority.get(dscp, 'not told')}", str(wanted)))
+    return wrong
+
+
+def gpus(text: str) -> list[Gpu]:
+    """The lines of nvidia-smi for `GPU_FIELDS`; lines of another shape are left out."""
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == len(GPU_FIELDS) and cells[0].isdigit():
+            said = dict(zip(GPU_FIELDS, cells, strict=True))
+            found.append(
+                Gpu(
+                    index=int(said["index"]),
+                    bus_id=said["pci.bus_id"].lower(),
+                    persistence=said["persistence_mode"] == "Enabled",
+                    sm_mhz=_whole(said["clocks.sm"]),
+                    sm_max_mhz=_whole(said["clocks.max.sm"]),
+                    ecc_uncorrected=_whole(said["ecc.errors.uncorrected.volatile.total"]),
+                    reasons=int(said["clocks_event_reasons.active"], 16)
+                    if said["clocks_event_reasons.active"].startswith("0x")
+                    else 0,
+                    pcie=(_whole(said["pcie.link.gen.current"]), _whole(said["pcie.link.width.current"])),
+                    pcie_max=(_whole(said["pcie.link.gen.max"]), _whole(said["pcie.link.width.max"])),
+                )
+            )
+    return found
+
+
+def gpu_wrong(gpu: Gpu) -> list[Told]:
+    """A GPU that is throttled, has lost bits, or hangs on a narrow link. An idle one may lower its PCIe generation."""
+    wrong = [(f"throttled: {reason}", "no such reason") for bit, reason in _REASONS.items() if gpu.reasons & bit]
+    if gpu.ecc_uncorrected:
+        wrong.append((f"{gpu.ecc_uncorrected} uncorrected ECC errors since the driver was loaded", "none"))
+    if gpu.pcie[1] != gpu.pcie_max[1]:
+        wrong.append((f"PCIe width {gpu.pcie[1]}", str(gpu.pcie_max[1])))
+    if not gpu.persistence:
+        wrong.append(("persistence mode off: the first job pays for the driver's start", "on"))
+    return wrong
+
+
+def chrony_offset_s(text: str) -> float | None:
+    """How far the system clock is from its sources; None when chrony does not tell or has none."""
+    cells = text.strip().split(",")
+    if len(cells) != _CHRONY_FIELDS or cells[-1] == "Not synchronised":
+        return None
+    return abs(_number(cells[_CHRONY_OFFSET], default=1e9))
+
+
+def _number(text: str, *, default: float) -> float:
+    try:
+        return float(text.split(maxsplit=1)[0])
+    except (ValueError, IndexError):
+        return default
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
