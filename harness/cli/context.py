@@ -41,11 +41,15 @@ class Session:
         return _relative(shipped.inventory_named(str(self._lab or "soft")))
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[Callable[[str], None]]:
-        """Tell what is being done: lines with elapsed seconds on stderr, a spinner besides when that is a terminal."""
+    def progress(self, also: Callable[[], None] = lambda: None) -> Iterator[Callable[[str], None]]:
+        """Tell what is being done: lines with elapsed seconds on stderr, a spinner besides when that is a terminal.
+
+        `also` is called each time: what lives by progress (a reservation) is refreshed by it.
+        """
         started = time.monotonic()
 
         def line(text: str) -> None:
+            also()
             self.err.print(f"[dim]{time.monotonic() - started:6.1f} s[/dim]  {_escape(text)}", soft_wrap=True)
 
         if not self.err.is_terminal:

@@ -48,12 +48,13 @@ def up(session: Session, *, fresh: bool) -> None:
     The first time also builds the VM image from Debian packages. Ctrl-C ends everything that was started.
     """
     inventory = session.inventory()
-    with session.progress() as progress:
-        if not fresh and lifecycle.status(inventory).state == "up":
-            how = lifecycle.up(inventory, progress)
-        else:
-            with hold(inventory, why="up", mode="exclusive"):
-                how = lifecycle.up(inventory, progress, fresh=fresh)
+    lifecycle.check_is_soft(inventory)
+    # Also where the lab is up: an `up` with another image or other playbooks ends what runs.
+    with (
+        hold(inventory, why="up", mode="exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+        how = lifecycle.up(inventory, progress, fresh=fresh)
     session.err.print(f"[green]{inventory.name}[/green] is up ({how}): `faultbed status` shows it")
 
 
@@ -93,6 +94,7 @@ def status(session: Session, *, as_json: bool) -> int:
 def reset(session: Session) -> None:
     """Put the running lab back into its snapshot (seconds): every test starts from the same state."""
     inventory = session.inventory()
+    lifecycle.check_is_soft(inventory)
     with hold(inventory, why="reset", mode="exclusive"), session.progress() as progress:
         lifecycle.reset(inventory, progress)
 
@@ -103,6 +105,7 @@ def reset(session: Session) -> None:
 def down(session: Session, *, purge: bool) -> None:
     """End the lab: no process, no socket and no file of it stays, but its snapshot for the next up."""
     inventory = session.inventory()
+    lifecycle.check_is_soft(inventory)
     with hold(inventory, why="down", mode="exclusive"):
         there = lifecycle.down(inventory)
         if purge:

@@ -53,7 +53,7 @@ def run(session: Session, *, experiment: Path, seed: int | None, only_plan: bool
     names = () if inventory.kind == "soft" else run_module.touched(decided)
     with (
         hold(inventory, names, why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
-        session.progress() as progress,
+        session.progress(also=holding.heartbeat) as progress,
     ):
         if inventory.kind == "soft":
             lifecycle.up(inventory, progress)

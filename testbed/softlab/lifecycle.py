@@ -38,6 +38,7 @@ __all__ = [
     "Status",
     "VmStatus",
     "available_mib",
+    "check_is_soft",
     "down",
     "needed_mib",
     "purge",
@@ -101,7 +102,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
         LabError: something is missing, a VM did not come up, provisioning failed. Nothing is left running.
         UsageError: the lab is up from another inventory.
     """
-    _check_is_soft(inventory)
+    check_is_soft(inventory)
     folder = private_dir(lab_dir(inventory.name))
     with locked(folder):
         if (running := read_state(folder)) is not None:
@@ -456,7 +457,12 @@ def _inventory_digest(inventory: Inventory) -> str:
     return hashlib.sha256(repr((inventory.topology, machines(inventory), inventory.mtu)).encode()).hexdigest()[:12]
 
 
-def _check_is_soft(inventory: Inventory) -> None:
+def check_is_soft(inventory: Inventory) -> None:
+    """Refuse a lab whose machines are not ours to start.
+
+    Raises:
+        UsageError: it is a rack lab.
+    """
     if inventory.kind != "soft":
         raise UsageError(
             f"{inventory.path} is a rack lab: its machines are not ours to start; up, reset and down are for soft labs"

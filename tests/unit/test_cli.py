@@ -53,6 +53,9 @@ def faultbed(tmp_path):
         (["report", "nowhere"], 4, ["no such run directory"]),
         (["reset"], 3, ["not up"]),
         (["heal"], 3, ["not up"]),
+        (["--lab", "inventory/rack-h100.example.yml", "up"], 4, ["is a rack lab", "not ours to start"]),
+        (["--lab", "inventory/rack-h100.example.yml", "down"], 4, ["is a rack lab"]),
+        (["--lab", "inventory/rack-h100.example.yml", "reserve"], 3, ["jump1", "host key"]),
         (["frobnicate"], 4, ["frobnicate"]),
     ],
 )
