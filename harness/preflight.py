@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from testbed import reservation
+from testbed.errors import LabError
 from testbed.holding import book_of, is_dead
 from testbed.inventory import Inventory
 from testbed.lab import Lab
 from testbed.preflight.checks import CHECKS, Wrong, run_checks
 from testbed.preflight.looks import look
 from testbed.preflight.rack_checks import RACK_CHECKS
+from testbed.topology import Topology
 from traffic import burnin
 from traffic.burnin import Burnin, Outlier
 
-__all__ = ["ALL_CHECKS", "BURNIN", "RESERVATIONS", "Preflight", "names", "preflight", "suspects"]
+__all__ = ["ALL_CHECKS", "BURNIN", "RESERVATIONS", "Preflight", "broken", "names", "preflight", "suspects"]
 
 ALL_CHECKS = (*CHECKS, *RACK_CHECKS)
 RESERVATIONS, BURNIN = "reservations", "burn-in"
@@ -24,6 +26,7 @@ WORSE_THAN = {"soft": 4.0, "rack": 1.15}
 """From which ratio to the median a pair falls out. Soft pairs share a few cores and differ by a third on a quiet
 machine, a sick link is tens of times slower. Rack pairs of one kind are alike to a few percent (not yet run)."""
 
+_FATAL = frozenset({"link", "address", "rdma", "gid", "route"})
 _DO_BURNIN = "the end that its outliers have in common is the suspect: its cable, its port, its qdisc"
 
 
@@ -63,16 +66,40 @@ def preflight(lab: Lab, progress: Callable[[str], None], *, with_burnin: bool = 
     wrong = [*run_checks(inventory, look(lab), ALL_CHECKS), *_stale(inventory)]
     done = None
     if with_burnin:
-        pairs = len(burnin.pairs_of(lab.topology))
-        progress(f"burn-in: latency and bandwidth of {pairs} pairs, one after the other")
-        done = burnin.measure(lab, worse_than=WORSE_THAN[inventory.kind], on_event=lambda _event: lab.heartbeat())
-        wrong += [_as_wrong(outlier) for outlier in done.outliers]
+        out = broken(lab.topology, wrong)
+        told = f", without {', '.join(sorted(out))}" if out else ""
+        progress(f"burn-in: latency and bandwidth of all pairs, one after the other{told}")
+        try:
+            done = burnin.measure(
+                lab,
+                worse_than=WORSE_THAN[inventory.kind],
+                leave_out=out,
+                on_event=lambda _event: lab.heartbeat(),
+            )
+            wrong += [_as_wrong(outlier) for outlier in done.outliers]
+        except LabError as error:
+            do = "mend what the other checks have found first, then run the burn-in again"
+            wrong.append(
+                Wrong(check=BURNIN, where=inventory.name, found=str(error), wanted="every pair connects", do=do)
+            )
     return Preflight(
         lab=inventory.name,
         checked=names(inventory)[: None if with_burnin else -1],
         wrong=tuple(wrong),
         burnin=done,
     )
+
+
+def broken(topology: Topology, wrong: Iterable[Wrong]) -> set[str]:
+    """RNICs that a check has found unfit to carry anything, at either end of their cable."""
+    at = {item.where.partition(" ")[0] for item in wrong if item.check in _FATAL}
+    found = set()
+    for link in topology.links:
+        if link.rnic is not None:
+            name = f"{link.b.node}:{link.rnic}"
+            if at & {name, f"{link.a.node}:{link.a.netdev}", f"{link.b.node}:{link.b.netdev}"}:
+                found.add(name)
+    return found
 
 
 def suspects(outliers: tuple[Outlier, ...]) -> list[str]:

@@ -21,7 +21,7 @@ rdma link delete {rnic1}
 """
 ON_HOST2 = """
 ip address del {address} dev {netdev}
-date -s '+60 seconds'
+date -s '+600 seconds'
 """
 ON_CARRIER = """
 ip -n rtsw1 link set host1-{rnic1} mtu 1500
@@ -105,7 +105,7 @@ def test_a_stale_reservation_is_found_and_blocks_nobody(lab):
 def test_the_burn_in_names_the_slow_link(lab, put_back):
     """A port that is shaped to a hundredth: every pair towards it falls out, and it is what they have in common."""
     rnic = lab.topology.host_by_name["host2"].rnics[0].name
-    shaper = ["tbf", "rate", "2mbit", "burst", "16kb", "limit", "4mb"]
+    shaper = ["tbf", "rate", "4mbit", "burst", "16kb", "limit", "4mb"]
     lab.node("rtsw1").run(["tc", "qdisc", "replace", "dev", f"host2-{rnic}", "root", *shaper])
     found = preflight(lab, lambda _: None)
     assert {wrong.check for wrong in found.wrong} == {"queue", BURNIN}

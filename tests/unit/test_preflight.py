@@ -3,16 +3,19 @@
 import dataclasses
 import ipaddress
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.preflight import broken
 from testbed import inventory as inventory_module
 from testbed import shipped
 from testbed.errors import LabError
 from testbed.preflight.checks import CHECKS, run_checks, ways
 from testbed.preflight.looks import Facts, Interface, parse, script
+from traffic import burnin
 from traffic.burnin import Pair, _better, outliers, pairs_of
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
@@ -43,6 +46,7 @@ def healthy(inventory=INVENTORY):
             facts.sends[rnic.ip] = (rnic.netdev, gateway)
         for gpu in host.gpus:
             facts.units[f"faultbed-{gpu.name}.service"] = "active"
+            facts.units["faultbed-nodeup.service"] = "active"
             facts.cpu_max[f"faultbed-{gpu.name}.service"] = "max 100000"
     for switch in topology.switches:
         facts = state[switch.name]
@@ -90,9 +94,9 @@ PLANTED = {
     ),
     "session down": (lambda s: s["rtsw1"].sessions.update(ctsw1="Active"), "bgp", "rtsw1:ctsw1"),
     "one way of two": (lambda s: s["rtsw1"].ways.update({"10.77.2.0/31": 1}), "ecmp", "rtsw1"),
-    "clock skew": (lambda s: setattr(s["host2"], "offset_s", -60.0), "clock", "host2"),
+    "clock skew": (lambda s: setattr(s["host2"], "offset_s", -600.0), "clock", "host2"),
     "stored revert": (lambda s: s["fabric"].reverts.append("link.flap-1.json"), "leftovers", "fabric"),
-    "fault's unit": (lambda s: s["host1"].units.update({"faultbed-x.service": "failed"}), "leftovers", "host1"),
+    "fault's unit": (lambda s: s["host1"].units.update({"faultbed-fault-x.service": "failed"}), "leftovers", "host1"),
     "nft table": (lambda s: s["rtsw1"].tables.append("netdev faultbed"), "leftovers", "rtsw1"),
     "GPU throttled": (
         lambda s: s["host1"].cpu_max.update({"faultbed-gpu0.service": "50000 100000"}), "soft-gpu", "host1:gpu0",
@@ -122,7 +126,7 @@ def test_every_check_finds_something():
 
 def test_a_slow_question_is_no_skew():
     state = healthy()
-    state["host1"].offset_s, state["host1"].offset_error_s = 8.0, 8.0
+    state["host1"].offset_s, state["host1"].offset_error_s = 38.0, 9.0
     assert run_checks(INVENTORY, state) == []
 
 
@@ -216,6 +220,64 @@ def test_pairs_are_of_different_hosts_in_both_directions():
     assert len(pairs) == len(set(pairs)) == 8 * 6
     assert ("host1:rxe0", "host3:rxe1", "across racks") in pairs
     assert ("host2:rxe0", "host1:rxe1", "same rack") in pairs
+
+
+def done_of(pairs, *, dead=()):
+    """What an attempt tells: everything before the first dead pair."""
+    done = {}
+    for src, dst, _ in pairs:
+        if (src, dst) in dead:
+            return done
+        done |= {f"{what} {src} {dst}": {"start_ns": 0, "end_ns": 10**6} for what in ("latency", "bandwidth")}
+    return done
+
+
+def test_a_dead_pair_is_told_and_the_ones_behind_it_are_measured(monkeypatch):
+    pairs, dead = pairs_of(INVENTORY.topology), {("host1:rxe0", "host2:rxe1"), ("host4:rxe1", "host3:rxe1")}
+    monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _on_event: done_of(left, dead=dead))
+    found = burnin._round(None, pairs, None)
+    assert [(one.src, one.dst) for one in found] == [pair[:2] for pair in pairs]
+    assert {(one.src, one.dst) for one in found if one.goodput_bps is None} == dead
+
+
+def test_after_a_few_dead_pairs_the_rest_is_left_unmeasured_not_blamed(monkeypatch):
+    pairs = pairs_of(INVENTORY.topology)
+    monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _on_event: done_of(left, dead={x[:2] for x in pairs}))
+    assert len(burnin._round(None, pairs, None)) == burnin.MOST_DEAD
+
+
+def test_what_is_known_to_be_broken_is_not_measured(monkeypatch):
+    asked = []
+    monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _on_event: asked.append(left) or done_of(left))
+    lab = SimpleNamespace(topology=INVENTORY.topology)
+    assert burnin.measure(lab, worse_than=4, leave_out={"host1:rxe0"}).outliers == ()
+    assert len(asked[0]) == 48 - 12
+    assert not any("host1:rxe0" in pair for pair in asked[0])
+
+
+def test_noise_of_one_round_is_no_outlier(monkeypatch):
+    """A pair that is slow once is measured again, and only that one."""
+    rounds = []
+
+    def attempt(_lab, left, _on_event):
+        rounds.append(left)
+        done = done_of(left)
+        if len(rounds) == 1:
+            done["bandwidth host1:rxe0 host3:rxe0"]["end_ns"] = 10**9
+        return done
+
+    monkeypatch.setattr(burnin, "_attempt", attempt)
+    found = burnin.measure(SimpleNamespace(topology=INVENTORY.topology), worse_than=4)
+    assert found.outliers == ()
+    assert (found.rounds, rounds[1]) == (2, [("host1:rxe0", "host3:rxe0", "across racks")])
+
+
+def test_which_rnics_a_finding_condemns():
+    state = healthy()
+    for name in ("port down", "missing GID", "wrong hash policy"):
+        PLANTED[name][0](state)
+    interface("rtsw2", "host3-rxe1", carrier=False)(state)
+    assert broken(INVENTORY.topology, run_checks(INVENTORY, state)) == {"host4:rxe1", "host3:rxe1"}
 
 
 def test_who_falls_out():
