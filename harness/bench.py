@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 
+from harness import bench_packets
 from harness.cli.context import Session
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
@@ -60,12 +61,19 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 
 @click.command()
 @click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
-@click.argument("parts", nargs=-1, type=click.Choice(["lab", "flow", "collective", "lease"]))
+@click.argument("parts", nargs=-1, type=click.Choice(["packets", "lab", "flow", "collective", "lease"]))
 def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
     """Measure; all PARTS when none is named."""
     session = Session(None)
+    wanted = parts or ("packets", "lab", "flow", "collective", "lease")
+    columns = ("what", "median", "spread", "goal", "")
+    if "packets" in wanted:
+        session.table(columns, list(bench_packets.measure()))
+        session.out.print()
+    wanted = tuple(part for part in wanted if part != "packets")
+    if not wanted:
+        return
     inventory = session.inventory()
-    wanted = parts or ("lab", "flow", "collective", "lease")
     with session.progress() as progress:
         lifecycle.up(inventory, progress)
     session.out.print(
@@ -79,7 +87,7 @@ def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
         "lease": lambda: _lease(inventory),
     }
     for part in wanted:
-        session.table(("what", "median", "spread", "goal", ""), list(measures[part]()))
+        session.table(columns, list(measures[part]()))
         session.out.print()
 
 

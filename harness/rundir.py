@@ -34,7 +34,10 @@ from harness.plan import Plan
 from harness.verdict import VerdictFile
 from testbed.errors import UsageError
 
-__all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script"]
+__all__ = ["CAPTURE", "RunDir", "create", "describe_environment", "open_run", "repro_script"]
+
+CAPTURE = "capture.pcapng"
+"""Packets of an experiment with a `[capture]`."""
 
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
 

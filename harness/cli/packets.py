@@ -1,0 +1,106 @@
+"""What captured packets prove: `faultbed packets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.packets.analysis import Analysis, FlowReport, analyse
+from harness.quantities import format_duration
+from harness.rundir import CAPTURE
+from harness.verdict import ExitCode
+from testbed.errors import UsageError
+from testbed.packets import capture_file
+from testbed.packets.bth import timeout_ns
+
+__all__ = ["COMMANDS"]
+
+_TOLD = 20
+"""Episodes and broken rules printed; `--json` has all that the analysis keeps."""
+
+
+@click.command()
+@click.argument("capture", type=click.Path(path_type=Path))
+@json_option
+@pass_session
+def packets(session: Session, *, capture: Path, as_json: bool) -> int:
+    """Check RoCEv2 packets against go-back-N: a CAPTURE (pcap or pcapng), or a run directory with one.
+
+    Per flow: what was missing, what was sent again and why (NAK, RNR or timer), and which rules were broken. Ends with
+    1 when one was.
+    """
+    path = capture / CAPTURE if capture.is_dir() else capture
+    if capture.is_dir() and not path.exists():
+        raise UsageError(f"{capture}: this run captured no packets; give its experiment a [capture] with ports")
+    analysis = analyse(capture_file.read(path))
+    if as_json:
+        session.json(msgspec.to_builtins(analysis))
+    else:
+        _show(session, analysis)
+    return ExitCode.FAIL if analysis.violations else ExitCode.PASS
+
+
+def _show(session: Session, analysis: Analysis) -> None:
+    session.out.print(f"{analysis.frames:,} frames, {analysis.roce:,} of them RoCEv2, {len(analysis.flows)} flows")
+    columns = ("flow", "seen at", "requests", "missing", "again", "NAK", "RNR", "timer", "reordered", "broken rules")
+    session.table(columns, [_row(flow) for flow in analysis.flows])
+    told = list(_episodes(analysis))
+    if told:
+        session.out.print()
+        session.table(("frame", "flow", "went back to", "because", "lost", "sent again", "times"), told[:_TOLD])
+        if len(told) > _TOLD:
+            session.out.print(f"... and {len(told) - _TOLD} more; --json has them")
+    for flow in analysis.flows:
+        for one in flow.violations[:_TOLD]:
+            session.out.print(
+                f"[red]{one.rule}[/red] frame {one.frame}, {_name(flow)}, PSN {one.psn}: {one.detail}", soft_wrap=True
+            )
+    if not analysis.violations:
+        session.out.print("[green]no rule of go-back-N is broken[/green]")
+
+
+def _name(flow: FlowReport) -> str:
+    return f"{flow.src} -> {flow.dst} QP {flow.dqpn}"
+
+
+def _row(flow: FlowReport) -> tuple[str, ...]:
+    broken = ", ".join(f"{rule} {count}" for rule, count in flow.broken.items()) or "none"
+    causes = (str(flow.causes.get(cause, 0)) for cause in ("nak", "rnr", "timer"))
+    where = f"{flow.port} ({flow.side})" if flow.port else flow.side
+    return (
+        _name(flow),
+        where,
+        f"{flow.requests:,}",
+        str(flow.missing),
+        str(flow.again),
+        *causes,
+        str(flow.reordered),
+        broken,
+    )
+
+
+def _episodes(analysis: Analysis) -> Iterator[tuple[str, ...]]:
+    for flow in analysis.flows:
+        for one in flow.episodes:
+            if one.timeout_step is not None:
+                step = f"4.096 us * 2**{one.timeout_step} = {format_duration(timeout_ns(one.timeout_step))}"
+                times = f"silent for {format_duration(one.silence_ns)} ({step}), retry {one.retry}"
+            else:
+                split = ((one.generation_ns, "to NAK"), (one.reaction_ns, "to the packet"))
+                times = ", ".join(f"{format_duration(ns)} {what}" for ns, what in split if ns is not None)
+            yield (
+                str(one.frame),
+                _name(flow),
+                f"PSN {one.psn}",
+                one.cause,
+                str(one.missing),
+                str(one.resent),
+                times,
+            )
+
+
+COMMANDS = (packets,)

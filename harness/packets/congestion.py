@@ -1,0 +1,68 @@
+"""ECN and CNP: which marked packets were answered by a congestion notification, and how fast.
+
+A receiver that gets a packet with congestion experienced (CE) sends a CNP to the packet's sender, at most one in some
+interval for a flow (InfiniBand annex A17.9; DCQCN, SIGCOMM 2015: 50 us).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testbed.packets.bth import CNP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from harness.packets.flows import Flow
+    from testbed.packets.columns import Packets
+
+    Indices = NDArray[np.int64]
+
+__all__ = ["Congestion", "congestion"]
+
+_CE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Congestion:
+    """Of one flow: packets marked CE, CNPs back, those with no marked packet since the CNP before, and times in ns."""
+
+    marked: int
+    notified: int
+    unprovoked: int
+    delay_median_ns: int | None
+    interval_min_ns: int | None
+
+
+def congestion(packets: Packets, flow: Flow) -> Congestion | None:
+    """Pair the CNPs to a flow's sender with the marked packet that came first after the CNP before; None: nothing."""
+    marked = flow.requests[packets.ecn[flow.requests] == _CE]
+    if flow.reply_qpn is None:
+        notified = np.zeros(0, dtype=np.int64)
+    else:
+        names = np.array(packets.addresses)
+        here = (packets.opcode == CNP) & (packets.port == flow.port) & (packets.dqpn == flow.reply_qpn)
+        notified = np.flatnonzero(here)
+        ends = (names[packets.src[notified]] == flow.dst) & (names[packets.dst[notified]] == flow.src)
+        notified = notified[ends]
+    if not len(marked) and not len(notified):
+        return None
+    before = np.concatenate([[-1], notified[:-1]])
+    first = np.searchsorted(marked, before, side="right")
+    provoked = (
+        (first < len(marked)) & (marked[np.minimum(first, max(len(marked) - 1, 0))] < notified)
+        if len(marked)
+        else np.zeros(len(notified), dtype=np.bool_)
+    )
+    delays = packets.time_ns[notified[provoked]] - packets.time_ns[marked[first[provoked]]]
+    gaps = np.diff(packets.time_ns[notified])
+    return Congestion(
+        marked=len(marked),
+        notified=len(notified),
+        unprovoked=int((~provoked).sum()),
+        delay_median_ns=int(np.median(delays)) if len(delays) else None,
+        interval_min_ns=int(gaps.min()) if len(gaps) else None,
+    )

@@ -1,0 +1,291 @@
+"""Go-back-N, checked packet by packet: what the responder expected, what is missing, and which rule was broken.
+
+The receiver of an RC flow takes packets in PSN order only, answers the first one that is out of order with one NAK that
+carries the PSN it expects, and drops everything until that PSN comes (InfiniBand Architecture Specification, volume 1,
+9.7.5). A sender that is NAKed goes back to that PSN and sends on from there.
+
+A stretch of consecutive PSNs (a *run*) moves this machine in one step, so the loop is over runs, of which there are
+as many as there are anomalies; all else is array arithmetic.
+
+Rules, and where the capture has to stand for them to be exact (`Flow.side`):
+
+    skipped-psn           sender               a PSN was left out that was never sent before
+    went-back-wrong       sender               after a NAK, the sender went back to behind the PSN that was asked for
+    opcode-order          any                  FIRST, MIDDLE, LAST or ONLY in an order that makes no message
+    nak-ahead             any                  a NAK for a PSN beyond what the responder can expect
+    nak-of-acknowledged   any                  a NAK for a PSN that was acknowledged before
+    nak-repeated          any                  a second NAK for one PSN, which had not come again in between
+    ack-ahead             any                  an ACK for a PSN that cannot have arrived in order
+    ack-regress           any                  an ACK for less than the ACK before it
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testbed.packets.bth import ACKNOWLEDGE, NAK_SEQUENCE, PSN_SPACE, distance, is_nak, is_rnr
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from harness.packets.flows import Flow
+    from testbed.packets.columns import Packets
+
+    Indices = NDArray[np.int64]
+
+__all__ = ["RULES", "Track", "Violation", "track", "violations"]
+
+RULES = (
+    "skipped-psn",
+    "went-back-wrong",
+    "opcode-order",
+    "nak-ahead",
+    "nak-of-acknowledged",
+    "nak-repeated",
+    "ack-ahead",
+    "ack-regress",
+)
+
+
+_TIMERS_FROM_NS = 500_000
+"""No RNIC's ACK timer is shorter in practice (4.096 us * 2**7); packets overtake each other by less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A broken rule: at which frame of the file, and in which words. `psn` is the 24 bits of the wire."""
+
+    rule: str
+    frame: int
+    time_ns: int
+    psn: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Track:
+    """A flow seen as a state machine.
+
+    Of each request: `expected`, the PSN that the responder waits for after it; `top`, one beyond the highest PSN seen
+    so far, itself included; `ahead`, whether it is out of order and was dropped. Of each run: `begin` (place in the
+    flow's requests) and `end`. Of each response: `place`, the number of requests before it, and `answer`, its PSN
+    unwrapped. `backwards` and `jumps` are places of requests that begin a run before, and beyond, `top`; `reordered`
+    those that came late without having been sent again. `beyond_port` counts losses behind the receiver's port.
+    """
+
+    expected: Indices
+    top: Indices
+    ahead: NDArray[np.bool_]
+    begin: Indices
+    end: Indices
+    backwards: Indices
+    jumps: Indices
+    reordered: Indices
+    place: Indices
+    answer: Indices
+    beyond_port: int
+
+
+def track(packets: Packets, flow: Flow) -> Track:
+    """Follow a flow through its packets."""
+    psn, after = flow.psn, flow.psn + flow.span
+    place = np.searchsorted(flow.requests, flow.responses)
+    answer = _answers(packets, flow, place)
+    rewinds = _rewinds(packets, flow, place, answer)
+    breaks = np.flatnonzero(psn[1:] != after[:-1]) + 1
+    begin = np.unique(np.concatenate([[0], breaks, [at for at in rewinds if 0 < at < len(psn)]])).astype(np.int64)
+    end = np.append(begin[1:], len(psn))
+    top = np.maximum.accumulate(after)
+    expected = np.empty(len(psn), dtype=np.int64)
+    ahead = np.zeros(len(psn), dtype=np.bool_)
+    now = _first_expected(packets, flow, place, answer)
+    beyond_port = 0
+    for first, last in zip(begin.tolist(), end.tolist(), strict=True):
+        if first in rewinds:
+            back, is_loss = rewinds[first]
+            beyond_port += is_loss and back < now
+            now = min(now, back)
+        low = int(psn[first])
+        if low > now:
+            expected[first:last] = now
+            ahead[first:last] = True
+        else:
+            expected[first:last] = np.maximum(after[first:last], now)
+            now = int(expected[last - 1])
+    starts = begin[np.isin(begin, breaks)]
+    behind = top[starts - 1]
+    backwards, jumps = starts[psn[starts] < behind], starts[psn[starts] > behind]
+    ends = dict(zip(begin.tolist(), end.tolist(), strict=True))
+    asked = set(answer[packets.syndrome[flow.responses] == NAK_SEQUENCE].tolist())
+    late = _reordered(packets, flow, top, {at: ends[at] for at in backwards.tolist()}, asked)
+    return Track(
+        expected=expected,
+        top=top,
+        ahead=ahead,
+        begin=begin,
+        end=end,
+        backwards=np.setdiff1d(backwards, late),
+        jumps=jumps,
+        reordered=late,
+        place=place,
+        answer=answer,
+        beyond_port=beyond_port,
+    )
+
+
+def _answers(packets: Packets, flow: Flow, place: Indices) -> Indices:
+    """Responses' PSNs, unwrapped: the one nearest to the request that came just before."""
+    near = flow.psn[np.maximum(place - 1, 0)]
+    return near + distance(packets.psn[flow.responses], near % PSN_SPACE)
+
+
+def _first_expected(packets: Packets, flow: Flow, place: Indices, answer: Indices) -> int:
+    """What the responder expects at the start: the first PSN, unless the capture began amid an episode."""
+    first = int(flow.psn[0])
+    nak = np.flatnonzero(packets.syndrome[flow.responses] == NAK_SEQUENCE)
+    if len(nak) and place[nak[0]] > 0 and answer[nak[0]] < first:
+        return int(answer[nak[0]])
+    return first
+
+
+def _rewinds(packets: Packets, flow: Flow, place: Indices, answer: Indices) -> dict[int, tuple[int, bool]]:
+    """Place in the requests to the PSN expected from there on, and whether that was a loss.
+
+    RNR: what came in order was refused. A NAK for less than what passed the responder's port: it was lost behind it.
+    """
+    syndrome = packets.syndrome[flow.responses]
+    rnr, nak = is_rnr(syndrome), syndrome == NAK_SEQUENCE
+    lost = nak if flow.side == "receiver" else np.zeros(len(nak), dtype=np.bool_)
+    return {int(place[at]): (int(answer[at]), bool(lost[at])) for at in np.flatnonzero(rnr | lost)}
+
+
+def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int], asked: set[int]) -> Indices:
+    """Runs that came late, but only once: they fill a hole, stop short of the top, and the flow goes on there.
+
+    A run that was asked for by a NAK, or that comes after a silence, was sent again.
+    """
+    late, holes = [], _holes(flow, top)
+    opened = [hole for hole, _ in holes]
+    for at, last in ends.items():
+        low, high = int(flow.psn[at]), int(flow.psn[last - 1] + flow.span[last - 1])
+        is_short = high < int(top[at - 1])
+        goes_on = last == len(flow.psn) or int(flow.psn[last]) >= int(top[at - 1])
+        if not is_short or not goes_on or low in asked:
+            continue
+        # Holes are in order, and those that open later begin at a top that `high` cannot reach.
+        hole = bisect.bisect_right(opened, low) - 1
+        silence = int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]])
+        if hole >= 0 and high <= holes[hole][1] and silence < _TIMERS_FROM_NS:
+            late.append(at)
+    return np.array(late, dtype=np.int64)
+
+
+def _holes(flow: Flow, top: Indices) -> list[tuple[int, int]]:
+    jumps = np.flatnonzero(flow.psn[1:] > top[:-1]) + 1
+    return list(zip(top[jumps - 1].tolist(), flow.psn[jumps].tolist(), strict=True))
+
+
+def violations(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
+    """Every broken rule of a flow, in the order of the capture."""
+    found = [
+        *_sender_rules(packets, flow, seen),
+        *_opcode_order(packets, flow, seen),
+        *_responder_rules(packets, flow, seen),
+    ]
+    return sorted(found, key=lambda one: one.frame)
+
+
+def _violation(packets: Packets, rule: str, at: int, detail: str) -> Violation:
+    return Violation(
+        rule=rule,
+        frame=int(packets.number[at]),
+        time_ns=int(packets.time_ns[at]),
+        psn=int(packets.psn[at]),
+        detail=detail,
+    )
+
+
+def _sender_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
+    if flow.side != "sender":
+        return []
+    found = [
+        _violation(
+            packets,
+            "skipped-psn",
+            int(flow.requests[at]),
+            f"{int(flow.psn[at] - seen.top[at - 1])} PSNs from {int(seen.top[at - 1]) % PSN_SPACE} on were never sent",
+        )
+        for at in seen.jumps.tolist()
+    ]
+    naks = np.flatnonzero(packets.syndrome[flow.responses] == NAK_SEQUENCE)
+    places, wanted = seen.place[naks], seen.answer[naks]
+    for at in seen.backwards.tolist():
+        before = int(np.searchsorted(places, at, side="right")) - 1
+        if before < 0:
+            continue
+        asked, since = int(wanted[before]), int(places[before])
+        served = bool((flow.psn[since:at] == asked).any())
+        if int(flow.psn[at]) > asked and not served:
+            detail = f"PSN {asked % PSN_SPACE} was asked for and had not been sent again"
+            found.append(_violation(packets, "went-back-wrong", int(flow.requests[at]), detail))
+    return found
+
+
+def _message_tables() -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """By opcode: what it leaves open for the next packet (0 nothing, 1 a SEND, 2 a WRITE), and what it needs open."""
+    leaves, needs = np.zeros(256, dtype=np.int8), np.zeros(256, dtype=np.int8)
+    for kind, first, middle, lasts in ((1, 0x00, 0x01, (0x02, 0x03, 0x16)), (2, 0x06, 0x07, (0x08, 0x09))):
+        leaves[[first, middle]] = kind
+        needs[[middle, *lasts]] = kind
+    return leaves, needs
+
+
+_LEAVES, _NEEDS = _message_tables()
+
+
+def _opcode_order(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
+    opcode = packets.opcode[flow.requests]
+    follows = np.ones(len(opcode), dtype=np.bool_)
+    follows[seen.begin] = False
+    # A rewind cuts a run in two although its PSNs go on.
+    follows[1:] |= flow.psn[1:] == flow.psn[:-1] + flow.span[:-1]
+    follows[0] = False
+    wrong = np.flatnonzero(follows[1:] & (_NEEDS[opcode[1:]] != _LEAVES[opcode[:-1]])) + 1
+    return [
+        _violation(packets, "opcode-order", int(flow.requests[at]), f"0x{opcode[at]:02x} after 0x{opcode[at - 1]:02x}")
+        for at in wrong.tolist()
+    ]
+
+
+def _responder_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
+    later = seen.place > 0
+    which = flow.responses[later]
+    answer, before = seen.answer[later], seen.place[later] - 1
+    syndrome = packets.syndrome[which]
+    is_ack = (packets.opcode[which] == ACKNOWLEDGE) & ~is_nak(syndrome) & ~is_rnr(syndrome)
+    is_sequence = syndrome == NAK_SEQUENCE
+    exact = flow.side == "receiver"
+    limit = seen.expected[before] if exact else seen.top[before]
+    found = []
+    acked = np.where(is_ack, answer, np.iinfo(np.int64).min)
+    highest = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(acked)[:-1]]) if len(acked) else acked
+    for rule, wrong, detail in (
+        ("ack-ahead", is_ack & (answer >= limit), "{limit} had not arrived in order"),
+        ("ack-regress", is_ack & (answer < highest), "{highest} was acknowledged before"),
+        ("nak-ahead", is_sequence & (answer > limit), "{limit} was to be expected"),
+        ("nak-of-acknowledged", is_sequence & (answer <= highest), "{highest} was acknowledged before"),
+    ):
+        for at in np.flatnonzero(wrong).tolist():
+            words = detail.format(limit=int(limit[at]) % PSN_SPACE, highest=int(highest[at]) % PSN_SPACE)
+            found.append(_violation(packets, rule, int(which[at]), words))
+    naks = np.flatnonzero(is_sequence)
+    for one, other in zip(naks[:-1].tolist(), naks[1:].tolist(), strict=True):
+        asked = int(answer[one])
+        between = flow.psn[before[one] + 1 : before[other] + 1]
+        if asked == int(answer[other]) and not (between == asked).any():
+            found.append(_violation(packets, "nak-repeated", int(which[other]), "it had not come again since the last"))
+    return found

@@ -1,0 +1,309 @@
+"""The go-back-N checker: silent about what keeps the rules, certain about each planted violation."""
+
+import numpy as np
+import pytest
+from gbn_model import NAK, RQPN, WRITE_FIRST, WRITE_LAST, A, Wire, go_back_n
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.packets.analysis import analyse, read_json, write_json
+
+SPACE = 1 << 24
+MS = 1_000_000
+
+
+def only_flow(wire):
+    analysis = analyse(wire.frames())
+    (flow,) = analysis.flows
+    return flow
+
+
+plays = st.builds(
+    dict,
+    count=st.integers(1, 120),
+    losses=st.sets(st.integers(0, 140), max_size=12),
+    first_psn=st.sampled_from([0, 5, SPACE // 2 - 30, SPACE - 40, SPACE - 1]),
+    message=st.sampled_from([1, 2, 4]),
+    window=st.integers(1, 16),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(play=plays, at=st.sampled_from(["receiver", "sender"]))
+def test_what_keeps_the_rules_breaks_none(play, at):
+    """Any losses, any window, PSNs around their end: no rule is broken, and the accounts are the truth."""
+    played = go_back_n(**play, at=at)
+    flow = only_flow(played.wire)
+    assert flow.broken == {}
+    assert flow.side == at
+    assert flow.naks == played.naks
+    assert flow.again == played.again
+    assert flow.reordered == 0
+    if at == "receiver":
+        assert flow.dropped_ahead == played.ahead
+        assert flow.missing == flow.returned
+    else:
+        assert flow.missing == 0
+
+
+def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back():
+    """The episode with its times: gap, NAK, retransmission."""
+    played = go_back_n(count=64, losses={21}, window=16, message=4)
+    flow = only_flow(played.wire)
+    (episode,) = flow.episodes
+    assert (flow.missing, flow.returned, flow.naks) == (1, 1, 1)
+    assert (episode.cause, episode.psn, episode.missing, episode.retry) == ("nak", 21, 1, 1)
+    assert episode.dropped_ahead == episode.resent - 1 == played.ahead
+    assert episode.gap_ns < episode.signal_ns < episode.resent_ns
+    assert episode.generation_ns + episode.reaction_ns == episode.resent_ns - episode.gap_ns
+    assert episode.timeout_step is None
+
+
+@pytest.mark.parametrize("step", [10, 14, 18])
+def test_a_lost_tail_is_found_by_the_timer_and_named_on_the_ladder(step):
+    """The last packets of a window lost: no gap, no NAK; silence of the QP's timeout, then the sender goes back."""
+    nominal = round(4096 * 2**step)
+    played = go_back_n(count=16, losses={6, 7}, window=8, message=8, at="sender", timeout_ns=nominal)
+    (episode,) = only_flow(played.wire).episodes
+    assert (episode.cause, episode.timeout_step) == ("timer", step)
+    assert nominal <= episode.silence_ns < 1.05 * nominal
+
+
+def test_the_ladder_counts_its_retries():
+    """A packet that is lost three times: retries 1, 2 and 3 to the same PSN."""
+    wire = Wire()
+    wire.request(0, 9, outbound=False)
+    wire.response(1000, 9, outbound=True)
+    for retry in range(4):
+        wire.request(2000 + retry * 67 * MS, 10, outbound=False)
+    assert [(one.retry, one.psn, one.cause) for one in only_flow(wire).episodes] == [
+        (1, 10, "timer"),
+        (2, 10, "timer"),
+        (3, 10, "timer"),
+    ]
+
+
+def plant(played, rule, rng):
+    """Break one rule in a capture that keeps them all; False: this capture has no place for it."""
+    packets = played.wire.packets
+    outgoing = played.wire.packets[0][2]
+    answers = [at for at, one in enumerate(packets) if one[2] != outgoing]
+    naks = [at for at in answers if packets[at][1][-8] == NAK]
+    acks = [at for at in answers if packets[at][1][-8] == 0]
+    pick = lambda places: places[int(rng.integers(len(places)))]  # noqa: E731
+
+    def psn_of(at):
+        return int.from_bytes(packets[at][1][51:54], "big")
+
+    def with_psn(at, psn):
+        time_ns, content, outbound = packets[at]
+        return time_ns, content[:51] + (psn % SPACE).to_bytes(3, "big") + content[54:], outbound
+
+    if rule == "nak-ahead" and naks:
+        at = pick(naks)
+        packets[at] = with_psn(at, psn_of(at) + 200)
+    elif rule == "nak-repeated" and naks:
+        at = pick(naks)
+        packets.insert(at + 1, (packets[at][0] + 1, *packets[at][1:]))
+    elif rule == "nak-of-acknowledged" and naks and acks and acks[0] < naks[-1]:
+        at = naks[-1]
+        packets[at] = with_psn(at, psn_of(max(a for a in acks if a < at)))
+    elif rule == "ack-ahead" and acks:
+        at = pick(acks)
+        packets[at] = with_psn(at, psn_of(at) + 300)
+    elif rule == "ack-regress" and len(acks) > 1 and psn_of(acks[-1]) != psn_of(acks[0]):
+        packets.append((packets[-1][0] + 10, *with_psn(acks[0], psn_of(acks[0]))[1:]))
+    elif rule == "opcode-order":
+        firsts = [
+            at
+            for at, one in enumerate(packets[:-1])
+            if one[2] == outgoing and one[1][42] == WRITE_FIRST and packets[at + 1][2] == outgoing
+        ]
+        if not firsts or psn_of(firsts[0] + 1) != (psn_of(firsts[0]) + 1) % SPACE:
+            return False
+        time_ns, content, outbound = packets[firsts[0]]
+        packets[firsts[0]] = (time_ns, content[:42] + bytes([WRITE_LAST]) + content[43:], outbound)
+    else:
+        return False
+    return True
+
+
+PLANTED = ["nak-ahead", "nak-repeated", "nak-of-acknowledged", "ack-ahead", "ack-regress", "opcode-order"]
+
+
+@pytest.mark.parametrize("rule", PLANTED)
+def test_each_planted_violation_is_found(rule):
+    """A hundred captures of each kind, every one with the rule broken once: found in all of them."""
+    rng = np.random.default_rng(7)
+    planted = found = 0
+    while planted < 100:
+        played = go_back_n(
+            count=int(rng.integers(30, 120)),
+            losses=set(rng.integers(0, 80, size=int(rng.integers(1, 6))).tolist()),
+            first_psn=int(rng.integers(SPACE)),
+            message=int(rng.choice([2, 4])),
+            window=int(rng.integers(6, 16)),
+        )
+        if plant(played, rule, rng):
+            planted += 1
+            found += rule in only_flow(played.wire).broken
+    assert found == planted
+
+
+@settings(max_examples=100, deadline=None)
+@given(count=st.integers(3, 120), skip=st.integers(1, 50), at=st.integers(0, 10_000), first=st.integers(0, SPACE - 1))
+def test_a_sender_that_leaves_psns_out_is_found(count, skip, at, first):
+    """Everything from some first transmission on has a PSN too high by `skip`."""
+    played = go_back_n(count=count, losses=set(), first_psn=first, message=1, at="sender")
+    packets = played.wire.packets
+    asked = [place for place, one in enumerate(packets) if not one[2]]
+    start = asked[1 + at % (len(asked) - 1)]
+    for place in range(start, len(packets)):
+        time_ns, content, outbound = packets[place]
+        psn = int.from_bytes(content[51:54], "big")
+        if not outbound:
+            packets[place] = time_ns, content[:51] + ((psn + skip) % SPACE).to_bytes(3, "big") + content[54:], outbound
+    assert only_flow(played.wire).broken.get("skipped-psn") == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(lost=st.integers(0, 40), beyond=st.integers(1, 6), first=st.integers(0, SPACE - 1))
+def test_a_sender_that_goes_back_to_the_wrong_place_is_found(lost, beyond, first):
+    """After a NAK for the lost PSN, the sender goes back, but not far enough."""
+    wire = Wire()
+    wire.request(0, first, outbound=False)
+    for index in range(1, lost + 10):
+        wire.request(index * 100, first + index, outbound=False)
+    wire.response(10_000, first + lost + 1, NAK, outbound=True)
+    wire.request(11_000, first + lost + 1 + beyond, outbound=False)
+    assert "went-back-wrong" in only_flow(wire).broken
+    assert only_flow(wire).broken["went-back-wrong"] == 1
+
+
+def test_late_packets_are_reordered_and_not_sent_again():
+    """13 overtakes 12: nobody went back, nothing is missing in the end."""
+    wire = Wire()
+    for time_ns, psn in enumerate((10, 11, 13, 12, 14, 15)):
+        wire.request(time_ns * 100, psn)
+    flow = only_flow(wire)
+    assert (flow.reordered, flow.missing, flow.returned, flow.again) == (1, 1, 0, 0)
+    assert flow.episodes == ()
+
+
+def test_rnr_is_told_from_loss():
+    """Refused, not lost: the responder was not ready, and asks for the same PSN again."""
+    wire = Wire()
+    wire.request(0, 5)
+    wire.response(100, 5)
+    wire.request(200, 6)
+    wire.response(300, 6, 0x2C)
+    wire.request(5 * MS, 6)
+    wire.response(5 * MS + 100, 6)
+    flow = only_flow(wire)
+    assert [one.cause for one in flow.episodes] == ["rnr"]
+    assert (flow.rnrs, flow.naks, flow.broken) == (1, 0, {})
+
+
+def test_a_nak_for_what_passed_the_port_is_a_loss_behind_it():
+    """The receiver's own queue dropped it: no rule is broken, and the account says where."""
+    wire = Wire()
+    for index in range(6):
+        wire.request(index * 100, 10 + index)
+    wire.response(1000, 12, NAK)
+    for index in range(2, 6):
+        wire.request(2000 + index * 100, 10 + index)
+    wire.response(3000, 15)
+    flow = only_flow(wire)
+    assert (flow.lost_behind, flow.missing, flow.broken) == (1, 0, {})
+    assert [one.cause for one in flow.episodes] == ["nak"]
+
+
+def test_a_capture_that_begins_amid_an_episode_accuses_nobody():
+    """The first packets are out of order already, and the NAK asks for one from before the capture."""
+    wire = Wire()
+    for index in range(4):
+        wire.request(index * 100, 110 + index)
+    wire.response(500, 107, NAK)
+    for index in range(10):
+        wire.request(1000 + index * 100, 107 + index)
+    wire.response(3000, 116)
+    assert only_flow(wire).broken == {}
+
+
+def test_reads_take_as_many_psns_as_their_response_has_packets():
+    """READ requests of 4 packets each: the next request's PSN is 4 on, and that is no gap."""
+    import struct
+
+    from gbn_model import B, frame
+
+    wire = Wire()
+    for index in range(5):
+        reth = struct.pack(">QII", 0, 0, 4096)
+        content = frame(A, B, opcode=0x0C, dqpn=RQPN, psn=100 + 4 * index, extended=reth)
+        wire.put(index * 1000, content, outbound=True)
+        for part, opcode in enumerate((0x0D, 0x0E, 0x0E, 0x0F)):
+            extended = b"" if opcode == 0x0E else bytes(4)
+            back = frame(B, A, opcode=opcode, dqpn=0x11, psn=100 + 4 * index + part, extended=extended, payload=1024)
+            wire.put(index * 1000 + 100 + part, back, outbound=False)
+    flow = only_flow(wire)
+    assert (flow.mtu, flow.missing, flow.requests, flow.broken) == (1024, 0, 5, {})
+
+
+def test_marked_packets_are_paired_with_their_notifications():
+    """Two CEs, one CNP for both; later a CNP without any mark."""
+    from gbn_model import LQPN, B, frame
+
+    wire = Wire()
+    wire.request(0, 1)
+    wire.response(50, 1)
+    wire.request(1000, 2, ecn=3)
+    wire.request(2000, 3, ecn=3)
+    wire.put(5000, frame(B, A, opcode=0x81, dqpn=LQPN, psn=0, payload=16, becn=1), outbound=False)
+    wire.put(90_000, frame(B, A, opcode=0x81, dqpn=LQPN, psn=0, payload=16, becn=1), outbound=False)
+    seen = only_flow(wire).congestion
+    assert (seen.marked, seen.notified, seen.unprovoked) == (2, 2, 1)
+    assert (seen.delay_median_ns, seen.interval_min_ns) == (4000, 85_000)
+
+
+def test_the_analysis_survives_its_file():
+    """Written and read back, it is the same."""
+    analysis = analyse(go_back_n(count=60, losses={9, 30}).wire.frames())
+    assert read_json(write_json(analysis)) == analysis
+
+
+def test_the_made_up_capture_of_the_benchmark_is_understood():
+    """Interleaved flows between two addresses: each is found, every loss is counted, no rule is broken."""
+    from harness.bench_packets import made_up
+
+    frames, lost = made_up(20_000, flows=4, loss=0.01)
+    analysis = analyse(frames)
+    assert len(analysis.flows) == 4
+    assert {flow.dqpn - flow.reply_qpn for flow in analysis.flows} == {0x100}
+    assert lost > 50
+    assert sum(flow.missing for flow in analysis.flows) == lost
+    assert analysis.violations == 0
+
+
+def test_the_command_prints_a_table_and_ends_with_the_verdict(tmp_path):
+    """0 for a capture that keeps the rules, 1 for one that does not, 4 for a run without packets."""
+    from click.testing import CliRunner
+
+    from harness.cli.main import cli
+    from testbed.errors import UsageError
+    from testbed.packets.capture_file import write_pcapng
+
+    good = go_back_n(count=64, losses={21}, window=16).wire
+    write_pcapng(tmp_path / "capture.pcapng", good.frames())
+    done = CliRunner().invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
+    assert done.return_value == 0
+    assert "no rule of go-back-N is broken" in done.output
+    assert "PSN 21" in done.output
+    bad = go_back_n(count=64, losses={21}, window=16)
+    assert plant(bad, "nak-repeated", np.random.default_rng(1))
+    write_pcapng(tmp_path / "bad.pcapng", bad.wire.frames())
+    done = CliRunner().invoke(cli, ["packets", str(tmp_path / "bad.pcapng"), "--json"], standalone_mode=False)
+    assert done.return_value == 1
+    assert '"nak-repeated": 1' in done.output
+    (tmp_path / "empty").mkdir()
+    done = CliRunner().invoke(cli, ["packets", str(tmp_path / "empty")], standalone_mode=False)
+    assert isinstance(done.exception, UsageError)
