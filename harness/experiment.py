@@ -8,6 +8,9 @@ Fault keys: `kind`, `target` (a name, or a list from which the seed chooses), `a
 workload's start, or a range `["6s", "9s"]` from which the seed draws), `for`, optionally `id` (default: the
 kind, numbered when it repeats), and the kind's own parameters under `set = { ... }`, which go to the injector
 as they are.
+
+`[capture]` has `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
+port that faces it, or `rtsw1:ctsw1`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from harness.metrics import Metric, lookup, nearest
+from harness.metrics import METRICS, Metric, lookup, nearest
 from harness.needs import Need, parse_need
 from harness.quantities import parse_duration_ns, parse_size_bytes
 from testbed.errors import ConfigError
@@ -102,7 +105,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A whole experiment file. `source` is where it came from, for messages."""
+    """A whole experiment file. `source` is where it came from, for messages; `capture` are switch ports."""
 
     name: str
     seed: int
@@ -111,6 +114,7 @@ class Experiment:
     faults: tuple[Fault, ...]
     expectations: tuple[Expectation, ...]
     source: str
+    capture: tuple[str, ...] = ()
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,6 +154,10 @@ class _FaultFile(_File, frozen=True, kw_only=True):
     parameters: dict[str, Scalar] = msgspec.field(name="set", default_factory=dict)
 
 
+class _CaptureFile(_File, frozen=True, kw_only=True):
+    ports: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
 class _ExpectFile(_File, frozen=True, kw_only=True):
     metric: str
     min: str | int | float | None = None
@@ -162,6 +170,7 @@ class _ExperimentFile(_File, frozen=True, kw_only=True):
     workload: dict[str, Any]
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 1
     lab: _LabFile = msgspec.field(default_factory=_LabFile)
+    capture: _CaptureFile | None = None
     faults: tuple[_FaultFile, ...] = ()
     expect: tuple[_ExpectFile, ...] = ()
 
@@ -169,7 +178,8 @@ class _ExperimentFile(_File, frozen=True, kw_only=True):
 _AT_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _KEYS = {
-    "": ("name", "seed", "lab", "workload", "faults", "expect"),
+    "": ("name", "seed", "lab", "workload", "faults", "expect", "capture"),
+    "capture": ("ports",),
     "lab": ("needs",),
     "faults": ("id", "kind", "target", "at", "for", "set"),
     "expect": ("metric", "min", "max", "equals"),
@@ -215,6 +225,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
             _expectation(item, f"expect[{index}]", source, faults) for index, item in enumerate(parsed.expect)
         ),
         source=source,
+        capture=parsed.capture.ports if parsed.capture else (),
     )
 
 
@@ -314,6 +325,8 @@ def _fault_id(item: _FaultFile, seen: dict[str, str]) -> str:
 def _fault(item: _FaultFile, path: str, source: str, fault_id: str) -> Fault:
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", fault_id):
         raise _fail(source, f"{path}.id", f'"{fault_id}" must be lower-case letters, digits, dots and dashes')
+    if f"recovery.{fault_id}" in METRICS:
+        raise _fail(source, f"{path}.id", f"recovery.{fault_id} is a metric of its own; call the fault something else")
     targets = (item.target,) if isinstance(item.target, str) else item.target
     if not targets:
         raise _fail(source, f"{path}.target", "an empty list: name at least one target")

@@ -11,6 +11,7 @@ from typing import Literal
 
 from harness.experiment import Collective, Experiment, Workload
 from harness.timeline import MIN_BASELINE_NS
+from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
 from testbed.topology import Topology
 
@@ -30,7 +31,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
     workload = _fit_workload(experiment, topology)
     _fit_faults(experiment, topology)
     _fit_expectations(experiment, lab_kind)
-    return replace(experiment, workload=workload)
+    return replace(experiment, workload=workload, capture=_fit_capture(experiment, topology, lab_kind))
 
 
 def _error(experiment: Experiment, path: str, message: str) -> ConfigError:
@@ -63,6 +64,21 @@ def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
     if len(ranks) < 2:  # noqa: PLR2004 - a ring needs two
         raise _error(experiment, "workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
     return replace(workload, ranks=ranks)
+
+
+def _fit_capture(experiment: Experiment, topology: Topology, lab_kind: str) -> tuple[str, ...]:
+    """Full names of the ports, each once."""
+    if experiment.capture and lab_kind != "soft":
+        raise _error(
+            experiment, "capture", "faultbed cannot capture on the switches of a rack lab yet; mirror the port"
+        )
+    names = []
+    for index, port in enumerate(experiment.capture):
+        try:
+            names.append(port_named(topology, port)[0])
+        except UsageError as error:
+            raise _error(experiment, f"capture.ports[{index}]", str(error)) from error
+    return tuple(dict.fromkeys(names))
 
 
 def _fit_faults(experiment: Experiment, topology: Topology) -> None:

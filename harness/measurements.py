@@ -21,8 +21,10 @@ __all__ = [
     "FaultRun",
     "Iteration",
     "Measurements",
+    "PacketSummary",
     "Rank",
     "RankSeries",
+    "RebuildMark",
     "Sample",
     "Summary",
     "decode",
@@ -95,6 +97,26 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
     colour: str | None = None
 
 
+class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Of captured packets (`packets.json` has all): `missed` by the capture, rules of go-back-N that were `broken`.
+
+    `goings_back` are (controller ns when the NAK passed or the timer ran out, when the packet passed again).
+    """
+
+    frames: int
+    missed: int
+    broken: int
+    goings_back: tuple[tuple[int, int], ...] = ()
+
+
+class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue pair that died: when, when it was connected anew, when data was through again. None: never."""
+
+    error_ns: int
+    rebuilt_ns: int | None
+    recovered_ns: int | None
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Bandwidths as nccl-tests define them, in Gb/s. None: not a collective, or no iteration finished."""
 
@@ -143,11 +165,14 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     connections: tuple[Connection, ...] = ()
     qp_errors: int = 0
     rebuilds: int = 0
+    qp_error_ns: tuple[int, ...] = ()
+    rebuild_marks: tuple[RebuildMark, ...] = ()
     faults: tuple[FaultRun, ...] = ()
     counters_before: dict[str, dict[str, int]] = {}
     counters_after: dict[str, dict[str, int]] = {}
     twin: tuple[RankSeries, ...] | None = None
     summary: Summary = Summary()
+    packets: PacketSummary | None = None
     lab_state: LabState
     lab_diff: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()

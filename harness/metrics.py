@@ -41,7 +41,30 @@ _RECOVERY = (
 )
 _AFTER_CLEAR = "Time from the fault's removal until goodput is back; 0 when it was back before"
 
+_PHASES = {
+    "detect": "From the first firing until an end noticed: a NAK or a timer at a captured port, or a dead queue pair",
+    "retransmit": "From there until the lost packet passed a captured port again",
+    "qp_error": "From the first firing until the first completion with an error; 0 when no queue pair died",
+    "rebuild": "From that error until the last dead queue pair was connected anew; 0 when none had to be",
+    "first_data": "From there until data was through the new queue pairs",
+    "hold": "From the last of these marks until goodput was back for good",
+}
+
 _TABLE = (
+    *(
+        Metric(name=f"recovery.{name}", unit="s", about_faults=True, meaning=f"{meaning}; the worst fault counts")
+        for name, meaning in _PHASES.items()
+    ),
+    Metric(
+        name="capture.missed",
+        unit="count",
+        meaning="Frames by the captured ports' own counters less those in the capture, and what the kernel dropped",
+    ),
+    Metric(
+        name="capture.broken_rules",
+        unit="count",
+        meaning="Packets that break a rule of go-back-N, at all captured ports",
+    ),
     Metric(
         name="wrong_elements",
         unit="count",

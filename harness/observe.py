@@ -15,6 +15,7 @@ import numpy as np
 
 from harness import timeline
 from harness.measurements import FaultRun, Measurements, RankSeries
+from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
 
 __all__ = ["Observation", "Observed", "Slowdown", "counter_deltas", "observe", "slowdowns"]
@@ -59,6 +60,7 @@ class Observed:
     per_rank: Mapping[int, timeline.Goodput]
     baseline: timeline.Baseline | None
     impacts: Mapping[str, timeline.Impact]
+    phases: Mapping[str, tuple[Phase, ...]]
     job_time: timeline.JobTime | None
     slowdowns: tuple[Slowdown, ...]
 
@@ -77,16 +79,19 @@ def observe(run: Measurements) -> Observed:
         window_ns = timeline.rolling_window_ns(run.series, whole.step_ns, until_ns=first_ns)
         base = timeline.baseline(whole, first_fault_ns=first_ns, window_ns=window_ns)
     impacts = {} if whole is None or base is None else _impacts(whole, base, fired)
+    by_phase = phases(run, impacts)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin)
     slow = slowdowns(run, fired, first_ns)
     metrics = {
         **_plain(run),
         **_rates(run, whole),
         **_recoveries(run, base, impacts),
+        **_phases(run, base, by_phase),
         **_dips(base, impacts),
         "jct_ratio": _jct(run, job_time),
         "straggler": _straggler(slow),
         **_counters(run),
+        **_packets(run),
     }
     return Observed(
         metrics=metrics,
@@ -94,6 +99,7 @@ def observe(run: Measurements) -> Observed:
         per_rank=per_rank,
         baseline=base,
         impacts=impacts,
+        phases=by_phase,
         job_time=job_time,
         slowdowns=slow,
     )
@@ -215,6 +221,27 @@ def _worst(each: Sequence[Observation]) -> Observation:
     return Observation(value=worst.value, detail=worst.detail, censored=censored)
 
 
+def _phases(
+    run: Measurements, base: timeline.Baseline | None, by_phase: Mapping[str, tuple[Phase, ...]]
+) -> dict[str, Observation]:
+    """The worst fault in each phase; None when nothing shows it for any."""
+    found = {}
+    for name in NAMES:
+        each = [
+            (one.length_ns, fault_id, one.detail)
+            for fault_id, steps in by_phase.items()
+            for one in steps
+            if one.name == name
+        ]
+        if each:
+            length_ns, fault_id, detail = max(each)
+            found[f"recovery.{name}"] = Observation(value=length_ns / 1e9, detail=f"{fault_id}: {detail}")
+            continue
+        why = "nothing shows it: no going back at a captured port" if by_phase else _why_no_impact(base)
+        found[f"recovery.{name}"] = Observation(value=None, detail=why if run.faults else "no fault in this run")
+    return found
+
+
 def _dips(base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]) -> dict[str, Observation]:
     if not impacts:
         missing = Observation(value=None, detail=_why_no_impact(base))
@@ -282,6 +309,21 @@ def _straggler(slow: Sequence[Slowdown]) -> Observation:
         detail=f"median compute phase {format_duration(top.before_ns)} before, "
         f"{format_duration(top.during_ns)} under {top.fault_id}",
     )
+
+
+def _packets(run: Measurements) -> dict[str, Observation]:
+    found = run.packets
+    if found is None:
+        nothing = Observation(value=None, detail="this run captured no packets")
+        return {"capture.missed": nothing, "capture.broken_rules": nothing}
+    whole = f"{found.frames:,} frames captured"
+    return {
+        "capture.missed": Observation(value=found.missed, detail=whole),
+        # What is not in the capture could look like a packet that its sender left out.
+        "capture.broken_rules": Observation(value=None, detail=f"{found.missed} frames are missing from the capture")
+        if found.missed
+        else Observation(value=found.broken, detail=f"{whole}; packets.json names each"),
+    }
 
 
 def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:

@@ -46,6 +46,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     inventory: str
     workload: dict[str, Any]
     faults: tuple[PlannedFault, ...]
+    capture: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Switch ports whose packets are kept; not in the file when there are none."""
 
 
 def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: str, version: str) -> Plan:
@@ -62,6 +64,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         inventory=inventory_digest,
         workload=_workload(experiment.workload),
         faults=tuple(faults),
+        capture=experiment.capture or msgspec.UNSET,
     )
 
 

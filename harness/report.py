@@ -24,6 +24,8 @@ from harness.judge import unproven
 from harness.measurements import FaultRun, Measurements
 from harness.metrics import METRICS, lookup
 from harness.observe import Observed, counter_deltas, observe
+from harness.packets.evidence import Evidence
+from harness.phases import Phase
 from harness.plots import Band, Chart
 from harness.quantities import format_bytes, format_duration, format_rate
 from harness.rundir import RunDir, open_run
@@ -41,6 +43,8 @@ _FIDELITY = {
     "emulated": "real symptom, another cause",
     "modelled": "computed; no packet shows it",
 }
+_EPISODES = 60
+"""Goings back that are shown one by one; packets.json has more."""
 _MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
 
 
@@ -60,6 +64,7 @@ class _FaultView:
     after_share: float
     bound_share: float | None
     bound: Check | None
+    phases: tuple[tuple[Phase, float, float], ...]
 
 
 def render(run_dir: Path) -> Path:
@@ -108,8 +113,23 @@ def render_html(run: RunDir) -> str:
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),
             quiet=_quiet_counters(measured),
+            **_packets(run.read_packets()),
         )
     )
+
+
+def _packets(found: Evidence | None) -> dict[str, Any]:
+    """What the section about packets shows: flows with trouble, and their episodes in order of time."""
+    if found is None:
+        return {"packets": None}
+    flows = [flow for flow in found.analysis.flows if flow.missing or flow.again or flow.broken or flow.reordered]
+    episodes = sorted(((flow, one) for flow in flows for one in flow.episodes), key=lambda pair: pair[1].resent_ns)
+    return {
+        "packets": found,
+        "packet_flows": flows,
+        "packet_episodes": episodes[:_EPISODES],
+        "packet_episodes_more": sum(sum(flow.causes.values()) for flow in flows) - len(episodes[:_EPISODES]),
+    }
 
 
 def _environment() -> jinja2.Environment:
@@ -181,9 +201,24 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
                 after_share=0 if one is None else 100 * (one.recovery_ns - held_ns) / longest_ns,
                 bound_share=None if bound is None or one is None else 100 * _end_of_bound(bound, one) / longest_ns,
                 bound=bound,
+                phases=() if one is None else _phase_bars(observed.phases.get(fault.plan.id, ()), one),
             )
         )
     return views
+
+
+def _phase_bars(steps: Sequence[Phase], impact: Impact) -> tuple[tuple[Phase, float, float], ...]:
+    """The phases that took time, each with where its bar begins and how wide it is, in percent of this recovery.
+
+    None when there is but one: that is the fault's own bar.
+    """
+    whole_ns = max([1, impact.recovery_ns, *(one.end_ns - impact.fired_ns for one in steps)])
+    bars = tuple(
+        (one, 100 * (one.start_ns - impact.fired_ns) / whole_ns, 100 * one.length_ns / whole_ns)
+        for one in steps
+        if one.length_ns
+    )
+    return bars if len(bars) > 1 else ()
 
 
 def _recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:

@@ -25,8 +25,10 @@ from harness import observe as observe_module
 from harness import plan as plan_module
 from harness.experiment import Collective, Experiment, Flow
 from harness.fit import fit
-from harness.measurements import FaultRun, Measurements, RankSeries
+from harness.measurements import FaultRun, Measurements, PacketSummary, RankSeries, RebuildMark
 from harness.needs import unmet
+from harness.packets import evidence
+from harness.packets.evidence import Evidence
 from harness.plan import Plan
 from harness.rundir import RunDir
 from harness.series import connections_of, ranks_of, series_of, summary_of
@@ -36,7 +38,8 @@ from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec
 from inject.receipt import Receipt as FaultReceipt
-from testbed import counters, fingerprint
+from testbed import capture, counters, fingerprint
+from testbed.capture import Captured
 from testbed.errors import FaultbedError, LabError, Unsupported
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
@@ -90,6 +93,8 @@ class _Found:
     before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     paths: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    captured: Captured | None = None
+    packets: Evidence | None = None
     lab_state: LabState = "CLEAN"
     lab_diff: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
@@ -229,7 +234,11 @@ def _with_faults(
     decided: Decided, lab: Lab, journal: Journal, found: _Found, progress: Progress, mutate: Mutation | None
 ) -> None:
     found.before = counters.read(lab)
-    with Injector(lab, journal, mutate=mutate) as injector:
+    ports = decided.experiment.capture
+    with Injector(lab, journal, mutate=mutate) as injector, contextlib.ExitStack() as taps:
+        if ports:
+            progress(f"capturing at {', '.join(ports)}")
+            capturing = taps.enter_context(capture.start(lab, ports))
         if decided.faults:
             progress(f"preparing {len(decided.faults)} faults on their targets")
         ready = _prepare_all(injector, decided.faults)
@@ -241,7 +250,10 @@ def _with_faults(
                 found.paths = _paths(lab, running)
                 _drive_all(decided, lab, ready, running, found, progress)
                 found.result = running.wait(_patience_s(decided.experiment))
-    found.end_ns = running.ended_ns
+        found.end_ns = running.ended_ns
+        if ports:
+            progress("fetching the captured packets")
+            found.captured = capturing.stop()
     found.after = counters.read(lab)
 
 
@@ -367,6 +379,9 @@ def _paths(lab: Lab, running: Running[Any]) -> dict[int, tuple[str, ...]]:
 
 
 def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Finished:
+    if found.captured is not None:
+        found.packets = evidence.keep(found.captured, run_dir.path, _windows(found))
+        run_dir.write_packets(found.packets)
     measured = _measurements(decided, lab, found)
     run_dir.write_measurements(measured)
     run_dir.write_environment(
@@ -385,6 +400,32 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Fin
     from harness import report  # noqa: PLC0415
 
     return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
+
+
+def _windows(found: _Found) -> dict[str, tuple[int, int]]:
+    """From each fault's first firing (or arming) to its removal."""
+    windows = {}
+    for fault_id, receipt in found.receipts.items():
+        start, end = receipt.fired.first_ns or receipt.armed.at_ns, receipt.cleared.at_ns
+        if start is not None and end is not None:
+            windows[fault_id] = (start, max(start, end))
+    return windows
+
+
+def _packets(found: Evidence | None) -> PacketSummary | None:
+    if found is None:
+        return None
+    backs = sorted(
+        ((one.signal_ns or one.resent_ns) - found.epoch_offset_ns, one.resent_ns - found.epoch_offset_ns)
+        for flow in found.analysis.flows
+        for one in flow.episodes
+    )
+    return PacketSummary(
+        frames=found.analysis.frames,
+        missed=found.missed,
+        broken=found.analysis.violations,
+        goings_back=tuple(backs),
+    )
 
 
 def _guest_kernel(lab: Lab) -> str | None:
@@ -410,11 +451,17 @@ def _measurements(decided: Decided, lab: Lab, found: _Found) -> Measurements:
         connections=connections_of(result, found.paths),
         qp_errors=len(result.qp_errors) if result else 0,
         rebuilds=len(result.rebuilds) if result else 0,
+        qp_error_ns=tuple(one.time_ns for one in result.qp_errors) if result else (),
+        rebuild_marks=tuple(
+            RebuildMark(error_ns=one.error_ns, rebuilt_ns=one.rebuilt_ns, recovered_ns=one.recovered_ns)
+            for one in (result.rebuilds if result else ())
+        ),
         faults=tuple(_fault_runs(decided, found)),
         counters_before={node: dict(values) for node, values in found.before.items()},
         counters_after={node: dict(values) for node, values in found.after.items()},
         twin=found.twin,
         summary=summary_of(result),
+        packets=_packets(found.packets),
         lab_state=found.lab_state,
         lab_diff=found.lab_diff,
         errors=tuple(found.errors),

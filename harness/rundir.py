@@ -9,6 +9,7 @@ environment.json    what it ran on
 verdict.json        the verdict (harness.verdict)
 report.html         all of it for people, in one file
 repro.sh            runs the same thing again
+packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
 """
 
 from __future__ import annotations
@@ -30,14 +31,13 @@ from harness import measurements as measurements_file
 from harness import plan as plan_file
 from harness import verdict as verdict_file
 from harness.measurements import Environment, Measurements
+from harness.packets import evidence
+from harness.packets.evidence import Evidence
 from harness.plan import Plan
 from harness.verdict import VerdictFile
 from testbed.errors import UsageError
 
-__all__ = ["CAPTURE", "RunDir", "create", "describe_environment", "open_run", "repro_script"]
-
-CAPTURE = "capture.pcapng"
-"""Packets of an experiment with a `[capture]`."""
+__all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script"]
 
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
 
@@ -79,6 +79,14 @@ class RunDir:
         """Write `environment.json`."""
         content = msgspec.json.format(msgspec.json.encode(environment, order="sorted"), indent=2)
         self._write("environment.json", content + b"\n")
+
+    def write_packets(self, found: Evidence) -> None:
+        """Write `packets.json`."""
+        self._write("packets.json", evidence.write(found))
+
+    def read_packets(self) -> Evidence | None:
+        """Read `packets.json`; None: this run captured nothing."""
+        return evidence.read(self._read("packets.json")) if (self.path / "packets.json").exists() else None
 
     def read_experiment(self) -> bytes:
         """The experiment as it was given."""

@@ -10,8 +10,8 @@ import msgspec
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.packets.analysis import Analysis, FlowReport, analyse
+from harness.packets.evidence import CAPTURE
 from harness.quantities import format_duration
-from harness.rundir import CAPTURE
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from testbed.packets import capture_file

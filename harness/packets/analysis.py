@@ -1,4 +1,4 @@
-"""All of a capture in one answer: `analysis.json`, the table of `faultbed packets`, the section of the report."""
+"""All of a capture in one answer: `packets.json`, the table of `faultbed packets`, the section of the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from testbed.packets.capture_file import Frames
     from testbed.packets.columns import Packets
 
-__all__ = ["Analysis", "FlowReport", "analyse", "read_json", "write_json"]
+__all__ = ["Analysis", "FlowReport", "analyse"]
 
 KEPT = 1000
 """Episodes, and violations, that are told one by one for each flow; all are counted."""
@@ -160,17 +160,3 @@ def _distinct(flow: Flow, seen: gobackn.Track) -> tuple[int, int]:
     low, high = flow.psn[order], np.maximum.accumulate((flow.psn + flow.span)[order])
     gaps = np.maximum(0, low[1:] - high[:-1]).sum()
     return distinct, int(high[-1] - low[0] - gaps)
-
-
-def write_json(analysis: Analysis) -> bytes:
-    """`analysis.json` as bytes."""
-    return msgspec.json.format(msgspec.json.encode(analysis), indent=1) + b"\n"
-
-
-def read_json(content: bytes) -> Analysis:
-    """Read `analysis.json`.
-
-    Raises:
-        msgspec.ValidationError: not an analysis of schema 1.
-    """
-    return msgspec.json.decode(content, type=Analysis)

@@ -1,12 +1,13 @@
 """The go-back-N checker: silent about what keeps the rules, certain about each planted violation."""
 
+import msgspec
 import numpy as np
 import pytest
 from gbn_model import NAK, RQPN, WRITE_FIRST, WRITE_LAST, A, Wire, go_back_n
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.packets.analysis import analyse, read_json, write_json
+from harness.packets.analysis import Analysis, analyse
 
 SPACE = 1 << 24
 MS = 1_000_000
@@ -268,7 +269,7 @@ def test_marked_packets_are_paired_with_their_notifications():
 def test_the_analysis_survives_its_file():
     """Written and read back, it is the same."""
     analysis = analyse(go_back_n(count=60, losses={9, 30}).wire.frames())
-    assert read_json(write_json(analysis)) == analysis
+    assert msgspec.json.decode(msgspec.json.encode(analysis), type=Analysis) == analysis
 
 
 def test_the_made_up_capture_of_the_benchmark_is_understood():

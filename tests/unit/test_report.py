@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from gbn_model import go_back_n
 from synthetic_run import soft_topology, synthetic_run
 
 from harness import judge, plan, report, rundir
@@ -16,7 +17,9 @@ from harness.drawing import Mark, fabric_svg
 from harness.experiment import load
 from harness.fit import fit
 from harness.observe import observe
+from harness.packets import evidence
 from harness.plots import goodput_chart, iterations_chart
+from testbed.capture import Captured, PortProof
 from testbed.errors import UsageError
 
 DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
@@ -188,6 +191,23 @@ def test_an_empty_run_still_has_a_report(tmp_path):
 
 
 EVIL = "<script>alert(1)</script>\"'&$x^2$"
+
+
+def test_captured_packets_are_told_flow_by_flow(tmp_path):
+    """The proof, the flow that lost something, its episode with its split, and links to files that are there."""
+    directory = finished(tmp_path, synthetic_run())
+    frames = go_back_n(count=400, losses={60}).wire.frames()
+    proof = PortProof(name=frames.interfaces[0], captured=len(frames), counted=len(frames), drops=0)
+    captured = Captured(frames=frames, proofs=(proof,), epoch_offset_ns=0, clock_error_ns=1000)
+    directory.write_packets(evidence.keep(captured, directory.path, {"loss": (1_100_000, 1_200_000)}))
+    page = parsed(report.render(directory.path).read_text())
+    said = " ".join("".join(page.text).split())
+    assert "none breaks a rule" in said
+    assert f"{len(frames):,} captured of {len(frames):,} that the port counted, 0 dropped" in said
+    assert "from the gap to the NAK" in said
+    linked = [value for name, value in page.attributes if name == "href" and value.endswith(".pcapng")]
+    assert linked == ["capture.pcapng", "capture-loss.pcapng"]
+    assert all((directory.path / name).exists() for name in linked)
 
 
 def test_what_the_lab_says_is_escaped(tmp_path):

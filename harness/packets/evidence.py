@@ -1,0 +1,83 @@
+"""What a run keeps of its captured packets: the capture, a slice of it around each fault, and `packets.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from harness.packets.analysis import Analysis, analyse
+from testbed.capture import Captured, PortProof
+from testbed.packets.capture_file import write_pcapng
+
+__all__ = ["CAPTURE", "Evidence", "keep", "read", "write"]
+
+CAPTURE = "capture.pcapng"
+_BEFORE_NS, _AFTER_NS = 500_000_000, 1_500_000_000
+"""A slice begins and ends that long before and after its fault: the last healthy packets, and the way back."""
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """`packets.json`. A packet's time less `epoch_offset_ns` is the controller's monotonic clock, as a run's times are.
+
+    `slices` are files by fault id. `clock_error_ns` is the uncertainty of the capture's clock.
+    """
+
+    schema: Literal[1] = 1
+    epoch_offset_ns: int
+    clock_error_ns: int
+    proofs: tuple[PortProof, ...]
+    slices: dict[str, str]
+    analysis: Analysis
+
+    @property
+    def missed(self) -> int:
+        """Frames that passed a port and are not in the capture, or the other way round, and what the kernel dropped."""
+        return sum(abs(one.counted - one.captured) + one.drops for one in self.proofs)
+
+
+def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]]) -> Evidence:
+    """Write the capture and its slices into a run directory, and analyse it.
+
+    Args:
+        captured: what was captured.
+        folder: the run directory.
+        windows: first firing and removal of each fault, controller monotonic ns.
+    """
+    frames = captured.frames
+    proofs = ", ".join(f"{one.name}: {one.captured} of {one.counted}, {one.drops} drops" for one in captured.proofs)
+    write_pcapng(folder / CAPTURE, frames, comment=f"captured of counted by the port: {proofs}")
+    slices = {}
+    for fault_id, (start_ns, end_ns) in windows.items():
+        first, last = np.searchsorted(
+            frames.time_ns,
+            [start_ns - _BEFORE_NS + captured.epoch_offset_ns, end_ns + _AFTER_NS + captured.epoch_offset_ns],
+        ).tolist()
+        slices[fault_id] = f"capture-{fault_id}.pcapng"
+        chosen = np.arange(first, last, dtype=np.int64)
+        comment = f"around {fault_id}; frame 1 is frame {first + 1} of {CAPTURE}"
+        write_pcapng(folder / slices[fault_id], frames, comment=comment, order=chosen)
+    return Evidence(
+        epoch_offset_ns=captured.epoch_offset_ns,
+        clock_error_ns=captured.clock_error_ns,
+        proofs=captured.proofs,
+        slices=slices,
+        analysis=analyse(frames),
+    )
+
+
+def write(evidence: Evidence) -> bytes:
+    """`packets.json` as bytes."""
+    return msgspec.json.format(msgspec.json.encode(evidence), indent=1) + b"\n"
+
+
+def read(content: bytes) -> Evidence:
+    """Read `packets.json`.
+
+    Raises:
+        msgspec.ValidationError: not evidence of schema 1.
+    """
+    return msgspec.json.decode(content, type=Evidence)

@@ -1,0 +1,90 @@
+"""Packets captured in the fabric, on the soft lab: nothing is missed, and they say what the counters say.
+
+Counts only; nothing here depends on how fast the machine is.
+"""
+
+import threading
+import time
+
+import pytest
+
+from harness.packets.analysis import analyse
+from testbed import capture, counters
+from testbed.packets import capture_file
+from testbed.packets.capture_file import write_pcapng
+from traffic.plan import QpParams
+
+pytestmark = pytest.mark.soft
+
+PATIENT = QpParams(timeout=18)
+"""An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
+
+
+def wait_s(seconds):
+    threading.Event().wait(seconds)
+
+
+def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back_on_the_wire(lab, traffic, inject, tmp_path):
+    """One data packet, named by destination QP and PSN, is lost at the port that is captured.
+
+    The capture holds every packet of the port by the port's own count; the lost PSN is missing once and comes when it
+    is sent again; one NAK asks for it; and of go-back-N's rules none is broken, by real RNICs.
+    """
+    last = lab.topology.hosts[-1].name
+    port, _ = capture.port_named(lab.topology, f"{last}:rxe0")
+    with capture.start(lab, [port]) as running:
+        # Longer than any machine needs to get the fault in place: it is stopped when it has been hit.
+        flow = traffic.flow(
+            "host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=120.0, qp=PATIENT
+        )
+        struck = flow.connections[0]
+        before, began = counters.read(lab, ["host1"]), time.monotonic()
+        wait_s(2.0)
+        moved = counters.flat_deltas(before, counters.read(lab, ["host1"]))["host1/rxe0.sent_pkts"]
+        ahead = int(3 * moved / 2 / (time.monotonic() - began)) + 100
+        fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn=f"+{ahead}")
+        armed = fault.arm()
+        assert armed.ok
+        deadline = time.monotonic() + 20
+        while not fault.observe()["count"] and time.monotonic() < deadline:
+            wait_s(0.1)
+        wait_s(1.0)
+        receipt = fault.clear()
+        flow.stop()
+        result = flow.wait(60.0)
+        captured = running.stop()
+
+    assert receipt.fired.count == 1
+    assert receipt.proved, receipt.doubts
+    (proof,) = captured.proofs
+    assert proof.is_whole, proof
+    assert proof.captured > 1000
+
+    write_pcapng(tmp_path / "capture.pcapng", captured.frames)
+    analysis = analyse(capture_file.read(tmp_path / "capture.pcapng"))
+    flows = {flow.dqpn: flow for flow in analysis.flows if flow.side == "receiver"}
+    assert set(flows) == {each.rqpn for each in flow.connections}
+    assert analysis.violations == 0, [one.broken for one in analysis.flows]
+    hit, other = flows[struck.rqpn], flows[flow.connections[1].rqpn]
+    assert hit.reply_qpn == struck.lqpn
+    (episode,) = (one for one in hit.episodes if one.psn == armed.learned["psn"])
+    assert (episode.cause, episode.missing, episode.retry) == ("nak", 1, 1)
+    assert (hit.missing, hit.returned, hit.naks, hit.causes) == (1, 1, 1, {"nak": 1})
+    assert (other.missing, other.naks, other.episodes) == (0, 0, ())
+    # The capture's clock is the controller's, within what both measurements of clocks may be wrong.
+    slack_ns = captured.clock_error_ns + 50_000_000
+    seen_ns = episode.gap_ns - captured.epoch_offset_ns
+    assert armed.at_ns - slack_ns < seen_ns < receipt.cleared.at_ns + slack_ns
+    assert result.outcome == "completed"
+
+
+def test_a_capture_leaves_nothing_behind_when_its_controller_goes(lab):
+    """The channel's end takes taps and file away."""
+    running = capture.start(lab, ["host1:rxe0"])
+    running.close()
+    fabric = lab.carrier("rtsw1")
+    listed = ["sh", "-c", "ls /var/lib/faultbed/capture; ip netns exec rtsw1 cat /proc/net/packet | tail -n +2"]
+    deadline = time.monotonic() + 20
+    while (left := fabric.run(listed).stdout) and time.monotonic() < deadline:
+        wait_s(0.2)
+    assert left == ""

@@ -1,0 +1,170 @@
+"""Captured packets in a run: the ring's blocks, what is kept, and what the report and the judge say of it."""
+
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+from gbn_model import go_back_n
+from synthetic_run import soft_topology, synthetic_run
+
+from harness import experiment as experiments
+from harness import plan as plans
+from harness.fit import fit
+from harness.measurements import PacketSummary
+from harness.observe import observe
+from harness.packets import evidence
+from testbed.capture import Captured, PortProof, frames_of, port_named
+from testbed.errors import ConfigError, LabError, UsageError
+from testbed.packets import capture_file
+
+EPOCH = 1_700_000_000_000_000_000
+
+
+def ring_file(packets, *, per_block=3, port=0):
+    """Packets as the kernel lays them into blocks of a TPACKET_V3 ring, and the node program into its file."""
+    content = b""
+    for begin in range(0, len(packets), per_block):
+        some = packets[begin : begin + per_block]
+        body = b""
+        for place, (time_ns, data, outbound) in enumerate(some):
+            mac = 48 + 20 + 12
+            size = -(-(mac + len(data[:128])) // 8) * 8
+            head = struct.pack(
+                "=IIIIIIHHIIHHQ",
+                size if place + 1 < len(some) else 0,
+                time_ns // 10**9,
+                time_ns % 10**9,
+                len(data[:128]),
+                len(data),
+                0,
+                mac,
+                mac + 14,
+                *(0,) * 5,
+            )
+            address = struct.pack("=HHiHBB8s", 17, 0, 2, 1, 4 if outbound else 0, 6, b"")
+            body += (head + address + bytes(12) + data[:128]).ljust(size, b"\0")
+        block = struct.pack("=IIIIIIQ", 1, 0, 1, len(some), 48, 48 + len(body), 0) + bytes(16)
+        content += struct.pack("=II", port, len(block + body)) + block + body
+    return content
+
+
+def test_the_rings_blocks_are_read_as_they_were_laid():
+    """Times, directions, lengths and bytes; two ports merged by time; what came after the count is left out."""
+    one, two = (go_back_n(count=20, losses={3}).wire.packets for _ in range(2))
+    two = [(time_ns + 500, data, outbound) for time_ns, data, outbound in two]
+    content = ring_file(one) + ring_file(two, port=1)
+    frames = frames_of(content, ["a", "b"], keep=[len(one), len(two) - 2], shift_ns=EPOCH)
+    want = sorted(
+        [(t, d, o, 0) for t, d, o in one] + [(t, d, o, 1) for t, d, o in two[:-2]], key=lambda packet: packet[0]
+    )
+    assert frames.time_ns.tolist() == [EPOCH + t for t, *_ in want]
+    assert frames.outbound.tolist() == [int(o) for _, _, o, _ in want]
+    assert frames.interface.tolist() == [port for *_, port in want]
+    assert frames.length.tolist() == [len(d) for _, d, _, _ in want]
+    for index, (_, data, _, _) in enumerate(want):
+        start = int(frames.start[index])
+        assert frames.data[start : start + int(frames.captured[index])].tobytes() == data[:128]
+
+
+def test_a_damaged_block_is_an_error():
+    """Not a wrong answer."""
+    content = ring_file(go_back_n(count=5, losses=set()).wire.packets)
+    with pytest.raises(LabError, match="damaged"):
+        frames_of(struct.pack("=II", 0, 50) + content, ["a"], keep=[99], shift_ns=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("rtsw2:host4:rxe0", "rtsw2:host4:rxe0"),
+        ("host4:rxe0", "rtsw2:host4:rxe0"),
+        ("rtsw1:ctsw1", "rtsw1:ctsw1"),
+        ("ctsw1:rtsw1", "ctsw1:rtsw1"),
+    ],
+)
+def test_ports_are_named_as_people_name_them(asked, name):
+    """A switch port, or the RNIC that it faces."""
+    found, port = port_named(soft_topology(), asked)
+    assert found == name
+    assert port.node == name.partition(":")[0]
+
+
+def test_what_is_no_port_is_refused():
+    """With an example."""
+    with pytest.raises(UsageError, match="as in rtsw2:host4:rxe0"):
+        port_named(soft_topology(), "host1")
+
+
+def captured():
+    frames = go_back_n(count=200, losses={60}).wire.frames()
+    frames.time_ns[:] += EPOCH
+    proof = PortProof(name=frames.interfaces[0], captured=len(frames), counted=len(frames), drops=0)
+    return Captured(frames=frames, proofs=(proof,), epoch_offset_ns=EPOCH, clock_error_ns=1000)
+
+
+def test_a_run_keeps_the_capture_and_a_slice_for_each_fault(tmp_path):
+    """Both open as captures; `packets.json` comes back as it was."""
+    found = evidence.keep(captured(), tmp_path, {"loss": (1_100_000, 1_200_000)})
+    assert len(capture_file.read(tmp_path / "capture.pcapng")) == found.analysis.frames
+    assert 0 < len(capture_file.read(tmp_path / found.slices["loss"])) <= found.analysis.frames
+    assert evidence.read(evidence.write(found)) == found
+    assert found.missed == 0
+
+
+def test_a_slice_begins_and_ends_around_its_fault(tmp_path):
+    """Half a second before, a second and a half after."""
+    one = captured()
+    one.frames.time_ns[:] = EPOCH + np.arange(len(one.frames)) * 100_000_000
+    found = evidence.keep(one, tmp_path, {"loss": (5_000_000_000, 6_000_000_000)})
+    times = capture_file.read(tmp_path / found.slices["loss"]).time_ns - EPOCH
+    assert (int(times.min()), int(times.max())) == (4_500_000_000, 7_400_000_000)
+
+
+EXPERIMENT = """
+name = "seen"
+[workload]
+flow = "write"
+src = "host1:rxe0"
+dst = "host4:rxe0"
+duration = "10s"
+[capture]
+ports = {ports}
+[[expect]]
+metric = "capture.broken_rules"
+max = 0
+"""
+
+
+def decide(ports):
+    return fit(experiments.decode(EXPERIMENT.format(ports=ports).encode(), source="x"), soft_topology(), "soft")
+
+
+def test_an_experiment_names_its_ports_and_the_plan_says_them():
+    """Full names, each once; a plan without a capture says nothing of it."""
+    fitted = decide('["host4:rxe0", "rtsw2:host4:rxe0", "rtsw1:ctsw1"]')
+    assert fitted.capture == ("rtsw2:host4:rxe0", "rtsw1:ctsw1")
+    plan = plans.plan(fitted, inventory_digest="00", version="0")
+    assert plans.decode(plans.encode(plan)) == plan
+    assert b'"capture"' in plans.encode(plan)
+
+
+@pytest.mark.parametrize(
+    ("ports", "complaint"),
+    [('["rtsw9:host4:rxe0"]', r"capture\.ports\[0\]"), ('["host4"]', "as in rtsw2"), ("[]", "length >= 1")],
+)
+def test_a_wrong_port_is_refused_with_its_path(ports, complaint):
+    """Before anything is done."""
+    with pytest.raises(ConfigError, match=complaint):
+        decide(ports)
+
+
+def test_a_capture_that_missed_something_accuses_nobody():
+    """A hole in the capture could look like a broken rule: no value, so the check is INCONCLUSIVE."""
+    run = synthetic_run(seconds=12.0)
+    good = msgspec.structs.replace(run, packets=PacketSummary(frames=10, missed=0, broken=2))
+    assert observe(good).metrics["capture.broken_rules"].value == 2
+    holed = msgspec.structs.replace(run, packets=PacketSummary(frames=10, missed=1, broken=2))
+    assert observe(holed).metrics["capture.broken_rules"].value is None
+    assert observe(holed).metrics["capture.missed"].value == 1
+    assert observe(run).metrics["capture.missed"].value is None
