@@ -29,7 +29,7 @@ from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.softlab import image, lifecycle
 from traffic import bench as traffic_bench
-from traffic import collective
+from traffic import check, collective, cost, schedules
 from traffic.collective import CollectiveSpec
 
 __all__ = ["main"]
@@ -61,16 +61,20 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 
 @click.command()
 @click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
-@click.argument("parts", nargs=-1, type=click.Choice(["packets", "lab", "flow", "collective", "lease"]))
+@click.argument("parts", nargs=-1, type=click.Choice(["packets", "schedule", "lab", "flow", "collective", "lease"]))
 def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
     """Measure; all PARTS when none is named."""
     session = Session(None)
-    wanted = parts or ("packets", "lab", "flow", "collective", "lease")
+    wanted = list(parts or ("packets", "schedule", "lab", "flow", "collective", "lease"))
     columns = ("what", "median", "spread", "goal", "")
-    if "packets" in wanted:
+    if "packets" in wanted:  # needs no lab
+        wanted.remove("packets")
         session.table(columns, list(bench_packets.measure()))
         session.out.print()
-    wanted = tuple(part for part in wanted if part != "packets")
+    if "schedule" in wanted:  # needs no lab
+        wanted.remove("schedule")
+        session.table(("what", "slowest", "which", "goal", ""), list(_schedule()))
+        session.out.print()
     if not wanted:
         return
     inventory = session.inventory()
@@ -89,6 +93,25 @@ def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
     for part in wanted:
         session.table(columns, list(measures[part]()))
         session.out.print()
+
+
+def _schedule() -> Iterator[tuple[str, ...]]:
+    def checked(collective: str, algorithm: str) -> None:
+        if said := check.faults(schedules.build(collective, algorithm, schedules.Shape(ranks=1024, group=8))):
+            raise LabError(f"{collective} by {algorithm} is wrong: {said[0]}")
+
+    def predicted(collective: str, algorithm: str) -> None:
+        made = schedules.build(collective, algorithm, cost.shape_for(24576, 1 << 30, group=8))
+        cost.predict_ns(made, 1 << 30, cost.NETWORKS["rack"], group=8)
+
+    for what, work, most in (
+        ("schedule made and proven right, 1,024 ranks", checked, 5),
+        ("schedule made and its time predicted, 24,576 ranks", predicted, 10),
+    ):
+        took = {pair: _timed(work, *pair) for pair in schedules.ALGORITHMS}
+        slowest = max(took, key=took.__getitem__)
+        which = f"{' by '.join(slowest)}, of {len(took)}"
+        yield what, f"{took[slowest]:.2f} s", which, f"<= {most} s", _mark(reached=took[slowest] <= most)
 
 
 def _lab(inventory: Inventory, *, cold: bool) -> Iterator[tuple[str, ...]]:
@@ -133,7 +156,7 @@ def _collective(inventory: Inventory) -> Iterator[tuple[str, ...]]:
             with collective.start(lab, spec) as running:
                 result = running.wait(300.0)
             yield (
-                f"ring all-reduce, {size} B, {len(result.ranks)} ranks: busbw",
+                f"{result.algorithm} all-reduce, {size} B, {len(result.ranks)} ranks: busbw",
                 f"{result.busbw_gbytes_per_s * 8:.3f} Gb/s",
                 f"{result.iterations_completed} iterations, {result.wrong_elements} wrong",
                 "",

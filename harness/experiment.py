@@ -29,6 +29,8 @@ from harness.metrics import METRICS, Metric, lookup, nearest
 from harness.needs import Need, parse_need
 from harness.quantities import parse_duration_ns, parse_size_bytes
 from testbed.errors import ConfigError
+from traffic.collective import AUTO, ITEM_BYTES, REDOPS
+from traffic.schedules import COLLECTIVES, algorithms_for
 
 __all__ = [
     "Collective",
@@ -50,14 +52,19 @@ _T = TypeVar("_T")
 class Collective:
     """A collective, repeated. Exactly one of `iterations` and `duration_ns` is set.
 
-    `ranks` are RNICs (`host1:rxe0`) in ring order; empty: one a host, on its first RNIC. `compute_units` is
+    `ranks` are RNICs (`host1:rxe0`) in rank order; empty: one a host, on its first RNIC. `compute_units` is
     the work each rank's GPU does before each iteration (0: none); a unit is one block of the soft GPU's
-    matrix product.
+    matrix product. The other words are those of `traffic.collective.CollectiveSpec`.
     """
 
-    collective: Literal["all-reduce"]
-    algorithm: Literal["ring"]
+    collective: str
+    algorithm: str
     size_bytes: int
+    dtype: str
+    op: str
+    root: int
+    skew: float
+    in_place: bool
     ranks: tuple[str, ...]
     iterations: int | None
     duration_ns: int | None
@@ -126,9 +133,14 @@ class _LabFile(_File, frozen=True, kw_only=True):
 
 
 class _CollectiveFile(_File, frozen=True, kw_only=True):
-    collective: Literal["all-reduce"]
+    collective: str
     size: str
-    algorithm: Literal["ring"] = "ring"
+    algorithm: str = "auto"
+    dtype: str = "fp32"
+    op: str = "sum"
+    root: Annotated[int, msgspec.Meta(ge=0)] = 0
+    skew: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    in_place: bool = False
     ranks: tuple[str, ...] = ()
     iterations: Annotated[int, msgspec.Meta(ge=1)] | None = None
     duration: str | None = None
@@ -280,9 +292,18 @@ def _workload(raw: dict[str, Any], source: str) -> Workload:
     collective = _convert(raw, _CollectiveFile, source, "workload/collective")
     if (collective.iterations is None) == (collective.duration is None):
         raise _fail(source, "workload", "give either iterations or duration")
+    _one_of(collective.collective, COLLECTIVES, "collective", source)
+    _one_of(collective.algorithm, (AUTO, *algorithms_for(collective.collective)), "algorithm", source)
+    _one_of(collective.dtype, tuple(ITEM_BYTES), "dtype", source)
+    _one_of(collective.op, REDOPS, "op", source)
     return Collective(
         collective=collective.collective,
         algorithm=collective.algorithm,
+        dtype=collective.dtype,
+        op=collective.op,
+        root=collective.root,
+        skew=collective.skew,
+        in_place=collective.in_place,
         size_bytes=_positive(parse_size_bytes, collective.size, source, "workload.size"),
         ranks=collective.ranks,
         iterations=collective.iterations,
@@ -291,6 +312,13 @@ def _workload(raw: dict[str, Any], source: str) -> Workload:
         else _positive(parse_duration_ns, collective.duration, source, "workload.duration"),
         compute_units=collective.compute_units,
     )
+
+
+def _one_of(value: str, known: tuple[str, ...], key: str, source: str) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
+        raise _fail(source, f"workload.{key}", f'no {key} "{value}"; {hint}')
 
 
 def _positive(parser: Callable[[str], int], text: str, source: str, path: str) -> int:

@@ -349,6 +349,11 @@ def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
         CollectiveSpec(
             collective=work.collective,
             algorithm=work.algorithm,
+            dtype=work.dtype,
+            redop=work.op,
+            root=work.root,
+            skew=work.skew,
+            in_place=work.in_place,
             ranks=work.ranks,
             size_bytes=work.size_bytes,
             iterations=work.iterations,

@@ -81,6 +81,7 @@ class Cabling:
             "joined": self._on_joined,
             "join_failed": self._on_join_failed,
             "qp_error": self._on_qp_error,
+            "redone": self._on_redone,
             "recovered": self._on_recovered,
         }
         if name in handlers:
@@ -186,6 +187,15 @@ class Cabling:
             if link.episode is not None:
                 link.episode = replace(link.episode, attempts=link.episode.attempts + 1)
             self._make(link)
+
+    def _on_redone(self, message: Mapping[str, Any], _now_ns: int) -> None:
+        link = self._link_of(message)
+        if link is not None and link.episode is not None:
+            link.episode = replace(
+                link.episode,
+                redone_segments=link.episode.redone_segments + message["segments"],
+                redone_bytes=link.episode.redone_bytes + message["size_bytes"],
+            )
 
     def _on_recovered(self, message: Mapping[str, Any], now_ns: int) -> None:
         link = self._link_of(message)

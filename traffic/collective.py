@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any
 
 from testbed.errors import UsageError
-from traffic import metrics, schedule
-from traffic.engine import TrafficLab, endpoint
+from testbed.topology import Topology
+from traffic import cost, metrics, schedules
+from traffic.engine import Engines, TrafficLab, endpoint
+from traffic.flight import Flight, RankEnd
 from traffic.flow import check_qp
 from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of, samples_of
 
-__all__ = ["ITEM_BYTES", "CollectiveResult", "CollectiveSpec", "start"]
+__all__ = ["AUTO", "ITEM_BYTES", "REDOPS", "CollectiveResult", "CollectiveSpec", "start"]
 
-ITEM_BYTES = 4
-"""Bytes of an fp32."""
+ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
+"""Bytes of an element, by type."""
+REDOPS = ("sum", "max", "avg")
+AUTO = "auto"
 MAX_BYTES = 1 << 30
 MAX_RANKS = 128
+NOT_SYNCHRONISING = frozenset({"broadcast", "reduce", "send-recv"})
+"""Where a rank may be through before another one has begun: these end with a barrier, which is in their time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSpec:
-    """`size_bytes` of fp32 summed over `ranks` (RNIC names in rank order; empty: the first RNIC of every host).
+    """One collective of `size_bytes` over `ranks` (RNIC names in rank order; empty: the first RNIC of every host).
+
+    `size_bytes` is the whole buffer as nccl-tests counts it: of all ranks together for all-gather and reduce-scatter.
+    The `skew` of an all-to-allv is the exponent of a Zipf law: 0 is even, with more of it rank 0 is wanted most.
+    `algorithm` "auto" takes what the cost model says is quickest. `redop` means something to reductions, `root` to
+    broadcast and reduce. Input and output are buffers of their own, unless `in_place`.
 
     Give `duration_s` or `iterations`. With `compute_units` above 0 every iteration begins with that much work on the
     host's GPU `gpu`. `segment_bytes` is the pipelining grain, `slots` how many segments may be under way a connection.
+    An operation that takes a rank longer than `deadline_s` is a failure.
     """
 
     collective: str = "all-reduce"
-    algorithm: str = "ring"
+    algorithm: str = AUTO
     ranks: tuple[str, ...] = ()
     size_bytes: int = 1 << 20
+    dtype: str = "fp32"
+    redop: str = "sum"
+    root: int = 0
+    skew: float = 0.0
+    in_place: bool = False
     duration_s: float | None = None
     iterations: int | None = None
     compute_units: int = 0
@@ -42,23 +60,34 @@ class CollectiveSpec:
     segment_bytes: int = 65536
     slots: int = 16
     qp: QpParams = field(default_factory=QpParams)
+    deadline_s: float = 120.0
     op_deadline_s: float = 10.0
     peer_deadline_s: float = 30.0
     stall_deadline_s: float = 60.0
+
+    @property
+    def elements(self) -> int:
+        """Elements in `size_bytes`."""
+        return self.size_bytes // ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveResult:
     """A collective job that is over.
 
-    `iterations[r]` are rank r's. `time_ns` is the median time of an operation (`metrics.operation_times_ns`), and
-    algbw and busbw are those of nccl-tests for it, in GB/s (10^9 bytes). `wrong_elements` is summed over all ranks and
-    iterations; `checked_elements` says how many were looked at.
+    `algorithm` is what ran (of account where "auto" was asked for). `ends[r]` says how it ended for rank r, `flights`
+    are the recorders of a run that failed. `iterations[r]` are rank r's. `time_ns` is the median time of an operation
+    (`metrics.operation_times_ns`), and algbw and busbw are those of nccl-tests for it, in GB/s (10^9 bytes).
+    `wrong_elements` is summed over all ranks and iterations, and an input that was changed counts; `checked_elements`
+    says how many elements of results there were.
     """
 
     spec: CollectiveSpec
+    algorithm: str
     outcome: Outcome
     where: str | None
+    ends: tuple[RankEnd, ...]
+    flights: tuple[Flight, ...]
     window: Window
     ranks: tuple[str, ...]
     iterations: tuple[tuple[Iteration, ...], ...]
@@ -85,21 +114,34 @@ class CollectiveResult:
         return asdict(self)
 
 
-def _check(spec: CollectiveSpec) -> None:
-    if spec.size_bytes <= 0 or spec.size_bytes % ITEM_BYTES:
+def _check_buffer(spec: CollectiveSpec) -> None:
+    if spec.dtype not in ITEM_BYTES:
+        raise UsageError(f'no data type "{spec.dtype}"; there is {", ".join(ITEM_BYTES)}')
+    if spec.redop not in REDOPS:
+        raise UsageError(f'no reduction "{spec.redop}"; there is {", ".join(REDOPS)}')
+    item = ITEM_BYTES[spec.dtype]
+    if spec.size_bytes <= 0 or spec.size_bytes % item:
         raise UsageError(
-            f"the size of a collective must be a multiple of {ITEM_BYTES} bytes (fp32) above 0, got {spec.size_bytes}"
+            f"the size of a collective must be a multiple of {item} bytes ({spec.dtype}) above 0, got {spec.size_bytes}"
         )
+    if spec.skew < 0:
+        raise UsageError(f"skew cannot be negative, got {spec.skew:g}")
     if spec.size_bytes > MAX_BYTES:
         raise UsageError(f"the size of a collective is at most {MAX_BYTES} bytes, got {spec.size_bytes}")
+    if spec.segment_bytes <= 0 or spec.segment_bytes % item:
+        raise UsageError(f"segment size must be a multiple of {item} bytes above 0, got {spec.segment_bytes}")
+
+
+def _check(spec: CollectiveSpec) -> None:
+    _check_buffer(spec)
+    if spec.deadline_s <= 0:
+        raise UsageError(f"a collective's deadline must be above 0 s, got {spec.deadline_s:g} s")
     if (spec.duration_s is None) == (spec.iterations is None):
         raise UsageError("give a collective either a duration or a number of iterations")
     if spec.duration_s is not None and spec.duration_s <= 0:
         raise UsageError(f"a collective's duration must be above 0 s, got {spec.duration_s:g} s")
     if spec.iterations is not None and spec.iterations < 1:
         raise UsageError(f"a collective needs at least 1 iteration, got {spec.iterations}")
-    if spec.segment_bytes < ITEM_BYTES or spec.segment_bytes % ITEM_BYTES:
-        raise UsageError(f"segment size must be a multiple of {ITEM_BYTES} bytes above 0, got {spec.segment_bytes}")
     if not 2 <= spec.slots <= 1024:  # noqa: PLR2004
         raise UsageError(f"slots must be 2 to 1024, got {spec.slots}")
     if spec.compute_units < 0:
@@ -122,8 +164,43 @@ def _ranks(lab: TrafficLab, spec: CollectiveSpec) -> tuple[Endpoint, ...]:
     return ranks
 
 
-def start(lab: TrafficLab, spec: CollectiveSpec, on_event: OnEvent | None = None) -> Running[CollectiveResult]:
-    """Start a collective job on a lab.
+def _group(topology: Topology, ranks: Sequence[Endpoint]) -> int:
+    """How many ranks that follow each other share a host, or else a rack; 1 where groups would not be of one size."""
+    racks = {host.name: host.rack for host in topology.hosts}
+    for place in ([rank.host for rank in ranks], [racks[rank.host] for rank in ranks]):
+        runs = [len(list(run)) for _, run in groupby(place)]
+        if len(set(runs)) == 1 and len(runs) == len(set(place)) and 1 < runs[0] < len(ranks):
+            return runs[0]
+    return 1
+
+
+def _schedule(lab: TrafficLab, spec: CollectiveSpec, ranks: Sequence[Endpoint]) -> schedules.Schedule:
+    group = _group(lab.topology, ranks)
+    shape = cost.shape_for(len(ranks), spec.size_bytes, group=group, root=spec.root)
+    algorithm = spec.algorithm
+    if algorithm == AUTO:
+        algorithm = cost.best_algorithm(spec.collective, shape, spec.size_bytes, cost.NETWORKS[lab.kind])
+    elif algorithm == "hierarchical" and group == 1:
+        raise UsageError(
+            f"hierarchical {spec.collective} needs several hosts (or else racks), each with the same number of ranks, "
+            "more than one, which follow each other; order the ranks so, or take another algorithm"
+        )
+    return schedules.build(spec.collective, algorithm, shape)
+
+
+def _layout(spec: CollectiveSpec, ranks: int) -> schedules.Layout:
+    if spec.collective == "barrier":
+        return schedules.Layout(elements=ranks)
+    if spec.collective == "all-to-allv":
+        counts = schedules.skewed_counts(spec.elements, ranks, spec.skew)
+        return schedules.Layout(elements=spec.elements, counts=counts)
+    return schedules.Layout(elements=spec.elements)
+
+
+def start(
+    lab: TrafficLab, spec: CollectiveSpec, on_event: OnEvent | None = None, *, engines: Engines | None = None
+) -> Running[CollectiveResult]:
+    """Start a collective job on a lab; on `engines` where some are lent, which several jobs may use in turn.
 
     Raises:
         UsageError: the spec asks for something that is not there; nothing was started.
@@ -131,8 +208,12 @@ def start(lab: TrafficLab, spec: CollectiveSpec, on_event: OnEvent | None = None
     """
     _check(spec)
     ranks = _ranks(lab, spec)
-    made = schedule.build(spec.collective, spec.algorithm, len(ranks))
-    pairs = schedule.peers_of(made)
+    made = _schedule(lab, spec, ranks)
+    layout = _layout(spec, len(ranks))
+    programs = schedules.programs(
+        made, layout, in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
+    )
+    pairs = schedules.peers_of(programs)
     cables = tuple(Cable(index=index, src=_task(src), dst=_task(dst)) for index, (src, dst) in enumerate(pairs))
     tasks = []
     for rank, place in enumerate(ranks):
@@ -141,42 +222,77 @@ def start(lab: TrafficLab, spec: CollectiveSpec, on_event: OnEvent | None = None
             lanes += [[index, "out", dst]] if src == rank else []
             lanes += [[index, "in", src]] if dst == rank else []
         job = {
-            "program": schedule.program(made, rank=rank, elements=spec.size_bytes // ITEM_BYTES),
+            "program": programs[rank],
             "lanes": lanes,
-            "segment_bytes": min(spec.segment_bytes, spec.size_bytes),
+            "dtype": spec.dtype,
+            "redop": spec.redop,
+            "segment_bytes": min(spec.segment_bytes, max(spec.size_bytes, ITEM_BYTES[spec.dtype])),
             "slots": spec.slots,
             "iterations": spec.iterations,
             "duration_ms": None if spec.duration_s is None else round(spec.duration_s * 1000),
             "compute_units": spec.compute_units,
             "gpu_socket": f"/run/faultbed/{spec.gpu}.sock",
+            "deadline_ms": round(spec.deadline_s * 1000),
             "op_deadline_ms": round(spec.op_deadline_s * 1000),
             "qp": spec.qp.to_dict(),
         }
         tasks.append(TaskPlan(name=_task(rank), kind="rank", endpoint=place, spec=job, active=True))
     plan = Plan(
-        what=f"{spec.collective} ({spec.algorithm}) over {len(ranks)} ranks",
+        what=f"{spec.collective} ({made.algorithm}) over {len(ranks)} ranks",
         tasks=tuple(tasks),
         cables=cables,
         peer_deadline_s=spec.peer_deadline_s,
         stall_deadline_s=spec.stall_deadline_s,
     )
-    return begin(lab, plan, lambda running: _finish(running, spec, ranks), on_event)
+    return begin(lab, plan, lambda running: _finish(running, spec, made, programs, ranks), on_event, engines)
 
 
 def _task(rank: int) -> str:
     return f"rank{rank}"
 
 
-def _finish(running: Running[CollectiveResult], spec: CollectiveSpec, ranks: tuple[Endpoint, ...]) -> CollectiveResult:
+def _busbw(spec: CollectiveSpec, programs: Sequence[Mapping[str, Any]], time_ns: float) -> float:
+    """As nccl-tests counts it; of an all-to-allv, what its busiest RNIC sends or receives (equal, without skew)."""
+    if spec.collective != "all-to-allv":
+        return metrics.busbw_gbytes_per_s(spec.collective, len(programs), spec.size_bytes, time_ns)
+    busiest = max(sum(row[3] for row in program[way]) for program in programs for way in ("sends", "recvs"))
+    return metrics.algbw_gbytes_per_s(busiest * ITEM_BYTES[spec.dtype], time_ns)
+
+
+def _ends(running: Running[CollectiveResult], ranks: Sequence[Endpoint]) -> tuple[RankEnd, ...]:
+    """A rank that was through before others failed has completed; one of which nothing was heard has failed."""
+    found = []
+    for rank, place in enumerate(ranks):
+        flight = running.flights.get(_task(rank))
+        if running.failure is None or _task(rank) in running.done:
+            outcome: Outcome = "completed" if running.failure else running.outcome
+            found.append(RankEnd(rank=rank, endpoint=place.name, outcome=outcome, where=None))
+        else:
+            where = flight.standing if flight else "nothing was heard of it at the end"
+            found.append(RankEnd(rank=rank, endpoint=place.name, outcome="failed", where=where))
+    return tuple(found)
+
+
+def _finish(
+    running: Running[CollectiveResult],
+    spec: CollectiveSpec,
+    made: schedules.Schedule,
+    programs: Sequence[Mapping[str, Any]],
+    ranks: tuple[Endpoint, ...],
+) -> CollectiveResult:
     per_rank = tuple(iterations_of(running, _task(rank)) for rank in range(len(ranks)))
     times = metrics.operation_times_ns(per_rank)
     time_ns = metrics.percentile(times, 50) if times else 0.0
     ends = [done["end_ns"] for done in running.done.values()]
     starts = [done["start_ns"] for done in running.done.values()]
+    elements = [sum(count for _, count, *_ in program["results"]) for program in programs]
     return CollectiveResult(
         spec=spec,
+        algorithm=made.algorithm,
         outcome=running.outcome,
         where=running.failure,
+        ends=_ends(running, ranks),
+        flights=tuple(running.flights.values()),
         window=Window(
             start_ns=min(starts, default=running.started_ns),
             end_ns=running.ended_ns if running.failure else max(ends, default=running.ended_ns),
@@ -185,10 +301,10 @@ def _finish(running: Running[CollectiveResult], spec: CollectiveSpec, ranks: tup
         iterations=per_rank,
         iterations_completed=len(times),
         wrong_elements=sum(item.wrong_elements for rank in per_rank for item in rank),
-        checked_elements=sum(len(rank) for rank in per_rank) * (spec.size_bytes // ITEM_BYTES),
+        checked_elements=sum(len(done) * size for done, size in zip(per_rank, elements, strict=True)),
         time_ns=time_ns,
         algbw_gbytes_per_s=metrics.algbw_gbytes_per_s(spec.size_bytes, time_ns),
-        busbw_gbytes_per_s=metrics.busbw_gbytes_per_s(spec.collective, len(ranks), spec.size_bytes, time_ns),
+        busbw_gbytes_per_s=_busbw(spec, programs, time_ns),
         straggler=metrics.straggler(per_rank) if all(per_rank) else None,
         samples=samples_of(running),
         connections=running.connections,

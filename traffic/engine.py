@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from testbed import clock
 from testbed.errors import CommandFailed, FaultbedError, LabError, UsageError
@@ -26,6 +26,8 @@ __all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "TrafficLab", "endpoint"]
 MODULE = "traffic.node.engine"
 START_TIMEOUT_S = 90.0
 """Python, pyverbs and numpy load slowly on an emulated CPU that four machines share."""
+
+FORGET_TIMEOUT_S = 30.0
 
 TIME_FIELDS = ("at_ns", "start_ns", "end_ns", "first_ns", "last_ns")
 GONE = "gone"
@@ -67,11 +69,16 @@ class Event:
 
 
 class Engines:
-    """The engines of some hosts. Made by `Engines.start`; `close` ends them all and may be called twice."""
+    """The engines of some hosts. Made by `Engines.start`; `close` ends them all and may be called twice.
+
+    One set of engines may serve many runs, one after the other (`engines` of `traffic.collective.start`): starting them
+    is what takes longest.
+    """
 
     def __init__(self) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
         self.offsets: dict[str, clock.ClockOffset] = {}
+        self.pids: dict[str, int | None] = {}
         self._channels: dict[str, Channel] = {}
         self._pumps: list[threading.Thread] = []
         self._closing = threading.Event()
@@ -102,8 +109,10 @@ class Engines:
         channel = lab.node(host).open(lab.python(MODULE))
         self._channels[host] = channel
         channel.send({"do": "clock"})
-        if channel.receive(timeout_s=START_TIMEOUT_S) is None:
+        first = channel.receive(timeout_s=START_TIMEOUT_S)
+        if first is None:
             raise LabError(f"{host}: the traffic engine ended at once{_said(channel)}")
+        self.pids[host] = first.get("pid")
         self.offsets[host] = clock.measure(channel)
 
     def send(self, host: str, message: Mapping[str, Any]) -> None:
@@ -134,6 +143,34 @@ class Engines:
             return self.events.get(timeout=max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
         except queue.Empty:
             return None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where they run."""
+        return tuple(self._channels)
+
+    def forget(self) -> None:
+        """Make all engines give their tasks back, so that other work may follow on them; waits until they have.
+
+        Raises:
+            LabError: one of them is gone, or does not answer.
+        """
+        left = set(self.hosts)
+        for host in left:
+            self.send(host, {"do": "forget"})
+        deadline_ns = time.monotonic_ns() + int(FORGET_TIMEOUT_S * 1e9)
+        while left:
+            event = self.next(deadline_ns)
+            if event is None or event.name == GONE:
+                raise LabError(f"{', '.join(sorted(left))}: the traffic engine did not give its tasks back")
+            if event.name == "forgotten":
+                left.discard(event.host)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ask every engine to quit, wait until it has, and close its channel (the end of its stdin in any case)."""

@@ -1,7 +1,8 @@
 """Numbers of a traffic run, pure: goodput, algbw, busbw, percentiles, time series, and who is the straggler.
 
 algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md): algbw = size / time, busbw = algbw x a factor that makes
-the number comparable with the link speed at any rank count, 2(n-1)/n for an all-reduce. Sizes are bytes, times are
+the number comparable with the link speed at any rank count, 2(n-1)/n for an all-reduce. A barrier moves nothing that
+counts: its factor is 0. Sizes are bytes, times are
 nanoseconds, results are bits per second unless the name says otherwise.
 """
 
@@ -37,7 +38,7 @@ def busbw_factor(collective: str, ranks: int) -> float:
     """The factor between algbw and busbw of nccl-tests.
 
     Raises:
-        KeyError: a collective that nccl-tests has no factor for.
+        KeyError: a collective that has no factor (an all-to-allv has `busiest_bytes`).
     """
     share = (ranks - 1) / ranks
     return {
@@ -48,6 +49,7 @@ def busbw_factor(collective: str, ranks: int) -> float:
         "broadcast": 1.0,
         "reduce": 1.0,
         "send-recv": 1.0,
+        "barrier": 0.0,
     }[collective]
 
 

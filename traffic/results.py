@@ -91,7 +91,8 @@ class Rebuild:
     """One episode from the first error of a connection until data flowed again.
 
     `attempts` counts the QP pairs that were made. `rebuilt_ns` is when the last pair was connected, `recovered_ns`
-    when its first data completed; None: never, the run ended before.
+    when its first data completed; None: never, the run ended before. `redone_segments` of a collective, of
+    `redone_bytes`, had been sent before the error and were sent again: all that the peer had not yet got.
     """
 
     connection: int
@@ -102,6 +103,8 @@ class Rebuild:
     recovered_ns: int | None
     attempts: int
     reason: str
+    redone_segments: int = 0
+    redone_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ stayed unreachable longer than `peer_deadline_s`, an engine that is gone, or not
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from testbed.errors import FaultbedError, LabError, UsageError
 from traffic.cabling import Cabling
 from traffic.engine import Engines, Event, TrafficLab
+from traffic.flight import Flight, flight_of
 from traffic.plan import Plan, TaskPlan
 from traffic.results import Connection, Outcome, QpError, Rebuild
 
@@ -25,6 +27,7 @@ Result = TypeVar("Result")
 
 POLL_NS = 250_000_000
 SETUP_TIMEOUT_S = 120.0
+WRECK_TIMEOUT_S = 5.0
 
 
 class Running(Generic[Result]):
@@ -36,8 +39,11 @@ class Running(Generic[Result]):
         plan: Plan,
         finish: Callable[[Running[Result]], Result],
         on_event: OnEvent | None,
+        *,
+        owns_engines: bool,
     ) -> None:
         self.plan = plan
+        self._owns_engines = owns_engines
         self.events: list[Event] = []
         self.failure: str | None = None
         self.done: dict[str, Mapping[str, Any]] = {}
@@ -48,8 +54,10 @@ class Running(Generic[Result]):
         self._tasks = {task.name: task for task in plan.tasks}
         self._cabling = Cabling(plan, engines.send, self._publish)
         self._moved_ns = time.monotonic_ns()
+        self.flights: dict[str, Flight] = {}
+        self._gone: set[str] = set()
         self._psn_answers: dict[str, Mapping[str, Any]] = {}
-        self._psn_news = threading.Condition()
+        self._news = threading.Condition()
         self._over = threading.Event()
         self._result: Result | None = None
         self._thread = threading.Thread(target=self._run, name=f"traffic: {plan.what}", daemon=True)
@@ -97,12 +105,12 @@ class Running(Generic[Result]):
         source_of = {cable.index: cable.src for cable in self.plan.cables}
         sources = set(source_of.values())
         deadline = time.monotonic() + timeout_s
-        with self._psn_news:
+        with self._news:
             self._psn_answers = {}
             for name in sources:
                 self._engines.send(self._tasks[name].endpoint.host, {"do": "psn", "task": name})
             while set(self._psn_answers) != sources:
-                if self._over.is_set() or not self._psn_news.wait(max(0.0, deadline - time.monotonic())):
+                if self._over.is_set() or not self._news.wait(max(0.0, deadline - time.monotonic())):
                     raise LabError(f"{self.plan.what}: no PSNs from {', '.join(sources - set(self._psn_answers))}")
             return {
                 item["conn"]: (item["sq_psn"], item["rq_psn"])
@@ -110,6 +118,17 @@ class Running(Generic[Result]):
                 for item in answer["conns"]
                 if source_of[item["conn"]] == name
             }
+
+    def dump(self, *, timeout_s: float = 5.0) -> dict[str, Flight]:
+        """The flight recorders as they are now, by task; those of engines that do not answer in time are left out."""
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            self.flights = {}
+            wanted = self._ask_for_flights()
+            while wanted - set(self.flights) and not self._over.is_set():
+                if not self._news.wait(max(0.0, deadline - time.monotonic())):
+                    break
+            return dict(self.flights)
 
     def stop(self) -> None:
         """Ask for an orderly end: what is in flight is finished. The result is still got by `wait`."""
@@ -206,13 +225,46 @@ class Running(Generic[Result]):
         except Exception as error:  # noqa: BLE001  # a defect of ours must end the run, not hang its user
             self.failure = f"{type(error).__name__}: {error}"
         self.ended_ns = time.monotonic_ns()
+        if self.failure is not None:
+            self._look_at_the_wreck()
         try:
-            self._engines.close()
+            self._release_engines()
             self._cabling.settle()
             self._result = self._finish(self)
             self._publish("done", self.ended_ns, outcome=self.outcome, where=self.failure)
         finally:
             self._over.set()
+
+    def _release_engines(self) -> None:
+        """Engines that are lent go back clean, or not at all: what failed may have left anything."""
+        if self._owns_engines or self.failure is not None:
+            self._engines.close()
+            return
+        try:
+            self._engines.forget()
+        except FaultbedError as error:
+            self.failure = str(error)
+            self._engines.close()
+
+    def _ask_for_flights(self) -> set[str]:
+        asked = set()
+        for task in self.plan.tasks:
+            if task.kind == "rank" and task.endpoint.host not in self._gone:
+                with contextlib.suppress(FaultbedError):
+                    self._engines.send(task.endpoint.host, {"do": "dump", "task": task.name})
+                    asked.add(task.name)
+        return asked
+
+    def _look_at_the_wreck(self) -> None:
+        """What the ranks that are left were doing; whoever does not tell it in time is left out."""
+        deadline_ns = time.monotonic_ns() + int(WRECK_TIMEOUT_S * 1e9)
+        self.flights = {}
+        wanted = self._ask_for_flights()
+        while wanted - set(self.flights) and time.monotonic_ns() < deadline_ns:
+            event = self._engines.next(deadline_ns)
+            if event is not None:
+                self._handle(event, time.monotonic_ns())
+                wanted -= {task.name for task in self.plan.tasks if task.endpoint.host in self._gone}
 
     def _tend(self, now_ns: int) -> None:
         self._cabling.retry_due(now_ns)
@@ -250,9 +302,24 @@ class Running(Generic[Result]):
                 self._begin_task(following)
 
     def _on_psn(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
-        with self._psn_news:
+        with self._news:
             self._psn_answers[message["task"]] = message
-            self._psn_news.notify_all()
+            self._news.notify_all()
+
+    def _on_flight(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
+        task = self._tasks[message["task"]]
+        rank = next(index for index, other in enumerate(self.plan.tasks) if other is task)
+        offset_ns = self._engines.offsets[host].offset_ns
+        flight = flight_of(message, rank=rank, endpoint=task.endpoint.name, offset_ns=offset_ns)
+        with self._news:
+            self.flights[task.name] = flight
+            self._news.notify_all()
+
+    def _on_overdue(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
+        took_s = message["after_ms"] / 1000
+        self.failure = self.failure or (
+            f"{host}, {message['task']}: iteration {message['iteration']} is not over after {took_s:g} s"
+        )
 
     def _on_error(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
         self.failure = self.failure or f"{host}, {message.get('where')}: {message.get('error')}"
@@ -261,6 +328,7 @@ class Running(Generic[Result]):
         self.failure = self.failure or str(message["error"])
 
     def _on_gone(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
+        self._gone.add(host)
         said = f": {message['error']}" if message.get("error") else ""
         self.failure = self.failure or f"{host}: the traffic engine is gone{said}"
 
@@ -292,16 +360,21 @@ def begin(
     plan: Plan,
     finish: Callable[[Running[Result]], Result],
     on_event: OnEvent | None = None,
+    engines: Engines | None = None,
 ) -> Running[Result]:
-    """Start engines, make all connections, start the work.
+    """Start engines (unless some are lent), make all connections, start the work.
 
     Raises:
         UsageError: the lab cannot carry it.
         LabError: it could not be started; nothing is left running on any node.
     """
     _refuse_local(lab, plan)
-    engines = Engines.start(lab, (task.endpoint.host for task in plan.tasks))
-    running = Running(engines, plan, finish, on_event)
+    hosts = tuple(dict.fromkeys(task.endpoint.host for task in plan.tasks))
+    if engines is not None and not set(hosts) <= set(engines.hosts):
+        raise UsageError(f"{plan.what}: the engines lent to it are on {', '.join(engines.hosts)} only")
+    owns_engines = engines is None
+    engines = engines or Engines.start(lab, hosts)
+    running = Running(engines, plan, finish, on_event, owns_engines=owns_engines)
     try:
         running._start()  # noqa: SLF001  # the two are one
     except BaseException:

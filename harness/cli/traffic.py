@@ -18,14 +18,30 @@ from testbed.lab import Lab, open_lab
 from testbed.topology import Topology
 from traffic import collective as collective_module
 from traffic import flow as flow_module
-from traffic.collective import CollectiveSpec
+from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveSpec
 from traffic.flow import FlowSpec
 from traffic.results import Outcome
 from traffic.run import Running
+from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 
 __all__ = ["COMMANDS"]
 
 PATIENCE_S = 120.0
+NCCL_TYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "int32": "int32"}
+ALGORITHM_NAMES = (AUTO, *dict.fromkeys(algorithm for _, algorithm in ALGORITHMS))
+COLUMNS = (
+    "size(B)",
+    "count",
+    "type",
+    "redop",
+    "root",
+    "ranks",
+    "algorithm",
+    "time(us)",
+    "algbw(GB/s)",
+    "busbw(GB/s)",
+    "#wrong",
+)
 TELL_EVERY_S = 2.0
 
 
@@ -89,9 +105,16 @@ def flow(
 
 
 @traffic.command()
-@click.argument("name", default="all-reduce")
-@click.option("--algorithm", default="ring", show_default=True)
-@click.option("--size", default="1MiB", show_default=True, help="Bytes a rank, fp32.")
+@click.argument("name", default="all-reduce", type=click.Choice(COLLECTIVES))
+@click.option("--algorithm", default=AUTO, show_default=True, help=f"One of {', '.join(ALGORITHM_NAMES)}.")
+@click.option("--size", default="1MiB", show_default=True, help="Bytes of the whole buffer, as nccl-tests counts them.")
+@click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
+@click.option("--op", "redop", default="sum", show_default=True, type=click.Choice(REDOPS), help="Of reductions.")
+@click.option("--root", default=0, show_default=True, type=click.IntRange(0), help="Rank that broadcasts or reduces.")
+@click.option(
+    "--skew", default=0.0, show_default=True, type=click.FloatRange(0), help="Of all-to-allv (Zipf exponent)."
+)
+@click.option("--in-place", is_flag=True, help="One buffer for input and output.")
 @click.option(
     "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
 )
@@ -107,6 +130,11 @@ def collective(
     name: str,
     algorithm: str,
     size: str,
+    dtype: str,
+    redop: str,
+    root: int,
+    skew: float,
+    in_place: bool,
     ranks: tuple[str, ...],
     iterations: int,
     compute_units: int,
@@ -116,6 +144,11 @@ def collective(
     spec = CollectiveSpec(
         collective=name,
         algorithm=algorithm,
+        dtype=dtype,
+        redop=redop,
+        root=root,
+        skew=skew,
+        in_place=in_place,
         ranks=ranks,
         size_bytes=_size(size),
         iterations=iterations,
@@ -138,18 +171,19 @@ def collective(
         rows = [
             (
                 str(spec.size_bytes),
-                str(spec.size_bytes // collective_module.ITEM_BYTES),
-                "float",
-                "sum",
+                str(_count(spec, len(result.ranks))),
+                NCCL_TYPES[dtype],
+                redop if name in REDUCING else "none",
+                str(root) if name in ROOTED else "-1",
                 str(len(result.ranks)),
+                result.algorithm,
                 f"{result.time_ns / 1e3:.0f}",
                 f"{result.algbw_gbytes_per_s:.5f}",
                 f"{result.busbw_gbytes_per_s:.5f}",
                 str(result.wrong_elements),
             )
         ]
-        columns = ("size(B)", "count", "type", "redop", "ranks", "time(us)", "algbw(GB/s)", "busbw(GB/s)", "#wrong")
-        session.table(columns, rows)
+        session.table(COLUMNS, rows)
         session.out.print(
             f"{result.iterations_completed} iterations; {len(result.qp_errors)} QP errors, "
             f"{len(result.rebuilds)} rebuilds"
@@ -157,6 +191,12 @@ def collective(
     if result.wrong_elements:
         return ExitCode.FAIL
     return _end(session, result.outcome, result.where)
+
+
+def _count(spec: CollectiveSpec, ranks: int) -> int:
+    """Elements as nccl-tests counts them: what a rank gives to, or gets of, each other one."""
+    share = spec.collective in ("all-gather", "reduce-scatter", "all-to-all", "all-to-allv")
+    return spec.elements // ranks if share else spec.elements
 
 
 def _wait(running: Running[Any]) -> Any:

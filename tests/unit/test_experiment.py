@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -183,3 +184,33 @@ def test_needs_are_held_against_the_topology(need, met):
 def test_a_need_that_makes_no_sense_is_refused(text):
     with pytest.raises(ValueError, match=r"."):
         parse_need(text)
+
+
+COLLECTIVE = 'name = "x"\n[workload]\ncollective = "{0}"\nsize = "1MiB"\niterations = 3\n{1}\n'
+
+
+def test_a_collective_takes_the_words_of_the_command_line():
+    text = COLLECTIVE.format("reduce-scatter", 'algorithm = "recursive-halving"\ndtype = "bf16"\nop = "avg"')
+    work = decode(text.encode(), source="x.toml").workload
+    assert (work.collective, work.algorithm, work.dtype, work.op) == (
+        "reduce-scatter",
+        "recursive-halving",
+        "bf16",
+        "avg",
+    )
+    assert decode(COLLECTIVE.format("barrier", "").encode(), source="x").workload.algorithm == "auto"
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [
+        ("all-reduc", "", 'workload.collective: no collective "all-reduc"; did you mean all-reduce'),
+        ("all-to-all", 'algorithm = "ring"', 'workload.algorithm: no algorithm "ring"; there is auto, full-mesh'),
+        ("all-reduce", 'dtype = "fp8"', 'workload.dtype: no dtype "fp8"; did you mean'),
+        ("all-reduce", 'op = "prod"', 'workload.op: no op "prod"; there is sum, max, avg'),
+        ("broadcast", "root = -1", "workload.root: expected `int` >= 0"),
+    ],
+)
+def test_a_collective_that_is_not_there_is_refused_with_its_path(name, more, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        decode(COLLECTIVE.format(name, more).encode(), source="x.toml")

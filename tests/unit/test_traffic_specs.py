@@ -68,6 +68,16 @@ def test_flow_refusals(change, says):
         ({"segment_bytes": 10}, "segment size"),
         ({"slots": 1}, "slots"),
         ({"compute_units": 5, "gpu": "gpu7"}, "has no GPU gpu7"),
+        ({"dtype": "fp8"}, 'no data type "fp8"; there is fp32, fp16, bf16, int32'),
+        ({"redop": "prod"}, 'no reduction "prod"; there is sum, max, avg'),
+        ({"dtype": "fp16", "size_bytes": 1023}, r"multiple of 2 bytes \(fp16\)"),
+        ({"collective": "broadcast", "root": 4}, "root of broadcast must be a rank from 0 to 3, got 4"),
+        ({"collective": "all-to-all", "size_bytes": 40}, "10 elements cannot be divided among 4 ranks; take 12"),
+        ({"collective": "all-to-allv", "size_bytes": 8}, "at least one element for each, got 2"),
+        ({"collective": "all-to-all", "in_place": True}, "cannot run in place"),
+        ({"algorithm": "hierarchical", "ranks": ("host1", "host2", "host3")}, "the same number of ranks"),
+        ({"skew": -1.0}, "skew cannot be negative"),
+        ({"deadline_s": 0.0}, "deadline must be above 0 s"),
     ],
 )
 def test_collective_refusals(change, says):

@@ -1,19 +1,22 @@
 """The traffic engine of one host: `python3 -m traffic.node.engine`, JSON lines on stdin and stdout.
 
 Requests                                                          answers and later events
-    {"do": "clock"}                                               clock {monotonic_ns}
+    {"do": "clock"}                                               clock {monotonic_ns, pid}
     {"do": "task", task, kind, rnic, address, spec}               task {task, rnic, gid_index}
     {"do": "qp", task, conn, generation, psn}                     qp {task, conn, generation, end}
     {"do": "connect", task, conn, generation, peer}               joined | join_failed {task, conn, generation}
     {"do": "go", task, conn, generation}                          (recovered {at_ns} after a rebuild)
-    {"do": "start", task}                                         sample, iteration, qp_error, done
+    {"do": "start", task}                                         sample, iteration, qp_error, overdue, done
     {"do": "stop", task}                                          done, a little later
     {"do": "psn", task}                                           psn {task, conns}
+    {"do": "dump", task}                                          flight {task, ...}, of a rank
+    {"do": "forget"}                                              forgotten
     {"do": "quit"}                                                (end of stdout)
 
 `kind` is flow_tx, flow_rx or rank. A connection is made, and made again after an error, by qp, connect, go on both
-ends; the controller pairs them. What cannot be done is answered with {"event": "error", "error", "where"}. The end of
-stdin means that the controller is gone: everything is closed and the process ends.
+ends; the controller pairs them. `forget` gives all tasks back, so that other work may follow on the same engine. What
+cannot be done is answered with {"event": "error", "error", "where"}. The end of stdin means that the controller is
+gone: everything is closed and the process ends.
 
 One thread: a selector waits on stdin, on the completion channels and on the GPU's socket. A waiting thread would hold
 the GIL inside pyverbs, and on one core two threads only take turns.
@@ -105,7 +108,7 @@ class Engine:
 
     def do_clock(self, _request: dict[str, Any]) -> None:
         """Tell the time."""
-        self.emit("clock", monotonic_ns=time.monotonic_ns())
+        self.emit("clock", monotonic_ns=time.monotonic_ns(), pid=os.getpid())
 
     def do_task(self, request: dict[str, Any]) -> None:
         """Make a task: memory, but no QP yet."""
@@ -119,7 +122,7 @@ class Engine:
     def _make(self, request: dict[str, Any], rnic: Rnic) -> Task:
         kind, arguments = request["kind"], (request["task"], rnic, request["spec"], self.emit)
         if kind == "rank":
-            from traffic.node.ring import RankTask  # numpy takes seconds to load on an emulated CPU
+            from traffic.node.rank import RankTask  # numpy takes seconds to load on an emulated CPU
 
             return RankTask(*arguments, self.selector)
         from traffic.node.flow import FlowReceiver, FlowSender
@@ -189,6 +192,20 @@ class Engine:
                 sq_psn, rq_psn = conn.rc.psns()
                 conns.append({"conn": conn.number, "qpn": conn.rc.qpn, "sq_psn": sq_psn, "rq_psn": rq_psn})
         self.emit("psn", task=request["task"], conns=conns)
+
+    def do_dump(self, request: dict[str, Any]) -> None:
+        """Tell where a task is."""
+        self.tasks[request["task"]].dump()
+
+    def do_forget(self, _request: dict[str, Any]) -> None:
+        """Give all tasks back; the devices stay open."""
+        for task in self.tasks.values():
+            task.close()
+        self.tasks.clear()
+        self.by_qpn.clear()
+        for rnic in self.rnics.values():
+            rnic.drain()
+        self.emit("forgotten")
 
     def do_quit(self, _request: dict[str, Any]) -> None:
         """End."""

@@ -6,7 +6,8 @@ that both ends count alike without telling each other. Dependencies are what mak
 - a send waits for the receives of earlier steps that touch the same elements;
 - a receive waits until the sends of the same or an earlier step that touch the same elements are acknowledged, for
   the RNIC reads the buffer when it (re)transmits, not when the request is posted;
-- receives that touch the same elements on different lanes are applied in step order.
+- receives that touch the same elements on different lanes are applied in step order;
+- a send behind a fence waits for everything before the fence.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ Need = tuple[tuple[int, int], ...]
 class Segment(NamedTuple):
     """Elements [offset, offset + size) on a lane, with what must be done before it can be sent or applied."""
 
+    step: int
     offset: int
     size: int
     reduce: bool
@@ -59,14 +61,23 @@ class _History:
         return tuple(found.items())
 
 
+def _all(lanes: dict[int, list[Segment]]) -> Need:
+    return tuple((peer, len(lane)) for peer, lane in lanes.items())
+
+
 def make_plan(program: dict[str, Any], segment_elements: int) -> Plan:
-    """Cut `traffic.schedule.program` data into segments of at most `segment_elements`."""
+    """Cut a program of `traffic.schedules.programs` into segments of at most `segment_elements`."""
     sends: dict[int, list[Segment]] = {}
     recvs: dict[int, list[Segment]] = {}
     sent, received = _History(segment_elements), _History(segment_elements)
+    fences = list(program["fences"])
+    behind: tuple[Need, Need] = ((), ())
     work = [(step, 0, dst, start, length, "") for step, dst, start, length in program["sends"]]
     work += [(step, 1, src, start, length, op) for step, src, start, length, op in program["recvs"]]
     for step, is_recv, peer, start, length, op in sorted(work, key=lambda item: item[:2]):
+        if fences and step >= fences[0]:
+            fences.pop(0)
+            behind = _all(recvs), _all(sends)
         lane = (recvs if is_recv else sends).setdefault(peer, [])
         for offset in range(start, start + length, segment_elements):
             count = min(segment_elements, start + length - offset)
@@ -75,9 +86,9 @@ def make_plan(program: dict[str, Any], segment_elements: int) -> Plan:
                 # a lane applies its own segments in order anyway
                 before = received.need(offset, count, step + 1, but=peer)
                 received.add(step, offset, count, peer, len(lane))
-                lane.append(Segment(offset, count, reduce=op == "reduce", received=before, acked=acked))
+                lane.append(Segment(step, offset, count, reduce=op == "reduce", received=before, acked=acked))
             else:
-                before = received.need(offset, count, step)
+                before = behind[0] + received.need(offset, count, step)
                 sent.add(step, offset, count, peer, len(lane))
-                lane.append(Segment(offset, count, reduce=False, received=before, acked=()))
+                lane.append(Segment(step, offset, count, reduce=False, received=before, acked=behind[1]))
     return Plan(sends, recvs)

@@ -83,6 +83,9 @@ class Task:
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         """A write with immediate arrived."""
 
+    def dump(self) -> None:
+        """Tell where the work is, for whoever looks into a failure."""
+
     def close(self) -> None:
         """Give all resources back."""
         for conn in self.conns.values():

@@ -8,7 +8,10 @@ segment s goes to slot s mod `slots`. The immediate is
 
 A sender has never more than `slots` segments that are not known to be applied, so a slow receiver is never overrun and
 a receive is always posted. Rank 0 alone decides which iteration is the last; the word travels with the data, and since
-every result depends on rank 0's data, every rank has it before its iteration ends.
+every result depends on rank 0's data (a closing barrier sees to it where the collective does not), every rank has it
+before its iteration ends.
+
+A collective that is not over `deadline_ms` after the rank entered it is reported as overdue, with where the rank is.
 """
 
 from __future__ import annotations
@@ -19,76 +22,56 @@ from selectors import BaseSelector
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from traffic.node import pattern
+from traffic.node.elements import STORED, average, reducer
 from traffic.node.gpu import GpuClient
+from traffic.node.lane import In, Out, packets
 from traffic.node.plan import Segment, make_plan
+from traffic.node.recorder import FIELDS, Recorder
 from traffic.node.task import RECV_ID, Conn, Task
 from traffic.node.verbs import Rnic, recv_request, write_request
 
 __all__ = ["RankTask"]
 
 MASK = (1 << 24) - 1
+PSN_MASK = (1 << 24) - 1
 LAST = 1 << 31
 CREDIT_ID = 1 << 61
 CREDITS_IN_FLIGHT = 8
-ITEM = 4  # bytes of an fp32
-
-
-class _Out:
-    """The sending end of a lane. Counts run over all iterations."""
-
-    def __init__(self, segments: list[Segment]) -> None:
-        self.segments = segments
-        self.base = 0  # number of the first segment of this iteration
-        self.posted = 0
-        self.acked = 0
-        self.credits = 0  # segments that the peer has applied
-        self.request: Any = None
-        self.sge: Any = None
-
-
-class _In:
-    """The receiving end of a lane."""
-
-    def __init__(self, segments: list[Segment], staging: npt.NDArray[np.float32], mr: Any) -> None:
-        self.segments = segments
-        self.staging = staging
-        self.mr = mr
-        self.base = 0
-        self.received = 0
-        self.applied = 0
-        self.credited = 0
-        self.told = 0  # applied, when the peer was last given our endpoint
-        self.credit: Any = None
 
 
 class RankTask(Task):
-    """A rank. `spec` holds the program, `lanes` ([conn, "out"|"in", peer]), sizes, and how long to go on."""
+    """A rank. `spec` holds the program, `lanes` ([conn, "out"|"in", peer]), type, sizes, and how long to go on."""
 
     def __init__(
         self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None], selector: BaseSelector
     ) -> None:
         super().__init__(name, rnic, spec, emit)
-        program = spec["program"]
-        self.rank, self.ranks = program["rank"], program["ranks"]
+        program = self.program = spec["program"]
+        self.rank = program["rank"]
         self.slots = spec["slots"]
         self.segment_bytes = spec["segment_bytes"]
-        self.data = np.zeros(program["elements"], dtype=np.float32)
+        self.mtu = spec["qp"]["mtu"]
+        self.deadline_ns = spec["deadline_ms"] * 1_000_000
+        self.data = np.zeros(program["elements"], dtype=STORED[spec["dtype"]])
+        self.item = self.data.itemsize
         self.data_mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
-        plan = make_plan(program, self.segment_bytes // ITEM)
-        self.outs: dict[int, _Out] = {}
-        self.ins: dict[int, _In] = {}
-        self.out_by_conn: dict[int, _Out] = {}
-        self.in_by_conn: dict[int, _In] = {}
+        self.pattern = pattern.Pattern(program["ranks"], spec["dtype"], spec["redop"])
+        self.reduce = reducer(spec["dtype"], spec["redop"])
+        self.flight = Recorder()
+        plan = make_plan(program, self.segment_bytes // self.item)
+        self.outs: dict[int, Out] = {}
+        self.ins: dict[int, In] = {}
+        self.out_by_conn: dict[int, Out] = {}
+        self.in_by_conn: dict[int, In] = {}
         for number, direction, peer in spec["lanes"]:
             if direction == "out":
-                self.outs[peer] = self.out_by_conn[number] = _Out(plan.sends.get(peer, []))
+                self.outs[peer] = self.out_by_conn[number] = Out(peer, plan.sends[peer])
             else:
-                staging = np.zeros(self.slots * self.segment_bytes // ITEM, dtype=np.float32)
+                staging = np.zeros(self.slots * self.segment_bytes // self.item, dtype=self.data.dtype)
                 mr = rnic.register(staging.ctypes.data, staging.nbytes)
-                self.ins[peer] = self.in_by_conn[number] = _In(plan.recvs.get(peer, []), staging, mr)
+                self.ins[peer] = self.in_by_conn[number] = In(peer, plan.recvs[peer], staging, mr)
         self.number_of = {(direction, peer): number for number, direction, peer in spec["lanes"]}
         self.receive = recv_request(RECV_ID, self.data_mr)
         self.gpu = GpuClient(spec["gpu_socket"], selector) if spec["compute_units"] else None
@@ -96,6 +79,7 @@ class RankTask(Task):
         self.last_index: int | None = None
         self.phase = "idle"
         self.stopping = False
+        self.overdue = False
         self.end_ns: int | None = None
         self.begun_ns = self.start_ns = self.comm_ns = self.first_data_ns = self.compute_ns = 0
         self.took_ns = 0
@@ -122,6 +106,7 @@ class RankTask(Task):
         if conn.number in self.in_by_conn:
             lane = self.in_by_conn[conn.number]
             lane.credited = lane.told
+            lane.psn = conn.peer["psn"]
             if lane.credit is None:
                 lane.credit, _ = write_request(wr_id=CREDIT_ID, mr=lane.mr, address=0, size=0, imm=True, signalled=True)
         else:
@@ -131,7 +116,7 @@ class RankTask(Task):
                     wr_id=0,
                     mr=self.data_mr,
                     address=self.data.ctypes.data,
-                    size=ITEM,
+                    size=self.item,
                     imm=True,
                     signalled=True,
                 )
@@ -141,13 +126,34 @@ class RankTask(Task):
     def go(self, conn: Conn, now_ns: int) -> None:
         conn.outstanding = 0
         out = self.out_by_conn.get(conn.number)
-        if out is not None:
+        if out is None:
+            lane = self.in_by_conn[conn.number]
+            self._note(now_ns, "up", lane, lane.received, -1)
+        else:
             have = conn.peer["have"]
             if not out.acked <= have <= out.posted:
                 raise ValueError(f"peer has {have} segments, acknowledged are {out.acked} of {out.posted}")
+            if conn.generation:
+                again = [out.segments[number % len(out.segments)].size for number in range(have, out.posted)]
+                self.emit(
+                    "redone",
+                    task=self.name,
+                    conn=conn.number,
+                    generation=conn.generation,
+                    segments=len(again),
+                    size_bytes=sum(again) * self.item,
+                )
             out.posted = out.acked = have
             out.credits = conn.peer["applied"]
+            out.psn = conn.rc.psn
+            self._note(now_ns, "up", out, have, -1)
         self._pump(now_ns)
+
+    def lost(self, conn: Conn, status: str, now_ns: int) -> None:
+        if conn.state != "lost" and not self.finished:
+            lane = self.out_by_conn.get(conn.number) or self.in_by_conn[conn.number]
+            self._note(now_ns, f"lost {status}", lane, lane.acked if isinstance(lane, Out) else lane.received, -1)
+        super().lost(conn, status, now_ns)
 
     # Iterations.
 
@@ -164,12 +170,15 @@ class RankTask(Task):
 
     def _next_iteration(self) -> None:
         self.index += 1
-        pattern.fill(self.data, pattern.values(self.rank, self.index))
+        own = self.pattern.period(self.rank, self.index)
+        for offset, count, index in self.program["fills"]:
+            pattern.fill(self.data[offset : offset + count], own, index)
         for out in self.outs.values():
             out.base = self.index * len(out.segments)
         for lane in self.ins.values():
             lane.base = self.index * len(lane.segments)
         self.start_ns = time.monotonic_ns()
+        self.flight.add(self.start_ns, "begin", self.index, -1, -1, 0, -1, -1)
         if self.rank == 0 and self._is_last(self.start_ns):
             self.last_index = self.index
         self.compute_ns = 0
@@ -198,6 +207,8 @@ class RankTask(Task):
         self.comm_ns = now_ns
         waiting = not any(lane.received > lane.base for lane in self.ins.values())
         self.first_data_ns = 0 if waiting else now_ns
+        for to, of, count in self.program["copies"]:
+            self.data[to : to + count] = self.data[of : of + count]
         self._pump(now_ns)
 
     # Data.
@@ -206,7 +217,9 @@ class RankTask(Task):
         if wr_id == CREDIT_ID:
             self._credit(conn, now_ns)
             return
-        self.out_by_conn[conn.number].acked = wr_id + 1
+        out = self.out_by_conn[conn.number]
+        out.acked = wr_id + 1
+        self._note(now_ns, "ack", out, wr_id, -1)
         self._pump(now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
@@ -223,7 +236,10 @@ class RankTask(Task):
             iteration, index = divmod(lane.received, len(lane.segments))
             if imm & LAST:
                 self.last_index = iteration
-            self.series.add(now_ns, lane.segments[index].size * ITEM)
+            size_bytes = lane.segments[index].size * self.item
+            self.series.add(now_ns, size_bytes)
+            self._note(now_ns, "arrive", lane, lane.received, lane.psn)
+            lane.psn = (lane.psn + packets(size_bytes, self.mtu)) & PSN_MASK
             lane.received += 1
             if self.phase == "comm" and not self.first_data_ns:
                 self.first_data_ns = now_ns
@@ -246,18 +262,16 @@ class RankTask(Task):
         moved = True
         while moved:
             moved = False
-            for peer, lane in self.ins.items():
-                moved |= self._apply(peer, lane, now_ns)
-            for peer, out in self.outs.items():
-                moved |= self._send(peer, out, now_ns)
-        if all(out.acked - out.base == len(out.segments) for out in self.outs.values()) and all(
-            lane.applied - lane.base == len(lane.segments) for lane in self.ins.values()
-        ):
+            for lane in self.ins.values():
+                moved |= self._apply(lane, now_ns)
+            for out in self.outs.values():
+                moved |= self._send(out, now_ns)
+        if all(out.done for out in self.outs.values()) and all(lane.done for lane in self.ins.values()):
             self._finish()
 
-    def _apply(self, peer: int, lane: _In, now_ns: int) -> bool:
+    def _apply(self, lane: In, now_ns: int) -> bool:
         start = lane.applied
-        size = self.segment_bytes // ITEM
+        size = self.segment_bytes // self.item
         limit = min(lane.received, lane.base + len(lane.segments))
         while lane.applied < limit:
             segment = lane.segments[lane.applied - lane.base]
@@ -267,13 +281,14 @@ class RankTask(Task):
             source = lane.staging[at : at + segment.size]
             target = self.data[segment.offset : segment.offset + segment.size]
             if segment.reduce:
-                np.add(target, source, out=target)
+                self.reduce(target, source)
             else:
                 target[:] = source
+            self._note(now_ns, "apply", lane, lane.applied, -1)
             lane.applied += 1
         if lane.applied == start:
             return False
-        self._credit(self.conns[self.number_of["in", peer]], now_ns)
+        self._credit(self.conns[self.number_of["in", lane.peer]], now_ns)
         return True
 
     def _credit(self, conn: Conn, now_ns: int) -> None:
@@ -283,35 +298,44 @@ class RankTask(Task):
             return
         lane.credit.imm_data = lane.applied & MASK
         lane.credited = lane.applied
+        self._note(now_ns, "credit", lane, lane.applied, -1)
         self.posted(conn, now_ns)
         conn.rc.post_send(lane.credit)
 
-    def _send(self, peer: int, out: _Out, now_ns: int) -> bool:
-        conn = self.conns[self.number_of["out", peer]]
+    def _send(self, out: Out, now_ns: int) -> bool:
+        conn = self.conns[self.number_of["out", out.peer]]
         start = out.posted
         end = out.base + len(out.segments)
         while conn.state == "up" and out.posted < end and out.posted - out.credits < self.slots:
             if out.posted - out.acked >= self.slots:
                 break
             segment = out.segments[out.posted - out.base]
-            if segment.received and not self._met(segment):
+            if (segment.received or segment.acked) and not self._met(segment):
                 break
             request, sge = out.request, out.sge
-            sge.addr = self.data.ctypes.data + segment.offset * ITEM
-            sge.length = segment.size * ITEM
+            size_bytes = segment.size * self.item
+            sge.addr = self.data.ctypes.data + segment.offset * self.item
+            sge.length = size_bytes
             slot = conn.peer["base"] + out.posted % self.slots * self.segment_bytes
             request.set_wr_rdma(conn.peer["rkey"], slot)
             request.imm_data = (out.posted & MASK) | (LAST if self.last_index == self.index else 0)
             request.wr_id = out.posted
+            self._note(now_ns, "post", out, out.posted, out.psn)
+            out.psn = (out.psn + packets(size_bytes, self.mtu)) & PSN_MASK
             out.posted += 1
             self.posted(conn, now_ns)
             conn.rc.post_send(request)
         return out.posted != start
 
     def _finish(self) -> None:
+        if self.spec["redop"] == "avg":
+            for offset, count, source, _ in self.program["results"]:
+                if source == pattern.ALL:
+                    average(self.data[offset : offset + count], self.program["ranks"], self.spec["dtype"])
         now_ns = time.monotonic_ns()
         self.phase = "idle"
-        wrong = pattern.count_wrong(self.data, pattern.expected(self.ranks, self.index))
+        self.flight.add(now_ns, "end", self.index, -1, -1, 0, -1, -1)
+        wrong = self._count_wrong()
         self.wrong += wrong
         self.emit(
             "iteration",
@@ -341,10 +365,63 @@ class RankTask(Task):
         else:
             self._next_iteration()
 
+    def _count_wrong(self) -> int:
+        """Elements of the result that are not as they must be, and of the input, which nobody may have touched."""
+        wrong = 0
+        for offset, count, source, index in self.program["results"]:
+            period = self.pattern.period(source, self.index)
+            wrong += pattern.count_wrong(self.data[offset : offset + count], period, index)
+        for offset, count, index in self.program["fills"]:
+            if offset + count <= self.program["input"]:
+                period = self.pattern.period(self.rank, self.index)
+                wrong += pattern.count_wrong(self.data[offset : offset + count], period, index)
+        return wrong
+
     def tick(self, now_ns: int) -> None:
-        if self.running and not self.finished:
-            self.check_deadlines(now_ns)
-            self.sample(now_ns)
+        if not self.running or self.finished:
+            return
+        self.check_deadlines(now_ns)
+        self.sample(now_ns)
+        if self.phase == "comm" and not self.overdue and now_ns - self.comm_ns > self.deadline_ns:
+            self.overdue = True
+            self.emit("overdue", task=self.name, iteration=self.index, after_ms=self.deadline_ns // 1_000_000)
+
+    # The flight recorder.
+
+    def _note(self, now_ns: int, what: str, lane: In | Out, number: int, psn: int) -> None:
+        iteration, index = divmod(number, len(lane.segments))
+        direction = "out" if isinstance(lane, Out) else "in"
+        conn = self.conns[self.number_of[direction, lane.peer]]
+        qpn = conn.rc.qpn if conn.rc else 0
+        self.flight.add(now_ns, what, iteration, lane.segments[index].step, lane.peer, qpn, index, psn)
+
+    def dump(self) -> None:
+        """Tell where this rank is: its phase, every lane, and what the flight recorder holds."""
+        lanes = []
+        for (direction, peer), number in self.number_of.items():
+            lane: In | Out = self.ins[peer] if direction == "in" else self.outs[peer]
+            done = lane.applied if isinstance(lane, In) else lane.acked
+            begun = lane.received if isinstance(lane, In) else lane.posted
+            at = min(done - lane.base, len(lane.segments) - 1)
+            lanes.append({
+                "peer": peer,
+                "direction": direction,
+                "qpn": self.conns[number].rc.qpn if number in self.conns and self.conns[number].rc else 0,
+                "state": self.conns[number].state if number in self.conns else "new",
+                "step": lane.segments[max(at, 0)].step,
+                "begun": max(0, begun - lane.base),
+                "done": max(0, done - lane.base),
+                "segments": len(lane.segments),
+            })  # fmt: skip
+        self.emit(
+            "flight",
+            task=self.name,
+            phase="over" if self.finished else self.phase,
+            iteration=self.index,
+            lanes=lanes,
+            fields=FIELDS,
+            entries=self.flight.entries(),
+        )
 
     def close(self) -> None:
         super().close()

@@ -1,0 +1,323 @@
+"""Schedules are proven right by the checker, for every algorithm, rank count and size, before any packet is sent."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.errors import UsageError
+from traffic import check, cost, schedules
+from traffic.node.plan import make_plan
+from traffic.schedules import ALGORITHMS, ALL, Layout, Shape, build, expanded, programs, results
+from traffic.schedules.rooted import _trees
+
+EVERY = pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS, ids=[f"{c}-{a}" for c, a in ALGORITHMS])
+
+
+@st.composite
+def shapes(draw, most=24):
+    ranks = draw(st.integers(2, most))
+    group = draw(st.sampled_from([size for size in range(1, ranks + 1) if ranks % size == 0]))
+    return Shape(ranks=ranks, group=group, root=draw(st.integers(0, ranks - 1)), pieces=draw(st.integers(1, 5)))
+
+
+@st.composite
+def layouts(draw, shape, collective, most=200):
+    if collective != "all-to-allv":
+        elements = draw(st.integers(1, most))
+        return Layout(elements=elements * shape.ranks if collective == "all-to-all" else elements)
+    elements = draw(st.integers(shape.ranks, most))
+    return Layout(elements=elements, counts=schedules.skewed_counts(elements, shape.ranks, draw(st.floats(0, 2))))
+
+
+def may_run_in_place(schedule):
+    return not schedule.moves["from_input"][schedule.moves["step"] >= 0].any()
+
+
+@EVERY
+@given(data=st.data())
+@settings(max_examples=40)
+def test_every_rank_ends_with_what_the_collective_means(collective, algorithm, data):
+    assert check.faults(build(collective, algorithm, data.draw(shapes()))) == []
+
+
+@EVERY
+@given(data=st.data())
+@settings(max_examples=25)
+def test_without_any_one_of_its_moves_it_is_wrong(collective, algorithm, data):
+    """The checker bites: nothing in a schedule is there for nothing."""
+    whole = build(collective, algorithm, data.draw(shapes(most=9)))
+    row = data.draw(st.integers(0, len(whole.moves) - 1))
+    assert check.faults(dataclasses.replace(whole, moves=np.delete(whole.moves, row)))
+
+
+@EVERY
+@given(data=st.data())
+@settings(max_examples=25)
+def test_a_move_that_goes_wrong_is_found(collective, algorithm, data):
+    whole = build(collective, algorithm, data.draw(shapes(most=9)))
+    moves = whole.moves.copy()
+    row = data.draw(st.integers(0, len(moves) - 1))
+    what = data.draw(st.sampled_from(["target", "reduce"] if whole.chunks > 1 else ["reduce"]))
+    if what == "reduce":
+        moves["reduce"][row] = not moves["reduce"][row]
+    else:
+        moves["target"][row] = (moves["target"][row] + 1) % whole.chunks
+    if what == "target" and moves["span"][row] == whole.chunks:
+        return  # all blocks, moved round by one, at every rank alike: may be right again
+    assert check.faults(dataclasses.replace(whole, moves=moves))
+
+
+def test_what_is_wrong_is_said():
+    good = build("all-reduce", "ring", Shape(ranks=3))
+    lacking = dataclasses.replace(good, moves=good.moves[:-1])
+    assert "it has 1 times rank" in check.faults(lacking)[0]
+    twice = dataclasses.replace(good, moves=np.append(good.moves, good.moves[-1:]))
+    assert any("twice" in fault for fault in check.faults(twice))
+    lost = good.moves.copy()
+    lost["dst"] = 0
+    said = check.faults(dataclasses.replace(good, moves=lost, period=3))
+    assert any("sends to itself" in fault for fault in said)
+
+
+# On real numbers, in elements: programs are what the nodes get.
+
+
+def inputs_of(rank, elements):
+    return np.arange(elements) * (rank + 3) + rank * rank
+
+
+def memories(made, elements):
+    found = []
+    for program in made:
+        memory = np.full(program["elements"], -(10**9))
+        for offset, count, index in program["fills"]:
+            memory[offset : offset + count] = inputs_of(program["rank"], elements)[index : index + count]
+        for to, of, count in program["copies"]:
+            memory[to : to + count] = memory[of : of + count]
+        found.append(memory)
+    return found
+
+
+def check_memories(made, found, elements, reduce):
+    everything = reduce.reduce([inputs_of(rank, elements) for rank in range(len(made))])
+    for program, memory in zip(made, found, strict=True):
+        assert program["results"] or "reduce"
+        for offset, count, source, index in program["results"]:
+            want = everything if source == ALL else inputs_of(source, elements)
+            assert (memory[offset : offset + count] == want[index : index + count]).all()
+        for offset, count, index in program["fills"]:
+            if offset + count <= program["input"]:
+                assert (memory[offset : offset + count] == inputs_of(program["rank"], elements)[index:][:count]).all()
+
+
+@EVERY
+@given(data=st.data())
+@settings(max_examples=20)
+def test_programs_compute_it_at_any_size_and_leave_the_input_alone(collective, algorithm, data):
+    shape = data.draw(shapes(most=12))
+    schedule = build(collective, algorithm, shape)
+    layout = data.draw(layouts(shape, collective))
+    in_place = may_run_in_place(schedule) and data.draw(st.booleans())
+    reduce = data.draw(st.sampled_from([np.add, np.maximum]))
+    made = programs(schedule, layout, in_place=in_place)
+    longest = layout.elements if layout.counts is None else int(layout.counts.sum(axis=1).max())
+    memory = memories(made, longest)
+    for step in range(schedule.steps):
+        wire = {(program["rank"], dst): [] for program in made for at, dst, _, _ in program["sends"] if at == step}
+        for program in made:
+            for at, dst, offset, count in program["sends"]:
+                if at == step:
+                    wire[program["rank"], dst].append(memory[program["rank"]][offset : offset + count].copy())
+        for program in made:
+            for at, src, offset, count, op in program["recvs"]:
+                if at == step:
+                    target = memory[program["rank"]][offset : offset + count]
+                    piece = wire[src, program["rank"]].pop(0)
+                    assert len(piece) == count
+                    target[:] = reduce(target, piece) if op == "reduce" else piece
+        assert not any(wire.values())
+    check_memories(made, memory, longest, reduce)
+
+
+class Lanes:
+    """Executes the plans of all ranks on arrays, delivering segments in an order that a test chooses.
+
+    A sender has at most `slots` segments under way that are not applied, as on the wire.
+    """
+
+    def __init__(self, made, elements, segment, slots):
+        self.slots = slots
+        self.plans = [make_plan(program, segment) for program in made]
+        self.data = memories(made, elements)
+        self.wire = {pair: [] for pair in schedules.peers_of(made)}
+        self.sent = dict.fromkeys(self.wire, 0)
+        self.applied = dict.fromkeys(self.wire, 0)
+
+    def met(self, rank, segment):
+        return all(self.applied[p, rank] >= n for p, n in segment.received) and all(
+            self.sent[rank, p] >= n for p, n in segment.acked
+        )
+
+    def moves(self):
+        for src, dst in self.wire:
+            lane = self.plans[src].sends.get(dst, [])
+            room = self.sent[src, dst] - self.applied[src, dst] < self.slots
+            if room and self.sent[src, dst] < len(lane) and self.met(src, lane[self.sent[src, dst]]):
+                yield "send", src, dst
+            lane = self.plans[dst].recvs.get(src, [])
+            if self.wire[src, dst] and self.met(dst, lane[self.applied[src, dst]]):
+                yield "apply", src, dst
+
+    def do(self, what, src, dst):
+        if what == "send":
+            segment = self.plans[src].sends[dst][self.sent[src, dst]]
+            self.wire[src, dst].append(self.data[src][segment.offset : segment.offset + segment.size].copy())
+            self.sent[src, dst] += 1
+        else:
+            segment = self.plans[dst].recvs[src][self.applied[src, dst]]
+            target = self.data[dst][segment.offset : segment.offset + segment.size]
+            piece = self.wire[src, dst].pop(0)
+            target[:] = target + piece if segment.reduce else piece
+            self.applied[src, dst] += 1
+
+
+@EVERY
+@given(data=st.data())
+@settings(max_examples=20)
+def test_pipelined_segments_give_it_in_any_order_of_events_with_few_slots(collective, algorithm, data):
+    """Whatever is slow, it neither ends in a wrong result nor in ranks that wait for each other."""
+    shape = data.draw(shapes(most=7))
+    schedule = build(collective, algorithm, shape)
+    layout = data.draw(layouts(shape, collective, most=60))
+    made = programs(schedule, layout)
+    longest = layout.elements if layout.counts is None else int(layout.counts.sum(axis=1).max())
+    lanes = Lanes(made, longest, segment=data.draw(st.integers(1, 20)), slots=2)
+    choice = data.draw(st.randoms(use_true_random=False))
+    while ready := list(lanes.moves()):
+        lanes.do(*choice.choice(ready))
+    for pair in lanes.wire:
+        assert lanes.applied[pair] == len(lanes.plans[pair[0]].sends[pair[1]])
+    check_memories(made, lanes.data, longest, np.add)
+
+
+# What algorithms are known for.
+
+
+@given(elements=st.integers(0, 10_000), chunks=st.integers(1, 64))
+def test_blocks_cover_the_buffer_once_and_evenly(elements, chunks):
+    sizes = np.diff(schedules.block_bounds(elements, chunks))
+    assert sizes.sum() == elements
+    assert sizes.max() - sizes.min() <= 1
+
+
+@given(ranks=st.integers(2, 20), extra=st.integers(0, 500), skew=st.floats(0, 3))
+def test_skewed_counts_add_up_and_leave_nobody_out(ranks, extra, skew):
+    counts = schedules.skewed_counts(ranks + extra, ranks, skew)
+    assert (counts.sum(axis=1) == ranks + extra).all()
+    assert counts.min() >= 1
+    assert (np.diff(counts[0]) <= 1).all()  # the first is the hot one, but for rounding
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7, 8, 20])
+def test_steps_are_those_of_the_books(ranks):
+    log = (ranks - 1).bit_length()
+    steps = {pair: build(*pair, Shape(ranks=ranks)).steps for pair in ALGORITHMS}
+    assert steps["all-reduce", "ring"] == 2 * (ranks - 1)
+    assert steps["all-reduce", "recursive-halving"] == 2 * log
+    assert steps["all-gather", "recursive-doubling"] == steps["barrier", "recursive-doubling"] == log
+    assert steps["all-to-all", "recursive-doubling"] == steps["broadcast", "recursive-doubling"] == log
+    assert steps["all-to-all", "full-mesh"] == 1
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive-halving", "full-mesh"])
+def test_what_ranks_send_is_optimal(algorithm):
+    made = programs(build("all-reduce", algorithm, Shape(ranks=6)), Layout(elements=6000))
+    for program in made:
+        assert sum(count for *_, count in program["sends"]) == 2 * 5 * 1000
+
+
+@given(ranks=st.integers(2, 40))
+def test_no_rank_is_interior_in_both_trees(ranks):
+    interior = [set(parent.tolist()) for _, parent, _, _ in _trees(ranks)]
+    assert not interior[0] & interior[1]
+
+
+def test_hierarchical_crosses_between_groups_with_a_share_only():
+    made = expanded(build("all-reduce", "hierarchical", Shape(ranks=8, group=4)))
+    across = made[(made["step"] >= 0) & (made["src"] // 4 != made["dst"] // 4)]
+    assert across["span"].sum() == 2 * 8  # each rank its eighth, there and back, not all eight
+
+
+def test_a_schedule_for_24576_ranks_is_small():
+    for collective, algorithm in ALGORITHMS:
+        made = build(collective, algorithm, Shape(ranks=24576, group=8, pieces=16))
+        assert len(made.moves) < 70 * 24576, f"{collective} by {algorithm}"
+
+
+# Cost.
+
+NETWORK = cost.NETWORKS["rack"]
+
+
+def test_the_ring_costs_what_the_formula_says():
+    network = dataclasses.replace(NETWORK, near=NETWORK.far)
+    ranks, size = 10, 1 << 20
+    link = network.far
+    want = 2 * (ranks - 1) * (link.alpha_ns + size / ranks * link.ns_per_byte)
+    assert cost.predict_ns(build("all-reduce", "ring", Shape(ranks=ranks)), size, network) == pytest.approx(want)
+
+
+@EVERY
+@given(shape=shapes())
+@settings(max_examples=20)
+def test_the_cost_is_that_of_all_ranks_listed(collective, algorithm, shape):
+    """Reading a schedule in its short form gives what its long form gives."""
+    short = build(collective, algorithm, shape)
+    long = dataclasses.replace(short, moves=expanded(short), period=short.ranks)
+    times = [cost.predict_ns(one, 1 << 20, NETWORK, group=shape.group) for one in (short, long)]
+    # A block run that goes over the end of a buffer is two messages there, one in the short form.
+    assert times[0] <= times[1] <= times[0] + short.steps * short.chunks * NETWORK.far.overhead_ns
+
+
+def test_auto_goes_by_size_and_rank_count():
+    def best(ranks, size):
+        return cost.best_algorithm("all-reduce", cost.shape_for(ranks, size), size, NETWORK)
+
+    assert best(64, 1024) == "recursive-doubling"
+    assert best(64, 1 << 26) != "recursive-doubling"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("all-reduce", "ring", Shape(ranks=1)), "at least 2 ranks"),
+        (("all-reduce", "star", Shape(ranks=4)), 'no algorithm "star" for all-reduce; there is ring'),
+        (("all-in", "ring", Shape(ranks=4)), 'no collective "all-in"; there is all-reduce'),
+        (("broadcast", "ring", Shape(ranks=4, root=4)), "root of broadcast must be a rank from 0 to 3, got 4"),
+        (("all-reduce", "hierarchical", Shape(ranks=7, group=2)), "7 ranks are not a multiple of 2"),
+        (("all-reduce", "double-binary-tree", Shape(ranks=4, pieces=0)), "1 to 64 pieces"),
+    ],
+)
+def test_refusals_say_what_there_is(arguments, what):
+    with pytest.raises(UsageError, match=what):
+        build(*arguments)
+
+
+def test_an_exchange_cannot_run_in_place():
+    with pytest.raises(UsageError, match="cannot run in place"):
+        programs(build("all-to-all", "full-mesh", Shape(ranks=4)), Layout(elements=8), in_place=True)
+
+
+def test_a_size_that_ranks_do_not_divide_is_refused_where_it_matters():
+    with pytest.raises(UsageError, match="10 elements cannot be divided among 4 ranks; take 12"):
+        programs(build("all-to-all", "full-mesh", Shape(ranks=4)), Layout(elements=10))
+
+
+def test_results_name_all_of_the_output():
+    made = build("all-to-all", "full-mesh", Shape(ranks=5))
+    assert results(made, 2)[:, 0].tolist() == list(range(5))

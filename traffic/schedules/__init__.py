@@ -1,0 +1,34 @@
+"""Collective schedules as frozen data: who sends which blocks to whom, in which step, to be reduced or copied.
+
+One schedule has three readers: the executor on the nodes (`programs` is what nodes get), the checker (`traffic.check`)
+and the cost model (`traffic.cost`). A schedule knows ranks and blocks; `Layout` says how long the blocks are.
+"""
+
+from __future__ import annotations
+
+from traffic.schedules.catalogue import ALGORITHMS, MIN_RANKS, Shape, algorithms_for, build
+from traffic.schedules.meaning import ALL, COLLECTIVES, REDUCING, ROOTED, held, results
+from traffic.schedules.model import Moves, Schedule, expanded
+from traffic.schedules.program import Layout, block_bounds, peers_of, programs, skewed_counts
+
+__all__ = [
+    "ALGORITHMS",
+    "ALL",
+    "COLLECTIVES",
+    "MIN_RANKS",
+    "REDUCING",
+    "ROOTED",
+    "Layout",
+    "Moves",
+    "Schedule",
+    "Shape",
+    "algorithms_for",
+    "block_bounds",
+    "build",
+    "expanded",
+    "held",
+    "peers_of",
+    "programs",
+    "results",
+    "skewed_counts",
+]

@@ -1,0 +1,59 @@
+"""All-to-all, all-to-allv, send-recv and barrier: everybody has something of its own for somebody else.
+
+All-to-all by recursive doubling is that of Bruck et al. (1997): ceil(log2 n) steps in which half of the blocks move,
+for short messages. A barrier is the all-gather by doubling of one element a rank, so it can be checked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traffic.schedules.model import Moves, after, joined, moves
+
+__all__ = ["all_to_all", "send_recv"]
+
+
+def all_to_all(algorithm: str, ranks: int, group: int) -> tuple[Moves, int]:
+    """Moves that bring block j of rank i's input to block i of rank j, with their local step; and their period."""
+    match algorithm:
+        case "full-mesh":
+            peer = np.arange(1, ranks)
+            own = moves(step=-1, src=0, dst=0, source=0, from_input=True)
+            return joined(own, moves(step=0, src=0, dst=peer, source=peer, target=0, from_input=True)), 1
+        case "recursive-doubling":
+            return _doubling(ranks), 1
+        case _:
+            return _hierarchical(ranks, group), group
+
+
+def _doubling(ranks: int) -> Moves:
+    """A block that has d ranks to go is kept in block r - d of the rank r that has it; bit k of d goes in step k."""
+    to_go = np.arange(ranks)
+    parts = [moves(step=-1, src=0, dst=0, source=to_go, target=-to_go % ranks, from_input=True)]
+    for k in range((ranks - 1).bit_length()):
+        bit = 1 << k
+        first = np.arange(bit, ranks, 2 * bit)  # distances first .. first + span - 1 have the bit
+        span = np.minimum(bit, ranks - first)
+        last = first + span - 1
+        parts.append(moves(step=k, src=0, dst=bit, source=-last % ranks, target=(bit - last) % ranks, span=span))
+    return joined(*parts)
+
+
+def _hierarchical(ranks: int, group: int) -> Moves:
+    """Within the group to the rank with the destination's local index, then across to the destination."""
+    groups = ranks // group
+    src, dst, place = (
+        axis.ravel() for axis in np.meshgrid(np.arange(group), np.arange(group), np.arange(groups), indexing="ij")
+    )
+    source, target = place * group + dst, place * group + src
+    own = src == dst
+    local = moves(step=-1, src=src[own], dst=dst[own], source=source[own], target=target[own], from_input=True)
+    within = moves(step=0, src=src[~own], dst=dst[~own], source=source[~own], target=target[~own], from_input=True)
+    local_index, far = (axis.ravel() for axis in np.meshgrid(np.arange(group), np.arange(1, groups), indexing="ij"))
+    across = moves(step=0, src=local_index, dst=far * group + local_index, source=far * group, target=0, span=group)
+    return after(joined(local, within), across)
+
+
+def send_recv() -> Moves:
+    """Everybody sends its buffer to the next rank, as the sendrecv test of nccl-tests does."""
+    return moves(step=0, src=0, dst=1, source=0, from_input=True)

@@ -1,0 +1,72 @@
+"""All-gather, and with it reduce-scatter (its transpose) and all-reduce (the one after the other).
+
+Ring: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); each rank sends
+2(n-1)/n of the buffer. Recursive doubling and halving for any number of ranks is the concatenation of Bruck, Ho,
+Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications" (1997), and its transpose;
+ceil(log2 n) steps each. Reduce-scatter by halving before all-gather by doubling is the all-reduce of Rabenseifner,
+"Optimization of collective reduction operations" (2004).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traffic.schedules.model import Moves, after, joined, moves
+
+__all__ = ["all_gather", "all_reduce_by_doubling"]
+
+
+def all_gather(algorithm: str, ranks: int, group: int) -> tuple[Moves, int]:
+    """Moves that bring block r of rank r to everybody, and their period. `group` is for `hierarchical`."""
+    match algorithm:
+        case "ring":
+            return _ring(ranks), 1
+        case "recursive-doubling":
+            return _doubling(ranks), 1
+        case "full-mesh":
+            return moves(step=0, src=0, dst=np.arange(1, ranks), source=0), 1
+        case _:
+            return _hierarchical(ranks, group), group
+
+
+def _ring(ranks: int) -> Moves:
+    """In step s rank r passes on block r - s, which it got in the step before."""
+    step = np.arange(ranks - 1)
+    return moves(step=step, src=0, dst=1, source=-step % ranks)
+
+
+def _doubling(ranks: int) -> Moves:
+    """In step k rank r sends the 2^k blocks that end with its own to rank r + 2^k; in the last one, what is lacking."""
+    step = np.arange((ranks - 1).bit_length())
+    reach = 1 << step
+    span = np.minimum(reach, ranks - reach)
+    return moves(step=step, src=0, dst=reach, source=(1 - span) % ranks, span=span)
+
+
+def _hierarchical(ranks: int, group: int) -> Moves:
+    """A ring of ranks with one local index across the groups, then everybody to everybody within the group."""
+    groups = ranks // group
+    step, local = (axis.ravel() for axis in np.meshgrid(np.arange(groups - 1), np.arange(group), indexing="ij"))
+    across = moves(step=step, src=local, dst=(local + group) % ranks, source=(local - step * group) % ranks)
+    src, dst, place = (
+        axis.ravel() for axis in np.meshgrid(np.arange(group), np.arange(group), np.arange(groups), indexing="ij")
+    )
+    other = src != dst
+    within = moves(step=0, src=src[other], dst=dst[other], source=(place * group + src)[other])
+    return after(across, within)
+
+
+def all_reduce_by_doubling(ranks: int) -> Moves:
+    """Whole buffers exchanged with the rank whose number differs in one bit; one chunk, for short messages.
+
+    Ranks beyond the largest power of two give their data to a partner before, and get the result after.
+    """
+    power = 1 << (ranks.bit_length() - 1)
+    extra = np.arange(power, ranks)
+    parts = [moves(step=0, src=extra, dst=extra - power, source=0, reduce=True)] if extra.size else []
+    begin, rank = len(parts), np.arange(power)
+    rounds = power.bit_length() - 1
+    parts += [moves(step=begin + k, src=rank, dst=rank ^ (1 << k), source=0, reduce=True) for k in range(rounds)]
+    if extra.size:
+        parts.append(moves(step=begin + rounds, src=extra - power, dst=extra, source=0))
+    return joined(*parts)

@@ -1,0 +1,82 @@
+"""What each collective means, in blocks: what a rank holds before, and what it must have after.
+
+Block c of rank s's input is written (s, c). `ALL` as a source stands for the reduction over all ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed.errors import UsageError
+from traffic.schedules.model import Moves, Schedule, moves
+
+__all__ = ["ALL", "COLLECTIVES", "REDUCING", "ROOTED", "held", "local_copies", "results"]
+
+ALL = -1
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "broadcast",
+    "reduce",
+    "all-to-all",
+    "all-to-allv",
+    "send-recv",
+    "barrier",
+)
+REDUCING = frozenset({"all-reduce", "reduce-scatter", "reduce"})
+ROOTED = frozenset({"broadcast", "reduce"})
+
+
+def held(schedule: Schedule, rank: int) -> tuple[int, int]:
+    """First and number of the blocks that make up a rank's input."""
+    match schedule.collective:
+        case "all-gather" | "barrier":
+            return rank, 1
+        case "broadcast":
+            return 0, schedule.chunks if rank == schedule.root else 0
+        case _:
+            return 0, schedule.chunks
+
+
+def local_copies(collective: str, *, period: int, chunks: int, root: int) -> Moves:
+    """The local step of all collectives but the exchanges: the input, in the place where the work begins."""
+    listed = np.arange(period)
+    match collective:
+        case "all-gather" | "barrier":
+            return moves(step=-1, src=listed, dst=listed, source=listed, from_input=True)
+        case "broadcast":
+            return moves(step=-1, src=root, dst=root, source=0, span=chunks, from_input=True)
+        case _:
+            return moves(step=-1, src=listed, dst=listed, source=0, span=chunks, from_input=True)
+
+
+def results(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
+    """What a rank's work buffer must hold in the end; what is not named is of no account.
+
+    Returns:
+        Rows of (first, span, source, block): work blocks [first, first + span) are to be blocks [block, block + span)
+        of `source`'s input.
+    """
+    ranks, chunks = schedule.ranks, schedule.chunks
+    every = np.arange(ranks)
+    match schedule.collective:
+        case "all-reduce":
+            rows = [(0, chunks, ALL, 0)]
+        case "reduce":
+            rows = [(0, chunks, ALL, 0)] if rank == schedule.root else []
+        case "reduce-scatter":
+            rows = [(rank, 1, ALL, rank)]
+        case "broadcast":
+            rows = [(0, chunks, schedule.root, 0)]
+        case "send-recv":
+            rows = [(0, chunks, (rank - 1) % ranks, 0)]
+        case "all-gather" | "barrier":
+            return np.stack([every, np.ones_like(every), every, every], axis=1)
+        case "all-to-all" | "all-to-allv":
+            return np.stack([every, np.ones_like(every), every, np.full_like(every, rank)], axis=1)
+        case unknown:
+            raise UsageError(f'no collective "{unknown}"; there is {", ".join(COLLECTIVES)}')
+    return np.array(rows, dtype=np.int64).reshape(-1, 4)

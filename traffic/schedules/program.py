@@ -1,0 +1,180 @@
+"""From blocks to elements: what one rank has to do, as plain JSON data for its node.
+
+The memory of a rank is one array: its input, then its work buffer. With `in_place` there is no input: the pattern is
+put where the local step would have copied it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed.errors import UsageError
+from traffic.schedules.catalogue import Shape, build
+from traffic.schedules.meaning import held, results
+from traffic.schedules.model import Schedule, expanded
+
+__all__ = ["Layout", "block_bounds", "peers_of", "programs", "skewed_counts"]
+
+Ints = npt.NDArray[np.int64]
+Program = dict[str, Any]
+
+
+def block_bounds(elements: int, chunks: int) -> Ints:
+    """Where blocks begin and end: `chunks` + 1 offsets. The first `elements % chunks` are one element longer."""
+    index = np.arange(chunks + 1)
+    return index * (elements // chunks) + np.minimum(index, elements % chunks)
+
+
+def skewed_counts(elements: int, ranks: int, skew: float) -> Ints:
+    """Elements that rank i has for rank j, of shape (i, j), for an all-to-allv of `elements` a rank.
+
+    Rank j is wanted in proportion to 1 / (j + 1)^skew (Zipf): 0 is even, 1 makes rank 0 a hot one. Nobody gets nothing.
+
+    Raises:
+        UsageError: fewer elements than ranks.
+    """
+    if elements < ranks:
+        raise UsageError(f"an all-to-allv over {ranks} ranks needs at least one element for each, got {elements}")
+    weight = (1.0 + np.arange(ranks)) ** -skew
+    ends = np.floor(np.cumsum(weight) / weight.sum() * (elements - ranks) + 0.5).astype(np.int64)
+    row = np.diff(ends, prepend=0) + 1
+    return np.broadcast_to(row, (ranks, ranks)).copy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layout:
+    """How long the blocks are: cut evenly out of `elements`, or by `counts` (see `skewed_counts`)."""
+
+    elements: int
+    counts: Ints | None = None
+
+    def input_bounds(self, schedule: Schedule, rank: int) -> Ints:
+        """Offsets of the blocks of a rank's input, as if it held all of them."""
+        if self.counts is None:
+            return block_bounds(self.elements, schedule.chunks)
+        return np.concatenate(([0], np.cumsum(self.counts[rank])))
+
+    def work_bounds(self, schedule: Schedule, rank: int) -> Ints:
+        """Offsets of the blocks of a rank's work buffer."""
+        if self.counts is None:
+            return block_bounds(self.elements, schedule.chunks)
+        return np.concatenate(([0], np.cumsum(self.counts[:, rank])))
+
+
+def peers_of(made: Sequence[Program]) -> tuple[tuple[int, int], ...]:
+    """Every (src, dst) pair that moves anything, in order of first use: the connections an executor needs."""
+    uses = sorted((step, program["rank"], dst) for program in made for step, dst, _, _ in program["sends"])
+    return tuple(dict.fromkeys((src, dst) for _, src, dst in uses))
+
+
+def programs(
+    schedule: Schedule, layout: Layout, *, in_place: bool = False, closing_barrier: bool = False
+) -> list[Program]:
+    """What each rank has to do. All offsets and counts are in elements of the rank's one array.
+
+    `fills` are `[offset, count, index]`: element `index` and following of the rank's pattern. `copies` are
+    `[to, from, count]`. `sends` are `[step, dst, offset, count]`, `recvs` are `[step, src, offset, count, op]`, both in
+    step order; empty ones are left out on both sides alike. A rank enters a step of `fences` when all that came before
+    is done. `results` are `[offset, count, source, index]`, source -1 being all ranks, reduced.
+
+    `closing_barrier` lets nobody go on before everybody has finished.
+
+    Raises:
+        UsageError: an algorithm that sends straight from its input, in place; or a size that cannot be divided.
+    """
+    if schedule.collective == "all-to-all" and layout.elements % schedule.ranks:
+        raise UsageError(
+            f"an all-to-all of {layout.elements} elements cannot be divided among {schedule.ranks} ranks; "
+            f"take {-(-layout.elements // schedule.ranks) * schedule.ranks}, or all-to-allv"
+        )
+    every = expanded(schedule)
+    local, moving = every[every["step"] < 0], every[every["step"] >= 0]
+    if in_place and every["from_input"][every["step"] >= 0].any():
+        raise UsageError(f"{schedule.collective} by {schedule.algorithm} cannot run in place: it sends from its input")
+    bounds = [
+        (_input(schedule, layout, rank, in_place=in_place), layout.work_bounds(schedule, rank))
+        for rank in range(schedule.ranks)
+    ]
+    made = [_frame(schedule, layout, rank, in_place=in_place) for rank in range(schedule.ranks)]
+    for row in local.tolist():
+        _add_local(made[row[1]], row, layout.input_bounds(schedule, row[1]), *bounds[row[1]], in_place=in_place)
+    for step, src, dst, source, target, span, reduce, from_input in moving.tolist():
+        offset, count = _extent(bounds[src][0 if from_input else 1], source, span)
+        if count:
+            shift = 0 if from_input else made[src]["input"]
+            made[src]["sends"].append([step, dst, int(offset + shift), int(count)])
+            at = int(bounds[dst][1][target]) + made[dst]["input"]
+            made[dst]["recvs"].append([step, src, at, int(count), "reduce" if reduce else "copy"])
+    if closing_barrier:
+        tokens = build("barrier", "recursive-doubling", Shape(ranks=schedule.ranks))
+        ends = programs(tokens, Layout(elements=schedule.ranks), in_place=True)
+        made = [_one_after_the_other(*pair, steps=schedule.steps) for pair in zip(made, ends, strict=True)]
+    return made
+
+
+def _input(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Ints:
+    """Offsets of the input blocks within the rank's array; meaningless for blocks that it does not hold."""
+    whole = layout.input_bounds(schedule, rank)
+    return whole if in_place else whole - whole[held(schedule, rank)[0]]
+
+
+def _extent(bounds: Ints, first: int, span: int) -> tuple[int, int]:
+    return int(bounds[first]), int(bounds[first + span] - bounds[first])
+
+
+def _frame(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Program:
+    own = layout.input_bounds(schedule, rank)
+    index, count = _extent(own, *held(schedule, rank))
+    size = 0 if in_place else count
+    work = layout.work_bounds(schedule, rank)
+    return {
+        "rank": rank,
+        "ranks": schedule.ranks,
+        "input": size,
+        "elements": size + int(work[-1]),
+        "fills": [[0, count, index]] if size else [],
+        "copies": [],
+        "sends": [],
+        "recvs": [],
+        "fences": [],
+        "results": list(_results(schedule, layout, rank, work, size)),
+    }
+
+
+def _results(schedule: Schedule, layout: Layout, rank: int, work: Ints, shift: int) -> Iterator[list[int]]:
+    for first, span, source, block in results(schedule, rank).tolist():
+        offset, count = _extent(work, first, span)
+        index = int(layout.input_bounds(schedule, max(source, 0))[block])
+        if count:
+            yield [offset + shift, count, source, index]
+
+
+def _add_local(program: Program, row: Any, whole: Ints, inputs: Ints, work: Ints, *, in_place: bool) -> None:
+    _, _, _, source, target, span, _, _ = row
+    offset, count = _extent(inputs, source, span)
+    to = int(work[target]) + program["input"]
+    if not count:
+        return
+    if in_place:
+        program["fills"].append([to, count, int(whole[source])])
+    else:
+        program["copies"].append([to, offset, count])
+
+
+def _one_after_the_other(first: Program, second: Program, *, steps: int) -> Program:
+    """Two programs of a rank in one array; the second begins when the rank is through with the first."""
+    shift = first["elements"]
+    return {
+        **first,
+        "elements": shift + second["elements"],
+        "fills": first["fills"] + [[to + shift, *rest] for to, *rest in second["fills"]],
+        "sends": first["sends"] + [[step + steps, to, at + shift, n] for step, to, at, n in second["sends"]],
+        "recvs": first["recvs"] + [[step + steps, of, at + shift, n, op] for step, of, at, n, op in second["recvs"]],
+        "fences": [*first["fences"], steps],
+        "results": first["results"] + [[at + shift, *rest] for at, *rest in second["results"]],
+    }

@@ -1,0 +1,130 @@
+"""Broadcast from a root, and with it reduce (its transpose), and the double binary tree.
+
+The double binary tree is that of Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
+reduction and scan" (2009): two binary trees over the ranks, each carrying half of the blocks, with every rank interior
+in at most one of them. Blocks follow each other down chain and trees, so `pieces` of them overlap.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from traffic.schedules.model import Moves, after, joined, moves, transposed
+
+__all__ = ["broadcast", "chunks_of", "tree_all_reduce"]
+
+Ints = npt.NDArray[np.int64]
+
+
+def chunks_of(algorithm: str, pieces: int) -> int:
+    """Into how many blocks an algorithm cuts the buffer."""
+    return {"ring": pieces, "double-binary-tree": 2 * pieces}.get(algorithm, 1)
+
+
+def broadcast(algorithm: str, ranks: int, group: int, pieces: int, root: int) -> Moves:
+    """Moves that bring all blocks of the root to everybody; their period is `ranks`."""
+    match algorithm:
+        case "ring":
+            made = _chain(ranks, pieces)
+        case "recursive-doubling":
+            made = _binomial(np.arange(ranks))
+        case "full-mesh":
+            made = moves(step=0, src=0, dst=np.arange(1, ranks), source=0)
+        case "double-binary-tree":
+            made = _from_root(ranks, pieces)
+        case _:
+            return _hierarchical(ranks, group, root)
+    made["src"], made["dst"] = (made["src"] + root) % ranks, (made["dst"] + root) % ranks
+    return made
+
+
+def _chain(ranks: int, pieces: int) -> Moves:
+    """Everybody passes on to the next rank what it got in the step before."""
+    rank, piece = (axis.ravel() for axis in np.meshgrid(np.arange(ranks - 1), np.arange(pieces), indexing="ij"))
+    return joined(moves(step=rank + piece, src=rank, dst=rank + 1, source=piece))
+
+
+def _binomial(ranks: Ints) -> Moves:
+    """In step k each of the first 2^k of `ranks` sends to the one 2^k further on."""
+    parts = []
+    for k in range((len(ranks) - 1).bit_length()):
+        dst = np.arange(1 << k, min(2 << k, len(ranks)))
+        parts.append(moves(step=k, src=ranks[dst - (1 << k)], dst=ranks[dst], source=0))
+    return joined(*parts) if parts else moves(step=[], src=[], dst=[], source=[])
+
+
+def _hierarchical(ranks: int, group: int, root: int) -> Moves:
+    """Along the ranks with the root's local index in every group, then within all groups at once."""
+    home, local = divmod(root, group)
+    groups = ranks // group
+    heads = (np.arange(groups) + home) % groups * group + local
+    others = np.arange(1, group)
+    head, other = (axis.ravel() for axis in np.meshgrid(heads, others, indexing="ij"))
+    within = moves(step=0, src=head, dst=head - local + (local + other) % group, source=0)
+    return after(_binomial(heads), within)
+
+
+def _parents(size: int) -> tuple[Ints, Ints]:
+    """In-order binary tree over labels 1..size: parent of each (0 at the root), and its depth.
+
+    Label v has the children v -+ half of its lowest bit, nearest the label that exists; odd labels are leaves.
+    """
+    label = np.arange(1, size + 1)
+    low = label & -label
+    up, down = label + low, label - low
+    # A left child has bit 2*low set in its parent, a right child has not; beyond the end go on upwards from below.
+    parent = np.where(label & (2 * low), down, up)
+    while (over := parent > size).any():
+        bit = parent & -parent
+        parent = np.where(over, parent - bit, parent)
+    depth = np.zeros(size, dtype=np.int64)
+    at = parent.copy()
+    while (inside := at > 0).any():
+        depth += inside
+        at = np.where(inside, np.append(0, parent)[at], 0)
+    return parent, depth
+
+
+def _trees(size: int) -> list[tuple[Ints, Ints, Ints, int]]:
+    """(child, parent, depth of child, root) of both trees over 0..size-1; the second is the first moved by one."""
+    parent, depth = _parents(size)
+    below = np.flatnonzero(parent > 0)
+    top = int(np.flatnonzero(parent == 0)[0])
+    return [
+        ((below + turn) % size, (parent[below] - 1 + turn) % size, depth[below], (top + turn) % size) for turn in (0, 1)
+    ]
+
+
+def _down(tree: int, edges: tuple[Ints, Ints, Ints, int], pieces: int, *, later: int, offset: int) -> Moves:
+    child, parent, depth, _ = edges
+    edge, piece = (axis.ravel() for axis in np.meshgrid(np.arange(len(child)), np.arange(pieces), indexing="ij"))
+    return moves(
+        step=depth[edge] - 1 + piece + later,
+        src=parent[edge] + offset,
+        dst=child[edge] + offset,
+        source=tree * pieces + piece,
+    )
+
+
+def _from_root(ranks: int, pieces: int) -> Moves:
+    """Rank 0 feeds the roots of two trees over all the others."""
+    parts = []
+    for number, tree in enumerate(_trees(ranks - 1)):
+        piece = np.arange(pieces)
+        parts.append(moves(step=piece, src=0, dst=1 + tree[3], source=number * pieces + piece))
+        parts.append(_down(number, tree, pieces, later=1, offset=1))
+    return joined(*parts)
+
+
+def tree_all_reduce(ranks: int, pieces: int) -> Moves:
+    """Up both trees to their roots, reducing, and down again; a piece turns round as soon as it is complete."""
+    down = [_down(number, tree, pieces, later=0, offset=0) for number, tree in enumerate(_trees(ranks))]
+    up = transposed(joined(*down), ranks=ranks, chunks=2 * pieces, period=ranks)
+    # Backwards, the pieces come in backward order: the last one first. Turn them, so that the first comes first.
+    number, piece = np.divmod(up["source"], pieces)
+    up["source"] = up["target"] = number * pieces + pieces - 1 - piece
+    levels = int(up["step"].max()) + 2 - pieces
+    back = joined(*down)
+    back["step"] += levels
+    return joined(up, back)
