@@ -11,6 +11,18 @@ if TYPE_CHECKING:
 __all__ = ["In", "Out", "packets"]
 
 
+def _described(direction: str, peer: int, segments: list[Segment], *, begun: int, done: int) -> dict[str, Any]:
+    step = segments[min(max(done, 0), len(segments) - 1)].step
+    return {
+        "direction": direction,
+        "peer": peer,
+        "step": step,
+        "begun": max(0, begun),
+        "done": max(0, done),
+        "segments": len(segments),
+    }
+
+
 def packets(size_bytes: int, mtu: int) -> int:
     """PSNs that a write takes: one even when it is empty."""
     return max(1, -(-size_bytes // mtu))
@@ -35,6 +47,11 @@ class Out:
         """Whether all of this iteration is acknowledged."""
         return self.acked - self.base == len(self.segments)
 
+    def describe(self) -> dict[str, Any]:
+        """How far this iteration is: segments posted and acknowledged, and the step of the next one."""
+        begun, done = self.posted - self.base, self.acked - self.base
+        return _described("out", self.peer, self.segments, begun=begun, done=done)
+
 
 class In:
     """The receiving end, with its staging ring."""
@@ -56,3 +73,8 @@ class In:
     def done(self) -> bool:
         """Whether all of this iteration is applied."""
         return self.applied - self.base == len(self.segments)
+
+    def describe(self) -> dict[str, Any]:
+        """How far this iteration is: segments arrived and applied, and the step of the next one."""
+        begun, done = self.received - self.base, self.applied - self.base
+        return _described("in", self.peer, self.segments, begun=begun, done=done)

@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from traffic.node import pattern
-from traffic.node.elements import STORED, average, reducer
 from traffic.node.gpu import GpuClient
 from traffic.node.lane import In, Out, packets
+from traffic.node.memory import Memory
 from traffic.node.plan import Segment, make_plan
 from traffic.node.recorder import FIELDS, Recorder
 from traffic.node.task import RECV_ID, Conn, Task
@@ -35,7 +34,6 @@ from traffic.node.verbs import Rnic, recv_request, write_request
 __all__ = ["RankTask"]
 
 MASK = (1 << 24) - 1
-PSN_MASK = (1 << 24) - 1
 LAST = 1 << 31
 CREDIT_ID = 1 << 61
 CREDITS_IN_FLIGHT = 8
@@ -48,17 +46,16 @@ class RankTask(Task):
         self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None], selector: BaseSelector
     ) -> None:
         super().__init__(name, rnic, spec, emit)
-        program = self.program = spec["program"]
+        program = spec["program"]
         self.rank = program["rank"]
         self.slots = spec["slots"]
         self.segment_bytes = spec["segment_bytes"]
         self.mtu = spec["qp"]["mtu"]
         self.deadline_ns = spec["deadline_ms"] * 1_000_000
-        self.data = np.zeros(program["elements"], dtype=STORED[spec["dtype"]])
+        self.memory = Memory(program, spec["dtype"], spec["redop"])
+        self.data = self.memory.array
         self.item = self.data.itemsize
         self.data_mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
-        self.pattern = pattern.Pattern(program["ranks"], spec["dtype"], spec["redop"])
-        self.reduce = reducer(spec["dtype"], spec["redop"])
         self.flight = Recorder()
         plan = make_plan(program, self.segment_bytes // self.item)
         self.outs: dict[int, Out] = {}
@@ -128,7 +125,7 @@ class RankTask(Task):
         out = self.out_by_conn.get(conn.number)
         if out is None:
             lane = self.in_by_conn[conn.number]
-            self._note(now_ns, "up", lane, lane.received, -1)
+            self._note("up", lane, lane.received)
         else:
             have = conn.peer["have"]
             if not out.acked <= have <= out.posted:
@@ -146,13 +143,13 @@ class RankTask(Task):
             out.posted = out.acked = have
             out.credits = conn.peer["applied"]
             out.psn = conn.rc.psn
-            self._note(now_ns, "up", out, have, -1)
+            self._note("up", out, have)
         self._pump(now_ns)
 
     def lost(self, conn: Conn, status: str, now_ns: int) -> None:
         if conn.state != "lost" and not self.finished:
             lane = self.out_by_conn.get(conn.number) or self.in_by_conn[conn.number]
-            self._note(now_ns, f"lost {status}", lane, lane.acked if isinstance(lane, Out) else lane.received, -1)
+            self._note(f"lost {status}", lane, lane.acked if isinstance(lane, Out) else lane.received)
         super().lost(conn, status, now_ns)
 
     # Iterations.
@@ -170,15 +167,13 @@ class RankTask(Task):
 
     def _next_iteration(self) -> None:
         self.index += 1
-        own = self.pattern.period(self.rank, self.index)
-        for offset, count, index in self.program["fills"]:
-            pattern.fill(self.data[offset : offset + count], own, index)
+        self.memory.fill(self.index)
         for out in self.outs.values():
             out.base = self.index * len(out.segments)
         for lane in self.ins.values():
             lane.base = self.index * len(lane.segments)
         self.start_ns = time.monotonic_ns()
-        self.flight.add(self.start_ns, "begin", self.index, -1, -1, 0, -1, -1)
+        self.flight.add("begin", iteration=self.index)
         if self.rank == 0 and self._is_last(self.start_ns):
             self.last_index = self.index
         self.compute_ns = 0
@@ -207,8 +202,7 @@ class RankTask(Task):
         self.comm_ns = now_ns
         waiting = not any(lane.received > lane.base for lane in self.ins.values())
         self.first_data_ns = 0 if waiting else now_ns
-        for to, of, count in self.program["copies"]:
-            self.data[to : to + count] = self.data[of : of + count]
+        self.memory.copy()
         self._pump(now_ns)
 
     # Data.
@@ -219,7 +213,7 @@ class RankTask(Task):
             return
         out = self.out_by_conn[conn.number]
         out.acked = wr_id + 1
-        self._note(now_ns, "ack", out, wr_id, -1)
+        self._note("ack", out, wr_id)
         self._pump(now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
@@ -238,8 +232,8 @@ class RankTask(Task):
                 self.last_index = iteration
             size_bytes = lane.segments[index].size * self.item
             self.series.add(now_ns, size_bytes)
-            self._note(now_ns, "arrive", lane, lane.received, lane.psn)
-            lane.psn = (lane.psn + packets(size_bytes, self.mtu)) & PSN_MASK
+            self._note("arrive", lane, lane.received, lane.psn)
+            lane.psn = (lane.psn + packets(size_bytes, self.mtu)) & MASK
             lane.received += 1
             if self.phase == "comm" and not self.first_data_ns:
                 self.first_data_ns = now_ns
@@ -281,10 +275,10 @@ class RankTask(Task):
             source = lane.staging[at : at + segment.size]
             target = self.data[segment.offset : segment.offset + segment.size]
             if segment.reduce:
-                self.reduce(target, source)
+                self.memory.reduce(target, source)
             else:
                 target[:] = source
-            self._note(now_ns, "apply", lane, lane.applied, -1)
+            self._note("apply", lane, lane.applied)
             lane.applied += 1
         if lane.applied == start:
             return False
@@ -298,7 +292,7 @@ class RankTask(Task):
             return
         lane.credit.imm_data = lane.applied & MASK
         lane.credited = lane.applied
-        self._note(now_ns, "credit", lane, lane.applied, -1)
+        self._note("credit", lane, lane.applied)
         self.posted(conn, now_ns)
         conn.rc.post_send(lane.credit)
 
@@ -320,22 +314,19 @@ class RankTask(Task):
             request.set_wr_rdma(conn.peer["rkey"], slot)
             request.imm_data = (out.posted & MASK) | (LAST if self.last_index == self.index else 0)
             request.wr_id = out.posted
-            self._note(now_ns, "post", out, out.posted, out.psn)
-            out.psn = (out.psn + packets(size_bytes, self.mtu)) & PSN_MASK
+            self._note("post", out, out.posted, out.psn)
+            out.psn = (out.psn + packets(size_bytes, self.mtu)) & MASK
             out.posted += 1
             self.posted(conn, now_ns)
             conn.rc.post_send(request)
         return out.posted != start
 
     def _finish(self) -> None:
-        if self.spec["redop"] == "avg":
-            for offset, count, source, _ in self.program["results"]:
-                if source == pattern.ALL:
-                    average(self.data[offset : offset + count], self.program["ranks"], self.spec["dtype"])
+        self.memory.divide()
         now_ns = time.monotonic_ns()
         self.phase = "idle"
-        self.flight.add(now_ns, "end", self.index, -1, -1, 0, -1, -1)
-        wrong = self._count_wrong()
+        self.flight.add("end", iteration=self.index)
+        wrong = self.memory.count_wrong(self.index)
         self.wrong += wrong
         self.emit(
             "iteration",
@@ -365,18 +356,6 @@ class RankTask(Task):
         else:
             self._next_iteration()
 
-    def _count_wrong(self) -> int:
-        """Elements of the result that are not as they must be, and of the input, which nobody may have touched."""
-        wrong = 0
-        for offset, count, source, index in self.program["results"]:
-            period = self.pattern.period(source, self.index)
-            wrong += pattern.count_wrong(self.data[offset : offset + count], period, index)
-        for offset, count, index in self.program["fills"]:
-            if offset + count <= self.program["input"]:
-                period = self.pattern.period(self.rank, self.index)
-                wrong += pattern.count_wrong(self.data[offset : offset + count], period, index)
-        return wrong
-
     def tick(self, now_ns: int) -> None:
         if not self.running or self.finished:
             return
@@ -388,31 +367,29 @@ class RankTask(Task):
 
     # The flight recorder.
 
-    def _note(self, now_ns: int, what: str, lane: In | Out, number: int, psn: int) -> None:
+    def _note(self, what: str, lane: In | Out, number: int, psn: int = -1) -> None:
         iteration, index = divmod(number, len(lane.segments))
         direction = "out" if isinstance(lane, Out) else "in"
         conn = self.conns[self.number_of[direction, lane.peer]]
         qpn = conn.rc.qpn if conn.rc else 0
-        self.flight.add(now_ns, what, iteration, lane.segments[index].step, lane.peer, qpn, index, psn)
+        self.flight.add(
+            what,
+            iteration=iteration,
+            step=lane.segments[index].step,
+            peer=lane.peer,
+            qpn=qpn,
+            segment=index,
+            psn=psn,
+        )
 
     def dump(self) -> None:
         """Tell where this rank is: its phase, every lane, and what the flight recorder holds."""
         lanes = []
         for (direction, peer), number in self.number_of.items():
+            conn = self.conns.get(number)
             lane: In | Out = self.ins[peer] if direction == "in" else self.outs[peer]
-            done = lane.applied if isinstance(lane, In) else lane.acked
-            begun = lane.received if isinstance(lane, In) else lane.posted
-            at = min(done - lane.base, len(lane.segments) - 1)
-            lanes.append({
-                "peer": peer,
-                "direction": direction,
-                "qpn": self.conns[number].rc.qpn if number in self.conns and self.conns[number].rc else 0,
-                "state": self.conns[number].state if number in self.conns else "new",
-                "step": lane.segments[max(at, 0)].step,
-                "begun": max(0, begun - lane.base),
-                "done": max(0, done - lane.base),
-                "segments": len(lane.segments),
-            })  # fmt: skip
+            qpn = conn.rc.qpn if conn is not None and conn.rc else 0
+            lanes.append({"qpn": qpn, "state": conn.state if conn is not None else "new", **lane.describe()})
         self.emit(
             "flight",
             task=self.name,

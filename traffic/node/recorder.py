@@ -8,6 +8,8 @@ is that of a segment's first packet, counted as the RNIC counts (a packet a path
 
 from __future__ import annotations
 
+import time
+
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     Entry = tuple[int, str, int, int, int, int, int, int]
@@ -26,10 +28,19 @@ class Recorder:
         self._entries: list[Entry | None] = [None] * size
 
     def add(
-        self, at_ns: int, what: str, iteration: int, step: int, peer: int, qpn: int, segment: int, psn: int
+        self,
+        what: str,
+        *,
+        iteration: int,
+        step: int = -1,
+        peer: int = -1,
+        qpn: int = 0,
+        segment: int = -1,
+        psn: int = -1,
     ) -> None:
-        """Write an entry over the oldest one."""
-        self._entries[self.count % self.size] = (at_ns, what, iteration, step, peer, qpn, segment, psn)
+        """Write an entry, stamped now, over the oldest one."""
+        now_ns = time.monotonic_ns()
+        self._entries[self.count % self.size] = (now_ns, what, iteration, step, peer, qpn, segment, psn)
         self.count += 1
 
     def entries(self) -> list[Entry]:
