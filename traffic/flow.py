@@ -1,20 +1,41 @@
-"""An RC elephant flow between two RNICs: what it is, how it is started, what it leaves behind."""
+"""Flows between RNICs over reliable connections: one, or several at once; what they are, and what they leave behind.
+
+Several flows make a traffic matrix (`traffic.matrix`: incast, permutation and so on), or bulk with probes beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from testbed.errors import UsageError
 from traffic import metrics
-from traffic.engine import TrafficLab, endpoint
+from traffic.engine import Engines, TrafficLab, endpoint
 from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Connection, Outcome, QpError, Rebuild, Sample, Window
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import samples_of
 
-__all__ = ["FlowResult", "FlowSpec", "QpTotal", "check_qp", "start"]
+__all__ = [
+    "ATOMIC_BYTES",
+    "SPREADS",
+    "VERBS",
+    "FlowResult",
+    "FlowSpec",
+    "FlowsResult",
+    "Latency",
+    "QpTotal",
+    "check_qp",
+    "start",
+    "start_all",
+]
+
+VERBS = ("write", "send", "read", "atomic")
+SPREADS = ("each", "round-robin", "split")
+ATOMIC_BYTES = 8
+RD_ATOMIC = 16
+"""Reads and atomics that a QP has outstanding; further ones wait in its send queue."""
 
 MAX_QPS = 64
 MAX_MESSAGE_BYTES = 1 << 30
@@ -25,7 +46,12 @@ MAX_DEPTH_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSpec:
-    """RDMA writes of `message_bytes` from `src` to `dst` on `qps` queue pairs.
+    """Messages of `message_bytes` from `src` to `dst` (with `read`: from `dst` to `src`) on `qps` queue pairs.
+
+    `verb` is write, send, read or atomic (fetch-and-add, 8 bytes). `spread` is how messages get on the QPs: each QP
+    on its own, in turn, or every message split over all of them. `rate_bps` paces the payload (0: as fast as it goes);
+    with `on_s` the flow is silent for `off_s` after every burst of `on_s`. `latency` times every message, from its
+    posting to its completion, which makes it a probe when `depth` is 1.
 
     Give `duration_s` or `messages` (in all, over the QPs). `depth` is the number of outstanding messages a QP, `chain`
     how many are posted by one call with one completion at the end; 0 chooses both by message size.
@@ -34,7 +60,13 @@ class FlowSpec:
     src: str
     dst: str
     message_bytes: int = 65536
+    verb: str = "write"
     qps: int = 1
+    spread: str = "each"
+    rate_bps: float = 0.0
+    on_s: float = 0.0
+    off_s: float = 0.0
+    latency: bool = False
     duration_s: float | None = None
     messages: int | None = None
     depth: int = 0
@@ -55,15 +87,33 @@ class QpTotal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Times of messages from posting to completion, in ns, over `count` of them (the first 200,000)."""
+
+    count: int
+    min_ns: float
+    p50_ns: float
+    p95_ns: float
+    p99_ns: float
+    max_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowResult:
-    """A flow that is over. `goodput_bps` counts acknowledged payload from the start to the last completion."""
+    """A flow that is over. `goodput_bps` counts acknowledged payload from the start to the last completion.
+
+    `messages` are whole ones, also where they were split. `last_value` is what the last atomic found before it added 1.
+    """
 
     spec: FlowSpec
     outcome: Outcome
     where: str | None
     window: Window
+    messages: int
     size_bytes: int
     goodput_bps: float
+    latency: Latency | None
+    last_value: int | None
     totals: tuple[QpTotal, ...]
     samples: tuple[Sample, ...]
     connections: tuple[Connection, ...]
@@ -94,6 +144,12 @@ def check_qp(qp: QpParams) -> None:
 
 
 def _check(spec: FlowSpec) -> None:
+    if spec.verb not in VERBS:
+        raise UsageError(f'no verb "{spec.verb}"; there is {", ".join(VERBS)}')
+    if spec.spread not in SPREADS:
+        raise UsageError(f'no way "{spec.spread}" to spread messages over QPs; there is {", ".join(SPREADS)}')
+    if spec.verb == "atomic" and spec.message_bytes != ATOMIC_BYTES:
+        raise UsageError(f"an atomic has {ATOMIC_BYTES} bytes, got {spec.message_bytes}")
     if not 0 < spec.message_bytes <= MAX_MESSAGE_BYTES:
         raise UsageError(f"message size must be 1 byte to {MAX_MESSAGE_BYTES} bytes, got {spec.message_bytes}")
     if not 1 <= spec.qps <= MAX_QPS:
@@ -107,14 +163,70 @@ def _check(spec: FlowSpec) -> None:
     if spec.depth < 0 or spec.chain < 0 or (spec.depth and spec.chain > spec.depth):
         raise UsageError(f"chain ({spec.chain}) cannot be longer than depth ({spec.depth}), nor either be negative")
     check_qp(spec.qp)
+    _check_pace(spec)
+
+
+def _check_pace(spec: FlowSpec) -> None:
+    if spec.spread == "split" and spec.message_bytes % spec.qps:
+        raise UsageError(f"a message of {spec.message_bytes} bytes cannot be split evenly over {spec.qps} QPs")
+    if spec.rate_bps < 0 or spec.on_s < 0 or spec.off_s < 0:
+        raise UsageError("a flow's rate, on and off times cannot be negative")
+    if (spec.on_s > 0) != (spec.off_s > 0):
+        raise UsageError("a flow with bursts needs both, an on time and an off time")
 
 
 def _shape(spec: FlowSpec) -> tuple[int, int]:
     """Depth and chain length: several chains in flight, a chain short enough for 100 ms samples to mean something."""
-    chain = spec.chain or max(1, min(MAX_CHAIN, CHAIN_BYTES // spec.message_bytes))
+    alone = spec.rate_bps or spec.on_s or spec.latency  # a chain would be a burst, and one time for all
+    chain = spec.chain or (1 if alone else max(1, min(MAX_CHAIN, CHAIN_BYTES // spec.message_bytes)))
     depth = spec.depth or max(4, min(128, MAX_DEPTH_BYTES // spec.message_bytes))
     chain = min(chain, max(1, depth // 2))
     return depth // chain * chain, chain
+
+
+def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, TaskPlan]:
+    _check(spec)
+    src, dst = endpoint(lab.topology, spec.src), endpoint(lab.topology, spec.dst)
+    if src == dst:
+        raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
+    depth, chain = _shape(spec)
+    common = {
+        "verb": spec.verb,
+        "spread": spec.spread,
+        "part_bytes": spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes,
+        "qps": spec.qps,
+        "depth": depth,
+        "batch": chain,
+        "rate_bps": spec.rate_bps,
+        "on_ns": round(spec.on_s * 1e9),
+        "off_ns": round(spec.off_s * 1e9),
+        "latency": spec.latency,
+        "messages": spec.messages,
+        "duration_ms": None if spec.duration_s is None else round(spec.duration_s * 1000),
+        "op_deadline_ms": round(spec.op_deadline_s * 1000),
+        "qp": {**spec.qp.to_dict(), "rd_atomic": RD_ATOMIC if spec.verb in ("read", "atomic") else 1},
+    }
+    return (
+        TaskPlan(name=f"tx{suffix}", kind="flow_tx", endpoint=src, spec=common, active=True),
+        TaskPlan(name=f"rx{suffix}", kind="flow_rx", endpoint=dst, spec=common, active=False),
+    )
+
+
+def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Sequence[str]) -> Plan:
+    tasks: list[TaskPlan] = []
+    cables: list[Cable] = []
+    for spec, suffix in zip(specs, suffixes, strict=True):
+        ends = _tasks(lab, spec, suffix)
+        tasks += ends
+        for _ in range(spec.qps):
+            cables.append(Cable(index=len(cables), src=ends[0].name, dst=ends[1].name))
+    return Plan(
+        what=what,
+        tasks=tuple(tasks),
+        cables=tuple(cables),
+        peer_deadline_s=max(spec.peer_deadline_s for spec in specs),
+        stall_deadline_s=max(spec.stall_deadline_s for spec in specs),
+    )
 
 
 def start(lab: TrafficLab, spec: FlowSpec, on_event: OnEvent | None = None) -> Running[FlowResult]:
@@ -124,63 +236,98 @@ def start(lab: TrafficLab, spec: FlowSpec, on_event: OnEvent | None = None) -> R
         UsageError: the spec asks for something that is not there; nothing was started.
         LabError: it could not be started; nothing is left running.
     """
-    _check(spec)
-    src, dst = endpoint(lab.topology, spec.src), endpoint(lab.topology, spec.dst)
-    if src == dst:
-        raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
-    depth, chain = _shape(spec)
-    common = {
-        "message_bytes": spec.message_bytes,
-        "qps": spec.qps,
-        "depth": depth,
-        "batch": chain,
-        "messages": spec.messages,
-        "duration_ms": None if spec.duration_s is None else round(spec.duration_s * 1000),
-        "op_deadline_ms": round(spec.op_deadline_s * 1000),
-        "qp": spec.qp.to_dict(),
-    }
-    plan = Plan(
-        what=f"flow {src.name} -> {dst.name}",
-        tasks=(
-            TaskPlan(name="tx", kind="flow_tx", endpoint=src, spec=common, active=True),
-            TaskPlan(name="rx", kind="flow_rx", endpoint=dst, spec=common, active=False),
-        ),
-        cables=tuple(Cable(index=index, src="tx", dst="rx") for index in range(spec.qps)),
-        peer_deadline_s=spec.peer_deadline_s,
-        stall_deadline_s=spec.stall_deadline_s,
-    )
-    return begin(lab, plan, lambda running: _finish(running, spec), on_event)
+    plan = _plan(lab, f"flow {spec.src} -> {spec.dst}", [spec], [""])
+    return begin(lab, plan, lambda running: _finish(running, spec, ""), on_event)
 
 
-def _finish(running: Running[FlowResult], spec: FlowSpec) -> FlowResult:
-    samples = samples_of(running)
-    done = running.done.get("tx")
-    if done is None:  # failed: what the samples saw is what there is
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowsResult:
+    """Several flows that ran at once and are over.
+
+    `goodput_bps` is the sum of the flows', `jain_index` how even they are (1: all alike; 1/n: one has all).
+    """
+
+    outcome: Outcome
+    where: str | None
+    flows: tuple[FlowResult, ...]
+    goodput_bps: float
+    jain_index: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+def start_all(
+    lab: TrafficLab,
+    specs: Sequence[FlowSpec],
+    on_event: OnEvent | None = None,
+    *,
+    engines: Engines | None = None,
+) -> Running[FlowsResult]:
+    """Start several flows at once; on `engines` where some are lent.
+
+    Raises:
+        UsageError: a spec asks for something that is not there, or there is none; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    if not specs:
+        raise UsageError("no flow at all: name at least one")
+    suffixes = [str(number) for number in range(len(specs))]
+    plan = _plan(lab, f"{len(specs)} flows", specs, suffixes)
+
+    def finish(running: Running[FlowsResult]) -> FlowsResult:
+        flows = tuple(_finish(running, *pair) for pair in zip(specs, suffixes, strict=True))
+        return FlowsResult(
+            outcome=running.outcome,
+            where=running.failure,
+            flows=flows,
+            goodput_bps=sum(flow.goodput_bps for flow in flows),
+            jain_index=metrics.jain_index([flow.goodput_bps for flow in flows]),
+        )
+
+    return begin(lab, plan, finish, on_event, engines)
+
+
+def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
+    task = f"tx{suffix}"
+    samples = samples_of(running, (task, f"rx{suffix}"))
+    own = {cable.index for cable in running.plan.cables if cable.src == task}
+    part_bytes = spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes
+    done = running.done.get(task, {})
+    if not done:  # failed: what the samples saw is what there is
         window = Window(start_ns=running.started_ns, end_ns=running.ended_ns)
-        totals: tuple[QpTotal, ...] = ()
         size = sum(sample.size_bytes for sample in samples)
     else:
         window = Window(start_ns=done["start_ns"], end_ns=done["end_ns"])
-        totals = tuple(
-            QpTotal(
-                connection=item["conn"],
-                messages=item["messages"],
-                size_bytes=item["messages"] * spec.message_bytes,
-            )
-            for item in done["totals"]
-        )
-        size = sum(total.size_bytes for total in totals)
+        size = sum(item["messages"] for item in done["totals"]) * part_bytes
+    totals = tuple(
+        QpTotal(connection=item["conn"], messages=item["messages"], size_bytes=item["messages"] * part_bytes)
+        for item in done.get("totals", ())
+    )
+    counts = [total.messages for total in totals] or [0]
     return FlowResult(
         spec=spec,
         outcome=running.outcome,
         where=running.failure,
         window=window,
+        messages=min(counts) if spec.spread == "split" else sum(counts),
         size_bytes=size,
         goodput_bps=metrics.goodput_bps(size, window.duration_ns),
+        latency=_latency(done.get("latencies_ns") or ()),
+        last_value=done.get("last_value"),
         totals=totals,
         samples=samples,
-        connections=running.connections,
-        qp_errors=running.qp_errors,
-        rebuilds=running.rebuilds,
+        connections=tuple(item for item in running.connections if item.index in own),
+        qp_errors=tuple(item for item in running.qp_errors if item.connection in own),
+        rebuilds=tuple(item for item in running.rebuilds if item.connection in own),
         clock_error_ns=running.clock_error_ns,
     )
+
+
+def _latency(times_ns: Sequence[int]) -> Latency | None:
+    if not times_ns:
+        return None
+    ordered = sorted(times_ns)
+    p50, p95, p99 = (metrics.percentile(ordered, percent) for percent in (50, 95, 99))
+    return Latency(count=len(ordered), min_ns=ordered[0], p50_ns=p50, p95_ns=p95, p99_ns=p99, max_ns=ordered[-1])

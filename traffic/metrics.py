@@ -22,6 +22,7 @@ __all__ = [
     "busbw_factor",
     "busbw_gbytes_per_s",
     "goodput_bps",
+    "jain_index",
     "operation_times_ns",
     "percentile",
     "straggler",
@@ -101,6 +102,12 @@ def operation_times_ns(per_rank: Sequence[Sequence[Iteration]]) -> tuple[int, ..
     by_index = [{item.index: item.comm_ns for item in rank} for rank in per_rank]
     common = set(by_index[0]).intersection(*by_index[1:]) if by_index else set()
     return tuple(min(rank[index] for rank in by_index) for index in sorted(common))
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 when all are alike, 1/n when one has all; NaN of nothing."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from traffic.results import Iteration, Sample
@@ -13,8 +14,8 @@ BIN_NS = 100_000_000
 """Length of a sample, as in `traffic.node.series`."""
 
 
-def samples_of(running: Running[Any]) -> tuple[Sample, ...]:
-    """All samples of all tasks, by time."""
+def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> tuple[Sample, ...]:
+    """The samples of some tasks (default: of all), by time."""
     names = {task.name: task.endpoint.name for task in running.plan.tasks}
     found = [
         Sample(
@@ -24,7 +25,7 @@ def samples_of(running: Running[Any]) -> tuple[Sample, ...]:
             size_bytes=size,
         )
         for event in running.events
-        if event.name == "sample"
+        if event.name == "sample" and (tasks is None or event.message["task"] in tasks)
         for index, size in enumerate(event.message["sizes"])
     ]
     return tuple(sorted(found, key=lambda sample: (sample.start_ns, sample.endpoint)))

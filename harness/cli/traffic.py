@@ -19,7 +19,8 @@ from testbed.topology import Topology
 from traffic import collective as collective_module
 from traffic import flow as flow_module
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveSpec
-from traffic.flow import FlowSpec
+from traffic.flow import ATOMIC_BYTES, SPREADS, VERBS, FlowResult, FlowSpec
+from traffic.matrix import PATTERNS, pairs
 from traffic.results import Outcome
 from traffic.run import Running
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
@@ -27,6 +28,21 @@ from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 __all__ = ["COMMANDS"]
 
 PATIENCE_S = 120.0
+PROBE_BYTES = 64
+PROBES_PER_S = 100
+FLOW_COLUMNS = (
+    "src",
+    "dst",
+    "verb",
+    "#bytes",
+    "#messages",
+    "#QPs",
+    "goodput[Gb/s]",
+    "rate[kmsg/s]",
+    "P50/P99[us]",
+    "#errors",
+    "#rebuilds",
+)
 NCCL_TYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "int32": "int32"}
 ALGORITHM_NAMES = (AUTO, *dict.fromkeys(algorithm for _, algorithm in ALGORITHMS))
 COLUMNS = (
@@ -53,55 +69,115 @@ def traffic() -> None:
 @traffic.command()
 @click.argument("src", required=False)
 @click.argument("dst", required=False)
-@click.option("--size", default="64KiB", show_default=True, help="Message size.")
-@click.option("--qps", default=1, show_default=True, type=click.IntRange(1), help="Queue pairs.")
+@click.option(
+    "--pattern", type=click.Choice(PATTERNS), help="Many flows instead, between the first RNICs of all hosts."
+)
+@click.option("--verb", default="write", show_default=True, type=click.Choice(VERBS))
+@click.option("--size", default="64KiB", show_default=True, help="Message size; an atomic has 8B.")
+@click.option("--qps", default=1, show_default=True, type=click.IntRange(1), help="Queue pairs of a flow.")
+@click.option("--spread", default="each", show_default=True, type=click.Choice(SPREADS), help="Of messages over QPs.")
 @click.option("--depth", default=0, type=click.IntRange(0), help="Outstanding messages a QP; 0 chooses by size.")
+@click.option("--rate", "rate_mbps", default=0.0, type=click.FloatRange(0), help="Payload, Mb/s a flow; 0: all it can.")
+@click.option("--on", "on", metavar="TIME", help="Burst for so long, then be silent for --off; again and again.")
+@click.option("--off", "off", metavar="TIME", help="See --on.")
+@click.option("--latency", is_flag=True, help="Time every message, from posting to completion.")
+@click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @json_option
 @pass_session
 def flow(
-    session: Session, *, src: str | None, dst: str | None, size: str, qps: int, depth: int, duration: str, as_json: bool
+    session: Session, /, *, src: str | None, dst: str | None, pattern: str | None, as_json: bool, **options: Any
 ) -> int:
-    """RC elephant flow of RDMA writes from SRC to DST (RNICs, such as host1:rxe0).
+    """Flow from SRC to DST (RNICs, such as host1:rxe0), or a whole --pattern of flows.
 
     Without names: from the first host to the last one, which is in another rack where there is more than one.
     """
     inventory = session.inventory()
-    first, last = _ends(inventory.topology)
-    spec = FlowSpec(
-        src=src or first,
-        dst=dst or last,
-        message_bytes=_size(size),
-        qps=qps,
-        depth=depth,
-        duration_s=parse_duration(duration),
-    )
-    ends = [name.partition(":")[0] for name in (spec.src, spec.dst)]
+    if pattern is not None and src is not None:
+        raise UsageError("name SRC and DST, or a --pattern, not both")
+    ends = _ends(inventory.topology)
+    chosen = pairs(pattern, ends) if pattern else ((src or ends[0], dst or ends[-1]),)
+    specs = [spec for pair in chosen for spec in _flow_specs(*pair, **options)]
+    hosts = sorted({name.partition(":")[0] for pair in chosen for name in pair})
     with (
         open_lab(inventory) as lab,
-        hold(inventory, ends, why=f"traffic flow {spec.src} {spec.dst}", mode="shared") as holding,
+        hold(inventory, hosts, why=f"traffic flow {pattern or ' '.join(chosen[0])}", mode="shared") as holding,
         session.progress() as progress,
     ):
         lab.guard = holding.refresh
-        progress(f"connecting {qps} QPs from {spec.src} to {spec.dst}")
-        with flow_module.start(lab, spec, on_event=_teller(lab, progress)) as running:
-            result = running.wait((spec.duration_s or 0) + PATIENCE_S)
+        progress(f"connecting {len(specs)} flows")
+        with flow_module.start_all(lab, specs, on_event=_teller(lab, progress)) as running:
+            result = running.wait((specs[0].duration_s or 0) + PATIENCE_S)
     if as_json:
         session.json(result.to_dict())
     else:
-        rows = [
-            (
-                str(spec.message_bytes),
-                str(sum(total.messages for total in result.totals)),
-                str(qps),
-                f"{result.goodput_bps / 1e9:.3f}",
-                f"{sum(total.messages for total in result.totals) / (result.window.duration_ns / 1e9) / 1e3:.3f}",
-                str(len(result.qp_errors)),
-                str(len(result.rebuilds)),
+        session.table(FLOW_COLUMNS, [_flow_row(one) for one in result.flows])
+        if len(result.flows) > 1:
+            session.out.print(
+                f"{len(result.flows)} flows: {result.goodput_bps / 1e9:.3f} Gb/s in all, "
+                f"Jain index {result.jain_index:.3f}"
             )
-        ]
-        session.table(("#bytes", "#messages", "#QPs", "goodput[Gb/s]", "rate[kmsg/s]", "#errors", "#rebuilds"), rows)
     return _end(session, result.outcome, result.where)
+
+
+def _flow_specs(
+    src: str,
+    dst: str,
+    *,
+    verb: str,
+    size: str,
+    qps: int,
+    spread: str,
+    depth: int,
+    rate_mbps: float,
+    on: str | None,
+    off: str | None,
+    latency: bool,
+    probe: bool,
+    duration: str,
+) -> list[FlowSpec]:
+    main = FlowSpec(
+        src=src,
+        dst=dst,
+        verb=verb,
+        message_bytes=ATOMIC_BYTES if verb == "atomic" else _size(size),
+        qps=qps,
+        spread=spread,
+        depth=depth,
+        rate_bps=rate_mbps * 1e6,
+        on_s=parse_duration(on) if on else 0.0,
+        off_s=parse_duration(off) if off else 0.0,
+        latency=latency,
+        duration_s=parse_duration(duration),
+    )
+    beside = FlowSpec(
+        src=src,
+        dst=dst,
+        message_bytes=PROBE_BYTES,
+        depth=1,
+        chain=1,
+        latency=True,
+        rate_bps=PROBES_PER_S * PROBE_BYTES * 8,
+        duration_s=main.duration_s,
+    )
+    return [main, beside] if probe else [main]
+
+
+def _flow_row(result: FlowResult) -> tuple[str, ...]:
+    latency = result.latency
+    return (
+        result.spec.src,
+        result.spec.dst,
+        result.spec.verb,
+        str(result.spec.message_bytes),
+        str(result.messages),
+        str(result.spec.qps),
+        f"{result.goodput_bps / 1e9:.3f}",
+        f"{result.messages / (result.window.duration_ns / 1e9) / 1e3:.3f}",
+        f"{latency.p50_ns / 1e3:.0f} / {latency.p99_ns / 1e3:.0f}" if latency else "",
+        str(len(result.qp_errors)),
+        str(len(result.rebuilds)),
+    )
 
 
 @traffic.command()
@@ -227,11 +303,11 @@ def _teller(lab: Lab, progress: Any) -> Any:
     return tell
 
 
-def _ends(topology: Topology) -> tuple[str, str]:
+def _ends(topology: Topology) -> tuple[str, ...]:
     hosts = [host for host in topology.hosts if host.rnics]
     if len(hosts) < 2:  # noqa: PLR2004 (a flow has two ends)
         raise UsageError("this lab has fewer than two hosts with RNICs: a flow has two ends")
-    return f"{hosts[0].name}:{hosts[0].rnics[0].name}", f"{hosts[-1].name}:{hosts[-1].rnics[0].name}"
+    return tuple(f"{host.name}:{host.rnics[0].name}" for host in hosts)
 
 
 def _size(text: str) -> int:

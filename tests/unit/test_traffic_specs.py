@@ -45,6 +45,12 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
         ({"qp": QpParams(retry_cnt=7)}, "7 as for ever"),
         ({"qp": QpParams(timeout=0)}, "timeout must be 1 to 31"),
         ({"qp": QpParams(mtu=1500)}, "1024, 2048 or 4096"),
+        ({"verb": "push"}, 'no verb "push"; there is write, send, read, atomic'),
+        ({"verb": "atomic"}, "an atomic has 8 bytes, got 65536"),
+        ({"spread": "spray"}, 'no way "spray"'),
+        ({"spread": "split", "qps": 3}, "cannot be split evenly over 3 QPs"),
+        ({"rate_bps": -1.0}, "cannot be negative"),
+        ({"on_s": 1.0}, "both, an on time and an off time"),
     ],
 )
 def test_flow_refusals(change, says):

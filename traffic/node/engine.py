@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "main"]
 
-TICK_S = 0.05
+TICK_NS = 50_000_000
 
 
 class Engine:
@@ -62,15 +62,21 @@ class Engine:
     def run(self) -> None:
         """Serve until the controller says quit or is gone."""
         self.selector.register(0, selectors.EVENT_READ, self._readable)
-        due = time.monotonic() + TICK_S
+        due_ns = time.monotonic_ns() + TICK_NS
         while self.open:
-            for key, _ in self.selector.select(max(0.0, due - time.monotonic())):
+            wakes = [task.wake_ns for task in self.tasks.values() if task.wake_ns is not None]
+            wait_ns = min(due_ns, *wakes, due_ns) - time.monotonic_ns()
+            for key, _ in self.selector.select(max(0.0, wait_ns / 1e9)):
                 key.data()
-            if time.monotonic() >= due:
-                now_ns = time.monotonic_ns()
+            now_ns = time.monotonic_ns()
+            if wakes:
+                for task in list(self.tasks.values()):
+                    if task.wake_ns is not None and now_ns >= task.wake_ns:
+                        task.wake(now_ns)
+            if now_ns >= due_ns:
                 for task in list(self.tasks.values()):
                     task.tick(now_ns)
-                due = time.monotonic() + TICK_S
+                due_ns = time.monotonic_ns() + TICK_NS
 
     def close(self) -> None:
         """Give everything back, tasks before the devices that they use."""

@@ -50,6 +50,7 @@ class Task:
         self.running = False
         self.finished = False
         self.sampled_ns = 0
+        self.wake_ns: int | None = None  # when `wake` is wanted, if at all
         self.op_deadline_ns = spec["op_deadline_ms"] * 1_000_000
 
     # What subclasses say and do.
@@ -76,6 +77,9 @@ class Task:
 
     def tick(self, now_ns: int) -> None:
         """Called about every 50 ms."""
+
+    def wake(self, now_ns: int) -> None:
+        """Called when `wake_ns` is over."""
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         """A signalled request completed."""

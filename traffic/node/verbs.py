@@ -28,7 +28,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["STATUS", "GidMissing", "Rc", "Rnic", "recv_request", "write_request"]
+__all__ = ["STATUS", "VERBS", "GidMissing", "Rc", "Rnic", "recv_request", "request", "write_request"]
 
 STATUS = {
     value: name[7:]
@@ -37,7 +37,14 @@ STATUS = {
 }
 """Names of work completion statuses (`ibv_wc_status`) without their prefix."""
 
-ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
+ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
+VERBS = {
+    "write": e.IBV_WR_RDMA_WRITE,
+    "write-imm": e.IBV_WR_RDMA_WRITE_WITH_IMM,
+    "send": e.IBV_WR_SEND,
+    "read": e.IBV_WR_RDMA_READ,
+    "atomic": e.IBV_WR_ATOMIC_FETCH_AND_ADD,
+}
 CQ_ENTRIES = 4096
 POLL = 32
 SYSFS = "/sys/class/infiniband"
@@ -95,7 +102,7 @@ class Rnic:
         raise GidMissing(f"{self.name} has no RoCE v2 GID for {self.address}")
 
     def register(self, address: int, size: int) -> MR:
-        """Register memory that the caller keeps alive, for local use and remote writes."""
+        """Register memory that the caller keeps alive, for local use and all that a peer may do."""
         return MR(self.pd, size, ACCESS, address=address)
 
     def drain(self) -> list[Any]:
@@ -150,8 +157,8 @@ class Rc:
         attr.dest_qp_num = peer["qpn"]
         attr.rq_psn = peer["psn"]
         attr.sq_psn = self.psn
-        attr.max_rd_atomic = 1
-        attr.max_dest_rd_atomic = 1
+        attr.max_rd_atomic = params.get("rd_atomic", 1)  # reads and atomics that may be outstanding
+        attr.max_dest_rd_atomic = params.get("rd_atomic", 1)
         attr.min_rnr_timer = params["min_rnr_timer"]
         attr.timeout = params["timeout"]
         attr.retry_cnt = params["retry_cnt"]
@@ -175,24 +182,34 @@ class Rc:
         self.qp.close()
 
 
-def write_request(*, wr_id: int, mr: MR, address: int, size: int, imm: bool, signalled: bool) -> tuple[SendWR, SGE]:
-    """An RDMA write (with immediate) of `size` bytes; keep both objects. The SGE may be changed between posts."""
+def request(verb: str, *, wr_id: int, mr: MR, address: int, size: int, signalled: bool) -> tuple[SendWR, SGE]:
+    """A request of `size` bytes, one of `VERBS`; keep both objects. The SGE may be changed between posts."""
     sge = SGE(address, size, mr.lkey)
-    request = SendWR(
+    made = SendWR(
         wr_id=wr_id,
-        opcode=e.IBV_WR_RDMA_WRITE_WITH_IMM if imm else e.IBV_WR_RDMA_WRITE,
+        opcode=VERBS[verb],
         num_sge=1,
         sg=[sge],
         send_flags=e.IBV_SEND_SIGNALED if signalled else 0,
     )
-    request.sg_list = sge  # instead of the private copy, so that a change of the SGE reaches the next post
+    made.sg_list = sge  # instead of the private copy, so that a change of the SGE reaches the next post
     if not size:
-        request.num_sge = 0
-    return request, sge
+        made.num_sge = 0
+    return made, sge
 
 
-def recv_request(wr_id: int, mr: MR) -> RecvWR:
-    """A receive without a buffer, for the notification of a write with immediate. One object serves all posts."""
-    request = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(mr.buf, 0, mr.lkey)])
-    request.num_sge = 0
-    return request
+def write_request(*, wr_id: int, mr: MR, address: int, size: int, imm: bool, signalled: bool) -> tuple[SendWR, SGE]:
+    """An RDMA write (with immediate), as `request` makes it."""
+    verb = "write-imm" if imm else "write"
+    return request(verb, wr_id=wr_id, mr=mr, address=address, size=size, signalled=signalled)
+
+
+def recv_request(wr_id: int, mr: MR, size: int = 0) -> RecvWR:
+    """A receive: of a send of `size` bytes, or without a buffer, for the notification of a write with immediate.
+
+    One object serves all posts.
+    """
+    made = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(mr.buf, size, mr.lkey)])
+    if not size:
+        made.num_sge = 0
+    return made

@@ -1,0 +1,91 @@
+"""Pacing and traffic matrices, and what flows at once come to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import UsageError
+from traffic import matrix, metrics
+from traffic.node.pacer import CATCH_UP_NS, Pacer
+
+MS = 1_000_000
+
+
+def posted(pacer, size, until_ns, late_ns=0):
+    """Times of posts of a sender that always has something, and wakes `late_ns` late."""
+    now_ns, times = 0, []
+    pacer.start(0)
+    while now_ns < until_ns:
+        if pacer.take(now_ns, size):
+            times.append(now_ns)
+        else:
+            assert pacer.wake_ns > now_ns
+            now_ns = pacer.wake_ns + late_ns
+    return times
+
+
+@given(size=st.integers(64, 100_000), rate_bps=st.integers(1_000_000, 100_000_000), late_ns=st.integers(0, 4 * MS))
+def test_the_rate_is_kept_also_by_one_who_wakes_late(size, rate_bps, late_ns):
+    times = posted(Pacer(rate_bps=rate_bps, on_ns=0, off_ns=0), size, 2_000 * MS, late_ns)
+    interval_ns = size * 8e9 / rate_bps
+    most = 2_000 * MS / interval_ns + 1 + CATCH_UP_NS / interval_ns
+    assert len(times) <= most
+    if late_ns < CATCH_UP_NS:
+        assert len(times) >= (2_000 * MS - late_ns) / interval_ns - 1
+
+
+@given(on_ms=st.integers(1, 50), off_ms=st.integers(1, 50))
+def test_between_bursts_it_is_silent(on_ms, off_ms):
+    pacer = Pacer(rate_bps=8e9, on_ns=on_ms * MS, off_ns=off_ms * MS)  # a byte a ns
+    times = posted(pacer, MS // 2, 500 * MS)
+    assert all(time % ((on_ms + off_ms) * MS) < on_ms * MS for time in times)
+    bursts = {time // ((on_ms + off_ms) * MS) for time in times}
+    assert len(bursts) == -(-500 // (on_ms + off_ms))
+
+
+def test_an_unpaced_flow_is_never_held_up():
+    pacer = Pacer(rate_bps=0, on_ns=0, off_ns=0)
+    assert all(pacer.take(0, 1 << 30) for _ in range(1000))
+
+
+ENDS = ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "flows"),
+    [
+        ("incast", {("b", "a"), ("c", "a"), ("d", "a")}),
+        ("outcast", {("a", "b"), ("a", "c"), ("a", "d")}),
+        ("permutation", {("a", "c"), ("b", "d"), ("c", "a"), ("d", "b")}),
+    ],
+)
+def test_patterns_are_what_they_are_called(pattern, flows):
+    assert set(matrix.pairs(pattern, ENDS)) == flows
+
+
+@given(count=st.integers(2, 20), shift=st.integers(1, 19))
+def test_in_a_permutation_everybody_sends_once_and_receives_once(count, shift):
+    ends = [str(index) for index in range(count)]
+    if shift % count == 0:
+        with pytest.raises(UsageError, match="nothing anywhere"):
+            matrix.pairs("permutation", ends, shift=shift)
+        return
+    found = matrix.pairs("permutation", ends, shift=shift)
+    assert sorted(src for src, _ in found) == sorted(dst for _, dst in found) == sorted(ends)
+    assert all(src != dst for src, dst in found)
+    assert len(matrix.pairs("all-pairs", ends)) == count * (count - 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(("star", ENDS), "there is incast"), (("incast", ENDS[:1]), "at least 2")]
+)
+def test_refusals(arguments, says):
+    with pytest.raises(UsageError, match=says):
+        matrix.pairs(*arguments)
+
+
+def test_jain_index():
+    assert metrics.jain_index([5.0, 5.0, 5.0]) == pytest.approx(1.0)
+    assert metrics.jain_index([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
