@@ -108,10 +108,10 @@ def _schedule() -> Iterator[tuple[str, ...]]:
         ("schedule made and proven right, 1,024 ranks", checked, 5),
         ("schedule made and its time predicted, 24,576 ranks", predicted, 10),
     ):
-        took = {pair: _timed(work, *pair) for pair in schedules.ALGORITHMS}
+        took = {pair: _computed(work, *pair) for pair in schedules.ALGORITHMS}
         slowest = max(took, key=took.__getitem__)
         which = f"{' by '.join(slowest)}, of {len(took)}"
-        yield what, f"{took[slowest]:.2f} s", which, f"<= {most} s", _mark(reached=took[slowest] <= most)
+        yield what, f"{took[slowest]:.2f} s CPU", which, f"<= {most} s", _mark(reached=took[slowest] <= most)
 
 
 def _lab(inventory: Inventory, *, cold: bool) -> Iterator[tuple[str, ...]]:
@@ -200,6 +200,13 @@ def _is_restored(lab: Lab, kind: str, target: str, params: dict[str, float]) -> 
         return "faultbed_" not in node.run(["nft", "list", "tables"]).stdout
     found = counters.read(lab, {key.partition("/")[0] for key, _ in planned.restored})
     return all(found[key.partition("/")[0]].get(key.partition("/")[2]) == value for key, value in planned.restored)
+
+
+def _computed(work: Callable[..., object], *arguments: object) -> float:
+    """CPU seconds: of pure work they are the time that it takes on a quiet machine."""
+    started = time.process_time()
+    work(*arguments)
+    return time.process_time() - started
 
 
 def _timed(work: Callable[..., object], *arguments: object) -> float:

@@ -24,11 +24,14 @@ EXPLAINED_RANKS = 32
 MOST_SENTENCES = 10
 
 
-def _run(schedule: Schedule, inputs: Numbers, work: Numbers) -> None:
-    """Do all moves on arrays of shape (ranks, chunks, ...); `work` becomes the result."""
-    every = expanded(schedule)
+def _by_step(every: Moves) -> list[Moves]:
     starts = np.flatnonzero(np.diff(every["step"], prepend=-2))
-    for some in np.split(every, starts[1:]):
+    return np.split(every, starts[1:]) if len(every) else []
+
+
+def _run(every: Moves, inputs: Numbers, work: Numbers) -> None:
+    """Do all moves on arrays of shape (ranks, chunks, ...); `work` becomes the result."""
+    for some in _by_step(every):
         _step(some, inputs, work)
 
 
@@ -40,10 +43,13 @@ def _step(of: Moves, inputs: Numbers, work: Numbers) -> None:
         data = inputs[src, source]
     else:
         data = work[src, source]
-        data[from_input] = inputs[src[from_input], source[from_input]]
+        if from_input.any():
+            data[from_input] = inputs[src[from_input], source[from_input]]
+    if not reduce.any():
+        work[dst, target] = data
+        return
     work[dst[~reduce], target[~reduce]] = data[~reduce]
-    if reduce.any():
-        np.add.at(work, (dst[reduce], target[reduce]), data[reduce])
+    np.add.at(work, (dst[reduce], target[reduce]), data[reduce])
 
 
 def _spread(spans: Numbers) -> tuple[Numbers, Numbers]:
@@ -63,15 +69,16 @@ def _inputs_like(schedule: Schedule, full: Numbers) -> Numbers:
 
 def faults(schedule: Schedule) -> list[str]:
     """What is wrong with a schedule, a sentence each; empty when it is right. At most some of what is alike."""
-    return [*_malformed(schedule), *_wrong_results(schedule)]
+    every = expanded(schedule)
+    return [*_malformed(schedule, every), *_wrong_results(schedule, every)]
 
 
-def _wrong_results(schedule: Schedule) -> list[str]:
+def _wrong_results(schedule: Schedule, every: Moves) -> list[str]:
     random = np.random.default_rng(1)
     shape = (schedule.ranks, schedule.chunks)
     full = random.integers(0, 2**64, shape, dtype=np.uint64)
     work = random.integers(0, 2**64, shape, dtype=np.uint64)
-    _run(schedule, _inputs_like(schedule, full), work)
+    _run(every, _inputs_like(schedule, full), work)
     total = full.sum(axis=0, dtype=np.uint64)
     found: list[tuple[int, int, int]] = []
     for rank in range(schedule.ranks):
@@ -103,12 +110,11 @@ def contributions(schedule: Schedule) -> npt.NDArray[np.int64]:
     inputs = np.zeros((ranks, chunks, ranks), dtype=np.int64)
     inputs[np.arange(ranks), :, np.arange(ranks)] = 1
     work = np.zeros_like(inputs)
-    _run(schedule, inputs, work)
+    _run(expanded(schedule), inputs, work)
     return work
 
 
-def _malformed(schedule: Schedule) -> Iterator[str]:
-    every = expanded(schedule)
+def _malformed(schedule: Schedule, every: Moves) -> Iterator[str]:
     moving = every[every["step"] >= 0]
     for name, size in (("src", schedule.ranks), ("dst", schedule.ranks)):
         for row in every[(every[name] < 0) | (every[name] >= size)][:1]:
@@ -122,12 +128,22 @@ def _malformed(schedule: Schedule) -> Iterator[str]:
 
 def _written_twice(schedule: Schedule, every: Moves) -> Iterator[str]:
     """A block that is copied to may have no second writer in that step: which one comes last is nobody's choice."""
-    row, place = _spread(every["span"])
-    key = (every["step"][row].astype(np.int64) + 1) * schedule.ranks + every["dst"][row]
-    key = key * schedule.chunks + every["target"][row] + place
-    order = np.argsort(key, kind="stable")
-    same = np.flatnonzero(key[order][1:] == key[order][:-1])
-    copied = ~every["reduce"][row][order]
-    for at in same[copied[same] | copied[same + 1]][:1]:
-        one = every[row[order[at]]]
-        yield f"step {one['step']} writes a block of rank {one['dst']} twice"
+    for some in _by_step(every):
+        if some["reduce"].all():
+            continue
+        row, place = _spread(some["span"])
+        key = some["dst"][row].astype(np.int64) * schedule.chunks + some["target"][row] + place
+        if _repeats(key, schedule.ranks * schedule.chunks):
+            _, first, times = np.unique(key, return_index=True, return_counts=True)
+            copied = np.isin(key, key[~some["reduce"][row]])
+            for at in first[(times > 1) & copied[first]][:1]:
+                one = some[row[at]]
+                yield f"step {one['step']} writes a block of rank {one['dst']} twice"
+
+
+def _repeats(keys: Numbers, below: int) -> bool:
+    """Whether any key comes twice: by counting where there are many, by sorting where there are few."""
+    if len(keys) * 8 > below:
+        return bool(np.bincount(keys, minlength=below).max() > 1)
+    ordered = np.sort(keys)
+    return bool((ordered[1:] == ordered[:-1]).any())
