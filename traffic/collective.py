@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from typing import Any
 
 from testbed.errors import UsageError
-from testbed.topology import Topology
 from traffic import cost, metrics, schedules
-from traffic.engine import Engines, TrafficLab, endpoint
+from traffic.engine import Engines, TrafficLab
 from traffic.flight import Flight, RankEnd
 from traffic.flow import check_qp
-from traffic.plan import Cable, Plan, QpParams, TaskPlan
+from traffic.plan import QpParams
+from traffic.ranks import ends_of, group_size, place, rank_plan, task_name
 from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of, samples_of
 
-__all__ = ["AUTO", "ITEM_BYTES", "REDOPS", "CollectiveResult", "CollectiveSpec", "start"]
+__all__ = ["AUTO", "ITEM_BYTES", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "layout", "start"]
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
 """Bytes of an element, by type."""
 REDOPS = ("sum", "max", "avg")
 AUTO = "auto"
 MAX_BYTES = 1 << 30
-MAX_RANKS = 128
 NOT_SYNCHRONISING = frozenset({"broadcast", "reduce", "send-recv"})
 """Where a rank may be through before another one has begun: these end with a barrier, which is in their time."""
 
@@ -40,7 +38,7 @@ class CollectiveSpec:
     broadcast and reduce. Input and output are buffers of their own, unless `in_place`.
 
     Give `duration_s` or `iterations`. With `compute_units` above 0 every iteration begins with that much work on the
-    host's GPU `gpu`. `segment_bytes` is the pipelining grain, `slots` how many segments may be under way a connection.
+    host's GPU `gpu`. `segment_bytes` is the pipelining grain, `slots` how many segments a rank may have under way.
     An operation that takes a rank longer than `deadline_s` is a failure.
     """
 
@@ -132,7 +130,12 @@ def _check_buffer(spec: CollectiveSpec) -> None:
         raise UsageError(f"segment size must be a multiple of {item} bytes above 0, got {spec.segment_bytes}")
 
 
-def _check(spec: CollectiveSpec) -> None:
+def check(spec: CollectiveSpec) -> None:
+    """Refuse what cannot be meant on any lab.
+
+    Raises:
+        UsageError: in one sentence.
+    """
     _check_buffer(spec)
     if spec.deadline_s <= 0:
         raise UsageError(f"a collective's deadline must be above 0 s, got {spec.deadline_s:g} s")
@@ -149,33 +152,8 @@ def _check(spec: CollectiveSpec) -> None:
     check_qp(spec.qp)
 
 
-def _ranks(lab: TrafficLab, spec: CollectiveSpec) -> tuple[Endpoint, ...]:
-    names = spec.ranks or tuple(host.name for host in lab.topology.hosts)
-    ranks = tuple(endpoint(lab.topology, name) for name in names)
-    twice = {rank.name for rank in ranks if ranks.count(rank) > 1}
-    if twice:
-        raise UsageError(f"an RNIC is one rank only: {', '.join(sorted(twice))} is named twice")
-    if len(ranks) > MAX_RANKS:
-        raise UsageError(f"at most {MAX_RANKS} ranks, got {len(ranks)}")
-    if spec.compute_units:
-        for rank in ranks:
-            if all(gpu.name != spec.gpu for gpu in lab.topology.host_by_name[rank.host].gpus):
-                raise UsageError(f"{rank.host} has no GPU {spec.gpu}; leave out the compute phase, or name another")
-    return ranks
-
-
-def _group(topology: Topology, ranks: Sequence[Endpoint]) -> int:
-    """How many ranks that follow each other share a host, or else a rack; 1 where groups would not be of one size."""
-    racks = {host.name: host.rack for host in topology.hosts}
-    for place in ([rank.host for rank in ranks], [racks[rank.host] for rank in ranks]):
-        runs = [len(list(run)) for _, run in groupby(place)]
-        if len(set(runs)) == 1 and len(runs) == len(set(place)) and 1 < runs[0] < len(ranks):
-            return runs[0]
-    return 1
-
-
 def _schedule(lab: TrafficLab, spec: CollectiveSpec, ranks: Sequence[Endpoint]) -> schedules.Schedule:
-    group = _group(lab.topology, ranks)
+    group = group_size(lab.topology, ranks)
     shape = cost.shape_for(len(ranks), spec.size_bytes, group=group, root=spec.root)
     algorithm = spec.algorithm
     if algorithm == AUTO:
@@ -188,7 +166,8 @@ def _schedule(lab: TrafficLab, spec: CollectiveSpec, ranks: Sequence[Endpoint]) 
     return schedules.build(spec.collective, algorithm, shape)
 
 
-def _layout(spec: CollectiveSpec, ranks: int) -> schedules.Layout:
+def layout(spec: CollectiveSpec, ranks: int) -> schedules.Layout:
+    """How long the blocks of a collective over so many ranks are."""
     if spec.collective == "barrier":
         return schedules.Layout(elements=ranks)
     if spec.collective == "all-to-allv":
@@ -206,49 +185,21 @@ def start(
         UsageError: the spec asks for something that is not there; nothing was started.
         LabError: it could not be started; nothing is left running.
     """
-    _check(spec)
-    ranks = _ranks(lab, spec)
+    check(spec)
+    ranks = place(lab, spec)
     made = _schedule(lab, spec, ranks)
-    layout = _layout(spec, len(ranks))
     programs = schedules.programs(
-        made, layout, in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
+        made, layout(spec, len(ranks)), in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
     )
-    pairs = schedules.peers_of(programs)
-    cables = tuple(Cable(index=index, src=_task(src), dst=_task(dst)) for index, (src, dst) in enumerate(pairs))
-    tasks = []
-    for rank, place in enumerate(ranks):
-        lanes: list[list[int | str]] = []
-        for index, (src, dst) in enumerate(pairs):
-            lanes += [[index, "out", dst]] if src == rank else []
-            lanes += [[index, "in", src]] if dst == rank else []
-        job = {
-            "program": programs[rank],
-            "lanes": lanes,
-            "dtype": spec.dtype,
-            "redop": spec.redop,
-            "segment_bytes": min(spec.segment_bytes, max(spec.size_bytes, ITEM_BYTES[spec.dtype])),
-            "slots": spec.slots,
-            "iterations": spec.iterations,
-            "duration_ms": None if spec.duration_s is None else round(spec.duration_s * 1000),
-            "compute_units": spec.compute_units,
-            "gpu_socket": f"/run/faultbed/{spec.gpu}.sock",
-            "deadline_ms": round(spec.deadline_s * 1000),
-            "op_deadline_ms": round(spec.op_deadline_s * 1000),
-            "qp": spec.qp.to_dict(),
-        }
-        tasks.append(TaskPlan(name=_task(rank), kind="rank", endpoint=place, spec=job, active=True))
-    plan = Plan(
-        what=f"{spec.collective} ({made.algorithm}) over {len(ranks)} ranks",
-        tasks=tuple(tasks),
-        cables=cables,
-        peer_deadline_s=spec.peer_deadline_s,
-        stall_deadline_s=spec.stall_deadline_s,
+    segment_bytes = min(spec.segment_bytes, max(spec.size_bytes, ITEM_BYTES[spec.dtype]))
+    plan = rank_plan(
+        f"{spec.collective} ({made.algorithm}) over {len(ranks)} ranks",
+        spec,
+        ranks,
+        programs,
+        segment_bytes=segment_bytes,
     )
     return begin(lab, plan, lambda running: _finish(running, spec, made, programs, ranks), on_event, engines)
-
-
-def _task(rank: int) -> str:
-    return f"rank{rank}"
 
 
 def _busbw(spec: CollectiveSpec, programs: Sequence[Mapping[str, Any]], time_ns: float) -> float:
@@ -259,20 +210,6 @@ def _busbw(spec: CollectiveSpec, programs: Sequence[Mapping[str, Any]], time_ns:
     return metrics.algbw_gbytes_per_s(busiest * ITEM_BYTES[spec.dtype], time_ns)
 
 
-def _ends(running: Running[CollectiveResult], ranks: Sequence[Endpoint]) -> tuple[RankEnd, ...]:
-    """A rank that was through before others failed has completed; one of which nothing was heard has failed."""
-    found = []
-    for rank, place in enumerate(ranks):
-        flight = running.flights.get(_task(rank))
-        if running.failure is None or _task(rank) in running.done:
-            outcome: Outcome = "completed" if running.failure else running.outcome
-            found.append(RankEnd(rank=rank, endpoint=place.name, outcome=outcome, where=None))
-        else:
-            where = flight.standing if flight else "nothing was heard of it at the end"
-            found.append(RankEnd(rank=rank, endpoint=place.name, outcome="failed", where=where))
-    return tuple(found)
-
-
 def _finish(
     running: Running[CollectiveResult],
     spec: CollectiveSpec,
@@ -280,7 +217,7 @@ def _finish(
     programs: Sequence[Mapping[str, Any]],
     ranks: tuple[Endpoint, ...],
 ) -> CollectiveResult:
-    per_rank = tuple(iterations_of(running, _task(rank)) for rank in range(len(ranks)))
+    per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
     times = metrics.operation_times_ns(per_rank)
     time_ns = metrics.percentile(times, 50) if times else 0.0
     ends = [done["end_ns"] for done in running.done.values()]
@@ -291,7 +228,7 @@ def _finish(
         algorithm=made.algorithm,
         outcome=running.outcome,
         where=running.failure,
-        ends=_ends(running, ranks),
+        ends=ends_of(running, ranks),
         flights=tuple(running.flights.values()),
         window=Window(
             start_ns=min(starts, default=running.started_ns),

@@ -40,7 +40,7 @@ class Network:
     far: Link
 
 
-_SOFT = Link(alpha_ns=600_000, overhead_ns=150_000, ns_per_byte=40)
+_SOFT = Link(alpha_ns=600_000, overhead_ns=600_000, ns_per_byte=40)
 NETWORKS = {
     "soft": Network(near=_SOFT, far=_SOFT),
     "rack": Network(
@@ -48,8 +48,9 @@ NETWORKS = {
         far=Link(alpha_ns=12_000, overhead_ns=500, ns_per_byte=1 / 50),
     ),
 }
-"""By kind of lab. Soft: what rxe under emulation roughly does. Rack: 400 Gb/s RNICs and NVLink of an H100 by their
-data sheets, not measured by us."""
+"""By kind of lab. Soft: what rxe under emulation roughly does; one virtual CPU sends one message at a time, so that
+several in a step are no quicker than several steps. Rack: 400 Gb/s RNICs and NVLink of an H100 by their data sheets,
+not measured by us."""
 
 
 def predict_ns(schedule: Schedule, size_bytes: float, network: Network, *, group: int = 1) -> float:

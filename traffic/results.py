@@ -58,10 +58,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One compute phase and one collective on one rank.
+    """One compute phase and one collective, or a job's several, on one rank.
 
     `wait_ns` is the part of `comm_ns` before the first data of a neighbour could be used. `start_ns` is the beginning
     of the compute phase, `end_ns` the end of the collective; the check of the result comes after it and is not in it.
+    `phases_ns` are when each collective of a job was over, counted from the end of the compute phase.
     """
 
     index: int
@@ -71,6 +72,7 @@ class Iteration:
     comm_ns: int
     wait_ns: int
     wrong_elements: int
+    phases_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

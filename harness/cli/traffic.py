@@ -1,4 +1,4 @@
-"""Commands that only make traffic: traffic flow, traffic collective."""
+"""Commands that only make traffic: traffic flow, traffic collective (`harness.cli.jobs` adds traffic job)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from traffic.results import Outcome
 from traffic.run import Running
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "exit_code", "read_size", "teller", "traffic", "wait_for"]
 
 PATIENCE_S = 120.0
 PROBE_BYTES = 64
@@ -106,7 +106,7 @@ def flow(
     ):
         lab.guard = holding.refresh
         progress(f"connecting {len(specs)} flows")
-        with flow_module.start_all(lab, specs, on_event=_teller(lab, progress)) as running:
+        with flow_module.start_all(lab, specs, on_event=teller(lab, progress)) as running:
             result = running.wait((specs[0].duration_s or 0) + PATIENCE_S)
     if as_json:
         session.json(result.to_dict())
@@ -117,7 +117,7 @@ def flow(
                 f"{len(result.flows)} flows: {result.goodput_bps / 1e9:.3f} Gb/s in all, "
                 f"Jain index {result.jain_index:.3f}"
             )
-    return _end(session, result.outcome, result.where)
+    return exit_code(session, result.outcome, result.where)
 
 
 def _flow_specs(
@@ -140,7 +140,7 @@ def _flow_specs(
         src=src,
         dst=dst,
         verb=verb,
-        message_bytes=ATOMIC_BYTES if verb == "atomic" else _size(size),
+        message_bytes=ATOMIC_BYTES if verb == "atomic" else read_size(size),
         qps=qps,
         spread=spread,
         depth=depth,
@@ -226,7 +226,7 @@ def collective(
         skew=skew,
         in_place=in_place,
         ranks=ranks,
-        size_bytes=_size(size),
+        size_bytes=read_size(size),
         iterations=iterations,
         compute_units=compute_units,
     )
@@ -239,8 +239,8 @@ def collective(
     ):
         lab.guard = holding.refresh
         progress(f"connecting the ranks of {name} ({algorithm})")
-        with collective_module.start(lab, spec, on_event=_teller(lab, progress)) as running:
-            result = _wait(running)
+        with collective_module.start(lab, spec, on_event=teller(lab, progress)) as running:
+            result = wait_for(running)
     if as_json:
         session.json(result.to_dict())
     else:
@@ -266,7 +266,7 @@ def collective(
         )
     if result.wrong_elements:
         return ExitCode.FAIL
-    return _end(session, result.outcome, result.where)
+    return exit_code(session, result.outcome, result.where)
 
 
 def _count(spec: CollectiveSpec, ranks: int) -> int:
@@ -275,14 +275,15 @@ def _count(spec: CollectiveSpec, ranks: int) -> int:
     return spec.elements // ranks if share else spec.elements
 
 
-def _wait(running: Running[Any]) -> Any:
+def wait_for(running: Running[Any]) -> Any:
+    """The result of work that ends by its iterations."""
     # A collective ends by its iterations; how long those take is the lab's affair. Its own stall deadline ends a hang.
     while not running.is_over:
         threading.Event().wait(0.2)
     return running.wait(PATIENCE_S)
 
 
-def _teller(lab: Lab, progress: Any) -> Any:
+def teller(lab: Lab, progress: Any) -> Any:
     """Tell at most every two seconds what the traffic's events add up to."""
     seen = {"bytes": 0, "iterations": 0, "told": time.monotonic()}
 
@@ -294,13 +295,21 @@ def _teller(lab: Lab, progress: Any) -> Any:
             case "iteration":
                 seen["iterations"] = max(seen["iterations"], event["index"] + 1)
             case "qp_error" | "rebuilt" as name:
-                progress(f"{name}: {event.get('endpoint', event.get('src', ''))} {event.get('status', '')}".strip())
+                progress(_told(name, event))
         if time.monotonic() - seen["told"] > TELL_EVERY_S:
             seen["told"] = time.monotonic()
             done = f"{seen['iterations']} iterations, " if seen["iterations"] else ""
             progress(f"{done}{seen['bytes'] / 1e6:.1f} MB acknowledged")
 
     return tell
+
+
+def _told(name: str, event: dict[str, Any]) -> str:
+    if name == "qp_error":
+        error = event["qp_error"]
+        return f"QP lost: {error.endpoint} -> {error.peer}, {error.status}"
+    rebuild = event["rebuild"]
+    return f"QP made again: {rebuild.src} -> {rebuild.dst}, after {rebuild.reason}"
 
 
 def _ends(topology: Topology) -> tuple[str, ...]:
@@ -310,14 +319,16 @@ def _ends(topology: Topology) -> tuple[str, ...]:
     return tuple(f"{host.name}:{host.rnics[0].name}" for host in hosts)
 
 
-def _size(text: str) -> int:
+def read_size(text: str) -> int:
+    """`--size`, read."""
     try:
         return parse_size_bytes(text)
     except ValueError as error:
         raise UsageError(f"--size {text}: {error}") from error
 
 
-def _end(session: Session, outcome: Outcome, where: str | None) -> int:
+def exit_code(session: Session, outcome: Outcome, where: str | None) -> int:
+    """What the command ends with; told on the terminal when it is not a plain success."""
     if outcome == "failed":
         session.err.print(f"[red]failed[/red]: {where}", soft_wrap=True)
         return ExitCode.ERROR

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traffic.node import elements, pattern
-from traffic.node.pattern import ALL, Pattern
+from traffic.node.pattern import Pattern
 
 TYPES = st.sampled_from(sorted(elements.STORED))
 
@@ -31,7 +31,7 @@ def test_reduced_in_any_order_the_inputs_are_the_expected_result(ranks, iteratio
         reduce(total, other)
     if redop == "avg":
         elements.average(total, ranks, dtype)
-    assert pattern.count_wrong(total, of.period(ALL, iteration)) == 0
+    assert pattern.count_wrong(total, of.reduced(list(range(ranks)), iteration)) == 0
 
 
 @given(index=st.integers(0, 20_000), size=st.integers(1, 20_000))
@@ -61,7 +61,7 @@ def test_what_is_of_another_place_rank_or_iteration_is_seen(dtype, ranks):
 
 def test_not_a_number_is_wrong():
     data = np.empty(5000, dtype=np.float32)
-    period = Pattern(4, "fp32", "sum").period(ALL, 0)
+    period = Pattern(4, "fp32", "sum").reduced([0, 1, 2, 3], 0)
     pattern.fill(data, period)
     data[17] = np.nan
     assert pattern.count_wrong(data, period) == 1

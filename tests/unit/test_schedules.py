@@ -95,7 +95,7 @@ def memories(made, elements):
     found = []
     for program in made:
         memory = np.full(program["elements"], -(10**9))
-        for offset, count, index in program["fills"]:
+        for offset, count, index, _ in program["fills"]:
             memory[offset : offset + count] = inputs_of(program["rank"], elements)[index : index + count]
         for to, of, count in program["copies"]:
             memory[to : to + count] = memory[of : of + count]
@@ -110,8 +110,8 @@ def check_memories(made, found, elements, reduce):
         for offset, count, source, index in program["results"]:
             want = everything if source == ALL else inputs_of(source, elements)
             assert (memory[offset : offset + count] == want[index : index + count]).all()
-        for offset, count, index in program["fills"]:
-            if offset + count <= program["input"]:
+        for offset, count, index, kept in program["fills"]:
+            if kept:
                 assert (memory[offset : offset + count] == inputs_of(program["rank"], elements)[index:][:count]).all()
 
 

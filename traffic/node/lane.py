@@ -42,11 +42,6 @@ class Out:
         self.request: Any = None
         self.sge: Any = None
 
-    @property
-    def done(self) -> bool:
-        """Whether all of this iteration is acknowledged."""
-        return self.acked - self.base == len(self.segments)
-
     def describe(self) -> dict[str, Any]:
         """How far this iteration is: segments posted and acknowledged, and the step of the next one."""
         begun, done = self.posted - self.base, self.acked - self.base
@@ -68,11 +63,6 @@ class In:
         self.told = 0  # applied, when the peer was last given our endpoint
         self.psn = 0  # of the next segment
         self.credit: Any = None
-
-    @property
-    def done(self) -> bool:
-        """Whether all of this iteration is applied."""
-        return self.applied - self.base == len(self.segments)
 
     def describe(self) -> dict[str, Any]:
         """How far this iteration is: segments arrived and applied, and the step of the next one."""

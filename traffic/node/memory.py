@@ -28,7 +28,7 @@ class Memory:
     def fill(self, iteration: int) -> None:
         """Write the input of an iteration."""
         own = self.pattern.period(self.program["rank"], iteration)
-        for offset, count, index in self.program["fills"]:
+        for offset, count, index, _ in self.program["fills"]:
             pattern.fill(self.array[offset : offset + count], own, index)
 
     def copy(self) -> None:
@@ -40,17 +40,21 @@ class Memory:
         """Make averages of sums, when that is what is wanted."""
         if self.redop == "avg":
             for offset, count, source, _ in self.program["results"]:
-                if source == pattern.ALL:
-                    average(self.array[offset : offset + count], self.program["ranks"], self.dtype)
+                if source < 0:
+                    members = self.program["groups"][-1 - source]
+                    average(self.array[offset : offset + count], len(members), self.dtype)
 
     def count_wrong(self, iteration: int) -> int:
         """Elements of the result that are not as they must be, and of the input, which nobody may have touched."""
         wrong = 0
         for offset, count, source, index in self.program["results"]:
-            period = self.pattern.period(source, iteration)
+            if source < 0:
+                period = self.pattern.reduced(self.program["groups"][-1 - source], iteration)
+            else:
+                period = self.pattern.period(source, iteration)
             wrong += pattern.count_wrong(self.array[offset : offset + count], period, index)
-        for offset, count, index in self.program["fills"]:
-            if offset + count <= self.program["input"]:
+        for offset, count, index, kept in self.program["fills"]:
+            if kept:
                 period = self.pattern.period(self.program["rank"], iteration)
                 wrong += pattern.count_wrong(self.array[offset : offset + count], period, index)
         return wrong

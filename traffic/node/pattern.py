@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["ALL", "PERIOD", "Pattern", "count_wrong", "fill"]
+__all__ = ["PERIOD", "Pattern", "count_wrong", "fill"]
 
 PERIOD = 4099
-ALL = -1
 MOST = 251
 _PLACE = np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1)
 
@@ -43,17 +42,19 @@ class Pattern:
         mixed ^= mixed >> np.uint32(13)
         return (mixed % np.uint32(self.modulus)).astype(np.int64)
 
-    def period(self, source: int, iteration: int) -> Array:
-        """One period, of shape (4099,), of a rank's input, or of its reduction over all ranks (`ALL`)."""
-        if source != ALL:
-            return from_whole(self._whole(source, iteration), self.dtype)
-        total = self._whole(0, iteration)
-        for rank in range(1, self.ranks):
+    def period(self, rank: int, iteration: int) -> Array:
+        """One period, of shape (4099,), of a rank's input."""
+        return from_whole(self._whole(rank, iteration), self.dtype)
+
+    def reduced(self, members: list[int], iteration: int) -> Array:
+        """One period, of shape (4099,), of the reduction of the inputs of some ranks."""
+        total = self._whole(members[0], iteration)
+        for rank in members[1:]:
             other = self._whole(rank, iteration)
             total = np.maximum(total, other) if self.redop == "max" else total + other
         reduced = from_whole(total, self.dtype)
         if self.redop == "avg":
-            average(reduced, self.ranks, self.dtype)
+            average(reduced, len(members), self.dtype)
         return reduced
 
 

@@ -32,10 +32,11 @@ class Segment(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Segments by peer rank, per direction."""
+    """Segments by peer rank, per direction; and what is received and acknowledged at each fence, and in the end."""
 
     sends: dict[int, list[Segment]]
     recvs: dict[int, list[Segment]]
+    phases: list[tuple[Need, Need]]
 
 
 class _History:
@@ -71,13 +72,15 @@ def make_plan(program: dict[str, Any], segment_elements: int) -> Plan:
     recvs: dict[int, list[Segment]] = {}
     sent, received = _History(segment_elements), _History(segment_elements)
     fences = list(program["fences"])
+    phases: list[tuple[Need, Need]] = []
     behind: tuple[Need, Need] = ((), ())
     work = [(step, 0, dst, start, length, "") for step, dst, start, length in program["sends"]]
     work += [(step, 1, src, start, length, op) for step, src, start, length, op in program["recvs"]]
     for step, is_recv, peer, start, length, op in sorted(work, key=lambda item: item[:2]):
-        if fences and step >= fences[0]:
+        while fences and step >= fences[0]:
             fences.pop(0)
             behind = _all(recvs), _all(sends)
+            phases.append(behind)
         lane = (recvs if is_recv else sends).setdefault(peer, [])
         for offset in range(start, start + length, segment_elements):
             count = min(segment_elements, start + length - offset)
@@ -91,4 +94,5 @@ def make_plan(program: dict[str, Any], segment_elements: int) -> Plan:
                 before = behind[0] + received.need(offset, count, step)
                 sent.add(step, offset, count, peer, len(lane))
                 lane.append(Segment(step, offset, count, reduce=False, received=before, acked=behind[1]))
-    return Plan(sends, recvs)
+    phases += [(_all(recvs), _all(sends))] * (len(fences) + 1)
+    return Plan(sends, recvs, phases)

@@ -7,9 +7,9 @@ segment s goes to slot s mod `slots`. The immediate is
     bits 0-23   segment number mod 2^24 (towards the receiver), segments applied mod 2^24 (credits, towards the sender)
 
 A sender has never more than `slots` segments that are not known to be applied, so a slow receiver is never overrun and
-a receive is always posted. Rank 0 alone decides which iteration is the last; the word travels with the data, and since
-every result depends on rank 0's data (a closing barrier sees to it where the collective does not), every rank has it
-before its iteration ends.
+a receive is always posted. Without a number of iterations, rank 0 alone decides which one is the last; the word travels
+with the data, and since every result depends on rank 0's data (a closing barrier sees to it where the collective does
+not), every rank has it before its iteration ends.
 
 A collective that is not over `deadline_ms` after the rank entered it is reported as overdue, with where the rank is.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from traffic.node.gpu import GpuClient
 from traffic.node.lane import In, Out, packets
 from traffic.node.memory import Memory
-from traffic.node.plan import Segment, make_plan
+from traffic.node.plan import Need, make_plan
 from traffic.node.recorder import FIELDS, Recorder
 from traffic.node.task import RECV_ID, Conn, Task
 from traffic.node.verbs import Rnic, recv_request, write_request
@@ -58,6 +58,8 @@ class RankTask(Task):
         self.data_mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
         self.flight = Recorder()
         plan = make_plan(program, self.segment_bytes // self.item)
+        self.phases = plan.phases
+        self.phases_ns: list[int] = []
         self.outs: dict[int, Out] = {}
         self.ins: dict[int, In] = {}
         self.out_by_conn: dict[int, Out] = {}
@@ -174,19 +176,19 @@ class RankTask(Task):
             lane.base = self.index * len(lane.segments)
         self.start_ns = time.monotonic_ns()
         self.flight.add("begin", iteration=self.index)
-        if self.rank == 0 and self._is_last(self.start_ns):
+        wanted = self.spec["iterations"]
+        if (wanted is not None and self.index + 1 >= wanted) or (self.rank == 0 and self._is_over(self.start_ns)):
             self.last_index = self.index
         self.compute_ns = 0
+        self.phases_ns = []
         if self.gpu is None:
             self._communicate(self.start_ns)
         else:
             self.phase = "compute"
             self.gpu.compute(self.spec["compute_units"], self._computed)
 
-    def _is_last(self, now_ns: int) -> bool:
-        wanted = self.spec["iterations"]
-        over = self.end_ns is not None and now_ns + self.took_ns // 2 >= self.end_ns
-        return self.stopping or over or (wanted is not None and self.index + 1 >= wanted)
+    def _is_over(self, now_ns: int) -> bool:
+        return self.stopping or (self.end_ns is not None and now_ns + self.took_ns // 2 >= self.end_ns)
 
     def _computed(self, nanoseconds: int | None) -> None:
         if nanoseconds is None:
@@ -239,12 +241,12 @@ class RankTask(Task):
                 self.first_data_ns = now_ns
         self._pump(now_ns)
 
-    def _met(self, segment: Segment) -> bool:
-        for peer, number in segment.received:
+    def _met(self, received: Need, acked: Need) -> bool:
+        for peer, number in received:
             lane = self.ins[peer]
             if lane.applied - lane.base < number:
                 return False
-        for peer, number in segment.acked:
+        for peer, number in acked:
             out = self.outs[peer]
             if out.acked - out.base < number:
                 return False
@@ -260,7 +262,9 @@ class RankTask(Task):
                 moved |= self._apply(lane, now_ns)
             for out in self.outs.values():
                 moved |= self._send(out, now_ns)
-        if all(out.done for out in self.outs.values()) and all(lane.done for lane in self.ins.values()):
+        while len(self.phases_ns) < len(self.phases) and self._met(*self.phases[len(self.phases_ns)]):
+            self.phases_ns.append(time.monotonic_ns() - self.comm_ns)
+        if len(self.phases_ns) == len(self.phases):
             self._finish()
 
     def _apply(self, lane: In, now_ns: int) -> bool:
@@ -269,7 +273,7 @@ class RankTask(Task):
         limit = min(lane.received, lane.base + len(lane.segments))
         while lane.applied < limit:
             segment = lane.segments[lane.applied - lane.base]
-            if (segment.received or segment.acked) and not self._met(segment):
+            if (segment.received or segment.acked) and not self._met(segment.received, segment.acked):
                 break
             at = lane.applied % self.slots * size
             source = lane.staging[at : at + segment.size]
@@ -304,7 +308,7 @@ class RankTask(Task):
             if out.posted - out.acked >= self.slots:
                 break
             segment = out.segments[out.posted - out.base]
-            if (segment.received or segment.acked) and not self._met(segment):
+            if (segment.received or segment.acked) and not self._met(segment.received, segment.acked):
                 break
             request, sge = out.request, out.sge
             size_bytes = segment.size * self.item
@@ -337,6 +341,7 @@ class RankTask(Task):
             compute_ns=self.compute_ns,
             comm_ns=now_ns - self.comm_ns,
             wait_ns=max(0, self.first_data_ns - self.comm_ns),
+            phases_ns=self.phases_ns,
             wrong=wrong,
         )
         checked_ns = time.monotonic_ns()

@@ -9,7 +9,16 @@ from __future__ import annotations
 from traffic.schedules.catalogue import ALGORITHMS, MIN_RANKS, Shape, algorithms_for, build
 from traffic.schedules.meaning import ALL, COLLECTIVES, REDUCING, ROOTED, held, results
 from traffic.schedules.model import Moves, Schedule, expanded
-from traffic.schedules.program import Layout, block_bounds, peers_of, programs, skewed_counts
+from traffic.schedules.program import (
+    Layout,
+    Program,
+    block_bounds,
+    in_sequence,
+    peers_of,
+    programs,
+    renamed,
+    skewed_counts,
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -20,6 +29,7 @@ __all__ = [
     "ROOTED",
     "Layout",
     "Moves",
+    "Program",
     "Schedule",
     "Shape",
     "algorithms_for",
@@ -27,8 +37,10 @@ __all__ = [
     "build",
     "expanded",
     "held",
+    "in_sequence",
     "peers_of",
     "programs",
+    "renamed",
     "results",
     "skewed_counts",
 ]

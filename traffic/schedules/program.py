@@ -18,7 +18,10 @@ from traffic.schedules.catalogue import Shape, build
 from traffic.schedules.meaning import held, results
 from traffic.schedules.model import Schedule, expanded
 
-__all__ = ["Layout", "block_bounds", "peers_of", "programs", "skewed_counts"]
+__all__ = ["Layout", "Program", "block_bounds", "in_sequence", "peers_of", "programs", "renamed", "skewed_counts"]
+
+PATTERN_SHIFT = 1009
+"""Between the patterns of programs in sequence: what is of another one does not fit."""
 
 Ints = npt.NDArray[np.int64]
 Program = dict[str, Any]
@@ -77,10 +80,11 @@ def programs(
 ) -> list[Program]:
     """What each rank has to do. All offsets and counts are in elements of the rank's one array.
 
-    `fills` are `[offset, count, index]`: element `index` and following of the rank's pattern. `copies` are
-    `[to, from, count]`. `sends` are `[step, dst, offset, count]`, `recvs` are `[step, src, offset, count, op]`, both in
-    step order; empty ones are left out on both sides alike. A rank enters a step of `fences` when all that came before
-    is done. `results` are `[offset, count, source, index]`, source -1 being all ranks, reduced.
+    `fills` are `[offset, count, index, kept]`: element `index` and following of the rank's pattern, and whether it is
+    an input that must be unharmed in the end. `copies` are `[to, from, count]`. `sends` are
+    `[step, dst, offset, count]`, `recvs` are `[step, src, offset, count, op]`, both in step order; empty ones are left
+    out on both sides alike. A rank enters a step of `fences` when all that came before is done. `results` are
+    `[offset, count, source, index]`: a source below 0 is reduced, over `groups[-1 - source]`.
 
     `closing_barrier` lets nobody go on before everybody has finished.
 
@@ -113,7 +117,7 @@ def programs(
     if closing_barrier:
         tokens = build("barrier", "recursive-doubling", Shape(ranks=schedule.ranks))
         ends = programs(tokens, Layout(elements=schedule.ranks), in_place=True)
-        made = [_one_after_the_other(*pair, steps=schedule.steps) for pair in zip(made, ends, strict=True)]
+        made = [in_sequence(*pair, steps=schedule.steps) for pair in zip(made, ends, strict=True)]
     return made
 
 
@@ -137,7 +141,8 @@ def _frame(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> 
         "ranks": schedule.ranks,
         "input": size,
         "elements": size + int(work[-1]),
-        "fills": [[0, count, index]] if size else [],
+        "groups": [list(range(schedule.ranks))],
+        "fills": [[0, count, index, 1]] if size else [],
         "copies": [],
         "sends": [],
         "recvs": [],
@@ -161,20 +166,46 @@ def _add_local(program: Program, row: Any, whole: Ints, inputs: Ints, work: Ints
     if not count:
         return
     if in_place:
-        program["fills"].append([to, count, int(whole[source])])
+        program["fills"].append([to, count, int(whole[source]), 0])
     else:
         program["copies"].append([to, offset, count])
 
 
-def _one_after_the_other(first: Program, second: Program, *, steps: int) -> Program:
-    """Two programs of a rank in one array; the second begins when the rank is through with the first."""
-    shift = first["elements"]
+def in_sequence(first: Program, second: Program, *, steps: int) -> Program:
+    """Two programs of a rank in one array, with a fence between them at step `steps`.
+
+    Their inputs are different parts of the rank's pattern.
+    """
+    shift, groups = first["elements"], len(first["groups"])
+    other = PATTERN_SHIFT * (1 + len(first["fences"]))
     return {
         **first,
         "elements": shift + second["elements"],
-        "fills": first["fills"] + [[to + shift, *rest] for to, *rest in second["fills"]],
+        "groups": first["groups"] + second["groups"],
+        "fills": first["fills"] + [[at + shift, n, index + other, kept] for at, n, index, kept in second["fills"]],
+        "copies": first["copies"] + [[to + shift, of + shift, n] for to, of, n in second["copies"]],
         "sends": first["sends"] + [[step + steps, to, at + shift, n] for step, to, at, n in second["sends"]],
         "recvs": first["recvs"] + [[step + steps, of, at + shift, n, op] for step, of, at, n, op in second["recvs"]],
-        "fences": [*first["fences"], steps],
-        "results": first["results"] + [[at + shift, *rest] for at, *rest in second["results"]],
+        "fences": [*first["fences"], steps, *(step + steps for step in second["fences"])],
+        "results": first["results"]
+        + [
+            [at + shift, n, source if source >= 0 else source - groups, index + other]
+            for at, n, source, index in second["results"]
+        ],
+    }
+
+
+def renamed(program: Program, members: Sequence[int], ranks: int) -> Program:
+    """The program of a group's rank in the words of a world of `ranks` ranks; `members` are the group's, in order."""
+    return {
+        **program,
+        "rank": members[program["rank"]],
+        "ranks": ranks,
+        "groups": [[members[rank] for rank in group] for group in program["groups"]],
+        "sends": [[step, members[dst], offset, count] for step, dst, offset, count in program["sends"]],
+        "recvs": [[step, members[src], offset, count, op] for step, src, offset, count, op in program["recvs"]],
+        "results": [
+            [offset, count, source if source < 0 else members[source], index]
+            for offset, count, source, index in program["results"]
+        ],
     }

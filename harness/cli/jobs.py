@@ -1,0 +1,117 @@
+"""Jobs of ranks: `faultbed traffic job`."""
+
+from __future__ import annotations
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.cli.traffic import exit_code, read_size, teller, traffic, wait_for
+from harness.verdict import ExitCode
+from testbed.errors import UsageError
+from testbed.holding import hold
+from testbed.lab import open_lab
+from traffic import job as job_module
+from traffic.collective import AUTO, ITEM_BYTES
+from traffic.job import JobPhase, JobSpec
+
+__all__ = ["COMMANDS"]
+
+
+@traffic.command()
+@click.option("--grid", required=True, metavar="DIM=N,...", help="Dimensions of the ranks, fastest first: tp=2,dp=2.")
+@click.option(
+    "--phase",
+    "phases",
+    required=True,
+    multiple=True,
+    metavar="DIM:COLLECTIVE:SIZE[:ALGORITHM]",
+    help="A collective of all groups along a dimension; repeatable, in order.",
+)
+@click.option(
+    "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+)
+@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
+@click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
+@click.option(
+    "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
+)
+@json_option
+@pass_session
+def job(
+    session: Session,
+    *,
+    grid: str,
+    phases: tuple[str, ...],
+    ranks: tuple[str, ...],
+    iterations: int,
+    dtype: str,
+    compute_units: int,
+    as_json: bool,
+) -> int:
+    """A training job on a grid of ranks: compute, then collectives along its dimensions, group beside group."""
+    spec = JobSpec(
+        grid=_grid(grid),
+        phases=tuple(_phase(text) for text in phases),
+        ranks=ranks,
+        iterations=iterations,
+        dtype=dtype,
+        compute_units=compute_units,
+    )
+    inventory = session.inventory()
+    hosts = {name.partition(":")[0] for name in ranks} or {host.name for host in inventory.topology.hosts}
+    with (
+        open_lab(inventory) as lab,
+        hold(inventory, sorted(hosts), why=f"traffic job {grid}", mode="shared") as holding,
+        session.progress() as progress,
+    ):
+        lab.guard = holding.refresh
+        progress(f"connecting the ranks of {grid}")
+        with job_module.start(lab, spec, on_event=teller(lab, progress)) as running:
+            result = wait_for(running)
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        rows = [
+            (
+                spec.phases[one.phase].along,
+                spec.phases[one.phase].collective,
+                result.algorithms[one.phase],
+                str(spec.phases[one.phase].size_bytes),
+                " ".join(str(rank) for rank in one.members),
+                f"{one.time_ns / 1e3:.0f}",
+                f"{one.busbw_gbytes_per_s:.5f}",
+            )
+            for one in result.groups
+        ]
+        session.table(("along", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)"), rows)
+        session.out.print(
+            f"{result.iterations_completed} iterations, {result.wrong_elements} wrong elements; iteration P50 "
+            f"{result.iteration_p50_ns / 1e6:.1f} ms, P95 {result.iteration_p95_ns / 1e6:.1f}, "
+            f"P99 {result.iteration_p99_ns / 1e6:.1f}"
+        )
+    if result.wrong_elements:
+        return ExitCode.FAIL
+    return exit_code(session, result.outcome, result.where)
+
+
+def _grid(text: str) -> tuple[tuple[str, int], ...]:
+    found = []
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not name or not size.isdecimal():
+            raise UsageError(f'--grid {text}: "{part}" is not a dimension and its size, as in tp=2')
+        found.append((name.strip(), int(size)))
+    return tuple(found)
+
+
+def _phase(text: str) -> JobPhase:
+    along, _, rest = text.partition(":")
+    name, _, rest = rest.partition(":")
+    size, _, algorithm = rest.partition(":")
+    if not (along and name and size):
+        raise UsageError(f"--phase {text}: say it as in dp:all-reduce:1MiB, or dp:all-reduce:1MiB:ring")
+    return JobPhase(along=along, collective=name, size_bytes=read_size(size), algorithm=algorithm or AUTO)
+
+
+COMMANDS = (traffic,)
+"""The traffic group, with `job` in it."""

@@ -1,0 +1,99 @@
+"""A job is its groups' collectives, each in its own words, in one program a rank."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_schedules import Lanes, inputs_of
+from test_traffic_specs import NothingStarts
+
+from testbed import inventory
+from testbed.errors import UsageError
+from traffic import cost, job, schedules
+from traffic.job import JobPhase, JobSpec
+
+TOPOLOGY = inventory.load(Path("inventory/soft.yml")).topology
+NETWORK = cost.NETWORKS["soft"]
+
+
+def test_groups_differ_in_one_dimension_only():
+    grid = (("tp", 2), ("pp", 3), ("dp", 2))
+    assert job.groups(grid, "tp") == ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11))
+    assert job.groups(grid, "pp") == ((0, 2, 4), (1, 3, 5), (6, 8, 10), (7, 9, 11))
+    assert job.groups(grid, "dp") == ((0, 6), (1, 7), (2, 8), (3, 9), (4, 10), (5, 11))
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_the_groups_of_a_dimension_are_all_ranks_once(sizes):
+    grid = tuple((f"d{index}", size) for index, size in enumerate(sizes))
+    for name, size in grid:
+        found = job.groups(grid, name)
+        assert sorted(rank for group in found for rank in group) == list(range(prod(sizes)))
+        assert {len(group) for group in found} == {size}
+
+
+def test_sixteen_two_rank_all_reduces_over_32_ranks_know_nothing_of_each_other():
+    """The job of the seed: 32 GPUs, data parallel by two, sixteen collectives at once."""
+    spec = JobSpec(
+        grid=(("tp", 16), ("dp", 2)),
+        phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=4096, algorithm="ring"),),
+    )
+    made, _ = job.job_programs(spec, NETWORK)
+    assert len(made) == 32
+    assert set(schedules.peers_of(made)) == {(r, (r + 16) % 32) for r in range(32)}
+
+
+@given(
+    sizes=st.lists(st.integers(2, 3), min_size=1, max_size=2),
+    names=st.lists(
+        st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "barrier"]),
+        min_size=1,
+        max_size=3,
+    ),
+    segment=st.integers(2, 20),
+    choice=st.randoms(use_true_random=False),
+)
+@settings(max_examples=60)
+def test_all_phases_are_right_whoever_is_slow(sizes, names, segment, choice):
+    grid = tuple((f"d{index}", size) for index, size in enumerate(sizes))
+    phases = tuple(
+        JobPhase(along=choice.choice(grid)[0], collective=name, size_bytes=4 * 6 * choice.randint(1, 5))
+        for name in names
+    )
+    made, _ = job.job_programs(JobSpec(grid=grid, phases=phases), NETWORK)
+    longest = 10_000  # patterns of later phases begin further on
+    lanes = Lanes(made, longest, segment=segment, slots=2)
+    while ready := list(lanes.moves()):
+        lanes.do(*choice.choice(ready))
+    for program, memory, plan in zip(made, lanes.data, lanes.plans, strict=True):
+        assert len(plan.phases) == len(phases)
+        for offset, count, source, index in program["results"]:
+            members = program["groups"][-1 - source] if source < 0 else [source]
+            want = sum(inputs_of(rank, longest)[index : index + count] for rank in members)
+            assert (memory[offset : offset + count] == want).all()
+
+
+DP = JobPhase(along="dp", collective="all-reduce", size_bytes=4096)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"grid": ()}, "a grid has dimensions"),
+        ({"grid": (("dp", 2), ("dp", 2))}, 'different names .* got "dp=2, dp=2"'),
+        ({"grid": (("tp", 4),)}, 'the grid has no dimension "dp"; it has tp'),
+        ({"grid": (("tp", 4), ("dp", 1))}, "by groups of 1 rank, and needs 2"),
+        ({"grid": (("tp", 4), ("dp", 2))}, "a grid of tp 4 x dp 2 has 8 ranks, but 4 RNICs are named"),
+        ({"phases": ()}, "at least one phase"),
+        ({"phases": (JobPhase(along="dp", collective="all-reduce", size_bytes=0),)}, "multiple of 4 bytes"),
+        ({"phases": (JobPhase(along="dp", collective="gossip", size_bytes=64),)}, 'no collective "gossip"'),
+        ({"iterations": 0}, "at least 1 iteration"),
+    ],
+)
+def test_refusals(change, says):
+    with pytest.raises(UsageError, match=says):
+        job.start(NothingStarts(), JobSpec(**{"grid": (("tp", 2), ("dp", 2)), "phases": (DP,), **change}))

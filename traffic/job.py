@@ -1,0 +1,251 @@
+"""A training job: on a grid of ranks, compute, then collectives along its dimensions; again and again.
+
+A grid {tp: 2, dp: 4} has eight ranks; the dimension named first varies fastest. A phase is one collective along one
+dimension: each group of ranks that differ in that dimension only runs it, at the same time as all the others and
+unaware of them. A rank goes from phase to phase as soon as its own group lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from testbed.errors import UsageError
+from traffic import collective, cost, metrics, schedules
+from traffic.collective import AUTO, CollectiveSpec
+from traffic.engine import Engines, TrafficLab
+from traffic.flight import Flight, RankEnd
+from traffic.plan import QpParams
+from traffic.ranks import ends_of, place, rank_plan, task_name
+from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
+from traffic.run import OnEvent, Running, begin
+from traffic.samples import iterations_of, samples_of
+
+__all__ = ["GroupTime", "JobPhase", "JobResult", "JobSpec", "groups", "job_programs", "start"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPhase:
+    """A collective of `size_bytes` (as nccl-tests counts it, in each group) along the dimension `along`."""
+
+    along: str
+    collective: str
+    size_bytes: int
+    algorithm: str = AUTO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """`iterations` of a compute phase and `phases` on a `grid` of ranks (dimension and its size, fastest first).
+
+    `ranks` are RNIC names in rank order (empty: the first RNIC of every host); there must be as many as the grid has.
+    The rest is as in `traffic.collective.CollectiveSpec`.
+    """
+
+    grid: tuple[tuple[str, int], ...]
+    phases: tuple[JobPhase, ...]
+    ranks: tuple[str, ...] = ()
+    iterations: int = 10
+    dtype: str = "fp32"
+    redop: str = "sum"
+    compute_units: int = 0
+    gpu: str = "gpu0"
+    segment_bytes: int = 65536
+    slots: int = 16
+    qp: QpParams = field(default_factory=QpParams)
+    deadline_s: float = 120.0
+    op_deadline_s: float = 10.0
+    peer_deadline_s: float = 30.0
+    stall_deadline_s: float = 60.0
+
+    @property
+    def duration_s(self) -> None:
+        """A job goes by iterations: groups that know nothing of each other could not agree on a time to end."""
+        return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTime:
+    """Median time of one phase in one group: of each iteration the shortest of its ranks, who waited for nobody."""
+
+    phase: int
+    members: tuple[int, ...]
+    time_ns: float
+    busbw_gbytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """A job that is over. `iteration_p50_ns` and so on are of the slowest rank of each iteration."""
+
+    spec: JobSpec
+    algorithms: tuple[str, ...]
+    outcome: Outcome
+    where: str | None
+    ends: tuple[RankEnd, ...]
+    flights: tuple[Flight, ...]
+    window: Window
+    ranks: tuple[str, ...]
+    iterations: tuple[tuple[Iteration, ...], ...]
+    iterations_completed: int
+    wrong_elements: int
+    groups: tuple[GroupTime, ...]
+    iteration_p50_ns: float
+    iteration_p95_ns: float
+    iteration_p99_ns: float
+    samples: tuple[Sample, ...]
+    connections: tuple[Connection, ...]
+    qp_errors: tuple[QpError, ...]
+    rebuilds: tuple[Rebuild, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+def groups(grid: Sequence[tuple[str, int]], along: str) -> tuple[tuple[int, ...], ...]:
+    """The groups of ranks that differ in one dimension only, in order of that dimension.
+
+    Raises:
+        UsageError: the grid has no such dimension.
+    """
+    names = [name for name, _ in grid]
+    if along not in names:
+        raise UsageError(f'the grid has no dimension "{along}"; it has {", ".join(names)}')
+    sizes = [size for _, size in reversed(grid)]  # numpy's last axis varies fastest
+    axis = len(names) - 1 - names.index(along)
+    lines = np.moveaxis(np.arange(prod(sizes)).reshape(sizes), axis, -1).reshape(-1, sizes[axis])
+    return tuple(tuple(line) for line in lines.tolist())
+
+
+def _check(spec: JobSpec) -> None:
+    names = [name for name, _ in spec.grid]
+    if not spec.grid or len(set(names)) != len(names) or any(size < 1 for _, size in spec.grid):
+        said = ", ".join(f"{name}={size}" for name, size in spec.grid)
+        raise UsageError(f'a grid has dimensions of different names and sizes from 1 on, as in tp=2,dp=2; got "{said}"')
+    if not spec.phases:
+        raise UsageError("a job has at least one phase, as in dp:all-reduce:1MiB")
+    for phase in spec.phases:
+        size = len(groups(spec.grid, phase.along)[0])
+        if size < schedules.MIN_RANKS:
+            raise UsageError(f"{phase.collective} along {phase.along} is by groups of {size} rank, and needs 2")
+        collective.check(_as_spec(spec, phase))
+
+
+def _as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:
+    """What a group of a phase would be on its own."""
+    return CollectiveSpec(
+        collective=phase.collective,
+        algorithm=phase.algorithm,
+        size_bytes=phase.size_bytes,
+        dtype=spec.dtype,
+        redop=spec.redop,
+        iterations=spec.iterations,
+        compute_units=spec.compute_units,
+        segment_bytes=spec.segment_bytes,
+        slots=spec.slots,
+        qp=spec.qp,
+        deadline_s=spec.deadline_s,
+    )
+
+
+def job_programs(spec: JobSpec, network: cost.Network) -> tuple[list[schedules.Program], tuple[str, ...]]:
+    """What every rank of the grid has to do in an iteration, and the algorithm of each phase.
+
+    Raises:
+        UsageError: a phase that cannot be had.
+    """
+    world = prod(size for _, size in spec.grid)
+    made: list[schedules.Program | None] = [None] * world
+    algorithms, steps = [], 0
+    for phase in spec.phases:
+        one = _as_spec(spec, phase)
+        teams = groups(spec.grid, phase.along)
+        shape = cost.shape_for(len(teams[0]), phase.size_bytes)
+        algorithm = phase.algorithm
+        if algorithm == AUTO:
+            algorithm = cost.best_algorithm(phase.collective, shape, phase.size_bytes, network)
+        schedule = schedules.build(phase.collective, algorithm, shape)
+        for members in teams:
+            for program in schedules.programs(schedule, collective.layout(one, len(members))):
+                mine = schedules.renamed(program, members, world)
+                before = made[mine["rank"]]
+                made[mine["rank"]] = mine if before is None else schedules.in_sequence(before, mine, steps=steps)
+        algorithms.append(algorithm)
+        steps += schedule.steps
+    return [program for program in made if program is not None], tuple(algorithms)
+
+
+def start(
+    lab: TrafficLab, spec: JobSpec, on_event: OnEvent | None = None, *, engines: Engines | None = None
+) -> Running[JobResult]:
+    """Start a job on a lab; on `engines` where some are lent.
+
+    Raises:
+        UsageError: the spec asks for something that is not there; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    _check(spec)
+    ranks = place(lab, spec)
+    wanted = prod(size for _, size in spec.grid)
+    if len(ranks) != wanted:
+        said = " x ".join(f"{name} {size}" for name, size in spec.grid)
+        raise UsageError(f"a grid of {said} has {wanted} ranks, but {len(ranks)} RNICs are named")
+    programs, algorithms = job_programs(spec, cost.NETWORKS[lab.kind])
+    plan = rank_plan(f"job of {len(ranks)} ranks", spec, ranks, programs, segment_bytes=spec.segment_bytes)
+    return begin(lab, plan, lambda running: _finish(running, spec, algorithms, ranks), on_event, engines)
+
+
+def _group_times(spec: JobSpec, per_rank: Sequence[Sequence[Iteration]]) -> list[GroupTime]:
+    found = []
+    for number, phase in enumerate(spec.phases):
+        for members in groups(spec.grid, phase.along):
+            rows = zip(*(per_rank[rank] for rank in members), strict=False)
+            times = [min(_phase_ns(item, number) for item in row) for row in rows]
+            time_ns = metrics.percentile(times, 50) if times else 0.0
+            factor = 0.0
+            if phase.collective != "all-to-allv":
+                factor = metrics.busbw_gbytes_per_s(phase.collective, len(members), phase.size_bytes, time_ns)
+            found.append(GroupTime(phase=number, members=members, time_ns=time_ns, busbw_gbytes_per_s=factor))
+    return found
+
+
+def _phase_ns(item: Iteration, number: int) -> int:
+    return item.phases_ns[number] - (item.phases_ns[number - 1] if number else 0)
+
+
+def _finish(
+    running: Running[JobResult], spec: JobSpec, algorithms: tuple[str, ...], ranks: tuple[Endpoint, ...]
+) -> JobResult:
+    per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
+    whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
+    ends = [done["end_ns"] for done in running.done.values()]
+    starts = [done["start_ns"] for done in running.done.values()]
+    return JobResult(
+        spec=spec,
+        algorithms=algorithms,
+        outcome=running.outcome,
+        where=running.failure,
+        ends=ends_of(running, ranks),
+        flights=tuple(running.flights.values()),
+        window=Window(
+            start_ns=min(starts, default=running.started_ns),
+            end_ns=running.ended_ns if running.failure else max(ends, default=running.ended_ns),
+        ),
+        ranks=tuple(rank.name for rank in ranks),
+        iterations=per_rank,
+        iterations_completed=len(whole),
+        wrong_elements=sum(item.wrong_elements for rank in per_rank for item in rank),
+        groups=tuple(_group_times(spec, per_rank)),
+        iteration_p50_ns=metrics.percentile(whole, 50),
+        iteration_p95_ns=metrics.percentile(whole, 95),
+        iteration_p99_ns=metrics.percentile(whole, 99),
+        samples=samples_of(running),
+        connections=running.connections,
+        qp_errors=running.qp_errors,
+        rebuilds=running.rebuilds,
+    )

@@ -1,0 +1,166 @@
+"""Ranks on RNICs: where they are, what an engine is told of them, and how each of them ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, Protocol
+
+from testbed.errors import UsageError
+from testbed.topology import Topology
+from traffic import schedules
+from traffic.engine import TrafficLab, endpoint
+from traffic.flight import RankEnd
+from traffic.plan import Cable, Plan, QpParams, TaskPlan
+from traffic.results import Endpoint, Outcome
+from traffic.run import Running
+
+__all__ = ["MAX_RANKS", "Pace", "ends_of", "group_size", "place", "rank_plan", "task_name"]
+
+MAX_RANKS = 128
+MIN_SLOTS = 4
+
+
+class Pace(Protocol):
+    """What a collective and a job have in common: element type, pace and deadlines."""
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def dtype(self) -> str:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def redop(self) -> str:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def iterations(self) -> int | None:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def duration_s(self) -> float | None:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def compute_units(self) -> int:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def gpu(self) -> str:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def slots(self) -> int:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def qp(self) -> QpParams:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def deadline_s(self) -> float:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def op_deadline_s(self) -> float:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def peer_deadline_s(self) -> float:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+    @property
+    def stall_deadline_s(self) -> float:
+        """As in `traffic.collective.CollectiveSpec`."""
+
+
+def place(lab: TrafficLab, pace: Pace) -> tuple[Endpoint, ...]:
+    """The RNICs of a job's ranks.
+
+    Raises:
+        UsageError: one of them is not there, or named twice, or has no GPU for a compute phase.
+    """
+    names = pace.ranks or tuple(host.name for host in lab.topology.hosts)
+    ranks = tuple(endpoint(lab.topology, name) for name in names)
+    twice = {rank.name for rank in ranks if ranks.count(rank) > 1}
+    if twice:
+        raise UsageError(f"an RNIC is one rank only: {', '.join(sorted(twice))} is named twice")
+    if len(ranks) > MAX_RANKS:
+        raise UsageError(f"at most {MAX_RANKS} ranks, got {len(ranks)}")
+    if pace.compute_units:
+        for rank in ranks:
+            if all(gpu.name != pace.gpu for gpu in lab.topology.host_by_name[rank.host].gpus):
+                raise UsageError(f"{rank.host} has no GPU {pace.gpu}; leave out the compute phase, or name another")
+    return ranks
+
+
+def group_size(topology: Topology, ranks: Sequence[Endpoint]) -> int:
+    """How many ranks that follow each other share a host, or else a rack; 1 where groups would not be of one size."""
+    racks = {host.name: host.rack for host in topology.hosts}
+    for place in ([rank.host for rank in ranks], [racks[rank.host] for rank in ranks]):
+        runs = [len(list(run)) for _, run in groupby(place)]
+        if len(set(runs)) == 1 and len(runs) == len(set(place)) and 1 < runs[0] < len(ranks):
+            return runs[0]
+    return 1
+
+
+def rank_plan(
+    what: str, pace: Pace, ranks: Sequence[Endpoint], programs: Sequence[schedules.Program], *, segment_bytes: int
+) -> Plan:
+    """Tasks and connections of ranks that run programs."""
+    pairs = schedules.peers_of(programs)
+    cables = tuple(Cable(index=index, src=task_name(src), dst=task_name(dst)) for index, (src, dst) in enumerate(pairs))
+    # What is under way is bounded by rank, not by lane: a rank with many peers would flood the queues on its way.
+    busiest = max(sum(rank in pair for pair in pairs) for rank in range(len(ranks))) / 2
+    slots = max(MIN_SLOTS, round(pace.slots / max(1.0, busiest)))
+    tasks = []
+    for rank, place in enumerate(ranks):
+        lanes: list[list[int | str]] = []
+        for index, (src, dst) in enumerate(pairs):
+            lanes += [[index, "out", dst]] if src == rank else []
+            lanes += [[index, "in", src]] if dst == rank else []
+        job = {
+            "program": programs[rank],
+            "lanes": lanes,
+            "dtype": pace.dtype,
+            "redop": pace.redop,
+            "segment_bytes": segment_bytes,
+            "slots": slots,
+            "iterations": pace.iterations,
+            "duration_ms": None if pace.duration_s is None else round(pace.duration_s * 1000),
+            "compute_units": pace.compute_units,
+            "gpu_socket": f"/run/faultbed/{pace.gpu}.sock",
+            "deadline_ms": round(pace.deadline_s * 1000),
+            "op_deadline_ms": round(pace.op_deadline_s * 1000),
+            "qp": pace.qp.to_dict(),
+        }
+        tasks.append(TaskPlan(name=task_name(rank), kind="rank", endpoint=place, spec=job, active=True))
+    return Plan(
+        what=what,
+        tasks=tuple(tasks),
+        cables=cables,
+        peer_deadline_s=pace.peer_deadline_s,
+        stall_deadline_s=pace.stall_deadline_s,
+    )
+
+
+def task_name(rank: int) -> str:
+    """Name of a rank's task."""
+    return f"rank{rank}"
+
+
+def ends_of(running: Running[Any], ranks: Sequence[Endpoint]) -> tuple[RankEnd, ...]:
+    """A rank that was through before others failed has completed; one of which nothing was heard has failed."""
+    found = []
+    for rank, place in enumerate(ranks):
+        flight = running.flights.get(task_name(rank))
+        if running.failure is None or task_name(rank) in running.done:
+            outcome: Outcome = "completed" if running.failure else running.outcome
+            found.append(RankEnd(rank=rank, endpoint=place.name, outcome=outcome, where=None))
+        else:
+            where = flight.standing if flight else "nothing was heard of it at the end"
+            found.append(RankEnd(rank=rank, endpoint=place.name, outcome="failed", where=where))
+    return tuple(found)
