@@ -241,6 +241,13 @@ def test_what_ranks_send_is_optimal(algorithm):
         assert sum(count for *_, count in program["sends"]) == 2 * 5 * 1000
 
 
+@pytest.mark.parametrize(("algorithm", "peers"), [("ring", 1), ("recursive-halving", 3), ("full-mesh", 7)])
+def test_an_all_reduce_goes_the_same_way_twice(algorithm, peers):
+    """Reduce-scatter and all-gather use the same connections: fewer queue pairs, and a ring is a ring."""
+    pairs = schedules.peers_of(programs(build("all-reduce", algorithm, Shape(ranks=8)), Layout(elements=80)))
+    assert len(pairs) == 8 * peers
+
+
 @given(ranks=st.integers(2, 40))
 def test_no_rank_is_interior_in_both_trees(ranks):
     interior = [set(parent.tolist()) for _, parent, _, _ in _trees(ranks)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from testbed.errors import UsageError
 from traffic.schedules import exchange, gather, rooted
 from traffic.schedules.meaning import COLLECTIVES, local_copies
-from traffic.schedules.model import Moves, Schedule, after, joined, transposed
+from traffic.schedules.model import Moves, Schedule, after, joined, mirrored, transposed
 
 __all__ = ["ALGORITHMS", "MIN_RANKS", "Shape", "algorithms_for", "build"]
 
@@ -42,7 +42,9 @@ def _all_gather(algorithm: str, shape: Shape) -> Made:
 
 
 def _reduce_scatter(algorithm: str, shape: Shape) -> Made:
+    """The other way round, so that it runs, as the all-gather does, towards higher ranks, over the same connections."""
     made, period = gather.all_gather(_FORTH.get(algorithm, algorithm), shape.ranks, shape.group)
+    made = mirrored(made, ranks=shape.ranks, period=period)
     return transposed(made, ranks=shape.ranks, chunks=shape.ranks, period=period), period, shape.ranks
 
 

@@ -21,7 +21,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MOVE", "Moves", "Schedule", "after", "expanded", "joined", "moves", "relisted", "step_count", "transposed"]
+__all__ = [
+    "MOVE",
+    "Moves",
+    "Schedule",
+    "after",
+    "expanded",
+    "joined",
+    "mirrored",
+    "moves",
+    "relisted",
+    "step_count",
+    "transposed",
+]
 
 MOVE = np.dtype([
     ("step", np.int32),
@@ -116,6 +128,24 @@ def transposed(of: Moves, *, ranks: int, chunks: int, period: int) -> Moves:
     for name, size in (("src", ranks), ("dst", ranks), ("source", chunks), ("target", chunks)):
         back[name] = (back[name] - turn) % size
     return joined(back)
+
+
+def mirrored(of: Moves, *, ranks: int, period: int) -> Moves:
+    """The same the other way round the ranks (or round the periods): what went up goes down.
+
+    Blocks are those of ranks. Only for moves of single blocks where the period is longer than one rank.
+    """
+    turns = ranks // period
+
+    def turned(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        turn, place = np.divmod(numbers, period)
+        return -turn % turns * period + place
+
+    back = of.copy()
+    back["dst"] = turned(of["dst"])
+    for name in ("source", "target"):
+        back[name] = turned(of[name]) if period > 1 else (1 - of[name] - of["span"]) % ranks
+    return back
 
 
 def expanded(schedule: Schedule, *, turns: int | None = None) -> Moves:

@@ -1,0 +1,164 @@
+"""A collective ends typed for every rank, with the flight recorders of those that are left.
+
+The engines here speak the real protocol over real queues, without verbs: what is tested is the controller.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from test_traffic_run import Engine, Lab
+
+from testbed.errors import UsageError
+from traffic import collective, flight
+from traffic.collective import CollectiveSpec
+from traffic.engine import Engines
+
+RANK_OF = {"host1": 0, "host2": 1, "host3": 2, "host4": 3}
+FIELDS = ("at_ns", "what", "iteration", "step", "peer", "qpn", "segment", "psn")
+
+
+def lane(peer, direction, qpn, state, *, step):
+    where = {"peer": peer, "direction": direction, "qpn": qpn, "state": state, "step": step}
+    return {**where, "begun": 2, "done": 1, "segments": 4}
+
+
+class RankEngine(Engine):
+    """Ends as soon as it is started, or does what the lab's `on_start` says; answers dumps and forgets."""
+
+    def do_start(self, task):
+        self.lab.on_start(self)
+
+    def do_dump(self, task):
+        self.emit(
+            "flight",
+            task=task,
+            phase="comm",
+            iteration=3,
+            lanes=[lane(1, "in", 9, "lost", step=2), lane(3, "out", 8, "up", step=4)],
+            fields=FIELDS,
+            entries=[[time.monotonic_ns(), "post", 3, 2, 1, 9, 0, 256]],
+        )
+
+    def do_forget(self):
+        self.emit("sample", task="rank0", start_ns=0, sizes=[7])  # too late for anybody
+        self.emit("forgotten")
+
+    def do_go(self, task, conn, generation):
+        if generation == 1:
+            self.emit("redone", task=task, conn=conn, generation=1, segments=3, size_bytes=12288)
+            self.emit("recovered", task=task, conn=conn, generation=1, at_ns=time.monotonic_ns())
+            self.over()
+
+    def over(self):
+        now_ns = time.monotonic_ns()
+        task = f"rank{RANK_OF[self.host]}"
+        self.emit(
+            "iteration", task=task, index=0, start_ns=now_ns - 2000, end_ns=now_ns, compute_ns=0, comm_ns=1000,
+            wait_ns=0, wrong=0, phases_ns=[1000],
+        )  # fmt: skip
+        self.emit("done", task=task, start_ns=now_ns - 2000, end_ns=now_ns, iterations=1, wrong=0)
+
+
+class RankLab(Lab):
+    def node(self, name):
+        lab = self
+
+        class Node:
+            def open(self, _argv):
+                lab.engines.append(RankEngine(lab, name))
+                return lab.engines[-1]
+
+        return Node()
+
+
+def start(on_start, *, engines=None, lab=None, **change):
+    lab = lab or RankLab(on_start)
+    return collective.start(lab, CollectiveSpec(**{"algorithm": "ring", "iterations": 1, **change}), engines=engines)
+
+
+def test_all_ranks_complete():
+    result = start(lambda engine: engine.over()).wait(10)
+    assert result.outcome == "completed"
+    assert [end.outcome for end in result.ends] == ["completed"] * 4
+    assert result.flights == ()
+    assert result.checked_elements == 4 * (1 << 18)
+    assert result.busbw_gbytes_per_s == pytest.approx(1.5 * (1 << 20) / 1000)
+
+
+def test_a_killed_rank_fails_and_the_others_say_where_they_were():
+    result = start(lambda engine: engine.do_quit() if engine.host == "host3" else None).wait(20)
+    assert result.outcome == "failed"
+    assert "host3: the traffic engine is gone" in result.where
+    assert [end.outcome for end in result.ends] == ["failed"] * 4
+    assert result.ends[2].where == "nothing was heard of it at the end"
+    assert result.ends[0].where == "iteration 3, step 2: waits for segment 1 of 4 from rank 1 (QP 9, lost)"
+    assert sorted(one.rank for one in result.flights) == [0, 1, 3]
+    assert result.flights[0].entries[0].what == "post"
+    assert result.flights[0].entries[0].psn == 256
+
+
+def test_a_rank_that_was_through_has_completed_also_when_another_one_fails():
+    def on_start(engine):
+        if engine.host == "host2":
+            engine.emit("overdue", task="rank1", iteration=0, after_ms=2000)
+        else:
+            engine.over()
+
+    result = start(on_start, deadline_s=2.0).wait(20)
+    assert result.outcome == "failed"
+    assert result.where == "host2, rank1: iteration 0 is not over after 2 s"
+    assert result.ends[1].outcome == "failed"
+
+
+def test_what_was_sent_again_is_in_the_record():
+    def on_start(engine):
+        if engine.host == "host1":
+            lost = {"task": "rank0", "conn": 0, "generation": 0, "qpn": 17, "status": "RETRY_EXC_ERR"}
+            engine.emit("qp_error", **lost, at_ns=time.monotonic_ns())
+        elif engine.host != "host2":
+            engine.over()
+
+    result = start(on_start).wait(20)
+    assert result.outcome == "recovered"
+    (rebuild,) = result.rebuilds
+    # Both ends of the fake say so; a real one only where it sends.
+    assert (rebuild.redone_segments, rebuild.redone_bytes) in ((3, 12288), (6, 24576))
+
+
+def test_recorders_are_told_on_request_while_it_runs():
+    running = start(lambda engine: None)
+    found = running.dump(timeout_s=5.0)
+    assert sorted(found) == ["rank0", "rank1", "rank2", "rank3"]
+    running.abort("enough")
+    assert running.wait(20).outcome == "failed"
+
+
+def test_engines_may_serve_several_collectives_and_stay():
+    lab = RankLab(lambda engine: engine.over())
+    with Engines.start(lab, RANK_OF) as engines:
+        for _ in range(2):
+            result = start(None, engines=engines, lab=lab).wait(10)
+            assert result.outcome == "completed"
+            assert not result.samples, "of the collective before"
+            assert not any(engine.ended for engine in lab.engines)
+    assert len(lab.engines) == 4
+    assert all(engine.ended for engine in lab.engines)
+
+
+def test_engines_on_too_few_hosts_are_refused():
+    lab = RankLab(None)
+    with Engines.start(lab, ["host1", "host2"]) as engines, pytest.raises(UsageError, match="on host1, host2 only"):
+        start(None, engines=engines, lab=lab)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"phase": "compute", "iteration": 5, "lanes": []}, "iteration 5, compute"),
+        ({"phase": "comm", "iteration": 5, "lanes": []}, "iteration 5, at its end"),
+    ],
+)
+def test_a_rank_that_waits_for_nobody_says_so(message, says):
+    assert flight.standing(message) == says
