@@ -15,6 +15,7 @@ from typing import Any
 
 from testbed.topology import Topology
 from traffic.engine import TrafficLab, endpoint
+from traffic.flow import FlowSpec, engine_spec
 from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.run import OnEvent, begin
 
@@ -217,13 +218,15 @@ def _plan(topology: Topology, pairs: Sequence[tuple[str, str, str]]) -> Plan:
 
 
 def _spec(message_bytes: int, messages: int, depth: int) -> dict[str, Any]:
-    return {
-        "message_bytes": message_bytes,
-        "qps": 1,
-        "depth": depth,
-        "batch": 1,
-        "messages": messages,
-        "duration_ms": None,
-        "op_deadline_ms": 20_000,
-        "qp": QP.to_dict(),
-    }
+    return engine_spec(
+        FlowSpec(
+            src="",
+            dst="",
+            message_bytes=message_bytes,
+            messages=messages,
+            depth=depth,
+            chain=1,
+            op_deadline_s=20.0,
+            qp=QP,
+        )
+    )

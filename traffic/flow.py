@@ -27,6 +27,7 @@ __all__ = [
     "Latency",
     "QpTotal",
     "check_qp",
+    "engine_spec",
     "start",
     "start_all",
 ]
@@ -184,13 +185,10 @@ def _shape(spec: FlowSpec) -> tuple[int, int]:
     return depth // chain * chain, chain
 
 
-def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, TaskPlan]:
-    _check(spec)
-    src, dst = endpoint(lab.topology, spec.src), endpoint(lab.topology, spec.dst)
-    if src == dst:
-        raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
+def engine_spec(spec: FlowSpec) -> dict[str, Any]:
+    """What the engines at both ends of a flow are told of it."""
     depth, chain = _shape(spec)
-    common = {
+    return {
         "verb": spec.verb,
         "spread": spec.spread,
         "part_bytes": spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes,
@@ -206,6 +204,14 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
         "op_deadline_ms": round(spec.op_deadline_s * 1000),
         "qp": {**spec.qp.to_dict(), "rd_atomic": RD_ATOMIC if spec.verb in ("read", "atomic") else 1},
     }
+
+
+def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, TaskPlan]:
+    _check(spec)
+    src, dst = endpoint(lab.topology, spec.src), endpoint(lab.topology, spec.dst)
+    if src == dst:
+        raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
+    common = engine_spec(spec)
     return (
         TaskPlan(name=f"tx{suffix}", kind="flow_tx", endpoint=src, spec=common, active=True),
         TaskPlan(name=f"rx{suffix}", kind="flow_rx", endpoint=dst, spec=common, active=False),

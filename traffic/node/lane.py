@@ -29,9 +29,10 @@ def packets(size_bytes: int, mtu: int) -> int:
 
 
 class Out:
-    """The sending end."""
+    """The sending end, on the connection `number`."""
 
-    def __init__(self, peer: int, segments: list[Segment]) -> None:
+    def __init__(self, number: int, peer: int, segments: list[Segment]) -> None:
+        self.number = number
         self.peer = peer
         self.segments = segments
         self.base = 0  # number of the first segment of this iteration
@@ -49,9 +50,10 @@ class Out:
 
 
 class In:
-    """The receiving end, with its staging ring."""
+    """The receiving end, on the connection `number`, with its staging ring."""
 
-    def __init__(self, peer: int, segments: list[Segment], staging: Any, mr: Any) -> None:
+    def __init__(self, number: int, peer: int, segments: list[Segment], staging: Any, mr: Any) -> None:
+        self.number = number
         self.peer = peer
         self.segments = segments
         self.staging = staging

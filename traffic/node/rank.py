@@ -58,31 +58,27 @@ class RankTask(Task):
         self.data_mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
         self.flight = Recorder()
         plan = make_plan(program, self.segment_bytes // self.item)
-        self.phases = plan.phases
-        self.phases_ns: list[int] = []
+        self.phases, self.phases_ns = plan.phases, list[int]()
         self.outs: dict[int, Out] = {}
         self.ins: dict[int, In] = {}
         self.out_by_conn: dict[int, Out] = {}
         self.in_by_conn: dict[int, In] = {}
         for number, direction, peer in spec["lanes"]:
             if direction == "out":
-                self.outs[peer] = self.out_by_conn[number] = Out(peer, plan.sends[peer])
+                self.outs[peer] = self.out_by_conn[number] = Out(number, peer, plan.sends[peer])
             else:
                 staging = np.zeros(self.slots * self.segment_bytes // self.item, dtype=self.data.dtype)
                 mr = rnic.register(staging.ctypes.data, staging.nbytes)
-                self.ins[peer] = self.in_by_conn[number] = In(peer, plan.recvs[peer], staging, mr)
-        self.number_of = {(direction, peer): number for number, direction, peer in spec["lanes"]}
+                self.ins[peer] = self.in_by_conn[number] = In(number, peer, plan.recvs[peer], staging, mr)
         self.receive = recv_request(RECV_ID, self.data_mr)
         self.gpu = GpuClient(spec["gpu_socket"], selector) if spec["compute_units"] else None
         self.index = -1
         self.last_index: int | None = None
         self.phase = "idle"
-        self.stopping = False
-        self.overdue = False
+        self.stopping = self.overdue = False
         self.end_ns: int | None = None
         self.begun_ns = self.start_ns = self.comm_ns = self.first_data_ns = self.compute_ns = 0
-        self.took_ns = 0
-        self.wrong = 0
+        self.took_ns = self.wrong = 0
 
     # Connections.
 
@@ -286,7 +282,7 @@ class RankTask(Task):
             lane.applied += 1
         if lane.applied == start:
             return False
-        self._credit(self.conns[self.number_of["in", lane.peer]], now_ns)
+        self._credit(self.conns[lane.number], now_ns)
         return True
 
     def _credit(self, conn: Conn, now_ns: int) -> None:
@@ -301,7 +297,7 @@ class RankTask(Task):
         conn.rc.post_send(lane.credit)
 
     def _send(self, out: Out, now_ns: int) -> bool:
-        conn = self.conns[self.number_of["out", out.peer]]
+        conn = self.conns[out.number]
         start = out.posted
         end = out.base + len(out.segments)
         while conn.state == "up" and out.posted < end and out.posted - out.credits < self.slots:
@@ -374,27 +370,17 @@ class RankTask(Task):
 
     def _note(self, what: str, lane: In | Out, number: int, psn: int = -1) -> None:
         iteration, index = divmod(number, len(lane.segments))
-        direction = "out" if isinstance(lane, Out) else "in"
-        conn = self.conns[self.number_of[direction, lane.peer]]
-        qpn = conn.rc.qpn if conn.rc else 0
-        self.flight.add(
-            what,
-            iteration=iteration,
-            step=lane.segments[index].step,
-            peer=lane.peer,
-            qpn=qpn,
-            segment=index,
-            psn=psn,
-        )
+        qpn, step = self.conns[lane.number].rc.qpn, lane.segments[index].step
+        self.flight.add(what, iteration=iteration, step=step, peer=lane.peer, qpn=qpn, segment=index, psn=psn)
 
     def dump(self) -> None:
         """Tell where this rank is: its phase, every lane, and what the flight recorder holds."""
         lanes = []
-        for (direction, peer), number in self.number_of.items():
-            conn = self.conns.get(number)
-            lane: In | Out = self.ins[peer] if direction == "in" else self.outs[peer]
-            qpn = conn.rc.qpn if conn is not None and conn.rc else 0
-            lanes.append({"qpn": qpn, "state": conn.state if conn is not None else "new", **lane.describe()})
+        ends: list[In | Out] = [*self.outs.values(), *self.ins.values()]
+        for lane in ends:
+            conn = self.conns.get(lane.number)
+            qpn, state = (conn.rc.qpn if conn.rc else 0, conn.state) if conn is not None else (0, "new")
+            lanes.append({"qpn": qpn, "state": state, **lane.describe()})
         self.emit(
             "flight",
             task=self.name,
