@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from testbed.lab import Lab
 from testbed.node import Channel
 
-__all__ = ["UNIT_PREFIX", "LocalChannel", "local_python", "open_holder", "revert_dir", "revert_file", "unit_command"]
+__all__ = [
+    "UNIT_PREFIX",
+    "LocalChannel",
+    "local_args",
+    "local_python",
+    "open_holder",
+    "revert_dir",
+    "revert_file",
+    "unit_command",
+]
 
 MODULE = "inject.node.holder"
 # Longest life of a unit beyond its fault's window: preparing, waiting for its moment, clearing.
@@ -96,6 +105,18 @@ def local_python() -> list[str]:
     """The interpreter, and the environment that lets it find this package from any folder."""
     house = Path(__file__).resolve().parent.parent
     return ["env", f"PYTHONPATH={house}", sys.executable, "-P"]
+
+
+def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan cannot know and a local holder needs: where QEMU is."""
+    args = request["args"]
+    if request["actuator"] == "process":
+        return {"find": {**args["find"], "pid": lab.vm_pid(args["host"])}}
+    return {
+        "socket": str(lab.qmp_socket(args["host"])),
+        "nic": lab.nic_id(args["host"], args["netdev"]),
+        "python": local_python(),
+    }
 
 
 class LocalChannel:

@@ -13,11 +13,11 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject.channels import START_S, UNIT_PREFIX, local_python, open_holder, revert_dir, revert_file
+from inject.channels import START_S, UNIT_PREFIX, local_args, open_holder, revert_dir, revert_file
 from inject.node.holder import REVERT_DIR
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
 from testbed import clock, counters
@@ -35,7 +35,8 @@ Mutation = Literal["noop", "lie"]
 """Replace a holder's action by nothing; `lie` also claims that it was done. Only for tests of the harness."""
 
 ANSWER_S = 60.0
-SETTLE_S = 5.0
+SETTLE_S = 15.0
+"""A witness may need a BGP session to come back first, on a starved machine."""
 
 
 class Injector:
@@ -179,6 +180,7 @@ class Prepared:
                 raise
             self._armed = Armed(
                 ok=bool(answer["readback"]["applied"]),
+                while_on=self._states(key for key, _ in self.planned.while_on),
                 at_ns=self._offset.to_controller(answer["at_ns"]),
                 clock_error_ns=self._offset.error_ns,
                 readback=answer["readback"],
@@ -259,10 +261,7 @@ class Prepared:
         if self._injector.mutate is not None:
             request["mutate"] = self._injector.mutate
         if self.planned.place.local:
-            args = dict(request["args"])
-            args["socket"] = str(self._lab.qmp_socket(args["host"]))
-            args["nic"] = self._lab.nic_id(args["host"], args["netdev"])
-            args["python"] = local_python()
+            args = {**request["args"], **local_args(self._lab, request)}
             revert_dir(self._lab).mkdir(parents=True, exist_ok=True)
             request |= {"args": args, "revert_dir": str(revert_dir(self._lab))}
         return request
@@ -347,6 +346,14 @@ class Prepared:
         if learn.psn_ahead is not None and "psn" not in learned:
             learned["psn"] = (int(found["rq-psn"]) + learn.psn_ahead) % (1 << 24)
         return learned
+
+    def _states(self, keys: Iterable[str]) -> dict[str, int | None]:
+        """States as they are now, by another way than through the holder."""
+        wanted = tuple(keys)
+        if not wanted:
+            return {}
+        now = counters.read(self._lab, sorted({key.split("/", 1)[0] for key in wanted}))
+        return {key: _state(now, key) for key in wanted}
 
     def _clear(self) -> tuple[Cleared, dict[str, Any]]:
         try:

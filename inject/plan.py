@@ -45,8 +45,9 @@ class PlannedFault:
     """One fault, ready to be done.
 
     `place` is where the holder runs, `request` what it is told (JSON), `steps` the same for people, `must_move` and
-    `must_not_move` the counters (`node/name`, as in `testbed.counters`) that decide whether it fired, `restored` what
-    they read once it is over, `reads` the machines whose counters are needed.
+    `must_not_move` the counters (`node/name`, as in `testbed.counters`) that decide whether it fired, `shows` what the
+    readback must say of where it is, `while_on` what states read while it is there, `restored` what they read once it
+    is over, `reads` the machines whose counters are needed.
     """
 
     id: str
@@ -65,13 +66,16 @@ class PlannedFault:
     must_move: tuple[aim.Witness, ...]
     must_not_move: tuple[str, ...]
     restored: tuple[tuple[str, int], ...]
+    shows: Mapping[str, Any]
+    while_on: tuple[tuple[str, int], ...]
     learn: aim.Learn | None
 
     @property
     def reads_keys(self) -> tuple[str, ...]:
         """Every counter that decides, as `node/name`."""
         keys = [key for witness in self.must_move for key in witness.any_of]
-        return tuple(dict.fromkeys([*keys, *self.must_not_move, *(key for key, _ in self.restored)]))
+        states = [key for key, _ in (*self.restored, *self.while_on)]
+        return tuple(dict.fromkeys([*keys, *self.must_not_move, *states]))
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -96,6 +100,8 @@ class PlannedFault:
             "must_move": [{"any_of": list(w.any_of), "at_least": w.at_least} for w in self.must_move],
             "must_not_move": list(self.must_not_move),
             "restored": [list(pair) for pair in self.restored],
+            "shows": dict(self.shows),
+            "while_on": [list(pair) for pair in self.while_on],
             "learn": dataclasses.asdict(self.learn) if self.learn else None,
             "reads": list(self.reads),
         }
@@ -183,9 +189,10 @@ def plan_all(
 
 def _collide(one: PlannedFault, two: PlannedFault) -> bool:
     overlap = one.at_s < two.at_s + two.for_s and two.at_s < one.at_s + one.for_s
-    # Each packet fault is a table of its own in the hop, so any number of them compose.
+    # Each packet fault is a table of its own in the hop, so any number of them compose: its claim is its table, whose
+    # name holds the position in the experiment.
     same = one.place == two.place and one.request["claims"] == two.request["claims"]
-    return overlap and same and one.request["actuator"] != "hop"
+    return overlap and same
 
 
 def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str) -> Target:

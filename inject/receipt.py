@@ -12,6 +12,7 @@ nothing moved that must not.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,13 +25,17 @@ __all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Armed:
-    """The change, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`."""
+    """The change, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`.
+
+    `while_on` are states as another way of looking than the holder's has found them while the fault was on.
+    """
 
     ok: bool
     at_ns: int | None = None
     clock_error_ns: int | None = None
     readback: Mapping[str, Any] = field(default_factory=dict)
     learned: Mapping[str, int] = field(default_factory=dict)
+    while_on: Mapping[str, int | None] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -128,6 +133,18 @@ def judge_fired(
     doubts = []
     if not armed.ok:
         doubts.append(f"not armed: {armed.error or 'the readback does not show the change'}")
+    else:
+        shown = {key: armed.readback.get(key) for key in planned.shows}
+        doubts += [
+            f"armed elsewhere: {key} reads back as {shown[key]}, was to be {value}"
+            for key, value in planned.shows.items()
+            if shown[key] not in (value, [value])
+        ]
+        doubts += [
+            f"{key} was {armed.while_on.get(key)} while the fault was on, was to be {value}"
+            for key, value in planned.while_on
+            if armed.while_on.get(key) != value
+        ]
     if count == 0:
         doubts.append("the actuator counted nothing")
     for witness in planned.must_move:
@@ -142,7 +159,11 @@ def judge_fired(
         first_ns=observed.get("first_ns"),
         last_ns=observed.get("last_ns"),
         witness=next(
-            (key for each in planned.must_move for key in each.any_of if moved.get(key, 0) >= each.at_least), None
+            itertools.chain(
+                (key for each in planned.must_move for key in each.any_of if moved.get(key, 0) >= each.at_least),
+                (key for key, value in planned.while_on if armed.while_on.get(key) == value),
+            ),
+            None,
         ),
         must_move=moved,
         must_not_move=stayed,

@@ -118,6 +118,19 @@ class Lab:
             raise UsageError(f"{node} is not a VM of a soft lab: nothing of QEMU's to talk to")
         return socket_dir(self.state_dir) / f"{node}.holder"
 
+    def vm_pid(self, node: str) -> int:
+        """Process id of QEMU for a VM of a soft lab.
+
+        Raises:
+            UsageError: the node is not a VM of a soft lab.
+            LabError: the lab is no longer up.
+        """
+        self.qmp_socket(node)
+        state = read_state(self.state_dir)
+        if state is None or node not in state.vms:
+            raise LabError(f"{self.name} is not up any more: nothing runs {node}")
+        return state.vms[node].pid
+
     def nic_id(self, node: str, netdev: str) -> str:
         """The QEMU id of a VM's network device, for `set_link`."""
         self.qmp_socket(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Any, Protocol
@@ -42,25 +43,28 @@ class Actuator(Protocol):
         """Let go of sockets, after `off`."""
 
 
+_ACTUATORS = {
+    "bgp_reset": ("frr", "BgpResetActuator"),
+    "cgroup": ("cgroup", "CgroupActuator"),
+    "detour": ("detour", "DetourActuator"),
+    "frr": ("frr", "FrrActuator"),
+    "hog": ("hog", "HogActuator"),
+    "hop": ("hop", "HopActuator"),
+    "link": ("link", "LinkActuator"),
+    "mtu": ("link", "MtuActuator"),
+    "process": ("process", "ProcessActuator"),
+    "qmp": ("qmp", "QmpActuator"),
+    "sysctl": ("sysctl", "SysctlActuator"),
+}
+
+
 def make(name: str, args: dict[str, Any]) -> Actuator:
     """The actuator of that name. Imports only what it needs: start-up is what a holder's speed is made of."""
-    if name == "link":
-        from inject.node.link import LinkActuator  # noqa: PLC0415
-
-        return LinkActuator(**args)
-    if name == "hop":
-        from inject.node.hop import HopActuator  # noqa: PLC0415
-
-        return HopActuator(**args)
-    if name == "cgroup":
-        from inject.node.cgroup import CgroupActuator  # noqa: PLC0415
-
-        return CgroupActuator(**args)
-    if name == "qmp":
-        from inject.node.qmp import QmpActuator  # noqa: PLC0415
-
-        return QmpActuator(**args)
-    raise Refused(f"this holder knows no actuator {name!r}: node code and controller differ; provision again")
+    if name not in _ACTUATORS:
+        raise Refused(f"this holder knows no actuator {name!r}: node code and controller differ; provision again")
+    module, kind = _ACTUATORS[name]
+    actuator: Actuator = getattr(importlib.import_module(f"inject.node.{module}"), kind)(**args)
+    return actuator
 
 
 def enter_netns(netns: str | None) -> None:

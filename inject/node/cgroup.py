@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 from inject.node.actuator import Refused
@@ -12,12 +14,16 @@ UNLIMITED = "max 100000"
 
 
 class CgroupActuator:
-    """Writes `value` ("QUOTA PERIOD", in µs) to cpu.max of `cgroup`."""
+    """Writes `value` ("QUOTA PERIOD", in µs) to cpu.max of `cgroup`.
+
+    With `swing_us` and `wave_s` the quota swings by that much around its value, as a sine that begins at `value`.
+    """
 
     poll_s = 0.05
 
-    def __init__(self, *, cgroup: str, value: str) -> None:
-        self._cgroup, self._value = cgroup, value
+    def __init__(self, *, cgroup: str, value: str, swing_us: int = 0, wave_s: float = 0.0) -> None:
+        self._cgroup, self._value, self._swing_us, self._wave_s = cgroup, value, swing_us, wave_s
+        self._began_ns = 0
         self._base: int | None = None
 
     def prepare(self) -> dict[str, Any]:
@@ -43,7 +49,15 @@ class CgroupActuator:
         """Limit."""
         if self._base is None:
             self._base = self._throttled()
+        self._began_ns = time.monotonic_ns()
         self._write(self._value)
+
+    def tick(self, now_ns: int) -> None:
+        """Follow the wave; asked for at every poll while the fault is on."""
+        if self._wave_s:
+            quota, period = self._value.split()
+            phase = 2 * math.pi * (now_ns - self._began_ns) / 1e9 / self._wave_s
+            self._write(f"{round(int(quota) + self._swing_us * math.sin(phase))} {period}")
 
     def off(self) -> None:
         """Limit no more."""
@@ -52,7 +66,8 @@ class CgroupActuator:
     def read(self) -> dict[str, Any]:
         """`cpu.max` as it stands."""
         now = self._read("cpu.max")
-        return {"applied": now == self._value, "cpu.max": now}
+        applied = now not in (UNLIMITED, "") if self._wave_s else now == self._value
+        return {"applied": applied, "cpu.max": now, "cgroup": self._cgroup}
 
     def hits(self) -> int:
         """Periods in which the group was held back since the first `on`."""

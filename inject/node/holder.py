@@ -160,10 +160,21 @@ class Holder:
             self.finish()
         if self.is_on and self.actuator is not None and self.actuator.poll_s and now_ns >= self.next_poll_ns:
             begin_ns = time.monotonic_ns()
+            self.tick(begin_ns)
             self.sample(begin_ns)
             end_ns = time.monotonic_ns()
             # At most a twentieth of the time: looking must not slow down what is looked at.
             self.next_poll_ns = end_ns + max(int(self.actuator.poll_s * 1e9), 19 * (end_ns - begin_ns))
+
+    def tick(self, now_ns: int) -> None:
+        """Let an actuator whose change is not constant follow its course."""
+        follow = getattr(self.actuator, "tick", None)
+        if follow is not None:
+            try:
+                follow(now_ns)
+            except OSError as error:
+                self.failure = str(error)
+                self.finish()
 
     def edge(self, *, on: bool) -> None:
         """One change, read back. Stamped before an `on` and after an `off`: no effect lies outside the stamps."""

@@ -1,4 +1,4 @@
-"""Packets lost in a switch namespace: an nftables table that this process owns.
+"""Packets lost, marked or broken in a switch namespace: an nftables table that this process owns.
 
 With `flags owner` the kernel removes the table when the netlink socket that made it is closed, however the process ends
 (net/netfilter/nf_tables_api.c, nft_rcv_nl_event), and nobody else can change it meanwhile.
@@ -7,6 +7,7 @@ With `flags owner` the kernel removes the table when the netlink socket that mad
 from __future__ import annotations
 
 import json
+import re
 import struct
 from typing import Any
 
@@ -50,7 +51,9 @@ class HopActuator:
             raise Refused(f"a table {self._table} is already there: a leftover? run `faultbed heal`")
         self._nft.set_dry_run(True)
         try:
-            self._command(self._ruleset.replace("@psn@", "0").replace("@qp@", "1"))
+            # A device that is made later cannot be named yet.
+            rules = re.sub(r'fwd to "[^"]*"', "accept", self._ruleset)
+            self._command(rules.replace("@psn@", "0").replace("@qp@", "1"))
         finally:
             self._nft.set_dry_run(False)
         return self.read()
@@ -108,7 +111,7 @@ class HopActuator:
         return seen
 
     def hits(self) -> int:
-        """Packets dropped so far."""
+        """Packets that the rule has hit so far."""
         return self._before + (self._counter() if self._there else 0)
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""An interface administratively down: raw rtnetlink, so that an edge costs one system call and no `ip` process."""
+"""An interface administratively down, or with a smaller MTU.
+
+Raw rtnetlink, so that an edge costs one system call and no `ip` process.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 from inject.node.actuator import Refused, enter_netns
 from testbed.onnode.netlink import ACK, REQUEST, Netlink, attribute, attributes
 
-__all__ = ["LinkActuator"]
+__all__ = ["LinkActuator", "MtuActuator"]
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if.h
 _RTM_NEWLINK, _RTM_GETLINK = 16, 18
-_IFLA_IFNAME, _IFLA_CARRIER, _IFLA_CARRIER_DOWN = 3, 33, 48
+_IFLA_IFNAME, _IFLA_MTU, _IFLA_CARRIER, _IFLA_CARRIER_DOWN = 3, 4, 33, 48
 _IFF_UP = 1
 _INFO = struct.Struct("=BxHiII")
 
@@ -69,6 +72,7 @@ class LinkActuator:
             "device": self._device,
             "up": up,
             "carrier": int(attrs.get(_IFLA_CARRIER, b"\0")[0]),
+            "mtu": int.from_bytes(attrs.get(_IFLA_MTU, b"\0"), "little"),
             "carrier_down_count": int.from_bytes(attrs.get(_IFLA_CARRIER_DOWN, b"\0"), "little"),
         }
 
@@ -91,6 +95,47 @@ class LinkActuator:
             return self._route.ask(kind, body, flags=flags)
         except OSError as error:
             raise OSError(error.errno, f"{error.strerror}: {self._device}") from None
+
+
+class MtuActuator(LinkActuator):
+    """Gives one interface the MTU `mtu`."""
+
+    def __init__(self, *, netns: str | None, device: str, mtu: int) -> None:
+        super().__init__(netns=netns, device=device)
+        self._mtu, self._normal = mtu, 0
+
+    def prepare(self) -> dict[str, Any]:
+        """As for a link that goes down; and refuse an MTU that is not larger than the wanted one."""
+        self._normal = super().prepare()["mtu"]
+        if self._normal <= self._mtu:
+            raise Refused(f"{self._device} has an MTU of {self._normal} already: {self._mtu} would not be smaller")
+        return self.read()
+
+    def revert_script(self) -> str:
+        """The MTU that was there."""
+        there = f"[ ! -e /run/netns/{self._netns} ] || " if self._netns else ""
+        at = f"-n {self._netns} " if self._netns else ""
+        return (
+            f"{there}{{ ip {at}link set dev {self._device} mtu {self._normal} && "
+            f"ip {at}link show dev {self._device} | grep -q ' mtu {self._normal} ' ; }}"
+        )
+
+    def on(self) -> None:
+        """The smaller one."""
+        self._resize(self._mtu)
+
+    def off(self) -> None:
+        """The one that was there."""
+        self._resize(self._normal)
+
+    def read(self) -> dict[str, Any]:
+        """As for any link; applied while the MTU is the wanted one."""
+        seen = super().read()
+        return seen | {"applied": seen["mtu"] == self._mtu}
+
+    def _resize(self, mtu: int) -> None:
+        info = _INFO.pack(socket.AF_UNSPEC, 0, self._index, 0, 0)
+        self._ask(_RTM_NEWLINK, info + attribute(_IFLA_MTU, struct.pack("=I", mtu)), flags=REQUEST | ACK)
 
 
 def _management() -> set[str]:

@@ -10,9 +10,9 @@ import socket
 import struct
 from collections.abc import Iterator
 
-__all__ = ["ACK", "DUMP", "REQUEST", "Netlink", "attribute", "attributes"]
+__all__ = ["ACK", "DUMP", "ECHO", "REQUEST", "Netlink", "attribute", "attributes"]
 
-REQUEST, ACK, DUMP = 1, 4, 0x300
+REQUEST, ACK, ECHO, DUMP = 1, 4, 8, 0x300
 _ERROR, _DONE = 2, 3
 _HEADER, _ATTR = struct.Struct("=IHHII"), struct.Struct("=HH")
 _NESTED_OR_ORDER = 0xC000

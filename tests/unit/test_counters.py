@@ -15,6 +15,15 @@ PRINTED = """\
 /sys/class/net/be0/statistics/tx_bytes:824
 /sys/class/infiniband/rxe0/ports/1/hw_counters/out_of_seq_request:7
 /sys/class/infiniband/rxe0/ports/1/hw_counters/lifespan:10
+/proc/sys/net/ipv4/fib_multipath_hash_policy:1
+/proc/net/snmp:Ip: Forwarding DefaultTTL FragFails
+/proc/net/snmp:Ip: 1 64 5
+/proc/net/snmp:Tcp: RtoAlgorithm ActiveOpens
+/proc/net/snmp:Tcp: 1 3
+/proc/net/netstat:IpExt: InNoRoutes InCEPkts
+/proc/net/netstat:IpExt: 0 9
+/proc/schedstat:cpu0 0 0 0 0 0 0 5000 42000 3
+faultbed-gpu0.service/schedstat:8000 6000 2
 faultbed-gpu0.service/cpu.stat:nr_throttled 4
 faultbed-gpu0.service/cpu.max:max 100000
 @@node rtsw1
@@ -32,6 +41,13 @@ def test_counters_are_named_by_device():
             "be0.up": 1,
             "be0.tx_bytes": 824,
             "rxe0.out_of_seq_request": 7,
+            "ip.hash_policy": 1,
+            "ip.FragFails": 5,
+            "tcp.ActiveOpens": 3,
+            "ip.InNoRoutes": 0,
+            "ip.InCEPkts": 9,
+            "cpu0.wait_us": 42,
+            "gpu0.wait_us": 6,
             "gpu0.nr_throttled": 4,
             "gpu0.quota_us": -1,
         },

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inject.catalogue import CATALOGUE, find
+from inject.node.actuator import make
 from inject.plan import FaultSpec, plan, plan_all
 from testbed import inventory
 from testbed.errors import Unsupported, UsageError
@@ -43,12 +44,58 @@ drops = st.builds(
         st.fixed_dictionaries({"psn": st.integers(0, (1 << 24) - 1), "qp": st.integers(1, (1 << 24) - 1)}),
     ),
 )
+_selected = st.one_of(
+    st.fixed_dictionaries({"share": st.floats(0.000001, 0.9)}),
+    st.fixed_dictionaries({"every": st.integers(1, 10_000)}),
+    st.fixed_dictionaries({"psn": st.integers(0, (1 << 24) - 1), "qp": st.integers(1, (1 << 24) - 1)}),
+)
+packets = st.builds(
+    lambda kind, target, params, opcode, direction: FaultSpec(
+        kind=kind,
+        target=target,
+        for_s=1.0,
+        params=params | {"opcode": opcode, "direction": direction} | ({"delay": 20} if kind == "packet.delay" else {}),
+    ),
+    st.sampled_from([name for name in CATALOGUE if name.startswith("packet.")]),
+    st.sampled_from(PORTS + RNICS),
+    _selected,
+    st.sampled_from(["any", "data", "ack", "nak", "cnp", "read-response", "atomic"]),
+    st.sampled_from(["to", "from"]),
+)
 throttles = st.builds(
     lambda target, percent: FaultSpec(kind="gpu.throttle", target=target, for_s=1.0, params={"percent": percent}),
     st.sampled_from([f"{host.name}:gpu0" for host in SOFT.hosts]),
     st.floats(1, 99),
 )
-specs = st.one_of(flaps, drops, throttles)
+SAMPLES = {
+    "link.down": ("host1:rxe0", {}),
+    "link.flap": ("rtsw1:ctsw1", {"period": 1}),
+    "link.oneway": ("rtsw1:ctsw1", {}),
+    "link.rate": ("host1:rxe0", {"rate": 10}),
+    "link.mtu": ("host1:rxe0", {}),
+    "packet.drop": ("host1:rxe0", {"share": 0.1}),
+    "packet.mark": ("host1:rxe0", {"every": 7}),
+    "packet.corrupt": ("host1:rxe0", {"share": 0.1}),
+    "packet.delay": ("rtsw1:ctsw1", {"delay": 20, "direction": "from"}),
+    "packet.reorder": ("host1:rxe0", {"share": 0.1}),
+    "packet.duplicate": ("host1:rxe0", {}),
+    "switch.bgp-kill": ("rtsw1", {}),
+    "switch.bgp-reset": ("ctsw1", {}),
+    "switch.freeze": ("ctsw1", {}),
+    "switch.withdraw": ("rtsw1", {}),
+    "switch.hash-policy": ("rtsw1", {}),
+    "host.freeze": ("host1", {}),
+    "host.cpu-steal": ("host1", {"share": 0.5}),
+    "host.rank-kill": ("host1", {}),
+    "host.rank-hang": ("host1", {}),
+    "gpu.throttle": ("host1:gpu0", {"percent": 50}),
+    "gpu.thermal": ("host1:gpu0", {}),
+    "gpu.noisy-neighbour": ("host1:gpu0", {}),
+}
+samples = st.sampled_from(sorted(SAMPLES)).map(
+    lambda kind: FaultSpec(kind=kind, target=SAMPLES[kind][0], for_s=5.0, params=SAMPLES[kind][1])
+)
+specs = st.one_of(flaps, drops, packets, throttles, samples)
 
 
 @given(specs)
@@ -84,7 +131,8 @@ def test_every_plan_can_be_read_and_reverted(spec):
     """Each change has its revert, each fault a witness, and ids make valid unit and table names."""
     planned = plan(spec, SOFT, lab_kind="soft")
     assert all(step.do and step.undo for step in planned.steps)
-    assert planned.must_move
+    assert planned.must_move or planned.while_on
+    assert planned.shows
     assert planned.reads
     assert planned.id.replace("-", "").isalnum()
     assert planned.request["edges"][0] == [0.0, True]
@@ -134,10 +182,69 @@ def test_a_drop_towards_an_rnic_is_done_at_the_port_that_faces_it():
     assert "numgen random mod 1000000 < 100000" in to.request["args"]["ruleset"]
 
 
+@given(packets)
+def test_a_packet_fault_owns_one_table_at_one_port(spec):
+    """Whatever the kind and the filters: one owned table, one rule, one counter, at the port that faces the target."""
+    planned = plan(spec, SOFT, lab_kind="soft")
+    args, towards = planned.request["args"], planned.params["direction"] == "to"
+    assert args["ruleset"].count('counter name "hits"') == 1
+    assert "flags owner" in args["ruleset"]
+    assert f'hook {"egress" if towards else "ingress"} device "{args["device"]}"' in args["ruleset"]
+    assert planned.shows["device"] == args["device"]
+    assert planned.place.netns == planned.target.link.a.node if planned.target.kind == "rnic" else planned.target.node
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"share": 0.1, "opcode": "nak"}, ["@th,64,8 0x11", "@th,160,8 0x60-0x7f"]),
+        ({"share": 0.1, "opcode": "cnp"}, ["@th,64,8 0x81"]),
+        ({"every": 256, "qp": 17}, ["@th,104,24 17", "numgen inc mod 256 255"]),
+        ({"psn": 7, "qp": 17, "round": 3}, ["@th,136,24 7", "numgen inc mod 2147483648 2"]),
+    ],
+)
+def test_filters_become_expressions_of_the_rule(params, words):
+    """Opcode class, n-th packet and retry round are header bytes and counts."""
+    rules = soft("packet.drop", "host1:rxe0", **params).request["args"]["ruleset"]
+    assert all(word in rules for word in words), rules
+
+
+def test_a_burst_has_the_mean_that_was_asked_for():
+    """Gilbert: mean loss p/(p+r), mean burst 1/r; the drops are counted where they happen."""
+    args = soft("packet.drop", "host1:rxe0", share=0.01, burst=4).request["args"]
+    into, back = (float(word.rstrip("%")) / 100 for word in args["queue"].split("gemodel ")[1].split()[:2])
+    assert into / (into + back) == pytest.approx(0.01, rel=1e-3)
+    assert (1 / back, args["count"]) == (pytest.approx(4), "drops")
+    assert "numgen" not in args["ruleset"]
+
+
+def test_a_detour_leaves_the_queue_of_the_port_alone():
+    """A device of its own carries the delay; on egress tc redirects what nftables has marked, and nothing else."""
+    planned = soft("packet.delay", "host1:rxe0", delay=20)
+    commands = " ".join(step.do for step in planned.steps)
+    assert "qdisc add dev host1-rxe0 clsact" in commands
+    assert "dev host1-rxe0 root" not in commands
+    assert "match mark 0xfb000001 0xffffffff" in commands
+    assert "clsact" not in " ".join(
+        step.do for step in soft("packet.delay", "host1:rxe0", delay=20, direction="from").steps
+    )
+
+
+def test_two_detours_of_one_port_collide():
+    """A port has one clsact: the conflict is named; a drop beside a delay composes, and so does the other direction."""
+    delay = FaultSpec(kind="packet.delay", target="host1:rxe0", for_s=1.0, params={"delay": 5})
+    back = FaultSpec(kind="packet.delay", target="host1:rxe0", for_s=1.0, params={"delay": 5, "direction": "from"})
+    drop = FaultSpec(kind="packet.drop", target="host1:rxe0", for_s=1.0, params={"share": 0.1})
+    assert len(plan_all([delay, back, drop], SOFT, lab_kind="soft")) == 3
+    rate = FaultSpec(kind="link.rate", target="rtsw1:host1:rxe0", for_s=1.0, params={"rate": 5})
+    with pytest.raises(UsageError, match="overlaps"):
+        plan_all([delay, rate], SOFT, lab_kind="soft")
+
+
 def test_one_packet_is_matched_by_qp_and_psn_once():
-    """Exactly one packet: BTH destination QP and PSN, and a limit that lets the rule match a single time."""
+    """Exactly one packet: BTH destination QP and PSN, and a count that lets the rule match a single time."""
     planned = soft("packet.drop", "host1:rxe0", psn=291, qp=17)
-    assert "@th,104,24 17 @th,136,24 291 limit rate 1/hour burst 1 packets" in planned.request["args"]["ruleset"]
+    assert "@th,104,24 17 @th,136,24 291 numgen inc mod 2147483648 0 " in planned.request["args"]["ruleset"]
     assert planned.learn is None
 
 
@@ -169,6 +276,23 @@ def test_half_of_a_gpu_is_left_in_short_periods():
         ("link.flap", "rtsw1:ctsw1", {"count": 3}, ["fault.count", "period"]),
         ("packet.drop", "host1:rxe0", {}, ["share or psn"]),
         ("packet.drop", "host1:rxe0", {"share": 0.1, "psn": 4, "qp": 17}, ["either share or psn"]),
+        ("packet.drop", "host1:rxe0", {"share": 0.1, "opcode": "cnq"}, ["fault.opcode", "read-response"]),
+        ("packet.drop", "host1:rxe0", {"share": 0.1, "round": 2}, ["fault.round", "psn"]),
+        ("packet.drop", "host1:rxe0", {"every": 10, "burst": 4}, ["fault.burst", "share"]),
+        ("packet.drop", "host1:rxe0", {"share": 0.9, "burst": 1.5}, ["fault.burst", "cannot come in bursts"]),
+        ("packet.mark", "host1:rxe0", {"share": 0.1, "every": 4}, ["either share, every or psn"]),
+        ("packet.corrupt", "host1:rxe0", {"share": 1}, ["fault.share", "never ends"]),
+        ("packet.corrupt", "host1:rxe0", {}, ["takes share, every or psn"]),
+        ("packet.delay", "host1:rxe0", {"delay": 5, "jitter": 9}, ["fault.jitter"]),
+        ("packet.delay", "host1:rxe0", {}, ["needs delay"]),
+        ("packet.reorder", "host1:rxe0", {}, ["overtaken"]),
+        ("link.rate", "rtsw1:ctsw1", {}, ["needs rate"]),
+        ("switch.freeze", "rtsw1", {}, ["fault.for", "3 s"]),
+        ("switch.withdraw", "ctsw1", {}, ["fault.target", "RTSW"]),
+        ("switch.bgp-kill", "host1", {}, ["does not fit a host"]),
+        ("host.cpu-steal", "host1", {"share": 1}, ["fault.share", "0.05..0.9"]),
+        ("gpu.thermal", "host1:gpu0", {"low": 50, "high": 50}, ["fault.high", "gpu.throttle"]),
+        ("link.down", "rtsw1:ctsw1", {"period": 1}, ["fault.period", "no parameter"]),
         ("packet.drop", "host1:rxe0", {"psn": 4}, ["fault.psn", "qp"]),
         ("packet.drop", "host1:rxe0", {"psn": "-4", "qp": 17}, ["fault.psn", "0..16777215"]),
         ("packet.drop", "rtsw1:ctsw1", {"psn": "+4", "qp": 17}, ["one receiving RNIC"]),
@@ -211,6 +335,35 @@ def test_a_gpu_that_another_fault_throttles_is_no_bystander():
         lab_kind="soft",
     )
     assert one.must_not_move == two.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+
+
+@pytest.mark.parametrize("kind", CATALOGUE)
+def test_every_kind_can_be_planned_and_made(kind):
+    """Each kind of the catalogue has a sample here, and the node knows its actuator with exactly these arguments."""
+    target, params = SAMPLES[kind]
+    planned = soft(kind, target, for_s=5.0, **params)
+    args = dict(planned.request["args"])
+    if planned.request["actuator"] == "qmp":
+        args |= {"socket": "/none", "nic": "nic-be0", "python": ["python3"]}
+    actuator = make(planned.request["actuator"], args)
+    assert planned.target.kind in CATALOGUE[kind].targets
+    assert actuator.hits() in (None, 0)
+
+
+@pytest.mark.parametrize("kind", CATALOGUE)
+def test_a_fault_at_another_place_is_not_this_one(kind):
+    """What the readback must show tells this target from the others of its kind."""
+    here, params = SAMPLES[kind]
+    there = next(
+        name
+        for name in ("host2", "host2:rxe1", "host2:gpu0", "rtsw2", "ctsw2", "rtsw2:ctsw2", "rtsw2:host3:rxe0")
+        if SOFT.resolve(name).kind == SOFT.resolve(here).kind
+        and not (kind == "switch.withdraw" and name.startswith("ctsw"))
+    )
+    one, two = (soft(kind, target, for_s=5.0, **params) for target in (here, there))
+    told = (one.place, dict(one.shows)) != (two.place, dict(two.shows))
+    assert told
+    assert one.request["claims"] != two.request["claims"] or one.place != two.place
 
 
 def test_every_kind_says_all_there_is_to_say():

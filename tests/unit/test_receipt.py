@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -28,10 +29,14 @@ def snapshot(**moved):
     return found
 
 
+def armed_at(planned):
+    return Armed(ok=True, readback={"applied": True, **planned.shows}, while_on=dict(planned.while_on))
+
+
 def judged(planned=FLAP, *, armed=None, observed=DONE, moved=None, after=None):
     return judge_fired(
         planned,
-        armed=armed or Armed(ok=True),
+        armed=armed or armed_at(planned),
         observed=observed,
         before=snapshot(),
         after=snapshot(**(moved or {})) if after is None else after,
@@ -49,6 +54,7 @@ def test_readback_count_and_witness_prove_it():
     ("change", "word"),
     [
         ({"armed": Armed(ok=False), "moved": {WITNESS: 1}}, "not armed"),
+        ({"armed": Armed(ok=True, readback={"device": "ctsw2"}), "moved": {WITNESS: 1}}, "armed elsewhere: device"),
         ({"observed": {**DONE, "count": 0}, "moved": {WITNESS: 1}}, "counted nothing"),
         ({"observed": {}, "moved": {WITNESS: 1}}, "counted nothing"),
         ({}, "no independent witness"),
@@ -60,6 +66,15 @@ def test_each_missing_part_is_a_doubt(change, word):
     _, doubts = judged(**change)
     assert len(doubts) == 1
     assert word in doubts[0]
+
+
+def test_a_state_that_another_look_did_not_find_is_a_doubt():
+    """What the holder says of itself is not believed where there is a second way to look."""
+    planned = dataclasses.replace(FLAP, while_on=(("rtsw1/ctsw1.mtu", 1500),))
+    for seen, doubted in ((1500, False), (4200, True), (None, True)):
+        armed = dataclasses.replace(armed_at(planned), while_on={"rtsw1/ctsw1.mtu": seen})
+        _, doubts = judged(planned, armed=armed, moved={WITNESS: 1})
+        assert bool(doubts) is doubted
 
 
 def test_counters_that_cannot_be_read_prove_nothing():

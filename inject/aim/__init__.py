@@ -1,0 +1,32 @@
+"""How each kind of fault is done in a soft lab: the place, the holder's request, the commands, the witnesses.
+
+Pure. `take` is the only entrance; each family of kinds is a module with its own `BY_KIND`, a new kind is one more
+function there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inject.aim import gpu, host, link, packet, switch
+from inject.aim.shot import Learn, Place, Request, Shot, Step, Witness
+
+__all__ = ["Learn", "Place", "Request", "Shot", "Step", "Witness", "take"]
+
+_BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+    **link.BY_KIND,
+    **packet.BY_KIND,
+    **switch.BY_KIND,
+    **host.BY_KIND,
+    **gpu.BY_KIND,
+}
+
+
+def take(request: Request) -> Shot:
+    """Choose place, commands and witnesses for a fault.
+
+    Raises:
+        UsageError: parameters that do not go together.
+        Unsupported: nothing carries this target.
+    """
+    return _BY_KIND[request.kind](request)

@@ -1,0 +1,88 @@
+"""Faults of GPUs: slower by a percentage, by a wave, or by a neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inject.aim.shot import Request, Shot, Step, Witness, held, on_host
+from testbed.errors import UsageError
+
+__all__ = ["BY_KIND"]
+
+CGROUP_ROOT = "/sys/fs/cgroup/faultbed.slice"
+# A period this short lets compute bursts of a few milliseconds feel the limit; the kernel refuses a quota below 1 ms
+# (kernel/sched/core.c, min_cfs_quota_period).
+THROTTLE_PERIOD_US = 10_000
+MIN_QUOTA_US = 1_000
+# The GPU must have waited for its neighbours at least this share of the window: else it had nothing to do.
+_ROBBED = 0.05
+
+
+def _throttle(asked: Request) -> Shot:
+    left = (100 - asked.params["percent"]) / 100
+    period_us = max(THROTTLE_PERIOD_US, round(MIN_QUOTA_US / left))
+    return _limited(asked, f"{round(period_us * left)} {period_us}", {})
+
+
+def _thermal(asked: Request) -> Shot:
+    shallow, deep = sorted((asked.params["low"], asked.params["high"]))
+    if shallow == deep:
+        raise UsageError(f"{asked.where}.high: a wave from {shallow:g} % to {deep:g} % is none; take gpu.throttle")
+    period_us = max(THROTTLE_PERIOD_US, round(MIN_QUOTA_US / ((100 - deep) / 100)))
+    middle, swing = (100 - (shallow + deep) / 2) / 100, (deep - shallow) / 200
+    wave = {"swing_us": int(period_us * swing), "wave_s": asked.params["period"]}
+    return _limited(asked, f"{round(period_us * middle)} {period_us}", wave)
+
+
+def _limited(asked: Request, value: str, wave: dict[str, Any]) -> Shot:
+    name, cgroup = _gpu(asked)
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "cgroup", {"cgroup": cgroup, "value": value, **wave}, claims=cgroup),
+        steps=(Step(do=f"echo {value} > {cgroup}/cpu.max", undo=f"echo max 100000 > {cgroup}/cpu.max"),),
+        must_move=(Witness(any_of=(f"{name}.nr_throttled",)),),
+        must_not_move=_other_gpus(asked, "nr_throttled"),
+        restored=((f"{name}.quota_us", -1),),
+        shows={"cgroup": cgroup},
+    )
+
+
+def _noisy_neighbour(asked: Request) -> Shot:
+    name, cgroup = _gpu(asked)
+    count = asked.params["neighbours"]
+    waited_us = round(asked.for_s * _ROBBED * 1e6)
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "hog", {"count": count, "share": 1.0, "cgroup": cgroup}, claims=f"{asked.target.node}/hog"),
+        steps=(
+            Step(do=f"python3 -m inject.node.hog 1 &   # {count} times, into {cgroup}/cgroup.procs", undo="kill %1"),
+        ),
+        must_move=(Witness(any_of=(f"{name}.wait_us",), at_least=waited_us),),
+        must_not_move=_other_gpus(asked, "nr_throttled"),
+        shows={"cgroup": cgroup},
+    )
+
+
+def _gpu(asked: Request) -> tuple[str, str]:
+    target = asked.target
+    if target.gpu is None:
+        raise UsageError(f"{asked.where}.target: {target.text} is not a GPU")
+    return f"{target.node}/{target.gpu.name}", f"{CGROUP_ROOT}/faultbed-{target.gpu.name}.service"
+
+
+def _other_gpus(asked: Request, counter: str) -> tuple[str, ...]:
+    target = asked.target
+    return tuple(
+        f"{host.name}/{gpu.name}.{counter}"
+        for host in asked.topology.hosts
+        for gpu in host.gpus
+        if target.gpu is None or (host.name, gpu.name) != (target.node, target.gpu.name)
+    )
+
+
+BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+    "gpu.throttle": _throttle,
+    "gpu.thermal": _thermal,
+    "gpu.noisy-neighbour": _noisy_neighbour,
+}

@@ -1,0 +1,197 @@
+"""The software hop: where packets of a fault pass, how they are told from all others, and the nftables rules for it.
+
+The place is the switch port that faces the target: towards the target is its egress, from it its ingress. Everything
+is selected by nftables, so that one grammar of filters serves every packet fault, and so that a packet that is not
+selected takes exactly the way it would have taken.
+
+What nftables cannot do itself (delay, duplicate, drop in bursts, limit a rate) is done on a *detour*: an ifb device
+of the fault's own, with the queue that does it. Selected packets take the detour and come back to the port; the port's
+own queue stays as it is (ifb: drivers/net/ifb.c).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switch
+from testbed.errors import UsageError
+from testbed.topology import Port
+
+__all__ = ["ACTS", "Hop", "detour_request", "detour_steps", "hop_of", "hop_request", "hop_steps", "matches", "ruleset"]
+
+ROCE_PORT = 4791
+MARK = 0xFB000001
+
+# Base transport header behind the UDP header: opcode in byte 0, destination QP in bytes 5-7, PSN in bytes 9-11
+# (InfiniBand 9.2); AETH syndrome in the byte after it (9.3.4): 000xxxxx ACK, 001xxxxx RNR NAK, 011xxxxx NAK.
+_OPCODE, _QP, _PSN, _SYNDROME = "@th,64,8", "@th,104,24", "@th,136,24", "@th,160,8"
+OPCODES: Mapping[str, tuple[str, ...]] = {
+    "any": (),
+    "data": (f"{_OPCODE} {{ 0x00-0x0b, 0x16-0x17 }}",),
+    "ack": (f"{_OPCODE} 0x11", f"{_SYNDROME} < 0x20"),
+    "nak": (f"{_OPCODE} 0x11", f"{_SYNDROME} 0x60-0x7f"),
+    "rnr-nak": (f"{_OPCODE} 0x11", f"{_SYNDROME} 0x20-0x3f"),
+    "cnp": (f"{_OPCODE} 0x81",),
+    "read-request": (f"{_OPCODE} 0x0c",),
+    "read-response": (f"{_OPCODE} 0x0d-0x10",),
+    "atomic": (f"{_OPCODE} 0x12-0x14",),
+}
+"""RC opcodes by class (InfiniBand 9.2.1, table 38); CNP: annex A17.9.3."""
+
+ACTS: Mapping[str, str] = {
+    "drop": 'counter name "hits" drop',
+    # rxe ignores CE: nothing but the receiver's IP layer shows it.
+    "mark": 'ip ecn set ce counter name "hits"',
+    # The identification is covered by the ICRC and by nothing else that RoCE looks at (InfiniBand annex A17.3.3).
+    "corrupt": 'ip id set 0xbeef counter name "hits"',
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """A switch port, its nftables hook, and the far end of what passes there (None: anywhere)."""
+
+    place: Place
+    port: Port
+    hook: str
+    far: str | None
+
+
+def hop_of(asked: Request) -> Hop:
+    """The place of a packet fault."""
+    link, named = link_of(asked)
+    towards = asked.params.get("direction", "to") == "to"
+    port = link.a if asked.target.kind == "rnic" else named
+    far = link.other(port.node).node if towards else None
+    return Hop(place=on_switch(asked, port.node), port=port, hook="egress" if towards else "ingress", far=far)
+
+
+def matches(asked: Request) -> tuple[list[str], Learn | None]:
+    """The nftables expressions that select a fault's packets, and what has to be learned for them."""
+    params, where = asked.params, asked.where
+    psn, qp, share, every = (params.get(name) for name in ("psn", "qp", "share", "every"))
+    if psn is not None and qp is None:
+        raise UsageError(f"{where}.psn: a PSN means nothing without its QP; add qp (or qp = any)")
+    if sum(x is not None for x in (psn, share, every)) > 1:
+        raise UsageError(f"{where}: {asked.kind} takes either share, every or psn, not two of them")
+    if psn is None and params.get("round", 1) != 1:
+        raise UsageError(f"{where}.round: a transmission of which packet? add psn and qp")
+    ahead = int(psn) if isinstance(psn, str) else None
+    learn = None
+    if ahead is not None or qp == "any":
+        link = asked.target.link
+        if link is None or link.rnic is None or params["direction"] != "to":
+            raise UsageError(f"{where}: a relative psn, or qp = any, needs one receiving RNIC; aim `to` an RNIC")
+        learn = Learn(host=link.b.node, rnic=link.rnic, qp=qp if qp is not None else "any", psn_ahead=ahead)
+    match = [f"udp dport {ROCE_PORT}", *OPCODES[params.get("opcode", "any")]]
+    if qp is not None:
+        match.append(f"{_QP} {'@qp@' if qp == 'any' else qp}")
+    if psn is not None:
+        # Counted from 0: this transmission and no other, until 2^31 of them have come.
+        match += [f"{_PSN} {'@psn@' if ahead is not None else psn}", f"numgen inc mod {1 << 31} {params['round'] - 1}"]
+    elif every is not None:
+        match.append(f"numgen inc mod {every} {every - 1}")
+    elif share is not None and share < 1:
+        match.append(f"numgen random mod 1000000 < {max(1, round(share * 1_000_000))}")
+    return match, learn
+
+
+def table_of(asked: Request) -> str:
+    """The name of the fault's nftables table; `faultbed_` is the mark that `heal` goes by."""
+    return f"faultbed_{_digest(asked)}"
+
+
+def device_of(asked: Request) -> str:
+    """The name of the fault's ifb device; `fbvia` is the mark that `heal` goes by."""
+    return f"fbvia{_digest(asked)}"
+
+
+def ruleset(asked: Request, hop: Hop, match: list[str], act: str) -> str:
+    """A table with one rule."""
+    return (
+        f"table netdev {table_of(asked)} {{\n  flags owner\n  counter hits {{ }}\n  chain hop {{\n"
+        f'    type filter hook {hop.hook} device "{hop.port.netdev}" priority -300; policy accept;\n'
+        f"    {' '.join([*match, act])}\n  }}\n}}\n"
+    )
+
+
+def hop_request(asked: Request, hop: Hop, rules: str) -> dict[str, Any]:
+    """The holder's request for a fault that nftables does alone."""
+    table = table_of(asked)
+    args = {
+        "netns": hop.place.netns,
+        "device": hop.port.netdev,
+        "hook": hop.hook,
+        "table": table,
+        "ruleset": rules,
+    }
+    return held(asked, "hop", args, claims=f"{hop.place.netns}/{table}")
+
+
+def hop_steps(asked: Request, hop: Hop, rules: str) -> tuple[Step, ...]:
+    """The same for people."""
+    inside = f"ip netns exec {hop.place.netns}"
+    return (
+        Step(
+            do=f"{inside} nft -f - <<'END'\n{rules}END",
+            undo=f"{inside} nft delete table netdev {table_of(asked)}   # or the holder's socket closes",
+        ),
+    )
+
+
+def detour_act(asked: Request, hop: Hop) -> str:
+    """What the rule does with a packet that takes the detour.
+
+    It is dyed with ECT(1), which nobody else uses here and rxe ignores: the receiver's IP layer counts it, and so is a
+    witness that the packets went this way and arrived. Egress: a mark, by which tc redirects; ingress: straight on.
+    """
+    dye = 'ip ecn set ect1 counter name "hits"'
+    return f"{dye} meta mark set {MARK:#x}" if hop.hook == "egress" else f'{dye} fwd to "{device_of(asked)}"'
+
+
+def detour_request(asked: Request, hop: Hop, rules: str, *, queue: str, count: str, drain_ms: float) -> dict[str, Any]:
+    """The holder's request for a fault on a detour with the queue discipline `queue`.
+
+    `count` is what it is counted by: `hits` (packets sent there), or `drops` or `overlimits` of the queue; `drain_ms`
+    how long the last packet may stay inside.
+    """
+    args = {
+        **hop_request(asked, hop, rules)["args"],
+        "via": device_of(asked),
+        "mark": MARK,
+        "queue": queue,
+        "count": count,
+        "drain_s": drain_ms / 1000,
+    }
+    # On egress the redirection takes the port's clsact, of which there is one.
+    claims = (
+        f"{hop.place.netns}/{hop.port.netdev}/detour" if hop.hook == "egress" else f"{hop.place.netns}/{args['table']}"
+    )
+    return held(asked, "detour", args, claims=claims)
+
+
+def detour_steps(asked: Request, hop: Hop, rules: str, *, queue: str) -> tuple[Step, ...]:
+    """The same for people."""
+    netns, via, port = hop.place.netns, device_of(asked), hop.port.netdev
+    at = f"-n {netns}"
+    steps = [
+        Step(do=f"ip {at} link add {via} up type ifb", undo=f"ip {at} link del {via}"),
+        Step(do=f"tc {at} qdisc add dev {via} root {queue}", undo="# goes with the device"),
+    ]
+    if hop.hook == "egress":
+        steps += [
+            Step(do=f"tc {at} qdisc add dev {port} clsact", undo=f"tc {at} qdisc del dev {port} clsact"),
+            Step(
+                do=f"tc {at} filter add dev {port} egress protocol ip prio 1 u32 match u32 0 0 "
+                f"match mark {MARK:#x} 0xffffffff action mirred egress redirect dev {via}",
+                undo="# goes with clsact",
+            ),
+        ]
+    return (*steps, *hop_steps(asked, hop, rules))
+
+
+def _digest(asked: Request) -> str:
+    return hashlib.sha256(asked.id.encode()).hexdigest()[:8]

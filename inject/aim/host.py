@@ -1,0 +1,74 @@
+"""Faults of hosts: frozen, robbed of CPU, a rank killed or hung."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inject.aim.shot import Place, Request, Shot, Step, Witness, held, on_host, rnic_counters
+
+__all__ = ["BY_KIND"]
+
+# The process of traffic that runs on a host, by an argument of its command line.
+ENGINE = "traffic.node.engine"
+# Of the time that the thief was busy somebody must have waited at least this share: else nobody was robbed.
+_ROBBED = 0.1
+
+
+def _freeze(asked: Request) -> Shot:
+    host = asked.target.node
+    return Shot(
+        place=Place(node=host, local=True),
+        request=held(asked, "process", {"host": host, "find": {"comm": "qemu-system"}, "how": "STOP"}, claims=host),
+        steps=(Step(do=f"kill -STOP <QEMU of {host}>", undo=f"kill -CONT <QEMU of {host}>"),),
+        must_move=(Witness(any_of=rnic_counters(asked.topology, "completer_retry_err", but=host)),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"host": host},
+    )
+
+
+def _steal(asked: Request) -> Shot:
+    host, share = asked.target.node, asked.params["share"]
+    args = {"count": 1, "share": share, "realtime": True}
+    waited_us = round(asked.for_s * share * _ROBBED * 1e6)
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "hog", args, claims=f"{host}/hog"),
+        steps=(Step(do=f"python3 -m inject.node.hog {share:g} &   # SCHED_FIFO 5", undo="kill %1"),),
+        must_move=(Witness(any_of=(f"{host}/cpu0.wait_us",), at_least=waited_us),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"cgroup": None},
+    )
+
+
+def _rank(asked: Request, how: str, **rest: Any) -> Shot:
+    args = {"find": {"argument": ENGINE}, "how": how}
+    undo = f"pkill -CONT -f {ENGINE}" if how == "STOP" else "# the rank is dead; the job has to start it again"
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "process", args, claims=f"{asked.target.node}/{ENGINE}"),
+        steps=(Step(do=f"pkill -{how} -f {ENGINE}", undo=undo),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"what": ENGINE},
+        **rest,
+    )
+
+
+def _rank_kill(asked: Request) -> Shot:
+    names = ("completer_retry_err", "retry_exceeded_err")
+    return _rank(
+        asked, "KILL", must_move=(Witness(any_of=rnic_counters(asked.topology, *names, but=asked.target.node)),)
+    )
+
+
+def _rank_hang(asked: Request) -> Shot:
+    state = f"{asked.target.node}/ranks.stopped"
+    return _rank(asked, "STOP", must_move=(), while_on=((state, 1),), restored=((state, 0),))
+
+
+BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+    "host.freeze": _freeze,
+    "host.cpu-steal": _steal,
+    "host.rank-kill": _rank_kill,
+    "host.rank-hang": _rank_hang,
+}

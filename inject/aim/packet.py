@@ -1,0 +1,139 @@
+"""Faults of single packets: dropped, marked, corrupted in the hop; delayed, duplicated, reordered on its detour."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from inject.aim.hop import (
+    ACTS,
+    Hop,
+    detour_act,
+    detour_request,
+    detour_steps,
+    hop_of,
+    hop_request,
+    hop_steps,
+    matches,
+    ruleset,
+)
+from inject.aim.shot import Request, Shot, Witness, rnic_counters
+from testbed.errors import UsageError
+
+__all__ = ["BY_KIND"]
+
+# A packet is missing: the receiver sees the gap (NAK), or the sender's timer runs out; a lost ACK makes a duplicate.
+_LOSS = ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "duplicate_request")
+# More packets than all queue pairs of a host have in flight: the detour drops nothing unasked (tc-netem(8), limit).
+_LIMIT = "limit 20000"
+
+
+def _in_hop(asked: Request, act: str, witness: Witness) -> Shot:
+    match, learn = matches(asked)
+    hop = hop_of(asked)
+    rules = ruleset(asked, hop, match, ACTS[act])
+    return Shot(
+        place=hop.place,
+        request=hop_request(asked, hop, rules),
+        steps=hop_steps(asked, hop, rules),
+        must_move=(witness,),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"device": hop.port.netdev, "hook": hop.hook},
+        learn=learn,
+    )
+
+
+def _on_detour(asked: Request, queue: str, witness: Witness, *, count: str = "hits", drain_ms: float = 0.0) -> Shot:
+    match, learn = matches(asked)
+    hop = hop_of(asked)
+    rules = ruleset(asked, hop, match, detour_act(asked, hop))
+    return Shot(
+        place=hop.place,
+        request=detour_request(asked, hop, rules, queue=queue, count=count, drain_ms=drain_ms),
+        steps=detour_steps(asked, hop, rules, queue=queue),
+        must_move=(witness,),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"device": hop.port.netdev, "hook": hop.hook, "queue": queue.partition(" ")[0]},
+        learn=learn,
+    )
+
+
+def _lost(asked: Request) -> Witness:
+    return Witness(any_of=rnic_counters(asked.topology, *_LOSS))
+
+
+def _seen(asked: Request, hop: Hop, counter: str) -> Witness:
+    """Marked packets as the IP layer behind the hop counts them (net/ipv4/ip_input.c, ip_rcv_core)."""
+    if hop.far is not None:
+        return Witness(any_of=(f"{hop.far}/ip.{counter}",))
+    # Coming from the port: its own switch takes them in, then hosts.
+    nodes = [hop.port.node, *(host.name for host in asked.topology.hosts)]
+    return Witness(any_of=tuple(f"{node}/ip.{counter}" for node in nodes))
+
+
+def _drop(asked: Request) -> Shot:
+    params = asked.params
+    given = [name for name in ("share", "every", "psn") if params.get(name) is not None]
+    if len(given) != 1:
+        raise UsageError(f"{asked.where}: packet.drop takes either share or psn (or every); it got {given or 'none'}")
+    burst = params.get("burst")
+    if burst is None:
+        return _in_hop(asked, "drop", _lost(asked))
+    share = params.get("share")
+    if share is None or not 0 < share < 1:
+        raise UsageError(f"{asked.where}.burst: bursts have a mean share of packets; add share, below 1")
+    # Gilbert: p from good to bad, r back; mean burst 1/r, mean loss p/(p+r) (tc-netem(8), loss gemodel).
+    back = 1 / burst
+    into = share * back / (1 - share)
+    if into > 1:
+        raise UsageError(f"{asked.where}.burst: a share of {share:g} cannot come in bursts of only {burst:g} packets")
+    queue = f"netem {_LIMIT} loss gemodel {into * 100:.6f}% {back * 100:.6f}% 100% 0%"
+    without = dataclasses.replace(asked, params={k: v for k, v in params.items() if k != "share"})
+    return _on_detour(without, queue, _lost(asked), count="drops")
+
+
+def _mark(asked: Request) -> Shot:
+    return _in_hop(asked, "mark", _seen(asked, hop_of(asked), "InCEPkts"))
+
+
+def _corrupt(asked: Request) -> Shot:
+    if asked.params.get("share") == 1:
+        raise UsageError(f"{asked.where}.share: with every packet broken go-back-N never ends; take less than 1")
+    if all(asked.params.get(name) is None for name in ("share", "every", "psn")):
+        raise UsageError(f"{asked.where}: packet.corrupt takes share, every or psn")
+    return _in_hop(asked, "corrupt", _lost(asked))
+
+
+def _delay(asked: Request) -> Shot:
+    delay_ms, jitter_ms = asked.params["delay"], asked.params.get("jitter", 0.0)
+    if jitter_ms > delay_ms:
+        raise UsageError(f"{asked.where}.jitter: {jitter_ms:g} ms is more than the delay of {delay_ms:g} ms")
+    jitter = f" {jitter_ms:g}ms" if jitter_ms else ""
+    queue = f"netem {_LIMIT} delay {delay_ms:g}ms{jitter}"
+    return _on_detour(asked, queue, _seen(asked, hop_of(asked), "InECT1Pkts"), drain_ms=delay_ms + jitter_ms)
+
+
+def _reorder(asked: Request) -> Shot:
+    given = [name for name in ("share", "every", "psn") if asked.params.get(name) is not None]
+    if not given or asked.params.get("share") == 1:
+        raise UsageError(
+            f"{asked.where}: packet.reorder lets some packets be overtaken; add share (below 1), every or psn"
+        )
+    late_ms = asked.params["late"]
+    witness = Witness(any_of=rnic_counters(asked.topology, "out_of_seq_request", "rcvd_seq_err", "duplicate_request"))
+    return _on_detour(asked, f"netem {_LIMIT} delay {late_ms:g}ms", witness, drain_ms=late_ms)
+
+
+def _duplicate(asked: Request) -> Shot:
+    # Each dyed packet comes twice, so the receiver has counted more than were sent on the detour.
+    return _on_detour(asked, f"netem {_LIMIT} duplicate 100%", _seen(asked, hop_of(asked), "InECT1Pkts"))
+
+
+BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+    "packet.drop": _drop,
+    "packet.mark": _mark,
+    "packet.corrupt": _corrupt,
+    "packet.delay": _delay,
+    "packet.reorder": _reorder,
+    "packet.duplicate": _duplicate,
+}

@@ -1,0 +1,1 @@
+"""The descriptions of all fault kinds, a module for each family."""

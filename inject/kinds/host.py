@@ -1,0 +1,63 @@
+"""Hosts: frozen, robbed of CPU, a rank killed or hung."""
+
+from __future__ import annotations
+
+from inject.kind import Param, described
+
+__all__ = ["KINDS"]
+
+_FREEZE = described(
+    name="host.freeze",
+    summary="the whole host stands still (SIGSTOP of its VM); its clock goes on",
+    binding={"host": "local"},
+    params=(),
+    fidelity={"soft": "emulated"},
+    armed_by="the state of QEMU's process in /proc",
+    must_move="completer_retry_err of another host's RNIC",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#3d405b",
+)
+
+_STEAL = described(
+    name="host.cpu-steal",
+    summary="a share of the host's CPU goes to somebody else, ahead of everything that runs there",
+    binding={"host": "unit"},
+    params=(
+        Param(name="share", type="number", unit="", summary="share of the CPU", low=0.05, high=0.9, required=True),
+    ),
+    fidelity={"soft": "emulated"},
+    armed_by="the busy process in /proc",
+    must_move="time that tasks of the host have waited to run (/proc/schedstat)",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#81b29a",
+)
+
+_KILL = described(
+    name="host.rank-kill",
+    summary="SIGKILL of the host's part of the job; nothing can revert it",
+    binding={"host": "unit"},
+    params=(),
+    fidelity={"soft": "real"},
+    armed_by="the traffic engine's process is gone from /proc",
+    must_move="completer_retry_err or retry_exceeded_err of another host's RNIC",
+    must_not_move="rxe send_err",
+    reversible=False,
+    colour="#9b2226",
+)
+
+_HANG = described(
+    name="host.rank-hang",
+    summary="the host's part of the job hangs (SIGSTOP); its RNIC still answers",
+    binding={"host": "unit"},
+    params=(),
+    fidelity={"soft": "real"},
+    armed_by="the traffic engine's state in /proc, by the holder and by the counters",
+    must_move="stopped processes of the host, as a second look finds them while the fault is on",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#bb3e03",
+)
+
+KINDS = (_FREEZE, _STEAL, _KILL, _HANG)

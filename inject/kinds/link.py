@@ -1,0 +1,105 @@
+"""Links: down, flapping, silent in one direction, slow."""
+
+from __future__ import annotations
+
+from inject.kind import Param, described
+
+__all__ = ["DIRECTION", "KINDS"]
+
+DIRECTION = Param(
+    name="direction",
+    type="choice",
+    unit="",
+    summary="towards the target or coming from it",
+    choices=("to", "from"),
+    default="to",
+)
+_CARRIER = (
+    "carrier_down_count of the other end (uplink), carrier_changes of the host (RNIC), retransmissions at a host "
+    "(host port)"
+)
+_FLAGS = "interface flags read back in the switch (port), QMP's acknowledgement (RNIC)"
+
+_DOWN = described(
+    name="link.down",
+    summary="take a link down for the whole window",
+    binding={"port": "unit", "rnic": "local"},
+    params=(),
+    fidelity={"soft": "emulated"},
+    armed_by=_FLAGS,
+    must_move=_CARRIER,
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#a63446",
+)
+
+_FLAP = described(
+    name="link.flap",
+    summary="take a link down and up again: once for the whole window, or as a train of flaps",
+    binding={"port": "unit", "rnic": "local"},
+    params=(
+        Param(name="period", type="number", unit="s", summary="from one down to the next", low=0.05, high=3600),
+        Param(
+            name="duty",
+            type="number",
+            unit="",
+            summary="share of each period spent down",
+            low=0.01,
+            high=0.99,
+            default=0.5,
+        ),
+        Param(name="count", type="integer", unit="", summary="flaps, at most", low=1, high=100_000),
+    ),
+    fidelity={"soft": "emulated"},
+    armed_by=_FLAGS,
+    must_move=_CARRIER,
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#d1495b",
+)
+
+_ONEWAY = described(
+    name="link.oneway",
+    summary="a link that is up and silent in one direction: every packet is lost, the carrier stays",
+    binding={"port": "fd", "rnic": "fd"},
+    params=(DIRECTION,),
+    fidelity={"soft": "emulated"},
+    armed_by="the nftables table and its hook, listed back",
+    must_move="retransmissions at an RNIC, or of the BGP sessions at both ends (uplink)",
+    must_not_move="carrier_changes of both ends, rxe send_err",
+    reversible=True,
+    colour="#e76f51",
+)
+
+_RATE = described(
+    name="link.rate",
+    summary="a link that carries less: IPv4 traffic in one direction is limited to a rate",
+    binding={"port": "unit", "rnic": "unit"},
+    params=(
+        Param(name="rate", type="number", unit="Mbit/s", summary="what is left", low=0.1, high=100_000, required=True),
+        DIRECTION,
+    ),
+    fidelity={"soft": "emulated"},
+    armed_by="the nftables table and its hook, and the tbf queue of the detour, read back",
+    must_move="overlimits of the queue, and dyed packets (ECT(1)) at the receiver's IP layer",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#f4a261",
+)
+
+_MTU = described(
+    name="link.mtu",
+    summary="an MTU mismatch: the switch port takes packets in that it can no longer send out",
+    binding={"port": "unit", "rnic": "unit"},
+    params=(
+        Param(name="mtu", type="integer", unit="bytes", summary="of the switch port", low=576, high=9000, default=1500),
+    ),
+    fidelity={"soft": "real"},
+    armed_by="the MTU of the port, read back by the holder and by the counters",
+    must_move="FragFails of the switch: packets too big to be sent and not to be fragmented",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#9c6644",
+)
+
+KINDS = (_DOWN, _FLAP, _ONEWAY, _RATE, _MTU)

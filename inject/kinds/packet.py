@@ -1,0 +1,112 @@
+"""Packets: dropped, marked, corrupted, delayed, duplicated, reordered, told apart by what is in their headers."""
+
+from __future__ import annotations
+
+from inject.kind import Binding, FaultKind, Param, described
+from inject.kinds.link import DIRECTION
+
+__all__ = ["KINDS"]
+
+_FILTERS = (
+    Param(name="share", type="number", unit="", summary="share of packets, at random", low=0.000001, high=1),
+    Param(name="every", type="integer", unit="", summary="every n-th packet", low=1, high=1_000_000_000),
+    Param(name="psn", type="psn", unit="", summary="this packet once; +N counts from the next expected one"),
+    Param(
+        name="round",
+        type="integer",
+        unit="",
+        summary="with psn: which of its transmissions, 1 for the first",
+        low=1,
+        high=1_000_000,
+        default=1,
+    ),
+    Param(name="qp", type="qpn", unit="", summary="destination QP number; any: the lowest connected one"),
+    Param(
+        name="opcode",
+        type="choice",
+        unit="",
+        summary="class of packets by BTH opcode and AETH syndrome",
+        choices=("any", "data", "ack", "nak", "rnr-nak", "cnp", "read-request", "read-response", "atomic"),
+        default="any",
+    ),
+    DIRECTION,
+)
+_RULE = "the nftables table and its hook, listed back"
+_DETOUR = "the nftables table and its hook, and the netem queue of the detour, read back"
+_LOSS = "out_of_seq_request, rcvd_seq_err, completer_retry_err or duplicate_request at an RNIC"
+
+
+def _packet(name: str, summary: str, *own: Param, **rest: str) -> FaultKind:
+    binding: Binding = "fd" if rest["armed_by"] == _RULE else "unit"
+    return described(
+        name=f"packet.{name}",
+        summary=summary,
+        binding={"port": binding, "rnic": binding},
+        params=(*own, *_FILTERS),
+        fidelity={"soft": "real"},
+        must_not_move="rxe send_err",
+        reversible=True,
+        **rest,
+    )
+
+
+_DROP = _packet(
+    "drop",
+    "lose RoCEv2 packets in the fabric: a random share (in bursts, if wanted), every n-th, or one by QP and PSN",
+    Param(
+        name="burst",
+        type="number",
+        unit="packets",
+        summary="with share: mean length of a burst (Gilbert-Elliott)",
+        low=1,
+        high=10_000,
+    ),
+    armed_by=_RULE,
+    must_move=_LOSS,
+    colour="#edae49",
+)
+
+_MARK = _packet(
+    "mark",
+    "mark packets with ECN CE, as a congested switch would; rxe does not react",
+    armed_by=_RULE,
+    must_move="InCEPkts of the receiver's IP layer",
+    colour="#66a182",
+)
+
+_CORRUPT = _packet(
+    "corrupt",
+    "break the ICRC and nothing else: the IP identification, which only the ICRC covers, is overwritten",
+    armed_by=_RULE,
+    must_move=_LOSS,
+    colour="#b56576",
+)
+
+_DELAY = _packet(
+    "delay",
+    "hold packets back for a time; with jitter they overtake each other",
+    Param(name="delay", type="number", unit="ms", summary="how long", low=0.1, high=10_000, required=True),
+    Param(name="jitter", type="number", unit="ms", summary="more or less, uniformly", low=0.1, high=10_000),
+    armed_by=_DETOUR,
+    must_move="InECT1Pkts of the receiver's IP layer: delayed packets are dyed with ECT(1)",
+    colour="#457b9d",
+)
+
+_REORDER = _packet(
+    "reorder",
+    "let some packets be overtaken by those behind them",
+    Param(name="late", type="number", unit="ms", summary="how late", low=0.1, high=10_000, default=10.0),
+    armed_by=_DETOUR,
+    must_move="out_of_seq_request, rcvd_seq_err or duplicate_request at an RNIC",
+    colour="#5e60ce",
+)
+
+_DUPLICATE = _packet(
+    "duplicate",
+    "deliver packets twice",
+    armed_by=_DETOUR,
+    must_move="InECT1Pkts of the receiver's IP layer: duplicated packets are dyed with ECT(1)",
+    colour="#2a9d8f",
+)
+
+KINDS = (_DROP, _MARK, _CORRUPT, _DELAY, _REORDER, _DUPLICATE)

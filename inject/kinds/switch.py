@@ -1,0 +1,61 @@
+"""Switches and their control plane."""
+
+from __future__ import annotations
+
+from inject.kind import FaultKind, described
+
+__all__ = ["KINDS"]
+
+_SESSIONS = "TCP connections opened anew (ActiveOpens, PassiveOpens) at the switches it speaks BGP with"
+
+
+def _switch(name: str, summary: str, **rest: str) -> FaultKind:
+    return described(
+        name=f"switch.{name}",
+        summary=summary,
+        binding={"switch": "unit"},
+        params=(),
+        fidelity={"soft": rest.pop("fidelity", "real")},  # type: ignore[dict-item]
+        must_not_move="rxe send_err",
+        reversible=True,
+        **rest,
+    )
+
+
+KINDS = (
+    _switch(
+        "bgp-kill",
+        "SIGKILL of the BGP daemon; it is started again when the fault ends",
+        armed_by="the daemon's process is gone, by its pid file",
+        must_move=_SESSIONS,
+        colour="#264653",
+    ),
+    _switch(
+        "bgp-reset",
+        "every BGP session is closed at once (clear bgp *) and comes back by itself",
+        armed_by="connectionsDropped of bgpd has risen",
+        must_move=_SESSIONS,
+        colour="#287271",
+    ),
+    _switch(
+        "freeze",
+        "the control plane hangs (SIGSTOP of bgpd and zebra) while packets are still forwarded",
+        armed_by="the daemons' states in /proc",
+        must_move=_SESSIONS,
+        colour="#1d3557",
+    ),
+    _switch(
+        "withdraw",
+        "the switch no longer announces its prefixes; its hosts become unreachable for other racks",
+        armed_by="the line of bgpd's running configuration",
+        must_move="InNoRoutes of another switch, or retransmissions at an RNIC",
+        colour="#6d597a",
+    ),
+    _switch(
+        "hash-policy",
+        "ECMP hashes addresses only: all queue pairs of a pair of RNICs take one uplink",
+        armed_by="the sysctl, read back by the holder and by the counters",
+        must_move="packets sent on the switch's uplinks meanwhile",
+        colour="#8d99ae",
+    ),
+)

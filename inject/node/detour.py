@@ -1,0 +1,147 @@
+"""Packets that take a detour: an ifb device of this fault's own whose queue delays, duplicates, drops or holds back.
+
+The hop's rules select the packets; on egress they mark them and tc redirects what is marked (clsact, u32), on ingress
+nftables forwards them itself. ifb gives them back where they came from, past the hooks that they have already seen
+(drivers/net/ifb.c, ifb_ri_tasklet), so the port's own queue and everybody else's packets are as ever. The rules are
+owned by this process: when it dies, packets go the straight way at once, and only an unused device is left to revert.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import time
+from typing import Any
+
+from inject.node.actuator import Refused
+from inject.node.hop import HopActuator
+from testbed.onnode.netlink import ECHO, REQUEST, Netlink, attributes
+
+__all__ = ["DetourActuator"]
+
+# linux/rtnetlink.h, linux/gen_stats.h
+_RTM_GETQDISC = 38
+_TC_H_ROOT = 0xFFFFFFFF
+_TCMSG = struct.Struct("=BxxxiIII")
+_TCA_KIND, _TCA_STATS2 = 1, 7
+_STATS_BASIC, _STATS_QUEUE = 1, 3
+_COMMAND_S = 20.0
+_FILTER = "protocol ip prio 1 u32 match u32 0 0 match mark {mark:#x} 0xffffffff action mirred egress redirect dev {via}"
+
+
+class DetourActuator(HopActuator):
+    """A hop whose packets pass the device `via` with the queue `queue`; counted by `count` of it, or by the rule."""
+
+    def __init__(self, *, via: str, mark: int, queue: str, count: str, drain_s: float, **hop: Any) -> None:
+        super().__init__(**hop)
+        self._via, self._mark, self._queue, self._counted, self._drain_s = via, mark, queue, count, drain_s
+        self._route: Netlink | None = None
+        self._laid = False
+        self._past: dict[str, int] = {}
+
+    def prepare(self) -> dict[str, Any]:
+        """As the hop; and refuse a clsact of somebody else, and a device of our name."""
+        # Without this the module would make two devices nobody asked for (drivers/net/ifb.c, numifbs).
+        subprocess.run(["modprobe", "ifb", "numifbs=0"], check=False, capture_output=True, timeout=_COMMAND_S)
+        before = super().prepare()
+        self._route = Netlink(socket.NETLINK_ROUTE)
+        if self._via in (name for _, name in socket.if_nameindex()):
+            raise Refused(f"a device {self._via} is already there: a leftover? run `faultbed heal`")
+        if self._hook == "egress" and "clsact" in _run(["tc", "qdisc", "show", "dev", self._device]):
+            raise Refused(
+                f"{self._device} has a clsact that is not ours: another fault's detour, or run `faultbed heal`"
+            )
+        return before
+
+    def revert_script(self) -> str:
+        """Rules, redirection, device: whatever of them is there."""
+        inside = f"ip netns exec {self._netns} " if self._netns else ""
+        clsact = f"{inside}tc qdisc del dev {self._device} clsact 2>/dev/null; " if self._hook == "egress" else ""
+        return (
+            f"{super().revert_script()} && {{ [ ! -e /run/netns/{self._netns} ] || {{ {clsact}"
+            f"{inside}ip link del {self._via} 2>/dev/null; ! {inside}ip link show {self._via} >/dev/null 2>&1; }}; }}"
+        )
+
+    def on(self) -> None:
+        """The way first, then the rule that sends packets there."""
+        self._laid = True
+        _run(["ip", "link", "add", self._via, "up", "type", "ifb"])
+        lines = [f"qdisc add dev {self._via} root {self._queue}"]
+        if self._hook == "egress":
+            lines += [
+                f"qdisc add dev {self._device} clsact",
+                f"filter add dev {self._device} egress {_FILTER.format(mark=self._mark, via=self._via)}",
+            ]
+        _run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+        super().on()
+
+    def off(self) -> None:
+        """The rule first; what is on the way arrives before the way is taken up."""
+        super().off()
+        if not self._laid:
+            return
+        deadline = time.monotonic() + self._drain_s + 0.5
+        while self._stats().get("qlen") and time.monotonic() < deadline:
+            time.sleep(0.005)
+        for name, value in self._stats().items():
+            self._past[name] = self._past.get(name, 0) + value
+        if self._hook == "egress":
+            _run(["tc", "qdisc", "del", "dev", self._device, "clsact"])
+        _run(["ip", "link", "del", self._via])
+        self._laid = False
+
+    def read(self) -> dict[str, Any]:
+        """The hop's readback, and the queue as the kernel tells it: its kind, and what it has done."""
+        seen = super().read()
+        now = self._stats() if self._laid else {}
+        there = self._via in (name for _, name in socket.if_nameindex())
+        seen |= {"via": self._via, "queue": self._kind() if there else None}
+        seen |= {
+            f"queue_{name}": value + self._past.get(name, 0)
+            for name, value in (now or dict.fromkeys(self._past, 0)).items()
+        }
+        if self._there:
+            seen["applied"] = bool(seen["applied"] and seen["queue"] == self._queue.partition(" ")[0])
+        elif there:
+            seen["applied"] = True
+        return seen
+
+    def hits(self) -> int:
+        """Packets sent on the detour, or what its queue did to them."""
+        if self._counted == "hits":
+            return super().hits()
+        now = self._stats().get(self._counted, 0) if self._laid else 0
+        return self._past.get(self._counted, 0) + now
+
+    def close(self) -> None:
+        """As the hop."""
+        super().close()
+        if self._route is not None:
+            self._route.close()
+
+    def _stats(self) -> dict[str, int]:
+        found = attributes(self._root().get(_TCA_STATS2, b""))
+        basic, queue = found.get(_STATS_BASIC, b""), found.get(_STATS_QUEUE, b"")
+        if not basic or not queue:
+            return {}
+        _bytes, packets = struct.unpack_from("=QI", basic)
+        qlen, _backlog, drops, _requeues, overlimits = struct.unpack_from("=5I", queue)
+        return {"packets": packets, "qlen": qlen, "drops": drops, "overlimits": overlimits}
+
+    def _kind(self) -> str:
+        return self._root().get(_TCA_KIND, b"").rstrip(b"\0").decode()
+
+    def _root(self) -> dict[int, bytes]:
+        if self._route is None:
+            return {}
+        asked = _TCMSG.pack(socket.AF_UNSPEC, socket.if_nametoindex(self._via), 0, _TC_H_ROOT, 0)
+        return attributes(self._route.ask(_RTM_GETQDISC, asked, flags=REQUEST | ECHO)[_TCMSG.size :])
+
+
+def _run(argv: list[str], *, stdin: str | None = None) -> str:
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=_COMMAND_S)
+    if done.returncode:
+        told = " ".join((done.stderr or done.stdout).split())
+        raise OSError(f"`{' '.join(argv)}` refused: {told[:300]}")
+    return done.stdout

@@ -1,0 +1,199 @@
+"""Processes killed or stopped by signal: routing daemons, ranks of a job, a whole VM (QEMU's process).
+
+A process is known by its pid and its start time, so that a number given to somebody else later is never signalled
+(proc_pid_stat(5), starttime). What was killed and has to come back is started again with the arguments it had, outside
+the holder's own cgroup and scheduling class, so that it outlives the holder and is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import subprocess
+from typing import Any
+
+from inject.node.actuator import Refused, enter_netns
+
+__all__ = ["ProcessActuator"]
+
+FRR_DIR = "/run/frr"
+_END_S = 5.0
+_START_S = 30.0
+
+
+class ProcessActuator:
+    """Sends `how` (STOP or KILL) to the processes that `find` names; with `again`, killed ones are started anew.
+
+    `find` is {"daemons": [...]} (of the switch `netns`, by their pid files), {"argument": text} (whole argument of a
+    command line) or {"pid": number, "comm": name}.
+    """
+
+    poll_s = None
+
+    def __init__(
+        self,
+        *,
+        find: dict[str, Any],
+        how: str,
+        netns: str | None = None,
+        host: str | None = None,
+        again: bool = False,
+    ) -> None:
+        self._find, self._how, self._netns, self._host, self._again = find, how, netns, host, again
+        self._found: dict[int, int] = {}
+        self._commands: list[tuple[str, str]] = []
+        self._over = True
+
+    def prepare(self) -> dict[str, Any]:
+        """Find them; refuse when there is none, or one that is stopped already."""
+        enter_netns(self._netns)
+        pids = self._pids()
+        if not pids:
+            raise Refused(f"no process to {self._how.lower()} ({self._said()}): is it running?")
+        for pid in pids:
+            state, started = _stat(pid) or ("", 0)
+            if state == "T":
+                raise Refused(f"process {pid} ({self._said()}) is stopped already, and not by us: run `faultbed heal`")
+            self._found[pid] = started
+        if self._again:
+            self._commands = [(_pidfile(self._netns, _comm(pid)), _restart(self._netns, pid)) for pid in pids]
+        return self.read()
+
+    def revert_script(self) -> str:
+        """Let stopped ones go on; start killed daemons that are not there. Nothing can revert the death of a rank."""
+        if self._how == "STOP":
+            parts = [
+                f"if [ \"$(sed 's/.*) //' /proc/{pid}/stat 2>/dev/null | cut -d' ' -f20)\" = {started} ]; "
+                f"then kill -CONT {pid}; fi"
+                for pid, started in self._found.items()
+            ]
+            return "; ".join(parts)
+        parts = [
+            f'p=$(cat {path} 2>/dev/null); if [ -z "$p" ] || [ ! -e /proc/$p ]; then {command}; fi'
+            for path, command in self._commands
+        ]
+        gone = f"[ ! -e /run/netns/{self._netns} ] || " if self._netns else ""
+        return f"{gone}{{ {'; '.join([*parts, 'true'])}; }}"
+
+    def on(self) -> None:
+        """The signal; after KILL, until they are gone."""
+        self._over = False
+        for pid, started in self._found.items():
+            _send(pid, started, signal.SIGSTOP if self._how == "STOP" else signal.SIGKILL)
+
+    def off(self) -> None:
+        """Go on, or be started again."""
+        self._over = True
+        if self._how == "STOP":
+            for pid, started in self._found.items():
+                _send(pid, started, signal.SIGCONT)
+            return
+        for path, command in self._commands:
+            if not _alive(path):
+                subprocess.run(["/bin/sh", "-c", command], check=True, timeout=_START_S)
+
+    def read(self) -> dict[str, Any]:
+        """The states of the processes that were found, and how many are there now."""
+        states = {
+            str(pid): (seen[0] if (seen := _stat(pid)) and seen[1] == at else "gone") for pid, at in self._found.items()
+        }
+        if self._how == "STOP":
+            applied = bool(states) and all(state == "T" for state in states.values())
+            if self._over:
+                applied = "T" in states.values()
+        elif self._again:
+            applied = bool(self._found) and not all(_alive(path) for path, _ in self._commands)
+        else:
+            applied = not self._over and set(states.values()) == {"gone"}
+        return {"applied": applied, "netns": self._netns, "host": self._host, "states": states, "what": self._said()}
+
+    def hits(self) -> None:
+        """Edges are the count."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _pids(self) -> list[int]:
+        if "pid" in self._find:
+            pid = int(self._find["pid"])
+            return [pid] if _comm(pid).startswith(self._find["comm"]) else []
+        if "daemons" in self._find:
+            numbers = (_read(_pidfile(self._netns, name)) for name in self._find["daemons"])
+            pids = [int(number) for number in numbers if number]
+            return [pid for pid, name in zip(pids, self._find["daemons"], strict=False) if _comm(pid) == name]
+        wanted = self._find["argument"].encode()
+        return [
+            int(entry)
+            for entry in os.listdir("/proc")  # noqa: PTH208 - start-up time
+            if entry.isdigit()
+            and int(entry) != os.getpid()
+            and wanted in _arguments(int(entry))
+            # `env` and shells carry the words of what they start.
+            and _comm(int(entry)).startswith("python")
+        ]
+
+    def _said(self) -> str:
+        return ", ".join(
+            str(x) for x in self._find.get("daemons", [self._find.get("argument", self._find.get("comm"))])
+        )
+
+
+def _pidfile(netns: str | None, daemon: str) -> str:
+    return f"{FRR_DIR}/{netns}/{daemon}.pid"
+
+
+def _restart(netns: str | None, pid: int) -> str:
+    """The command that starts a process again as it was: not in the holder's cgroup, not at its priority."""
+    words = shlex.join(word.decode() for word in _arguments(pid))
+    inner = (
+        "echo $$ > /sys/fs/cgroup/cgroup.procs; echo 0 > /proc/$$/oom_score_adj; "
+        f"exec chrt --other 0 nsenter --net=/run/netns/{netns} {words}"
+    )
+    return f"sh -c {shlex.quote(inner)} </dev/null >/dev/null 2>&1"
+
+
+def _alive(path: str) -> bool:
+    number = _read(path)
+    return bool(number) and _stat(int(number)) is not None
+
+
+def _send(pid: int, started: int, number: signal.Signals) -> None:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if (_stat(pid) or ("", -1))[1] != started:
+            return
+        signal.pidfd_send_signal(handle, number)
+        if number == signal.SIGKILL and not select.select([handle], [], [], _END_S)[0]:
+            raise OSError(f"process {pid} is still there {_END_S:g} s after SIGKILL")
+    finally:
+        os.close(handle)
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """State and start time (clock ticks since boot); a zombie is gone."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (fields[0], int(fields[19])) if fields and fields[0] not in "ZX" else None
+
+
+def _comm(pid: int) -> str:
+    return _read(f"/proc/{pid}/comm")
+
+
+def _arguments(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - start-up time
+            return file.read().split(b"\0")[:-1]
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        return file.read().strip()
+    return ""

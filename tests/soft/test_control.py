@@ -1,0 +1,69 @@
+"""Switch, host and GPU kinds on a real lab, one after the other under one flow between racks and a busy GPU."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from faults import work
+
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+from traffic import flow
+from traffic.flow import FlowSpec
+from traffic.plan import QpParams
+
+pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
+
+CASES = (
+    ("switch.bgp-kill", "rtsw1", 1.5, {}),
+    ("switch.bgp-reset", "ctsw1", 1.0, {}),
+    ("switch.freeze", "ctsw1", 5.0, {}),
+    ("switch.withdraw", "rtsw2", 1.5, {}),
+    ("switch.hash-policy", "rtsw1", 2.0, {}),
+    ("link.mtu", "host3:rxe0", 1.5, {}),
+    ("link.down", "rtsw1:ctsw1", 1.0, {}),
+    ("host.freeze", "host3", 1.5, {}),
+    ("host.cpu-steal", "host3", 2.0, {"share": 0.5}),
+    ("gpu.thermal", "host1:gpu0", 2.0, {"period": 2}),
+    ("gpu.noisy-neighbour", "host1:gpu0", 2.0, {"neighbours": 2}),
+    ("host.rank-hang", "host3", 1.5, {}),
+    # The last one: the flow does not live through it.
+    ("host.rank-kill", "host3", 1.0, {}),
+)
+
+
+@pytest.fixture
+def busy(lab):
+    """A flow between racks whose queue pairs live through seconds of silence, and a GPU that computes."""
+    one, _, three, _ = lab.topology.hosts[:4]
+    running = flow.start(
+        lab,
+        FlowSpec(
+            src=f"{one.name}:{one.rnics[0].name}", dst=f"{three.name}:{three.rnics[0].name}", message_bytes=16384,
+            qps=4, duration_s=600.0, op_deadline_s=90.0, peer_deadline_s=90.0, stall_deadline_s=120.0,
+            qp=QpParams(timeout=20, retry_cnt=6),
+        ),
+    )  # fmt: skip
+    with work(lab, "throttle"):
+        yield running
+    if not running.is_over:
+        running.abort("the test is over")
+    running.wait(60.0)
+
+
+def test_every_other_kind_is_proved(lab, tmp_path, busy):
+    """Armed, fired with a witness, cleared; a doubt is named by its kind."""
+    found = {}
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        for index, (kind, target, for_s, params) in enumerate(CASES):
+            assert not busy.is_over, f"the flow has ended before {kind}"
+            spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
+            prepared = injector.prepare(plan(spec, lab.topology, lab_kind="soft", index=index))
+            armed = prepared.arm()
+            threading.Event().wait(for_s)
+            receipt = prepared.clear()
+            print(kind, receipt.fired.count, receipt.fired.witness, armed.readback, receipt.cleared.readback)
+            found[kind] = [*receipt.doubts, *([] if receipt.cleared.ok else [str(receipt.cleared.error)])]
+    assert {kind: doubts for kind, doubts in found.items() if doubts} == {}
