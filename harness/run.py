@@ -38,7 +38,7 @@ from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec
 from inject.receipt import Receipt as FaultReceipt
-from testbed import capture, counters, fingerprint
+from testbed import capture, counters, dirty, fingerprint
 from testbed.capture import Captured
 from testbed.errors import FaultbedError, LabError, Unsupported
 from testbed.inventory import Inventory
@@ -163,9 +163,11 @@ def execute(
 
     Raises:
         LabError: the lab is not up. Anything later ends in the verdict.
+        DirtyLab: it is marked DIRTY.
     """
     with open_lab(inventory) as lab:
         lab.guard = guard
+        dirty.refuse(lab.state_dir, lab.name)
         run_dir = rundir.create(
             out,
             experiment=decided.source,
@@ -204,6 +206,8 @@ def _guarded(
     except FaultbedError as error:
         # Not knowing is DIRTY, never CLEAN.
         found.lab_state, found.lab_diff = "DIRTY", (f"nobody can tell: {error}",)
+    if found.lab_state == "DIRTY":
+        dirty.mark(lab.state_dir, list(found.lab_diff), before)
     journal.note("lab", state=found.lab_state, diff=list(found.lab_diff))
 
 

@@ -1,13 +1,16 @@
 """Finds and reverts what faults left behind, without a journal and without knowing who left it.
 
-It goes by marks: units named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, a CPU limit on a
-soft GPU, ports of the topology that are down, links of VMs without carrier. One command a machine, all machines at
-once.
+It goes by marks: units named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named
+`fbvia*` and the redirections to them, busy processes and stopped ones, a CPU limit on a soft GPU, ports of the topology
+that are down, links of VMs without carrier. One command a machine, all machines at once; one that does not answer does
+not keep the others waiting. What has no mark of its own (a setting, a line of a configuration, a killed daemon) lives
+no longer than its machine, and so does its stored revert.
 """
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -16,28 +19,40 @@ from inject.node.cgroup import UNLIMITED
 from inject.node.holder import REVERT_DIR
 from inject.node.qmp import set_link
 from testbed import counters
-from testbed.errors import RevertFailed
+from testbed.errors import LabError, RevertFailed
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["heal", "script"]
+__all__ = ["PANIC_S", "heal", "script"]
 
+PANIC_S = 5.0
 _MARK = "healed:"
 
-_SCRIPT = f"""\
-for u in $(systemctl list-units --all --plain --no-legend 'faultbed-fault-*' | cut -d' ' -f1); do
-  systemctl kill -s KILL "$u" 2>/dev/null; systemctl stop "$u"; echo "{_MARK} stopped unit $u"
-done
+# Killed, not asked: ExecStopPost of each unit then runs its stored revert, and so do we for what has no unit any more.
+_FAULTS = f"""\
+units=$(systemctl list-units --all --plain --no-legend 'faultbed-fault-*' | cut -d' ' -f1)
+if [ -n "$units" ]; then
+  systemctl kill -s KILL $units 2>/dev/null; systemctl stop $units
+  for u in $units; do echo "{_MARK} stopped unit $u"; done
+fi
 for f in {REVERT_DIR}/*.revert; do
   [ -e "$f" ] || continue
   if sh "$f"; then rm -f "$f"; echo "{_MARK} ran stored revert $f"; else echo "failed: $f"; fi
 done
 for n in '' $(ls /run/netns 2>/dev/null); do
-  in=${{n:+ip netns exec $n}}
+  in=${{n:+nsenter --net=/run/netns/$n}}
   for t in $($in nft list tables netdev 2>/dev/null | sed -n 's/^table netdev \\(faultbed_[^ ]*\\).*/\\1/p'); do
     if $in nft delete table netdev "$t"; then echo "{_MARK} removed nft table $t ${{n:+in $n}}"
     else echo "failed: nft table $t"; fi
+  done
+  for d in $($in tc qdisc show 2>/dev/null | sed -n 's/^qdisc clsact .* dev \\([^ ]*\\).*/\\1/p'); do
+    $in tc filter show dev "$d" egress | grep -q 'mark 0xfb' || continue
+    if $in tc qdisc del dev "$d" clsact; then echo "{_MARK} removed a redirection at $d ${{n:+in $n}}"
+    else echo "failed: clsact of $d"; fi
+  done
+  for d in $($in ip -o link show type ifb 2>/dev/null | sed -n 's/^[0-9]*: \\(fbvia[^:@]*\\).*/\\1/p'); do
+    if $in ip link del "$d"; then echo "{_MARK} removed $d ${{n:+in $n}}"; else echo "failed: $d"; fi
   done
 done
 for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
@@ -45,39 +60,59 @@ for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
   was=$(cat "$c"); [ "$was" = "{UNLIMITED}" ] && continue
   if echo {UNLIMITED} > "$c"; then echo "{_MARK} $c was $was"; else echo "failed: $c is $was"; fi
 done
+for p in $(grep -lsz -- '^inject.node.hog$' /proc/[0-9]*/cmdline | cut -d/ -f3); do
+  kill -KILL $p && echo "{_MARK} ended busy process $p"
+done
+for p in $(grep -ls '^State:.T' /proc/[0-9]*/status | cut -d/ -f3); do
+  case $(cat /proc/$p/comm) in
+  bgpd|zebra|python3*) kill -CONT $p && echo "{_MARK} process $p ($(cat /proc/$p/comm)) goes on" ;;
+  esac
+done
 """
 
 
-def heal(lab: Lab, *, timeout_s: float = 60.0) -> list[str]:
-    """Revert every leftover in a lab.
+def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]:
+    """Revert every leftover in a lab. Works beside a running controller: its faults end.
+
+    Args:
+        lab: the lab.
+        panic: only what faults are made of (units, reverts, rules, devices, limits, processes), which is quick; states
+            of ports and carriers are not looked at.
+        timeout_s: how long one machine may take.
 
     Returns:
         What was done, one line each; empty when there was nothing.
 
     Raises:
-        Unreachable: a machine does not answer: it may still hold a fault.
-        RevertFailed: something is left; the message says what.
+        RevertFailed: something is left, or a machine does not answer and may still hold a fault; the others are done.
     """
-    done = _local(lab)
-    machines = tuple(lab.nodes())
+    wait_s = PANIC_S if panic else timeout_s
 
     def one(machine: str) -> list[str]:
-        ran = lab.node(machine).run(["sh", "-c", script(lab, machine)], check=False, timeout_s=timeout_s)
+        text = _FAULTS if panic else script(lab, machine)
+        try:
+            ran = lab.node(machine).run(["sh", "-c", text], check=False, timeout_s=wait_s)
+        except LabError as error:
+            return [f"{machine}: failed: {error}"]
         return [f"{machine}: {line}" for line in ran.stdout.splitlines()]
 
+    # A VM that stands still answers only once the revert beside QEMU has run.
+    lines = _tried(lambda: _local(lab))
+    machines = tuple(lab.nodes())
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        lines = [line for part in pool.map(one, machines) for line in part]
-    done += [line.replace(f"{_MARK} ", "", 1) for line in lines if f": {_MARK}" in line]
-    done += _carriers(lab)
+        lines += [line for part in pool.map(one, machines) for line in part]
     failed = [line for line in lines if ": failed: " in line]
+    if not panic and not failed:
+        lines += _tried(lambda: _carriers(lab))
+        failed = [line for line in lines if ": failed: " in line]
     if failed:
         raise RevertFailed(f"{'; '.join(failed)}; a `faultbed reset` brings the lab back as a whole")
-    return done
+    return [line.replace(f"{_MARK} ", "", 1) for line in lines if f": {_MARK}" in line]
 
 
 def script(lab: Lab, machine: str) -> str:
     """The shell that heals one machine."""
-    lines = [_SCRIPT]
+    lines = [_FAULTS]
     for link in lab.topology.links:
         for port in (link.a, link.b):
             if lab.carrier(port.node).name != machine:
@@ -92,6 +127,13 @@ def script(lab: Lab, machine: str) -> str:
     return "\n".join([*lines, "true"])
 
 
+def _tried(what: Callable[[], list[str]]) -> list[str]:
+    try:
+        return what()
+    except (LabError, RevertFailed, OSError, subprocess.SubprocessError) as error:
+        return [f"here: failed: {error}"]
+
+
 def _local(lab: Lab) -> list[str]:
     """Stored reverts of holders that ran on this machine."""
     done, folder = [], revert_dir(lab)
@@ -100,7 +142,7 @@ def _local(lab: Lab) -> list[str]:
         if ran.returncode:
             raise RevertFailed(f"{path} failed: {ran.stderr.decode(errors='replace').strip()}")
         path.unlink(missing_ok=True)
-        done.append(f"here: ran stored revert {path.name}")
+        done.append(f"here: {_MARK} ran stored revert {path.name}")
     return done
 
 
@@ -114,5 +156,5 @@ def _carriers(lab: Lab) -> list[str]:
         for netdev in (host.front_end_netdev, *(rnic.netdev for rnic in host.rnics)):
             if seen[host.name].get(f"{netdev}.carrier") == 0:
                 set_link(str(lab.qmp_socket(host.name)), lab.nic_id(host.name, netdev), up=True)
-                done.append(f"{host.name}: gave {netdev} its carrier back")
+                done.append(f"{host.name}: {_MARK} gave {netdev} its carrier back")
     return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -21,8 +22,8 @@ from inject.journal import Journal
 from inject.plan import FaultSpec, PlannedFault
 from inject.plan import plan as plan_fault
 from inject.receipt import Receipt
-from testbed import fingerprint
-from testbed.errors import FaultError, UsageError
+from testbed import dirty, fingerprint
+from testbed.errors import FaultbedError, FaultError, UsageError
 from testbed.holding import hold
 from testbed.lab import Lab, open_lab
 
@@ -103,31 +104,64 @@ def inject(
         hold(inventory, [planned.target.text], why=f"inject {kind} {target}", mode="shared") as holding,
     ):
         lab.guard = holding.refresh
+        dirty.refuse(lab.state_dir, lab.name)
         before = fingerprint.capture(lab)
         path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
         with Journal(path) as written:
             receipt = _do(session, lab, written, planned)
-        left = fingerprint.settle(lab, before)
+        left = _left(lab, before, receipt)
     _show_receipt(session, receipt, left, as_json=as_json)
-    if left or not receipt.cleared.ok:
+    if left:
         return ExitCode.DIRTY
     return ExitCode.PASS if receipt.proved else ExitCode.INCONCLUSIVE
 
 
 @click.command()
+@click.option(
+    "--panic", is_flag=True, help="Only end faults, on every machine at once, in seconds; look at nothing else."
+)
 @json_option
 @pass_session
-def heal(session: Session, *, as_json: bool) -> None:
-    """Find and revert what faults left behind, by their marks, without any journal."""
+def heal(session: Session, *, panic: bool, as_json: bool) -> int:
+    """Find and revert what faults left behind, by their marks, without any journal.
+
+    A DIRTY lab is then compared with what it was before: it ends with 0 and takes work again when it is as it was, and
+    with 5 when something is left.
+    """
     inventory = session.inventory()
-    with open_lab(inventory) as lab, hold(inventory, why="heal", mode="exclusive"):
-        done = heal_lab(lab)
+    # Panic asks nobody: whoever holds the lab loses its faults.
+    holding = contextlib.nullcontext() if panic else hold(inventory, why="heal", mode="exclusive")
+    with open_lab(inventory) as lab, holding:
+        done = heal_lab(lab, panic=panic)
+        left = [] if panic else dirty.settle(lab)
     if as_json:
-        session.json(done)
-        return
+        session.json({"done": done, "left": left})
+    else:
+        _show_healed(session, done, left)
+    return ExitCode.DIRTY if left else ExitCode.PASS
+
+
+def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
     for line in done:
         session.out.print(line, soft_wrap=True)
     session.out.print("nothing to heal" if not done else f"{len(done)} reverted")
+    if left:
+        session.out.print("[red]DIRTY[/red] still; `faultbed reset` goes back to the snapshot")
+        for line in left:
+            session.out.print(f"  {line}", soft_wrap=True)
+
+
+def _left(lab: Lab, before: fingerprint.Fingerprint, receipt: Receipt) -> list[str]:
+    """How the lab differs from before; with a difference, or when nobody can tell, it is marked DIRTY."""
+    try:
+        left = fingerprint.settle(lab, before)
+    except FaultbedError as error:
+        left = [f"nobody can tell: {error}"]
+    if not receipt.cleared.ok and not left:
+        left = [f"{receipt.kind} on {receipt.target} was not cleared: {receipt.cleared.error}"]
+    if left:
+        dirty.mark(lab.state_dir, left, before)
+    return left
 
 
 def parse_duration(text: str) -> float:

@@ -12,6 +12,7 @@ from harness.cli.context import Session, json_option, pass_session
 from harness.cli.faults import parse_duration
 from harness.quantities import parse_size_bytes
 from harness.verdict import ExitCode
+from testbed import dirty
 from testbed.errors import UsageError
 from testbed.holding import hold
 from testbed.lab import Lab, open_lab
@@ -105,6 +106,7 @@ def flow(
         session.progress() as progress,
     ):
         lab.guard = holding.refresh
+        dirty.refuse(lab.state_dir, lab.name)
         progress(f"connecting {len(specs)} flows")
         with flow_module.start_all(lab, specs, on_event=teller(lab, progress)) as running:
             result = running.wait((specs[0].duration_s or 0) + PATIENCE_S)
@@ -238,6 +240,7 @@ def collective(
         session.progress() as progress,
     ):
         lab.guard = holding.refresh
+        dirty.refuse(lab.state_dir, lab.name)
         progress(f"connecting the ranks of {name} ({algorithm})")
         with collective_module.start(lab, spec, on_event=teller(lab, progress)) as running:
             result = wait_for(running)

@@ -21,8 +21,8 @@ from typing import TypeVar
 
 import msgspec
 
+from testbed import dirty, provision, shipped
 from testbed import lab as lab_module
-from testbed import provision, shipped
 from testbed.errors import BootFailed, DirtyLab, LabError, UsageError
 from testbed.inventory import Inventory
 from testbed.paths import lab_dir, private_dir, socket_dir
@@ -119,8 +119,10 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
             if snapshot and snapshot.complete and snapshot.key == key and not fresh:
                 progress("resuming from the snapshot")
                 _resume(inventory, folder, built, accelerator, snapshot, progress)
+                dirty.clean(folder)
                 return "resumed"
             _boot(inventory, folder, built, accelerator, key, progress)
+            dirty.clean(folder)
         except BaseException:
             _end_all(inventory, folder)
             raise
@@ -167,6 +169,7 @@ def reset(inventory: Inventory, progress: Progress) -> None:
         _end_vms(inventory, state)
         try:
             _resume(inventory, folder, built, state.accelerator, snapshot, progress, ports=state.vms)
+            dirty.clean(folder)
         except BaseException:
             _end_all(inventory, folder)
             raise
