@@ -15,7 +15,7 @@ import click
 from harness.cli.context import Session, json_option, pass_session
 from harness.quantities import parse_duration_ns
 from harness.verdict import ExitCode
-from inject import catalogue
+from inject import catalogue, document
 from inject.heal import heal as heal_lab
 from inject.injector import Injector, Prepared
 from inject.journal import Journal
@@ -33,31 +33,23 @@ OBSERVE_S = 0.5
 
 
 @click.command()
+@click.argument("kind", required=False)
 @json_option
 @pass_session
-def faults(session: Session, *, as_json: bool) -> None:
-    """List the kinds of faults: where they fit, what they take, what proves them, how real they are."""
-    kinds = catalogue.CATALOGUE.values()
+def faults(session: Session, *, kind: str | None, as_json: bool) -> None:
+    """List the kinds of faults; with a KIND (or the beginning of one), what it takes and what proves it."""
+    kinds = list(catalogue.CATALOGUE.values())
+    if kind is not None:
+        kinds = [each for each in kinds if each.name.startswith(kind)] or [catalogue.find(kind)]
     if as_json:
-        session.json([_kind_as_json(kind) for kind in kinds])
+        session.json([_kind_as_json(each) for each in kinds])
         return
-    for kind in kinds:
-        fidelity = ", ".join(f"{fidelity} on {lab} labs" for lab, fidelity in kind.fidelity.items())
-        session.out.print(f"[bold]{kind.name}[/bold]  {kind.summary}")
-        session.out.print(f"  targets: {', '.join(kind.targets)}; {fidelity}", soft_wrap=True)
-        session.out.print(f"  armed when: {kind.armed_by}", soft_wrap=True)
-        session.out.print(f"  fired when this moves: {kind.must_move}; and not: {kind.must_not_move}", soft_wrap=True)
-        rows = [
-            (
-                f"    {param.name}",
-                f"{param.range} {param.unit}".strip(),
-                "required" if param.required else ("" if param.default is None else f"default {param.default}"),
-                param.summary,
-            )
-            for param in kind.params
-        ]
-        session.table(("    --set", "range", "", "meaning"), rows)
-        session.out.print()
+    if kind is None:
+        session.table(("kind", "targets", "fidelity", "reverted by", "what it does"), document.table())
+        session.out.print("faultbed faults KIND tells the parameters of one, and what proves it")
+        return
+    for each in kinds:
+        _show_kind(session, each)
 
 
 @click.command()
@@ -174,6 +166,25 @@ def parse_duration(text: str) -> float:
         return parse_duration_ns(text) / 1e9
     except ValueError as error:
         raise UsageError(f"--for {text}: {error}") from error
+
+
+def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
+    fidelity = ", ".join(f"{fidelity} on {lab} labs" for lab, fidelity in kind.fidelity.items())
+    session.out.print(f"[bold]{kind.name}[/bold]  {kind.summary}")
+    session.out.print(f"  targets: {', '.join(kind.targets)}; {fidelity}", soft_wrap=True)
+    session.out.print(f"  armed when: {kind.armed_by}", soft_wrap=True)
+    session.out.print(f"  fired when this moves: {kind.must_move}; and not: {kind.must_not_move}", soft_wrap=True)
+    rows = [
+        (
+            f"    {param.name}",
+            f"{param.range} {param.unit}".strip(),
+            "required" if param.required else ("" if param.default is None else f"default {param.default}"),
+            param.summary,
+        )
+        for param in kind.params
+    ]
+    session.table(("    --set", "range", "", "meaning"), rows)
+    session.out.print()
 
 
 def _do(session: Session, lab: Lab, journal: Journal, planned: PlannedFault) -> Receipt:

@@ -1,0 +1,78 @@
+"""The catalogue as a page of Markdown: `python -m inject.document > docs/faults.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from inject.catalogue import CATALOGUE, FaultKind, Param
+
+__all__ = ["markdown", "table"]
+
+_HEAD = """\
+# Faults
+
+Written by `python -m inject.document > docs/faults.md` from `inject/kinds/`; change those, not this page.
+`faultbed faults` prints the same, `faultbed faults --json` for programs.
+
+Fidelity: `real` is real cause and real effect, `emulated` a real symptom of another cause. Who reverts when everybody
+else is dead: `fd`, the kernel, with the socket of the holder; `unit`, PID 1 of the target; `local`, the guardian beside
+QEMU. A fault counts as proved when it was armed (read back, where it was to be), its actuator counted something, an
+independent counter moved, and none moved that must not. No kind has a rack actuator yet: on a rack lab each is refused
+when it is planned.
+"""
+
+
+def table() -> list[tuple[str, str, str, str, str]]:
+    """Every kind in a line: name, targets, fidelity, who reverts, summary."""
+    return [
+        (
+            kind.name,
+            ", ".join(kind.targets),
+            ", ".join(f"{lab}: {fidelity}" for lab, fidelity in kind.fidelity.items()),
+            ", ".join(dict.fromkeys(kind.binding.values())) if kind.reversible else "nothing to revert",
+            kind.summary,
+        )
+        for kind in CATALOGUE.values()
+    ]
+
+
+def markdown() -> str:
+    """The whole page."""
+    parts = [_HEAD, *_rows(("kind", "targets", "fidelity", "reverted by", "what it does"), table())]
+    for kind in CATALOGUE.values():
+        parts += ["", *_section(kind)]
+    return "\n".join(parts) + "\n"
+
+
+def _section(kind: FaultKind) -> list[str]:
+    lines = [
+        f"## {kind.name}",
+        "",
+        f"{kind.summary[:1].upper()}{kind.summary[1:]}.",
+        "",
+        f"- armed when: {kind.armed_by}",
+        f"- fired when this moves: {kind.must_move}",
+        f"- and this does not: {kind.must_not_move}",
+    ]
+    if kind.params:
+        rows = [
+            (param.name, f"{param.range} {param.unit}".strip(), _default(param), param.summary) for param in kind.params
+        ]
+        lines += ["", *_rows(("parameter", "range", "default", "meaning"), rows)]
+    return lines
+
+
+def _default(param: Param) -> str:
+    if param.required:
+        return "required"
+    return "" if param.default is None else f"{param.default}"
+
+
+def _rows(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,25 @@
+"""The page of the faults is the catalogue's, and up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inject.catalogue import CATALOGUE
+from inject.document import markdown, table
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+
+
+def test_the_page_is_up_to_date():
+    """Mend with `python -m inject.document > docs/faults.md`."""
+    assert PAGE.read_text() == markdown()
+
+
+def test_every_kind_and_parameter_is_on_the_page():
+    """Nothing of the catalogue is left out."""
+    text = markdown()
+    assert [row[0] for row in table()] == list(CATALOGUE)
+    for kind in CATALOGUE.values():
+        section = text.split(f"\n## {kind.name}\n")[1].split("\n## ")[0]
+        assert all(f"| {param.name} |" in section for param in kind.params)
+        assert all(words in section for words in (kind.armed_by, kind.must_move, kind.must_not_move))
