@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -123,3 +124,15 @@ def test_help_of_every_command():
         done = CliRunner().invoke(cli, [*path, "--help"])
         assert done.exit_code == 0
         assert len(done.stdout) > 100, path
+
+
+def test_a_profile_is_the_faults_of_an_experiment(faultbed):
+    """What is printed is TOML, the same for the same seed, and names its digest."""
+    first = faultbed("profile", "llama3-54d", "--seed", "7").stdout
+    assert first == faultbed("profile", "llama3-54d", "--seed", "7").stdout
+    faults = tomllib.loads(first)["faults"]
+    assert faults
+    assert {"kind", "target", "at", "for"} <= faults[0].keys()
+    said = json.loads(faultbed("profile", "llama3-54d", "--seed", "7", "--json").stdout)
+    assert said["sha256"] in first
+    assert len(said["faults"]) == len(faults)

@@ -1,0 +1,224 @@
+"""Schedules of faults as they come in the field, compressed in time: `f(seed, topology) → FaultSpecs`, pure.
+
+    llama3-54d        unplanned interruptions of one 54-day training run, by category (Llama 3, arXiv 2407.21783,
+                      table 5), as a Poisson process
+    hpn-flaps         links that flap for 1, 5, 9, 30, 60 and 120 s: what a job survives, stalls at, dies of
+                      (Alibaba HPN, SIGCOMM 2024)
+    early-life        one new link that flaps often at first and ever more rarely
+    diurnal-thermal   GPUs that are slowed down by the heat of the day, each rack a little later than the one before
+
+Every draw is SHA-256 over `seed/name/number`, so a schedule is the same in every Python and on every machine; times are
+whole milliseconds. Faults on one target never overlap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from inject.plan import FaultSpec
+from testbed.errors import UsageError
+from testbed.topology import Topology
+
+__all__ = ["LLAMA3_54D", "PROFILES", "Category", "Profile", "digest", "schedule"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Category:
+    """A cause of interruptions: how often it was counted, and the kind that has its symptom (None: we have none)."""
+
+    name: str
+    count: int
+    kind: str | None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+LLAMA3_54D = (
+    Category(name="faulty GPU", count=148, kind="host.rank-hang"),
+    Category(name="GPU HBM3 memory", count=72, kind="host.rank-hang"),
+    Category(name="software bug", count=54, kind="host.rank-hang"),
+    Category(name="network switch or cable", count=35, kind="link.down"),
+    Category(name="host maintenance", count=32, kind="host.freeze"),
+    Category(name="GPU SRAM memory", count=19, kind="host.rank-hang"),
+    Category(name="GPU system processor", count=17, kind="host.rank-hang"),
+    Category(name="NIC", count=7, kind="link.down"),
+    Category(name="NCCL watchdog timeout", count=7, kind="host.rank-hang"),
+    Category(name="silent data corruption", count=6, kind=None),
+    Category(name="GPU thermal interface and sensor", count=6, kind="gpu.throttle", params={"percent": 50}),
+    Category(name="SSD", count=3, kind=None),
+    Category(name="power supply", count=3, kind="host.freeze"),
+    Category(name="server chassis", count=2, kind="host.freeze"),
+    Category(name="IO expansion board", count=2, kind="link.down"),
+    Category(name="dependency", count=2, kind=None),
+    Category(name="CPU", count=2, kind="host.cpu-steal", params={"share": 0.5}),
+    Category(name="system memory", count=2, kind="host.freeze"),
+)
+HPN_FLAPS_S = (1, 5, 9, 30, 60, 120)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A way to make schedules. `events` is how many faults to expect when nobody says."""
+
+    name: str
+    summary: str
+    events: int
+    make: Callable[[_Draws, Topology, float, int], Iterator[FaultSpec]]
+
+
+class _Draws:
+    """Numbers from a seed, one after the other."""
+
+    def __init__(self, seed: int, name: str) -> None:
+        self._head, self._count = f"{seed}/{name}", 0
+
+    def below(self, choices: int) -> int:
+        """A number in [0, choices)."""
+        self._count += 1
+        text = f"{self._head}/{self._count}".encode()
+        return int.from_bytes(hashlib.sha256(text).digest(), "big") % choices
+
+    def share(self) -> float:
+        """A number in (0, 1), in steps of a millionth."""
+        return (self.below(999_999) + 1) / 1_000_000
+
+    def gap_s(self, mean_s: float) -> float:
+        """Time to the next event of a Poisson process."""
+        return -math.log(self.share()) * mean_s
+
+    def one(self, choices: Sequence[_T]) -> _T:
+        """One of them."""
+        return choices[self.below(len(choices))]
+
+
+def schedule(
+    name: str, topology: Topology, *, seed: int, duration_s: float, events: int | None = None
+) -> tuple[FaultSpec, ...]:
+    """The faults of a profile, in the order in which they begin, all within `duration_s`.
+
+    Args:
+        name: of `PROFILES`.
+        topology: the lab; targets are drawn from it.
+        seed: the same seed gives the same schedule.
+        duration_s: what the profile's time is compressed into.
+        events: how many faults to expect; None: as many as the profile says.
+
+    Raises:
+        UsageError: no such profile, or the lab has nothing that it could be aimed at.
+    """
+    if name not in PROFILES:
+        raise UsageError(f'no profile "{name}"; there are {", ".join(PROFILES)}')
+    if not (math.isfinite(duration_s) and duration_s > 0):
+        raise UsageError(f"a schedule lasts longer than 0 s, got {duration_s:g} s")
+    profile = PROFILES[name]
+    count = profile.events if events is None else events
+    if count < 1:
+        raise UsageError(f"a schedule expects at least one event, got {count}")
+    free_at: dict[str, float] = {}
+    found = []
+    for spec in profile.make(_Draws(seed, name), topology, duration_s, count):
+        at_s = round(max(spec.at_s, free_at.get(spec.target, 0.0)), 3)
+        for_s = round(spec.for_s, 3)
+        # A fault that would outlive the schedule is none of it.
+        if at_s + for_s <= duration_s:
+            free_at[spec.target] = at_s + for_s + _REST_S
+            found.append(FaultSpec(kind=spec.kind, target=spec.target, at_s=at_s, for_s=for_s, params=spec.params))
+    return tuple(sorted(found, key=lambda spec: (spec.at_s, spec.target, spec.kind)))
+
+
+def digest(specs: tuple[FaultSpec, ...]) -> str:
+    """SHA-256 of a schedule, in hex: the same schedule has the same."""
+    plain = [{**asdict(spec), "params": dict(spec.params)} for spec in specs]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# Between two faults of one target: long enough to see the first one cleared.
+_REST_S = 1.0
+# Shorter windows prove little under emulation: a witness needs traffic to pass, and BGP its hold time.
+_SHORTEST_S = 0.5
+
+
+def _llama3(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
+    total = sum(category.count for category in LLAMA3_54D)
+    at_s = 0.0
+    while (at_s := at_s + draws.gap_s(duration_s / events)) < duration_s:
+        drawn = draws.below(total)
+        for category in LLAMA3_54D:
+            drawn -= category.count
+            if drawn < 0:
+                break
+        target = _target(draws, topology, category)
+        window_s = max(_SHORTEST_S, min(draws.gap_s(duration_s / events / 4), duration_s / 10))
+        if category.kind is not None and target is not None:
+            yield FaultSpec(kind=category.kind, target=target, at_s=at_s, for_s=window_s, params=dict(category.params))
+
+
+def _target(draws: _Draws, topology: Topology, category: Category) -> str | None:
+    host = draws.one(topology.hosts)
+    if category.kind == "link.down":
+        switches = category.name == "network switch or cable" and topology.uplinks
+        return draws.one(topology.uplinks).name if switches else f"{host.name}:{draws.one(host.rnics).name}"
+    if category.kind == "gpu.throttle":
+        return f"{host.name}:{draws.one(host.gpus).name}" if host.gpus else None
+    return host.name
+
+
+def _hpn_flaps(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
+    links = [f"{host.name}:{rnic.name}" for host in topology.hosts for rnic in host.rnics]
+    links += [link.name for link in topology.uplinks]
+    rounds = [HPN_FLAPS_S[number % len(HPN_FLAPS_S)] for number in range(events)]
+    for number in range(len(rounds) - 1, 0, -1):  # Fisher and Yates
+        other = draws.below(number + 1)
+        rounds[number], rounds[other] = rounds[other], rounds[number]
+    # One after the other, with as much quiet behind each flap as it has lasted, and a little more.
+    scale = duration_s / sum(2 * flap_s + 1 for flap_s in rounds)
+    at_s = 0.0
+    for flap_s in rounds:
+        window_s = flap_s * scale
+        yield FaultSpec(kind="link.flap", target=draws.one(links), at_s=at_s, for_s=max(0.01, window_s))
+        at_s += (2 * flap_s + 1) * scale
+
+
+def _early_life(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
+    target = draws.one(topology.links).name
+    # Weibull with a shape of 1/2: the hazard falls (infant mortality); the events-th is expected at the end.
+    for number in range(1, events + 1):
+        at_s = duration_s * (number / (events + 1)) ** 2 * (0.5 + draws.share())
+        yield FaultSpec(kind="link.flap", target=target, at_s=at_s, for_s=max(0.05, draws.gap_s(0.3)))
+
+
+def _diurnal(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
+    gpus = [(host.rack, f"{host.name}:{gpu.name}") for host in topology.hosts for gpu in host.gpus]
+    racks = sorted({rack for rack, _ in gpus})
+    period_s = max(1.0, duration_s / 2)
+    for rack, gpu in gpus[:events]:
+        late_s = racks.index(rack) * min(1.0, duration_s / 10)
+        high = 20 + draws.below(40)
+        yield FaultSpec(
+            kind="gpu.thermal",
+            target=gpu,
+            at_s=late_s,
+            for_s=duration_s - late_s,
+            params={"low": 5, "high": high, "period": round(period_s, 3)},
+        )
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        profile.name: profile
+        for profile in (
+            Profile(name="llama3-54d", summary="interruptions of a training run by cause", events=20, make=_llama3),
+            Profile(name="hpn-flaps", summary="flaps of 1 to 120 s, compressed", events=6, make=_hpn_flaps),
+            Profile(name="early-life", summary="one new link, flapping ever more rarely", events=12, make=_early_life),
+            Profile(name="diurnal-thermal", summary="the heat of the day, rack by rack", events=64, make=_diurnal),
+        )
+    }
+)
+"""Every profile, by name."""
