@@ -1,7 +1,7 @@
 """CPU taken away by others: busy processes beside, or inside the cgroup of, what is robbed.
 
-As a program (`python3 -m inject.node.hog SHARE`) one such process: busy for that share of each 10 ms, until the process
-that started it is gone.
+As a program (`python3 -m inject.node.hog SHARE PARENT`) one such process: busy for that share of each 10 ms, until its
+parent process is gone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HogActuator:
         """Start them, in their place and class."""
         for _ in range(self._count):
             hog = subprocess.Popen(
-                [sys.executable, "-m", MODULE, f"{self._share:g}"],
+                [sys.executable, "-m", MODULE, f"{self._share:g}", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -101,7 +101,8 @@ def _hogs() -> set[int]:
 
 def main() -> None:
     """Be busy until nobody wants it any more."""
-    share, parent = float(sys.argv[1]), os.getppid()
+    # Told, not asked: who dies before we have started would leave us to somebody else for ever.
+    share, parent = float(sys.argv[1]), int(sys.argv[2])
     while os.getppid() == parent:
         end = time.monotonic() + share * SLICE_S
         while time.monotonic() < end:

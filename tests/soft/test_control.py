@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -67,3 +68,49 @@ def test_every_other_kind_is_proved(lab, tmp_path, busy):
             print(kind, receipt.fired.count, receipt.fired.witness, armed.readback, receipt.cleared.readback)
             found[kind] = [*receipt.doubts, *([] if receipt.cleared.ok else [str(receipt.cleared.error)])]
     assert {kind: doubts for kind, doubts in found.items() if doubts} == {}
+
+
+@pytest.mark.slow
+def test_what_did_nothing_is_never_proved(lab, tmp_path, busy):
+    """Every kind with its action replaced by nothing."""
+    believed = []
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, mutate="noop") as injector:
+        for index, (kind, target, for_s, params) in enumerate(CASES):
+            spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
+            prepared = injector.prepare(plan(spec, lab.topology, lab_kind="soft", index=index))
+            prepared.arm()
+            threading.Event().wait(for_s)
+            receipt = prepared.clear()
+            assert receipt.cleared.ok, receipt.cleared.error
+            believed += [kind] if receipt.proved else []
+    assert not busy.is_over
+    assert believed == []
+
+
+@pytest.mark.slow
+def test_what_was_done_elsewhere_is_never_proved(lab, tmp_path, busy):
+    """Every kind done at another target of the same sort, where there is one: the plan's own is not believed."""
+    believed = []
+    others = {"host1:gpu0": "host2:gpu0", "host3": "host2", "host3:rxe0": "host2:rxe1", "rtsw1:ctsw1": "rtsw2:ctsw2"}
+    others |= {"rtsw1": "rtsw2", "rtsw2": "rtsw1", "ctsw1": "ctsw2"}
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        for index, (kind, target, for_s, params) in enumerate(CASES):
+            if kind.startswith("host.rank"):
+                continue  # the other host has no rank: the holder refuses
+            here, there = (
+                plan(
+                    FaultSpec(kind=kind, target=name, for_s=for_s, params=params),
+                    lab.topology,
+                    lab_kind="soft",
+                    index=index,
+                )
+                for name in (target, others[target])
+            )
+            prepared = injector.prepare(dataclasses.replace(here, request=there.request, place=there.place))
+            prepared.arm()
+            threading.Event().wait(for_s)
+            receipt = prepared.clear()
+            assert receipt.cleared.ok or receipt.cleared.restored, receipt.cleared.error
+            believed += [kind] if receipt.proved else []
+    assert not busy.is_over
+    assert believed == []

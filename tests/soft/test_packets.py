@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
+from faults import until
 
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan
+from testbed import counters
 from traffic import flow
 from traffic.flow import FlowSpec
 from traffic.plan import QpParams
 
 pytestmark = pytest.mark.soft
 
-WINDOW_S = 2.0
+WINDOW_S = 1.0
+EXACT = 20
 
 KINDS = {
     "a share is lost": ("packet.drop", {"share": 0.05}),
@@ -84,3 +88,98 @@ def test_every_packet_kind_is_proved_in_one_warm_flow(lab, tmp_path, warm):
             found[name] = [*receipt.doubts, *([] if receipt.cleared.ok else [str(receipt.cleared.error)])]
             assert not warm.is_over, f"the flow has not survived: {name}"
     assert {name: doubts for name, doubts in found.items() if doubts} == {}
+
+
+def test_bystanders_lose_nothing(lab, tmp_path):
+    """All packets of one queue pair are lost: the other one, on the same port, loses none of its thousands.
+
+    The one that is silenced waits longer for its ACK than the fault lasts, so that every retry would be the other's.
+    """
+    src, dst = ends(lab)
+    two = flow.start(
+        lab,
+        FlowSpec(
+            src=src, dst=dst, message_bytes=16384, depth=2, qps=2, duration_s=600.0, op_deadline_s=60.0,
+            stall_deadline_s=120.0, qp=QpParams(timeout=20, retry_cnt=6),
+        ),
+    )  # fmt: skip
+    host, _, rnic = dst.partition(":")
+    device = plan(FaultSpec(kind="link.down", target=dst, for_s=1.0), lab.topology, lab_kind="soft").target
+    port = f"{device.link.a.node}/{device.link.a.netdev}.tx_packets"
+    try:
+        silenced = planned(lab, "packet.drop", {"share": 1, "qp": "any", "opcode": "data"})
+        with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+            prepared = injector.prepare(silenced)
+            prepared.arm()
+            before = counters.read(lab)
+            threading.Event().wait(silenced.for_s)
+            after = counters.read(lab)
+            receipt = prepared.clear()
+        moved = counters.flat_deltas(before, after)
+    finally:
+        two.stop()
+        two.wait(timeout_s=60)
+    assert receipt.fired.count >= 1
+    assert moved[port] > 100, "the bystander was not busy"
+    assert moved[f"{host}/{rnic}.out_of_seq_request"] == 0
+    assert [name for name, delta in moved.items() if delta and name.endswith("completer_retry_err")] == []
+
+
+@pytest.mark.slow
+def test_a_share_is_the_share_that_was_asked_for(lab, tmp_path, warm):
+    """Of all packets that came to the port as many were lost as chance allows: within four standard deviations."""
+    share = 0.02
+    fault = planned(lab, "packet.drop", {"share": share}, for_s=60.0)
+    port = f"{fault.place.netns}/{fault.request['args']['device']}.tx_packets"
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        prepared = injector.prepare(fault)
+        before = counters.read(lab, [fault.place.netns])
+        prepared.arm()
+        threading.Event().wait(fault.for_s)
+        receipt = prepared.clear()
+        passed = counters.flat_deltas(before, counters.read(lab, [fault.place.netns]))[port]
+    assert not warm.is_over
+    came, lost = passed + receipt.fired.count, receipt.fired.count
+    sigma = (came * share * (1 - share)) ** 0.5
+    # What passed before arming and after clearing is counted too: some tenths of a second of a minute.
+    assert came > 2000
+    assert abs(lost - came * share) <= 4 * sigma + 0.02 * came * share
+
+
+@pytest.mark.slow
+def test_each_lost_packet_is_one_gap(lab, tmp_path, warm):
+    """N times exactly one packet by its PSN: N hits at the hop, and N episodes at the receiver."""
+    _, dst = ends(lab)
+    host, _, rnic = dst.partition(":")
+    for number in range(EXACT):
+        fault = planned(lab, "packet.drop", {"psn": "+400", "qp": "any", "opcode": "data"}, for_s=60.0, index=number)
+        with Journal(tmp_path / f"j{number}") as journal, Injector(lab, journal) as injector:
+            prepared = injector.prepare(fault)
+            prepared.arm()
+            until(lambda prepared=prepared: prepared.observe()["count"], within_s=50)
+            receipt = prepared.clear()
+        assert not warm.is_over
+        assert receipt.proved, receipt.doubts
+        assert receipt.fired.count == 1
+        assert receipt.fired.must_move[f"{host}/{rnic}.out_of_seq_request"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["noop", "elsewhere"])
+def test_a_packet_kind_that_did_nothing_here_is_never_proved(lab, tmp_path, warm, how):
+    """Its action replaced by nothing, or done at another port: no receipt of any kind is believed."""
+    believed = []
+    with (
+        Journal(tmp_path / "j") as journal,
+        Injector(lab, journal, mutate="noop" if how == "noop" else None) as injector,
+    ):
+        for index, (name, (kind, params)) in enumerate(KINDS.items()):
+            fault = planned(lab, kind, params, index=index)
+            if how == "elsewhere":
+                other = planned(lab, kind, params | {"to": "receiver" if params.get("to") else "sender"}, index=index)
+                fault = dataclasses.replace(fault, request=other.request, place=other.place, learn=other.learn)
+            _, receipt = receipt_of(injector, fault)
+            assert receipt.cleared.ok, receipt.cleared.error
+            believed += [name] if receipt.proved else []
+            assert not warm.is_over, f"the flow has not survived: {name}"
+    assert believed == []

@@ -1,0 +1,164 @@
+"""Actuators that need no lab: processes of this machine that are stopped, killed, or busy; a limit that swings."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from inject.node.actuator import Refused
+from inject.node.cgroup import CgroupActuator
+from inject.node.hog import HogActuator
+from inject.node.process import ProcessActuator
+
+HOUSE = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "600"])
+    # exec closes descriptors, by which Popen knows that it is done, just before it sets the name (fs/exec.c).
+    until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+    yield process
+    process.kill()
+    process.wait(timeout=10)
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def until(condition):
+    """Wait for a condition."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def found(sleeper):
+    return {"pid": sleeper.pid, "comm": "sleep"}
+
+
+def test_a_process_stands_still_and_goes_on(sleeper):
+    """STOP and CONT, each read back; asked again it is the same."""
+    actuator = ProcessActuator(find=found(sleeper), how="STOP")
+    assert not actuator.prepare()["applied"]
+    actuator.on()
+    until(lambda: actuator.read()["applied"])
+    assert state(sleeper.pid) == "T"
+    for _ in range(2):
+        actuator.off()
+        until(lambda: not actuator.read()["applied"])
+
+
+def test_the_stored_revert_lets_it_go_on(sleeper):
+    """Run any number of times, by whoever finds it."""
+    actuator = ProcessActuator(find=found(sleeper), how="STOP")
+    actuator.prepare()
+    actuator.on()
+    until(lambda: state(sleeper.pid) == "T")
+    for _ in range(3):
+        assert subprocess.run(["sh", "-c", actuator.revert_script()], check=False, timeout=20).returncode == 0
+    until(lambda: state(sleeper.pid) != "T")
+
+
+def test_the_revert_never_signals_somebody_else(sleeper):
+    """A pid that was given to another process: its start time is another one, and it is left alone."""
+    actuator = ProcessActuator(find=found(sleeper), how="STOP")
+    actuator.prepare()
+    script = actuator.revert_script()
+    started = Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    os.kill(sleeper.pid, 19)
+    until(lambda: state(sleeper.pid) == "T")
+    subprocess.run(["sh", "-c", script.replace(f"= {started} ", f"= {int(started) + 1} ")], check=False, timeout=20)
+    assert state(sleeper.pid) == "T"
+    subprocess.run(["sh", "-c", script], check=True, timeout=20)
+    until(lambda: state(sleeper.pid) != "T")
+
+
+def test_a_killed_process_is_gone_and_stays_gone(sleeper):
+    """Nothing reverts the death of a rank; cleared means that the fault no longer acts."""
+    actuator = ProcessActuator(find=found(sleeper), how="KILL")
+    actuator.prepare()
+    actuator.on()
+    assert actuator.read()["applied"]
+    actuator.off()
+    assert not actuator.read()["applied"]
+    assert actuator.read()["states"] == {str(sleeper.pid): "gone"}
+    assert subprocess.run(["sh", "-c", actuator.revert_script()], check=False, timeout=20).returncode == 0
+
+
+def test_what_is_not_as_it_must_be_is_refused(sleeper):
+    """No such process, another program under its number, or one that somebody has stopped already."""
+    with pytest.raises(Refused, match="no process"):
+        ProcessActuator(find={"argument": "no.such.module"}, how="KILL").prepare()
+    with pytest.raises(Refused, match="no process"):
+        ProcessActuator(find={"pid": sleeper.pid, "comm": "qemu"}, how="STOP").prepare()
+    os.kill(sleeper.pid, 19)
+    until(lambda: state(sleeper.pid) == "T")
+    with pytest.raises(Refused, match="stopped already"):
+        ProcessActuator(find=found(sleeper), how="STOP").prepare()
+
+
+def test_busy_processes_come_and_go(monkeypatch):
+    """As many as were asked for, seen in /proc, and none afterwards; they need nobody to end them."""
+    monkeypatch.setenv("PYTHONPATH", str(HOUSE))
+    actuator = HogActuator(count=2, share=0.1)
+    assert not actuator.prepare()["applied"]
+    actuator.on()
+    until(lambda: actuator.read()["hogs"] == 2)
+    with pytest.raises(Refused, match="heal"):
+        HogActuator(count=1, share=0.1).prepare()
+    actuator.off()
+    assert not actuator.read()["applied"]
+
+
+def test_a_busy_process_ends_with_the_one_that_started_it():
+    """A killed holder leaves nothing that is busy."""
+    code = (
+        "import os,subprocess,sys;"
+        "p=subprocess.Popen([sys.executable,'-m','inject.node.hog','0.1',str(os.getpid())],stdout=2);"
+        "print(p.pid,flush=True);sys.stdin.read()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(HOUSE)},
+    )
+    hog = int(parent.stdout.readline())
+    assert state(hog) != "Z"
+    parent.kill()
+    parent.communicate(timeout=10)
+    until(lambda: not Path(f"/proc/{hog}").exists() or state(hog) == "Z")
+
+
+@pytest.fixture
+def cgroup(tmp_path):
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "cpu.stat").write_text("nr_throttled 0\n")
+    (tmp_path / "cgroup.procs").write_text("1\n")
+    return tmp_path
+
+
+def test_a_limit_swings_around_its_middle(cgroup):
+    """A sine that begins in the middle, goes up first, and is undone like any other limit."""
+    actuator = CgroupActuator(cgroup=str(cgroup), value="7000 10000", swing_us=2000, wave_s=4.0)
+    actuator.prepare()
+    actuator.on()
+    begin = time.monotonic_ns()
+    for at_s in (0.0, 1.0, 2.0, 3.0):
+        actuator.tick(begin + int(at_s * 1e9))
+        quota, period = actuator.read()["cpu.max"].split()
+        assert period == "10000"
+        assert int(quota) == pytest.approx(7000 + 2000 * math.sin(at_s * math.pi / 2), abs=40)
+        assert actuator.read()["applied"]
+    actuator.off()
+    assert not actuator.read()["applied"]
