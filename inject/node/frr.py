@@ -18,6 +18,7 @@ class FrrActuator:
     """Takes the line `line` of bgpd's configuration away, below the nested `path`; puts it back."""
 
     poll_s = None
+    patience_s = 10.0
 
     def __init__(self, *, netns: str, path: list[str], line: str) -> None:
         self._netns, self._path, self._line = netns, path, line
@@ -62,6 +63,7 @@ class BgpResetActuator:
     """Closes every BGP session of a switch once; they come back by themselves."""
 
     poll_s = None
+    patience_s = 10.0
 
     def __init__(self, *, netns: str) -> None:
         self._netns = netns
@@ -101,10 +103,10 @@ class BgpResetActuator:
         """Nothing is held open."""
 
     def _sessions(self) -> tuple[int, int]:
-        neighbors = json.loads(_run([*_vtysh(self._netns), "-c", "show bgp neighbors json"]) or "{}")
-        peers = [peer for peer in neighbors.values() if isinstance(peer, dict) and "bgpState" in peer]
+        shown = json.loads(_run([*_vtysh(self._netns), "-c", "show bgp ipv4 unicast summary json"]) or "{}")
+        peers = shown.get("peers", {}).values()
         dropped = sum(int(peer.get("connectionsDropped", 0)) for peer in peers)
-        return sum(peer["bgpState"] == "Established" for peer in peers), dropped
+        return sum(peer.get("state") == "Established" for peer in peers), dropped
 
 
 def _vtysh(netns: str) -> list[str]:

@@ -25,6 +25,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from typing import Any
@@ -77,7 +78,7 @@ class Holder:
             }
             if do in doers:
                 return doers[do](request)
-        except (Refused, OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        except (Refused, OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, ImportError) as error:
             return {"event": "error", "error": f"{error}", "where": do, "refused": isinstance(error, Refused)}
         finally:
             self.heard_ns = time.monotonic_ns()
@@ -109,7 +110,8 @@ class Holder:
         if aim is not None:
             aim(qp=request.get("qp"), psn=request.get("psn"))
         self.store_revert()
-        self.watchdog.shorten(max(1.0, self.ttl_ns / 2e9))
+        # Some changes take a while by themselves: not to be taken for dead meanwhile.
+        self.watchdog.shorten(max(1.0, self.ttl_ns / 2e9, getattr(self.actuator, "patience_s", 0.0)))
         self.start_ns = int(request.get("at_ns") or time.monotonic_ns())
         self.state = "scheduled"
         self.due(time.monotonic_ns())
@@ -191,7 +193,7 @@ class Holder:
                 now_ns = time.monotonic_ns()
                 self.is_on = False
             seen = self.actuator.read()
-        except (OSError, Refused) as error:
+        except (OSError, Refused, subprocess.SubprocessError) as error:
             self.failure = str(error)
             self.state = "active"
             self.finish()
@@ -238,7 +240,7 @@ class Holder:
             is_clear = not readback["applied"]
             if is_clear:
                 self.drop_revert()
-        except (OSError, Refused, KeyError) as error:
+        except (OSError, Refused, KeyError, subprocess.SubprocessError) as error:
             self.failure, is_clear = str(error), False
         at_ns = time.monotonic_ns()
         self.state = "over"

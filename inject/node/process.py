@@ -46,6 +46,7 @@ class ProcessActuator:
         self._found: dict[int, int] = {}
         self._commands: list[tuple[str, str]] = []
         self._over = True
+        self.patience_s = _START_S / 3 if again else 0.0
 
     def prepare(self) -> dict[str, Any]:
         """Find them; refuse when there is none, or one that is stopped already."""
