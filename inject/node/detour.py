@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import socket
 import struct
-import subprocess
 import time
 from typing import Any
 
 from inject.node.actuator import Refused
+from inject.node.command import run
 from inject.node.hop import HopActuator
 from testbed.onnode.netlink import ECHO, REQUEST, Netlink, attributes
 
@@ -26,7 +26,6 @@ _TC_H_ROOT = 0xFFFFFFFF
 _TCMSG = struct.Struct("=BxxxiIII")
 _TCA_KIND, _TCA_STATS2 = 1, 7
 _STATS_BASIC, _STATS_QUEUE = 1, 3
-_COMMAND_S = 20.0
 _FILTER = "protocol ip prio 1 u32 match u32 0 0 match mark {mark:#x} 0xffffffff action mirred egress redirect dev {via}"
 
 
@@ -43,12 +42,12 @@ class DetourActuator(HopActuator):
     def prepare(self) -> dict[str, Any]:
         """As the hop; and refuse a clsact of somebody else, and a device of our name."""
         # Without this the module would make two devices nobody asked for (drivers/net/ifb.c, numifbs).
-        subprocess.run(["modprobe", "ifb", "numifbs=0"], check=False, capture_output=True, timeout=_COMMAND_S)
+        run(["modprobe", "ifb", "numifbs=0"])
         before = super().prepare()
         self._route = Netlink(socket.NETLINK_ROUTE)
         if self._via in (name for _, name in socket.if_nameindex()):
             raise Refused(f"a device {self._via} is already there: a leftover? run `faultbed heal`")
-        if self._hook == "egress" and "clsact" in _run(["tc", "qdisc", "show", "dev", self._device]):
+        if self._hook == "egress" and "clsact" in run(["tc", "qdisc", "show", "dev", self._device]):
             raise Refused(
                 f"{self._device} has a clsact that is not ours: another fault's detour, or run `faultbed heal`"
             )
@@ -66,14 +65,14 @@ class DetourActuator(HopActuator):
     def on(self) -> None:
         """The way first, then the rule that sends packets there."""
         self._laid = True
-        _run(["ip", "link", "add", self._via, "up", "type", "ifb"])
+        run(["ip", "link", "add", self._via, "up", "type", "ifb"])
         lines = [f"qdisc add dev {self._via} root {self._queue}"]
         if self._hook == "egress":
             lines += [
                 f"qdisc add dev {self._device} clsact",
                 f"filter add dev {self._device} egress {_FILTER.format(mark=self._mark, via=self._via)}",
             ]
-        _run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+        run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
         super().on()
 
     def off(self) -> None:
@@ -87,8 +86,8 @@ class DetourActuator(HopActuator):
         for name, value in self._stats().items():
             self._past[name] = self._past.get(name, 0) + value
         if self._hook == "egress":
-            _run(["tc", "qdisc", "del", "dev", self._device, "clsact"])
-        _run(["ip", "link", "del", self._via])
+            run(["tc", "qdisc", "del", "dev", self._device, "clsact"])
+        run(["ip", "link", "del", self._via])
         self._laid = False
 
     def read(self) -> dict[str, Any]:
@@ -137,11 +136,3 @@ class DetourActuator(HopActuator):
             return {}
         asked = _TCMSG.pack(socket.AF_UNSPEC, socket.if_nametoindex(self._via), 0, _TC_H_ROOT, 0)
         return attributes(self._route.ask(_RTM_GETQDISC, asked, flags=REQUEST | ECHO)[_TCMSG.size :])
-
-
-def _run(argv: list[str], *, stdin: str | None = None) -> str:
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=_COMMAND_S)
-    if done.returncode:
-        told = " ".join((done.stderr or done.stdout).split())
-        raise OSError(f"`{' '.join(argv)}` refused: {told[:300]}")
-    return done.stdout

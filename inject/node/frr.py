@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
+import time
 from typing import Any
 
 from inject.node.actuator import Refused
+from inject.node.command import run
 
 __all__ = ["BgpResetActuator", "FrrActuator"]
 
-_COMMAND_S = 30.0
+
+# A session that is just coming back, after the fault before this one, is waited for.
+_SESSION_S = 10.0
 
 
 class FrrActuator:
@@ -36,15 +39,15 @@ class FrrActuator:
 
     def on(self) -> None:
         """Without the line."""
-        _run(self._argv(f"no {self._line}"))
+        run(self._argv(f"no {self._line}"))
 
     def off(self) -> None:
         """With it."""
-        _run(self._argv(self._line))
+        run(self._argv(self._line))
 
     def read(self) -> dict[str, Any]:
         """Whether the running configuration has the line."""
-        running = _run([*_vtysh(self._netns), "-c", "show running-config"])
+        running = run([*_vtysh(self._netns), "-c", "show running-config"])
         there = any(each.strip() == self._line for each in running.splitlines())
         return {"applied": not there, "netns": self._netns, "line": self._line}
 
@@ -72,7 +75,10 @@ class BgpResetActuator:
 
     def prepare(self) -> dict[str, Any]:
         """Refuse a switch without an established session: there would be nothing to reset."""
-        established, self._before = self._sessions()
+        deadline = time.monotonic() + _SESSION_S
+        while not (seen := self._sessions())[0] and time.monotonic() < deadline:
+            time.sleep(0.5)
+        established, self._before = seen
         if not established:
             raise Refused(f"{self._netns} has no established BGP session: is the lab provisioned?")
         return {"applied": False, "netns": self._netns, "established": established, "dropped": self._before}
@@ -83,7 +89,7 @@ class BgpResetActuator:
 
     def on(self) -> None:
         """All sessions, hard."""
-        _run([*_vtysh(self._netns), "-c", "clear bgp *"])
+        run([*_vtysh(self._netns), "-c", "clear bgp *"])
         self._done = True
 
     def off(self) -> None:
@@ -103,7 +109,7 @@ class BgpResetActuator:
         """Nothing is held open."""
 
     def _sessions(self) -> tuple[int, int]:
-        shown = json.loads(_run([*_vtysh(self._netns), "-c", "show bgp ipv4 unicast summary json"]) or "{}")
+        shown = json.loads(run([*_vtysh(self._netns), "-c", "show bgp ipv4 unicast summary json"]) or "{}")
         peers = shown.get("peers", {}).values()
         dropped = sum(int(peer.get("connectionsDropped", 0)) for peer in peers)
         return sum(peer.get("state") == "Established" for peer in peers), dropped
@@ -111,14 +117,3 @@ class BgpResetActuator:
 
 def _vtysh(netns: str) -> list[str]:
     return ["vtysh", "-N", netns, "-d", "bgpd"]
-
-
-def _run(argv: list[str]) -> str:
-    done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, timeout=_COMMAND_S, stdin=subprocess.DEVNULL
-    )
-    if done.returncode:
-        raise OSError(
-            f"`{' '.join(argv)}` ended with {done.returncode}: {' '.join((done.stderr or done.stdout).split())[:300]}"
-        )
-    return done.stdout

@@ -25,7 +25,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from typing import Any
@@ -78,7 +77,7 @@ class Holder:
             }
             if do in doers:
                 return doers[do](request)
-        except (Refused, OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, ImportError) as error:
+        except (Refused, OSError, ValueError, KeyError, TypeError, ImportError) as error:
             return {"event": "error", "error": f"{error}", "where": do, "refused": isinstance(error, Refused)}
         finally:
             self.heard_ns = time.monotonic_ns()
@@ -193,7 +192,7 @@ class Holder:
                 now_ns = time.monotonic_ns()
                 self.is_on = False
             seen = self.actuator.read()
-        except (OSError, Refused, subprocess.SubprocessError) as error:
+        except (OSError, Refused) as error:
             self.failure = str(error)
             self.state = "active"
             self.finish()
@@ -240,7 +239,7 @@ class Holder:
             is_clear = not readback["applied"]
             if is_clear:
                 self.drop_revert()
-        except (OSError, Refused, KeyError, subprocess.SubprocessError) as error:
+        except (OSError, Refused, KeyError) as error:
             self.failure, is_clear = str(error), False
         at_ns = time.monotonic_ns()
         self.state = "over"

@@ -12,10 +12,10 @@ import os
 import select
 import shlex
 import signal
-import subprocess
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
+from inject.node.command import run
 
 __all__ = ["ProcessActuator"]
 
@@ -94,7 +94,7 @@ class ProcessActuator:
             return
         for path, command in self._commands:
             if not _alive(path):
-                subprocess.run(["/bin/sh", "-c", command], check=True, timeout=_START_S)
+                run(["/bin/sh", "-c", command], timeout_s=_START_S)
 
     def read(self) -> dict[str, Any]:
         """The states of the processes that were found, and how many are there now."""
