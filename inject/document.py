@@ -29,7 +29,7 @@ def table() -> list[tuple[str, str, str, str, str]]:
         (
             kind.name,
             ", ".join(kind.targets),
-            ", ".join(f"{lab}: {fidelity}" for lab, fidelity in kind.fidelity.items()),
+            kind.worth,
             ", ".join(dict.fromkeys(kind.binding.values())) if kind.reversible else "nothing to revert",
             kind.summary,
         )

@@ -51,8 +51,8 @@ class FaultKind:
     """A kind of fault.
 
     `binding` maps each kind of target it fits (`testbed.topology.Target.kind`) to who reverts; `fidelity` maps each
-    kind of lab that can do it to what it is worth there. The three `*_by`/`must_*` texts are for people; the exact
-    counters are chosen for the target by the planner.
+    kind of lab that can do it to what it is worth there; `tried` names those on which a receipt of it has been proved.
+    The three `*_by`/`must_*` texts are for people; the exact counters are chosen for the target by the planner.
     """
 
     name: str
@@ -65,11 +65,20 @@ class FaultKind:
     must_not_move: str
     reversible: bool
     colour: str
+    tried: tuple[str, ...] = ("soft",)
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Kinds of target this kind fits."""
         return tuple(self.binding)
+
+    @property
+    def worth(self) -> str:
+        """Fidelity by lab as a person reads it, with what has not been run yet said."""
+        return ", ".join(
+            f"{lab}: {fidelity}{'' if lab in self.tried else ' (not yet run)'}"
+            for lab, fidelity in self.fidelity.items()
+        )
 
     def param(self, name: str) -> Param | None:
         """The parameter of that name."""

@@ -169,9 +169,8 @@ def parse_duration(text: str) -> float:
 
 
 def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
-    fidelity = ", ".join(f"{fidelity} on {lab} labs" for lab, fidelity in kind.fidelity.items())
     session.out.print(f"[bold]{kind.name}[/bold]  {kind.summary}")
-    session.out.print(f"  targets: {', '.join(kind.targets)}; {fidelity}", soft_wrap=True)
+    session.out.print(f"  targets: {', '.join(kind.targets)}; {kind.worth}", soft_wrap=True)
     session.out.print(f"  armed when: {kind.armed_by}", soft_wrap=True)
     session.out.print(f"  fired when this moves: {kind.must_move}; and not: {kind.must_not_move}", soft_wrap=True)
     rows = [
@@ -283,6 +282,7 @@ def _kind_as_json(kind: catalogue.FaultKind) -> dict[str, Any]:
         "targets": list(kind.targets),
         "binding": dict(kind.binding),
         "fidelity": dict(kind.fidelity),
+        "tried": list(kind.tried),
         "armed_by": kind.armed_by,
         "must_move": kind.must_move,
         "must_not_move": kind.must_not_move,

@@ -43,6 +43,7 @@ _THERMAL = described(
     must_move="nr_throttled of the GPU's cgroup",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
+    tried=(),
     colour="#b07bac",
 )
 
@@ -56,6 +57,7 @@ _NEIGHBOUR = described(
     must_move="time that the GPU's process has waited to run",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
+    tried=(),
     colour="#735d78",
 )
 

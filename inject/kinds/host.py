@@ -16,6 +16,7 @@ _FREEZE = described(
     must_move="completer_retry_err of another host's RNIC",
     must_not_move="rxe send_err",
     reversible=True,
+    tried=(),
     colour="#3d405b",
 )
 
@@ -31,6 +32,7 @@ _STEAL = described(
     must_move="time that tasks of the host have waited to run (/proc/schedstat)",
     must_not_move="rxe send_err",
     reversible=True,
+    tried=(),
     colour="#81b29a",
 )
 
@@ -44,6 +46,7 @@ _KILL = described(
     must_move="completer_retry_err or retry_exceeded_err of another host's RNIC",
     must_not_move="rxe send_err",
     reversible=False,
+    tried=(),
     colour="#9b2226",
 )
 
@@ -57,6 +60,7 @@ _HANG = described(
     must_move="stopped processes of the host, as a second look finds them while the fault is on",
     must_not_move="rxe send_err",
     reversible=True,
+    tried=(),
     colour="#bb3e03",
 )
 

@@ -30,6 +30,7 @@ _DOWN = described(
     must_move=_CARRIER,
     must_not_move="rxe send_err",
     reversible=True,
+    tried=(),
     colour="#a63446",
 )
 
@@ -99,6 +100,7 @@ _MTU = described(
     must_move="FragFails of the switch: packets too big to be sent and not to be fragmented",
     must_not_move="rxe send_err",
     reversible=True,
+    tried=(),
     colour="#9c6644",
 )
 

@@ -18,6 +18,7 @@ def _switch(name: str, summary: str, **rest: str) -> FaultKind:
         fidelity={"soft": rest.pop("fidelity", "real")},  # type: ignore[dict-item]
         must_not_move="rxe send_err",
         reversible=True,
+        tried=(),
         **rest,
     )
 

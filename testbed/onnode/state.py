@@ -193,13 +193,17 @@ def _machine_facts() -> Facts:
     for folder, what in (("/run/faultbed/faults", "revert"), ("/run/netns", "netns")):
         with contextlib.suppress(FileNotFoundError):
             yield from sorted((f"{what} {entry.name}", "there") for entry in Path(folder).iterdir())
-    running = dict.fromkeys(DAEMONS, 0)
-    for process in Path("/proc").glob("[0-9]*/comm"):
+    running, stopped = dict.fromkeys(DAEMONS, 0), dict.fromkeys(DAEMONS, 0)
+    for process in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            name = process.read_text().strip()
+            # "pid (name) state ...": proc_pid_stat(5)
+            name, _, rest = process.read_text().partition("(")[2].rpartition(")")
             if name in running:
-                running[name] += 1
-    yield from ((f"daemon {name}", f"{count} running") for name, count in running.items())
+                (stopped if rest.split()[0] == "T" else running)[name] += 1
+    for name, count in running.items():
+        yield f"daemon {name}", f"{count} running" + (f", {stopped[name]} stopped" if stopped[name] else "")
+    for group in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cgroup.procs")):
+        yield f"processes {group.parent.name}", str(len(group.read_text().split()))
 
 
 def _units(listing: subprocess.Popen[str] | None) -> Facts:
