@@ -19,6 +19,7 @@ __all__ = ["HogActuator", "main"]
 
 MODULE = "inject.node.hog"
 SLICE_S = 0.01
+_START_S = 5.0
 
 
 class HogActuator:
@@ -59,6 +60,10 @@ class HogActuator:
             if self._cgroup is not None:
                 with open(f"{self._cgroup}/cgroup.procs", "w", encoding="ascii") as procs:  # noqa: PTH123
                     procs.write(str(hog.pid))
+        # A command line can be read a moment after exec (fs/binfmt_elf.c, create_elf_tables).
+        deadline = time.monotonic() + _START_S
+        while len(_hogs()) < self._count and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def off(self) -> None:
         """End them."""

@@ -12,6 +12,7 @@ import os
 import select
 import shlex
 import signal
+import time
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
@@ -84,6 +85,8 @@ class ProcessActuator:
         self._over = False
         for pid, started in self._found.items():
             _send(pid, started, signal.SIGSTOP if self._how == "STOP" else signal.SIGKILL)
+        if self._how == "STOP":
+            self._until_stopped(stopped=True)
 
     def off(self) -> None:
         """Go on, or be started again."""
@@ -91,6 +94,7 @@ class ProcessActuator:
         if self._how == "STOP":
             for pid, started in self._found.items():
                 _send(pid, started, signal.SIGCONT)
+            self._until_stopped(stopped=False)
             return
         for path, command in self._commands:
             if not _alive(path):
@@ -116,6 +120,15 @@ class ProcessActuator:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _until_stopped(self, *, stopped: bool) -> None:
+        """A signal is sent, not done: a running thread takes it when it next enters the kernel."""
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline:
+            states = [seen[0] for pid, at in self._found.items() if (seen := _stat(pid)) and seen[1] == at]
+            if all((state == "T") is stopped for state in states):
+                return
+            time.sleep(0.002)
 
     def _pids(self) -> list[int]:
         if "pid" in self._find:

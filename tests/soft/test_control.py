@@ -25,7 +25,8 @@ CASES = (
     ("switch.hash-policy", "rtsw1", 2.0, {}),
     ("link.mtu", "host3:rxe0", 1.5, {}),
     ("link.down", "rtsw1:ctsw1", 1.0, {}),
-    ("host.freeze", "host3", 1.5, {}),
+    # Longer than two ACK timeouts of the flow (timeout 18: 1.07 s).
+    ("host.freeze", "host3", 2.5, {}),
     ("host.cpu-steal", "host3", 2.0, {"share": 0.5}),
     ("gpu.thermal", "host1:gpu0", 2.0, {"period": 2}),
     ("gpu.noisy-neighbour", "host1:gpu0", 2.0, {"neighbours": 2}),
@@ -44,7 +45,7 @@ def busy(lab):
         FlowSpec(
             src=f"{one.name}:{one.rnics[0].name}", dst=f"{three.name}:{three.rnics[0].name}", message_bytes=16384,
             qps=4, duration_s=600.0, op_deadline_s=90.0, peer_deadline_s=90.0, stall_deadline_s=120.0,
-            qp=QpParams(timeout=20, retry_cnt=6),
+            qp=QpParams(timeout=18, retry_cnt=6),
         ),
     )  # fmt: skip
     with work(lab, "throttle"):

@@ -50,11 +50,11 @@ def test_a_process_stands_still_and_goes_on(sleeper):
     actuator = ProcessActuator(find=found(sleeper), how="STOP")
     assert not actuator.prepare()["applied"]
     actuator.on()
-    until(lambda: actuator.read()["applied"])
+    assert actuator.read()["applied"]
     assert state(sleeper.pid) == "T"
     for _ in range(2):
         actuator.off()
-        until(lambda: not actuator.read()["applied"])
+        assert not actuator.read()["applied"]
 
 
 def test_the_stored_revert_lets_it_go_on(sleeper):
@@ -112,7 +112,7 @@ def test_busy_processes_come_and_go(monkeypatch):
     actuator = HogActuator(count=2, share=0.1)
     assert not actuator.prepare()["applied"]
     actuator.on()
-    until(lambda: actuator.read()["hogs"] == 2)
+    assert actuator.read()["hogs"] == 2
     with pytest.raises(Refused, match="heal"):
         HogActuator(count=1, share=0.1).prepare()
     actuator.off()
