@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inject.catalogue import CATALOGUE, find
+from inject.heal import script
 from inject.node.actuator import make
 from inject.plan import FaultSpec, plan, plan_all
 from testbed import inventory
@@ -337,6 +339,20 @@ def test_a_gpu_that_another_fault_throttles_is_no_bystander():
     assert one.must_not_move == two.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
 
 
+def assert_shell(text):
+    """POSIX shell that parses: a revert that does not is found when nobody is there to mend it."""
+    checked = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False, timeout=20)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_what_heals_a_machine_is_shell():
+    """The script of every machine, with all its marks."""
+    lab = SimpleNamespace(topology=SOFT, carrier=lambda name: SimpleNamespace(name=name), netns=lambda _: None)
+    text = script(lab, "rtsw1")
+    assert_shell(text)
+    assert all(mark in text for mark in ("faultbed-fault-", "faultbed_", "fbvia", "cpu.max", "inject.node.hog"))
+
+
 @pytest.mark.parametrize("kind", CATALOGUE)
 def test_every_kind_can_be_planned_and_made(kind):
     """Each kind of the catalogue has a sample here, and the node knows its actuator with exactly these arguments."""
@@ -348,6 +364,7 @@ def test_every_kind_can_be_planned_and_made(kind):
     actuator = make(planned.request["actuator"], args)
     assert planned.target.kind in CATALOGUE[kind].targets
     assert actuator.hits() in (None, 0)
+    assert_shell(actuator.revert_script())
 
 
 @pytest.mark.parametrize("kind", CATALOGUE)
