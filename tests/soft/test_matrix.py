@@ -1,0 +1,105 @@
+"""SIGKILL of the controller in every phase of every kind: nothing is left, and the lab looks as before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from faults import until
+
+from inject.catalogue import CATALOGUE
+from inject.channels import revert_dir
+from inject.plan import FaultSpec, plan
+
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
+
+TTL_S = 10.0
+
+KINDS = {
+    "link.down": ("host1:rxe1", {}),
+    "link.flap": ("rtsw1:ctsw1", {"period": 1}),
+    "link.oneway": ("host1:rxe0", {}),
+    "link.rate": ("host1:rxe0", {"rate": 5}),
+    "link.mtu": ("host1:rxe0", {}),
+    "packet.drop": ("host1:rxe0", {"share": 0.1}),
+    "packet.mark": ("host1:rxe0", {}),
+    "packet.corrupt": ("host1:rxe0", {"share": 0.1}),
+    "packet.delay": ("host1:rxe0", {"delay": 20}),
+    "packet.reorder": ("host1:rxe0", {"share": 0.1, "direction": "from"}),
+    "packet.duplicate": ("host1:rxe0", {}),
+    "switch.bgp-kill": ("ctsw1", {}),
+    "switch.bgp-reset": ("ctsw1", {}),
+    "switch.freeze": ("ctsw1", {}),
+    "switch.withdraw": ("rtsw2", {}),
+    "switch.hash-policy": ("rtsw1", {}),
+    "host.freeze": ("host4", {}),
+    "host.cpu-steal": ("host4", {"share": 0.5}),
+    "gpu.throttle": ("host2:gpu0", {"percent": 50}),
+    "gpu.thermal": ("host2:gpu0", {}),
+    "gpu.noisy-neighbour": ("host2:gpu0", {}),
+}
+"""Everything that can be reverted and needs no job; a rank that hangs is a job's."""
+
+_CONTROLLER = """
+import json, sys, time
+from pathlib import Path
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+from testbed.lab import open_lab
+inventory, kind, target, params, phase, journal, ttl_s = sys.argv[1:]
+with open_lab(Path(inventory)) as lab, Journal(Path(journal)) as written:
+    spec = FaultSpec(kind=kind, target=target, for_s=300.0, params=json.loads(params))
+    with Injector(lab, written, ttl_s=float(ttl_s)) as injector:
+        prepared = injector.prepare(plan(spec, lab.topology, lab_kind="soft"))
+        if phase == "arming":
+            print(phase, flush=True)
+        assert prepared.arm().ok
+        if phase != "arming":
+            print(phase, flush=True)
+        if phase == "clearing":
+            prepared.clear()
+        time.sleep(300)
+"""
+
+
+def test_the_matrix_has_every_kind():
+    """A kind that is added is added here too, unless nothing can revert it or it needs a job."""
+    assert KINDS.keys() | {"host.rank-kill", "host.rank-hang"} == CATALOGUE.keys()
+
+
+def is_gone(lab, planned):
+    """Whether no stored revert and no holder is left where the fault was, beside QEMU or on the target."""
+    if planned.place.local:
+        return not list(revert_dir(lab).glob("*.revert"))
+    script = (
+        '[ -z "$(ls /run/faultbed/faults/*.revert 2>/dev/null)" ] && '
+        "[ -z \"$(systemctl list-units --plain --no-legend 'faultbed-fault-*')\" ]"
+    )
+    return lab.carrier(planned.place.node).run(["sh", "-c", script], check=False).rc == 0
+
+
+@pytest.mark.parametrize("phase", ["arming", "active", "clearing"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_controller_leaves_nothing_of_any_kind(lab, tmp_path, kind, phase):
+    """Restored within TTL + 2 s, whatever was being done; that the lab looks as before is the fixture's check."""
+
+    target, params = KINDS[kind]
+    planned = plan(FaultSpec(kind=kind, target=target, for_s=300.0, params=params), lab.topology, lab_kind="soft")
+    controller = subprocess.Popen(
+        [
+            sys.executable, "-c", _CONTROLLER, str(lab.inventory), kind, target, json.dumps(params), phase,
+            str(tmp_path / "journal.jsonl"), str(TTL_S),
+        ],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    with controller:
+        assert controller.stdout.readline() == f"{phase}\n".encode()
+        os.kill(controller.pid, signal.SIGKILL)
+        took_s = until(lambda: is_gone(lab, planned), within_s=TTL_S + 2)
+    print(f"{kind} while {phase}: nothing left {took_s:.1f} s after SIGKILL")
