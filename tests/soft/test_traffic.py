@@ -1,0 +1,180 @@
+"""Traffic over real queue pairs: collectives by every algorithm, ranks that go away, a job, flows of every kind.
+
+In one file, for a file begins with a reset of the lab.
+"""
+
+import time
+
+import pytest
+
+from traffic import collective, flow, job, matrix
+from traffic.collective import CollectiveSpec
+from traffic.engine import Engines
+from traffic.flow import FlowSpec
+from traffic.job import JobPhase, JobSpec
+from traffic.plan import QpParams
+from traffic.schedules import ALGORITHMS
+
+pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
+
+PATIENT = QpParams(timeout=18)
+"""An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
+
+TYPES = ("fp32", "fp16", "bf16", "int32")
+REDOPS = ("sum", "max", "avg")
+
+
+def test_every_algorithm_gives_the_right_result(lab, subtests):
+    """Uneven blocks, several segments a block, few slots, another type and reduction each time; inputs unharmed."""
+    with Engines.start(lab, [host.name for host in lab.topology.hosts[:4]]) as engines:
+        for number, (name, algorithm) in enumerate(ALGORITHMS):
+            dtype = TYPES[number % len(TYPES)]
+            elements = 20_000 if name == "all-to-all" else 20_003
+            spec = CollectiveSpec(
+                collective=name,
+                algorithm=algorithm,
+                ranks=tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4]),
+                dtype=dtype,
+                redop=REDOPS[number % len(REDOPS)],
+                root=number % 4,
+                skew=0.7,
+                size_bytes=elements * collective.ITEM_BYTES[dtype],
+                segment_bytes=8192,
+                slots=4,
+                iterations=2,
+                qp=PATIENT,
+            )
+            result = collective.start(lab, spec, engines=engines).wait(120.0)
+            with subtests.test(collective=name, algorithm=algorithm, dtype=dtype, redop=spec.redop):
+                assert result.outcome == "completed", result.where
+                assert result.wrong_elements == 0
+                assert result.iterations_completed == 2
+                assert result.checked_elements >= 2 * (16 if name == "barrier" else elements)
+
+
+@pytest.mark.parametrize(
+    ("signal", "deadline_s", "says"), [("KILL", 60.0, "engine is gone"), ("STOP", 6.0, "not over after")]
+)
+def test_a_rank_that_goes_away_is_a_typed_failure_of_all_the_others(lab, signal, deadline_s, says):
+    """Killed, it is seen at once; stopped, when its peers' deadline is over, for the kernel goes on acknowledging."""
+    hosts = [host.name for host in lab.topology.hosts[:4]]
+    with Engines.start(lab, hosts) as engines:
+        spec = CollectiveSpec(size_bytes=1 << 17, duration_s=300.0, deadline_s=deadline_s, qp=PATIENT)
+        running = collective.start(lab, spec, engines=engines)
+        wait_for_iterations(running, 2 * len(hosts))
+        before = running.dump()
+        victim = str(engines.pids[hosts[2]])
+        lab.node(hosts[2]).run(["kill", f"-{signal}", victim])
+        began = time.monotonic()
+        try:
+            result = running.wait(120.0)
+        finally:
+            lab.node(hosts[2]).run(["kill", "-KILL", victim], check=False)
+        took_s = time.monotonic() - began
+
+    assert result.outcome == "failed"
+    assert says in result.where
+    assert took_s < deadline_s + 20.0, "its end is to come by the deadline"
+    assert [end.outcome for end in result.ends] == ["failed"] * 4
+    assert result.ends[2].where == "nothing was heard of it at the end"
+    for rank in (0, 1, 3):
+        assert result.ends[rank].where.startswith("iteration ")
+    assert any("waits for segment" in end.where for end in result.ends)
+    assert result.wrong_elements == 0
+    # The recorders tell the same story: of all ranks while they ran, of those that were left at the end.
+    assert sorted(flight.rank for flight in before.values()) == [0, 1, 2, 3]
+    assert sorted(flight.rank for flight in result.flights) == [0, 1, 3]
+    for flight in result.flights:
+        assert {"begin", "post", "ack", "arrive", "apply"} <= {entry.what for entry in flight.entries}
+        times = [entry.at_ns for entry in flight.entries]
+        assert times == sorted(times)
+
+
+def wait_for_iterations(running, count):
+    deadline = time.monotonic() + 60.0
+    while sum(event.name == "iteration" for event in list(running.events)) < count:
+        assert time.monotonic() < deadline, "no iterations"
+        time.sleep(0.1)
+
+
+def test_a_grid_of_two_by_two_computes_and_reduces_along_both_dimensions(lab):
+    """Two tensor-parallel groups at once, then two data-parallel ones; each phase has its time in each group."""
+    spec = JobSpec(
+        grid=(("tp", 2), ("dp", 2)),
+        phases=(
+            JobPhase(along="tp", collective="all-reduce", size_bytes=1 << 16),
+            JobPhase(along="dp", collective="reduce-scatter", size_bytes=1 << 17),
+            JobPhase(along="dp", collective="all-gather", size_bytes=1 << 17),
+        ),
+        iterations=4,
+        compute_units=2,
+        qp=PATIENT,
+    )
+    with job.start(lab, spec) as running:
+        result = running.wait(120.0)
+    assert result.outcome == "completed", result.where
+    assert result.wrong_elements == 0
+    assert result.iterations_completed == 4
+    assert [(one.phase, one.members) for one in result.groups] == [
+        (0, (0, 1)),
+        (0, (2, 3)),
+        (1, (0, 2)),
+        (1, (1, 3)),
+        (2, (0, 2)),
+        (2, (1, 3)),
+    ]
+    assert all(one.time_ns > 0 and one.busbw_gbytes_per_s > 0 for one in result.groups)
+    for rank in result.iterations:
+        for item in rank:
+            assert item.compute_ns > 0
+            assert item.phases_ns == tuple(sorted(item.phases_ns))
+
+
+def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
+    """Counts of messages by QP, what atomics found, and rates and bursts as they were asked for."""
+    hosts = [host.name for host in lab.topology.hosts[:4]]
+    src, dst = f"{hosts[0]}:rxe0", f"{hosts[-1]}:rxe0"
+
+    def run(*specs):
+        asked = [FlowSpec(**{"src": src, "dst": dst, "qp": PATIENT, **spec}) for spec in specs]
+        result = flow.start_all(lab, asked, engines=engines).wait(120.0)
+        assert result.outcome == "completed", result.where
+        return result.flows
+
+    with Engines.start(lab, hosts) as engines:
+        for verb in ("write", "send", "read"):
+            with subtests.test(verb=verb):
+                (one,) = run({"verb": verb, "message_bytes": 16384, "qps": 2, "depth": 4, "messages": 240})
+                assert one.messages == 240
+                assert one.size_bytes == 240 * 16384
+                assert [total.messages for total in one.totals] == [120, 120]
+        with subtests.test(verb="atomic"):
+            (one,) = run({"verb": "atomic", "message_bytes": 8, "messages": 200})
+            assert (one.messages, one.last_value) == (200, 199)
+        with subtests.test(spread="split"):
+            (one,) = run({"message_bytes": 32768, "qps": 4, "spread": "split", "messages": 50})
+            assert (one.messages, one.size_bytes) == (50, 50 * 32768)
+            assert [total.size_bytes for total in one.totals] == [50 * 8192] * 4
+        with subtests.test(spread="round-robin"):
+            (one,) = run({"message_bytes": 4096, "qps": 3, "spread": "round-robin", "duration_s": 2.0, "chain": 1})
+            counts = [total.messages for total in one.totals]
+            assert max(counts) - min(counts) <= 1
+        with subtests.test(pace="rate and bursts"):
+            rate_bps, size = 2e6, 4096
+            steady, bursts = run(
+                {"message_bytes": size, "rate_bps": rate_bps, "duration_s": 4.0},
+                {"message_bytes": size, "on_s": 0.5, "off_s": 1.0, "duration_s": 4.0, "dst": f"{hosts[1]}:rxe0"},
+            )
+            wanted = rate_bps * 4.0 / 8 / size
+            assert 0.5 * wanted <= steady.messages <= 1.05 * wanted + 2
+            sizes = [sample.size_bytes for sample in bursts.samples if sample.endpoint == src]
+            assert sum(size == 0 for size in sizes) >= 0.35 * len(sizes), sizes
+            assert sum(size > 0 for size in sizes) >= 6, sizes
+        with subtests.test(pattern="incast, with a probe"):
+            pairs = matrix.pairs("incast", [f"{host}:rxe0" for host in hosts])
+            bulk = [{"src": one, "dst": other, "duration_s": 3.0, "depth": 4} for one, other in pairs]
+            probe = {"message_bytes": 64, "depth": 1, "latency": True, "rate_bps": 51200, "duration_s": 3.0}
+            *flows, beside = run(*bulk, {**probe, "src": pairs[0][0], "dst": pairs[0][1]})
+            assert all(one.messages > 0 for one in flows)
+            assert beside.latency.count == beside.messages > 0
+            assert 0 < beside.latency.p50_ns <= beside.latency.p99_ns <= beside.latency.max_ns
