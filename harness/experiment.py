@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from harness.needs import Need, parse_need
 from harness.quantities import parse_duration_ns, parse_size_bytes
 from testbed.errors import ConfigError
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS
+from traffic.flow import SPREADS, VERBS
 from traffic.schedules import COLLECTIVES, algorithms_for
 
 __all__ = [
@@ -73,12 +74,16 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """An elephant: `qps` queue pairs writing messages of `size_bytes`, `depth` outstanding on each."""
+    """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
 
-    flow: Literal["write"]
+    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flow.FlowSpec`.
+    """
+
+    flow: str
     src: str
     dst: str
     qps: int
+    spread: str
     size_bytes: int
     depth: int
     duration_ns: int
@@ -148,10 +153,11 @@ class _CollectiveFile(_File, frozen=True, kw_only=True):
 
 
 class _FlowFile(_File, frozen=True, kw_only=True):
-    flow: Literal["write"]
+    flow: str
     src: str
     dst: str
     duration: str
+    spread: str = "each"
     size: str = "64KiB"
     qps: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     depth: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
@@ -280,11 +286,14 @@ def _workload(raw: dict[str, Any], source: str) -> Workload:
         raise _fail(source, "workload", 'say what runs: collective = "all-reduce", or flow = "write"')
     if "flow" in raw:
         flow = _convert(raw, _FlowFile, source, "workload/flow")
+        _one_of(flow.flow, VERBS, "flow", source)
+        _one_of(flow.spread, SPREADS, "spread", source)
         return Flow(
             flow=flow.flow,
             src=flow.src,
             dst=flow.dst,
             qps=flow.qps,
+            spread=flow.spread,
             size_bytes=_positive(parse_size_bytes, flow.size, source, "workload.size"),
             depth=flow.depth,
             duration_ns=_positive(parse_duration_ns, flow.duration, source, "workload.duration"),

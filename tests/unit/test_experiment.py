@@ -81,6 +81,7 @@ qps = 4
         src="host1:rxe0",
         dst="host3:rxe0",
         qps=4,
+        spread="each",
         size_bytes=65536,
         depth=16,
         duration_ns=9_000_000_000,
@@ -214,3 +215,23 @@ def test_a_collective_takes_the_words_of_the_command_line():
 def test_a_collective_that_is_not_there_is_refused_with_its_path(name, more, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         decode(COLLECTIVE.format(name, more).encode(), source="x.toml")
+
+
+FLOW = 'name = "x"\n[workload]\nflow = "{0}"\nsrc = "host1"\ndst = "host3"\nduration = "3s"\n{1}\n'
+
+
+def test_a_flow_takes_its_verb_and_its_spread():
+    work = decode(FLOW.format("read", 'spread = "split"\nqps = 4').encode(), source="x").workload
+    assert (work.flow, work.spread, work.qps) == ("read", "split", 4)
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "says"),
+    [
+        ("push", "", 'workload.flow: no flow "push"; there is write, send, read, atomic'),
+        ("send", 'spread = "splitt"', 'workload.spread: no spread "splitt"; did you mean split?'),
+    ],
+)
+def test_a_flow_that_is_not_there_is_refused_with_its_path(verb, more, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        decode(FLOW.format(verb, more).encode(), source="x.toml")
