@@ -103,7 +103,7 @@ class Capture:
     """All ports, one file."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self.path, self.limit = str(request["file"]), int(request["limit_bytes"])
+        self.path, self.limit, self.is_over = str(request["file"]), int(request["limit_bytes"]), False
         os.makedirs(os.path.dirname(self.path), exist_ok=True)  # noqa: PTH103, PTH120 - start-up time
         self.out = open(self.path, "wb", buffering=0)  # noqa: PTH123, SIM115 - closed by `close`
         self.ports = [Port(one["name"], one["netns"], one["netdev"], int(request["snap"])) for one in request["ports"]]
@@ -113,7 +113,7 @@ class Capture:
     def move(self) -> None:
         """Empty the rings; beyond the limit they fill up, and the kernel counts what it drops."""
         for index, port in enumerate(self.ports):
-            if self.out.tell() < self.limit:
+            if self.out.tell() < self.limit and not self.is_over:
                 port.move(index, self.out)
 
     def stop(self) -> list[dict[str, Any]]:
@@ -133,6 +133,8 @@ class Capture:
         while time.monotonic() < end:
             time.sleep(_RETIRE_MS / 4000)
             self.move()
+        # The taps are still there, but the file is final: somebody is about to read it.
+        self.is_over = True
         return found
 
     def _at_rest(self) -> list[tuple[int, int]]:
