@@ -31,7 +31,7 @@ from testbed.lab import Lab, runtime_inventory
 from testbed.paths import private_dir, socket_dir
 from testbed.shipped import playbooks
 
-__all__ = ["Event", "ProvisionResult", "Site", "bring_up", "provision", "site_of", "verify"]
+__all__ = ["Event", "ProvisionResult", "Site", "bring_up", "play", "provision", "site_of", "verify"]
 
 VERIFY_DEADLINE_S = 60
 """How long, within the verify play, BGP may take to converge and pings may take to be answered."""
@@ -146,11 +146,35 @@ def verify(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
         return _run(_verify_play(), site, on_event)
 
 
+def play(
+    site: Site,
+    name: str,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    check: bool = False,
+    on_event: OnEvent | None = None,
+) -> ProvisionResult:
+    """Run another of our playbooks (`rack`, `rack-teardown`).
+
+    Args:
+        site: the lab.
+        name: the playbook, without `.yml`.
+        extra: variables that win over all others.
+        check: only tell what would be changed.
+        on_event: as in `provision`.
+
+    Errors are those of `provision`.
+    """
+    with _connections(site):
+        return _run(_Play(name=name, timeout_s=600, extra=extra or {}, check=check), site, on_event)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Play:
     name: str
     timeout_s: int
     extra: Mapping[str, Any] = field(default_factory=dict)
+    check: bool = False
 
 
 _PROVISION = _Play(name="provision", timeout_s=600)
@@ -210,6 +234,7 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             inventory=[str(site.inventory.path.resolve()), str(site.runtime_inventory.resolve())],
             extravars={"faultbed_node_code": _node_code(folder), **play.extra},
             envvars=environment,
+            cmdline="--check" if play.check else None,
             settings={"pexpect_timeout": 1, "suppress_ansible_output": True},
             quiet=True,
             ident="run",

@@ -27,7 +27,7 @@ def program(monkeypatch):
         return module
 
     yield load
-    for name in ("faultbed_state", "faultbed_frr"):
+    for name in ("faultbed_state", "faultbed_frr", "faultbed_found"):
         sys.modules.pop(name, None)
 
 
@@ -40,7 +40,7 @@ def switches(preset):
     ]
 
 
-@pytest.mark.parametrize("playbook", ["provision.yml", "verify.yml"])
+@pytest.mark.parametrize("playbook", ["provision.yml", "verify.yml", "rack.yml", "rack-teardown.yml"])
 def test_playbook_is_well_formed(playbook):
     argv = [BIN / "ansible-playbook", "--syntax-check", "-i", inventories() / "soft.yml", playbooks() / playbook]
     done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)

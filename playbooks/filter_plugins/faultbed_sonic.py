@@ -1,0 +1,90 @@
+"""A SONiC switch's configuration (ConfigDB tables) from our variables of it. Not yet run on hardware.
+
+Only tables that we own: ports, interfaces, loopback, QoS maps, WRED/ECN, PFC and its watchdog. Lanes, breakouts and
+buffer pools are the platform's, and stay as they are; BGP is FRR's, with SONiC's routing configuration in split mode.
+Tables are those of sonic-yang-models/doc/Configuration.md.
+"""
+
+MAP = "FAULTBED"
+WRED = "FAULTBED_ROCE"
+RESTORE_FACTOR = 2
+QUEUES = range(8)
+
+
+def sonic_config_db(hostvars, name):
+    """The tables of a switch: `{"PORT": {"Ethernet0": {...}}, ...}`; values are strings, as ConfigDB keeps them."""
+    ports = hostvars["faultbed_ports"]
+    tables = {
+        "DEVICE_METADATA": {"localhost": {"hostname": name, "docker_routing_config_mode": "split"}},
+        "LOOPBACK_INTERFACE": {"Loopback0": {}, f"Loopback0|{hostvars['faultbed_loopback']}": {}},
+        "PORT": {port["netdev"]: _port(port, hostvars["faultbed_mtu"]) for port in ports},
+        "INTERFACE": {},
+    }
+    for port in ports:
+        if port.get("address"):
+            tables["INTERFACE"] |= {port["netdev"]: {}, f"{port['netdev']}|{port['address']}": {}}
+        else:
+            tables["INTERFACE"][port["netdev"]] = {"ipv6_use_link_local_only": "enable"}
+    if hostvars.get("faultbed_qos"):
+        tables |= _qos(hostvars["faultbed_qos"], hostvars.get("faultbed_dscp_map", []), [p["netdev"] for p in ports])
+    return tables
+
+
+def _port(port, mtu):
+    fields = {"admin_status": "up", "mtu": str(port.get("mtu") or mtu)}
+    if port.get("speed_gbps"):
+        fields["speed"] = str(port["speed_gbps"] * 1000)
+    return fields
+
+
+def _qos(qos, dscp_map, netdevs):
+    """One traffic class, priority group and queue for each priority, of the same number."""
+    paused = ",".join(str(priority) for priority in sorted(qos["pfc_priorities"]))
+    priority_of = {line["dscp"]: line["priority"] for line in dscp_map}
+    roce = priority_of.get(qos["roce_dscp"], 0)
+    same = {str(number): str(number) for number in QUEUES}
+    port_map = {
+        "dscp_to_tc_map": MAP,
+        "tc_to_queue_map": MAP,
+        "tc_to_pg_map": MAP,
+        "pfc_to_queue_map": MAP,
+    }
+    if paused:
+        port_map |= {"pfc_enable": paused, "pfcwd_sw_enable": paused}
+    tables = {
+        # A DSCP that nobody named is best effort.
+        "DSCP_TO_TC_MAP": {MAP: {str(dscp): str(priority_of.get(dscp, 0)) for dscp in range(64)}},
+        "TC_TO_QUEUE_MAP": {MAP: same},
+        "TC_TO_PRIORITY_GROUP_MAP": {MAP: same},
+        "MAP_PFC_PRIORITY_TO_QUEUE": {MAP: same},
+        "PORT_QOS_MAP": {netdev: dict(port_map) for netdev in netdevs},
+    }
+    if qos.get("ecn"):
+        tables["WRED_PROFILE"] = {WRED: _wred(qos["ecn"])}
+        tables["QUEUE"] = {f"{netdev}|{roce}": {"wred_profile": WRED} for netdev in netdevs}
+    if paused and qos.get("pfc_watchdog_ms"):
+        detect = qos["pfc_watchdog_ms"]
+        times = {"detection_time": str(detect), "restoration_time": str(RESTORE_FACTOR * detect), "action": "drop"}
+        tables["PFC_WD"] = {netdev: dict(times) for netdev in netdevs} | {"GLOBAL": {"POLL_INTERVAL": str(detect)}}
+    return tables
+
+
+def _wred(ecn):
+    """Marks instead of drops, alike for every colour: nothing here colours packets."""
+    fields = {"ecn": "ecn_all"}
+    for colour in ("green", "yellow", "red"):
+        fields |= {
+            f"wred_{colour}_enable": "true",
+            f"{colour}_min_threshold": str(ecn["min_kib"] * 1024),
+            f"{colour}_max_threshold": str(ecn["max_kib"] * 1024),
+            f"{colour}_drop_probability": str(ecn["max_percent"]),
+        }
+    return fields
+
+
+class FilterModule:
+    """What Ansible looks for."""
+
+    def filters(self):
+        """Names to functions."""
+        return {"sonic_config_db": sonic_config_db}

@@ -1,0 +1,107 @@
+"""What a role found on a host before it changed anything, so that teardown can put it back.
+
+Each value is written down before it is changed, once: a second run finds our own value and must not take it for the
+host's. The record is a file of its own for each role; teardown removes it last, so that a teardown that was cut short
+can be run again.
+"""
+
+import contextlib
+import json
+import os
+
+__all__ = ["Found"]
+
+FOLDER = "/var/lib/faultbed/found"
+
+
+class Found:
+    """The record of one role: `sysctls` (path below /proc/sys -> value), `files` (path -> text, None: not there).
+
+    Folders that had to be made for files are in `folders`; those that are empty then go again.
+    """
+
+    def __init__(self, role, changes, *, folder=FOLDER, root="/"):
+        self.path = os.path.join(folder, f"{role}.json")
+        self.root = root
+        self.changes = changes
+        self.record = {"sysctls": {}, "files": {}, "folders": {}}
+        with contextlib.suppress(FileNotFoundError), open(self.path, encoding="utf-8") as file:
+            self.record = json.load(file)
+
+    def sysctl(self, path, value):
+        """Bring a value below /proc/sys to what is wanted; say whether it had to be changed."""
+        file = os.path.join(self.root, "proc/sys", path)
+        with open(file, encoding="ascii") as current:
+            have = current.read().strip()
+        if have.split() == str(value).split() or not self.changes.really(f"sysctl {path.replace('/', '.')}={value}"):
+            return False
+        self._keep("sysctls", path, have)
+        with open(file, "w", encoding="ascii") as target:
+            target.write(str(value))
+        return True
+
+    def file(self, path, text):
+        """Bring a file to a text (None: it is not to be there); say whether it had to be changed."""
+        have = self._read(path)
+        if have == text or not self.changes.really(f"{path} {'removed' if text is None else 'written'}"):
+            return False
+        self._keep("files", path, have)
+        for folder in self._missing_folders(path):
+            self._keep("folders", folder, "made")
+        self._write(path, text)
+        return True
+
+    def put_back(self):
+        """Everything as it was found; say how many things that took."""
+        for path, value in self.record["sysctls"].items():
+            if self.changes.really(f"sysctl {path.replace('/', '.')}={value}"):
+                with open(os.path.join(self.root, "proc/sys", path), "w", encoding="ascii") as target:
+                    target.write(value)
+        for path, text in self.record["files"].items():
+            if self.changes.really(f"{path} {'removed' if text is None else 'as it was'}"):
+                self._write(path, text)
+        if not self.changes.check:
+            for folder in sorted(self.record["folders"], key=len, reverse=True):
+                with contextlib.suppress(OSError):  # not empty: somebody else's by now
+                    os.rmdir(os.path.join(self.root, folder.lstrip("/")))
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self.path)
+            with contextlib.suppress(OSError):  # the records of other roles
+                os.rmdir(os.path.dirname(self.path))
+        return len(self.record["sysctls"]) + len(self.record["files"])
+
+    def _keep(self, kind, path, value):
+        if path in self.record[kind]:
+            return
+        self.record[kind][path] = value
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        with open(f"{self.path}.new", "w", encoding="utf-8") as file:
+            json.dump(self.record, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{self.path}.new", self.path)
+
+    def _missing_folders(self, path):
+        missing, folder = [], os.path.dirname(path)
+        while not os.path.isdir(os.path.join(self.root, folder.lstrip("/"))):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        return missing
+
+    def _read(self, path):
+        try:
+            with open(os.path.join(self.root, path.lstrip("/")), encoding="utf-8") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def _write(self, path, text):
+        real = os.path.join(self.root, path.lstrip("/"))
+        if text is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(real)
+            return
+        os.makedirs(os.path.dirname(real), exist_ok=True)
+        with open(f"{real}.new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(f"{real}.new", real)
