@@ -22,7 +22,7 @@ from traffic.run import OnEvent, begin
 __all__ = ["Burnin", "Outlier", "Pair", "measure", "outliers", "pairs_of"]
 
 LATENCY_BYTES, LATENCY_MESSAGES = 64, 16
-BANDWIDTH_BYTES, BANDWIDTH_MESSAGES, BANDWIDTH_DEPTH = 65536, 16, 4
+BANDWIDTH_BYTES, BANDWIDTH_MESSAGES, BANDWIDTH_DEPTH = 65536, 8, 4
 QP = QpParams(timeout=18)
 """1.07 s until a packet is sent again, so that a starved machine shows a slow pair, not a dead one."""
 PATIENCE_S = 60.0

@@ -1,0 +1,46 @@
+"""A book of reservations on another machine, over real SSH: what a rack lab's jump host does."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from testbed.reservation import Entry, Reserved, release, take
+from testbed.reservation_book import FOLDER, node_store
+
+pytestmark = pytest.mark.soft
+
+USERS = 3
+
+
+def entry(user, now_s):
+    return Entry(
+        token=user, owner=user, mode="exclusive", covers=("host1",), who=f"{user}@there", why="test",
+        since_s=now_s, until_s=now_s + 600,
+    )  # fmt: skip
+
+
+def test_one_of_several_users_gets_the_lab_and_the_others_are_told_who(lab):
+    """All at once, each over SSH, on a machine that keeps its own time; what they leave behind is removed."""
+    node = lab.node("host1")
+    store = node_store(node, lab="test-of-reservations")
+
+    def reserve(user):
+        try:
+            store.change(lambda now: take(now.book, entry(user, now.now_s), now_s=now.now_s))
+        except Reserved as refused:
+            return str(refused)
+        return None
+
+    try:
+        with ThreadPoolExecutor(max_workers=USERS) as pool:
+            said = list(pool.map(reserve, [f"user{number}" for number in range(USERS)]))
+        (holder,) = store.read().book
+        assert said.count(None) == 1
+        assert all(holder.who in refusal for refusal in said if refusal is not None)
+        store.change(lambda now: release(now.book, holder.token))
+        assert store.read().book == ()
+        assert reserve("latecomer") is None
+    finally:
+        node.run(["rm", "-rf", FOLDER])
