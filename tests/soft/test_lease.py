@@ -53,8 +53,14 @@ def test_a_killed_controller_leaves_nothing(lab, tmp_path, name):
         print(f"{name}: restored {until(lambda: fault.is_restored(lab), within_s=TTL_S + 2):.1f} s after SIGKILL")
 
 
-@pytest.mark.parametrize("how", ["KILL", pytest.param("STOP", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        pytest.param(name, how, marks=[] if (name, how) == ("throttle", "KILL") else pytest.mark.slow)
+        for name in KINDS
+        for how in ("KILL", "STOP")
+    ],
+)
 def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
     """SIGKILL and SIGSTOP of the holder: PID 1, the kernel or the guardian restores, and the receipt says by whom."""
     fault = case(lab, name, for_s=300.0)

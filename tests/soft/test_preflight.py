@@ -42,6 +42,11 @@ def put_back(lab):
 
 
 def test_a_healthy_lab_has_nothing_wrong(lab):
+    assert preflight(lab, lambda _: None, with_burnin=False).wrong == ()
+
+
+@pytest.mark.slow
+def test_a_healthy_lab_burns_in_on_every_pair(lab):
     found = preflight(lab, lambda _: None)
     assert found.wrong == ()
     measured = found.burnin.pairs
@@ -102,6 +107,7 @@ def test_a_stale_reservation_is_found_and_blocks_nobody(lab):
         store.change(lambda now: tuple(entry for entry in now.book if entry.token != "stale"))
 
 
+@pytest.mark.slow
 def test_the_burn_in_names_the_slow_link(lab, put_back):
     """A port that is shaped to a hundredth: every pair towards it falls out, and it is what they have in common."""
     rnic = lab.topology.host_by_name["host2"].rnics[0].name
