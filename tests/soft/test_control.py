@@ -38,13 +38,13 @@ CASES = (
 
 @pytest.fixture
 def busy(lab):
-    """A flow between racks whose queue pairs live through seconds of silence, and a GPU that computes."""
+    """A flow between racks, light so that SSH gets its turn, whose queue pairs live through silence; and a busy GPU."""
     one, _, three, _ = lab.topology.hosts[:4]
     running = flow.start(
         lab,
         FlowSpec(
             src=f"{one.name}:{one.rnics[0].name}", dst=f"{three.name}:{three.rnics[0].name}", message_bytes=16384,
-            qps=4, duration_s=600.0, op_deadline_s=90.0, peer_deadline_s=90.0, stall_deadline_s=120.0,
+            qps=2, depth=2, duration_s=600.0, op_deadline_s=90.0, peer_deadline_s=90.0, stall_deadline_s=120.0,
             qp=QpParams(timeout=18, retry_cnt=6),
         ),
     )  # fmt: skip
