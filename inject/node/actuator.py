@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from typing import Any, Protocol
+
+from testbed.onnode.netns import enter
 
 __all__ = ["Actuator", "Refused", "enter_netns", "make"]
 
@@ -68,16 +68,12 @@ def make(name: str, args: dict[str, Any]) -> Actuator:
 
 
 def enter_netns(netns: str | None) -> None:
-    """Move this process into a named network namespace; sockets opened from now on belong to it."""
+    """Move this process into a named network namespace, if one is named; sockets opened from now on belong to it."""
     if netns is None:
         return
-    if sys.version_info < (3, 12):
-        raise Refused("entering a network namespace needs Python 3.12 on the node")
     try:
-        fd = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
+        enter(netns)
     except FileNotFoundError:
         raise Refused(f"there is no network namespace {netns} here: is the lab provisioned?") from None
-    try:
-        os.setns(fd, os.CLONE_NEWNET)
-    finally:
-        os.close(fd)
+    except OSError as error:
+        raise Refused(str(error)) from None

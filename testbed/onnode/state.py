@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import socket
 import struct
 import subprocess
@@ -22,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from testbed.onnode import netns
 from testbed.onnode.netlink import Netlink, attributes
 
 __all__ = ["Facts", "gathered", "link_fact", "main", "network_facts", "route_facts"]
@@ -224,15 +224,12 @@ def gathered(facts: Facts) -> dict[str, str]:
 def main(argv: list[str]) -> int:
     """Print the facts of the nodes named on the command line."""
     units = subprocess.Popen(UNITS, stdout=subprocess.PIPE, text=True) if _has_systemd() else None
-    home = os.open("/proc/self/ns/net", os.O_RDONLY)
     found: dict[str, dict[str, str]] = {}
     for node, _, namespace in (word.partition("=") for word in argv):
         if namespace:
-            there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-            _setns(there)
-            os.close(there)
+            netns.enter(namespace)
             found[node] = gathered(network_facts())
-            _setns(home)
+            netns.enter(None)
         else:
             found[node] = gathered(itertools.chain(network_facts(), _machine_facts(), _units(units)))
     json.dump(found, sys.stdout)
@@ -241,13 +238,6 @@ def main(argv: list[str]) -> int:
 
 def _has_systemd() -> bool:
     return Path("/run/systemd/system").is_dir()
-
-
-def _setns(namespace: int) -> None:
-    if sys.version_info >= (3, 12):
-        os.setns(namespace, os.CLONE_NEWNET)
-    else:
-        raise OSError("entering a network namespace needs Python 3.12 on the node")
 
 
 if __name__ == "__main__":
