@@ -146,7 +146,7 @@ def purge(inventory: Inventory) -> bool:
 
 
 def reset(inventory: Inventory, progress: Progress) -> None:
-    """Put a running lab back into its snapshot. SSH connections to it end; its SSH ports stay.
+    """Put a running lab back into its snapshot, also one whose VMs have died. SSH connections end, SSH ports stay.
 
     Each VM gets a new QEMU process. Loading the snapshot into the running one would move the guest's clocks forward by
     the time since it was taken (QEMU's tick counter never goes back: softmmu/cpu-timers.c), and every timer in the
@@ -157,7 +157,9 @@ def reset(inventory: Inventory, progress: Progress) -> None:
         DirtyLab: it has no snapshot to go back to.
     """
     folder = lab_dir(inventory.name)
-    state = _running(inventory, folder)
+    state = read_state(folder) if folder.exists() else None
+    if state is None:
+        raise LabError(f"{inventory.name} is not up: `faultbed up` starts it")
     snapshot = read_snapshot(folder)
     if snapshot is None or not snapshot.complete or snapshot.key != state.key:
         raise DirtyLab(f"{inventory.name} has no snapshot to go back to: `faultbed up --fresh` makes the lab anew")
@@ -414,20 +416,6 @@ def _pids_of(machine: Vm) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and vm.is_alive(machine, int(entry.name)):
             yield int(entry.name)
-
-
-def _running(inventory: Inventory, folder: Path) -> LabState:
-    state = read_state(folder) if folder.exists() else None
-    if state is None:
-        raise LabError(f"{inventory.name} is not up: `faultbed up` starts it")
-    for machine in vms(inventory):
-        known = state.vms.get(machine.machine.name)
-        if known is None or not vm.is_alive(machine, known.pid):
-            raise LabError(
-                f"the VM {machine.machine.name} of {inventory.name} is dead; {_last_words(machine)}. "
-                "`faultbed down` and `faultbed up` make the lab whole again"
-            )
-    return state
 
 
 def _is_same(running: LabState, inventory: Inventory) -> bool:

@@ -225,21 +225,21 @@ def end(vm: Vm, pid: int) -> None:
     for sign in (signal.SIGKILL, None):
         deadline = time.monotonic() + QUIT_DEADLINE_S
         while is_alive(vm, pid):
-            _reap(pid)
+            _reap(pid, os.WNOHANG)
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
         else:
-            _reap(pid)
+            _reap(pid, 0)  # its command line is gone a moment before it can be collected
             return
         if sign is None:
             raise LabError(f"QEMU of {vm.machine.name} (process {pid}) does not end, not even by SIGKILL")
         os.kill(pid, sign)
 
 
-def _reap(pid: int) -> None:
+def _reap(pid: int, options: int) -> None:
     """Collect the exit status when the VM is our own child; another faultbed's child is init's to collect."""
     try:
-        os.waitpid(pid, os.WNOHANG)
+        os.waitpid(pid, options)
     except ChildProcessError:
         return
