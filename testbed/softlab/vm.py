@@ -220,8 +220,10 @@ def end(vm: Vm, pid: int) -> None:
     Raises:
         LabError: the process does not die.
     """
-    if is_alive(vm, pid):
-        os.kill(pid, signal.SIGTERM)
+    if not is_alive(vm, pid):
+        _reap(pid, os.WNOHANG)
+        return
+    os.kill(pid, signal.SIGTERM)
     for sign in (signal.SIGKILL, None):
         deadline = time.monotonic() + QUIT_DEADLINE_S
         while is_alive(vm, pid):
