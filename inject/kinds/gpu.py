@@ -43,7 +43,6 @@ _THERMAL = described(
     must_move="nr_throttled of the GPU's cgroup",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
-    tried=(),
     colour="#b07bac",
 )
 
@@ -57,7 +56,6 @@ _NEIGHBOUR = described(
     must_move="time that the GPU's process has waited to run",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
-    tried=(),
     colour="#735d78",
 )
 

@@ -16,7 +16,6 @@ _FREEZE = described(
     must_move="completer_retry_err of another host's RNIC",
     must_not_move="rxe send_err",
     reversible=True,
-    tried=(),
     colour="#3d405b",
 )
 
@@ -32,7 +31,6 @@ _STEAL = described(
     must_move="time that tasks of the host have waited to run (/proc/schedstat)",
     must_not_move="rxe send_err",
     reversible=True,
-    tried=(),
     colour="#81b29a",
 )
 
@@ -60,7 +58,6 @@ _HANG = described(
     must_move="stopped processes of the host, as a second look finds them while the fault is on",
     must_not_move="rxe send_err",
     reversible=True,
-    tried=(),
     colour="#bb3e03",
 )
 

@@ -30,7 +30,6 @@ _DOWN = described(
     must_move=_CARRIER,
     must_not_move="rxe send_err",
     reversible=True,
-    tried=(),
     colour="#a63446",
 )
 
@@ -100,7 +99,6 @@ _MTU = described(
     must_move="FragFails of the switch: packets too big to be sent and not to be fragmented",
     must_not_move="rxe send_err",
     reversible=True,
-    tried=(),
     colour="#9c6644",
 )
 

@@ -19,7 +19,6 @@ def _switch(name: str, summary: str, **rest: str) -> FaultKind:
         must_not_move="rxe send_err",
         reversible=True,
         # That one: tests/soft/test_control.py has not been seen through yet.
-        tried=("soft",) if name != "hash-policy" else (),
         **rest,
     )
 
