@@ -393,6 +393,8 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Fin
     if found.captured is not None:
         found.packets = evidence.keep(found.captured, run_dir.path, _windows(found))
         run_dir.write_packets(found.packets)
+    if isinstance(found.result, CollectiveResult) and found.result.flights:
+        run_dir.write_flights(found.result.flights)
     measured = _measurements(decided, lab, found)
     run_dir.write_measurements(measured)
     run_dir.write_environment(

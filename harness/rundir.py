@@ -9,18 +9,20 @@ environment.json    what it ran on
 verdict.json        the verdict (harness.verdict)
 report.html         all of it for people, in one file
 repro.sh            runs the same thing again
+flights.json        what each rank's flight recorder held, of a job that failed (traffic.flight)
 packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import platform
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +38,7 @@ from harness.packets.evidence import Evidence
 from harness.plan import Plan
 from harness.verdict import VerdictFile
 from testbed.errors import UsageError
+from traffic.flight import Flight
 
 __all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script"]
 
@@ -83,6 +86,11 @@ class RunDir:
     def write_packets(self, found: Evidence) -> None:
         """Write `packets.json`."""
         self._write("packets.json", evidence.write(found))
+
+    def write_flights(self, flights: Sequence[Flight]) -> None:
+        """Write `flights.json`."""
+        content = [dataclasses.asdict(flight) for flight in flights]
+        self._write("flights.json", msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
     def read_packets(self) -> Evidence | None:
         """Read `packets.json`; None: this run captured nothing."""

@@ -13,6 +13,7 @@ from synthetic_run import T0, synthetic_run
 from harness import rundir
 from harness.samples_file import SAMPLES_SCHEMA
 from testbed.errors import UsageError
+from traffic.flight import Entry, Flight
 
 STARTED = datetime(2026, 11, 21, 9, 30, 5, tzinfo=UTC)
 
@@ -105,3 +106,12 @@ def test_a_directory_that_is_no_run_is_named(tmp_path):
         rundir.open_run(tmp_path / "none")
     with pytest.raises(UsageError, match=r"verdict\.json"):
         rundir.open_run(tmp_path).read_verdict()
+
+
+def test_flight_recorders_are_written_rank_by_rank(tmp_path):
+    entry = Entry(at_ns=7, what="sent", iteration=3, step=1, peer=2, qpn=17, segment=4, psn=512)
+    run = make(tmp_path)
+    run.write_flights([Flight(rank=1, endpoint="host2:rxe0", standing="iteration 3, step 1", entries=(entry,))])
+    (flight,) = json.loads((run.path / "flights.json").read_text())
+    assert flight["standing"] == "iteration 3, step 1"
+    assert flight["entries"][0]["psn"] == 512
