@@ -140,6 +140,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return None
 
 
+# After the fixtures' own end, which an interrupted session leaves to the end of the session.
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Leave the lab as it was found: a lab that this session brought up goes down again."""
     if _KEEPER in session.config.stash:

@@ -78,6 +78,7 @@ def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back_on_the_wire(lab, 
     assert result.outcome == "completed"
 
 
+@pytest.mark.slow
 def test_a_capture_leaves_nothing_behind_when_its_controller_goes(lab):
     """The channel's end takes taps and file away."""
     running = capture.start(lab, ["host1:rxe0"])

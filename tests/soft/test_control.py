@@ -56,6 +56,7 @@ def busy(lab):
     running.wait(60.0)
 
 
+@pytest.mark.slow
 def test_every_other_kind_is_proved(lab, tmp_path, busy):
     """Armed, fired with a witness, cleared; a doubt is named by its kind."""
     found = {}

@@ -144,6 +144,7 @@ def test_a_vm_that_dies_is_named_and_reset_starts_it_again(lab):
     assert fingerprint.settle(lab, before) == []
 
 
+@pytest.mark.slow
 def test_two_labs_side_by_side_and_an_end_without_leftovers(lab):
     """A second lab comes up beside the first one, does not touch it, and leaves no process, socket or file behind."""
     if lab.name == "soft-mini":

@@ -75,6 +75,7 @@ def receipt_of(injector, fault):
     return armed, prepared.clear()
 
 
+@pytest.mark.slow
 def test_every_packet_kind_is_proved_in_one_warm_flow(lab, tmp_path, warm):
     """One after the other in the same flow: armed, counted, witnessed, cleared; a doubt is named by its case."""
     assert not warm.is_over
@@ -90,6 +91,7 @@ def test_every_packet_kind_is_proved_in_one_warm_flow(lab, tmp_path, warm):
     assert {name: doubts for name, doubts in found.items() if doubts} == {}
 
 
+@pytest.mark.slow
 def test_bystanders_lose_nothing(lab, tmp_path):
     """All packets of one queue pair are lost: the other one, on the same port, loses none of its thousands.
 

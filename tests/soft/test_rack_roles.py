@@ -18,6 +18,7 @@ ls /etc/sysctl.d /etc/security/limits.d /etc/systemd/system.conf.d /var/lib/faul
 true"""
 
 
+@pytest.mark.slow
 def test_a_host_is_converged_and_returned_as_found(lab):
     site = provision.site_of(lab)
     hosts = [host.name for host in lab.topology.hosts]

@@ -35,6 +35,7 @@ def test_a_fault_fires_with_a_witness_and_leaves_nothing(lab, tmp_path, name):
     assert pending(read(tmp_path / "journal.jsonl")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", ["noop", pytest.param("lie", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["uplink", "rnic", "throttle"])
 def test_a_fault_that_did_nothing_is_not_proved(lab, tmp_path, name, mutation):
@@ -49,6 +50,7 @@ def test_a_fault_that_did_nothing_is_not_proved(lab, tmp_path, name, mutation):
     assert receipt.fired.witness is None
 
 
+@pytest.mark.slow
 def test_a_drop_that_did_nothing_is_not_proved(lab, tmp_path):
     """Retransmissions have other causes too: without a count at the hop they prove nothing."""
     planned = case(lab, "drop", for_s=1.0).planned

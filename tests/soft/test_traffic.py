@@ -52,6 +52,7 @@ def test_every_algorithm_gives_the_right_result(lab, subtests):
                 assert result.checked_elements >= 2 * (16 if name == "barrier" else elements)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signal", "deadline_s", "says"), [("KILL", 60.0, "engine is gone"), ("STOP", 6.0, "not over after")]
 )
