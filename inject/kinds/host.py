@@ -44,7 +44,6 @@ _KILL = described(
     must_move="completer_retry_err or retry_exceeded_err of another host's RNIC",
     must_not_move="rxe send_err",
     reversible=False,
-    tried=(),
     colour="#9b2226",
 )
 
