@@ -130,21 +130,7 @@ def judge_fired(
     moved = {key: deltas[key] for witness in planned.must_move for key in witness.any_of if key in deltas}
     stayed = {key: deltas[key] for key in planned.must_not_move if key in deltas}
     count = int(observed.get("count") or 0)
-    doubts = []
-    if not armed.ok:
-        doubts.append(f"not armed: {armed.error or 'the readback does not show the change'}")
-    else:
-        shown = {key: armed.readback.get(key) for key in planned.shows}
-        doubts += [
-            f"armed elsewhere: {key} reads back as {shown[key]}, was to be {value}"
-            for key, value in planned.shows.items()
-            if shown[key] not in (value, [value])
-        ]
-        doubts += [
-            f"{key} was {armed.while_on.get(key)} while the fault was on, was to be {value}"
-            for key, value in planned.while_on
-            if armed.while_on.get(key) != value
-        ]
+    doubts = _doubts_of_arming(planned, armed)
     if count == 0:
         doubts.append("the actuator counted nothing")
     for witness in planned.must_move:
@@ -169,6 +155,22 @@ def judge_fired(
         must_not_move=stayed,
     )
     return fired, tuple(doubts)
+
+
+def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
+    """Whether what was read back is the change that was planned, at its place."""
+    if not armed.ok:
+        return [f"not armed: {armed.error or 'the readback does not show the change'}"]
+    elsewhere = [
+        f"armed elsewhere: {key} reads back as {armed.readback.get(key)}, was to be {value}"
+        for key, value in planned.shows.items()
+        if armed.readback.get(key) not in (value, [value])
+    ]
+    return elsewhere + [
+        f"{key} was {armed.while_on.get(key)} while the fault was on, was to be {value}"
+        for key, value in planned.while_on
+        if armed.while_on.get(key) != value
+    ]
 
 
 def _there(snapshot: Snapshot, key: str) -> bool:

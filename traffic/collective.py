@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from testbed.errors import UsageError
@@ -11,8 +11,7 @@ from traffic import cost, metrics, schedules
 from traffic.engine import Engines, TrafficLab
 from traffic.flight import Flight, RankEnd
 from traffic.flow import check_qp
-from traffic.plan import QpParams
-from traffic.ranks import ends_of, group_size, place, rank_plan, task_name
+from traffic.ranks import RanksSpec, ends_of, group_size, place, rank_plan, task_name, window_of
 from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of, samples_of
@@ -29,39 +28,23 @@ NOT_SYNCHRONISING = frozenset({"broadcast", "reduce", "send-recv"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveSpec:
-    """One collective of `size_bytes` over `ranks` (RNIC names in rank order; empty: the first RNIC of every host).
+class CollectiveSpec(RanksSpec):
+    """One collective of `size_bytes`; ranks, element type, grain and deadlines as in `RanksSpec`.
 
     `size_bytes` is the whole buffer as nccl-tests counts it: of all ranks together for all-gather and reduce-scatter.
     The `skew` of an all-to-allv is the exponent of a Zipf law: 0 is even, with more of it rank 0 is wanted most.
-    `algorithm` "auto" takes what the cost model says is quickest. `redop` means something to reductions, `root` to
-    broadcast and reduce. Input and output are buffers of their own, unless `in_place`.
-
-    Give `duration_s` or `iterations`. With `compute_units` above 0 every iteration begins with that much work on the
-    host's GPU `gpu`. `segment_bytes` is the pipelining grain, `slots` how many segments a rank may have under way.
-    An operation that takes a rank longer than `deadline_s` is a failure.
+    `algorithm` "auto" takes what the cost model says is quickest. `root` means something to broadcast and reduce.
+    Input and output are buffers of their own, unless `in_place`. Give `duration_s` or `iterations`.
     """
 
     collective: str = "all-reduce"
     algorithm: str = AUTO
-    ranks: tuple[str, ...] = ()
     size_bytes: int = 1 << 20
-    dtype: str = "fp32"
-    redop: str = "sum"
     root: int = 0
     skew: float = 0.0
     in_place: bool = False
     duration_s: float | None = None
     iterations: int | None = None
-    compute_units: int = 0
-    gpu: str = "gpu0"
-    segment_bytes: int = 65536
-    slots: int = 16
-    qp: QpParams = field(default_factory=QpParams)
-    deadline_s: float = 120.0
-    op_deadline_s: float = 10.0
-    peer_deadline_s: float = 30.0
-    stall_deadline_s: float = 60.0
 
     @property
     def elements(self) -> int:
@@ -198,6 +181,8 @@ def start(
         ranks,
         programs,
         segment_bytes=segment_bytes,
+        iterations=spec.iterations,
+        duration_s=spec.duration_s,
     )
     return begin(lab, plan, lambda running: _finish(running, spec, made, programs, ranks), on_event, engines)
 
@@ -220,8 +205,6 @@ def _finish(
     per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
     times = metrics.operation_times_ns(per_rank)
     time_ns = metrics.percentile(times, 50) if times else 0.0
-    ends = [done["end_ns"] for done in running.done.values()]
-    starts = [done["start_ns"] for done in running.done.values()]
     elements = [sum(count for _, count, *_ in program["results"]) for program in programs]
     return CollectiveResult(
         spec=spec,
@@ -230,10 +213,7 @@ def _finish(
         where=running.failure,
         ends=ends_of(running, ranks),
         flights=tuple(running.flights.values()),
-        window=Window(
-            start_ns=min(starts, default=running.started_ns),
-            end_ns=running.ended_ns if running.failure else max(ends, default=running.ended_ns),
-        ),
+        window=window_of(running),
         ranks=tuple(rank.name for rank in ranks),
         iterations=per_rank,
         iterations_completed=len(times),

@@ -8,7 +8,7 @@ unaware of them. A rank goes from phase to phase as soon as its own group lets i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import Any
 
@@ -19,8 +19,7 @@ from traffic import collective, cost, metrics, schedules
 from traffic.collective import AUTO, CollectiveSpec
 from traffic.engine import Engines, TrafficLab
 from traffic.flight import Flight, RankEnd
-from traffic.plan import QpParams
-from traffic.ranks import ends_of, place, rank_plan, task_name
+from traffic.ranks import RanksSpec, ends_of, place, rank_plan, task_name, window_of
 from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of, samples_of
@@ -39,33 +38,16 @@ class JobPhase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class JobSpec(RanksSpec):
     """`iterations` of a compute phase and `phases` on a `grid` of ranks (dimension and its size, fastest first).
 
-    `ranks` are RNIC names in rank order (empty: the first RNIC of every host); there must be as many as the grid has.
-    The rest is as in `traffic.collective.CollectiveSpec`.
+    There must be as many ranks as the grid has. A job goes by iterations: groups that know nothing of each other could
+    not agree on a time to end.
     """
 
     grid: tuple[tuple[str, int], ...]
     phases: tuple[JobPhase, ...]
-    ranks: tuple[str, ...] = ()
     iterations: int = 10
-    dtype: str = "fp32"
-    redop: str = "sum"
-    compute_units: int = 0
-    gpu: str = "gpu0"
-    segment_bytes: int = 65536
-    slots: int = 16
-    qp: QpParams = field(default_factory=QpParams)
-    deadline_s: float = 120.0
-    op_deadline_s: float = 10.0
-    peer_deadline_s: float = 30.0
-    stall_deadline_s: float = 60.0
-
-    @property
-    def duration_s(self) -> None:
-        """A job goes by iterations: groups that know nothing of each other could not agree on a time to end."""
-        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,18 +120,13 @@ def _check(spec: JobSpec) -> None:
 
 def _as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:
     """What a group of a phase would be on its own."""
+    common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec) if one.name != "ranks"}
     return CollectiveSpec(
         collective=phase.collective,
         algorithm=phase.algorithm,
         size_bytes=phase.size_bytes,
-        dtype=spec.dtype,
-        redop=spec.redop,
         iterations=spec.iterations,
-        compute_units=spec.compute_units,
-        segment_bytes=spec.segment_bytes,
-        slots=spec.slots,
-        qp=spec.qp,
-        deadline_s=spec.deadline_s,
+        **common,
     )
 
 
@@ -196,7 +173,14 @@ def start(
         said = " x ".join(f"{name} {size}" for name, size in spec.grid)
         raise UsageError(f"a grid of {said} has {wanted} ranks, but {len(ranks)} RNICs are named")
     programs, algorithms = job_programs(spec, cost.NETWORKS[lab.kind])
-    plan = rank_plan(f"job of {len(ranks)} ranks", spec, ranks, programs, segment_bytes=spec.segment_bytes)
+    plan = rank_plan(
+        f"job of {len(ranks)} ranks",
+        spec,
+        ranks,
+        programs,
+        segment_bytes=spec.segment_bytes,
+        iterations=spec.iterations,
+    )
     return begin(lab, plan, lambda running: _finish(running, spec, algorithms, ranks), on_event, engines)
 
 
@@ -223,8 +207,6 @@ def _finish(
 ) -> JobResult:
     per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
-    ends = [done["end_ns"] for done in running.done.values()]
-    starts = [done["start_ns"] for done in running.done.values()]
     return JobResult(
         spec=spec,
         algorithms=algorithms,
@@ -232,10 +214,7 @@ def _finish(
         where=running.failure,
         ends=ends_of(running, ranks),
         flights=tuple(running.flights.values()),
-        window=Window(
-            start_ns=min(starts, default=running.started_ns),
-            end_ns=running.ended_ns if running.failure else max(ends, default=running.ended_ns),
-        ),
+        window=window_of(running),
         ranks=tuple(rank.name for rank in ranks),
         iterations=per_rank,
         iterations_completed=len(whole),

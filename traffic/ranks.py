@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from testbed.errors import UsageError
 from testbed.topology import Topology
@@ -12,88 +13,56 @@ from traffic import schedules
 from traffic.engine import TrafficLab, endpoint
 from traffic.flight import RankEnd
 from traffic.plan import Cable, Plan, QpParams, TaskPlan
-from traffic.results import Endpoint, Outcome
+from traffic.results import Endpoint, Outcome, Window
 from traffic.run import Running
 
-__all__ = ["MAX_RANKS", "Pace", "ends_of", "group_size", "place", "rank_plan", "task_name"]
+__all__ = ["MAX_RANKS", "RanksSpec", "ends_of", "group_size", "place", "rank_plan", "task_name", "window_of"]
 
 MAX_RANKS = 128
 MIN_SLOTS = 4
 
 
-class Pace(Protocol):
-    """What a collective and a job have in common: element type, pace and deadlines."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksSpec:
+    """What a collective and a job have in common: where the ranks are, element type, grain and deadlines.
 
-    @property
-    def ranks(self) -> tuple[str, ...]:
-        """As in `traffic.collective.CollectiveSpec`."""
+    `ranks` are RNIC names in rank order (empty: the first RNIC of every host). `redop` means something to reductions.
+    With `compute_units` above 0 every iteration begins with that much work on the host's GPU `gpu`. `segment_bytes` is
+    the pipelining grain, `slots` how many segments a rank may have under way. An operation that takes a rank longer
+    than `deadline_s` is a failure.
+    """
 
-    @property
-    def dtype(self) -> str:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def redop(self) -> str:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def iterations(self) -> int | None:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def duration_s(self) -> float | None:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def compute_units(self) -> int:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def gpu(self) -> str:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def slots(self) -> int:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def qp(self) -> QpParams:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def deadline_s(self) -> float:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def op_deadline_s(self) -> float:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def peer_deadline_s(self) -> float:
-        """As in `traffic.collective.CollectiveSpec`."""
-
-    @property
-    def stall_deadline_s(self) -> float:
-        """As in `traffic.collective.CollectiveSpec`."""
+    ranks: tuple[str, ...] = ()
+    dtype: str = "fp32"
+    redop: str = "sum"
+    compute_units: int = 0
+    gpu: str = "gpu0"
+    segment_bytes: int = 65536
+    slots: int = 16
+    qp: QpParams = field(default_factory=QpParams)
+    deadline_s: float = 120.0
+    op_deadline_s: float = 10.0
+    peer_deadline_s: float = 30.0
+    stall_deadline_s: float = 60.0
 
 
-def place(lab: TrafficLab, pace: Pace) -> tuple[Endpoint, ...]:
+def place(lab: TrafficLab, spec: RanksSpec) -> tuple[Endpoint, ...]:
     """The RNICs of a job's ranks.
 
     Raises:
         UsageError: one of them is not there, or named twice, or has no GPU for a compute phase.
     """
-    names = pace.ranks or tuple(host.name for host in lab.topology.hosts)
+    names = spec.ranks or tuple(host.name for host in lab.topology.hosts)
     ranks = tuple(endpoint(lab.topology, name) for name in names)
     twice = {rank.name for rank in ranks if ranks.count(rank) > 1}
     if twice:
         raise UsageError(f"an RNIC is one rank only: {', '.join(sorted(twice))} is named twice")
     if len(ranks) > MAX_RANKS:
         raise UsageError(f"at most {MAX_RANKS} ranks, got {len(ranks)}")
-    if pace.compute_units:
+    if spec.compute_units:
         for rank in ranks:
-            if all(gpu.name != pace.gpu for gpu in lab.topology.host_by_name[rank.host].gpus):
-                raise UsageError(f"{rank.host} has no GPU {pace.gpu}; leave out the compute phase, or name another")
+            if all(gpu.name != spec.gpu for gpu in lab.topology.host_by_name[rank.host].gpus):
+                raise UsageError(f"{rank.host} has no GPU {spec.gpu}; leave out the compute phase, or name another")
     return ranks
 
 
@@ -108,14 +77,21 @@ def group_size(topology: Topology, ranks: Sequence[Endpoint]) -> int:
 
 
 def rank_plan(
-    what: str, pace: Pace, ranks: Sequence[Endpoint], programs: Sequence[schedules.Program], *, segment_bytes: int
+    what: str,
+    spec: RanksSpec,
+    ranks: Sequence[Endpoint],
+    programs: Sequence[schedules.Program],
+    *,
+    segment_bytes: int,
+    iterations: int | None,
+    duration_s: float | None = None,
 ) -> Plan:
-    """Tasks and connections of ranks that run programs."""
+    """Tasks and connections of ranks that run programs, for so many iterations or so long."""
     pairs = schedules.peers_of(programs)
     cables = tuple(Cable(index=index, src=task_name(src), dst=task_name(dst)) for index, (src, dst) in enumerate(pairs))
     # What is under way is bounded by rank, not by lane: a rank with many peers would flood the queues on its way.
     busiest = max(sum(rank in pair for pair in pairs) for rank in range(len(ranks))) / 2
-    slots = max(MIN_SLOTS, round(pace.slots / max(1.0, busiest)))
+    slots = max(MIN_SLOTS, round(spec.slots / max(1.0, busiest)))
     tasks = []
     for rank, place in enumerate(ranks):
         lanes: list[list[int | str]] = []
@@ -125,25 +101,25 @@ def rank_plan(
         job = {
             "program": programs[rank],
             "lanes": lanes,
-            "dtype": pace.dtype,
-            "redop": pace.redop,
+            "dtype": spec.dtype,
+            "redop": spec.redop,
             "segment_bytes": segment_bytes,
             "slots": slots,
-            "iterations": pace.iterations,
-            "duration_ms": None if pace.duration_s is None else round(pace.duration_s * 1000),
-            "compute_units": pace.compute_units,
-            "gpu_socket": f"/run/faultbed/{pace.gpu}.sock",
-            "deadline_ms": round(pace.deadline_s * 1000),
-            "op_deadline_ms": round(pace.op_deadline_s * 1000),
-            "qp": pace.qp.to_dict(),
+            "iterations": iterations,
+            "duration_ms": None if duration_s is None else round(duration_s * 1000),
+            "compute_units": spec.compute_units,
+            "gpu_socket": f"/run/faultbed/{spec.gpu}.sock",
+            "deadline_ms": round(spec.deadline_s * 1000),
+            "op_deadline_ms": round(spec.op_deadline_s * 1000),
+            "qp": spec.qp.to_dict(),
         }
         tasks.append(TaskPlan(name=task_name(rank), kind="rank", endpoint=place, spec=job, active=True))
     return Plan(
         what=what,
         tasks=tuple(tasks),
         cables=cables,
-        peer_deadline_s=pace.peer_deadline_s,
-        stall_deadline_s=pace.stall_deadline_s,
+        peer_deadline_s=spec.peer_deadline_s,
+        stall_deadline_s=spec.stall_deadline_s,
     )
 
 
@@ -164,3 +140,13 @@ def ends_of(running: Running[Any], ranks: Sequence[Endpoint]) -> tuple[RankEnd, 
             where = flight.standing if flight else "nothing was heard of it at the end"
             found.append(RankEnd(rank=rank, endpoint=place.name, outcome="failed", where=where))
     return tuple(found)
+
+
+def window_of(running: Running[Any]) -> Window:
+    """From the first rank's start to the last rank's end; of a run that failed, to the time that it was known."""
+    starts = [done["start_ns"] for done in running.done.values()]
+    ends = [done["end_ns"] for done in running.done.values()]
+    return Window(
+        start_ns=min(starts, default=running.started_ns),
+        end_ns=running.ended_ns if running.failure else max(ends, default=running.ended_ns),
+    )

@@ -15,9 +15,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from testbed import dirty, shipped
 from testbed import inventory as inventory_module
-from testbed import shipped
+from testbed.holding import hold
 from testbed.inventory import Inventory
+from testbed.lab import Lab, open_lab
 
 __all__ = ["Session", "json_option", "pass_session"]
 
@@ -39,6 +41,19 @@ class Session:
     def inventory_path(self) -> Path:
         """The file of that lab."""
         return _relative(shipped.inventory_named(str(self._lab or "soft")))
+
+    @contextlib.contextmanager
+    def working(self, inventory: Inventory, names: Sequence[str], *, why: str) -> Iterator[Lab]:
+        """The lab, open, with `names` held beside what others do there.
+
+        Raises:
+            Reserved: somebody else has them.
+            DirtyLab: the lab is not as it was, and takes no work.
+        """
+        with open_lab(inventory) as lab, hold(inventory, names, why=why, mode="shared") as holding:
+            lab.guard = holding.refresh
+            dirty.refuse(lab.state_dir, lab.name)
+            yield lab
 
     @contextlib.contextmanager
     def progress(self, also: Callable[[], None] = lambda: None) -> Iterator[Callable[[str], None]]:

@@ -91,12 +91,7 @@ def inject(
     if only_plan:
         _show_plan(session, planned, as_json=as_json)
         return ExitCode.PASS
-    with (
-        open_lab(inventory) as lab,
-        hold(inventory, [planned.target.text], why=f"inject {kind} {target}", mode="shared") as holding,
-    ):
-        lab.guard = holding.refresh
-        dirty.refuse(lab.state_dir, lab.name)
+    with session.working(inventory, [planned.target.text], why=f"inject {kind} {target}") as lab:
         before = fingerprint.capture(lab)
         path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
         with Journal(path) as written:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import click
 
 from harness.cli.context import Session, json_option, pass_session
-from harness.cli.traffic import exit_code, read_size, teller, traffic, wait_for
+from harness.cli.traffic import exit_code, read_size, run_ranks, traffic
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
-from testbed.holding import hold
-from testbed.lab import open_lab
 from traffic import job as job_module
 from traffic.collective import AUTO, ITEM_BYTES
 from traffic.job import JobPhase, JobSpec
@@ -57,17 +55,7 @@ def job(
         dtype=dtype,
         compute_units=compute_units,
     )
-    inventory = session.inventory()
-    hosts = {name.partition(":")[0] for name in ranks} or {host.name for host in inventory.topology.hosts}
-    with (
-        open_lab(inventory) as lab,
-        hold(inventory, sorted(hosts), why=f"traffic job {grid}", mode="shared") as holding,
-        session.progress() as progress,
-    ):
-        lab.guard = holding.refresh
-        progress(f"connecting the ranks of {grid}")
-        with job_module.start(lab, spec, on_event=teller(lab, progress)) as running:
-            result = wait_for(running)
+    result = run_ranks(session, ranks, f"job {grid}", lambda lab, tell: job_module.start(lab, spec, on_event=tell))
     if as_json:
         session.json(result.to_dict())
     else:

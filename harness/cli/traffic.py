@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
 
@@ -12,21 +13,21 @@ from harness.cli.context import Session, json_option, pass_session
 from harness.cli.faults import parse_duration
 from harness.quantities import parse_size_bytes
 from harness.verdict import ExitCode
-from testbed import dirty
 from testbed.errors import UsageError
-from testbed.holding import hold
-from testbed.lab import Lab, open_lab
+from testbed.lab import Lab
 from testbed.topology import Topology
 from traffic import collective as collective_module
 from traffic import flow as flow_module
-from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveSpec
+from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveResult, CollectiveSpec
 from traffic.flow import ATOMIC_BYTES, SPREADS, VERBS, FlowResult, FlowSpec
 from traffic.matrix import PATTERNS, pairs
 from traffic.results import Outcome
-from traffic.run import Running
+from traffic.run import OnEvent, Running
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 
-__all__ = ["COMMANDS", "exit_code", "read_size", "teller", "traffic", "wait_for"]
+__all__ = ["COMMANDS", "exit_code", "read_size", "run_ranks", "traffic"]
+
+T = TypeVar("T")
 
 PATIENCE_S = 120.0
 PROBE_BYTES = 64
@@ -100,13 +101,8 @@ def flow(
     chosen = pairs(pattern, ends) if pattern else ((src or ends[0], dst or ends[-1]),)
     specs = [spec for pair in chosen for spec in _flow_specs(*pair, **options)]
     hosts = sorted({name.partition(":")[0] for pair in chosen for name in pair})
-    with (
-        open_lab(inventory) as lab,
-        hold(inventory, hosts, why=f"traffic flow {pattern or ' '.join(chosen[0])}", mode="shared") as holding,
-        session.progress() as progress,
-    ):
-        lab.guard = holding.refresh
-        dirty.refuse(lab.state_dir, lab.name)
+    why = f"traffic flow {pattern or ' '.join(chosen[0])}"
+    with session.working(inventory, hosts, why=why) as lab, session.progress() as progress:
         progress(f"connecting {len(specs)} flows")
         with flow_module.start_all(lab, specs, on_event=teller(lab, progress)) as running:
             result = running.wait((specs[0].duration_s or 0) + PATIENCE_S)
@@ -232,37 +228,13 @@ def collective(
         iterations=iterations,
         compute_units=compute_units,
     )
-    inventory = session.inventory()
-    hosts = {name.partition(":")[0] for name in ranks} or {host.name for host in inventory.topology.hosts}
-    with (
-        open_lab(inventory) as lab,
-        hold(inventory, sorted(hosts), why=f"traffic collective {name}", mode="shared") as holding,
-        session.progress() as progress,
-    ):
-        lab.guard = holding.refresh
-        dirty.refuse(lab.state_dir, lab.name)
-        progress(f"connecting the ranks of {name} ({algorithm})")
-        with collective_module.start(lab, spec, on_event=teller(lab, progress)) as running:
-            result = wait_for(running)
+    result = run_ranks(
+        session, ranks, f"collective {name}", lambda lab, tell: collective_module.start(lab, spec, on_event=tell)
+    )
     if as_json:
         session.json(result.to_dict())
     else:
-        rows = [
-            (
-                str(spec.size_bytes),
-                str(_count(spec, len(result.ranks))),
-                NCCL_TYPES[dtype],
-                redop if name in REDUCING else "none",
-                str(root) if name in ROOTED else "-1",
-                str(len(result.ranks)),
-                result.algorithm,
-                f"{result.time_ns / 1e3:.0f}",
-                f"{result.algbw_gbytes_per_s:.5f}",
-                f"{result.busbw_gbytes_per_s:.5f}",
-                str(result.wrong_elements),
-            )
-        ]
-        session.table(COLUMNS, rows)
+        session.table(COLUMNS, [_collective_row(result)])
         session.out.print(
             f"{result.iterations_completed} iterations; {len(result.qp_errors)} QP errors, "
             f"{len(result.rebuilds)} rebuilds"
@@ -272,18 +244,40 @@ def collective(
     return exit_code(session, result.outcome, result.where)
 
 
+def _collective_row(result: CollectiveResult) -> tuple[str, ...]:
+    spec = result.spec
+    return (
+        str(spec.size_bytes),
+        str(_count(spec, len(result.ranks))),
+        NCCL_TYPES[spec.dtype],
+        spec.redop if spec.collective in REDUCING else "none",
+        str(spec.root) if spec.collective in ROOTED else "-1",
+        str(len(result.ranks)),
+        result.algorithm,
+        f"{result.time_ns / 1e3:.0f}",
+        f"{result.algbw_gbytes_per_s:.5f}",
+        f"{result.busbw_gbytes_per_s:.5f}",
+        str(result.wrong_elements),
+    )
+
+
 def _count(spec: CollectiveSpec, ranks: int) -> int:
     """Elements as nccl-tests counts them: what a rank gives to, or gets of, each other one."""
     share = spec.collective in ("all-gather", "reduce-scatter", "all-to-all", "all-to-allv")
     return spec.elements // ranks if share else spec.elements
 
 
-def wait_for(running: Running[Any]) -> Any:
-    """The result of work that ends by its iterations."""
-    # A collective ends by its iterations; how long those take is the lab's affair. Its own stall deadline ends a hang.
-    while not running.is_over:
-        threading.Event().wait(0.2)
-    return running.wait(PATIENCE_S)
+def run_ranks(session: Session, ranks: Sequence[str], what: str, start: Callable[[Lab, OnEvent], Running[T]]) -> T:
+    """Start work on ranks (RNIC names; none: all hosts) and wait until it is over."""
+    inventory = session.inventory()
+    hosts = {name.partition(":")[0] for name in ranks} or {host.name for host in inventory.topology.hosts}
+    with session.working(inventory, sorted(hosts), why=f"traffic {what}") as lab, session.progress() as progress:
+        progress(f"connecting the ranks of {what}")
+        with start(lab, teller(lab, progress)) as running:
+            # It ends by its iterations; how long those take is the lab's affair. Its stall deadline ends a hang.
+            while not running.is_over:
+                threading.Event().wait(0.2)
+            return running.wait(PATIENCE_S)
 
 
 def teller(lab: Lab, progress: Any) -> Any:
