@@ -3,13 +3,15 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from testbed import fingerprint, provision, shipped
+from testbed import dirty, fingerprint, provision, shipped
 from testbed import inventory as inventory_module
 from testbed import lab as lab_module
 from testbed.errors import Unreachable
@@ -168,3 +170,22 @@ def test_two_labs_side_by_side_and_an_end_without_leftovers(lab):
     kept = {path.name for path in lab_dir(other.name).rglob("*") if path.is_file()} if had_snapshot else set()
     assert kept <= {"lock", "snapshot.json", "id_ed25519", "disk.qcow2", "seed.tar", "console.log", "qemu.log"}
     assert fingerprint.diff(before, fingerprint.capture(lab)) == []
+
+
+def test_a_dirty_lab_refuses_every_kind_of_work(lab):
+    """Whatever the command: exit code 5 and one sentence, until the lab is reset. `traffic job` once went ahead."""
+    dirty.mark(lab.state_dir, ["an address is new"], None)
+    try:
+        for words in (
+            ["traffic", "flow"],
+            ["traffic", "collective"],
+            ["traffic", "job", "--grid", "tp=2,dp=2", "--phase", "dp:all-reduce:64KiB"],
+            ["inject", "link.flap", "rtsw1:ctsw1", "--for", "1s"],
+        ):
+            done = subprocess.run(
+                [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words],
+                capture_output=True, text=True, check=False, timeout=60,
+            )  # fmt: skip
+            assert (done.returncode, "is DIRTY and refuses work" in done.stderr) == (5, True), (words, done.stderr)
+    finally:
+        dirty.clean(lab.state_dir)
