@@ -1,13 +1,12 @@
 """What a lab looks like, in every respect that a fault could change: taken before and after, and compared.
 
-One program a machine tells (`testbed.onnode.state`). A fingerprint holds states, never counters: links (flags, MTU,
+Each machine's watcher tells (`testbed.onnode.state`). A fingerprint holds states, never counters: links (flags, MTU,
 qdisc), addresses, routes, rules, qdiscs, nftables tables, RDMA links, the sysctls that provisioning sets, `cpu.max`,
 faultbed's units and stored reverts, and the routing daemons.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -41,17 +40,15 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
         Unreachable: a machine does not answer: nobody can tell what it looks like.
         CommandFailed: it could not tell, or not in time.
     """
-    switches = lab.topology.switch_by_name
+    machines = lab.nodes()
+    carried = lab.carried((*machines, *(name for name in lab.topology.switch_by_name if lab.netns(name))))
 
     def one(machine: str) -> dict[str, dict[str, str]]:
-        carried = [name for name in switches if lab.netns(name) and lab.carrier(name).name == machine]
-        lab.ensure_code(machine)
-        asked = [f"{name}={lab.netns(name) or ''}" for name in (machine, *carried)]
-        done = lab.node(machine).run([*lab.python("testbed.onnode.state"), *asked], timeout_s=timeout_s)
-        found: dict[str, dict[str, str]] = json.loads(done.stdout)
+        found: dict[str, dict[str, str]] = lab.ask(
+            machine, {"do": "state", "nodes": carried[machine]}, timeout_s=timeout_s
+        )["nodes"]
         return found
 
-    machines = tuple(lab.nodes())
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
         found = {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
     return Fingerprint(nodes=found)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import paramiko
 import yaml
@@ -24,6 +24,7 @@ from testbed.paths import lab_dir, socket_dir
 from testbed.softlab.state import LabState, read_snapshot, read_state
 from testbed.ssh import Address, SshConnection, SshNode
 from testbed.topology import Topology
+from testbed.watcher import Watcher, WatcherGone
 
 __all__ = ["Lab", "open_keeper", "open_lab", "runtime_inventory", "write_runtime_inventory"]
 
@@ -38,6 +39,7 @@ class Lab:
         self.accelerator = accelerator
         self._connections = {name: SshConnection(name, address) for name, address in addresses.items()}
         self._have_code: set[str] = set()
+        self._watchers: dict[str, Watcher] = {}
         self._lock = threading.Lock()
         self.guard: Callable[[], None] = lambda: None
         """Asked before the lab is touched; raises when it is not ours (any more). What holds the lab sets it."""
@@ -150,8 +152,54 @@ class Lab:
             with self._lock:
                 self._have_code.add(machine.name)
 
+    def watcher(self, machine: str) -> Watcher:
+        """The watcher of a machine, started at first use.
+
+        Raises:
+            Unreachable: the machine does not answer.
+            LabError: it cannot run one.
+        """
+        with self._lock:
+            known = self._watchers.get(machine)
+        if known is None:
+            new = Watcher(self, machine)
+            with self._lock:
+                known = self._watchers.setdefault(machine, new)
+            if known is not new:
+                new.close()
+        return known
+
+    def ask(self, machine: str, request: Mapping[str, Any], *, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Ask a machine's watcher; one that has ended meanwhile (a reboot, a kill) is started again.
+
+        Raises:
+            Unreachable: the machine does not answer.
+            CommandFailed: no answer in time.
+            LabError: it could not tell.
+        """
+        asked = self.watcher(machine)
+        try:
+            return asked.ask(request, timeout_s=timeout_s)
+        except WatcherGone:
+            with self._lock:
+                if self._watchers.get(machine) is asked:
+                    del self._watchers[machine]
+            asked.close()
+            return self.watcher(machine).ask(request, timeout_s=timeout_s)
+
+    def carried(self, nodes: Iterable[str]) -> dict[str, dict[str, str | None]]:
+        """Nodes by the machine that carries them, each with its namespace there (None: the machine itself)."""
+        machines: dict[str, dict[str, str | None]] = {}
+        for name in nodes:
+            machines.setdefault(self._carrier_name(name) or name, {})[name] = self.netns(name)
+        return machines
+
     def forget_connections(self) -> None:
         """Close all connections; the next use opens new ones. After a reset the old ones lead nowhere."""
+        with self._lock:
+            watchers, self._watchers = self._watchers, {}
+        for watcher in watchers.values():
+            watcher.close()
         for connection in self._connections.values():
             connection.close()
         with self._lock:

@@ -7,7 +7,6 @@ QPs). The path is asked of each switch (`ip route get` with the whole 5-tuple), 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ __all__ = ["ROCE_PORT", "Flow5", "paths", "udp_sport"]
 
 ROCE_PORT = 4791
 MAX_HOPS = 6
+ASK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,25 +74,10 @@ def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:
 
 
 def _ask(lab: Lab, switch: str, flows: list[Flow5], ports: Mapping[Flow5, str]) -> dict[Flow5, str]:
-    lines = "".join(
-        f"route get {flow.dst_ip} from {flow.src_ip} iif {ports[flow]} "
-        f"ipproto udp sport {flow.sport} dport {ROCE_PORT}\n"
-        for flow in flows
-    )
-    done = lab.node(switch).run(["ip", "-j", "-force", "-batch", "-"], stdin=lines, check=False)
-    answers = _json_stream(done.stdout)
-    if len(answers) != len(flows):
-        return dict.fromkeys(flows, "")
-    return {flow: str(answer.get("dev", "")) for flow, answer in zip(flows, answers, strict=True)}
-
-
-def _json_stream(text: str) -> list[Mapping[str, object]]:
-    """Every object of the lists that `ip -j -batch` prints one after the other."""
-    decoder, place, found = json.JSONDecoder(), 0, []
-    while (start := text.find("[", place)) >= 0:
-        items, place = decoder.raw_decode(text, start)
-        found += items
-    return found
+    ((machine, nodes),) = lab.carried([switch]).items()
+    asked = [[flow.src_ip, flow.dst_ip, ports[flow], flow.sport, ROCE_PORT] for flow in flows]
+    answer = lab.ask(machine, {"do": "ways", "netns": nodes[switch], "flows": asked}, timeout_s=ASK_S)
+    return {flow: port or "" for flow, port in zip(flows, answer["ports"], strict=True)}
 
 
 def _step(topology: Topology, walk: list[str], ports: dict[Flow5, str], flow: Flow5, device: str) -> None:

@@ -104,8 +104,8 @@ class Capture:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.path, self.limit, self.is_over = str(request["file"]), int(request["limit_bytes"]), False
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)  # noqa: PTH103, PTH120 - start-up time
-        self.out = open(self.path, "wb", buffering=0)  # noqa: PTH123, SIM115 - closed by `close`
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        self.out = open(self.path, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
         self.ports = [Port(one["name"], one["netns"], one["netdev"], int(request["snap"])) for one in request["ports"]]
         for port, (seen, counted) in zip(self.ports, self._at_rest(), strict=True):
             port.before, port.counted = seen, counted
@@ -156,7 +156,7 @@ class Capture:
             port.close()
         self.out.close()
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)  # noqa: PTH108
+            os.unlink(self.path)
 
 
 def epoch_offset_ns() -> int:

@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-__all__ = ["ACK", "DUMP", "ECHO", "REQUEST", "Netlink", "attribute", "attributes"]
+__all__ = ["ACK", "DUMP", "ECHO", "REQUEST", "Netlink", "attribute", "attributes", "messages"]
 
 REQUEST, ACK, ECHO, DUMP = 1, 4, 8, 0x300
 _ERROR, _DONE = 2, 3
@@ -54,21 +54,28 @@ class Netlink:
         self._seq += 1
         self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, REQUEST | DUMP, self._seq, 0) + body)
         while True:
-            answer, at = self._socket.recv(1 << 20), 0
-            while at + _HEADER.size <= len(answer):
-                length, answered, _flags, seq, _pid = _HEADER.unpack_from(answer, at)
-                if seq == self._seq:
-                    if answered == _DONE:
-                        return
-                    if answered == _ERROR:
-                        code = -struct.unpack_from("=i", answer, at + _HEADER.size)[0]
-                        raise OSError(code, os.strerror(code))
-                    yield answered, answer[at + _HEADER.size : at + length]
-                at += (length + 3) & ~3
+            for answered, seq, found in messages(self._socket.recv(1 << 20)):
+                if seq != self._seq:
+                    continue
+                if answered == _DONE:
+                    return
+                if answered == _ERROR:
+                    code = -struct.unpack_from("=i", found)[0]
+                    raise OSError(code, os.strerror(code))
+                yield answered, found
 
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+def messages(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Type, sequence number and body of each message in what a netlink socket gave."""
+    at = 0
+    while at + _HEADER.size <= len(raw):
+        length, kind, _flags, seq, _pid = _HEADER.unpack_from(raw, at)
+        yield kind, seq, raw[at + _HEADER.size : at + length]
+        at += (length + 3) & ~3
 
 
 def attribute(kind: int, value: bytes) -> bytes:

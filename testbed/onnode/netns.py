@@ -15,23 +15,31 @@ _ROUTE, _GETLINK = 0, 18
 _IFLA_IFNAME, _IFLA_STATS64 = 3, 23
 _IFINFO = struct.Struct("=BxHiII")
 _STATS = struct.Struct("=QQ")
+_away = False
 _HOME = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def enter(netns: str | None) -> None:
     """Sockets opened from now on belong to this namespace; None: the one the process began in.
 
+    A process that never leaves that one may be of any Python.
+
     Raises:
         OSError: there is none of that name, or this Python (before 3.12) cannot.
     """
+    global _away  # noqa: PLW0603 (it is the process that is in a namespace)
+    if netns is None and not _away:
+        return
     if sys.version_info < (3, 12):
         raise OSError("entering a network namespace needs Python 3.12 on the node")
     if netns is None:
         os.setns(_HOME, os.CLONE_NEWNET)
+        _away = False
         return
     fd = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.setns(fd, os.CLONE_NEWNET)
+        _away = True
     finally:
         os.close(fd)
 

@@ -1,10 +1,7 @@
 """What a machine looks like, and every switch on it, in every respect that a fault could change: facts as text.
 
-    python3 -m testbed.onnode.state host1= rtsw1=rtsw1      (node=namespace; no namespace: the machine itself)
-
-prints `{node: {subject: text}}`. One process for a whole machine, asking the kernel itself: each command that a shell
-would start costs a tenth of a second under emulation. What the kernel numbers as it likes (interface indexes, next-hop
-ids, lifetimes) is translated or left out, and so are counters.
+The kernel is asked itself: each command that a shell would start costs a tenth of a second under emulation. What the
+kernel numbers as it likes (interface indexes, next-hop ids, lifetimes) is translated or left out, and so are counters.
 
 Formats: linux/rtnetlink.h, if_link.h, if_addr.h, fib_rules.h, pkt_sched.h, netfilter/nf_tables.h.
 """
@@ -13,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import socket
 import struct
 import subprocess
@@ -24,7 +20,7 @@ from pathlib import Path
 from testbed.onnode import netns
 from testbed.onnode.netlink import Netlink, attributes
 
-__all__ = ["Facts", "gathered", "link_fact", "main", "network_facts", "route_facts"]
+__all__ = ["Facts", "gathered", "link_fact", "link_news", "look", "network_facts", "nexthop_fact", "route_facts"]
 
 Facts = Iterator[tuple[str, str]]
 """Subject and text, such as `("link be0", "LOWER_UP UP mtu 4200 qdisc pfifo 52:54:...")`."""
@@ -105,6 +101,26 @@ def link_fact(flags: int, found: dict[int, bytes], names: dict[int, str]) -> tup
     if 10 in found:  # noqa: PLR2004 (IFLA_MASTER)
         words.append(f"master {names.get(_number(found[10]), '?')}")
     return f"link {_text(found[3])}", " ".join(filter(None, words))
+
+
+def link_news(body: bytes, names: dict[int, str]) -> tuple[int, str, str]:
+    """What RTM_NEWLINK tells unasked: the interface's index, and its fact."""
+    index, flags = struct.unpack_from("=iI", body, 4)
+    subject, text = link_fact(flags, attributes(body[16:]), names)
+    return index, subject, text
+
+
+def nexthop_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
+    """A next-hop object, or a group of them, from an RTM_NEWNEXTHOP body (linux/nexthop.h)."""
+    family, _scope, _protocol, _pad, flags = struct.unpack_from("=BBBBI", body)
+    found = attributes(body[8:])
+    subject = f"nexthop {_number(found.get(1))}"
+    if 2 in found:  # noqa: PLR2004 (NHA_GROUP: entries of eight bytes, each begins with the id of a member)
+        members = sorted(struct.unpack_from("=I", found[2], at)[0] for at in range(0, len(found[2]), 8))
+        return subject, "group " + " ".join(map(str, members))
+    via = f"via {socket.inet_ntop(family, found[6])} " if 6 in found else ""  # noqa: PLR2004 (NHA_GATEWAY)
+    state = [word for bit, word in ((_DEAD, "dead"), (_LINKDOWN, "linkdown")) if flags & bit]
+    return subject, " ".join([f"{via}dev {names.get(_number(found.get(5)))}", *state])
 
 
 def _address(body: bytes, names: dict[int, str]) -> Facts:
@@ -221,24 +237,25 @@ def gathered(facts: Facts) -> dict[str, str]:
     return {subject: " and ".join(sorted(texts)) for subject, texts in found.items()}
 
 
-def main(argv: list[str]) -> int:
-    """Print the facts of the nodes named on the command line."""
+def look(nodes: dict[str, str | None]) -> dict[str, dict[str, str]]:
+    """What nodes look like, by subject; `nodes` gives each one's namespace, None for the machine itself.
+
+    Raises:
+        OSError: a namespace is gone.
+    """
     units = subprocess.Popen(UNITS, stdout=subprocess.PIPE, text=True) if _has_systemd() else None
     found: dict[str, dict[str, str]] = {}
-    for node, _, namespace in (word.partition("=") for word in argv):
-        if namespace:
-            netns.enter(namespace)
-            found[node] = gathered(network_facts())
+    for node, namespace in nodes.items():
+        netns.enter(namespace)
+        try:
+            facts = network_facts()
+            if namespace is None:
+                facts = itertools.chain(facts, _machine_facts(), _units(units))
+            found[node] = gathered(facts)
+        finally:
             netns.enter(None)
-        else:
-            found[node] = gathered(itertools.chain(network_facts(), _machine_facts(), _units(units)))
-    json.dump(found, sys.stdout)
-    return 0
+    return found
 
 
 def _has_systemd() -> bool:
     return Path("/run/systemd/system").is_dir()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,58 +1,69 @@
-"""Counters as they are read from what the shell printed."""
+"""Counters: what the kernel tells, decoded, and compared."""
 
 from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed import counters
+from testbed.onnode import counts
 
-PRINTED = """\
-@@node host1
-/sys/class/net/be0/carrier:1
-/sys/class/net/be0/carrier_changes:2
-/sys/class/net/be0/flags:0x1003
-/sys/class/net/be0/statistics/tx_bytes:824
-/sys/class/infiniband/rxe0/ports/1/hw_counters/out_of_seq_request:7
-/sys/class/infiniband/rxe0/ports/1/hw_counters/lifespan:10
-/proc/sys/net/ipv4/fib_multipath_hash_policy:1
-/proc/net/snmp:Ip: Forwarding DefaultTTL FragFails
-/proc/net/snmp:Ip: 1 64 5
-/proc/net/snmp:Tcp: RtoAlgorithm ActiveOpens
-/proc/net/snmp:Tcp: 1 3
-/proc/net/netstat:IpExt: InNoRoutes InCEPkts
-/proc/net/netstat:IpExt: 0 9
-/proc/schedstat:cpu0 0 0 0 0 0 0 5000 42000 3
-faultbed-gpu0.service/schedstat:8000 6000 2
-faultbed-gpu0.service/cpu.stat:nr_throttled 4
-faultbed-gpu0.service/cpu.max:max 100000
-@@node rtsw1
-/sys/class/net/ctsw1/carrier_down_count:3
-/sys/class/net/ctsw1/flags:0x1002
-"""
+UP = 1
 
 
-def test_counters_are_named_by_device():
-    """Interfaces, RNICs and GPUs by name; flags become `up`, no limit becomes -1, what is no counter is left out."""
-    assert counters.parse(PRINTED) == {
-        "host1": {
-            "be0.carrier": 1,
-            "be0.carrier_changes": 2,
-            "be0.up": 1,
-            "be0.tx_bytes": 824,
-            "rxe0.out_of_seq_request": 7,
-            "ip.hash_policy": 1,
-            "ip.FragFails": 5,
-            "tcp.ActiveOpens": 3,
-            "ip.InNoRoutes": 0,
-            "ip.InCEPkts": 9,
-            "cpu0.wait_us": 42,
-            "gpu0.wait_us": 6,
-            "gpu0.nr_throttled": 4,
-            "gpu0.quota_us": -1,
-        },
-        "rtsw1": {"ctsw1.carrier_down_count": 3, "ctsw1.up": 0},
+def link(*, flags):
+    """RTM_NEWLINK's attributes of a link with 7 packets in, 824 bytes out and 3 carriers lost."""
+    stats = struct.pack("=8Q", 7, 0, 0, 824, 0, 0, 0, 0)
+    numbers = {4: 4200, 33: 1, 48: 3}
+    return dict(
+        counts.link_counts("be0", flags, {kind: struct.pack("=I", n) for kind, n in numbers.items()} | {23: stats})
+    )
+
+
+def test_a_link_tells_its_states_and_what_it_has_carried():
+    """Flags become `up`; the carrier of a link that is down says nothing, so it is left out."""
+    up = link(flags=UP)
+    assert (up["be0.up"], up["be0.carrier"], up["be0.mtu"], up["be0.carrier_down_count"]) == (1, 1, 4200, 3)
+    assert (up["be0.rx_packets"], up["be0.tx_bytes"]) == (7, 824)
+    down = link(flags=0)
+    assert down["be0.up"] == 0
+    assert "be0.carrier" not in down
+
+
+def test_protocols_keep_what_faults_move():
+    """Names in one line, values in the next; of a layer that nobody asks for, nothing."""
+    text = (
+        "Ip: Forwarding FragFails\nIp: 1 5\nIcmp: InMsgs\nIcmp: 9\nTcp: RtoAlgorithm MaxConn ActiveOpens\nTcp: 1 -1 3\n"
+    )
+    assert dict(counts.protocol_counts(text)) == {"ip.FragFails": 5, "tcp.ActiveOpens": 3}
+
+
+def test_processors_and_gpus():
+    """Time that tasks waited for a CPU, in µs; a cgroup's cpu.stat under the GPU's name."""
+    assert dict(counts.cpu_waits("version 17\ncpu0 0 0 0 0 0 0 5000 42000 3\n")) == {"cpu0.wait_us": 42}
+    assert dict(counts.gpu_counts("gpu0", "nr_periods 9\nnr_throttled 4\n")) == {
+        "gpu0.nr_periods": 9,
+        "gpu0.nr_throttled": 4,
     }
+
+
+def test_a_place_reads_this_machine():
+    """Asked of a real kernel: what sysfs has counted before and after encloses it; a second sample tells only news."""
+    place = counts.Place(None)
+    try:
+        path = Path("/sys/class/net/lo/statistics/rx_bytes")
+        before, found, after = int(path.read_text()), place.read()["lo.rx_bytes"], int(path.read_text())
+        assert before <= found <= after
+        place.sample()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"x" * 100, ("127.0.0.1", 9))
+        assert place.sample()["lo.rx_bytes"] >= found + 100
+    finally:
+        place.close()
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))

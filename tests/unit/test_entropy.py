@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traffic.entropy import _json_stream, udp_sport
+from traffic.entropy import udp_sport
 
 QPN = st.integers(min_value=1, max_value=(1 << 24) - 1)
 
@@ -17,7 +17,3 @@ def test_a_port_seen_on_the_wire():
 def test_ports_are_in_the_dynamic_range_and_the_same_both_ways(one, two):
     assert 0xC000 <= udp_sport(one, two) <= 0xFFFF
     assert udp_sport(one, two) == udp_sport(two, one)
-
-
-def test_batched_answers_of_ip_are_all_read():
-    assert _json_stream('[{"dev":"a"}]\n[{"dev":"b"}]\n') == [{"dev": "a"}, {"dev": "b"}]

@@ -1,0 +1,248 @@
+"""What a machine counts, and every switch on it: interfaces, RNICs, queues, GPUs, the IP and TCP layers.
+
+    {"rxe0.out_of_seq_request": 0, "be0.carrier_changes": 2, "be0.queue_drops": 0, "gpu0.nr_throttled": 0, ...}
+
+Names that end in a word of `testbed.counters.STATES` are states, not counters: they are here because the same reading
+shows them. `read` tells everything; `sample` only what moves with traffic, by the cheapest way that there is, for it is
+done ten times a second beside the traffic that it watches.
+
+Formats: linux/rtnetlink.h, linux/if_link.h, linux/pkt_sched.h, linux/gen_stats.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import struct
+
+from testbed.onnode import netns
+from testbed.onnode.netlink import attributes
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Counts = Iterator[tuple[str, int]]
+
+__all__ = ["Place", "cpu_waits", "gpu_counts", "link_counts", "protocol_counts"]
+
+_GETLINK, _GETQDISC, _GETSTATS = 18, 38, 94
+_ROOT = 0xFFFFFFFF
+_UP = 1
+_LINK, _STATS_MSG, _TC_MSG = struct.Struct("=BxHiII"), struct.Struct("=BxHII"), struct.Struct("=BxxxiIII")
+_STATS64 = struct.Struct("=8Q")
+_STATS_NAMES = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", None, None, "rx_dropped", "tx_dropped")
+_LINK_NUMBERS = {4: "mtu", 33: "carrier", 35: "carrier_changes", 47: "carrier_up_count", 48: "carrier_down_count"}
+_IP = frozenset({"InCEPkts", "InECT1Pkts", "InNoRoutes", "FragFails"})
+_TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
+"""What is kept of the IP and TCP layers (RFC 4293, RFC 4022, the kernel's IpExt): a namespace has its own."""
+
+_SLICE = "/sys/fs/cgroup/faultbed.slice"
+
+
+class Place:
+    """A machine (`namespace` None) or a switch that is a namespace of it: its sockets and files, kept open."""
+
+    def __init__(self, namespace: str | None) -> None:
+        self.namespace = namespace
+        self._route = netns.open_route(namespace)
+        netns.enter(None)
+        self._born = self._identity()
+        self._names: dict[int, str] = {}
+        self._seen: dict[object, bytes] = {}
+        self._hardware = _Files() if namespace is None else None
+
+    def is_stale(self) -> bool:
+        """Whether its namespace has been made anew since."""
+        return self._born != self._identity()
+
+    def _identity(self) -> int:
+        return os.stat(f"/run/netns/{self.namespace}").st_ino if self.namespace else 0
+
+    def read(self) -> dict[str, int]:
+        """Every counter and state.
+
+        Raises:
+            OSError: the namespace is gone.
+        """
+        found: dict[str, int] = {}
+        self._names.clear()
+        for _, body in self._route.dump(_GETLINK, bytes(_LINK.size)):
+            index, flags = struct.unpack_from("=iI", body, 4)
+            inside = attributes(body[_LINK.size :])
+            self._names[index] = name = inside[3].rstrip(b"\0").decode()
+            found.update(link_counts(name, flags, inside))
+        found.update(self._queues())
+        netns.enter(self.namespace)
+        try:
+            found.update(_protocols())
+        finally:
+            netns.enter(None)
+        if self._hardware is not None:
+            self._hardware.look_again()
+            for name, text in self._hardware.texts():
+                found.update(_decoded(name, text))
+            found.update(_machine())
+        return found
+
+    def sample(self) -> dict[str, int]:
+        """What has moved since the last sample: bytes, packets, queues, the RNICs' counters, throttling of GPUs.
+
+        What the kernel tells is compared as it is, and decoded only where it differs.
+        """
+        if not self._names:
+            self.read()
+        found: dict[str, int] = {}
+        # One attribute a link, IFLA_STATS_LINK_64, instead of all that is known of it.
+        for _, body in self._route.dump(_GETSTATS, _STATS_MSG.pack(0, 0, 0, 1)):
+            index = struct.unpack_from("=I", body, 4)[0]
+            if self._is_new(index, body) and index in self._names:
+                found.update(_traffic(self._names[index], body, _STATS_MSG.size + 4))
+        found.update(self._queues(only_new=True))
+        if self._hardware is not None:
+            for name, text in self._hardware.texts():
+                if self._is_new(name, text):
+                    found.update(_decoded(name, text))
+        return found
+
+    def _is_new(self, what: object, raw: bytes) -> bool:
+        if self._seen.get(what) == raw:
+            return False
+        self._seen[what] = raw
+        return True
+
+    def _queues(self, *, only_new: bool = False) -> Counts:
+        for _, body in self._route.dump(_GETQDISC, bytes(_TC_MSG.size)):
+            _family, index, _handle, parent, _info = _TC_MSG.unpack_from(body)
+            if parent == _ROOT and index in self._names and (not only_new or self._is_new(("queue", index), body)):
+                inside = attributes(body[_TC_MSG.size :])
+                # struct tc_stats: bytes, packets, drops, overlimits, bps, pps, qlen, backlog
+                if 3 in inside:  # noqa: PLR2004 (TCA_STATS)
+                    drops, backlog = struct.unpack_from("=12xI16xI", inside[3])
+                    yield f"{self._names[index]}.queue_drops", drops
+                    yield f"{self._names[index]}.queue_bytes", backlog
+
+    def close(self) -> None:
+        """Close sockets and files."""
+        self._route.close()
+        if self._hardware is not None:
+            self._hardware.close()
+
+
+def link_counts(name: str, flags: int, inside: dict[int, bytes]) -> Counts:
+    """An interface's counters and states, from its flags and the attributes of RTM_NEWLINK."""
+    yield f"{name}.up", flags & _UP
+    for kind, what in _LINK_NUMBERS.items():
+        # The carrier of an interface that is down means nothing: sysfs refuses to tell it, too.
+        if kind in inside and (what != "carrier" or flags & _UP):
+            yield f"{name}.{what}", int.from_bytes(inside[kind], "little")
+    if 23 in inside:  # noqa: PLR2004 (IFLA_STATS64)
+        yield from _traffic(name, inside[23], 0)
+
+
+def _traffic(name: str, body: bytes, at: int) -> Counts:
+    for what, value in zip(_STATS_NAMES, _STATS64.unpack_from(body, at), strict=True):
+        if what is not None:
+            yield f"{name}.{what}", value
+
+
+class _Files:
+    """Counters of RNICs and GPUs: one file each in sysfs, kept open, for opening costs more than reading."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+
+    def look_again(self) -> None:
+        """Find the devices that there are now."""
+        self.close()
+        for path in glob.glob("/sys/class/infiniband/*/ports/1/hw_counters/*"):
+            _, _, _, _, device, _, _, _, counter = path.split("/")
+            if counter != "lifespan":
+                self._open[f"{device}.{counter}"] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        for path in glob.glob(f"{_SLICE}/*.service/cpu.stat"):
+            self._open[_unit(path)] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def texts(self) -> Iterator[tuple[str, bytes]]:
+        """What stands in each file; `device.counter`, or the name of a GPU."""
+        for name, file in self._open.items():
+            with contextlib.suppress(OSError):  # it went meanwhile
+                yield name, os.pread(file, 4096, 0)
+
+    def close(self) -> None:
+        for file in self._open.values():
+            os.close(file)
+        self._open.clear()
+
+
+def _unit(path: str) -> str:
+    return path.split("/")[-2].removeprefix("faultbed-").removesuffix(".service")
+
+
+def _decoded(name: str, text: bytes) -> Counts:
+    if "." in name:
+        yield name, int(text)
+    else:
+        yield from gpu_counts(name, text.decode())
+
+
+def gpu_counts(name: str, stat: str) -> Counts:
+    """A cgroup's cpu.stat (Documentation/admin-guide/cgroup-v2.rst)."""
+    for line in stat.splitlines():
+        what, value = line.split()
+        yield f"{name}.{what}", int(value)
+
+
+def _protocols() -> Counts:
+    """Of the namespace that this process is in."""
+    for path in ("/proc/net/snmp", "/proc/net/netstat"):
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
+            yield from protocol_counts(file.read())
+    with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/fib_multipath_hash_policy", encoding="ascii") as file:
+        yield "ip.hash_policy", int(file.read())
+
+
+def protocol_counts(text: str) -> Counts:
+    """Of /proc/net/snmp or netstat: names in one line, values in the next."""
+    lines = [line.split() for line in text.splitlines()]
+    for names, values in zip(lines[::2], lines[1::2], strict=False):
+        kept, layer = {"Ip:": (_IP, "ip"), "IpExt:": (_IP, "ip"), "Tcp:": (_TCP, "tcp")}.get(names[0], ((), ""))
+        yield from ((f"{layer}.{name}", int(value)) for name, value in zip(names, values, strict=True) if name in kept)
+
+
+def _machine() -> Counts:
+    # A kernel without CONFIG_SCHEDSTATS has no such file.
+    with contextlib.suppress(FileNotFoundError), open("/proc/schedstat", encoding="ascii") as file:
+        yield from cpu_waits(file.read())
+    yield "ranks.stopped", sum(_is_stopped(path) for path in glob.glob("/proc/[0-9]*/stat"))
+    for folder in glob.glob(f"{_SLICE}/*.service"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            yield from _limits(folder)
+
+
+def _limits(folder: str) -> Counts:
+    name = _unit(f"{folder}/cpu.max")
+    with open(f"{folder}/cpu.max", encoding="ascii") as file:
+        quota = file.read().split()[0]
+    yield f"{name}.quota_us", -1 if quota == "max" else int(quota)
+    with open(f"{folder}/cgroup.procs", encoding="ascii") as file:
+        first = file.readline().strip()
+    if first:
+        with open(f"/proc/{first}/schedstat", encoding="ascii") as file:
+            yield f"{name}.wait_us", int(file.read().split()[1]) // 1000
+
+
+def cpu_waits(text: str) -> Counts:
+    """Of /proc/schedstat, the eighth field of a CPU: ns that tasks have waited to run (sched-stats.rst), here in µs."""
+    for line in text.splitlines():
+        if line.startswith("cpu"):
+            cpu, *fields = line.split()
+            yield f"{cpu}.wait_us", int(fields[7]) // 1000
+
+
+def _is_stopped(path: str) -> bool:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
