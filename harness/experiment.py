@@ -31,6 +31,7 @@ from harness.quantities import parse_duration_ns, parse_size_bytes
 from testbed.errors import ConfigError
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS
 from traffic.flow import SPREADS, VERBS
+from traffic.ranks import WARMUP
 from traffic.schedules import COLLECTIVES, algorithms_for
 
 __all__ = [
@@ -55,7 +56,8 @@ class Collective:
 
     `ranks` are RNICs (`host1:rxe0`) in rank order; empty: one a host, on its first RNIC. `compute_units` is
     the work each rank's GPU does before each iteration (0: none); a unit is one block of the soft GPU's
-    matrix product. The other words are those of `traffic.collective.CollectiveSpec`.
+    matrix product. `warmup` iterations come first and are not counted. The other words are those of
+    `traffic.collective.CollectiveSpec`.
     """
 
     collective: str
@@ -70,6 +72,7 @@ class Collective:
     iterations: int | None
     duration_ns: int | None
     compute_units: int
+    warmup: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +153,7 @@ class _CollectiveFile(_File, frozen=True, kw_only=True):
     iterations: Annotated[int, msgspec.Meta(ge=1)] | None = None
     duration: str | None = None
     compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
 
 
 class _FlowFile(_File, frozen=True, kw_only=True):
@@ -320,6 +324,7 @@ def _workload(raw: dict[str, Any], source: str) -> Workload:
         if collective.duration is None
         else _positive(parse_duration_ns, collective.duration, source, "workload.duration"),
         compute_units=collective.compute_units,
+        warmup=collective.warmup,
     )
 
 

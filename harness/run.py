@@ -365,6 +365,7 @@ def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
             iterations=work.iterations,
             duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
             compute_units=work.compute_units,
+            warmup=work.warmup,
         ),
         on_event=lambda _event: lab.heartbeat(),
     )

@@ -16,7 +16,10 @@ from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Endpoint, Outcome, Window
 from traffic.run import Running
 
-__all__ = ["MAX_RANKS", "RanksSpec", "ends_of", "group_size", "place", "rank_plan", "task_name", "window_of"]
+__all__ = ["MAX_RANKS", "WARMUP", "RanksSpec", "ends_of", "group_size", "place", "rank_plan", "task_name", "window_of"]
+
+WARMUP = 2
+"""Iterations before those that count, where nobody says otherwise: caches and translators are cold in them."""
 
 MAX_RANKS = 128
 MIN_SLOTS = 4
@@ -29,13 +32,14 @@ class RanksSpec:
     `ranks` are RNIC names in rank order (empty: the first RNIC of every host). `redop` means something to reductions.
     With `compute_units` above 0 every iteration begins with that much work on the host's GPU `gpu`. `segment_bytes` is
     the pipelining grain, `slots` how many segments a rank may have under way. An operation that takes a rank longer
-    than `deadline_s` is a failure.
+    than `deadline_s` is a failure. The first `warmup` iterations are done and checked, but not counted.
     """
 
     ranks: tuple[str, ...] = ()
     dtype: str = "fp32"
     redop: str = "sum"
     compute_units: int = 0
+    warmup: int = 0
     gpu: str = "gpu0"
     segment_bytes: int = 65536
     slots: int = 16
@@ -57,6 +61,8 @@ def place(lab: TrafficLab, spec: RanksSpec) -> tuple[Endpoint, ...]:
     twice = {rank.name for rank in ranks if ranks.count(rank) > 1}
     if twice:
         raise UsageError(f"an RNIC is one rank only: {', '.join(sorted(twice))} is named twice")
+    if spec.warmup < 0:
+        raise UsageError(f"warm-up iterations cannot be negative, got {spec.warmup}")
     if len(ranks) > MAX_RANKS:
         raise UsageError(f"at most {MAX_RANKS} ranks, got {len(ranks)}")
     if spec.compute_units:
@@ -106,6 +112,7 @@ def rank_plan(
             "segment_bytes": segment_bytes,
             "slots": slots,
             "iterations": iterations,
+            "warmup": spec.warmup,
             "duration_ms": None if duration_s is None else round(duration_s * 1000),
             "compute_units": spec.compute_units,
             "gpu_socket": f"/run/faultbed/{spec.gpu}.sock",

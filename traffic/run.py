@@ -56,6 +56,7 @@ class Running(Generic[Result]):
         self._moved_ns = time.monotonic_ns()
         self.flights: dict[str, Flight] = {}
         self._gone: set[str] = set()
+        self._cold: set[str] = set()
         self._psn_answers: dict[str, Mapping[str, Any]] = {}
         self._news = threading.Condition()
         self._over = threading.Event()
@@ -204,8 +205,12 @@ class Running(Generic[Result]):
         waiting = [task for task in self.plan.tasks if task.active]
         for task in waiting[: 1 if self.plan.one_by_one else None]:
             self._begin_task(task)
-        self._publish("ready", self.started_ns)
+        self._cold = {task.name for task in waiting if task.spec.get("warmup")}
+        if not self._cold:
+            self._publish("ready", self.started_ns)
         self._thread.start()
+        while self._cold and not self._over.wait(0.05):
+            pass
 
     # The run's own thread.
 
@@ -292,6 +297,16 @@ class Running(Generic[Result]):
 
     def _on_iteration(self, _message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         self._moved_ns = now_ns
+
+    def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
+        """What is not counted is over on one rank; the work has started when the last one says so."""
+        self._moved_ns = now_ns
+        self.started_ns = max(self.started_ns, message["at_ns"])
+        if message["wrong"]:
+            self.failure = f"{host}, {message['task']}: {message['wrong']} wrong elements already while warming up"
+        elif self._cold == {message["task"]}:
+            self._publish("ready", self.started_ns)
+        self._cold.discard(message["task"])
 
     def _on_done(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         self.done[message["task"]] = message

@@ -21,6 +21,7 @@ from traffic import flow as flow_module
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveResult, CollectiveSpec
 from traffic.flow import ATOMIC_BYTES, SPREADS, VERBS, FlowResult, FlowSpec
 from traffic.matrix import PATTERNS, pairs
+from traffic.ranks import WARMUP
 from traffic.results import Outcome
 from traffic.run import OnEvent, Running
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
@@ -194,6 +195,9 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 )
 @click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
 @click.option(
+    "--warmup", default=WARMUP, show_default=True, type=click.IntRange(0), help="Iterations before, uncounted."
+)
+@click.option(
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
 )
 @json_option
@@ -211,6 +215,7 @@ def collective(
     in_place: bool,
     ranks: tuple[str, ...],
     iterations: int,
+    warmup: int,
     compute_units: int,
     as_json: bool,
 ) -> int:
@@ -226,6 +231,7 @@ def collective(
         ranks=ranks,
         size_bytes=read_size(size),
         iterations=iterations,
+        warmup=warmup,
         compute_units=compute_units,
     )
     result = run_ranks(

@@ -12,6 +12,8 @@ with the data, and since every result depends on rank 0's data (a closing barrie
 not), every rank has it before its iteration ends.
 
 A collective that is not over `deadline_ms` after the rank entered it is reported as overdue, with where the rank is.
+
+The first `warmup` iterations are done like the others and not told: caches, translators and routes are cold in them.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class RankTask(Task):
                 self.ins[peer] = self.in_by_conn[number] = In(number, peer, plan.recvs[peer], staging, mr)
         self.receive = recv_request(RECV_ID, self.data_mr)
         self.gpu = GpuClient(spec["gpu_socket"], selector) if spec["compute_units"] else None
+        self.warmup = spec["warmup"]
         self.index = -1
         self.last_index: int | None = None
         self.phase = "idle"
@@ -154,11 +157,16 @@ class RankTask(Task):
 
     def begin(self, now_ns: int) -> None:
         self.running = True
+        self.begun_ns = now_ns
+        if not self.warmup:
+            self._count_from(now_ns)
+        self._next_iteration()
+
+    def _count_from(self, now_ns: int) -> None:
         self.begun_ns = self.sampled_ns = now_ns
         self.series.start(now_ns)
         if self.spec["duration_ms"] is not None:
             self.end_ns = now_ns + self.spec["duration_ms"] * 1_000_000
-        self._next_iteration()
 
     def stop(self, now_ns: int) -> None:
         self.stopping = True
@@ -173,7 +181,9 @@ class RankTask(Task):
         self.start_ns = time.monotonic_ns()
         self.flight.add("begin", iteration=self.index)
         wanted = self.spec["iterations"]
-        if (wanted is not None and self.index + 1 >= wanted) or (self.rank == 0 and self._is_over(self.start_ns)):
+        if (wanted is not None and self.index + 1 >= self.warmup + wanted) or (
+            self.rank == 0 and self._is_over(self.start_ns)
+        ):
             self.last_index = self.index
         self.compute_ns = 0
         self.phases_ns = []
@@ -328,19 +338,12 @@ class RankTask(Task):
         self.flight.add("end", iteration=self.index)
         wrong = self.memory.count_wrong(self.index)
         self.wrong += wrong
-        self.emit(
-            "iteration",
-            task=self.name,
-            index=self.index,
-            start_ns=self.start_ns,
-            end_ns=now_ns,
-            compute_ns=self.compute_ns,
-            comm_ns=now_ns - self.comm_ns,
-            wait_ns=max(0, self.first_data_ns - self.comm_ns),
-            phases_ns=self.phases_ns,
-            wrong=wrong,
-        )
+        if self.index >= self.warmup:
+            self._tell_iteration(now_ns, wrong)
         checked_ns = time.monotonic_ns()
+        if self.index + 1 == self.warmup:
+            self._count_from(checked_ns)
+            self.emit("warm", task=self.name, at_ns=checked_ns, wrong=self.wrong)
         self.sample(checked_ns)
         self.took_ns = checked_ns - self.start_ns
         if self.last_index is not None and self.index >= self.last_index:
@@ -351,11 +354,25 @@ class RankTask(Task):
                 task=self.name,
                 start_ns=self.begun_ns,
                 end_ns=now_ns,
-                iterations=self.index + 1,
+                iterations=max(0, self.index + 1 - self.warmup),
                 wrong=self.wrong,
             )
         else:
             self._next_iteration()
+
+    def _tell_iteration(self, now_ns: int, wrong: int) -> None:
+        self.emit(
+            "iteration",
+            task=self.name,
+            index=self.index - self.warmup,
+            start_ns=self.start_ns,
+            end_ns=now_ns,
+            compute_ns=self.compute_ns,
+            comm_ns=now_ns - self.comm_ns,
+            wait_ns=max(0, self.first_data_ns - self.comm_ns),
+            phases_ns=self.phases_ns,
+            wrong=wrong,
+        )
 
     def tick(self, now_ns: int) -> None:
         if not self.running or self.finished:
