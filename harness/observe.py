@@ -23,7 +23,7 @@ __all__ = ["Observation", "Observed", "Slowdown", "counter_deltas", "observe", "
 Value = float | int | str
 
 _STRAGGLER_RATIO = 1.25
-"""A rank stands out when its compute phase grew by this factor more than the median rank's did."""
+"""A rank stands out when its compute phase grew by this factor, and by this factor more than the median rank's did."""
 _ENOUGH_ITERATIONS = 2
 
 
@@ -298,7 +298,8 @@ def _straggler(slow: Sequence[Slowdown]) -> Observation:
         group = [one for one in slow if one.fault_id == fault_id]
         middle = float(np.median([one.ratio for one in group]))
         top = max(group, key=lambda one: one.ratio)
-        stands_out = top.ratio / middle
+        # Where all got faster, the one that did so least has not slowed anybody down.
+        stands_out = min(top.ratio, top.ratio / middle)
         if best is None or stands_out > best[0]:
             best = (stands_out, top)
     if best is None or best[0] < _STRAGGLER_RATIO:
