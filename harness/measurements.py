@@ -109,6 +109,25 @@ class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
     goings_back: tuple[tuple[int, int], ...] = ()
 
 
+class NetworkChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A link, a next hop or a route of a switch that changed; `text` None: it is gone (`testbed.telemetry.Change`)."""
+
+    at_ns: int
+    node: str
+    subject: str
+    text: str | None
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """What watching a machine cost: samples, CPU time; `lost` says why there is nothing of it from some time on."""
+
+    machine: str
+    samples: int
+    busy_ns: int
+    clock_error_ns: int
+    lost: str | None = None
+
+
 class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):
     """A queue pair that died: when, when it was connected anew, when data was through again. None: never."""
 
@@ -145,6 +164,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     `t0_ns` to `end_ns` is the workload's own time: silence after its end would read as a stall.
     `counters_before` and `counters_after` map a node to its counters, RNIC counters named
     `rxe0.out_of_seq_request`. `twin` are the iterations of the fault-free run from the same snapshot.
+    `changes` are those of the switches while the workload ran; `telemetry.parquet` has what was counted.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
     `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
     lines that differ.
@@ -173,6 +193,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     twin: tuple[RankSeries, ...] | None = None
     summary: Summary = Summary()
     packets: PacketSummary | None = None
+    changes: tuple[NetworkChange, ...] = ()
+    watched: tuple[Watched, ...] = ()
     lab_state: LabState
     lab_diff: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()

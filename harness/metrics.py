@@ -111,6 +111,24 @@ _TABLE = (
         meaning="Host whose compute phase grew most against its own fault-free start, if it stands out",
     ),
     Metric(
+        name="routing.detected",
+        unit="s",
+        about_faults=True,
+        meaning="From a fault's first firing to the first link, next hop or route that changed on a switch; the worst",
+    ),
+    Metric(
+        name="routing.converged",
+        unit="s",
+        about_faults=True,
+        meaning="From a fault's first firing to the last route that changed before it was lifted; the worst",
+    ),
+    Metric(
+        name="routing.restored",
+        unit="s",
+        about_faults=True,
+        meaning="From a fault's removal to the last route that changed after it; the worst",
+    ),
+    Metric(
         name="nak_episodes",
         unit="count",
         about_faults=True,

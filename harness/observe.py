@@ -17,6 +17,7 @@ from harness import timeline
 from harness.measurements import FaultRun, Measurements, RankSeries
 from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
+from harness.routing import Routing, routing
 
 __all__ = ["Observation", "Observed", "Slowdown", "counter_deltas", "observe", "slowdowns"]
 
@@ -63,6 +64,7 @@ class Observed:
     phases: Mapping[str, tuple[Phase, ...]]
     job_time: timeline.JobTime | None
     slowdowns: tuple[Slowdown, ...]
+    routing: Mapping[str, Routing]
 
 
 def observe(run: Measurements) -> Observed:
@@ -80,6 +82,7 @@ def observe(run: Measurements) -> Observed:
         base = timeline.baseline(whole, first_fault_ns=first_ns, window_ns=window_ns)
     impacts = {} if whole is None or base is None else _impacts(whole, base, fired)
     by_phase = phases(run, impacts)
+    by_routing = routing(run.changes, fired)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin)
     slow = slowdowns(run, fired, first_ns)
     metrics = {
@@ -90,6 +93,7 @@ def observe(run: Measurements) -> Observed:
         **_dips(base, impacts),
         "jct_ratio": _jct(run, job_time),
         "straggler": _straggler(slow),
+        **_routing(run, by_routing),
         **_counters(run),
         **_packets(run),
     }
@@ -102,6 +106,7 @@ def observe(run: Measurements) -> Observed:
         phases=by_phase,
         job_time=job_time,
         slowdowns=slow,
+        routing=by_routing,
     )
 
 
@@ -310,6 +315,23 @@ def _straggler(slow: Sequence[Slowdown]) -> Observation:
         detail=f"median compute phase {format_duration(top.before_ns)} before, "
         f"{format_duration(top.during_ns)} under {top.fault_id}",
     )
+
+
+def _routing(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:
+    """The worst fault in each; None where routing changed for none of them."""
+    found = {}
+    for name in ("detected", "converged", "restored"):
+        each = [
+            (value, fault_id, one.detected_by)
+            for fault_id, one in by_routing.items()
+            if (value := getattr(one, f"{name}_ns")) is not None
+        ]
+        why = "routing did not change for any fault" if run.watched else "the lab was not watched"
+        found[f"routing.{name}"] = Observation(value=None, detail=why)
+        if each:
+            value, fault_id, by = max(each)
+            found[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}")
+    return found
 
 
 def _packets(run: Measurements) -> dict[str, Observation]:

@@ -109,6 +109,8 @@ def render_html(run: RunDir) -> str:
             goodput=_markup(plots.goodput_chart(measured, observed, bands)),
             iterations=_markup(plots.iterations_chart(measured, bands)),
             cut=_cut(measured),
+            routed={fault_id: one for fault_id, one in observed.routing.items() if one.changes},
+            clock_error_ns=max((one.clock_error_ns for one in measured.watched), default=0),
             observed=observed,
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),

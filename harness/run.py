@@ -25,7 +25,15 @@ from harness import observe as observe_module
 from harness import plan as plan_module
 from harness.experiment import Collective, Experiment, Flow
 from harness.fit import fit
-from harness.measurements import FaultRun, Measurements, PacketSummary, RankSeries, RebuildMark
+from harness.measurements import (
+    FaultRun,
+    Measurements,
+    NetworkChange,
+    PacketSummary,
+    RankSeries,
+    RebuildMark,
+    Watched,
+)
 from harness.needs import unmet
 from harness.packets import evidence
 from harness.packets.evidence import Evidence
@@ -38,12 +46,13 @@ from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec
 from inject.receipt import Receipt as FaultReceipt
-from testbed import capture, counters, dirty, fingerprint
+from testbed import capture, counters, dirty, fingerprint, telemetry
 from testbed.capture import Captured
 from testbed.errors import FaultbedError, LabError, Unsupported
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.softlab import image, lifecycle, vm
+from testbed.telemetry import Recorded
 from traffic import collective, flow
 from traffic.collective import CollectiveResult, CollectiveSpec
 from traffic.entropy import Flow5, paths, udp_sport
@@ -95,6 +104,7 @@ class _Found:
     paths: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     captured: Captured | None = None
     packets: Evidence | None = None
+    recorded: Recorded = field(default_factory=Recorded)
     lab_state: LabState = "CLEAN"
     lab_diff: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
@@ -246,6 +256,7 @@ def _with_faults(
         if decided.faults:
             progress(f"preparing {len(decided.faults)} faults on their targets")
         ready = _prepare_all(injector, decided.faults)
+        following = taps.enter_context(telemetry.start(lab))
         with journal.doing("workload", workload=decided.plan.workload):
             running = _start(decided.experiment, lab)
             with running:
@@ -255,6 +266,7 @@ def _with_faults(
                 _drive_all(decided, lab, ready, running, found, progress)
                 found.result = running.wait(_patience_s(decided.experiment))
         found.end_ns = running.ended_ns
+        found.recorded = following.stop()
         if ports:
             progress("fetching the captured packets")
             found.captured = capturing.stop()
@@ -398,6 +410,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Fin
         run_dir.write_flights(found.result.flights)
     measured = _measurements(decided, lab, found)
     run_dir.write_measurements(measured)
+    run_dir.write_telemetry(found.recorded, t0_ns=found.t0_ns)
     run_dir.write_environment(
         rundir.describe_environment(
             qemu=vm.qemu_version() if lab.kind == "soft" else None,
@@ -476,6 +489,21 @@ def _measurements(decided: Decided, lab: Lab, found: _Found) -> Measurements:
         twin=found.twin,
         summary=summary_of(result),
         packets=_packets(found.packets),
+        changes=tuple(
+            NetworkChange(at_ns=one.at_ns, node=one.node, subject=one.subject, text=one.text)
+            for one in found.recorded.changes
+            if one.node in lab.topology.switch_by_name
+        ),
+        watched=tuple(
+            Watched(
+                machine=one.name,
+                samples=one.samples,
+                busy_ns=one.busy_ns,
+                clock_error_ns=one.clock_error_ns,
+                lost=one.lost,
+            )
+            for one in found.recorded.machines
+        ),
         lab_state=found.lab_state,
         lab_diff=found.lab_diff,
         errors=tuple(found.errors),

@@ -5,6 +5,8 @@ plan.json           what the seed decided
 journal.jsonl       what was done to the lab
 measurements.json   what was measured
 samples.parquet     goodput samples, long form (harness.samples_file)
+telemetry.parquet   counters of every node over time (harness.telemetry_file)
+changes.parquet     links, routes and next hops as they changed (the same)
 environment.json    what it ran on
 verdict.json        the verdict (harness.verdict)
 report.html         all of it for people, in one file
@@ -38,6 +40,7 @@ from harness.packets.evidence import Evidence
 from harness.plan import Plan
 from harness.verdict import VerdictFile
 from testbed.errors import UsageError
+from testbed.telemetry import Recorded
 from traffic.flight import Flight
 
 __all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script"]
@@ -73,6 +76,13 @@ class RunDir:
 
         with _whole(self.path / "samples.parquet") as temporary:
             samples_file.write(measured, temporary)
+
+    def write_telemetry(self, recorded: Recorded, *, t0_ns: int) -> None:
+        """Write `telemetry.parquet` and `changes.parquet`."""
+        from harness import telemetry_file  # noqa: PLC0415 (as above)
+
+        with _whole(self.path / "telemetry.parquet") as telemetry, _whole(self.path / "changes.parquet") as changes:
+            telemetry_file.write(recorded, t0_ns=t0_ns, telemetry=telemetry, changes=changes)
 
     def write_verdict(self, verdict: VerdictFile) -> None:
         """Write `verdict.json`."""

@@ -89,6 +89,7 @@ class Watch:
         for node, namespace in self.followed.items():
             news = News(node, namespace)
             self.news[news.socket.fileno()] = news
+            self.place(namespace).read()  # names and files; dear, so before it counts
         self.every_ns = request["every_ms"] * 1_000_000
         self.due_ns = self.told_ns = time.monotonic_ns()
         return {}

@@ -1,0 +1,55 @@
+"""`telemetry.parquet` and `changes.parquet`: what the lab counted, and what changed on it, while the workload ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from testbed.telemetry import Recorded
+
+__all__ = ["CHANGES_SCHEMA", "TELEMETRY_SCHEMA", "write"]
+
+_AT = [
+    pa.field("t_ns", pa.int64(), nullable=False, metadata={"meaning": "when, controller monotonic ns"}),
+    pa.field("since_start_ns", pa.int64(), nullable=False, metadata={"meaning": "t_ns - t0_ns of the run"}),
+    pa.field("node", pa.string(), nullable=False, metadata={"meaning": "host or switch"}),
+]
+TELEMETRY_SCHEMA = pa.schema(
+    [
+        *_AT,
+        pa.field("name", pa.string(), nullable=False, metadata={"meaning": "counter or state, device.name"}),
+        pa.field("value", pa.int64(), nullable=False, metadata={"meaning": "its value, when it had moved"}),
+    ]
+)
+"""Columns of `telemetry.parquet`, long form: a row for each value that differs from the sample before."""
+
+CHANGES_SCHEMA = pa.schema(
+    [
+        *_AT,
+        pa.field("subject", pa.string(), nullable=False, metadata={"meaning": "link, route or nexthop, and its name"}),
+        pa.field("text", pa.string(), metadata={"meaning": "as it is now; null: gone"}),
+    ]
+)
+"""Columns of `changes.parquet`: a row for each news of a kernel."""
+
+
+def write(recorded: Recorded, *, t0_ns: int, telemetry: Path, changes: Path) -> None:
+    """Write both files."""
+    rows = [(one.at_ns, one.node, name, value) for one in recorded.samples for name, value in one.values.items()]
+    at_ns, node, name, value = zip(*rows, strict=True) if rows else ((), (), (), ())
+    since = [at - t0_ns for at in at_ns]
+    table = pa.table([at_ns, since, node, name, value], schema=TELEMETRY_SCHEMA)
+    pq.write_table(table.replace_schema_metadata({"t0_ns": str(t0_ns)}), telemetry)
+    table = pa.table(
+        [
+            [one.at_ns for one in recorded.changes],
+            [one.at_ns - t0_ns for one in recorded.changes],
+            [one.node for one in recorded.changes],
+            [one.subject for one in recorded.changes],
+            [one.text for one in recorded.changes],
+        ],
+        schema=CHANGES_SCHEMA,
+    )
+    pq.write_table(table.replace_schema_metadata({"t0_ns": str(t0_ns)}), changes)

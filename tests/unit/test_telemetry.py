@@ -1,0 +1,153 @@
+"""Telemetry of a lab whose watchers are programs on this machine, and its files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+
+from harness import telemetry_file
+from harness.prometheus import exposition
+from testbed import telemetry
+from testbed.errors import CommandFailed, Unreachable
+from testbed.jsonlines import next_message
+from testbed.watcher import Watcher, WatcherGone
+
+HOUSE = Path(__file__).resolve().parents[2]
+
+
+class Pipe:
+    """A program on this machine behind the seam of `testbed.node.Channel`."""
+
+    def __init__(self, argv):
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=HOUSE)
+        self.lines = queue.Queue()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def send(self, message):
+        try:
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError as error:
+            raise Unreachable("gone") from error
+
+    def receive(self, *, timeout_s):
+        return next_message(self.lines, what="here", said="", timeout_s=timeout_s)
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        self.process.wait(timeout=10)
+        self.reader.join(timeout=10)
+        self.process.stdout.close()
+
+
+class Here:
+    """As much of a lab as watchers need: one machine, this one."""
+
+    def __init__(self):
+        self.topology = SimpleNamespace(host_by_name={"here": None}, switch_by_name={})
+        self.channels = []
+        self.one = None
+
+    def ensure_code(self, name):
+        pass
+
+    def python(self, module):
+        return [sys.executable, "-m", module]
+
+    def node(self, name):
+        return self
+
+    def open(self, argv):
+        self.channels.append(Pipe(argv))
+        return self.channels[-1]
+
+    def carried(self, nodes):
+        return {"here": dict.fromkeys(nodes)}
+
+    def watcher(self, machine):
+        self.one = self.one or Watcher(self, machine)
+        return self.one
+
+    def ask(self, machine, request, *, timeout_s=60.0):
+        return self.watcher(machine).ask(request, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def lab():
+    one = Here()
+    yield one
+    for channel in one.channels:
+        channel.close()
+
+
+def test_samples_come_with_times_and_cost(lab, tmp_path):
+    """Every sample within the time that was followed; files that any tool reads."""
+    began_ns = time.monotonic_ns()
+    with telemetry.start(lab, every_ms=10) as following:
+        time.sleep(1)
+        recorded = following.stop()
+    (machine,) = recorded.machines
+    assert machine.samples >= 2
+    assert machine.lost is None
+    # At most the share of a CPU that is promised, and what one sample may cost more than that.
+    assert machine.busy_ns < (time.monotonic_ns() - began_ns) / 10
+    assert recorded.samples[0].at_ns >= began_ns - machine.clock_error_ns
+    telemetry_file.write(
+        recorded, t0_ns=began_ns, telemetry=tmp_path / "telemetry.parquet", changes=tmp_path / "changes.parquet"
+    )
+    table = pq.read_table(tmp_path / "telemetry.parquet")
+    assert table.schema.names == telemetry_file.TELEMETRY_SCHEMA.names
+    assert "lo.rx_bytes" in table.column("name").to_pylist()
+    assert pq.read_table(tmp_path / "changes.parquet").num_rows == len(recorded.changes)
+
+
+def test_a_watcher_that_died_is_named(lab):
+    """Its silence must not read as nothing having changed."""
+    with telemetry.start(lab) as following:
+        lab.channels[0].process.kill()
+        lab.channels[0].process.wait()
+        recorded = following.stop()
+    assert "ended" in recorded.machines[0].lost or "gone" in recorded.machines[0].lost
+
+
+def test_a_late_answer_is_not_taken_for_the_next_one(lab):
+    """Who gave up waiting leaves an answer behind; the next question has its own."""
+    watcher = lab.watcher("here")
+    with pytest.raises(CommandFailed, match="no state in 0 s"):
+        watcher.ask({"do": "state", "nodes": {"here": None}}, timeout_s=0.0)
+    assert "lo.mtu" in watcher.ask({"do": "counters", "nodes": {"here": None}})["nodes"]["here"]
+
+
+def test_a_question_to_a_dead_watcher_says_that_it_is_gone(lab):
+    """So that the lab can start another one."""
+    watcher = lab.watcher("here")
+    lab.channels[0].process.kill()
+    with pytest.raises(WatcherGone):
+        watcher.ask({"do": "clock"}, timeout_s=10.0)
+
+
+def test_prometheus_reads_counters_and_states():
+    """A family for each counter, what it is of as labels."""
+    assert exposition("soft", {"host1": {"rxe0.send_err": 2, "be0.carrier": 1}}) == (
+        "# TYPE faultbed_carrier gauge\n"
+        'faultbed_carrier{lab="soft",node="host1",device="be0"} 1\n'
+        "# TYPE faultbed_send_err counter\n"
+        'faultbed_send_err{lab="soft",node="host1",device="rxe0"} 2\n'
+    )
