@@ -26,6 +26,7 @@ from harness.measurements import FaultRun, Measurements
 from harness.metrics import PER_FAULT_PREFIXES, Metric
 from harness.observe import Observation, Observed
 from harness.plan import Plan
+from harness.statistics import Interval, decide
 from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, worst
 
 __all__ = ["check_expectation", "judge", "unproven"]
@@ -111,8 +112,12 @@ def _bound_check(
 ) -> Check:
     value = None if observation is None else observation.value
     detail = "not measured in this run" if observation is None else observation.detail
+    rule = _SIGNS[sign]
     if value is None or observation is None:
         verdict = Verdict.INCONCLUSIVE
+    elif (interval := _deciding(sign, observation)) is not None and not isinstance(bound, str):
+        verdict = decide("max" if sign == "max" else "min", bound, interval)
+        rule, detail = f"{rule}, {interval.rule}", f"{detail}; {interval}"
     else:
         verdict = _compare(sign, value, bound, censored=observation.censored)
     if metric.about_faults and problems:
@@ -124,9 +129,14 @@ def _bound_check(
         observed=value,
         bound=bound,
         unit=metric.unit,
-        rule=f"{_SIGNS[sign]}. {metric.meaning}",
+        rule=f"{rule}. {metric.meaning}",
         detail=detail,
     )
+
+
+def _deciding(sign: str, observation: Observation) -> Interval | None:
+    """The interval that decides; none for an exact value, for a name, and for a value whose upper end is not known."""
+    return None if sign == "equals" or observation.censored else observation.interval
 
 
 def _compare(sign: str, value: float | str, bound: float | str, *, censored: bool) -> Verdict:

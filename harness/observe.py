@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from harness import timeline
+from harness import intervals, timeline
 from harness.measurements import FaultRun, Measurements, RankSeries
 from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
 from harness.routing import Routing, routing
+from harness.statistics import Interval
 
 __all__ = ["Observation", "Observed", "Slowdown", "counter_deltas", "observe", "slowdowns"]
 
@@ -30,11 +31,15 @@ _ENOUGH_ITERATIONS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A metric's value in its unit, or None, and its origin. `censored`: the truth is at least it."""
+    """A metric's value in its unit, or None, and its origin. `censored`: the truth is at least it.
+
+    `interval` is where the value would lie were the run repeated; None: a count, a name, or too little data.
+    """
 
     value: Value | None
     detail: str
     censored: bool = False
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +102,9 @@ def observe(run: Measurements) -> Observed:
         **_counters(run),
         **_packets(run),
     }
+    found = intervals.find(run, whole, base, impacts)
     return Observed(
-        metrics=metrics,
+        metrics={name: replace(one, interval=found.get(name)) for name, one in metrics.items()},
         goodput=whole,
         per_rank=per_rank,
         baseline=base,

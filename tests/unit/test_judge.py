@@ -13,6 +13,7 @@ from harness.experiment import Expectation
 from harness.judge import check_expectation, judge, unproven
 from harness.metrics import METRICS, lookup
 from harness.observe import Observation, observe
+from harness.statistics import Interval
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
@@ -38,6 +39,23 @@ def test_the_worst_of_two_is_the_later_in_the_order(pair):
 @pytest.mark.parametrize("several", list(itertools.product(Verdict, repeat=3)))
 def test_merging_does_not_depend_on_the_order(several):
     assert len({worst(order) for order in itertools.permutations(several)}) == 1
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(1.5, PASS), (1.1, INCONCLUSIVE), (0.9, FAIL)])
+def test_an_interval_decides_and_is_told(bound, verdict):
+    interval = Interval(low=1.0, high=1.2, method="made up")
+    observation = Observation(value=1.1, detail="52 s", interval=interval)
+    (check,) = check_expectation(at_most("jct_ratio", bound), observation, ())
+    assert check.verdict is verdict
+    assert check.rule.startswith("observed <= bound, decided by its 99 % interval")
+    assert "1..1.2 (made up)" in check.detail
+
+
+def test_what_is_censored_is_not_decided_by_an_interval():
+    interval = Interval(low=4.9, high=5.1, method="made up")
+    observation = Observation(value=5.0, detail="", censored=True, interval=interval)
+    (check,) = check_expectation(at_most("recovery.total", 6.0), observation, ())
+    assert check.verdict is INCONCLUSIVE
 
 
 def test_nothing_shown_is_inconclusive():

@@ -1,0 +1,157 @@
+"""Intervals hold the truth as often as they say, and a verdict follows from where the bound lies to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import statistics
+from harness.statistics import Interval, decide, share_interval
+from harness.verdict import Verdict
+
+
+def noisy(rng, count, *, spread, memory=0.5, tail=0.02):
+    """Iteration times around 1: autocorrelated, skewed, now and then one that is much longer."""
+    value, noise = rng.normal(), []
+    for _ in range(count):
+        value = memory * value + np.sqrt(1 - memory**2) * rng.normal()
+        noise.append(value)
+    return np.exp(spread * np.array(noise)) * np.where(rng.random(count) < tail, 1 + rng.exponential(0.5, count), 1)
+
+
+def pair(rng, *, count, spread, memory, drift, before, tail=0.02):
+    run = noisy(rng, count, spread=spread, memory=memory, tail=tail) * np.exp(drift * rng.normal())
+    twin = noisy(rng, count, spread=spread, memory=memory, tail=tail)
+    return statistics.total_ratio(run, twin, quiet=np.ones(count, dtype=bool), before=before)
+
+
+@pytest.mark.parametrize(
+    ("sign", "bound", "verdict"),
+    [
+        ("max", 2.0, Verdict.PASS),
+        ("max", 1.5, Verdict.INCONCLUSIVE),
+        ("max", 0.9, Verdict.FAIL),
+        ("min", 1.0, Verdict.PASS),
+        ("min", 1.5, Verdict.INCONCLUSIVE),
+        ("min", 2.1, Verdict.FAIL),
+    ],
+)
+def test_the_bound_decides_by_where_it_lies(sign, bound, verdict):
+    assert decide(sign, bound, Interval(low=1.0, high=2.0, method="")) is verdict
+
+
+LABS = [
+    {"spread": 0.03, "memory": 0.0, "drift": 0.0, "before": 0},
+    {"spread": 0.03, "memory": 0.5, "drift": 0.03, "before": 40},
+    {"spread": 0.10, "memory": 0.7, "drift": 0.05, "before": 40},
+]
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_no_a_a_run_fails_wrongly(lab):
+    """None of 50 pairs of fault-free runs fails a bound of 1.02; of 1.00, their true ratio, each side 0.5 % may."""
+    rng = np.random.default_rng(5)
+    found = [pair(rng, count=150, **lab) for _ in range(400)]
+    assert sum(decide("max", 1.02, one) is Verdict.FAIL for one in found[:50]) == 0
+    assert sum(decide("max", 1.00, one) is Verdict.FAIL for one in found) <= 6
+    assert sum(decide("min", 1.00, one) is Verdict.FAIL for one in found) <= 6
+
+
+def test_the_interval_is_as_narrow_as_the_noise_allows():
+    """A quiet lab decides within 2 %: an interval that is always wide would never fail wrongly, nor ever decide."""
+    rng = np.random.default_rng(6)
+    found = [pair(rng, count=150, spread=0.02, memory=0.3, drift=0.0, before=0, tail=0.0) for _ in range(20)]
+    assert np.median([one.high - one.low for one in found]) < 0.04
+
+
+def test_the_faults_own_effect_is_no_noise():
+    """One stall of ten iterations' length: the ratio is known as well as that of a run without it."""
+    rng = np.random.default_rng(7)
+    run, twin = noisy(rng, 100, spread=0.02, tail=0.0), noisy(rng, 100, spread=0.02, tail=0.0)
+    quiet = np.ones(100, dtype=bool)
+    calm = statistics.total_ratio(run, twin, quiet=quiet, before=0)
+    run[50], quiet[50] = run[50] + 10, False
+    hit = statistics.total_ratio(run, twin, quiet=quiet, before=0)
+    assert hit.low > 1.05
+    assert hit.high < 1.15
+    assert hit.high - hit.low == pytest.approx(calm.high - calm.low, rel=0.2)
+
+
+def test_a_run_on_a_slower_lab_than_its_twins_is_not_held_against_the_fault():
+    rng = np.random.default_rng(8)
+    run, twin = 1.3 * noisy(rng, 100, spread=0.02), noisy(rng, 100, spread=0.02)
+    interval = statistics.total_ratio(run, twin, quiet=np.ones(100, dtype=bool), before=30)
+    assert interval.low < 1.0
+    assert interval.high > 1.3
+    assert "1.3" in interval.method
+
+
+def test_too_few_iterations_have_no_interval():
+    few = np.ones(7)
+    assert statistics.total_ratio(few, few, quiet=np.ones(7, dtype=bool), before=0) is None
+    assert statistics.mean_interval(few) is None
+    assert statistics.window_ratio(0.5, few, width=2) is None
+
+
+def test_the_mean_of_what_remembers_is_held_too():
+    rng = np.random.default_rng(9)
+    found = [statistics.mean_interval(noisy(rng, 200, spread=0.1, memory=0.6, tail=0.0)) for _ in range(200)]
+    truth = np.exp(0.1**2 / 2)
+    assert sum(not one.low <= truth <= one.high for one in found) <= 6
+
+
+def test_a_silent_window_is_silent_for_certain():
+    baseline = noisy(np.random.default_rng(1), 60, spread=0.1)
+    assert statistics.window_ratio(0.0, baseline, width=10).high == 0
+    half = statistics.window_ratio(0.5, baseline, width=10)
+    assert half.low < 0.5 < half.high
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "low", "high"),
+    # binom.test(count, total, conf.level = 0.95) of R
+    [
+        (0, 10, 0.0, 0.3084971),
+        (10, 10, 0.6915029, 1.0),
+        (3, 10, 0.0667395, 0.6524529),
+        (50, 1000, 0.0373354, 0.0653905),
+    ],
+)
+def test_shares_are_those_of_clopper_and_pearson(count, total, low, high):
+    interval = share_interval(count, total, level=0.95)
+    assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-6), pytest.approx(high, abs=1e-6))
+
+
+def test_a_share_of_many_packets_is_still_exact():
+    interval = share_interval(1000, 1_000_000)
+    assert interval.low == pytest.approx(0.000921, abs=2e-6)
+    assert interval.high == pytest.approx(0.001084, abs=2e-6)
+
+
+def test_no_share_of_nothing():
+    with pytest.raises(ValueError, match="no share"):
+        share_interval(0, 0)
+
+
+@given(st.integers(30, 400), st.floats(10, 90), st.integers(0, 100))
+def test_percentiles_lie_between_two_of_the_values(count, percent, seed):
+    values = np.random.default_rng(seed).exponential(size=count)
+    interval = statistics.percentile_interval(values, percent, level=0.95)
+    if interval is not None:
+        assert interval.low <= np.percentile(values, percent) <= interval.high
+
+
+def test_percentiles_hold_the_truth_as_often_as_they_say():
+    rng = np.random.default_rng(2)
+    found = [statistics.percentile_interval(rng.exponential(size=100), 50) for _ in range(500)]
+    assert sum(not one.low <= np.log(2) <= one.high for one in found) <= 10
+    assert statistics.percentile_interval(np.arange(5.0), 99) is None
+
+
+def test_widening_adds_the_spread_between_runs():
+    interval = statistics.widened(Interval(low=0.99, high=1.01, method="m"), 0.05, source="the lab's noise floor")
+    assert interval.high == pytest.approx(np.exp(np.hypot(0.01, 2.5758 * 0.05)), rel=1e-3)
+    assert interval.low == pytest.approx(1 / interval.high, rel=1e-3)
+    assert "noise floor" in interval.method
