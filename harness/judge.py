@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from harness.experiment import Expectation
 from harness.measurements import FaultRun, Measurements
 from harness.metrics import PER_FAULT_PREFIXES, Metric
+from harness.noise import NoiseFloor, allow_for
 from harness.observe import Observation, Observed
 from harness.plan import Plan
 from harness.statistics import Interval, decide
@@ -32,8 +33,16 @@ from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFil
 __all__ = ["check_expectation", "judge", "unproven"]
 
 
-def judge(*, plan: Plan, expectations: Sequence[Expectation], run: Measurements, observed: Observed) -> VerdictFile:
-    """Judge one run."""
+def judge(
+    *,
+    plan: Plan,
+    expectations: Sequence[Expectation],
+    run: Measurements,
+    observed: Observed,
+    floor: NoiseFloor | None = None,
+) -> VerdictFile:
+    """Judge one run; `floor` is how much fault-free runs on this lab differ, where that is known."""
+    observed = allow_for(observed, floor)
     problems = {fault.plan.id: unproven(fault.receipt) or fault.doubts for fault in run.faults}
     checks = [
         *_error_checks(run.errors),

@@ -45,6 +45,7 @@ __all__ = [
     "percentile_interval",
     "resolution",
     "share_interval",
+    "student_over_normal",
     "total_ratio",
     "widened",
     "window_ratio",
@@ -201,11 +202,11 @@ def _noise_of_mean(noise: Floats, *, count: int, draws: int, block: int | None =
     starts = np.random.default_rng(0).integers(0, length, size=(draws, RESAMPLES, blocks))
     sums: Floats = (cumulated[starts + block] - cumulated[starts]).sum(axis=2)
     # A whole number of blocks is rarely `count` values; noise grows with the root of their number.
-    scale = math.sqrt(count / (blocks * block)) * _student_over_normal(length / block - 1)
+    scale = math.sqrt(count / (blocks * block)) * student_over_normal(length / block - 1)
     return block, sums * scale * math.sqrt(length / (length - 1)) / count
 
 
-def _student_over_normal(freedom: float) -> float:
+def student_over_normal(freedom: float) -> float:
     """How much wider Student's t is than the normal distribution at `LEVEL` (Abramowitz and Stegun 26.7.5)."""
     z, nu = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2), max(freedom, 1.0)
     return 1 + (z**2 + 1) / (4 * nu) + (5 * z**4 + 16 * z**2 + 3) / (96 * nu**2)

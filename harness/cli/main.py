@@ -12,7 +12,20 @@ from typing import Any, NoReturn
 
 import click
 
-from harness.cli import ci, faults, inventories, jobs, labs, packets, preflights, profiles, runs, sharing, watching
+from harness.cli import (
+    ci,
+    faults,
+    history,
+    inventories,
+    jobs,
+    labs,
+    packets,
+    preflights,
+    profiles,
+    runs,
+    sharing,
+    watching,
+)
 from harness.cli.context import Session
 from harness.verdict import ExitCode
 from testbed.errors import FaultbedError
@@ -58,7 +71,7 @@ def cli(ctx: click.Context, lab: Path | None) -> None:
     ctx.obj = Session(lab)
 
 
-for module in (labs, watching, inventories, preflights, sharing, faults, profiles, jobs, runs, packets, ci):
+for module in (labs, watching, inventories, preflights, sharing, faults, profiles, jobs, runs, history, packets, ci):
     for command in module.COMMANDS:
         cli.add_command(command)
 

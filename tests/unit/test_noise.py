@@ -1,0 +1,87 @@
+"""The noise floor of a lab comes from fault-free runs alone, and what it says widens what the judge decides by."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from synthetic_run import synthetic_run
+from test_report import finished
+
+from harness import noise
+from harness.cli.main import cli
+from harness.observe import observe
+from testbed.errors import UsageError
+
+
+def without_faults(run, factor=1.0):
+    """A run whose twin is all that there is; every time `factor` times as long."""
+    series = tuple(
+        msgspec.structs.replace(
+            rank,
+            iterations=tuple(
+                msgspec.structs.replace(
+                    step,
+                    start_ns=round(step.start_ns * factor),
+                    compute_ns=round(step.compute_ns * factor),
+                    wait_ns=round(step.wait_ns * factor),
+                    comm_ns=round(step.comm_ns * factor),
+                )
+                for step in rank.iterations
+            ),
+        )
+        for rank in run.twin
+    )
+    return msgspec.structs.replace(run, faults=(), twin=None, series=series)
+
+
+def test_the_deviation_between_runs_is_found_again():
+    factors = np.exp(0.05 * np.random.default_rng(3).normal(size=12))
+    run = synthetic_run()
+    floor = noise.measure({f"aa-{index}": without_faults(run, factor) for index, factor in enumerate(factors)})
+    assert floor.spreads["job_time"].log_sd == pytest.approx(np.log(factors).std(ddof=1), rel=1e-3)
+    assert floor.spreads["job_time"].pair > np.exp(2.576 * np.sqrt(2) * np.log(factors).std(ddof=1))
+    assert noise.decode(noise.encode(floor)) == floor
+
+
+def test_a_run_with_faults_counts_only_by_its_twin():
+    run = synthetic_run()
+    floor = noise.measure(dict.fromkeys("abc", run))
+    assert floor.sources == ("a (twin)", "b (twin)", "c (twin)")
+
+
+def test_two_labs_have_no_common_floor():
+    run = synthetic_run()
+    other = msgspec.structs.replace(run, lab="another")
+    with pytest.raises(UsageError, match="different labs"):
+        noise.measure({"a": run, "b": other, "c": run})
+    with pytest.raises(UsageError, match="at least 3"):
+        noise.measure({"a": run})
+
+
+def test_what_the_lab_does_by_itself_is_allowed_for():
+    observed = observe(synthetic_run())
+    plain = observed.metrics["jct_ratio"].interval
+    spread = noise.Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
+    floor = noise.NoiseFloor(lab="soft", workload={}, iterations=5, sources=(), spreads={"job_time": spread})
+    wide = noise.allow_for(observed, floor).metrics["jct_ratio"].interval
+    assert wide.low < plain.low
+    assert wide.high > plain.high
+    assert "noise floor of 10" in wide.method
+    assert noise.allow_for(observed, None) is observed
+
+
+def test_the_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    run = synthetic_run()
+    folders = [str(finished(tmp_path / str(index), run).path) for index in range(3)]
+    done = CliRunner().invoke(cli, ["noise", *folders, "--json"], standalone_mode=False)
+    assert done.exception is None
+    kept = json.loads(done.output)["kept"]
+    folder = tmp_path / "home" / "labs" / "soft"
+    assert kept == str(folder / noise.FILE)
+    assert noise.load(folder, run.workload).spreads["job_time"].runs == 3
+    assert noise.load(folder, {"flow": "write"}) is None
