@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from harness import bench_packets
+from harness import bench_packets, bench_soft_errors
 from harness.cli.context import Session
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
@@ -34,6 +34,7 @@ from traffic.collective import CollectiveSpec
 
 __all__ = ["main"]
 
+PARTS = ("packets", "soft-errors", "schedule", "lab", "flow", "collective", "lease")
 RESETS, RESUMES, REPEATS = 5, 3, 3
 TTL_S = 10.0
 LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
@@ -61,15 +62,19 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 
 @click.command()
 @click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
-@click.argument("parts", nargs=-1, type=click.Choice(["packets", "schedule", "lab", "flow", "collective", "lease"]))
+@click.argument("parts", nargs=-1, type=click.Choice(PARTS))
 def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
     """Measure; all PARTS when none is named."""
     session = Session(None)
-    wanted = list(parts or ("packets", "schedule", "lab", "flow", "collective", "lease"))
+    wanted = list(parts or PARTS)
     columns = ("what", "median", "spread", "goal", "")
     if "packets" in wanted:  # needs no lab
         wanted.remove("packets")
         session.table(columns, list(bench_packets.measure()))
+        session.out.print()
+    if "soft-errors" in wanted:  # needs no lab
+        wanted.remove("soft-errors")
+        session.table(columns, list(bench_soft_errors.measure()))
         session.out.print()
     if "schedule" in wanted:  # needs no lab
         wanted.remove("schedule")

@@ -129,6 +129,18 @@ _TABLE = (
         meaning="From a fault's removal to the last route that changed after it; the worst",
     ),
     Metric(
+        name="slow_rank",
+        unit="host",
+        about_faults=True,
+        meaning="Host of the rank whose compute phase an online detector found slow against the others, most of all",
+    ),
+    Metric(
+        name="slow_rank.iterations",
+        unit="count",
+        about_faults=True,
+        meaning="Iterations from the fault's first firing until that detector named the rank",
+    ),
+    Metric(
         name="nak_episodes",
         unit="count",
         about_faults=True,

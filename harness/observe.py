@@ -18,6 +18,7 @@ from harness.measurements import FaultRun, Measurements, RankSeries
 from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
 from harness.routing import Routing, routing
+from harness.slow_ranks import slow_ranks
 from harness.statistics import Interval
 
 __all__ = ["Observation", "Observed", "Slowdown", "counter_deltas", "observe", "slowdowns"]
@@ -99,6 +100,7 @@ def observe(run: Measurements) -> Observed:
         "jct_ratio": _jct(run, job_time),
         "straggler": _straggler(slow),
         **_routing(run, by_routing),
+        **_slow_rank(run, fired),
         **_counters(run),
         **_packets(run),
     }
@@ -338,6 +340,25 @@ def _routing(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, 
             value, fault_id, by = max(each)
             found[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}")
     return found
+
+
+def _slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
+    """What the online detector said; it knows nothing of faults, only the count of iterations does."""
+    found = slow_ranks(run)
+    first_ns = min((start for start, _ in fired.values()), default=None)
+    worst = max(found.slow, key=lambda one: one.slowdown, default=None)
+    if worst is None:
+        missing = Observation(value=None, detail=found.words)
+        return {
+            "slow_rank": missing if found.smallest is None else Observation(value="none", detail=found.words),
+            "slow_rank.iterations": missing,
+        }
+    count = None if first_ns is None else found.iterations_since(first_ns, worst)
+    why = f"{worst.host} was found slow before any fault fired" if count is None else found.words
+    return {
+        "slow_rank": Observation(value=worst.host, detail=found.words),
+        "slow_rank.iterations": Observation(value=count, detail=why),
+    }
 
 
 def _packets(run: Measurements) -> dict[str, Observation]:

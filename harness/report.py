@@ -29,6 +29,7 @@ from harness.phases import Phase
 from harness.plots import Band, Chart
 from harness.quantities import format_bytes, format_duration, format_rate
 from harness.rundir import RunDir, open_run
+from harness.slow_ranks import slow_ranks
 from harness.timeline import Impact
 from harness.verdict import Check, Receipt, VerdictFile
 from testbed.errors import UsageError
@@ -111,6 +112,7 @@ def render_html(run: RunDir) -> str:
             cut=_cut(measured),
             routed={fault_id: one for fault_id, one in observed.routing.items() if one.changes},
             clock_error_ns=max((one.clock_error_ns for one in measured.watched), default=0),
+            slow_ranks=slow_ranks(measured),
             observed=observed,
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),

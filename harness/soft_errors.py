@@ -1,0 +1,224 @@
+"""Soft errors: a rank that computes a few percent slower than before, found while the job runs. Pure.
+
+    detector = Detector(ranks=8)
+    for times in step_times:              # one compute time for each rank
+        alarms = detector.add(times)
+
+Each rank is compared with the **middle half of the others** in the same iteration, in logarithms, so that what is
+common to all cancels out: the curve of a day's heat (1 to 2 %), another batch, a slower job. What remains, cut where it
+is far out (one long iteration is not a slow rank), is compared with the rank's own past: mean and deviation up to
+`GUARD` iterations ago, so that a slow-down does not become the norm before it is found. Noise that remembers is allowed
+for: the deviation is that of blocks of iterations, where theirs is larger.
+
+The score feeds a **Shiryaev-Roberts** statistic for each slow-down of `SLOWDOWNS`: R' = (1 + R) L, with L the
+likelihood ratio of a shift by that slow-down. While nothing is wrong, R less the number of iterations is a martingale
+(Pollak 1985), so that the sum over ranks passes `ranks x mean_iterations` not before `mean_iterations` iterations on
+average. That is the bound on false alarms of the whole job. It is exact for normal noise whose deviation is known; for
+noise that remembers, has tails and is learnt from few iterations `python -m harness.bench soft-errors` measures it.
+
+A slow-down that the past is too short to tell from its own error is not looked for yet (`Detector.smallest`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+__all__ = ["MEAN_ITERATIONS", "SLOWDOWNS", "Alarm", "Detector", "detect"]
+
+SLOWDOWNS = (0.01, 0.02, 0.05, 0.3, 1.0)
+"""Shares of a step that a rank is slower by, which are looked for side by side."""
+MEAN_ITERATIONS = 1000
+"""Fault-free iterations between false alarms of the whole job, at least, on average."""
+GUARD, LEARN, KEEP, RELEARN = 40, 10, 1000, 10
+CUT = 3.0
+BLOCK, LONG_BLOCK = 8, 16
+"""Lengths of blocks; the long one where there are enough of it, for a short one forgets half of a long memory."""
+_MANY_BLOCKS = 40
+RESOLVED = 6.0
+"""A slow-down is looked for when it is this many standard errors of the rank's own mean."""
+MIN_RANKS = 2
+_LARGEST_SHIFT = 2.0
+"""In deviations; what is larger is found at once, and a larger one would make a single long iteration an alarm."""
+_HEALED_AFTER = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Rank `rank` is slow, found at `iteration`, probably since `since`, by about the share `slowdown`."""
+
+    rank: int
+    iteration: int
+    since: int
+    slowdown: float
+
+
+class Detector:
+    """The detector of one job.
+
+    Args:
+        ranks: how many there are; at least 2.
+        mean_iterations: wanted mean number of fault-free iterations between false alarms of the job.
+
+    Raises:
+        ValueError: fewer than two ranks.
+    """
+
+    def __init__(self, ranks: int, *, mean_iterations: int = MEAN_ITERATIONS) -> None:
+        if ranks < MIN_RANKS:
+            raise ValueError("a slow rank is slower than others: at least two ranks are needed")
+        self.ranks = ranks
+        self._limit = float(ranks * mean_iterations)
+        self._shift = np.log1p(SLOWDOWNS)
+        self._residuals: list[Floats] = []
+        self._norm: _Norm | None = None
+        self._statistic = np.zeros((ranks, len(SLOWDOWNS)))
+        self._slow: dict[int, tuple[int, float]] = {}
+        """By rank: since when, and by how much (in logarithms)."""
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations there were."""
+        return len(self._residuals)
+
+    @property
+    def slow(self) -> tuple[int, ...]:
+        """Ranks that are slow now."""
+        return tuple(sorted(self._slow))
+
+    @property
+    def smallest(self) -> float | None:
+        """The smallest slow-down that is looked for on every rank now; None: still learning."""
+        if self._norm is None:
+            return None
+        looked = self._norm.resolves(self._shift).all(axis=0).tolist()
+        return min((share for share, each in zip(SLOWDOWNS, looked, strict=True) if each), default=None)
+
+    def add(self, times: Sequence[float] | Floats) -> tuple[Alarm, ...]:
+        """One iteration's compute times, by rank; alarms that it raises.
+
+        Raises:
+            ValueError: not one time above 0 for each rank.
+        """
+        steps = np.asarray(times, dtype=np.float64)
+        if steps.shape != (self.ranks,) or not (steps > 0).all():
+            raise ValueError(f"{self.ranks} times above 0 are needed, one a rank")
+        self._residuals.append(_against_others(np.log(steps)))
+        self._learn()
+        return () if self._norm is None else self._test(self._norm)
+
+    def _learn(self) -> None:
+        """Take the past anew, all but what is too near; often while there is little of it."""
+        past = self.iteration - 1 - min(GUARD, self.iteration // 3)
+        if past >= LEARN and (self._norm is None or past < KEEP // RELEARN or past % RELEARN == 0):
+            self._norm = _Norm.of(np.array(self._residuals[max(0, past - KEEP) : past]))
+
+    def _test(self, norm: _Norm) -> tuple[Alarm, ...]:
+        score = norm.score(self._residuals[-1])
+        size = np.minimum(self._shift[None, :] / norm.deviation[:, None], _LARGEST_SHIFT)
+        ratio = np.exp(size * score[:, None] - size**2 / 2)
+        self._statistic = np.where(norm.resolves(self._shift), (1 + self._statistic) * ratio, 0.0)
+        alarms = []
+        for rank in np.flatnonzero(self._statistic.mean(axis=1) >= self._limit).tolist():
+            shift = size[rank, int(np.argmax(self._statistic[rank]))]
+            self._statistic[rank] = 0.0
+            if rank not in self._slow:
+                since = self._onset(rank, float(shift), norm)
+                excess = self._excess(rank, since, norm)
+                self._slow[rank] = since, excess
+                alarms.append(Alarm(rank=rank, iteration=self.iteration - 1, since=since, slowdown=math.expm1(excess)))
+        self._heal(norm)
+        return tuple(alarms)
+
+    def _onset(self, rank: int, shift: float, norm: _Norm) -> int:
+        """When the shift most likely began: from there on, the likelihood ratio is largest."""
+        first = max(0, self.iteration - KEEP)
+        scores = norm.score(np.array(self._residuals[first:]))[:, rank]
+        backwards = np.cumsum((shift * scores - shift**2 / 2)[::-1])
+        return self.iteration - 1 - int(np.argmax(backwards))
+
+    def _heal(self, norm: _Norm) -> None:
+        """A rank is no longer slow when its last iterations have lost more than half of what it was slower by."""
+        for rank, (since, excess) in tuple(self._slow.items()):
+            recent = self.iteration - _HEALED_AFTER
+            if recent > since and self._excess(rank, recent, norm) < excess / 2:
+                del self._slow[rank]
+
+    def _excess(self, rank: int, since: int, norm: _Norm) -> float:
+        recent = [residual[rank] for residual in self._residuals[max(0, since) :]]
+        return float(np.median(recent)) - float(norm.mean[rank])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Norm:
+    """What a rank is like when it is well: arrays by rank, in logarithms of time. `count` iterations are behind it."""
+
+    count: int
+    mean: Floats
+    cut: Floats
+    deviation: Floats
+
+    @classmethod
+    def of(cls, past: Floats) -> _Norm:
+        """From residuals, array of (iterations, ranks)."""
+        count, middle = len(past), np.median(past, axis=0)
+        cut = CUT * np.maximum(1.4826 * np.median(np.abs(past - middle), axis=0), 1e-6)
+        inner = np.clip(past - middle, -cut, cut)
+        block = LONG_BLOCK if count >= _MANY_BLOCKS * LONG_BLOCK else BLOCK
+        blocks = count // block
+        deviation = inner.std(axis=0, ddof=1)
+        if blocks >= 2:  # noqa: PLR2004 - a deviation of one is none
+            means = inner[: blocks * block].reshape(blocks, block, -1).mean(axis=1)
+            deviation = np.maximum(deviation, means.std(axis=0, ddof=1) * math.sqrt(block))
+        # Learnt from few: the error of a deviation makes false alarms as a small one does.
+        careful = 1 + 0.3 / math.sqrt(max(blocks, 1)) + 6 / count
+        return cls(
+            count=count, mean=middle + inner.mean(axis=0), cut=cut, deviation=np.maximum(deviation, 1e-6) * careful
+        )
+
+    def score(self, residual: Floats) -> Floats:
+        """How far out an iteration is, in deviations."""
+        score: Floats = np.clip(residual - self.mean, -self.cut, self.cut) / self.deviation
+        return score
+
+    def resolves(self, shift: Floats) -> NDArray[np.bool_]:
+        """Which shifts are larger than this norm's own error: array of (ranks, shifts)."""
+        error = self.deviation / math.sqrt(self.count)
+        large: NDArray[np.bool_] = shift[None, :] >= RESOLVED * error[:, None]
+        return large
+
+
+def detect(rows: Iterable[Sequence[float]], *, mean_iterations: int = MEAN_ITERATIONS) -> tuple[Alarm, ...]:
+    """Alarms over a whole job, of whose iterations each row has the compute times by rank."""
+    found: list[Alarm] = []
+    detector: Detector | None = None
+    for row in rows:
+        detector = detector or Detector(len(row), mean_iterations=mean_iterations)
+        found += detector.add(row)
+    return tuple(found)
+
+
+def _against_others(logs: Floats) -> Floats:
+    """Each rank less the mean of the middle half of the others."""
+    order = np.argsort(logs, kind="stable")
+    place = np.empty(len(logs), dtype=np.int64)
+    place[order] = np.arange(len(logs))
+    others = len(logs) - 1
+    skip = others // 4
+    ordered = np.concatenate([[0.0], np.cumsum(logs[order])])
+    # Without the rank at `place`, the middle is [skip, others - skip) of what remains, one further on above it.
+    first = np.where(place < skip, skip + 1, skip)
+    last = np.where(place < others - skip, others - skip + 1, others - skip)
+    own = np.where((place >= skip) & (place < others - skip), logs, 0.0)
+    # A rank inside the middle is taken out of the sum; one beyond it only moves the edges.
+    residual: Floats = logs - (ordered[last] - ordered[first] - own) / (others - 2 * skip)
+    return residual

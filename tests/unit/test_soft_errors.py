@@ -1,0 +1,147 @@
+"""A slow rank is named soon, a healthy one hardly ever, and what hits all ranks alike is nobody's fault."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_run import synthetic_run
+
+from harness.bench_soft_errors import Noise, made_up
+from harness.observe import observe
+from harness.slow_ranks import slow_ranks
+from harness.soft_errors import MEAN_ITERATIONS, Detector, _against_others, detect
+from harness.statistics import share_interval
+
+QUIET = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=8)
+HARD = Noise(deviation=0.02, memory=0.5, long=0.02, ranks=8)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))
+def test_each_rank_is_held_against_the_middle_half_of_the_others(logs):
+    logs = np.array(logs)
+    for rank, residual in enumerate(_against_others(logs)):
+        others = np.sort(np.delete(logs, rank))
+        skip = len(others) // 4
+        assert residual == pytest.approx(logs[rank] - others[skip : len(others) - skip].mean(), abs=1e-9)
+
+
+def test_two_percent_are_found_within_sixty_iterations():
+    found = []
+    for seed in range(12):
+        times = made_up(QUIET, 500, np.random.default_rng(seed))
+        times[400:, 1] *= 1.02
+        found += [one for one in detect(times) if one.rank == 1 and one.iteration >= 400][:1]
+    assert len(found) == 12
+    assert max(one.iteration - 400 for one in found) < 60
+    assert np.median([one.slowdown for one in found]) == pytest.approx(0.02, abs=0.01)
+    assert np.median([one.since for one in found]) == pytest.approx(400, abs=15)
+
+
+@pytest.mark.parametrize("noise", [QUIET, HARD], ids=["independent", "remembering"])
+def test_at_most_one_false_alarm_in_a_thousand_iterations(noise):
+    rng = np.random.default_rng(4)
+    false, iterations = 0, 0
+    for _ in range(6):
+        false += len(detect(made_up(noise, 1500, rng)))
+        iterations += 1500
+    assert false <= iterations / MEAN_ITERATIONS
+    # What was counted does not merely look good by chance.
+    assert share_interval(false, iterations).high < 2.5 / MEAN_ITERATIONS
+
+
+def test_half_as_fast_is_found_at_once():
+    times = made_up(QUIET, 230, np.random.default_rng(1))
+    times[200:, 3] *= 2
+    (alarm,) = detect(times)
+    assert (alarm.rank, alarm.iteration - 200 < 5) == (3, True)
+    assert alarm.slowdown == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("day", [0.02, 0.2])
+def test_the_curve_of_a_day_does_not_page(day):
+    rng = np.random.default_rng(2)
+    assert len(detect(made_up(QUIET, 3000, rng, day=day))) <= 3
+
+
+def test_a_slower_job_is_no_slow_rank():
+    times = made_up(QUIET, 600, np.random.default_rng(3))
+    times[300:] *= 1.5
+    assert detect(times) == ()
+
+
+def test_one_long_iteration_is_no_slow_rank():
+    times = made_up(QUIET, 600, np.random.default_rng(0))
+    assert detect(times) == ()
+    times[300, 2] *= 20
+    assert detect(times) == ()
+
+
+def test_a_rank_that_heals_can_fall_ill_again():
+    times = made_up(QUIET, 700, np.random.default_rng(5))
+    times[300:350, 2] *= 1.3
+    times[500:, 2] *= 1.3
+    alarms = [one for one in detect(times) if one.rank == 2]
+    assert [one.iteration // 100 for one in alarms] == [3, 5]
+
+
+def test_what_is_not_known_yet_is_not_claimed():
+    detector = Detector(4)
+    assert detector.smallest is None
+    for row in made_up(Noise(deviation=0.03, memory=0.0, long=0.0, ranks=4), 400, np.random.default_rng(6)):
+        detector.add(row)
+    assert detector.smallest in {0.01, 0.02}
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 9), st.floats(0.5, 1e6), st.integers(0, 50))
+def test_units_do_not_matter(ranks, unit, seed):
+    times = made_up(Noise(deviation=0.02, memory=0.0, long=0.0, ranks=ranks), 120, np.random.default_rng(seed))
+    times[80:, 0] *= 1.5
+    assert [(one.rank, one.iteration) for one in detect(times)] == [
+        (one.rank, one.iteration) for one in detect(times * unit)
+    ]
+
+
+def test_times_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="two ranks"):
+        Detector(1)
+    with pytest.raises(ValueError, match="above 0"):
+        Detector(2).add([1.0, 0.0])
+
+
+def test_a_run_names_its_slow_host_without_looking_at_its_faults():
+    run = synthetic_run()
+    found = slow_ranks(run)
+    assert {one.host for one in found.slow} == {"host2"}
+    assert found == slow_ranks(msgspec.structs.replace(run, faults=()))
+    observed = observe(run)
+    assert observed.metrics["slow_rank"].value == "host2"
+
+
+def test_iterations_are_counted_from_the_first_firing():
+    run = synthetic_run()
+    run = msgspec.structs.replace(run, faults=run.faults[2:])
+    observed = observe(run)
+    assert 1 <= observed.metrics["slow_rank.iterations"].value <= 6
+
+
+def test_a_healthy_run_has_no_slow_host():
+    run = synthetic_run()
+    run = msgspec.structs.replace(run, series=run.twin)
+    assert observe(run).metrics["slow_rank"].value == "none"
+    assert observe(run).metrics["slow_rank.iterations"].value is None
+
+
+def test_a_job_that_computes_nothing_says_so():
+    run = synthetic_run()
+    idle = tuple(
+        msgspec.structs.replace(
+            rank, iterations=tuple(msgspec.structs.replace(one, compute_ns=0) for one in rank.iterations)
+        )
+        for rank in run.series
+    )
+    one = observe(msgspec.structs.replace(run, series=idle)).metrics["slow_rank"]
+    assert (one.value, one.detail) == (None, "no two ranks with a compute phase to compare")
