@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from harness.attribution import attribute
 from harness.experiment import Expectation
 from harness.measurements import FaultRun, Measurements
 from harness.metrics import PER_FAULT_PREFIXES, Metric
@@ -29,6 +30,7 @@ from harness.observe import Observation, Observed
 from harness.plan import Plan
 from harness.statistics import Interval, decide
 from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, worst
+from traffic.flight import Flight
 
 __all__ = ["check_expectation", "judge", "unproven"]
 
@@ -40,8 +42,13 @@ def judge(
     run: Measurements,
     observed: Observed,
     floor: NoiseFloor | None = None,
+    flights: Sequence[Flight] = (),
 ) -> VerdictFile:
-    """Judge one run; `floor` is how much fault-free runs on this lab differ, where that is known."""
+    """Judge one run.
+
+    `floor` is how much fault-free runs on this lab differ, where that is known; `flights` are the flight recorders of a
+    job that failed.
+    """
     observed = allow_for(observed, floor)
     problems = {fault.plan.id: unproven(fault.receipt) or fault.doubts for fault in run.faults}
     checks = [
@@ -66,6 +73,7 @@ def judge(
         checks=tuple(checks),
         faults=tuple(fault.receipt or _empty_receipt(fault) for fault in run.faults),
         lab_state=run.lab_state,
+        attribution=attribute(run, flights),
     )
 
 

@@ -19,6 +19,7 @@ import msgspec
 from markupsafe import Markup
 
 from harness import plots, summary
+from harness.attribution import attribute
 from harness.drawing import Mark, fabric_svg
 from harness.judge import unproven
 from harness.measurements import FaultRun, Measurements
@@ -30,6 +31,7 @@ from harness.plots import Band, Chart
 from harness.quantities import format_bytes, format_duration, format_rate
 from harness.rundir import RunDir, open_run
 from harness.slow_ranks import slow_ranks
+from harness.stalls import Stall, stalls
 from harness.timeline import Impact
 from harness.verdict import Check, Receipt, VerdictFile
 from testbed.errors import UsageError
@@ -86,7 +88,7 @@ def render(run_dir: Path) -> Path:
 def render_html(run: RunDir) -> str:
     """The page as text."""
     verdict, measured = run.read_verdict(), run.read_measurements()
-    observed = observe(measured)
+    observed, flights = observe(measured), run.read_flights()
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]
     marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.plan.target) for fault in faults]
@@ -113,6 +115,8 @@ def render_html(run: RunDir) -> str:
             routed={fault_id: one for fault_id, one in observed.routing.items() if one.changes},
             clock_error_ns=max((one.clock_error_ns for one in measured.watched), default=0),
             slow_ranks=slow_ranks(measured),
+            findings=attribute(measured, flights),
+            stalled=[_stall(one, measured) for one in stalls(flights)],
             observed=observed,
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),
@@ -120,6 +124,13 @@ def render_html(run: RunDir) -> str:
             **_packets(run.read_packets()),
         )
     )
+
+
+def _stall(one: Stall, run: Measurements) -> str:
+    """A stall in words, with the way that its connection took."""
+    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    ends = names.get(one.sender), names.get(one.receiver)
+    return one.told(next((each.path for each in run.connections if (each.src, each.dst) == ends), ()))
 
 
 def _packets(found: Evidence | None) -> dict[str, Any]:

@@ -102,6 +102,14 @@ class RunDir:
         content = [dataclasses.asdict(flight) for flight in flights]
         self._write("flights.json", msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
+    def read_flights(self) -> tuple[Flight, ...]:
+        """Read `flights.json`; nothing: no job of this run failed."""
+        return (
+            msgspec.json.decode(self._read("flights.json"), type=tuple[Flight, ...])
+            if (self.path / "flights.json").exists()
+            else ()
+        )
+
     def read_packets(self) -> Evidence | None:
         """Read `packets.json`; None: this run captured nothing."""
         return evidence.read(self._read("packets.json")) if (self.path / "packets.json").exists() else None

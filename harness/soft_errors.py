@@ -100,8 +100,8 @@ class Detector:
         """The smallest slow-down that is looked for on every rank now; None: still learning."""
         if self._norm is None:
             return None
-        looked = self._norm.resolves(self._shift).all(axis=0).tolist()
-        return min((share for share, each in zip(SLOWDOWNS, looked, strict=True) if each), default=None)
+        looked = self._norm.resolves(self._shift)
+        return min((share for place, share in enumerate(SLOWDOWNS) if looked[:, place].all()), default=None)
 
     def add(self, times: Sequence[float] | Floats) -> tuple[Alarm, ...]:
         """One iteration's compute times, by rank; alarms that it raises.

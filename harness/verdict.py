@@ -4,7 +4,10 @@
      "checks": [{"name", "verdict", "observed", "bound", "unit", "rule", "detail"}],
      "faults": [{"id", "kind", "target", "fidelity", "armed": {}, "fired": {"count", "first_ns", "last_ns",
                  "witness", "must_move": {}, "must_not_move": {}}, "cleared": {}}],
-     "lab_state": "CLEAN|DIRTY"}
+     "lab_state": "CLEAN|DIRTY",
+     "attribution": [{"cause", "place", "name", "confidence", "evidence": [str]}]}
+
+`attribution` is what the measurements say without the plan of faults (`harness.attribution`); no check rests on it.
 
 Verdicts merge to the worst: PASS, then INCONCLUSIVE (we cannot tell), then FAIL (we can tell, and it is bad),
 then ERROR (the harness itself broke, so nothing it says about the rest can be relied on).
@@ -17,6 +20,8 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
+
+from harness.findings import Finding
 
 __all__ = [
     "Check",
@@ -118,6 +123,7 @@ class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...]
     faults: tuple[Receipt, ...]
     lab_state: LabState
+    attribution: tuple[Finding, ...] = ()
 
 
 def exit_code(verdict: Verdict, lab_state: LabState) -> ExitCode:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from harness.cli import (
+    attribution,
     ci,
     faults,
     history,
@@ -71,7 +72,21 @@ def cli(ctx: click.Context, lab: Path | None) -> None:
     ctx.obj = Session(lab)
 
 
-for module in (labs, watching, inventories, preflights, sharing, faults, profiles, jobs, runs, history, packets, ci):
+for module in (
+    labs,
+    watching,
+    inventories,
+    preflights,
+    sharing,
+    faults,
+    profiles,
+    jobs,
+    runs,
+    attribution,
+    history,
+    packets,
+    ci,
+):
     for command in module.COMMANDS:
         cli.add_command(command)
 

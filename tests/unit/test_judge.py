@@ -234,7 +234,9 @@ def test_verdict_json_is_the_contracts():
     content = encode(verdict_of(synthetic_run(), at_most("jct_ratio", 2.0)))
     raw = msgspec.json.decode(content)
 
-    assert list(raw) == ["schema", "experiment", "seed", "lab", "verdict", "checks", "faults", "lab_state"]
+    contract = ["schema", "experiment", "seed", "lab", "verdict", "checks", "faults", "lab_state"]
+    assert list(raw) == [*contract, "attribution"]
+    assert list(raw["attribution"][0]) == ["cause", "place", "name", "confidence", "evidence"]
     assert list(raw["checks"][0]) == ["name", "verdict", "observed", "bound", "unit", "rule", "detail"]
     assert list(raw["faults"][0]) == ["id", "kind", "target", "fidelity", "armed", "fired", "cleared"]
     assert list(raw["faults"][0]["fired"]) == [

@@ -1,0 +1,221 @@
+"""Whose fault was it: a place and a cause from what a run measured, blind to what was injected. Pure.
+
+Every finding has a *cause* out of `findings.CAUSES`, a *place* (kind and name), whether that is the network, a
+confidence, and the lines of evidence that it rests on. `attribute` removes the faults from the measurements before it
+looks at them, so that it can be judged against them (`harness.confusion`).
+
+How each is told:
+
+    link-down      a carrier went at an end of a link; at all links of one node, it is the node
+    control-plane  TCP sessions of the switches were closed without a carrier going: the switch common to all of them
+    mtu            a switch had packets that it could neither send nor fragment
+    loss           gaps at receivers (out_of_seq_request), NAKs at senders (rcvd_seq_err), timers and duplicates,
+                   against the signature that each link would leave (`harness.signatures`)
+    silent-host    the same, of a host that hangs: timers at its peers, no gap anywhere, no packet missing in a switch
+    congestion     CE marks, placed by the same signatures
+    slow-rank      the detector of slow ranks (`harness.slow_ranks`), or the one GPU that counted throttling
+    lost-rank      a flight recorder ends before the others' (`harness.stalls`)
+    nothing        none of the above
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from harness.findings import NOTHING, Finding, Place
+from harness.measurements import Measurements
+from harness.observe import counter_deltas
+from harness.signatures import Signs, match
+from harness.slow_ranks import slow_ranks
+from harness.stalls import culprit
+from testbed.topology import Link, Topology
+from traffic.flight import Flight
+
+__all__ = ["attribute", "place_of_link", "place_of_switch"]
+
+_FEW = 3
+"""Gaps fewer than these may follow from a link that went down."""
+
+
+def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Finding, ...]:
+    """Findings, the surest first; `NOTHING` alone when there is none."""
+    blind = msgspec.structs.replace(run, faults=())
+    deltas = counter_deltas(blind)
+    down = _carriers(blind.topology, deltas)
+    found = [*down, *_lost_rank(blind, flights)]
+    if not down:
+        found += _control_plane(blind.topology, deltas)
+    found += _packets(blind, deltas, down)
+    found += _slow(blind, deltas)
+    return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)
+
+
+def place_of_link(topology: Topology, link: Link) -> Place:
+    """What kind of place a link is."""
+    if not link.is_uplink:
+        return "host-link"
+    roles = {topology.switch_by_name[end.node].role for end in (link.a, link.b)}
+    return "zone-uplink" if "atsw" in roles else "rtsw-ctsw-link"
+
+
+def place_of_switch(topology: Topology, name: str) -> Place:
+    """What kind of place a switch is."""
+    role = topology.switch_by_name[name].role
+    return "rtsw" if role == "rtsw" else "ctsw" if role == "ctsw" else "zone-uplink"
+
+
+_Deltas = Mapping[str, Mapping[str, int]]
+
+
+def _carriers(topology: Topology, deltas: _Deltas) -> list[Finding]:
+    gone: dict[str, tuple[Link, str]] = {}
+    for link in topology.links:
+        said = [
+            f"{end.node}: carrier of {end.netdev} changed {count} times"
+            for end in (link.a, link.b)
+            if (count := deltas.get(end.node, {}).get(f"{end.netdev}.carrier_changes", 0))
+        ]
+        if said:
+            gone[link.name] = link, "; ".join(said)
+    for node in (*topology.switch_by_name, *topology.host_by_name):
+        links = topology.links_of(node)
+        if len(links) > 1 and len(gone) > 1 and {link.name for link in links} == gone.keys():
+            place: Place = "rank" if node in topology.host_by_name else place_of_switch(topology, node)
+            evidence = tuple(words for _, words in gone.values())
+            return [Finding(cause="link-down", place=place, name=node, confidence=0.95, evidence=evidence)]
+    return [
+        Finding(cause="link-down", place=place_of_link(topology, link), name=name, confidence=0.97, evidence=(words,))
+        for name, (link, words) in gone.items()
+    ]
+
+
+def _control_plane(topology: Topology, deltas: _Deltas) -> list[Finding]:
+    def torn(node: str) -> int:
+        seen = deltas.get(node, {})
+        return sum(seen.get(f"tcp.{name}", 0) for name in ("EstabResets", "ActiveOpens", "PassiveOpens"))
+
+    links = [link for link in topology.uplinks if torn(link.a.node) and torn(link.b.node)]
+    if not links:
+        return []
+    common = set.intersection(*({link.a.node, link.b.node} for link in links))
+    evidence = tuple(
+        f"{name}: {torn(name)} sessions opened or reset, no carrier went"
+        for name in topology.switch_by_name
+        if torn(name)
+    )
+    if len(common) == 1:
+        (name,) = common
+        place = place_of_switch(topology, name)
+        return [Finding(cause="control-plane", place=place, name=name, confidence=0.85, evidence=evidence)]
+    if len(links) == 1:
+        place = place_of_link(topology, links[0])
+        return [Finding(cause="control-plane", place=place, name=links[0].name, confidence=0.7, evidence=evidence)]
+    worst = max(topology.switch_by_name, key=torn)
+    place = place_of_switch(topology, worst)
+    return [Finding(cause="control-plane", place=place, name=worst, confidence=0.5, evidence=evidence)]
+
+
+def _packets(run: Measurements, deltas: _Deltas, down: Sequence[Finding]) -> list[Finding]:
+    """What the transport's counters say, where no carrier explains it."""
+    signs = Signs.of(run, deltas)
+    found: list[Finding] = []
+    for switch in run.topology.switches:
+        count = deltas.get(switch.name, {}).get("ip.FragFails", 0)
+        if count:
+            best = match(run, signs.losses(), among=run.topology.links_of(switch.name))
+            said = f"{switch.name}: {count} packets too big for their way out"
+            if best is not None and best.link is not None:
+                place = place_of_link(run.topology, best.link)
+                found.append(
+                    Finding(
+                        cause="mtu", place=place, name=best.link.name, confidence=0.9, evidence=(said, *best.evidence)
+                    )
+                )
+    if found:
+        return found
+    marked = match(run, signs.marks(), among=run.topology.links)
+    if signs.marked and marked is not None and marked.link is not None:
+        found.append(
+            Finding(
+                cause="congestion",
+                place=place_of_link(run.topology, marked.link),
+                name=marked.link.name,
+                confidence=0.6 * marked.likeness,
+                evidence=marked.evidence,
+            )
+        )
+    best = match(run, signs.losses(), among=run.topology.links, hosts=True)
+    if best is None or _explained(best.link, signs, down):
+        return found
+    if best.link is None:
+        found.append(
+            Finding(
+                cause="silent-host",
+                place="rank",
+                name=best.host,
+                confidence=0.8 * best.likeness,
+                evidence=best.evidence,
+            )
+        )
+    else:
+        place = place_of_link(run.topology, best.link)
+        found.append(
+            Finding(
+                cause="loss", place=place, name=best.link.name, confidence=0.9 * best.likeness, evidence=best.evidence
+            )
+        )
+    return found
+
+
+def _explained(link: Link | None, signs: Signs, down: Sequence[Finding]) -> bool:
+    """Timers and duplicates follow from a link that was down; gaps at receivers hardly do."""
+    if not down:
+        return False
+    return (signs.gaps < _FEW and not signs.lost_in) or (
+        link is not None and any(one.name == link.name for one in down)
+    )
+
+
+def _slow(run: Measurements, deltas: _Deltas) -> list[Finding]:
+    throttled = {
+        (node, name.partition(".")[0]): count
+        for node, names in deltas.items()
+        for name, count in names.items()
+        if name.endswith(".nr_throttled") and count
+    }
+    found = {}
+    for one in slow_ranks(run).slow:
+        gpus = [gpu for node, gpu in throttled if node == one.host]
+        words = (
+            f"rank {one.rank} on {one.host} computes about {100 * one.slowdown:.0f} % slower than the others "
+            f"since iteration {one.since}"
+        )
+        evidence = (words, *(f"{one.host}: {gpu} was throttled {throttled[one.host, gpu]} times" for gpu in gpus))
+        name = f"{one.host}:{gpus[0]}" if gpus else _only_gpu(run.topology, one.host)
+        found[one.host] = Finding(
+            cause="slow-rank", place="gpu", name=name, confidence=0.95 if gpus else 0.75, evidence=evidence
+        )
+    if len(throttled) == 1:
+        ((node, gpu), count), *_ = throttled.items()
+        said = f"{node}: {gpu} was throttled {count} times, no other"
+        found.setdefault(
+            node, Finding(cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(said,))
+        )
+    return list(found.values())
+
+
+def _only_gpu(topology: Topology, host: str) -> str:
+    gpus = topology.host_by_name[host].gpus if host in topology.host_by_name else ()
+    return f"{host}:{gpus[0].name}" if len(gpus) == 1 else host
+
+
+def _lost_rank(run: Measurements, flights: Sequence[Flight]) -> list[Finding]:
+    found = culprit(flights, run)
+    if found is None:
+        return []
+    host = next((rank.host for rank in run.ranks if rank.rank == found.rank), f"rank {found.rank}")
+    return [
+        Finding(cause="lost-rank", place="rank", name=host, confidence=found.confidence, evidence=tuple(found.words))
+    ]

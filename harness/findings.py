@@ -1,0 +1,57 @@
+"""What an attribution can say: the set of causes, the set of places, and one finding. Written into `verdict.json`."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+__all__ = ["CAUSES", "NOTHING", "PLACES", "Cause", "Finding", "Place"]
+
+Cause = Literal[
+    "link-down",
+    "control-plane",
+    "mtu",
+    "loss",
+    "silent-host",
+    "congestion",
+    "slow-rank",
+    "lost-rank",
+    "nothing",
+]
+Place = Literal[
+    "rank",
+    "gpu",
+    "rnic",
+    "host-link",
+    "rtsw",
+    "rtsw-ctsw-link",
+    "ctsw",
+    "zone-uplink",
+    "storage",
+    "not-network",
+    "none",
+]
+"""`rnic`, `storage` and `not-network` (something else, but no switch or link) are in the set for labs that can show
+them; nothing of ours finds them yet. `none`: there is nothing to place."""
+CAUSES: tuple[str, ...] = get_args(Cause)
+PLACES: tuple[str, ...] = get_args(Place)
+_NETWORK: frozenset[str] = frozenset({"rnic", "host-link", "rtsw", "rtsw-ctsw-link", "ctsw", "zone-uplink"})
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. `name` is the place as the topology calls it; `confidence` in 0..1 orders findings, no more."""
+
+    cause: Cause
+    place: Place
+    name: str
+    confidence: float
+    evidence: tuple[str, ...]
+
+    @property
+    def is_network(self) -> bool:
+        """Whether the place belongs to the back-end network."""
+        return self.place in _NETWORK
+
+
+NOTHING = Finding(cause="nothing", place="none", name="", confidence=0.5, evidence=("nothing out of the ordinary",))

@@ -1,0 +1,238 @@
+"""Which link a loss on it would look like: the signature that it leaves on RNICs, against what was counted. Pure.
+
+A queue pair's data goes one way, its ACKs the other. When u→v loses packets,
+
+    of the data that crosses u→v    the receiver sees gaps, the sender gets NAKs or runs into its timer
+    of the ACKs that cross u→v      the sender runs into its timer, the receiver gets duplicates
+
+so every directed link predicts another vector over (sign, RNIC). The hypothesis whose vector has the smallest angle to
+the one that was counted explains it best (cosine, 0..1). What a busy machine adds everywhere alike (timers, duplicates)
+is taken out as the median over RNICs first, and what is not well above it counts as nothing. A switch that took in more
+packets than it sent out is where they went: its links are preferred, above all those on the way out, where queues are;
+on a link that delivered fewer than went in, they were lost on the wire. ACKs are taken to come back on the way that the
+data went; a few that are lost show nowhere, for the next one says the same, so that their signs count for less.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.measurements import Connection, Measurements
+from testbed.topology import Link
+
+__all__ = ["Match", "Signs", "match"]
+
+_WEIGHTS = {"gap": 1.0, "nak": 0.7, "timer": 0.5, "duplicate": 0.3, "mark": 1.0}
+_COUNTERS = {
+    "gap": ("out_of_seq_request", "packet_seq_err_rx"),
+    "nak": ("rcvd_seq_err", "packet_seq_err"),
+    "timer": ("completer_retry_err", "local_ack_timeout_err"),
+    "duplicate": ("duplicate_request",),
+}
+"""By sign: the counter of rdma_rxe, then mlx5's where it has another name."""
+_BACKGROUND = ("timer", "duplicate")
+_FEW = 3
+_GAPS = 2
+"""Of gaps and NAKs, which no busy machine makes by itself."""
+_LOST_FEW = 10
+_OUT, _IN, _WIRE = 1.3, 1.15, 1.4
+"""How much a link is preferred where packets went missing: on the way out of a switch, on the way in, on the wire."""
+_SILENT = 1.25
+_ACKS = 0.4
+_LEAST = 0.6
+
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What was counted, by (sign, `host1:rxe0`).
+
+    `lost_in`: by how much a switch took in more packets than it sent out; `lost_on`: how many a link took in and did
+    not deliver, by the nodes that it leads from and to.
+    """
+
+    counts: Mapping[_Key, float]
+    lost_in: Mapping[str, int] = field(default_factory=dict)
+    lost_on: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> Signs:
+        """The signs of a run on the RNICs of its workload."""
+        used = sorted({end for one in run.connections for end in (one.src, one.dst)})
+        counts: dict[_Key, float] = {}
+        for end in used:
+            host, _, rnic = end.partition(":")
+            seen = deltas.get(host, {})
+            for sign, names in _COUNTERS.items():
+                counts[sign, end] = float(max((seen.get(f"{rnic}.{name}", 0) for name in names), default=0))
+            counts["mark", end] = float(seen.get("ip.InCEPkts", 0))
+        for sign in _BACKGROUND:
+            usual = float(np.median([counts[sign, end] for end in used])) if used else 0.0
+            noise = max(_FEW, 5 * math.sqrt(usual), usual / 2)
+            for end in used:
+                excess = counts[sign, end] - usual
+                counts[sign, end] = excess if excess > noise else 0.0
+        return cls(counts=counts, lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas))
+
+    @property
+    def gaps(self) -> float:
+        """Gaps that all receivers saw."""
+        return sum(count for (sign, _), count in self.counts.items() if sign == "gap")
+
+    @property
+    def marked(self) -> bool:
+        """Whether CE marks came in."""
+        return any(count >= _FEW for (sign, _), count in self.counts.items() if sign == "mark")
+
+    def marks(self) -> Signs:
+        """The marks alone."""
+        return Signs(counts={key: count for key, count in self.counts.items() if key[0] == "mark"})
+
+    def losses(self) -> Signs:
+        """All but the marks."""
+        counts = {key: count for key, count in self.counts.items() if key[0] != "mark"}
+        return Signs(counts=counts, lost_in=self.lost_in, lost_on=self.lost_on)
+
+    def vector(self) -> dict[_Key, float]:
+        """Each sign relative to its own largest count and weighted; a sign that hardly moved is 0."""
+        largest: dict[str, float] = {}
+        for (sign, _), count in self.counts.items():
+            largest[sign] = max(largest.get(sign, 0.0), count)
+        return {
+            (sign, end): _WEIGHTS[sign] * count / largest[sign]
+            for (sign, end), count in self.counts.items()
+            if largest[sign] >= (_FEW if sign in _BACKGROUND or sign == "mark" else _GAPS) and count
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The best hypothesis: a link, or (None) a host that hangs; `likeness` in 0..1."""
+
+    link: Link | None
+    host: str
+    likeness: float
+    evidence: tuple[str, ...]
+
+
+def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool = False) -> Match | None:
+    """The hypothesis that is most like the signs; None: nothing moved, or nothing is like it."""
+    seen = signs.vector()
+    if not seen:
+        return None
+    lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
+    found: list[tuple[float, Link | None, str]] = []
+    for link in among:
+        for u, v in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
+            likeness = _cosine(seen, _predicted(run, u, v, seen, rnic=link.rnic))
+            if signs.lost_on.get((u, v)):
+                likeness *= _WIRE
+            elif lossy in (u, v):
+                likeness *= _OUT if lossy == u else _IN
+            found.append((likeness, link, ""))
+    if hosts and signs.gaps < _FEW and not signs.lost_in and not signs.lost_on:
+        names = {one.dst.partition(":")[0] for one in run.connections}
+        found += [(_SILENT * _cosine(seen, _silent(run, host)), None, host) for host in sorted(names)]
+    best = max(found, key=lambda one: one[0], default=None)
+    if best is None or best[0] < _LEAST:
+        return None
+    return Match(link=best[1], host=best[2], likeness=min(1.0, best[0]), evidence=_evidence(signs, lossy))
+
+
+def _predicted(run: Measurements, u: str, v: str, seen: Mapping[_Key, float], *, rnic: str | None) -> dict[_Key, float]:
+    """What loss on u→v would leave; for marks, only what carries data is marked."""
+    found: dict[_Key, float] = {}
+
+    def add(sign: str, end: str, share: float = 1.0) -> None:
+        found[sign, end] = max(found.get((sign, end), 0.0), share * _WEIGHTS[sign])
+
+    marks = all(sign == "mark" for sign, _ in seen)
+    for one in run.connections:
+        forth, back = _crosses(one, u, v, rnic=rnic), _crosses(one, v, u, rnic=rnic)
+        if forth and marks:
+            add("mark", one.dst)
+        elif forth:
+            add("gap", one.dst)
+            add("nak", one.src)
+            add("timer", one.src)
+        elif back and marks:
+            add("mark", one.src)
+        elif back:
+            add("timer", one.src, _ACKS)
+            add("duplicate", one.dst, _ACKS)
+    return found
+
+
+def _crosses(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
+    """Whether its data goes from u to v next; a host's link only if it is the link of the RNIC in use."""
+    if rnic is not None and f"{u}:{rnic}" != one.src and f"{v}:{rnic}" != one.dst:
+        return False
+    return (u, v) in itertools.pairwise(one.path)
+
+
+def _silent(run: Measurements, host: str) -> dict[_Key, float]:
+    found: dict[_Key, float] = {}
+    for one in run.connections:
+        if one.dst.partition(":")[0] == host:
+            found["timer", one.src] = _WEIGHTS["timer"]
+            found["duplicate", one.dst] = _WEIGHTS["duplicate"]
+    return found
+
+
+def _cosine(left: Mapping[_Key, float], right: Mapping[_Key, float]) -> float:
+    product = sum(value * right.get(key, 0.0) for key, value in left.items())
+    sizes = math.hypot(*left.values()) * math.hypot(*right.values()) if left and right else 0.0
+    return product / sizes if sizes else 0.0
+
+
+def _lost_in(run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Packets that a switch took in and did not send out; one whose carrier changed is left out, its ports drop."""
+    found = {}
+    for switch in run.topology.switches:
+        seen = deltas.get(switch.name, {})
+        ports = [link.end(switch.name).netdev for link in run.topology.links_of(switch.name)]
+        if any(seen.get(f"{port}.carrier_changes", 0) for port in ports):
+            continue
+        received = sum(seen.get(f"{port}.rx_packets", 0) for port in ports)
+        sent = sum(seen.get(f"{port}.tx_packets", 0) for port in ports)
+        # What the control plane hears and says is not the same number.
+        if received - sent > _LOST_FEW + received // 5000:
+            found[switch.name] = received - sent
+    return found
+
+
+def _lost_on(run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:
+    """Packets that one end of a link sent and the other did not get; the ends are read a moment apart."""
+    found = {}
+    for link in run.topology.links:
+        for near, far in ((link.a, link.b), (link.b, link.a)):
+            sent = deltas.get(near.node, {}).get(f"{near.netdev}.tx_packets", 0)
+            received = deltas.get(far.node, {}).get(f"{far.netdev}.rx_packets", 0)
+            if received and sent - received > _LOST_FEW + sent // 1000:
+                found[near.node, far.node] = sent - received
+    return found
+
+
+def _evidence(signs: Signs, lossy: str) -> tuple[str, ...]:
+    words = {
+        "gap": "gaps in the PSNs of what it received",
+        "nak": "NAKs for a gap at the other end",
+        "timer": "timers of its queue pairs more than usual in this run",
+        "duplicate": "duplicates received more than usual in this run",
+        "mark": "packets with CE marks received",
+    }
+    lines = [
+        f"{end}: {count:,.0f} {words[sign]}"
+        for (sign, end), count in sorted(signs.counts.items(), key=lambda item: -item[1])
+        if count >= _FEW
+    ][:6]
+    if signs.lost_in.get(lossy):
+        lines.append(f"{lossy}: {signs.lost_in[lossy]:,} packets came in and did not go out")
+    lines += [f"{u} to {v}: {count:,} packets were sent and did not arrive" for (u, v), count in signs.lost_on.items()]
+    return tuple(lines)

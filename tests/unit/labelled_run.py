@@ -1,0 +1,168 @@
+"""Made-up runs with one fault each, and what it would leave on every counter: packets are drawn, not measured.
+
+Each connection sends data and gets ACKs along its path; a fault at a place loses, marks or delays what crosses it. What
+a healthy and busy machine adds (timers, duplicates) is on every RNIC.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import msgspec
+import numpy as np
+from synthetic_run import S, soft_topology, synthetic_run
+
+from harness.measurements import Connection
+from harness.plan import PlannedFault
+
+PACKETS = 20_000
+
+
+def connections():
+    """Every host to its neighbour in a ring of RNICs rxe0, and across to one of the other rack on the other spine."""
+    names = ["host1", "host2", "host3", "host4"]
+    racks = dict(zip(names, (1, 1, 2, 2), strict=True))
+    found = []
+    for index, src in enumerate(names):
+        for hop in (1, 2):
+            dst = names[(index + hop) % 4]
+            middle = [f"rtsw{racks[src]}"]
+            if racks[src] != racks[dst]:
+                middle += [f"ctsw{1 + (index + hop) % 2}", f"rtsw{racks[dst]}"]
+            number = len(found)
+            found.append(
+                Connection(
+                    src=f"{src}:rxe0",
+                    dst=f"{dst}:rxe0",
+                    lqpn=17 + number,
+                    rqpn=117 + number,
+                    udp_sport=50_000 + number,
+                    path=(src, *middle, dst),
+                )
+            )
+    return tuple(found)
+
+
+class Network:
+    """Counts what every packet of every connection leaves, while one directed link u→v hurts a share of them."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+        self.topology = soft_topology()
+        self.counts = Counter()
+        self.ports = {
+            (near.node, far.node): near.netdev
+            for link in self.topology.links
+            if link.rnic in (None, "rxe0")
+            for near, far in ((link.a, link.b), (link.b, link.a))
+        }
+
+    def move(self, path, packets, hurt, share, what):
+        """Send packets along a path; how many arrive, and how many of the others a switch swallowed."""
+        for u, v in itertools.pairwise(path):
+            if (u, v) == hurt and what in ("drop", "mtu"):
+                lost = int(self.rng.binomial(packets, share))
+                self.counts[u, "ip.FragFails"] += lost if what == "mtu" else 0
+                packets -= lost
+            self.counts[u, f"{self.ports[u, v]}.tx_packets"] += packets
+            self.counts[v, f"{self.ports[v, u]}.rx_packets"] += packets
+        return packets
+
+    def run(self, hurt=None, share=0.0, what="drop"):
+        for one in connections():
+            (src, dst) = (end.partition(":")[0] for end in (one.src, one.dst))
+            lost = PACKETS - self.move(one.path, PACKETS, hurt, share, what)
+            unheard = PACKETS // 4 - self.move(one.path[::-1], PACKETS // 4, hurt, share, what)
+            self.counts[dst, "rxe0.out_of_seq_request"] += lost
+            self.counts[src, "rxe0.rcvd_seq_err"] += int(self.rng.binomial(lost, 0.9))
+            timers = int(self.rng.binomial(lost, 0.1)) + int(self.rng.binomial(unheard, 0.05))
+            self.counts[src, "rxe0.completer_retry_err"] += timers
+            self.counts[dst, "rxe0.duplicate_request"] += timers
+            if what == "mark" and hurt in itertools.pairwise(one.path):
+                self.counts[dst, "ip.InCEPkts"] += int(self.rng.binomial(PACKETS, share))
+        return self
+
+    def hang(self, host):
+        for one in connections():
+            if one.dst.startswith(f"{host}:"):
+                self.counts[one.src.partition(":")[0], "rxe0.completer_retry_err"] += int(self.rng.integers(20, 40))
+                self.counts[host, "rxe0.duplicate_request"] += int(self.rng.integers(20, 40))
+        return self
+
+    def carrier(self, link):
+        for end in (link.a, link.b):
+            self.counts[end.node, f"{end.netdev}.carrier_changes"] += 2
+        return self
+
+    def sessions(self, switch):
+        for link in self.topology.links_of(switch):
+            if link.is_uplink:
+                self.counts[switch, "tcp.ActiveOpens"] += 1
+                self.counts[link.other(switch).node, "tcp.EstabResets"] += 1
+        return self
+
+    def measured(self, kind, target, *, slow=None):
+        """The whole run: its counters, and (if it has one) its fault with a receipt that proves it."""
+        run = synthetic_run()
+        for host in self.topology.host_by_name:
+            self.counts[host, "rxe0.completer_retry_err"] += int(self.rng.poisson(4))
+            self.counts[host, "rxe0.duplicate_request"] += int(self.rng.poisson(30))
+        after: dict[str, dict[str, int]] = {}
+        for node in (*self.topology.host_by_name, *self.topology.switch_by_name):
+            after[node] = {}
+        for (node, name), count in self.counts.items():
+            after[node][name] = count
+        faults = ()
+        if kind is not None:
+            plan = PlannedFault(
+                id="it", kind=kind, target=target, at_ns=30 * S, duration_ns=6 * S, seed=1, parameters={}
+            )
+            receipt = msgspec.structs.replace(run.faults[0].receipt, id="it", kind=kind, target=target)
+            faults = (msgspec.structs.replace(run.faults[0], plan=plan, receipt=receipt),)
+        return msgspec.structs.replace(
+            run,
+            connections=connections(),
+            counters_before={node: dict.fromkeys(names, 0) for node, names in after.items()},
+            counters_after=after,
+            faults=faults,
+            series=run.twin if slow is None else slowed(run.twin, slow),
+        )
+
+
+def slowed(series, rank, factor=1.5):
+    """Rank `rank` computes slower from the 70th iteration on."""
+    steps = tuple(
+        msgspec.structs.replace(one, compute_ns=round(one.compute_ns * factor)) if one.index >= 70 else one
+        for one in series[rank].iterations
+    )
+    return tuple(msgspec.structs.replace(one, iterations=steps) if one.rank == rank else one for one in series)
+
+
+def campaign(seed=1):
+    """One run for each kind and place that carries the workload: (kind, target, measurements)."""
+    topology = soft_topology()
+    links = [link for link in topology.links if link.rnic in (None, "rxe0")]
+    used = {pair for one in connections() for pair in itertools.pairwise(one.path)}
+    for index, link in enumerate(links):
+        for number, (u, v) in enumerate(((link.a.node, link.b.node), (link.b.node, link.a.node))):
+            if (u, v) not in used:
+                continue
+            network = Network(seed + 100 * index + number)
+            for share in (0.02, 0.002):
+                yield (
+                    "packet.drop",
+                    link.name,
+                    Network(seed + 100 * index).run((u, v), share).measured("packet.drop", link.name),
+                )
+            if number == 0:
+                yield "link.mtu", link.name, network.run((u, v), 0.01, "mtu").measured("link.mtu", link.name)
+        yield "link.down", link.name, Network(seed).run().carrier(link).measured("link.down", link.name)
+    for index, host in enumerate(topology.host_by_name):
+        yield "gpu.throttle", f"{host}:gpu0", Network(seed).run().measured("gpu.throttle", f"{host}:gpu0", slow=index)
+        yield "host.freeze", host, Network(seed + index).run().hang(host).measured("host.freeze", host)
+    for index, switch in enumerate(topology.switch_by_name):
+        network = Network(seed + index).run().sessions(switch)
+        yield "switch.bgp-kill", switch, network.measured("switch.bgp-kill", switch)
+    for number in range(4):
+        yield None, "", Network(seed + number).run().measured(None, "")

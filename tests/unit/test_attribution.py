@@ -1,0 +1,181 @@
+"""The place of a fault is found from its traces alone, and what is not the network is not called so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from labelled_run import Network, campaign, connections
+from synthetic_run import synthetic_run
+from test_report import finished
+
+from harness import stalls
+from harness.attribution import attribute
+from harness.cli.main import cli
+from harness.confusion import score, truths_of
+from harness.findings import CAUSES, NOTHING, PLACES
+from harness.report import render
+from traffic.flight import Entry, Flight
+
+
+@pytest.fixture(scope="module")
+def labelled():
+    return list(campaign())
+
+
+def test_the_made_up_campaign_is_placed(labelled):
+    """Over 60 made-up runs of all link, switch, host and GPU places: culprit >= 95 %, network or not >= 97 %."""
+    total = score((run, ()) for _, _, run in labelled)
+    wrong = [
+        (kind, target, found.cause, found.name)
+        for kind, target, run in labelled
+        for found in attribute(run)[:1]
+        if truths_of(run) and not truths_of(run)[0].named_by(found)
+    ]
+    assert total.runs == total.single == len(labelled) >= 60
+    assert total.right >= 0.95 * total.single, wrong
+    assert total.network_right >= 0.97 * total.single, wrong
+    assert total.precision.low > 0.85
+    assert sum(total.matrix.values()) == total.single
+
+
+def test_a_fault_free_run_has_no_culprit():
+    run = Network(3).run().measured(None, "")
+    assert attribute(run) == (NOTHING,)
+
+
+def test_the_plan_of_faults_is_not_looked_at(labelled):
+    for _, _, run in labelled[::7]:
+        assert attribute(run) == attribute(msgspec.structs.replace(run, faults=synthetic_run().faults))
+
+
+def test_every_finding_is_of_the_documented_sets(labelled):
+    for _, _, run in labelled:
+        for one in attribute(run):
+            assert one.cause in CAUSES
+            assert one.place in PLACES
+            assert 0 <= one.confidence <= 1
+            assert one.evidence
+
+
+def test_marks_are_placed_as_losses_are():
+    network = Network(4).run(("rtsw2", "host3"), 0.05, "mark")
+    best = attribute(network.measured("packet.mark", "rtsw2:host3:rxe0"))[0]
+    assert (best.cause, best.name) == ("congestion", "rtsw2:host3:rxe0")
+
+
+def test_a_switch_whose_links_all_went_is_one_finding():
+    network = Network(5).run()
+    for link in network.topology.links_of("ctsw1"):
+        network.carrier(link)
+    (found,) = attribute(network.measured("link.down", "ctsw1"))
+    assert (found.cause, found.place, found.name) == ("link-down", "ctsw", "ctsw1")
+
+
+def test_what_follows_from_a_link_that_went_is_no_second_finding():
+    network = Network(6).run()
+    link = network.topology.uplinks[0]
+    network.carrier(link)
+    network.counts["host1", "rxe0.completer_retry_err"] += 40
+    assert [one.cause for one in attribute(network.measured("link.down", link.name))] == ["link-down"]
+
+
+def test_a_run_whose_fault_is_in_doubt_is_no_truth(labelled):
+    _, _, run = labelled[0]
+    doubted = msgspec.structs.replace(run, faults=(msgspec.structs.replace(run.faults[0], doubts=("no witness",)),))
+    assert score([(doubted, ())]).runs == 0
+
+
+def entry(what, at_ms, *, iteration=7, step=2, peer=-1, segment=-1, psn=-1):
+    return Entry(
+        at_ns=at_ms * 1_000_000,
+        what=what,
+        iteration=iteration,
+        step=step,
+        peer=peer,
+        qpn=17,
+        segment=segment,
+        psn=psn,
+    )
+
+
+def waiting(rank, peer, *, way="from", state=""):
+    entries = [entry("begin", 1000), entry("post", 1100, peer=(rank + 1) % 4, segment=3, psn=512)]
+    return Flight(
+        rank=rank,
+        endpoint=f"host{rank + 1}:rxe0",
+        standing=f"iteration 7, step 2: waits for segment 3 of 8 {way} rank {peer} (QP 17{state})",
+        entries=(*entries, entry("arrive", 1200 + rank, peer=peer, segment=2)),
+    )
+
+
+def test_the_rank_that_left_no_recording_is_at_the_root():
+    run = synthetic_run()
+    flights = [waiting(3, 2), waiting(0, 3), waiting(2, 1)]
+    found = stalls.culprit(flights, run)
+    assert found.rank == 1
+    assert "left no recording" in found.words[0]
+    assert found.words[1] == "rank 0 waits for rank 3 waits for rank 2 waits for rank 1"
+    best = attribute(msgspec.structs.replace(run, faults=()), flights)[0]
+    assert (best.cause, best.place, best.name) == ("lost-rank", "rank", "host2")
+
+
+def test_the_rank_that_has_not_joined_is_named_with_where_it_is():
+    late = Flight(rank=1, endpoint="host2:rxe0", standing="iteration 7, compute", entries=(entry("begin", 900),))
+    found = stalls.culprit([waiting(2, 1), waiting(3, 2), late], synthetic_run())
+    assert found.rank == 1
+    assert "has not joined: iteration 7, compute" in found.words[0]
+
+
+def test_a_stall_is_told_with_step_ranks_time_psn_and_hop():
+    flights = [waiting(2, 1), waiting(1, 0)]
+    (first, second) = stalls.stalls(flights)
+    assert (first.waiter, second.waiter) == (1, 2)
+    told = second.told(lost_at="rtsw1:ctsw2")
+    assert told == "iteration 7, step 2: rank 1→2 waited 0 s for PSN 512, lost at rtsw1:ctsw2"
+    assert "over host1 → rtsw1 → host2; its queue pair is broken" in stalls.stalls([waiting(2, 1, state=", lost")])[
+        0
+    ].told(path=("host1", "rtsw1", "host2"))
+
+
+def test_a_circle_over_broken_queue_pairs_points_at_the_rank_where_they_end():
+    flights = [waiting(0, 1), waiting(1, 2, state=", lost"), waiting(2, 3, state=", lost"), waiting(3, 0)]
+    assert stalls.culprit(flights, synthetic_run()).rank == 2
+    whole = [waiting(0, 1), waiting(1, 2), waiting(2, 3), waiting(3, 0)]
+    assert stalls.culprit(whole, synthetic_run()) is None
+
+
+def test_nobody_waits_nobody_is_named():
+    assert stalls.culprit([], synthetic_run()) is None
+    assert stalls.stalls([Flight(rank=0, endpoint="a", standing="iteration 1, compute", entries=())]) == ()
+
+
+def test_every_hop_of_the_made_up_workload_exists():
+    network = Network(1)
+    hops = Counter(pair for one in connections() for pair in itertools.pairwise(one.path))
+    assert set(hops) <= set(network.ports)
+
+
+def test_the_command_holds_runs_against_their_faults(tmp_path, labelled):
+    kept = [finished(tmp_path / str(index), run).path for index, (_, _, run) in enumerate(labelled[:3])]
+    done = CliRunner().invoke(cli, ["attribute", *map(str, kept), "--json"], standalone_mode=False)
+    assert done.exception is None
+    said = json.loads(done.output)
+    assert said["judged"] == said["single"]["runs"] == 3
+    assert said["recall"]["of"] == 3
+    assert "precision" in CliRunner().invoke(cli, ["attribute", *map(str, kept)], standalone_mode=False).output
+
+
+def test_recordings_come_back_from_the_run_directory_and_onto_the_page(tmp_path):
+    directory = finished(tmp_path, synthetic_run())
+    assert directory.read_flights() == ()
+    flights = (waiting(2, 1), waiting(3, 2))
+    directory.write_flights(flights)
+    assert directory.read_flights() == flights
+    page = render(directory.path).read_text(encoding="utf-8")
+    assert "iteration 7, step 2: rank 1→2 waited" in page
+    assert "lost-rank" in page
