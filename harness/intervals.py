@@ -17,7 +17,7 @@ from harness.statistics import Interval
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["find", "iteration_times", "operation_times"]
+__all__ = ["disturbed", "find", "iteration_times", "operation_times"]
 
 
 def find(
@@ -65,13 +65,21 @@ def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> Interval 
     times = iteration_times(run.series, count)
     if count == 0 or not (times > 0).all():
         return None
-    begin = min(step.start_ns for rank in run.series for step in rank.iterations)
-    ends = begin + np.cumsum(times)
-    touched = np.zeros(count, dtype=bool)
-    for first_ns, last_ns in _disturbances(run, impacts):
-        touched |= (ends > first_ns) & (ends - times < last_ns)
+    touched = disturbed(run, impacts, times)
     before = int(np.argmax(touched)) if touched.any() else count
     return statistics.total_ratio(times, iteration_times(run.twin, count), quiet=~touched, before=before)
+
+
+def disturbed(
+    run: Measurements, impacts: Mapping[str, timeline.Impact], times: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Which of a run's first iterations, of these times, a fault touched."""
+    begin = min((step.start_ns for rank in run.series for step in rank.iterations), default=0)
+    ends = begin + np.cumsum(times)
+    touched = np.zeros(len(times), dtype=np.bool_)
+    for first_ns, last_ns in _disturbances(run, impacts):
+        touched |= (ends > first_ns) & (ends - times < last_ns)
+    return touched
 
 
 def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> list[tuple[int, int]]:

@@ -43,6 +43,7 @@ __all__ = [
     "decide",
     "mean_interval",
     "percentile_interval",
+    "ratio_interval",
     "resolution",
     "share_interval",
     "student_over_normal",
@@ -86,7 +87,14 @@ def decide(sign: Literal["min", "max"], bound: float, interval: Interval) -> Ver
     return Verdict.PASS if inside else Verdict.FAIL if outside else Verdict.INCONCLUSIVE
 
 
-def total_ratio(treated: Floats, control: Floats, *, quiet: NDArray[np.bool_], before: int) -> Interval | None:
+def total_ratio(
+    treated: Floats,
+    control: Floats,
+    *,
+    quiet: NDArray[np.bool_],
+    before: int,
+    quiet_control: NDArray[np.bool_] | None = None,
+) -> Interval | None:
     """The ratio of two sums of as many paired values, such as iteration times of a run and of its twin.
 
     Args:
@@ -94,13 +102,14 @@ def total_ratio(treated: Floats, control: Floats, *, quiet: NDArray[np.bool_], b
         control: times in the twin, of the same.
         quiet: which of `treated` no fault touched; its noise and the twin's are what is resampled.
         before: how many of the first came before any fault; 0: the drift between run and twin is not known.
+        quiet_control: the same of `control`; None: all of it, for a twin has no faults.
 
     None: too few values to know their noise.
     """
-    calm = treated[quiet]
-    if len(control) < MIN_VALUES or not control.all():
+    calm = (treated[quiet], control if quiet_control is None else control[quiet_control])
+    if not control.all() or all(len(part) < MIN_VALUES for part in calm):
         return None
-    noise = np.concatenate([part / part.mean() - 1 for part in (calm, control) if len(part) >= MIN_VALUES])
+    noise = np.concatenate([part / part.mean() - 1 for part in calm if len(part) >= MIN_VALUES])
     block, sums = _noise_of_mean(noise, count=len(control), draws=2)
     ratio = float(treated.sum() / control.sum())
     low, high = _quantiles(ratio * (1 + sums[0]) / np.maximum(1 + sums[1], 1e-9))
@@ -159,6 +168,15 @@ def widened(interval: Interval, log_sd: float, *, source: str) -> Interval:
         level=interval.level,
         method=f"{interval.method}; widened by {source}",
     )
+
+
+def ratio_interval(over: Interval, under: Interval, ratio: float) -> Interval | None:
+    """A ratio of two values that were measured apart, from the interval of each; None: one of them reaches to 0."""
+    if min(over.low, under.low, ratio) <= 0:
+        return None
+    low = math.hypot(*(math.log(one.high / one.low) / 2 for one in (over, under)))
+    words = f"both intervals: {over.method}"
+    return Interval(low=ratio / math.exp(low), high=ratio * math.exp(low), method=words)
 
 
 def share_interval(count: int, total: int, *, level: float = LEVEL) -> Interval:

@@ -1,14 +1,19 @@
-"""Commands over several runs: noise."""
+"""Commands over several runs: noise, history; and the comparison of two."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 import msgspec
 
+from harness import history as history_module
 from harness import noise as noise_module
+from harness import summary
 from harness.cli.context import Session, json_option, pass_session
+from harness.compare import compare, differences
+from harness.metrics import METRICS
 from harness.rundir import open_run
 from testbed.paths import lab_dir
 
@@ -53,4 +58,80 @@ def noise(session: Session, *, run_dirs: tuple[Path, ...], out: Path | None, as_
     session.out.print(f"{floor.iterations} iterations each; kept in {kept}", soft_wrap=True)
 
 
-COMMANDS = (noise,)
+@click.command()
+@click.option(
+    "--runs",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder of run directories.",
+)
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many runs to show.")
+@json_option
+@pass_session
+def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
+    """List runs, oldest first, and mark what got worse against earlier runs of the same experiment and seed.
+
+    The index (.history.sqlite in the folder) is brought up to date first; it may be removed at any time.
+    """
+    past = history_module.read(history_module.update(runs))
+    worse = history_module.regressions(past)
+    if as_json:
+        session.json({"runs": [asdict(one) for one in past[-last:]], "regressions": [asdict(one) for one in worse]})
+        return
+    marked = {one.run for one in worse}
+    rows = [
+        (
+            "[red]▼[/red]" if one.name in marked else "",
+            one.name,
+            one.verdict,
+            *(
+                summary.format_value(one.metrics.get(name), METRICS[name].unit)
+                for name in ("jct_ratio", "recovery.total", "dip", "iterations")
+            ),
+            one.version,
+        )
+        for one in past[-last:]
+    ]
+    session.table(("", "run", "verdict", "jct_ratio", "recovery.total", "dip", "iterations", "version"), rows)
+    for one in worse:
+        session.out.print(f"[red]▼[/red] {one.run}: {one.metric} {one.words}", soft_wrap=True)
+
+
+PAIR = 2
+
+
+def show_comparison(session: Session, first: Path, second: Path, *, as_json: bool) -> None:
+    """Print how run B compares with run A."""
+    a, b = open_run(first), open_run(second)
+    apart = differences(a.read_plan(), b.read_plan())
+    measured = a.read_measurements()
+    floor = noise_module.load(lab_dir(measured.lab), measured.workload)
+    rows = compare(measured, b.read_measurements(), floor=floor)
+    if as_json:
+        session.json({"a": first, "b": second, "differ": apart, "metrics": [asdict(row) for row in rows]})
+        return
+    colours = {"better": "green", "worse": "red"}
+    session.table(
+        ("", "A", "B", "B / A", "99 % interval", "B is"),
+        [
+            (
+                row.metric,
+                summary.format_value(row.a, row.unit),
+                summary.format_value(row.b, row.unit),
+                "" if row.ratio is None else f"{row.ratio:.3f}",
+                "" if row.interval is None else f"{row.interval.low:.3f}..{row.interval.high:.3f}",
+                f"[{colours[row.says]}]{row.says}[/]" if row.says in colours else row.says,
+            )
+            for row in rows
+        ],
+    )
+    for line in apart:
+        session.out.print(f"[yellow]A and B differ in more than one thing:[/yellow] {line}", soft_wrap=True)
+    if floor is None:
+        session.out.print(
+            "no noise floor is kept for this lab and workload: what runs differ by anyhow is not in these"
+        )
+
+
+COMMANDS = (noise, history)

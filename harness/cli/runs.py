@@ -12,6 +12,7 @@ from harness import plan as plan_module
 from harness import run as run_module
 from harness import rundir, summary
 from harness.cli.context import Session, json_option, pass_session
+from harness.cli.history import PAIR, show_comparison
 from harness.observe import observe
 from harness.run import Decided, Finished
 from harness.verdict import Verdict, exit_code
@@ -63,17 +64,28 @@ def run(session: Session, *, experiment: Path, seed: int | None, only_plan: bool
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run_dirs", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--compare", is_flag=True, help="Hold the second of two runs against the first, with intervals.")
 @json_option
 @pass_session
-def report(session: Session, *, run_dir: Path, as_json: bool) -> None:
-    """Write the report of a finished run again, from what its RUN_DIR holds, and say how it ended."""
-    found = rundir.open_run(run_dir)
+def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, as_json: bool) -> None:
+    """Write the report of a finished run again, from what its directory holds, and say how it ended.
+
+    With --compare, RUN_DIRS are two runs, A and B, of one experiment with one seed: what B does better or worse.
+    """
+    if compare:
+        if len(run_dirs) != PAIR:
+            raise click.UsageError("--compare takes two run directories, A and B")
+        show_comparison(session, *run_dirs, as_json=as_json)
+        return
+    if len(run_dirs) != 1:
+        raise click.UsageError("one run directory, or two with --compare")
+    found = rundir.open_run(run_dirs[0])
     verdict = found.read_verdict()
     # matplotlib takes a second to import, and most commands draw nothing.
     from harness import report as report_module  # noqa: PLC0415
 
-    _show(session, Finished(run_dir=found, verdict=verdict, report=report_module.render(run_dir)), as_json=as_json)
+    _show(session, Finished(run_dir=found, verdict=verdict, report=report_module.render(found.path)), as_json=as_json)
 
 
 def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:

@@ -1,0 +1,152 @@
+"""Two runs beside each other, and many in a row: a difference is told only where the noise leaves no other reading."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from synthetic_run import synthetic_run
+from test_noise import without_faults
+from test_report import finished
+
+from harness import history
+from harness.cli.main import cli
+from harness.compare import compare, differences
+from harness.history import Past, regressions
+from harness.noise import NoiseFloor, Spread
+from harness.plan import Plan
+from testbed.errors import UsageError
+
+PLAN = Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={"size_bytes": 1}, faults=())
+
+
+def test_a_run_does_not_differ_from_itself():
+    run = synthetic_run()
+    for row in compare(run, run):
+        assert row.ratio in {None, 1.0}
+        assert row.says in {"no difference shown", "not comparable"}
+
+
+def test_half_as_long_again_is_worse_and_the_other_way_round_better():
+    run = without_faults(synthetic_run())
+    slow = without_faults(synthetic_run(), 1.5)
+    worse, better = compare(run, slow)[0], compare(slow, run)[0]
+    assert (worse.metric, worse.says) == ("job time", "worse")
+    assert worse.ratio == pytest.approx(1.5, rel=0.01)
+    assert worse.interval.low > 1.3
+    assert (better.says, better.ratio) == ("better", pytest.approx(1 / 1.5, rel=0.01))
+
+
+def test_what_the_lab_does_anyhow_is_no_difference():
+    run = without_faults(synthetic_run())
+    spread = Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
+    floor = NoiseFloor(lab="soft", workload={}, iterations=5, sources=(), spreads={"job_time": spread})
+    row = compare(run, without_faults(synthetic_run(), 1.2), floor=floor)[0]
+    assert row.says == "no difference shown"
+    assert "noise floor" in row.why
+
+
+def test_one_recovery_each_compares_nothing():
+    run = synthetic_run()
+    rows = {row.metric: row for row in compare(run, run)}
+    assert "only repeats" in rows["recovery.uplink"].why
+
+
+def test_bandwidth_is_better_when_it_is_higher():
+    run = synthetic_run()
+    better = msgspec.structs.replace(run, summary=msgspec.structs.replace(run.summary, busbw_gbps=2.0))
+    rows = {row.metric: row for row in compare(run, better)}
+    assert rows["busbw.mean"].says == "better"
+
+
+def test_more_than_one_change_is_told():
+    assert differences(PLAN, PLAN) == ()
+    other = msgspec.structs.replace(PLAN, seed=8, workload={"size_bytes": 2})
+    assert differences(PLAN, other) == ("seed: 7 and 8", "workload: size_bytes 1 and 2")
+
+
+def test_the_command_compares_and_wants_two(tmp_path):
+    a, b = (finished(tmp_path / name, synthetic_run()).path for name in "ab")
+    done = CliRunner().invoke(cli, ["report", "--compare", str(a), str(b), "--json"], standalone_mode=False)
+    assert done.exception is None
+    said = json.loads(done.output)
+    assert said["differ"] == []
+    assert said["metrics"][0]["metric"] == "job time"
+    text = CliRunner().invoke(cli, ["report", "--compare", str(a), str(b)], standalone_mode=False).output
+    assert "no difference shown" in text
+    assert CliRunner().invoke(cli, ["report", "--compare", str(a)]).exit_code == 2
+    assert CliRunner().invoke(cli, ["report", str(a), str(b)]).exit_code == 2
+
+
+def past(number, *, verdict="PASS", series="s", **metrics):
+    return Past(
+        name=f"run-{number:02}",
+        experiment="demo",
+        seed=7,
+        lab="soft",
+        version="v",
+        series=series,
+        verdict=verdict,
+        lab_state="CLEAN",
+        metrics=metrics,
+    )
+
+
+STEADY = [past(number, jct_ratio=value) for number, value in enumerate([1.10, 1.12, 1.08, 1.11, 1.09])]
+
+
+def test_what_is_beyond_earlier_runs_is_a_regression():
+    (found,) = regressions([*STEADY, past(9, jct_ratio=1.6)])
+    assert (found.run, found.metric) == ("run-09", "jct_ratio")
+    assert "1.45 of what it was; 5 earlier runs let expect at most 1.1" in found.words
+
+
+def test_what_earlier_runs_let_expect_is_none():
+    assert regressions([*STEADY, past(9, jct_ratio=1.14)]) == ()
+    assert regressions([*STEADY, past(9, jct_ratio=0.9)]) == ()
+    assert regressions([*STEADY[:3], past(9, jct_ratio=1.6)]) == ()
+    assert regressions([*STEADY, past(9, jct_ratio=1.6, series="another")]) == ()
+
+
+def test_less_bandwidth_is_a_regression_and_more_is_none():
+    runs = [past(number, **{"busbw.mean": value}) for number, value in enumerate([10.0, 10.1, 9.9, 10.05])]
+    assert len(regressions([*runs, past(9, **{"busbw.mean": 7.0})])) == 1
+    assert regressions([*runs, past(9, **{"busbw.mean": 13.0})]) == ()
+
+
+def test_a_pass_that_turns_into_a_fail_is_one():
+    (found,) = regressions([past(1), past(2, verdict="FAIL")])
+    assert found.metric == "verdict"
+    assert regressions([past(1), past(2, verdict="INCONCLUSIVE")]) == ()
+
+
+def test_the_index_follows_the_folder(tmp_path):
+    first = finished(tmp_path, synthetic_run())
+    finished(tmp_path, synthetic_run(), name="another")
+    (tmp_path / "no-run").mkdir()
+    assert [one.name for one in history.read(history.update(tmp_path))] == sorted(
+        one.name for one in tmp_path.iterdir() if (one / "verdict.json").exists()
+    )
+    changed = msgspec.structs.replace(first.read_verdict(), lab_state="DIRTY")
+    first.write_verdict(changed)
+    (kept,) = (one for one in history.read(history.update(tmp_path)) if one.name == first.path.name)
+    assert kept.lab_state == "DIRTY"
+    assert kept.metrics["jct_ratio"] > 1
+    for one in list(first.path.iterdir()):
+        one.unlink()
+    assert len(history.read(history.update(tmp_path))) == 1
+
+
+def test_the_command_lists_runs(tmp_path):
+    finished(tmp_path, synthetic_run())
+    done = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path), "--json"], standalone_mode=False)
+    assert done.exception is None
+    assert json.loads(done.output)["runs"][0]["verdict"] == "PASS"
+    assert "PASS" in CliRunner().invoke(cli, ["history", "--runs", str(tmp_path)], standalone_mode=False).output
+    with pytest.raises(UsageError, match="no such folder"):
+        history.update(tmp_path / "none")
+    (tmp_path / history.FILE).write_bytes(b"no database" * 100)
+    with pytest.raises(UsageError, match="made anew"):
+        history.update(tmp_path)
