@@ -18,9 +18,10 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from harness import plots, summary
+from harness import packet_stalls, plots, summary
 from harness.attribution import attribute
 from harness.drawing import Mark, fabric_svg
+from harness.findings import Finding
 from harness.judge import unproven
 from harness.measurements import FaultRun, Measurements
 from harness.metrics import METRICS, lookup
@@ -28,6 +29,7 @@ from harness.observe import Observed, counter_deltas, observe
 from harness.packets.evidence import Evidence
 from harness.phases import Phase
 from harness.plots import Band, Chart
+from harness.prediction import predictions
 from harness.quantities import format_bytes, format_duration, format_rate
 from harness.rundir import RunDir, open_run
 from harness.slow_ranks import slow_ranks
@@ -88,7 +90,8 @@ def render(run_dir: Path) -> Path:
 def render_html(run: RunDir) -> str:
     """The page as text."""
     verdict, measured = run.read_verdict(), run.read_measurements()
-    observed, flights = observe(measured), run.read_flights()
+    observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
+    findings = attribute(measured, flights)
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]
     marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.plan.target) for fault in faults]
@@ -115,22 +118,27 @@ def render_html(run: RunDir) -> str:
             routed={fault_id: one for fault_id, one in observed.routing.items() if one.changes},
             clock_error_ns=max((one.clock_error_ns for one in measured.watched), default=0),
             slow_ranks=slow_ranks(measured),
-            findings=attribute(measured, flights),
-            stalled=[_stall(one, measured) for one in stalls(flights)],
+            predictions=predictions(measured, observed),
+            findings=findings,
+            stalled=[_stall(one, measured, findings) for one in stalls(flights)],
+            waits=packet_stalls.told(measured, packets, findings) if packets else (),
             observed=observed,
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),
             quiet=_quiet_counters(measured),
-            **_packets(run.read_packets()),
+            **_packets(packets),
         )
     )
 
 
-def _stall(one: Stall, run: Measurements) -> str:
-    """A stall in words, with the way that its connection took."""
+def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
+    """A stall in words, with the way that its connection took, or the link on it that lost packets."""
     names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
     ends = names.get(one.sender), names.get(one.receiver)
-    return one.told(next((each.path for each in run.connections if (each.src, each.dst) == ends), ()))
+    path = next((each.path for each in run.connections if (each.src, each.dst) == ends), ())
+    links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
+    lost = (each.name for each in findings if each.cause in {"loss", "link-down"} and each.name in links)
+    return one.told(path, next((name for name in lost if links[name] <= set(path)), None))
 
 
 def _packets(found: Evidence | None) -> dict[str, Any]:

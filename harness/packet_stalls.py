@@ -1,0 +1,91 @@
+"""Which wait of which ranks a lost packet was: goings back in the capture, told in the words of the job. Pure.
+
+iteration 41, rank 1→2 waited 134 ms for a timer after PSN 512 was lost at rtsw1:ctsw2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.findings import Finding
+from harness.measurements import Measurements, RankSeries
+from harness.packets.analysis import FlowReport
+from harness.packets.episodes import Episode
+from harness.packets.evidence import Evidence
+from harness.quantities import format_duration
+
+__all__ = ["told"]
+
+
+def told(run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10) -> tuple[str, ...]:
+    """The longest waits, longest first; a link that `findings` name is told where the packet's way leads over it."""
+    ranks = _ranks_by_ip(run)
+    waits = sorted(
+        (
+            (_waited_ns(one), flow, one)
+            for flow in packets.analysis.flows
+            for one in flow.episodes
+            if flow.src in ranks and flow.dst in ranks
+        ),
+        key=lambda item: -item[0],
+    )
+    return tuple(
+        _sentence(
+            run, flow, one, ranks=(ranks[flow.src], ranks[flow.dst]), epoch_ns=packets.epoch_offset_ns, by=findings
+        )
+        for _, flow, one in waits[:most]
+    )
+
+
+def _waited_ns(one: Episode) -> int:
+    """From the first sign of the loss until the packet passed again."""
+    return one.silence_ns if one.gap_ns is None else max(one.silence_ns, one.resent_ns - one.gap_ns)
+
+
+def _sentence(
+    run: Measurements, flow: FlowReport, one: Episode, *, ranks: tuple[int, int], epoch_ns: int, by: Sequence[Finding]
+) -> str:
+    source, target = ranks
+    iteration = _iteration_at(run.series, target, one.resent_ns - epoch_ns)
+    when = "" if iteration is None else f"iteration {iteration}, "
+    return (
+        f"{when}rank {source}→{target} waited {format_duration(_waited_ns(one))} for a "
+        f"{ {'timer': 'timer', 'nak': 'NAK', 'rnr': 'receiver that was not ready'}[one.cause] } "
+        f"after PSN {one.psn} {_fate(run, flow, one, ranks, by)}"
+    )
+
+
+def _fate(
+    run: Measurements, flow: FlowReport, one: Episode, ranks: tuple[int, int], findings: Sequence[Finding]
+) -> str:
+    if one.cause == "rnr":
+        return "was turned away"
+    if not one.missing and one.gap_ns is None:
+        return f"had passed {flow.port}: it, or its ACK, was lost behind"
+    link = next((each.name for each in findings if each.cause == "loss" and _on_way(run, ranks, each.name)), None)
+    return f"was lost at {link}" if link else f"was lost before {flow.port}"
+
+
+def _on_way(run: Measurements, ranks: tuple[int, int], name: str) -> bool:
+    ends = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    link = next((one for one in run.topology.links if one.name == name), None)
+    return link is not None and any(
+        {link.a.node, link.b.node} <= set(one.path)
+        for one in run.connections
+        if (one.src, one.dst) == (ends.get(ranks[0]), ends.get(ranks[1]))
+    )
+
+
+def _ranks_by_ip(run: Measurements) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for rank in run.ranks:
+        host = run.topology.host_by_name.get(rank.host)
+        found |= {rnic.ip: rank.rank for rnic in (host.rnics if host else ()) if rnic.name == rank.rnic}
+    return found
+
+
+def _iteration_at(series: Sequence[RankSeries], rank: int, at_ns: int) -> int | None:
+    for one in series:
+        if one.rank == rank:
+            return next((step.index for step in one.iterations if step.start_ns <= at_ns <= step.end_ns), None)
+    return None

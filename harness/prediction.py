@@ -1,0 +1,137 @@
+"""What theory says beside what was measured: where the two differ, one of them is wrong. Pure.
+
+**Collective.** The alpha-beta time of the schedule (`traffic.cost`), against the median of the run's collectives.
+
+**Uplinks.** Maximum over mean of the queue pairs on the uplinks of an RTSW, were each put on one at random (simulated),
+against where the switches' kernels say that they went.
+
+**QP error.** A requester sends a packet retry_cnt + 1 times and waits each time for 4.096 us x 2^timeout at least, four
+times that at most (InfiniBand specification, volume 1, transport timer), against the first completion with an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.intervals import operation_times
+from harness.measurements import Measurements
+from harness.observe import Observed
+from harness.quantities import format_duration
+from testbed.errors import UsageError
+from testbed.packets.bth import timeout_ns
+from traffic import cost
+from traffic.collective import AUTO
+from traffic.plan import QpParams
+from traffic.schedules import build
+
+__all__ = ["Prediction", "max_over_mean", "predictions", "qp_error_ns"]
+
+DRAWS = 4000
+_SLACK = 4
+"""A timer may run up to four times its nominal time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One line, in words. `holds` None: the model gives the scale only, and cannot be broken."""
+
+    what: str
+    model: str
+    predicted: str
+    measured: str
+    holds: bool | None
+
+
+def predictions(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
+    """All that there are for a run."""
+    return (*_collective(run), *_uplinks(run), *_qp_errors(run, observed))
+
+
+def max_over_mean(flows: int, links: int, *, seed: int = 0) -> tuple[float, float, float]:
+    """5th, 50th and 95th percentile of maximum over mean when each of `flows` takes one of `links` at random."""
+    loads = np.random.default_rng(seed).multinomial(flows, [1 / links] * links, size=DRAWS)
+    low, middle, high = np.percentile(loads.max(axis=1) / (flows / links), [5, 50, 95])
+    return float(low), float(middle), float(high)
+
+
+def qp_error_ns(params: QpParams) -> int:
+    """From the first lost packet to the completion with an error, at the least."""
+    return round((params.retry_cnt + 1) * timeout_ns(params.timeout))
+
+
+def _collective(run: Measurements) -> tuple[Prediction, ...]:
+    spec, times = run.workload, operation_times(run.series)
+    if "collective" not in spec or not len(times):
+        return ()
+    size, network = int(spec["size_bytes"]), cost.NETWORKS[run.lab_kind]
+    shape = cost.shape_for(len(run.ranks), size, root=int(spec.get("root") or 0))
+    try:
+        name = str(spec["algorithm"])
+        if name == AUTO:
+            name = cost.best_algorithm(str(spec["collective"]), shape, size, network)
+        predicted_ns = cost.predict_ns(build(str(spec["collective"]), name, shape), size, network)
+    except UsageError:
+        return ()
+    measured_ns = float(np.median(times))
+    return (
+        Prediction(
+            what=f"{name} {spec['collective']} over {len(run.ranks)} ranks",
+            model="alpha-beta; without congestion and without other work on the machine",
+            predicted=format_duration(predicted_ns),
+            measured=f"{format_duration(measured_ns)}, {measured_ns / predicted_ns:.1f} of it",
+            holds=None,
+        ),
+    )
+
+
+def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
+    found = []
+    for switch in run.topology.switches:
+        uplinks = [link for link in run.topology.links_of(switch.name) if link.is_uplink]
+        if switch.role != "rtsw" or len(uplinks) < 2:  # noqa: PLR2004 - one way is no choice
+            continue
+        ways = Counter(
+            then
+            for one in run.connections
+            for here, then in itertools.pairwise(one.path)
+            if here == switch.name and then in run.topology.switch_by_name
+        )
+        flows = sum(ways.values())
+        if flows < 2:  # noqa: PLR2004 - one flow is always the maximum
+            continue
+        low, middle, high = max_over_mean(flows, len(uplinks))
+        measured = max(ways.values()) / (flows / len(uplinks))
+        found.append(
+            Prediction(
+                what=f"queue pairs on the {len(uplinks)} uplinks of {switch.name}: maximum over mean",
+                model=f"{flows} queue pairs, each on a link at random",
+                predicted=f"{middle:.2f} ({low:.2f} to {high:.2f} in 90 % of cases)",
+                measured=f"{measured:.2f} ({', '.join(f'{name} {count}' for name, count in sorted(ways.items()))})",
+                holds=low <= measured <= high,
+            )
+        )
+    return tuple(found)
+
+
+def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
+    """The first error after each fault; only of faults that made one before they were lifted or soon after."""
+    params = QpParams()
+    least_ns, found = qp_error_ns(params), []
+    for fault_id, one in observed.impacts.items():
+        after = [at for at in run.qp_error_ns if one.fired_ns <= at < one.cleared_ns + _SLACK * least_ns]
+        if after:
+            took_ns = min(after) - one.fired_ns
+            found.append(
+                Prediction(
+                    what=f"first queue pair in error after {fault_id} fired",
+                    model=f"{params.retry_cnt + 1} sendings, timeout {params.timeout}",
+                    predicted=f"{format_duration(least_ns)} to {format_duration(_SLACK * least_ns)} after the loss",
+                    measured=format_duration(took_ns),
+                    holds=took_ns >= least_ns - run.clock_error_ns,
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,55 @@
+"""A going back in the capture is told with ranks, iteration, wait, PSN and place."""
+
+from __future__ import annotations
+
+import msgspec
+from gbn_model import go_back_n
+from synthetic_run import synthetic_run
+
+from harness.findings import Finding
+from harness.packet_stalls import told
+from harness.packets import evidence
+from testbed.capture import Captured, PortProof
+
+LOST = Finding(cause="loss", place="rtsw-ctsw-link", name="rtsw1:ctsw1", confidence=0.9, evidence=("x",))
+
+
+def captured(tmp_path, run, *, source, target):
+    """A capture with one lost packet, of a flow between two ranks, in the middle of iteration 5 of the run."""
+    frames = go_back_n(count=400, losses={60}).wire.frames()
+    proof = PortProof(name=frames.interfaces[0], captured=len(frames), counted=len(frames), drops=0)
+    found = evidence.keep(
+        Captured(frames=frames, proofs=(proof,), epoch_offset_ns=0, clock_error_ns=1000), tmp_path, {}
+    )
+    ips = [
+        next(rnic.ip for rnic in run.topology.host_by_name[run.ranks[rank].host].rnics if rnic.name == "rxe0")
+        for rank in (source, target)
+    ]
+    (flow,) = found.analysis.flows
+    step = run.series[target].iterations[5]
+    analysis = msgspec.structs.replace(found.analysis, flows=(msgspec.structs.replace(flow, src=ips[0], dst=ips[1]),))
+    offset = flow.episodes[0].resent_ns - step.start_ns - 1000
+    return msgspec.structs.replace(found, analysis=analysis, epoch_offset_ns=offset)
+
+
+def test_a_lost_packet_is_told_as_the_wait_of_two_ranks(tmp_path):
+    run = synthetic_run()
+    packets = captured(tmp_path, run, source=1, target=2)
+    (flow,) = packets.analysis.flows
+    (said,) = told(run, packets)
+    assert said.startswith("iteration 5, rank 1→2 waited ")
+    assert f"for a NAK after PSN {flow.episodes[0].psn} was lost before {flow.port}" in said
+
+
+def test_the_link_that_was_found_is_told_where_the_way_leads_over_it(tmp_path):
+    run = synthetic_run()
+    across = told(run, captured(tmp_path, run, source=1, target=2), [LOST])
+    assert across[0].endswith("was lost at rtsw1:ctsw1")
+    inside = told(run, captured(tmp_path, run, source=0, target=1), [LOST])
+    assert "was lost before" in inside[0]
+
+
+def test_what_no_rank_sent_is_not_told(tmp_path):
+    run = synthetic_run()
+    packets = captured(tmp_path, run, source=1, target=2)
+    assert told(msgspec.structs.replace(run, ranks=run.ranks[:1]), packets) == ()
