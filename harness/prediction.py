@@ -82,7 +82,7 @@ def _collective(run: Measurements) -> tuple[Prediction, ...]:
             what=f"{name} {spec['collective']} over {len(run.ranks)} ranks",
             model="alpha-beta; without congestion and without other work on the machine",
             predicted=format_duration(predicted_ns),
-            measured=f"{format_duration(measured_ns)}, {measured_ns / predicted_ns:.1f} of it",
+            measured=f"{format_duration(measured_ns)}, {measured_ns / predicted_ns:.1f} times that",
             holds=None,
         ),
     )

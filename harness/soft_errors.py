@@ -21,7 +21,9 @@ A slow-down that the past is too short to tell from its own error is not looked 
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -79,7 +81,8 @@ class Detector:
         self.ranks = ranks
         self._limit = float(ranks * mean_iterations)
         self._shift = np.log1p(SLOWDOWNS)
-        self._residuals: list[Floats] = []
+        self._count = 0
+        self._residuals: deque[Floats] = deque(maxlen=KEEP + GUARD + 1)
         self._norm: _Norm | None = None
         self._statistic = np.zeros((ranks, len(SLOWDOWNS)))
         self._slow: dict[int, tuple[int, float]] = {}
@@ -88,7 +91,7 @@ class Detector:
     @property
     def iteration(self) -> int:
         """How many iterations there were."""
-        return len(self._residuals)
+        return self._count
 
     @property
     def slow(self) -> tuple[int, ...]:
@@ -113,6 +116,7 @@ class Detector:
         if steps.shape != (self.ranks,) or not (steps > 0).all():
             raise ValueError(f"{self.ranks} times above 0 are needed, one a rank")
         self._residuals.append(_against_others(np.log(steps)))
+        self._count += 1
         self._learn()
         return () if self._norm is None else self._test(self._norm)
 
@@ -120,7 +124,7 @@ class Detector:
         """Take the past anew, all but what is too near; often while there is little of it."""
         past = self.iteration - 1 - min(GUARD, self.iteration // 3)
         if past >= LEARN and (self._norm is None or past < KEEP // RELEARN or past % RELEARN == 0):
-            self._norm = _Norm.of(np.array(self._residuals[max(0, past - KEEP) : past]))
+            self._norm = _Norm.of(self._between(past - KEEP, past))
 
     def _test(self, norm: _Norm) -> tuple[Alarm, ...]:
         score = norm.score(self._residuals[-1])
@@ -141,8 +145,7 @@ class Detector:
 
     def _onset(self, rank: int, shift: float, norm: _Norm) -> int:
         """When the shift most likely began: from there on, the likelihood ratio is largest."""
-        first = max(0, self.iteration - KEEP)
-        scores = norm.score(np.array(self._residuals[first:]))[:, rank]
+        scores = norm.score(self._between(self.iteration - KEEP, self.iteration))[:, rank]
         backwards = np.cumsum((shift * scores - shift**2 / 2)[::-1])
         return self.iteration - 1 - int(np.argmax(backwards))
 
@@ -154,8 +157,13 @@ class Detector:
                 del self._slow[rank]
 
     def _excess(self, rank: int, since: int, norm: _Norm) -> float:
-        recent = [residual[rank] for residual in self._residuals[max(0, since) :]]
+        recent = self._between(since, self.iteration)[:, rank]
         return float(np.median(recent)) - float(norm.mean[rank])
+
+    def _between(self, start: int, stop: int) -> Floats:
+        """Residuals of iterations start to stop, as far as they are kept: array of (iterations, ranks)."""
+        forgotten = self._count - len(self._residuals)
+        return np.array(list(itertools.islice(self._residuals, max(0, start - forgotten), stop - forgotten)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
