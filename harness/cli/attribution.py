@@ -1,4 +1,4 @@
-"""The command about causes: attribute."""
+"""Commands about causes: attribute, campaign."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from pathlib import Path
 import click
 import msgspec
 
+from harness import campaign as campaign_module
 from harness import confusion
+from harness import experiment as experiment_module
+from harness import run as run_module
 from harness.attribution import attribute as attribute_run
 from harness.cli.context import Session, json_option, pass_session
 from harness.rundir import open_run
 from harness.statistics import Interval
+from testbed.holding import hold
+from testbed.softlab import lifecycle
 
 __all__ = ["COMMANDS"]
 
@@ -64,6 +69,50 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
         )
 
 
+@click.command()
+@click.option("--only", multiple=True, metavar="KIND", help="Only faults of this kind; repeatable.")
+@click.option("--plan", "only_plan", is_flag=True, help="List the runs, and do nothing.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs/campaign"),
+    show_default=True,
+    help="Folder of run directories; runs that are there already are not done again.",
+)
+@pass_session
+def campaign(session: Session, *, only: tuple[str, ...], only_plan: bool, out: Path) -> None:
+    """Run one short experiment for each kind of fault at each place: the truth that attribution is held against.
+
+    About half a minute a run. It may be ended at any time and goes on where it was; `attribute` on what is below --out
+    has the score.
+    """
+    inventory = session.inventory()
+    wanted = [
+        label
+        for label in campaign_module.labels(inventory.topology, lab_kind=inventory.kind)
+        if not only or label.kind in only
+    ]
+    if only_plan:
+        session.table(("run", "fault", "place"), [(one.name, one.kind or "none", one.target) for one in wanted])
+        return
+    with (
+        hold(inventory, (), why="campaign", mode="exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+        if inventory.kind == "soft":
+            lifecycle.up(inventory, progress)
+        for label in wanted:
+            if any(out.glob(f"*-{label.name}-*/verdict.json")):
+                continue
+            source = campaign_module.experiment(label, inventory.topology)
+            decided = run_module.decide(experiment_module.decode(source, source=label.name), source, inventory)
+            finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
+            said = finished.verdict.attribution[0]
+            if finished.verdict.lab_state == "DIRTY" and inventory.kind == "soft":
+                lifecycle.reset(inventory, progress)
+            progress(f"{label.name}: {finished.verdict.verdict}, said to be {said.cause} at {said.name or 'nowhere'}")
+
+
 def _parts(interval: Interval | None, count: int, of: int) -> dict[str, float] | None:
     return None if interval is None else {"count": count, "of": of, "low": interval.low, "high": interval.high}
 
@@ -72,4 +121,4 @@ def _range(interval: Interval) -> str:
     return f"{interval.low:.2f}..{interval.high:.2f}, {100 * interval.level:g} %"
 
 
-COMMANDS = (attribute,)
+COMMANDS = (attribute, campaign)

@@ -1,0 +1,53 @@
+"""The campaign has a run for every kind of fault at every place that it can be at, and each is a whole experiment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from harness import campaign, run
+from harness.cli.main import cli
+from harness.experiment import decode
+from testbed.inventory import load
+
+SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return load(SOFT)
+
+
+@pytest.fixture(scope="module")
+def labels(lab):
+    return campaign.labels(lab.topology, lab_kind="soft")
+
+
+def test_there_are_enough_runs_of_all_sorts(labels):
+    kinds = Counter(one.kind for one in labels)
+    assert len(labels) >= 60
+    assert kinds[None] >= 6
+    assert {"packet.drop", "link.flap", "gpu.throttle", "host.freeze", "switch.bgp-kill"} <= set(kinds)
+    assert len({one.name for one in labels}) == len(labels)
+
+
+def test_each_run_can_be_planned(labels, lab):
+    for one in labels:
+        source = campaign.experiment(one, lab.topology)
+        decided = run.decide(decode(source, source=one.name), source, lab)
+        assert [fault.kind for fault in decided.plan.faults] == ([] if one.kind is None else [one.kind])
+        assert [fault.target for fault in decided.plan.faults] == ([] if one.kind is None else [one.target])
+
+
+def test_a_lab_without_actuators_has_no_campaign(lab):
+    assert campaign.labels(lab.topology, lab_kind="rack") == ()
+
+
+def test_the_command_lists_it():
+    done = CliRunner().invoke(cli, ["--lab", str(SOFT), "campaign", "--plan", "--only", "gpu.throttle"])
+    assert done.exit_code == 0
+    assert "host2:gpu0" in done.output
+    assert "packet.drop" not in done.output
