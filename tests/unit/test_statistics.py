@@ -88,6 +88,14 @@ def test_a_run_on_a_slower_lab_than_its_twins_is_not_held_against_the_fault():
     assert "1.3" in interval.method
 
 
+def test_a_drift_that_is_known_from_few_iterations_is_allowed_for_too():
+    rng = np.random.default_rng(8)
+    run, twin = 1.3 * noisy(rng, 40, spread=0.02, tail=0.0), noisy(rng, 40, spread=0.02, tail=0.0)
+    quiet = np.ones(40, dtype=bool)
+    assert statistics.total_ratio(run, twin, quiet=quiet, before=3).low < 1.02
+    assert statistics.total_ratio(run, twin, quiet=quiet, before=0).low > 1.2
+
+
 def test_too_few_iterations_have_no_interval():
     few = np.ones(7)
     assert statistics.total_ratio(few, few, quiet=np.ones(7, dtype=bool), before=0) is None
