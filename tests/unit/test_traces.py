@@ -1,0 +1,324 @@
+"""Traces of others are read as they stand, written so that they can be read, and refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import ConfigError, UsageError
+from traffic import traces
+from traffic.traces import Operation, Trace, chakra, param
+from traffic.traces import chakra_messages as wire
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
+ALL = (0, 1, 2, 3)
+
+
+def said(trace):
+    return [(one.collective, one.members, one.size_bytes) for one in trace.operations]
+
+
+def test_a_param_trace_for_all_ranks_counts_in_elements_of_its_types():
+    trace = traces.load(DATA / "ranking.json")
+    assert said(trace) == [
+        ("all-to-allv", ALL, 16384 * 4),
+        ("reduce-scatter", ALL, 32768 * 2),
+        ("all-gather", ALL, 32768 * 2),
+        ("broadcast", ALL, 1024 * 4),
+        ("all-reduce", ALL, 65536 * 4),
+        ("barrier", ALL, 4),
+    ]
+    assert trace.operations[0].counts == ((16384,) * 4,) * 4
+    assert trace.operations[3].root == 2
+    assert [one.not_before_ns[0] // 1_000_000 for one in trace.operations] == [0, 20, 30, 32, 40, 50]
+    assert [(note.record, note.blocks) for note in trace.notes] == [(3, False)]
+
+
+def test_param_traces_of_ranks_meet_in_their_groups_and_messages_may_cross():
+    assert said(traces.load(DATA / "pipeline")) == [
+        ("all-reduce", (0, 1), 16384),
+        ("all-reduce", (2, 3), 16384),
+        ("p2p", (0, 2), 32768),
+        ("p2p", (2, 0), 32768),
+        ("p2p", (1, 3), 32768),
+        ("p2p", (3, 1), 32768),
+        ("all-reduce", ALL, 16384),
+    ]
+
+
+def test_a_chakra_trace_made_by_protoc_is_followed_along_its_graph():
+    """The files were written with the classes that protoc makes of et_def.proto, in the way of Chakra's generator."""
+    trace = traces.load(DATA / "tensor-parallel")
+    assert said(trace) == [
+        ("all-reduce", (0, 1), 32768),
+        ("all-reduce", (2, 3), 32768),
+        ("reduce-scatter", ALL, 65536),
+        ("all-gather", ALL, 4 * 16384),
+        ("p2p", (0, 2), 8192),
+        ("all-to-all", ALL, 16384),
+        ("barrier", ALL, 4),
+    ]
+    pauses = [one.pauses_ns for one in trace.operations]
+    assert pauses[0] == (2_000_000, 2_000_000), "the longer one of two ways through compute"
+    assert pauses[4] == (1_000_000, 1_000_000)
+    assert pauses[5] == (0, 1_000_000, 0, 1_000_000), "what is before a message is not before what follows it again"
+    assert trace.operations[0].duration_ns == 900_000
+    assert {note.what for note in trace.notes} == {"a memory load, weights: passed over"}
+
+
+operations = st.lists(
+    st.builds(
+        lambda kind, first, count, units, begun, length, root: (kind, first, count, units, begun, length, root),
+        st.sampled_from(
+            ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "reduce", "p2p", "barrier"]
+        ),
+        st.integers(0, 3),
+        st.integers(2, 4),
+        st.integers(1, 1000),
+        st.integers(0, 10**6),
+        st.integers(0, 10**4),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def made(rows):
+    """A trace of four ranks in which each waits a while before what it does."""
+    found, now = [], [0] * 4
+    for number, (kind, first, count, units, begun, length, root) in enumerate(rows):
+        members = tuple(sorted((first + step) % 4 for step in range(2 if kind == "p2p" else count)))
+        starts = []
+        for member in members:
+            now[member] += begun * 1000 if found else 0
+            starts.append(now[member])
+            now[member] += length * 1000
+        found.append(
+            Operation(
+                record=number,
+                collective=kind,
+                members=members,
+                size_bytes=4 if kind == "barrier" else units * 4 * len(members),
+                root=members[root % len(members)] if kind in ("broadcast", "reduce") else None,
+                pauses_ns=(0,) * len(members),
+                not_before_ns=tuple(starts),
+                duration_ns=length * 1000,
+                dtype="fp32",
+            )
+        )
+    return Trace(source="made", format="recorded", ranks=4, operations=tuple(found))
+
+
+def by_rank(trace, rank):
+    return [(one.collective, one.members, one.size_bytes, one.root) for one in trace.operations if rank in one.members]
+
+
+@given(rows=operations, form=st.sampled_from(traces.FORMATS))
+def test_what_is_written_is_read_again_as_each_rank_did_it(rows, form, tmp_path_factory):
+    trace = made(rows)
+    folder = tmp_path_factory.mktemp("trace")
+    traces.save(trace, folder / "t", form=form)
+    again = traces.load(folder / "t")
+    assert (again.ranks, again.format, again.notes) == (4, form, ())
+    for rank in range(4):
+        assert by_rank(again, rank) == by_rank(trace, rank)
+        want = [o.not_before_ns[o.members.index(rank)] for o in trace.operations if rank in o.members]
+        mine = [o for o in again.operations if rank in o.members]
+        if form == "param":
+            assert [o.not_before_ns[o.members.index(rank)] for o in mine] == want
+        else:  # pauses, in whole microseconds, and what the operations themselves took
+            now, got = 0, []
+            for one in mine:
+                now += one.pauses_ns[one.members.index(rank)]
+                got.append(now)
+                now += one.duration_ns
+            assert got == want
+
+
+def test_splits_of_an_all_to_allv_survive_and_chakra_has_none(tmp_path):
+    counts = ((0, 8), (4, 16))
+    one = Operation(
+        record=0, collective="all-to-allv", members=(0, 1), size_bytes=24, counts=counts, pauses_ns=(0, 0),
+        not_before_ns=(0, 0), dtype="int32",
+    )  # fmt: skip
+    trace = Trace(source="made", format="recorded", ranks=2, operations=(one,))
+    traces.save(trace, tmp_path / "p", form="param")
+    assert traces.load(tmp_path / "p").operations[0].counts == counts
+    with pytest.raises(ConfigError, match="has no all-to-allv; write a PARAM trace"):
+        traces.save(trace, tmp_path / "c", form="chakra")
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(UsageError, match="not an empty folder"):
+        traces.save(trace, tmp_path / "p", form="param")
+
+
+# Cut off, wrong, or not to be had.
+
+
+@given(share=st.floats(0, 0.999))
+def test_a_cut_chakra_file_says_where_or_is_a_shorter_trace(share):
+    """Where it is cut between two nodes nothing can tell; a node that others wait for is missed, if there is one."""
+    content = (DATA / "tensor-parallel" / "layer.0.et").read_bytes()
+    whole = list(wire.read_stream("whole", content))
+    try:
+        found = list(wire.read_stream("job.0.et", content[: int(len(content) * share)]))
+    except ConfigError as error:
+        assert "job.0.et: " in str(error)
+        assert "cut off in" in str(error) or "empty" in str(error)
+    else:
+        assert found == whole[: len(found)]
+
+
+@given(share=st.floats(0, 0.99))
+def test_a_cut_param_file_is_refused(share):
+    content = (DATA / "ranking.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"r\.json: the trace is cut off"):
+        param.read("r.json", content[: int(len(content.rstrip()) * share)].rstrip(b"]}\n"), rank=None, world=4)
+
+
+def test_a_cut_gzip_is_refused(tmp_path):
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress((DATA / "ranking.json").read_bytes())[:200])
+    with pytest.raises(ConfigError, match="cut off"):
+        traces.load(tmp_path / "t.json.gz")
+    (tmp_path / "u.json.gz").write_bytes(gzip.compress((DATA / "ranking.json").read_bytes()))
+    assert said(traces.load(tmp_path / "u.json.gz")) == said(traces.load(DATA / "ranking.json"))
+
+
+REDUCE = {"comms": "all_reduce", "in_msg_size": 4, "out_msg_size": 4, "dtype": "float32", "world_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({**REDUCE, "dtype": "float8"}, 'record 1: no data type "float8"'),
+        ({"comms": "all_reduce", "world_size": 2}, "record 1: all_reduce needs in_msg_size"),
+        ({**REDUCE, "in_msg_size": "many"}, "record 1: Expected `int"),
+        ({**REDUCE, "in_msg_size": -1}, "record 1: sizes cannot be negative"),
+        ({**REDUCE, "pg_id": 7}, "record 1: process group 7 is not made"),
+        ({**REDUCE, "comms": "broadcast", "root": 5}, r"record 1: root 5 is not in its group, \[0, 1\]"),
+        ({**REDUCE, "comms": "all_to_allv", "in_split": [1, 2, 1]}, "record 1: a split into 3 parts for a group of 2"),
+        ({**REDUCE, "comms": "send"}, "record 1: send needs src_rank and dst_rank"),
+        ({"markers": []}, "record 1: neither comms nor compute"),
+    ],
+)
+def test_a_wrong_param_record_is_named(record, says):
+    with pytest.raises(ConfigError, match=f"t.json: {says}"):
+        param.read("t.json", json.dumps([REDUCE, record]).encode(), rank=None, world=None)
+
+
+def test_what_is_not_here_is_noted_as_in_the_way():
+    content = json.dumps([REDUCE, {**REDUCE, "comms": "gather"}, {"comms": "wait", "req": 0}]).encode()
+    (note,) = param.read("t.json", content, rank=None, world=None).notes
+    assert (note.record, note.what, note.blocks) == (1, "gather: no such collective here", True)
+    with pytest.raises(ConfigError, match="how many ranks"):
+        param.read("t.json", b'[{"comms": "barrier"}]', rank=None, world=None)
+    with pytest.raises(ConfigError, match="PyTorch execution trace"):
+        param.read("t.json", b'{"schema": "1.1.1", "nodes": []}', rank=None, world=None)
+
+
+def written(*nodes):
+    return wire.written_stream([wire.new("GlobalMetadata", version=b"0.0.4"), *nodes])
+
+
+def node(number, kind=wire.COLL, deps=(), **attr):
+    return wire.new("Node", id=number, name=f"n{number}", type=kind, data_deps=deps, attr=attr)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ([node(1, comm_type=0, comm_size=8, pg_name="tp")], "record 0 .n1.: nothing says which ranks are in process"),
+        ([node(1, comm_type=99)], "no collective has the comm_type 99"),
+        ([node(1)], "no collective has the comm_type None"),
+        ([node(1, deps=[5])], "record 0 .node 1. waits for node 5, which is not there"),
+        ([node(1, deps=[2]), node(2, deps=[1])], "record 0 .node 1. waits for itself"),
+        ([node(1), node(1)], "same id"),
+        ([node(1, kind=77)], "no node type 77"),
+    ],
+)
+def test_a_wrong_chakra_node_is_named(nodes, says):
+    with pytest.raises(ConfigError, match=f"j.0.et: .*{says}|j.0.et: {says}"):
+        chakra.read("j.0.et", written(*nodes), rank=0, world=2, groups={})
+
+
+def test_chakra_messages_without_a_peer_and_unknown_collectives_are_noted():
+    nodes = [node(1, kind=wire.SEND, comm_size=8), node(2, comm_type=3, comm_size=8), node(3, kind=10)]
+    notes = chakra.read("j.0.et", written(*nodes), rank=0, world=2, groups={}).notes
+    assert [(note.record, note.blocks) for note in notes] == [(0, True), (1, True), (2, True)]
+    assert "nothing says where it goes" in notes[0].what
+
+
+def test_groups_may_come_from_a_file(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"j.{rank}.et").write_bytes(written(node(1, comm_type=0, comm_size=64, pg_name="tp")))
+    (tmp_path / "groups").write_text('{"tp": [0, 1]}')
+    assert said(traces.load(tmp_path, groups=tmp_path / "groups")) == [("all-reduce", (0, 1), 64)]
+
+
+def test_ranks_that_wait_for_each_other_are_told_with_their_records(tmp_path):
+    other = {**REDUCE, "comms": "barrier"}
+    (tmp_path / "0.json").write_text(json.dumps([REDUCE, other]))
+    (tmp_path / "1.json").write_text(json.dumps([other, REDUCE]))
+    with pytest.raises(ConfigError, match=r"0.json record 0 .all-reduce.*1.json record 0 .barrier"):
+        traces.load(tmp_path)
+    (tmp_path / "1.json").write_text(json.dumps([{**REDUCE, "in_msg_size": 8}, other]))
+    with pytest.raises(ConfigError, match="one all-reduce, but of 16, 32 bytes"):
+        traces.load(tmp_path)
+    (tmp_path / "1.json").rename(tmp_path / "2.json")
+    with pytest.raises(ConfigError, match="rank 1 has no file"):
+        traces.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere", "no such trace"),
+        ("tensor-parallel/layer.0.et", "name the folder"),
+        ("../..", "no file in it is named"),
+    ],
+)
+def test_a_path_that_is_no_trace(name, says):
+    with pytest.raises(UsageError, match=says):
+        traces.load(DATA / name)
+
+
+# Made to fit.
+
+
+def test_a_trace_is_shrunk_to_what_its_first_ranks_do_together():
+    trace = traces.fitted(traces.load(DATA / "tensor-parallel"), ranks=2)
+    assert said(trace) == [
+        ("all-reduce", (0, 1), 32768),
+        ("reduce-scatter", (0, 1), 32768),
+        ("all-gather", (0, 1), 2 * 16384),
+        ("all-to-all", (0, 1), 8192),
+        ("barrier", (0, 1), 4),
+    ]
+    with pytest.raises(UsageError, match="nothing in it is among its first 1 ranks"):
+        traces.fitted(trace, ranks=1)
+
+
+@given(rows=operations, scale=st.floats(1e-4, 10))
+def test_scaled_sizes_can_be_divided_and_are_never_nothing(rows, scale):
+    for one in traces.fitted(made(rows), ranks=4, scale=scale).operations:
+        assert one.size_bytes > 0
+        assert one.size_bytes % 4 == 0
+        if one.collective in ("all-to-all", "all-gather", "reduce-scatter"):
+            assert one.size_bytes % (4 * len(one.members)) == 0
+    with pytest.raises(UsageError, match="above 0"):
+        traces.fitted(made(rows), ranks=4, scale=0)
+
+
+def test_a_scaled_all_to_allv_keeps_its_skew():
+    one = traces.load(DATA / "ranking.json").operations[0]
+    skewed = dataclasses.replace(one, counts=tuple((1000, 400, 0, 40) for _ in ALL))
+    trace = Trace(source="t", format="param", ranks=4, operations=(skewed,))
+    (cut,) = traces.fitted(trace, ranks=4, scale=0.1).operations
+    assert cut.counts[0] == (100, 40, 0, 4)
+    assert cut.size_bytes == 400, "the busiest receiver"

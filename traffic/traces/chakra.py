@@ -1,0 +1,218 @@
+"""Chakra execution traces: one file a rank, `<name>.<rank>.et`, each a graph of what the rank computes and sends.
+
+A communication node says `comm_type`, `comm_size` (bytes of the rank's input), `pg_name`, and messages `comm_src`,
+`comm_dst`. Groups are in the node `## process_group:init ##`, as PyTorch writes it, or in a file of their own,
+`{"name": [ranks]}`, as ASTRA-sim has it; without `pg_name` everybody takes part. The graph is followed in one order
+that its dependencies allow; what a rank computes before an operation is the longest way through its compute nodes.
+Sources: mlcommons/chakra, schema/protobuf/et_def.proto, src/converter/pytorch_converter.py, src/feeder.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import heapq
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from testbed.errors import ConfigError
+from traffic.traces import chakra_messages as wire
+from traffic.traces.model import Note, Part, RankTrace, Trace
+
+__all__ = ["Groups", "content_for", "read"]
+
+Groups = Mapping[str, Sequence[int]]
+VERSION = b"0.0.4"
+GROUPS_NODE = "## process_group:init ##"
+COMM_TYPES = (
+    "all-reduce", "reduce", "all-gather", "gather", "scatter", "broadcast", "all-to-all", "reduce-scatter",
+    "reduce-scatter", "barrier",
+)  # fmt: skip
+UNSUPPORTED = ("gather", "scatter")
+PASSED_OVER = {0: "an invalid node", 2: "a memory load", 3: "a memory store"}
+BLOCKING = {8: "a storage node", 9: "a batch node", 10: "a checkpoint node"}
+BARRIER_BYTES = 4
+
+
+def read(file: str, content: bytes, *, rank: int, world: int, groups: Groups) -> RankTrace:
+    """Read one rank's file.
+
+    Raises:
+        ConfigError: cut off, not such a trace, or a node makes no sense; with its record number, counted from 0.
+    """
+    head, *nodes = wire.read_stream(file, content)
+    del head
+    known = {name: tuple(ranks) for name, ranks in groups.items()}
+    for number, node in enumerate(nodes):
+        if node.type == wire.METADATA and "process_group:init" in node.name:
+            known = {**_groups_of(f"{file}: record {number}", node.inputs.values, world), **known}
+    parts: list[Part] = []
+    notes: list[Note] = []
+    passed_ns = 0
+    for number, ready_ns in _in_order(file, nodes):
+        node = nodes[number]
+        if node.type == wire.COLL:
+            found = _collective(f"{file}: record {number}", number, node, rank, world, known)
+        elif node.type in (wire.SEND, wire.RECV):
+            found = _message(number, node, rank, world)
+        elif node.type in PASSED_OVER:
+            found = f"{PASSED_OVER[node.type]}, {node.name}: passed over", False
+        elif node.type in BLOCKING:
+            found = f"{BLOCKING[node.type]}, {node.name}: nothing here does that", True
+        elif node.type in (wire.COMP, wire.METADATA):
+            continue
+        else:
+            raise ConfigError(f"{file}: record {number}: no node type {node.type}")
+        if isinstance(found, tuple):
+            notes.append(Note(file=file, record=number, what=found[0], blocks=found[1]))
+        else:
+            parts.append(_begun(found, node, max(0, ready_ns - passed_ns)))
+            passed_ns = max(passed_ns, ready_ns)
+    return RankTrace(file=file, rank=rank, world=world, parts=tuple(parts), notes=tuple(notes))
+
+
+def _begun(part: Part, node: Any, pause_ns: int) -> Part:
+    return dataclasses.replace(part, pause_ns=pause_ns, duration_ns=node.duration_micros * 1000)
+
+
+def _groups_of(where: str, text: str, world: int) -> dict[str, tuple[int, ...]]:
+    """`['[{"pg_name": "0", "ranks": [], "group_size": 2, ...}]']`: a list printed by Python, with JSON inside."""
+    try:
+        raw = json.loads(ast.literal_eval(text)[0]) if text.lstrip().startswith(("['", '["')) else json.loads(text)
+        return {
+            str(one["pg_name"]): tuple(one.get("ranks") or range(int(one.get("group_size") or world))) for one in raw
+        }
+    except (ValueError, SyntaxError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(f"{where}: process groups that cannot be read: {error}") from error
+
+
+def _in_order(file: str, nodes: Sequence[Any]) -> list[tuple[int, int]]:
+    """Record numbers in an order that the dependencies allow, with the compute that is behind each (ns)."""
+    place = {node.id: number for number, node in enumerate(nodes)}
+    if len(place) != len(nodes):
+        raise ConfigError(f"{file}: two nodes have the same id")
+    ready = [0] * len(nodes)
+    waits = [0] * len(nodes)
+    after: list[list[int]] = [[] for _ in nodes]
+    for number, node in enumerate(nodes):
+        for dependency in {*node.ctrl_deps, *node.data_deps}:
+            if dependency not in place:
+                raise ConfigError(
+                    f"{file}: record {number} (node {node.id}) waits for node {dependency}, which is not there; is the "
+                    "trace cut off?"
+                )
+            after[place[dependency]].append(number)
+            waits[number] += 1
+    free = [number for number, count in enumerate(waits) if not count]
+    order = []
+    while free:
+        number = heapq.heappop(free)
+        order.append((number, ready[number]))
+        done_ns = ready[number] + (nodes[number].duration_micros * 1000 if nodes[number].type == wire.COMP else 0)
+        for follower in after[number]:
+            ready[follower] = max(ready[follower], done_ns)
+            waits[follower] -= 1
+            if not waits[follower]:
+                heapq.heappush(free, follower)
+    if len(order) < len(nodes):
+        stuck = next(number for number, count in enumerate(waits) if count)
+        raise ConfigError(f"{file}: record {stuck} (node {nodes[stuck].id}) waits for itself, by a ring of nodes")
+    return order
+
+
+def _collective(
+    where: str, number: int, node: Any, rank: int, world: int, groups: Mapping[str, tuple[int, ...]]
+) -> Part | tuple[str, bool]:
+    said = wire.attributes(node)
+    type_ = said.get("comm_type")
+    if not isinstance(type_, int) or not 0 <= type_ < len(COMM_TYPES):
+        raise ConfigError(f"{where} ({node.name}): no collective has the comm_type {type_}")
+    kind = COMM_TYPES[type_]
+    if kind in UNSUPPORTED:
+        return f"{kind}, {node.name}: no such collective here", True
+    name = str(said.get("pg_name", ""))
+    if name and name not in groups:
+        if groups or name != "0":
+            raise ConfigError(
+                f"{where} ({node.name}): nothing says which ranks are in process group {name}; name a file of groups"
+            )
+        name = ""
+    members = groups[name] if name else tuple(range(world))
+    size = BARRIER_BYTES if kind == "barrier" else int(said.get("comm_size", 0))
+    if rank not in members:
+        return f"{node.name} of process group {name}, which rank {rank} is not in", False
+    if len(members) == 1 or size <= 0:
+        return f"{node.name} of one rank, or of nothing", False
+    root = int(said.get("root", members[0])) if kind in ("broadcast", "reduce") else None
+    if root is not None and root not in members:
+        raise ConfigError(f"{where} ({node.name}): root {root} is not in its group, {list(members)}")
+    whole = size * len(members) if kind == "all-gather" else size
+    return Part(record=number, collective=kind, members=members, size_bytes=whole, root=root)
+
+
+def _message(number: int, node: Any, rank: int, world: int) -> Part | tuple[str, bool]:
+    said = wire.attributes(node)
+    sends = node.type == wire.SEND
+    src, dst = (rank, said.get("comm_dst")) if sends else (said.get("comm_src"), rank)
+    size = int(said.get("comm_size", 0))
+    if src is None or dst is None:
+        return f"{node.name}: nothing says {'where it goes' if sends else 'where it comes from'}", True
+    if not (0 <= src < world and 0 <= dst < world):
+        return f"{node.name}: there is no rank {dst if sends else src}", True
+    if src == dst or size <= 0:
+        return f"{node.name}: a message of nothing, or to itself", False
+    return Part(record=number, collective="p2p", members=(src, dst), size_bytes=size, root=rank)
+
+
+def content_for(trace: Trace, rank: int) -> bytes:
+    """The file of one rank: its compute and its communication, one after the other."""
+    everybody = tuple(range(trace.ranks))
+    groups = {everybody: "0"}
+    for one in trace.operations:
+        if one.collective != "p2p":
+            groups.setdefault(one.members, str(len(groups)))
+    told = [
+        {
+            "pg_name": name,
+            "pg_desc": "",
+            "backend_config": "",
+            "ranks": list(members),
+            "group_size": len(members),
+            "group_count": len(groups),
+        }
+        for members, name in groups.items()
+    ]
+    listed = wire.new("IOInfo", values=str([json.dumps(told)]), shapes="[[]]", types="['String']")
+    messages = [wire.new("GlobalMetadata", version=VERSION)]
+    messages.append(wire.new("Node", id=0, name=GROUPS_NODE, type=wire.METADATA, inputs=listed))
+    last, at_ns = 0, 0
+
+    def add(name: str, type_: int, duration_ns: int, **attr: Any) -> None:
+        nonlocal last, at_ns
+        micros = {"start_time_micros": at_ns // 1000, "duration_micros": duration_ns // 1000}
+        node = {"id": last + 1, "name": name, "type": type_, "data_deps": [last], **micros}
+        messages.append(wire.new("Node", **node, attr={"is_cpu_op": False, **attr}))
+        last, at_ns = last + 1, at_ns + duration_ns
+
+    for one in trace.operations:
+        if rank not in one.members:
+            continue
+        place = one.members.index(rank)
+        pause_ns = max(one.pauses_ns[place], one.not_before_ns[place] - at_ns)
+        if pause_ns >= 1000:  # noqa: PLR2004  # the format counts in microseconds
+            add("compute", wire.COMP, pause_ns)
+        if one.collective == "p2p":
+            src, dst = one.members
+            type_ = wire.SEND if rank == src else wire.RECV
+            name = f"{'send to' if rank == src else 'recv from'} {dst if rank == src else src}"
+            add(name, type_, one.duration_ns, comm_size=one.size_bytes, comm_src=src, comm_dst=dst, comm_tag=0)
+            continue
+        if one.collective not in COMM_TYPES:
+            raise ConfigError(f"a Chakra trace has no {one.collective}; write a PARAM trace")
+        size = one.size_bytes // len(one.members) if one.collective == "all-gather" else one.size_bytes
+        attr: dict[str, Any] = {"comm_type": COMM_TYPES.index(one.collective), "pg_name": groups[one.members]}
+        attr |= {} if one.collective == "barrier" else {"comm_size": size}
+        attr |= {} if one.root is None else {"root": one.root}
+        add(one.collective, wire.COLL, one.duration_ns, **attr)
+    return wire.written_stream(messages)

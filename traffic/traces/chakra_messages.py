@@ -1,0 +1,159 @@
+"""The messages of a Chakra execution trace, and the stream that they are written in.
+
+The descriptor is made here, by the library, from the field numbers of mlcommons/chakra schema/protobuf/et_def.proto:
+no generated code, no compiler. Enumerations are numbers here, which is the same on the wire, and so is the version as
+bytes: before 0.0.4 its field held an attribute. A trace is GlobalMetadata and then Nodes, each behind its length as a
+varint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from testbed.errors import ConfigError
+
+__all__ = ["COLL", "COMP", "METADATA", "RECV", "SEND", "attributes", "new", "read_stream", "written_stream"]
+
+METADATA, COMP, SEND, RECV, COLL = 1, 4, 5, 6, 7
+"""NodeType."""
+
+PACKAGE = "ChakraProtoMsg"
+SCALARS = (
+    "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64",
+    "fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes",
+)  # fmt: skip
+FIRST_VALUE = 3
+MESSAGES: dict[str, tuple[tuple[str, int, str, bool], ...]] = {
+    "IOInfo": (("values", 1, "string", False), ("shapes", 2, "string", False), ("types", 3, "string", False)),
+    "GlobalMetadata": (("version", 1, "bytes", False), ("attr", 2, "AttributeProto", True)),
+    "Node": (
+        ("id", 1, "uint64", False),
+        ("name", 2, "string", False),
+        ("type", 3, "int32", False),
+        ("ctrl_deps", 4, "uint64", True),
+        ("data_deps", 5, "uint64", True),
+        ("start_time_micros", 6, "uint64", False),
+        ("duration_micros", 7, "uint64", False),
+        ("inputs", 8, "IOInfo", False),
+        ("outputs", 9, "IOInfo", False),
+        ("attr", 10, "AttributeProto", True),
+    ),
+}
+"""By message: field name, number, type, and whether it is repeated."""
+
+MAX_VARINT_BYTES = 10
+MAX_MESSAGE_BYTES = 1 << 30
+
+
+def _field(message: Any, name: str, number: int, type_: str, *, repeated: bool) -> Any:
+    kinds = descriptor_pb2.FieldDescriptorProto
+    field = message.field.add(name=name, number=number, label=3 if repeated else 1)
+    if type_ in SCALARS:
+        field.type = kinds.Type.Value(f"TYPE_{type_.upper()}")
+    else:
+        field.type, field.type_name = kinds.Type.Value("TYPE_MESSAGE"), f".{PACKAGE}.{type_}"
+    return field
+
+
+def _classes() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
+    for kind in SCALARS:
+        _field(file.message_type.add(name=f"{kind.capitalize()}List"), "values", 1, kind, repeated=True)
+    attribute = file.message_type.add(name="AttributeProto")
+    _field(attribute, "name", 1, "string", repeated=False)
+    _field(attribute, "doc_string", 2, "string", repeated=False)
+    attribute.oneof_decl.add(name="value")
+    for index, kind in enumerate(SCALARS):
+        for shift, (name, type_) in enumerate(((f"{kind}_val", kind), (f"{kind}_list", f"{kind.capitalize()}List"))):
+            _field(attribute, name, FIRST_VALUE + 2 * index + shift, type_, repeated=False).oneof_index = 0
+    for message, fields in MESSAGES.items():
+        made = file.message_type.add(name=message)
+        for name, number, type_, repeated in fields:
+            _field(made, name, number, type_, repeated=repeated)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+        for name in ("AttributeProto", *MESSAGES)
+    }
+
+
+_CLASSES = _classes()
+
+
+def new(message_name: str, /, **fields: Any) -> Any:
+    """A message; `attr` may be a mapping of names to numbers, texts and truths."""
+    attr = fields.pop("attr", {})
+    message = _CLASSES[message_name](**fields)
+    for key, value in attr.items():
+        kind = {bool: "bool", int: "int64", str: "string"}[type(value)]
+        message.attr.add(name=key, **{f"{kind}_val": value})
+    return message
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    """The attributes of a node that have a value, lists as lists."""
+    found = {}
+    for attr in node.attr:
+        kind = attr.WhichOneof("value")
+        if kind is not None:
+            value = getattr(attr, kind)
+            found[attr.name] = list(value.values) if kind.endswith("_list") else value
+    return found
+
+
+def read_stream(file: str, content: bytes) -> Iterator[Any]:
+    """GlobalMetadata and all Nodes.
+
+    Raises:
+        ConfigError: cut off, or not such messages; with the record's number, counted from 0 at the first node.
+    """
+    at, number = 0, -1
+    while at < len(content):
+        record = "its head" if number < 0 else f"record {number}"
+        size, start = _varint(file, content, at, record)
+        if start + size > len(content):
+            raise ConfigError(
+                f"{file}: the trace is cut off in {record}, at byte {at}: {size} bytes are announced and "
+                f"{len(content) - start} are there; get the whole file again"
+            )
+        message = _CLASSES["GlobalMetadata" if number < 0 else "Node"]()
+        try:
+            message.ParseFromString(content[start : start + size])
+        except DecodeError as error:
+            raise ConfigError(f"{file}: {record}, at byte {at}: not a Chakra message ({error})") from error
+        yield message
+        at, number = start + size, number + 1
+    if number < 0:
+        raise ConfigError(f"{file}: an empty file is no Chakra trace")
+
+
+def _varint(file: str, content: bytes, at: int, record: str) -> tuple[int, int]:
+    value = 0
+    for index, byte in enumerate(content[at : at + MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << (7 * index)
+        if not byte & 0x80:
+            if value > MAX_MESSAGE_BYTES:
+                break
+            return value, at + index + 1
+    if len(content) - at < MAX_VARINT_BYTES:
+        raise ConfigError(f"{file}: the trace is cut off in {record}, at byte {at}; get the whole file again")
+    raise ConfigError(f"{file}: {record}, at byte {at}: no message can be so long; not a Chakra trace")
+
+
+def written_stream(messages: Iterable[Message]) -> bytes:
+    """The bytes of a trace."""
+    stream = bytearray()
+    for message in messages:
+        data = message.SerializeToString()
+        size = len(data)
+        while size > 0x7F:  # noqa: PLR2004
+            stream.append(size & 0x7F | 0x80)
+            size >>= 7
+        stream.append(size)
+        stream += data
+    return bytes(stream)

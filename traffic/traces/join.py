@@ -1,0 +1,174 @@
+"""Operations out of what each rank says that it does. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import takewhile
+
+from testbed.errors import ConfigError
+from traffic.traces.model import Operation, Part, RankTrace, Trace
+
+__all__ = ["joined"]
+
+
+def joined(source: str, format_: str, files: Sequence[RankTrace]) -> Trace:
+    """The trace that some files are together: one file that stands for all ranks, or one a rank.
+
+    Raises:
+        ConfigError: they do not fit together; with the records that wait for each other.
+    """
+    notes = tuple(note for file in files for note in file.notes)
+    if len(files) == 1 and files[0].rank is None:
+        world, operations = files[0].world, [_of_all(part) for part in _sent_once(files[0].parts)]
+    else:
+        world = len(files)
+        _check_world(files)
+        operations = _matched(files)
+    first_ns = min((ns for one in operations for ns in one.not_before_ns), default=0)
+    counted = (
+        dataclasses.replace(one, not_before_ns=tuple(ns - first_ns for ns in one.not_before_ns)) for one in operations
+    )
+    return Trace(source=source, format=format_, ranks=world, operations=tuple(counted), notes=notes)
+
+
+def _check_world(files: Sequence[RankTrace]) -> None:
+    for number, file in enumerate(files):
+        if file.rank != number:
+            raise ConfigError(f"{file.file}: ranks are numbered from 0 without a gap, and rank {number} has no file")
+        for part in file.parts:
+            if beyond := [member for member in part.members if not 0 <= member < len(files)]:
+                raise ConfigError(
+                    f"{file.file}: record {part.record} needs rank {beyond[0]}, but there are files of {len(files)} "
+                    "ranks; give the traces of all ranks"
+                )
+
+
+def _of_all(part: Part) -> Operation:
+    """A part of a file that stands for all: everybody does the same."""
+    size = len(part.members)
+    return Operation(
+        record=part.record,
+        collective=part.collective,
+        members=part.members,
+        size_bytes=part.size_bytes,
+        root=None if part.collective == "p2p" else part.root,
+        counts=tuple(part.sends for _ in range(size)) if part.sends else (),
+        pauses_ns=(part.pause_ns,) * size,
+        not_before_ns=(part.not_before_ns,) * size,
+        duration_ns=part.duration_ns,
+        dtype=part.dtype,
+    )
+
+
+def _sent_once(parts: Sequence[Part]) -> list[Part]:
+    """A message that a file has both as sent and as received is one message."""
+    kept: list[Part] = []
+    open_: dict[tuple[object, ...], list[int]] = {}
+    for part in parts:
+        if part.collective == "p2p":
+            key, other = (*part.members, part.size_bytes, part.root), (*part.members, part.size_bytes, _other(part))
+            if open_.get(other):
+                open_[other].pop(0)
+                continue
+            open_.setdefault(key, []).append(part.record)
+        kept.append(part)
+    return kept
+
+
+def _other(part: Part) -> int:
+    """The end of a message that does not tell of it in this part."""
+    return part.members[1] if part.root == part.members[0] else part.members[0]
+
+
+def _matched(files: Sequence[RankTrace]) -> list[Operation]:
+    """Every rank's parts in its own order; messages between two collectives of a rank may cross."""
+    left = [list(file.parts) for file in files]
+    made: list[Operation] = []
+    while any(left):
+        found = next(
+            (
+                match
+                for cross in (False, True)
+                for rank in range(len(files))
+                if (match := _ready(left, rank, cross=cross))
+            ),
+            None,
+        )
+        if found is None:
+            raise ConfigError(_stuck(files, left))
+        parts = [left[rank][index] for rank, index in found]
+        made.append(_one(files, parts))
+        for rank, index in found:
+            del left[rank][index]
+    return made
+
+
+def _ready(left: Sequence[Sequence[Part]], rank: int, *, cross: bool) -> list[tuple[int, int]] | None:
+    """Where the parts of an operation are that this rank and all its members have come to.
+
+    With `cross`, messages that follow each other are taken in any order.
+    """
+    if not left[rank]:
+        return None
+    head = left[rank][0]
+    if head.collective != "p2p":
+        members = [(member, 0) for member in head.members]
+        heads = [left[member][0] if left[member] else None for member in head.members]
+        fits = all(one and (one.collective, one.members) == (head.collective, head.members) for one in heads)
+        return members if fits else None
+    for mine, part in enumerate(_messages(left[rank], cross=cross)):
+        peer = part.members[1] if part.members[0] == rank else part.members[0]
+        for theirs, other in enumerate(_messages(left[peer], cross=cross)):
+            if peer != rank and other.members == part.members:
+                ends = {rank: mine, peer: theirs}
+                return [(member, ends[member]) for member in part.members]
+    return None
+
+
+def _messages(parts: Sequence[Part], *, cross: bool) -> list[Part]:
+    return list(takewhile(lambda one: one.collective == "p2p", parts if cross else parts[:1]))
+
+
+def _one(files: Sequence[RankTrace], parts: Sequence[Part]) -> Operation:
+    head = parts[0]
+    sizes = {part.size_bytes for part in parts}
+    names = " and ".join(dict.fromkeys(f"{files[m].file} record {p.record}" for m, p in _by_member(head, parts)))
+    if head.collective != "all-to-allv" and len(sizes) > 1:
+        said = ", ".join(str(size) for size in sorted(sizes))
+        raise ConfigError(f"{names}: one {head.collective}, but of {said} bytes")
+    counts = tuple(part.sends for part in parts) if head.sends else ()
+    for number, (member, part) in enumerate(_by_member(head, parts) if counts else ()):
+        comes = tuple(row[number] for row in counts)
+        if part.receives and part.receives != comes:
+            raise ConfigError(
+                f"{files[member].file}: record {part.record}: rank {member} awaits {list(part.receives)} bytes, but "
+                f"is sent {list(comes)}"
+            )
+    return Operation(
+        record=head.record,
+        collective=head.collective,
+        members=head.members,
+        size_bytes=max(sizes),
+        root=None if head.collective == "p2p" else head.root,
+        counts=counts,
+        pauses_ns=tuple(part.pause_ns for part in parts),
+        not_before_ns=tuple(part.not_before_ns for part in parts),
+        duration_ns=max(part.duration_ns for part in parts),
+        dtype=head.dtype,
+    )
+
+
+def _by_member(head: Part, parts: Sequence[Part]) -> list[tuple[int, Part]]:
+    return list(zip(head.members, parts, strict=True))
+
+
+def _stuck(files: Sequence[RankTrace], left: Sequence[Sequence[Part]]) -> str:
+    waits = [
+        f"{file.file} record {parts[0].record} ({parts[0].collective} of ranks {list(parts[0].members)})"
+        for file, parts in zip(files, left, strict=True)
+        if parts
+    ]
+    through = [file.file for file, parts in zip(files, left, strict=True) if not parts]
+    also = f"; {', '.join(through)} has no more" if through else ""
+    return f"the traces do not fit together: they wait for each other at {'; '.join(waits)}{also}"

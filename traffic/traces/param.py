@@ -1,0 +1,281 @@
+"""PARAM comms traces: the "basic" trace of commsTraceReplay, a JSON list of what one rank does.
+
+A record is `{"comms": name, "in_msg_size", "out_msg_size", "dtype", "req", "startTime_ns", "pg_id", "world_size",
+"root", "in_split", "out_split", "src_rank", "dst_rank", "use_batch", "global_ranks", "markers"}`, or
+`{"compute": "gemm" | "emb_lookup", ...}`; sizes and splits are in elements. A process group is made by the record
+`{"comms": "init", "pg_id", "global_ranks", "world_size"}`. A trace is a folder of `<rank>.json`, or one file for all
+ranks (`--use-one-trace` there). Source: facebookresearch/param, train/comms/pt/commsTraceParser.py and comms_utils.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from testbed.errors import ConfigError
+from traffic.traces.model import Note, Operation, Part, RankTrace, Trace
+
+__all__ = ["content_for", "read"]
+
+ITEM_BYTES = {
+    "float": 4, "float32": 4, "float16": 2, "float64": 8, "double": 8, "int32": 4, "int": 4, "long": 8, "bfloat16": 2,
+    "bool": 1, "half": 2, "byte": 1, "uint8": 1, "int8": 1, "short": 2, "char": 1, "signed char": 1,
+    "unsigned char": 1,
+}  # fmt: skip
+COLLECTIVES = {
+    "allreduce": "all-reduce",
+    "allreducecoalesced": "all-reduce",
+    "reduce": "reduce",
+    "broadcast": "broadcast",
+    "allgather": "all-gather",
+    "allgatherbase": "all-gather",
+    "allgatherintotensorcoalesced": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "reducescatterbase": "reduce-scatter",
+    "reducescattertensorcoalesced": "reduce-scatter",
+    "alltoall": "all-to-all",
+    "alltoallv": "all-to-allv",
+    "alltoallbase": "all-to-allv",
+    "alltoallsingle": "all-to-allv",
+    "barrier": "barrier",
+    "send": "send",
+    "isend": "send",
+    "recv": "recv",
+    "irecv": "recv",
+    "recvanysource": "recv",
+}
+WRITTEN = {
+    "all-reduce": "all_reduce",
+    "reduce": "reduce",
+    "broadcast": "broadcast",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "all-to-allv": "all_to_allv",
+    "barrier": "barrier",
+}
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int32": "int32"}
+BARRIER_BYTES = 4
+NOTHING_TO_DO = ("wait", "init", "batchisendirecv")
+"""Operations are replayed one after the other, as with blocking ones: there is nothing left to wait for."""
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What is of account to us in a record."""
+
+    comms: str | None = None
+    compute: str | None = None
+    in_msg_size: int | None = None
+    out_msg_size: int | None = None
+    dtype: str | None = None
+    start_ns: int | None = msgspec.field(name="startTime_ns", default=None)
+    pg_id: int | None = None
+    world_size: int | None = None
+    root: int | None = None
+    in_split: list[int] | None = None
+    out_split: list[int] | None = None
+    src_rank: int | None = None
+    dst_rank: int | None = None
+    global_ranks: list[int] | None = None
+
+
+def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> RankTrace:
+    """Read one file; `world` is how many ranks there are, where the trace does not say.
+
+    Raises:
+        ConfigError: cut off, not such a trace, or a record makes no sense; with its number, counted from 0.
+    """
+    records = _records(file, content)
+    groups: dict[int | None, tuple[int, ...]] = {
+        one.pg_id: tuple(one.global_ranks) for one in records if one.pg_id is not None and one.global_ranks
+    }
+    said = [one.world_size or 0 for one in records] + [1 + max(group) for group in groups.values()]
+    said += [1 + max(one.src_rank or 0, one.dst_rank or 0) for one in records]
+    largest = max(said, default=1)
+    world = largest if largest > 1 else world
+    if world is None:
+        raise ConfigError(f"{file}: no record says of how many ranks the trace is; say it")
+    parts: list[Part] = []
+    notes: list[Note] = []
+    for number, one in enumerate(records):
+        try:
+            found = _part(number, one, groups, world, rank)
+        except ValueError as error:
+            raise ConfigError(f"{file}: record {number}: {error}") from error
+        if isinstance(found, Part):
+            parts.append(dataclasses.replace(found, not_before_ns=one.start_ns or 0))
+        elif found is not None:
+            what, blocks = found
+            notes.append(Note(file=file, record=number, what=what, blocks=blocks))
+    return RankTrace(file=file, rank=rank, world=world, parts=tuple(parts), notes=tuple(notes))
+
+
+def _records(file: str, content: bytes) -> list[_Record]:
+    try:
+        raw = json.loads(content)
+    except (ValueError, UnicodeDecodeError) as error:
+        cut = not content.rstrip().endswith((b"]", b"}"))
+        what = "the trace is cut off" if cut else "not JSON"
+        raise ConfigError(f"{file}: {what}: {error}; get the whole file again") from error
+    if not isinstance(raw, list):
+        if isinstance(raw, Mapping) and "nodes" in raw:
+            raise ConfigError(
+                f"{file}: this is a PyTorch execution trace in JSON; make a Chakra trace of it "
+                "(chakra_trace_link, chakra_converter) and replay that"
+            )
+        raise ConfigError(f"{file}: not a PARAM comms trace: that is a JSON list of records")
+    records = []
+    for number, item in enumerate(raw):
+        try:
+            records.append(msgspec.convert(item, _Record))
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{file}: record {number}: {error}") from error
+    return records
+
+
+def _part(
+    number: int, one: _Record, groups: Mapping[int | None, tuple[int, ...]], world: int, rank: int | None
+) -> Part | tuple[str, bool] | None:
+    """The part, or what is not replayed and whether that stands in the way; None where there is nothing to do."""
+    if one.compute is not None:
+        return f"compute {one.compute}: it has no time in a trace, and is passed over", False
+    if one.comms is None:
+        raise ValueError("neither comms nor compute")
+    name = "".join(letter for letter in one.comms.lower() if letter.isalpha())
+    kind = COLLECTIVES.get(name)
+    if kind is None:
+        return None if name in NOTHING_TO_DO else (f"{one.comms}: no such collective here", True)
+    if kind in ("send", "recv"):
+        sent, received, _ = _sizes(one)
+        return _message(number, one, rank, sent if kind == "send" else received, sends=kind == "send")
+    members = _members(one, groups, world)
+    if len(members) == 1 or (rank is not None and rank not in members):
+        return f"{one.comms} of ranks {list(members)}: not with others, or not with this one", False
+    if kind == "barrier":
+        return Part(record=number, collective=kind, members=members, size_bytes=BARRIER_BYTES)
+    return _collective(number, one, kind, members)
+
+
+def _collective(number: int, one: _Record, kind: str, members: tuple[int, ...]) -> Part | tuple[str, bool]:
+    sent, received, item = _sizes(one)
+    count = len(members)
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+    size = {"all-gather": received or sent * count, "broadcast": max(sent, received)}.get(kind, sent)
+    if kind == "all-to-allv":
+        sends = _split(one.in_split, sent, item, count)
+        receives = _split(one.out_split, received, item, count) if one.out_split else ()
+        size = max(sum(sends), sum(receives))
+    if size <= 0:
+        return f"{one.comms} of nothing", False
+    return Part(
+        record=number,
+        collective=kind,
+        members=members,
+        size_bytes=size,
+        root=(members[0] if one.root is None else one.root) if kind in ("broadcast", "reduce") else None,
+        sends=sends,
+        receives=receives,
+        dtype=one.dtype,
+    )
+
+
+def _members(one: _Record, groups: Mapping[int | None, tuple[int, ...]], world: int) -> tuple[int, ...]:
+    if one.global_ranks:
+        members = tuple(one.global_ranks)
+    elif one.pg_id in groups:
+        members = groups[one.pg_id]
+    elif one.pg_id in (None, 0):
+        members = tuple(range(world))
+    else:
+        raise ValueError(f"process group {one.pg_id} is not made by any init record, and the record names no ranks")
+    if one.root is not None and one.root not in members:
+        raise ValueError(f"root {one.root} is not in its group, {list(members)}")
+    return members
+
+
+def _sizes(one: _Record) -> tuple[int, int, int]:
+    if one.in_msg_size is None or one.out_msg_size is None or one.dtype is None:
+        raise ValueError(f"{one.comms} needs in_msg_size, out_msg_size and dtype")
+    if one.dtype.lower() not in ITEM_BYTES:
+        raise ValueError(f'no data type "{one.dtype}"')
+    if one.in_msg_size < 0 or one.out_msg_size < 0:
+        raise ValueError("sizes cannot be negative")
+    item = ITEM_BYTES[one.dtype.lower()]
+    return one.in_msg_size * item, one.out_msg_size * item, item
+
+
+def _message(number: int, one: _Record, rank: int | None, size: int, *, sends: bool) -> Part | tuple[str, bool]:
+    if one.src_rank is None or one.dst_rank is None:
+        raise ValueError(f"{one.comms} needs src_rank and dst_rank")
+    teller = one.src_rank if sends else one.dst_rank
+    if rank is not None and teller != rank:
+        raise ValueError(f"{one.comms} of rank {teller} in the trace of rank {rank}")
+    if one.src_rank == one.dst_rank or size <= 0:
+        return f"{one.comms} of nothing, or to itself", False
+    members = (one.src_rank, one.dst_rank)
+    return Part(record=number, collective="p2p", members=members, size_bytes=size, root=teller, dtype=one.dtype)
+
+
+def _split(split: Sequence[int] | None, size_bytes: int, item: int, count: int) -> tuple[int, ...]:
+    """Bytes by member; even where the trace does not say."""
+    if not split:
+        each, more = divmod(size_bytes // item, count)
+        return tuple((each + (index < more)) * item for index in range(count))
+    if len(split) != count:
+        raise ValueError(f"a split into {len(split)} parts for a group of {count}")
+    if any(part < 0 for part in split):
+        raise ValueError("a split cannot have negative parts")
+    return tuple(part * item for part in split)
+
+
+def content_for(trace: Trace, rank: int) -> bytes:
+    """The file of one rank."""
+    groups = {tuple(range(trace.ranks)): 0}
+    for one in trace.operations:
+        if one.collective != "p2p":
+            groups.setdefault(one.members, len(groups))
+    records: list[dict[str, Any]] = [
+        {"comms": "init", "pg_id": number, "req": -1, "global_ranks": list(members), "world_size": len(members)}
+        for members, number in groups.items()
+    ]
+    mine = [one for one in trace.operations if rank in one.members]
+    for request, one in enumerate(mine):
+        records.append({**_written(one, rank, groups), "req": request, "startTime_ns": _start_ns(one, rank)})
+    return json.dumps(records, indent=1).encode() + b"\n"
+
+
+def _start_ns(one: Operation, rank: int) -> int:
+    return one.not_before_ns[one.members.index(rank)]
+
+
+def _written(one: Operation, rank: int, groups: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
+    dtype = DTYPES.get(one.dtype or "fp32", "float32")
+    item = ITEM_BYTES[dtype]
+    place, count = one.members.index(rank), len(one.members)
+    whole = one.size_bytes // item
+    if one.collective == "p2p":
+        src, dst = one.members
+        said = "send" if rank == src else "recv"
+        sizes = {"in_msg_size": whole, "out_msg_size": whole, "dtype": dtype}
+        return {"comms": said, **sizes, "src_rank": src, "dst_rank": dst, "use_batch": False, "pg_id": 0}
+    frame = {"comms": WRITTEN[one.collective], "pg_id": groups[one.members], "world_size": count}
+    if one.collective == "barrier":
+        return frame
+    sent = received = whole
+    if one.collective == "all-gather":
+        sent = whole // count
+    elif one.collective == "reduce-scatter":
+        received = whole // count
+    elif one.collective == "all-to-allv":
+        sends = [size // item for size in one.counts[place]]
+        receives = [row[place] // item for row in one.counts]
+        sent, received = sum(sends), sum(receives)
+        frame |= {"in_split": sends, "out_split": receives}
+    if one.root is not None:
+        frame["root"] = one.root
+    return {**frame, "in_msg_size": sent, "out_msg_size": received, "dtype": dtype}
