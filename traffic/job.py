@@ -24,7 +24,7 @@ from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, R
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of, samples_of
 
-__all__ = ["GroupTime", "JobPhase", "JobResult", "JobSpec", "groups", "job_programs", "start"]
+__all__ = ["GroupTime", "JobPhase", "JobResult", "JobSpec", "as_spec", "groups", "job_programs", "start"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +115,10 @@ def _check(spec: JobSpec) -> None:
         size = len(groups(spec.grid, phase.along)[0])
         if size < schedules.MIN_RANKS:
             raise UsageError(f"{phase.collective} along {phase.along} is by groups of {size} rank, and needs 2")
-        collective.check(_as_spec(spec, phase))
+        collective.check(as_spec(spec, phase))
 
 
-def _as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:
+def as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:
     """What a group of a phase would be on its own."""
     common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec) if one.name != "ranks"}
     return CollectiveSpec(
@@ -139,8 +139,8 @@ def job_programs(spec: JobSpec, network: cost.Network) -> tuple[list[schedules.P
     world = prod(size for _, size in spec.grid)
     made: list[schedules.Program | None] = [None] * world
     algorithms, steps = [], 0
-    for phase in spec.phases:
-        one = _as_spec(spec, phase)
+    for number, phase in enumerate(spec.phases):
+        one = as_spec(spec, phase)
         teams = groups(spec.grid, phase.along)
         shape = cost.shape_for(len(teams[0]), phase.size_bytes)
         algorithm = phase.algorithm
@@ -149,7 +149,7 @@ def job_programs(spec: JobSpec, network: cost.Network) -> tuple[list[schedules.P
         schedule = schedules.build(phase.collective, algorithm, shape)
         for members in teams:
             for program in schedules.programs(schedule, collective.layout(one, len(members))):
-                mine = schedules.renamed(program, members, world)
+                mine = schedules.told_apart(schedules.renamed(program, members, world), number)
                 before = made[mine["rank"]]
                 made[mine["rank"]] = mine if before is None else schedules.in_sequence(before, mine, steps=steps)
         algorithms.append(algorithm)

@@ -63,6 +63,7 @@ class Iteration:
     `wait_ns` is the part of `comm_ns` before the first data of a neighbour could be used. `start_ns` is the beginning
     of the compute phase, `end_ns` the end of the collective; the check of the result comes after it and is not in it.
     `phases_ns` are when each collective of a job was over, counted from the end of the compute phase.
+    `paused_ns` is how long each pause in the program was (`traffic.node.gate`).
     """
 
     index: int
@@ -73,6 +74,7 @@ class Iteration:
     wait_ns: int
     wrong_elements: int
     phases_ns: tuple[int, ...] = ()
+    paused_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ def iterations_of(running: Running[Any], task: str) -> tuple[Iteration, ...]:
             wait_ns=event.message["wait_ns"],
             wrong_elements=event.message["wrong"],
             phases_ns=tuple(event.message.get("phases_ns", ())),
+            paused_ns=tuple(event.message.get("paused_ns", ())),
         )
         for event in running.events
         if event.name == "iteration" and event.message["task"] == task

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from harness.cli.context import Session, json_option, pass_session
+from harness.cli.recording import check_record, record_options, write_record
 from harness.cli.traffic import exit_code, read_size, run_ranks, traffic
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from traffic import job as job_module
+from traffic import recording
 from traffic.collective import AUTO, ITEM_BYTES
 from traffic.job import JobPhase, JobSpec
 
@@ -33,6 +37,7 @@ __all__ = ["COMMANDS"]
 @click.option(
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
 )
+@record_options
 @json_option
 @pass_session
 def job(
@@ -44,6 +49,8 @@ def job(
     iterations: int,
     dtype: str,
     compute_units: int,
+    record: Path | None,
+    record_format: str,
     as_json: bool,
 ) -> int:
     """A training job on a grid of ranks: compute, then collectives along its dimensions, group beside group."""
@@ -55,7 +62,10 @@ def job(
         dtype=dtype,
         compute_units=compute_units,
     )
+    check_record(record)
     result = run_ranks(session, ranks, f"job {grid}", lambda lab, tell: job_module.start(lab, spec, on_event=tell))
+    if record is not None:
+        write_record(session, recording.of_job(result), record, record_format)
     if as_json:
         session.json(result.to_dict())
     else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.faults import parse_duration
+from harness.cli.recording import check_record, record_options, write_record
 from harness.quantities import parse_size_bytes
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
@@ -18,6 +20,7 @@ from testbed.lab import Lab
 from testbed.topology import Topology
 from traffic import collective as collective_module
 from traffic import flow as flow_module
+from traffic import recording
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveResult, CollectiveSpec
 from traffic.flow import ATOMIC_BYTES, SPREADS, VERBS, FlowResult, FlowSpec
 from traffic.matrix import PATTERNS, pairs
@@ -200,6 +203,7 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 @click.option(
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
 )
+@record_options
 @json_option
 @pass_session
 def collective(
@@ -217,6 +221,8 @@ def collective(
     iterations: int,
     warmup: int,
     compute_units: int,
+    record: Path | None,
+    record_format: str,
     as_json: bool,
 ) -> int:
     """A collective over one rank an RNIC, every element of every result checked (columns as in nccl-tests)."""
@@ -234,9 +240,12 @@ def collective(
         warmup=warmup,
         compute_units=compute_units,
     )
+    check_record(record)
     result = run_ranks(
         session, ranks, f"collective {name}", lambda lab, tell: collective_module.start(lab, spec, on_event=tell)
     )
+    if record is not None:
+        write_record(session, recording.of_collective(result), record, record_format)
     if as_json:
         session.json(result.to_dict())
     else:

@@ -4,15 +4,17 @@ In one file, for a file begins with a reset of the lab.
 """
 
 import time
+from pathlib import Path
 
 import pytest
 
-from traffic import collective, flow, job, matrix
+from traffic import collective, flow, job, matrix, recording, replay, traces
 from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
 from traffic.flow import FlowSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.plan import QpParams
+from traffic.replay import ReplaySpec
 from traffic.schedules import ALGORITHMS
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
@@ -20,6 +22,7 @@ pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
 PATIENT = QpParams(timeout=18)
 """An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
 
+DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 TYPES = ("fp32", "fp16", "bf16", "int32")
 REDOPS = ("sum", "max", "avg")
 
@@ -179,3 +182,34 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
             assert all(one.messages > 0 for one in flows)
             assert beside.latency.count == beside.messages > 0
             assert 0 < beside.latency.p50_ns <= beside.latency.p99_ns <= beside.latency.max_ns
+
+
+def test_a_recorded_job_and_a_chakra_trace_are_replayed_right(lab, tmp_path):
+    """Of a run comes a trace; what is replayed of it is the same operations, and pauses are kept."""
+    spec = JobSpec(
+        grid=(("tp", 2), ("dp", 2)),
+        phases=(
+            JobPhase(along="tp", collective="all-reduce", size_bytes=1 << 15),
+            JobPhase(along="dp", collective="all-gather", size_bytes=1 << 16),
+        ),
+        iterations=2,
+        qp=PATIENT,
+    )
+    with job.start(lab, spec) as running:
+        recorded = recording.of_job(running.wait(120.0))
+    traces.save(recorded, tmp_path / "job", form="chakra")
+    result = replay.run(lab, ReplaySpec(qp=PATIENT), traces.load(tmp_path / "job"))
+    assert (result.outcome, result.wrong_elements) == ("completed", 0), result.where
+    assert sorted((one.collective, one.members) for one in result.operations) == sorted(
+        (one.collective, one.members) for one in recorded.operations
+    )
+
+    trace = traces.load(DATA / "tensor-parallel")
+    quick, slow = (
+        replay.run(lab, ReplaySpec(qp=PATIENT, pauses=pauses, speed=0.01, repeat=2), trace) for pauses in (False, True)
+    )
+    for one in (quick, slow):
+        assert (one.outcome, one.wrong_elements) == ("completed", 0), one.where
+        assert [found.collective for found in one.operations] == [found.collective for found in trace.operations]
+    # 2 + 3 + 1 ms of compute, a hundred times slower, twice; no part of that is in what rank 0's operations took.
+    assert 2 * sum(one.time_ns for one in slow.operations if 0 in one.members) <= slow.time_ns - 2 * 600e6

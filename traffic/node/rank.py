@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from traffic.node.gate import Gate
 from traffic.node.gpu import GpuClient
 from traffic.node.lane import In, Out, packets
 from traffic.node.memory import Memory
@@ -61,6 +62,7 @@ class RankTask(Task):
         self.flight = Recorder()
         plan = make_plan(program, self.segment_bytes // self.item)
         self.phases, self.phases_ns = plan.phases, list[int]()
+        self.gate = Gate(program.get("pauses", []), program["fences"])
         self.outs: dict[int, Out] = {}
         self.ins: dict[int, In] = {}
         self.out_by_conn: dict[int, Out] = {}
@@ -208,6 +210,7 @@ class RankTask(Task):
     def _communicate(self, now_ns: int) -> None:
         self.phase = "comm"
         self.comm_ns = now_ns
+        self.gate.begin(now_ns)
         waiting = not any(lane.received > lane.base for lane in self.ins.values())
         self.first_data_ns = 0 if waiting else now_ns
         self.memory.copy()
@@ -247,6 +250,9 @@ class RankTask(Task):
                 self.first_data_ns = now_ns
         self._pump(now_ns)
 
+    def wake(self, now_ns: int) -> None:
+        self._pump(now_ns)
+
     def _met(self, received: Need, acked: Need) -> bool:
         for peer, number in received:
             lane = self.ins[peer]
@@ -264,12 +270,15 @@ class RankTask(Task):
         moved = True
         while moved:
             moved = False
+            self.wake_ns = self.gate.look(len(self.phases_ns), now_ns)
             for lane in self.ins.values():
                 moved |= self._apply(lane, now_ns)
             for out in self.outs.values():
                 moved |= self._send(out, now_ns)
-        while len(self.phases_ns) < len(self.phases) and self._met(*self.phases[len(self.phases_ns)]):
-            self.phases_ns.append(time.monotonic_ns() - self.comm_ns)
+            while len(self.phases_ns) < len(self.phases) and self._met(*self.phases[len(self.phases_ns)]):
+                now_ns = time.monotonic_ns()
+                self.phases_ns.append(now_ns - self.comm_ns)
+                moved = True
         if len(self.phases_ns) == len(self.phases):
             self._finish()
 
@@ -314,6 +323,8 @@ class RankTask(Task):
             if out.posted - out.acked >= self.slots:
                 break
             segment = out.segments[out.posted - out.base]
+            if segment.step >= self.gate.step:
+                break
             if (segment.received or segment.acked) and not self._met(segment.received, segment.acked):
                 break
             request, sge = out.request, out.sge
@@ -334,7 +345,7 @@ class RankTask(Task):
     def _finish(self) -> None:
         self.memory.divide()
         now_ns = time.monotonic_ns()
-        self.phase = "idle"
+        self.phase, self.wake_ns = "idle", None
         self.flight.add("end", iteration=self.index)
         wrong = self.memory.count_wrong(self.index)
         self.wrong += wrong
@@ -371,6 +382,7 @@ class RankTask(Task):
             comm_ns=now_ns - self.comm_ns,
             wait_ns=max(0, self.first_data_ns - self.comm_ns),
             phases_ns=self.phases_ns,
+            paused_ns=self.gate.paused_ns,
             wrong=wrong,
         )
 

@@ -18,6 +18,7 @@ from traffic.schedules.program import (
     programs,
     renamed,
     skewed_counts,
+    told_apart,
 )
 
 __all__ = [
@@ -43,4 +44,5 @@ __all__ = [
     "renamed",
     "results",
     "skewed_counts",
+    "told_apart",
 ]

@@ -18,7 +18,17 @@ from traffic.schedules.catalogue import Shape, build
 from traffic.schedules.meaning import held, results
 from traffic.schedules.model import Schedule, expanded
 
-__all__ = ["Layout", "Program", "block_bounds", "in_sequence", "peers_of", "programs", "renamed", "skewed_counts"]
+__all__ = [
+    "Layout",
+    "Program",
+    "block_bounds",
+    "in_sequence",
+    "peers_of",
+    "programs",
+    "renamed",
+    "skewed_counts",
+    "told_apart",
+]
 
 PATTERN_SHIFT = 1009
 """Between the patterns of programs in sequence: what is of another one does not fit."""
@@ -117,7 +127,10 @@ def programs(
     if closing_barrier:
         tokens = build("barrier", "recursive-doubling", Shape(ranks=schedule.ranks))
         ends = programs(tokens, Layout(elements=schedule.ranks), in_place=True)
-        made = [in_sequence(*pair, steps=schedule.steps) for pair in zip(made, ends, strict=True)]
+        made = [
+            in_sequence(before, told_apart(end, 1), steps=schedule.steps)
+            for before, end in zip(made, ends, strict=True)
+        ]
     return made
 
 
@@ -172,26 +185,35 @@ def _add_local(program: Program, row: Any, whole: Ints, inputs: Ints, work: Ints
 
 
 def in_sequence(first: Program, second: Program, *, steps: int) -> Program:
-    """Two programs of a rank in one array, with a fence between them at step `steps`.
-
-    Their inputs are different parts of the rank's pattern.
-    """
+    """Two programs of a rank in one array, with a fence between them at step `steps`."""
     shift, groups = first["elements"], len(first["groups"])
-    other = PATTERN_SHIFT * (1 + len(first["fences"]))
     return {
         **first,
         "elements": shift + second["elements"],
         "groups": first["groups"] + second["groups"],
-        "fills": first["fills"] + [[at + shift, n, index + other, kept] for at, n, index, kept in second["fills"]],
+        "fills": first["fills"] + [[at + shift, n, index, kept] for at, n, index, kept in second["fills"]],
         "copies": first["copies"] + [[to + shift, of + shift, n] for to, of, n in second["copies"]],
         "sends": first["sends"] + [[step + steps, to, at + shift, n] for step, to, at, n in second["sends"]],
         "recvs": first["recvs"] + [[step + steps, of, at + shift, n, op] for step, of, at, n, op in second["recvs"]],
         "fences": [*first["fences"], steps, *(step + steps for step in second["fences"])],
         "results": first["results"]
         + [
-            [at + shift, n, source if source >= 0 else source - groups, index + other]
+            [at + shift, n, source if source >= 0 else source - groups, index]
             for at, n, source, index in second["results"]
         ],
+    }
+
+
+def told_apart(program: Program, number: int) -> Program:
+    """The program with another part of the pattern as its input, so that data of program `number` fits no other one.
+
+    The number must be the same for all ranks.
+    """
+    other = PATTERN_SHIFT * number
+    return {
+        **program,
+        "fills": [[at, n, index + other, kept] for at, n, index, kept in program["fills"]],
+        "results": [[at, n, source, index + other] for at, n, source, index in program["results"]],
     }
 
 

@@ -1,0 +1,249 @@
+"""A replay is its trace's operations in one program a rank, right whoever is slow, with the pauses of the trace."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_collective_run import RANK_OF, RankEngine, RankLab
+from test_schedules import Lanes, inputs_of
+from test_traces import DATA, by_rank, made, operations
+from test_traffic_specs import NothingStarts
+
+from harness.cli.main import cli
+from testbed.errors import UsageError
+from traffic import collective, cost, recording, replay, traces
+from traffic.collective import CollectiveSpec
+from traffic.job import JobPhase, JobSpec
+from traffic.node.gate import Gate
+from traffic.replay import ReplaySpec
+from traffic.results import Iteration
+
+NETWORK = cost.NETWORKS["soft"]
+
+
+@given(
+    rows=operations,
+    segment=st.integers(2, 400),
+    most=st.sampled_from([40_000, 1 << 20]),
+    choice=st.randoms(use_true_random=False),
+)
+@settings(max_examples=25)
+def test_every_batch_is_right_whoever_is_slow(rows, segment, most, choice):
+    trace = made(rows)
+    batches = replay.batches(trace, ReplaySpec(batch_bytes=most), NETWORK)
+    assert [one for batch in batches for one in batch.operations] == list(trace.operations)
+    for batch in batches:
+        programs, longest = list(batch.programs), 30_000  # patterns of later phases begin further on
+        assert max(program["elements"] for program in programs) * 4 <= most
+        lanes = Lanes(programs, longest, segment=segment, slots=2)
+        while ready := list(lanes.moves()):
+            lanes.do(*choice.choice(ready))
+        for program, memory, plan in zip(programs, lanes.data, lanes.plans, strict=True):
+            mine = [one for one in batch.operations if program["rank"] in one.members]
+            assert len(plan.phases) == max(1, len(mine))
+            for offset, count, source, index in program["results"]:
+                members = program["groups"][-1 - source] if source < 0 else [source]
+                want = sum(inputs_of(rank, longest)[index : index + count] for rank in members)
+                assert (memory[offset : offset + count] == want).all()
+
+
+def test_pauses_come_before_the_operation_that_they_belong_to():
+    trace = traces.load(DATA / "tensor-parallel")
+    (batch,) = replay.batches(trace, ReplaySpec(speed=2.0), NETWORK)
+    assert [program["pauses"] for program in batch.programs] == [
+        [[0, 1_000_000, 0], [1, 1_500_000, 0], [3, 500_000, 0]]
+    ] * 4
+    assert batch.gates[0] == (0, 0)
+    assert batch.gates[3] == (None,) * 4
+    assert batch.phases[5] == (4, 3, 4, 3), "two of the ranks have a message before it"
+    (quick,) = replay.batches(trace, ReplaySpec(pauses=False), NETWORK)
+    assert all(program["pauses"] == [] for program in quick.programs)
+
+
+def test_the_times_of_a_second_batch_are_counted_from_its_beginning():
+    trace = traces.load(DATA / "ranking.json")
+    batches = replay.batches(trace, ReplaySpec(batch_bytes=600_000), NETWORK)
+    assert [len(batch.operations) for batch in batches] == [4, 2]
+    assert batches[1].programs[0]["pauses"] == [[1, 0, 10_000_000]]
+
+
+def test_a_gate_opens_a_while_after_what_was_before_and_not_before_its_time():
+    gate = Gate([[0, 0, 100], [2, 50, 1000]], fences=[4, 9])
+    gate.begin(10_000)
+    assert gate.step == -1, "nothing may be sent"
+    assert gate.look(0, 10_000) == 10_100
+    assert gate.look(0, 10_100) is None
+    assert (gate.step, gate.look(1, 10_200)) == (9, None), "what is before it has no time yet"
+    assert gate.look(2, 10_970) == 11_020, "after what was before it, as that took so long"
+    assert gate.look(2, 11_020) is None
+    assert gate.step > 1 << 40
+    assert gate.paused_ns == [100, 50]
+    gate.begin(20_000)
+    assert gate.look(0, 20_100) is None
+    assert gate.look(2, 20_200) == 21_000, "its time is later"
+    idle = Gate([], fences=[3])
+    assert (idle.look(0, 5), idle.paused_ns) == (None, [])
+
+
+class TraceEngine(RankEngine):
+    """Ends each operation of its program 1 ms after it might begin, but host2 needs 3 ms for each."""
+
+    def do_task(self, task, **fields):
+        self.program = fields["spec"]["program"]
+        self.iterations = fields["spec"]["iterations"]
+        super().do_task(task=task, **fields)
+
+    def over(self):
+        each = 3_000_000 if self.host == "host2" else 1_000_000
+        task, count = f"rank{RANK_OF[self.host]}", len(self.program["fences"]) + 1
+        pauses = [max(row[1:]) for row in self.program["pauses"]]
+        before = [sum(ns for row, ns in zip(self.program["pauses"], pauses, strict=True) if row[0] <= phase)
+                  for phase in range(count)]  # fmt: skip
+        ends = [each * (phase + 1) + before[phase] for phase in range(count)]
+        for index in range(self.iterations):
+            now_ns = time.monotonic_ns()
+            self.emit(
+                "iteration", task=task, index=index, start_ns=now_ns - ends[-1], end_ns=now_ns, compute_ns=0,
+                comm_ns=ends[-1], wait_ns=0, wrong=0, phases_ns=ends, paused_ns=pauses,
+            )  # fmt: skip
+        self.emit("done", task=task, start_ns=now_ns - ends[-1], end_ns=now_ns, iterations=self.iterations, wrong=0)
+
+
+class TraceLab(RankLab):
+    def node(self, name):
+        lab = self
+
+        class Node:
+            def open(self, _argv):
+                lab.engines.append(TraceEngine(lab, name))
+                return lab.engines[-1]
+
+        return Node()
+
+
+@pytest.mark.parametrize("batch_bytes", [32 << 20, 600_000])
+def test_times_of_operations_are_those_of_whom_nobody_waited_for(batch_bytes):
+    lab = TraceLab(lambda engine: engine.over())
+    trace = traces.load(DATA / "ranking.json")
+    result = replay.run(lab, ReplaySpec(repeat=2, batch_bytes=batch_bytes), trace)
+    assert (result.outcome, result.where) == ("completed", None)
+    assert [one.record for one in result.operations] == [1, 4, 5, 6, 7, 8]
+    assert {one.time_ns for one in result.operations} == {1_000_000}
+    assert result.operations[0].busbw_gbytes_per_s == pytest.approx(3 * 16384 / 1e6)
+    assert len(lab.engines) == 4, "lent from batch to batch"
+    assert all(engine.ended for engine in lab.engines)
+
+
+def test_a_replay_that_fails_says_where_and_goes_no_further():
+    lab = TraceLab(lambda engine: engine.do_quit() if engine.host == "host3" else None)
+    result = replay.run(lab, ReplaySpec(batch_bytes=600_000), traces.load(DATA / "ranking.json"))
+    assert result.outcome == "failed"
+    assert "host3: the traffic engine is gone" in result.where
+    assert result.operations == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dtype": "bf16"}, "a replay carries fp32 or int32"),
+        ({"repeat": 0}, "at least once"),
+        ({"speed": 0.0}, "above 0"),
+        ({"batch_bytes": 1000}, "record 1: all-to-allv of 65536 bytes needs 131072 bytes of a rank"),
+        ({"ranks": ("host1:rxe0", "host2:rxe0")}, "is of 4 ranks, and there are 2 RNICs"),
+    ],
+)
+def test_refusals_before_anything_starts(change, says):
+    with pytest.raises(UsageError, match=says):
+        replay.run(NothingStarts(), ReplaySpec(**change), traces.load(DATA / "ranking.json"))
+
+
+# Recorded.
+
+
+def iterations(phases, starts):
+    return tuple(
+        Iteration(
+            index=index, start_ns=at - 500, end_ns=at + phases[-1], compute_ns=500, comm_ns=phases[-1], wait_ns=0,
+            wrong_elements=0, phases_ns=phases,
+        )
+        for index, at in enumerate(starts)
+    )  # fmt: skip
+
+
+class Result:
+    def __init__(self, spec, per_rank):
+        self.spec, self.iterations, self.ranks = spec, per_rank, tuple(f"host{n}" for n in range(len(per_rank)))
+
+
+@pytest.mark.parametrize("form", traces.FORMATS)
+def test_a_recorded_job_is_read_again_as_it_was(form, tmp_path):
+    spec = JobSpec(
+        grid=(("tp", 2), ("dp", 2)),
+        phases=(
+            JobPhase(along="tp", collective="all-reduce", size_bytes=4096),
+            JobPhase(along="dp", collective="all-gather", size_bytes=8192),
+        ),
+    )
+    per_rank = [iterations((2000_000, 5000_000), (10**9 + 1000 * rank, 2 * 10**9)) for rank in range(4)]
+    trace = recording.of_job(Result(spec, per_rank))
+    assert len(trace.operations) == 2 * 4
+    assert trace.operations[0].not_before_ns == (0, 1000)
+    assert trace.operations[2].not_before_ns == (2000_000, 2002_000)
+    assert trace.operations[2].duration_ns == 3000_000
+    traces.save(trace, tmp_path / "t", form=form)
+    again = traces.load(tmp_path / "t")
+    for rank in range(4):
+        assert by_rank(again, rank) == by_rank(trace, rank)
+
+
+@pytest.mark.parametrize("name", ["all-reduce", "all-to-allv", "broadcast", "send-recv", "barrier"])
+def test_a_recorded_collective_is_what_it_was(name, tmp_path):
+    spec = CollectiveSpec(collective=name, size_bytes=4096, root=1, skew=1.0, dtype="int32", iterations=2)
+    trace = recording.of_collective(Result(spec, [iterations((7000,), (0, 9000))] * 3))
+    traces.save(trace, tmp_path / "t", form="param")
+    again = traces.load(tmp_path / "t")
+    for rank in range(3):
+        assert by_rank(again, rank) == by_rank(trace, rank)
+    if name == "send-recv":
+        assert {one.members for one in again.operations} == {(0, 1), (1, 2), (2, 0)}
+    elif name == "all-to-allv":
+        counts = collective.layout(spec, 3).counts * 4
+        assert again.operations[0].counts == tuple(tuple(row) for row in counts.tolist())
+    assert replay.batches(traces.fitted(again, ranks=3), ReplaySpec(), NETWORK)
+
+
+# The command.
+
+
+def test_a_dry_run_says_what_would_be_done_without_a_lab(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    done = CliRunner().invoke(cli, ["traffic", "replay", str(DATA / "pipeline"), "--dry-run", "--json"])
+    assert done.exit_code == 0, done.output
+    plan = json.loads(done.stdout)
+    assert plan["ranks"]["3"] == "host4:rxe0"
+    assert [one["collective"] for one in plan["operations"]][:3] == ["all-reduce", "all-reduce", "p2p"]
+    assert plan["operations"][2]["wait_ns"] == 5_000_000
+    done = CliRunner().invoke(cli, ["traffic", "replay", str(DATA / "ranking.json"), "--dry-run"])
+    assert "passed over: " in done.stdout
+    assert "record 3: compute gemm" in done.stdout
+
+
+def test_a_trace_that_has_more_than_we_can_is_refused_by_its_record(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    record = {"in_msg_size": 4, "out_msg_size": 4, "dtype": "float32", "world_size": 4}
+    path = Path(tmp_path) / "t.json"
+    path.write_text(json.dumps([{"comms": "all_reduce", **record}, {"comms": "gather", **record}]))
+    done = CliRunner().invoke(cli, ["traffic", "replay", str(path)])
+    assert isinstance(done.exception, UsageError)
+    assert "record 1: gather: no such collective here" in str(done.exception)
+    path.write_text(json.dumps([{"comms": "all_reduce", **record, "world_size": 8}]))
+    done = CliRunner().invoke(cli, ["traffic", "replay", str(path), "--dry-run"])
+    assert "of 8 ranks, and there are 4 RNICs; --shrink" in str(done.exception)
+    done = CliRunner().invoke(cli, ["traffic", "replay", str(path), "--dry-run", "--shrink"])
+    assert done.exit_code == 0

@@ -1,0 +1,338 @@
+"""A trace, replayed: each rank goes through its operations in the trace's order, groups beside groups.
+
+All operations of a batch are one program a rank, so that nothing but their own data and pauses is between them; a trace
+that does not fit a rank's memory is cut into several batches, one after the other on the same engines. Elements are
+carried as `dtype`, whatever the trace's were: sizes in bytes are kept, and every element is checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from testbed.errors import UsageError
+from traffic import cost, metrics, schedules
+from traffic.collective import ITEM_BYTES, REDOPS
+from traffic.engine import Engines, TrafficLab
+from traffic.flow import check_qp
+from traffic.plan import Plan
+from traffic.ranks import RanksSpec, place, rank_plan, task_name, window_of
+from traffic.results import Endpoint, Iteration, Outcome, QpError, Rebuild
+from traffic.run import OnEvent, Running, begin
+from traffic.samples import iterations_of
+from traffic.traces import Operation, Trace
+
+__all__ = ["Batch", "OperationTime", "ReplayResult", "ReplaySpec", "batches", "check", "run"]
+
+MAX_OPERATIONS = 256
+"""Of one batch: what is told to an engine in one line stays small."""
+
+SPARE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySpec(RanksSpec):
+    """How a trace is replayed, `repeat` times.
+
+    With `pauses`, ranks wait between operations as they did (or computed) in the trace, `speed` times as fast.
+    `batch_bytes` bounds the memory of a rank; an operation that needs more is refused.
+    """
+
+    repeat: int = 1
+    pauses: bool = True
+    speed: float = 1.0
+    batch_bytes: int = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Operations that run as one program a rank.
+
+    `phases[i][m]` is which phase of its rank operation i is, by member; `gates[i][m]` which pause is before it, if any.
+    """
+
+    operations: tuple[Operation, ...]
+    algorithms: tuple[str, ...]
+    programs: tuple[schedules.Program, ...]
+    phases: tuple[tuple[int, ...], ...]
+    gates: tuple[tuple[int | None, ...], ...]
+    pauses_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationTime:
+    """An operation and its median time: of each replay the shortest of its members, who waited for nobody."""
+
+    record: int
+    collective: str
+    algorithm: str
+    members: tuple[int, ...]
+    size_bytes: int
+    time_ns: float
+    busbw_gbytes_per_s: float
+    recorded_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """A replay that is over. `time_ns` is from the first rank's start to the last one's end, summed over batches.
+
+    Where it failed, `operations` are those that were over.
+    """
+
+    spec: ReplaySpec
+    source: str
+    outcome: Outcome
+    where: str | None
+    ranks: tuple[str, ...]
+    operations: tuple[OperationTime, ...]
+    wrong_elements: int
+    time_ns: int
+    qp_errors: tuple[QpError, ...]
+    rebuilds: tuple[Rebuild, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+def check(spec: ReplaySpec) -> None:
+    """Refuse what cannot be meant on any lab.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    if spec.dtype not in ITEM_BYTES or ITEM_BYTES[spec.dtype] != 4:  # noqa: PLR2004  # sizes are multiples of 4
+        raise UsageError(f'a replay carries fp32 or int32, got "{spec.dtype}"')
+    if spec.redop not in REDOPS:
+        raise UsageError(f'no reduction "{spec.redop}"; there is {", ".join(REDOPS)}')
+    if spec.repeat < 1:
+        raise UsageError(f"a replay runs at least once, got {spec.repeat}")
+    if spec.speed <= 0:
+        raise UsageError(f"the speed of a replay must be above 0, got {spec.speed:g}")
+    check_qp(spec.qp)
+
+
+def _shape(one: Operation) -> tuple[str, schedules.Shape]:
+    """The collective that an operation is here: a message is a broadcast to one."""
+    root = 0 if one.root is None else one.members.index(one.root)
+    name = "broadcast" if one.collective == "p2p" else one.collective
+    return name, cost.shape_for(len(one.members), one.size_bytes, root=root)
+
+
+def _layout(one: Operation) -> schedules.Layout:
+    if one.collective == "barrier":
+        return schedules.Layout(elements=len(one.members))
+    if one.counts:
+        counts = np.array(one.counts, dtype=np.int64) // 4
+        return schedules.Layout(elements=int(counts.sum(axis=1).max()), counts=counts)
+    return schedules.Layout(elements=one.size_bytes // 4)
+
+
+class _Making:
+    """A batch in the making."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.made: list[schedules.Program | None] = [None] * ranks
+        self.operations: list[Operation] = []
+        self.algorithms: list[str] = []
+        self.phases: list[tuple[int, ...]] = []
+        self.gates: list[tuple[int | None, ...]] = []
+        self.steps = self.pauses_ns = 0
+
+    def elements(self, rank: int) -> int:
+        program = self.made[rank]
+        return 0 if program is None else int(program["elements"])
+
+    def add(self, one: Operation, algorithm: str, schedule: schedules.Schedule, parts: Sequence[schedules.Program],
+            waits: Sequence[tuple[int, int]]) -> None:  # fmt: skip
+        phases: list[int] = []
+        gates: list[int | None] = []
+        for part, (pause_ns, not_before_ns) in zip(parts, waits, strict=True):
+            mine = schedules.told_apart(schedules.renamed(part, one.members, self.ranks), len(self.operations))
+            before = self.made[mine["rank"]]
+            phase = 0 if before is None else len(before["fences"]) + 1
+            pauses = [] if before is None else before["pauses"]
+            gates.append(len(pauses) if pause_ns or not_before_ns else None)
+            if pause_ns or not_before_ns:
+                pauses = [*pauses, [phase, pause_ns, not_before_ns]]
+            whole = mine if before is None else schedules.in_sequence(before, mine, steps=self.steps)
+            self.made[mine["rank"]] = {**whole, "pauses": pauses}
+            phases.append(phase)
+        self.pauses_ns += max(pause_ns for pause_ns, _ in waits)
+        self.pauses_ns = max(self.pauses_ns, *(not_before_ns for _, not_before_ns in waits))
+        self.steps += schedule.steps
+        self.operations.append(one)
+        self.algorithms.append(algorithm)
+        self.phases.append(tuple(phases))
+        self.gates.append(tuple(gates))
+
+    def done(self) -> Batch:
+        return Batch(
+            operations=tuple(self.operations),
+            algorithms=tuple(self.algorithms),
+            programs=tuple(_nothing(rank, self.ranks) if one is None else one for rank, one in enumerate(self.made)),
+            phases=tuple(self.phases),
+            gates=tuple(self.gates),
+            pauses_ns=self.pauses_ns,
+        )
+
+
+def _nothing(rank: int, ranks: int) -> schedules.Program:
+    """The program of a rank that a batch does not need."""
+    lists = ("fills", "copies", "sends", "recvs", "fences", "results", "pauses")
+    return {"rank": rank, "ranks": ranks, "input": 0, "elements": 1, "groups": [[rank]], **{name: [] for name in lists}}
+
+
+def batches(trace: Trace, spec: ReplaySpec, network: cost.Network) -> tuple[Batch, ...]:
+    """The programs of all ranks, in as many batches as their memory needs.
+
+    Raises:
+        UsageError: an operation that cannot be had, or is too large.
+    """
+    found = []
+    making = _Making(trace.ranks)
+    base_ns: int | None = None
+    for one in trace.operations:
+        name, shape = _shape(one)
+        algorithm = cost.best_algorithm(name, shape, one.size_bytes, network)
+        schedule = schedules.build(name, algorithm, shape)
+        parts = schedules.programs(schedule, _layout(one))
+        largest = max(part["elements"] for part in parts) * 4
+        if largest > spec.batch_bytes:
+            raise UsageError(
+                f"{trace.source}: record {one.record}: {one.collective} of {one.size_bytes} bytes needs {largest} "
+                f"bytes of a rank, and {spec.batch_bytes} are the most; scale the trace down"
+            )
+        most = max(making.elements(member) + part["elements"] for member, part in zip(one.members, parts, strict=True))
+        if making.operations and (most * 4 > spec.batch_bytes or len(making.operations) >= MAX_OPERATIONS):
+            found.append(making.done())
+            making, base_ns = _Making(trace.ranks), None
+        base_ns = min(one.not_before_ns) if base_ns is None else base_ns
+        making.add(one, algorithm, schedule, parts, _waits(one, spec, base_ns))
+    return (*found, making.done())
+
+
+def _waits(one: Operation, spec: ReplaySpec, base_ns: int) -> list[tuple[int, int]]:
+    """By member: how long after what was before, and how long after the beginning of the batch."""
+    if not spec.pauses:
+        return [(0, 0)] * len(one.members)
+    return [
+        (round(pause_ns / spec.speed), round(max(0, not_before_ns - base_ns) / spec.speed))
+        for pause_ns, not_before_ns in zip(one.pauses_ns, one.not_before_ns, strict=True)
+    ]
+
+
+def run(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> ReplayResult:
+    """Replay a trace (`traffic.traces.load`, `fitted`) and wait for its end; rank i on the i-th RNIC.
+
+    Raises:
+        UsageError: it cannot be had on this lab; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    check(spec)
+    found = place(lab, spec)
+    if trace.ranks > len(found):
+        raise UsageError(
+            f"{trace.source} is of {trace.ranks} ranks, and there are {len(found)} RNICs; shrink it to what its first "
+            f"{len(found)} ranks do among themselves"
+        )
+    ranks = found[: trace.ranks]
+    made = batches(trace, spec, cost.NETWORKS[lab.kind])
+    plans = [_plan(spec, ranks, batch, number, len(made)) for number, batch in enumerate(made)]
+    ended: list[tuple[int, Running[Any]]] = []
+    times = 1 if len(made) == 1 else spec.repeat  # one batch is repeated by its ranks
+    with Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)) as engines:
+        for number, plan in [pair for _ in range(times) for pair in enumerate(plans)]:
+            with begin(lab, plan, _itself, on_event, engines) as running:
+                limit_s = (
+                    SPARE_S + plan.stall_deadline_s + spec.repeat * (spec.deadline_s + made[number].pauses_ns / 1e9)
+                )
+                ended.append((number, running.wait(limit_s)))
+            if running.failure is not None:
+                break
+    return _result(spec, trace, ranks, made, ended)
+
+
+def _itself(running: Running[Any]) -> Running[Any]:
+    return running
+
+
+def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int, of: int) -> Plan:
+    pauses_s = batch.pauses_ns / 1e9
+    patient = dataclasses.replace(
+        spec, deadline_s=spec.deadline_s + pauses_s, stall_deadline_s=spec.stall_deadline_s + pauses_s
+    )
+    return rank_plan(
+        f"replay of {len(batch.operations)} operations" + (f" (batch {number + 1} of {of})" if of > 1 else ""),
+        patient,
+        ranks,
+        batch.programs,
+        segment_bytes=spec.segment_bytes,
+        iterations=spec.repeat if of == 1 else 1,
+    )
+
+
+def _result(
+    spec: ReplaySpec,
+    trace: Trace,
+    ranks: Sequence[Endpoint],
+    made: Sequence[Batch],
+    ended: Sequence[tuple[int, Running[Any]]],
+) -> ReplayResult:
+    times: dict[tuple[int, int], list[int]] = {}
+    wrong = 0
+    for number, running in ended:
+        per_rank = [iterations_of(running, task_name(rank)) for rank in range(len(ranks))]
+        wrong += sum(item.wrong_elements for rank in per_rank for item in rank)
+        for index, one in enumerate(made[number].operations):
+            rows = zip(*(per_rank[member] for member in one.members), strict=False)
+            ends = list(zip(made[number].phases[index], made[number].gates[index], strict=True))
+            took = [min(_took_ns(item, *end) for item, end in zip(row, ends, strict=True)) for row in rows]
+            times.setdefault((number, index), []).extend(took)
+    outcomes = [running.outcome for _, running in ended]
+    failed = next((running.failure for _, running in ended if running.failure is not None), None)
+    return ReplayResult(
+        spec=spec,
+        source=trace.source,
+        outcome="failed" if failed else "recovered" if "recovered" in outcomes else "completed",
+        where=failed,
+        ranks=tuple(rank.name for rank in ranks),
+        operations=tuple(_time(made[number], index, took) for (number, index), took in sorted(times.items()) if took),
+        wrong_elements=wrong,
+        time_ns=sum(window_of(running).duration_ns for _, running in ended),
+        qp_errors=tuple(item for _, running in ended for item in running.qp_errors),
+        rebuilds=tuple(item for _, running in ended for item in running.rebuilds),
+    )
+
+
+def _took_ns(item: Iteration, phase: int, gate: int | None) -> int:
+    began_ns = item.phases_ns[phase - 1] if phase else 0
+    paused_ns = item.paused_ns[gate] if gate is not None and gate < len(item.paused_ns) else 0
+    return max(0, item.phases_ns[phase] - began_ns - paused_ns)
+
+
+def _time(batch: Batch, index: int, took: Sequence[int]) -> OperationTime:
+    one, time_ns = batch.operations[index], metrics.percentile(took, 50)
+    count = len(one.members)
+    if one.counts:
+        busiest = max(sum(row) - row[place] for place, row in enumerate(one.counts))
+        busbw = metrics.algbw_gbytes_per_s(busiest, time_ns)
+    else:
+        name = "send-recv" if one.collective == "p2p" else one.collective
+        busbw = metrics.busbw_gbytes_per_s(name, count, one.size_bytes, time_ns)
+    return OperationTime(
+        record=one.record,
+        collective=one.collective,
+        algorithm=batch.algorithms[index],
+        members=one.members,
+        size_bytes=one.size_bytes,
+        time_ns=time_ns,
+        busbw_gbytes_per_s=busbw,
+        recorded_ns=one.duration_ns,
+    )
