@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.errors import UsageError
 from traffic.results import Endpoint
 
 __all__ = ["Cable", "Plan", "QpParams", "TaskPlan"]
@@ -26,6 +28,20 @@ class QpParams:
     mtu: int = 4096
     traffic_class: int = 0
     flow_label: int = 0
+
+    @classmethod
+    def of(cls, values: Mapping[str, int]) -> QpParams:
+        """The parameters with some of them changed.
+
+        Raises:
+            UsageError: there is no such parameter.
+        """
+        for name in values:
+            if name not in cls.__slots__:
+                near = difflib.get_close_matches(name, cls.__slots__, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(cls.__slots__)}"
+                raise UsageError(f'no QP parameter "{name}"; {hint}')
+        return cls(**values)
 
     def to_dict(self) -> dict[str, int]:
         """Plain data."""

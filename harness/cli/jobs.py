@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from harness.cli.context import Session, json_option, pass_session
+from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, record_options, write_record
 from harness.cli.traffic import exit_code, read_size, run_ranks, traffic
 from harness.verdict import ExitCode
@@ -15,6 +16,7 @@ from traffic import job as job_module
 from traffic import recording
 from traffic.collective import AUTO, ITEM_BYTES
 from traffic.job import JobPhase, JobSpec
+from traffic.plan import QpParams
 
 __all__ = ["COMMANDS"]
 
@@ -37,6 +39,7 @@ __all__ = ["COMMANDS"]
 @click.option(
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
 )
+@qp_option
 @record_options
 @json_option
 @pass_session
@@ -49,6 +52,7 @@ def job(
     iterations: int,
     dtype: str,
     compute_units: int,
+    qp: QpParams,
     record: Path | None,
     record_format: str,
     as_json: bool,
@@ -61,6 +65,7 @@ def job(
         iterations=iterations,
         dtype=dtype,
         compute_units=compute_units,
+        qp=qp,
     )
     check_record(record)
     result = run_ranks(session, ranks, f"job {grid}", lambda lab, tell: job_module.start(lab, spec, on_event=tell))

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from harness.cli.context import Session, json_option, pass_session
+from harness.cli.qp import qp_option
 from harness.cli.traffic import exit_code, teller, traffic
 from harness.quantities import format_bytes, format_duration
 from harness.verdict import ExitCode
@@ -16,6 +17,7 @@ from testbed.errors import UsageError
 from testbed.inventory import Inventory
 from traffic import cost, replay, traces
 from traffic.engine import endpoint
+from traffic.plan import QpParams
 from traffic.replay import ReplayResult, ReplaySpec
 from traffic.traces import Trace
 
@@ -39,6 +41,7 @@ PLAN_COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "waits"
 @click.option(
     "--rank", "rnics", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
 )
+@qp_option
 @json_option
 @pass_session
 def replay_command(
@@ -55,6 +58,7 @@ def replay_command(
     skip_unsupported: bool,
     repeat: int,
     rnics: tuple[str, ...],
+    qp: QpParams,
     as_json: bool,
 ) -> int:
     """Replay what a job communicated.
@@ -74,7 +78,7 @@ def replay_command(
             f"{len(names)} ranks do among themselves"
         )
     trace = traces.fitted(whole, ranks=len(names), scale=scale)
-    spec = ReplaySpec(ranks=tuple(names[: trace.ranks]), speed=speed, pauses=not no_compute, repeat=repeat)
+    spec = ReplaySpec(ranks=tuple(names[: trace.ranks]), speed=speed, pauses=not no_compute, repeat=repeat, qp=qp)
     replay.check(spec)
     network = cost.NETWORKS[inventory.kind]
     made = replay.batches(trace, spec, network)
@@ -198,4 +202,4 @@ def _tell(session: Session, result: ReplayResult) -> None:
     )
 
 
-COMMANDS = ()
+COMMANDS = (traffic,)

@@ -12,6 +12,7 @@ import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.faults import parse_duration
+from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, record_options, write_record
 from harness.quantities import parse_size_bytes
 from harness.verdict import ExitCode
@@ -24,6 +25,7 @@ from traffic import recording
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveResult, CollectiveSpec
 from traffic.flow import ATOMIC_BYTES, SPREADS, VERBS, FlowResult, FlowSpec
 from traffic.matrix import PATTERNS, pairs
+from traffic.plan import QpParams
 from traffic.ranks import WARMUP
 from traffic.results import Outcome
 from traffic.run import OnEvent, Running
@@ -89,6 +91,7 @@ def traffic() -> None:
 @click.option("--latency", is_flag=True, help="Time every message, from posting to completion.")
 @click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
+@qp_option
 @json_option
 @pass_session
 def flow(
@@ -137,6 +140,7 @@ def _flow_specs(
     latency: bool,
     probe: bool,
     duration: str,
+    qp: QpParams,
 ) -> list[FlowSpec]:
     main = FlowSpec(
         src=src,
@@ -151,6 +155,7 @@ def _flow_specs(
         off_s=parse_duration(off) if off else 0.0,
         latency=latency,
         duration_s=parse_duration(duration),
+        qp=qp,
     )
     beside = FlowSpec(
         src=src,
@@ -161,6 +166,7 @@ def _flow_specs(
         latency=True,
         rate_bps=PROBES_PER_S * PROBE_BYTES * 8,
         duration_s=main.duration_s,
+        qp=qp,
     )
     return [main, beside] if probe else [main]
 
@@ -203,6 +209,7 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 @click.option(
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
 )
+@qp_option
 @record_options
 @json_option
 @pass_session
@@ -221,6 +228,7 @@ def collective(
     iterations: int,
     warmup: int,
     compute_units: int,
+    qp: QpParams,
     record: Path | None,
     record_format: str,
     as_json: bool,
@@ -239,6 +247,7 @@ def collective(
         iterations=iterations,
         warmup=warmup,
         compute_units=compute_units,
+        qp=qp,
     )
     check_record(record)
     result = run_ranks(
