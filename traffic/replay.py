@@ -26,7 +26,18 @@ from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of
 from traffic.traces import Operation, Trace
 
-__all__ = ["Batch", "OperationTime", "ReplayResult", "ReplaySpec", "batches", "check", "run"]
+__all__ = [
+    "Batch",
+    "Execution",
+    "OperationTime",
+    "ReplayResult",
+    "ReplaySpec",
+    "batches",
+    "check",
+    "execute",
+    "operation_times_ns",
+    "run",
+]
 
 MAX_OPERATIONS = 256
 """Of one batch: what is told to an engine in one line stays small."""
@@ -228,6 +239,41 @@ def _waits(one: Operation, spec: ReplaySpec, base_ns: int) -> list[tuple[int, in
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """A replay that is over, rank by rank: `runs[i]` are the number of a batch and what ran of it."""
+
+    spec: ReplaySpec
+    trace: Trace
+    ranks: tuple[Endpoint, ...]
+    batches: tuple[Batch, ...]
+    runs: tuple[tuple[int, Running[Any]], ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """As of all runs together."""
+        outcomes = {running.outcome for _, running in self.runs}
+        return "failed" if "failed" in outcomes else "recovered" if "recovered" in outcomes else "completed"
+
+    @property
+    def where(self) -> str | None:
+        """Where it failed, if it did."""
+        return next((running.failure for _, running in self.runs if running.failure is not None), None)
+
+    @property
+    def wrong_elements(self) -> int:
+        """Summed over all ranks."""
+        return sum(item.wrong_elements for per_rank in self.iterations for rank in per_rank for item in rank)
+
+    @property
+    def iterations(self) -> tuple[tuple[tuple[Iteration, ...], ...], ...]:
+        """What rank r did in run i: `iterations[i][r]`."""
+        return tuple(
+            tuple(iterations_of(running, task_name(rank)) for rank in range(len(self.ranks)))
+            for _, running in self.runs
+        )
+
+
 def run(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> ReplayResult:
     """Replay a trace (`traffic.traces.load`, `fitted`) and wait for its end; rank i on the i-th RNIC.
 
@@ -235,6 +281,11 @@ def run(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | Non
         UsageError: it cannot be had on this lab; nothing was started.
         LabError: it could not be started; nothing is left running.
     """
+    return _result(execute(lab, spec, trace, on_event))
+
+
+def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> Execution:
+    """As `run`, with all that the ranks told."""
     check(spec)
     found = place(lab, spec)
     if trace.ranks > len(found):
@@ -250,13 +301,11 @@ def run(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | Non
     with Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)) as engines:
         for number, plan in [pair for _ in range(times) for pair in enumerate(plans)]:
             with begin(lab, plan, _itself, on_event, engines) as running:
-                limit_s = (
-                    SPARE_S + plan.stall_deadline_s + spec.repeat * (spec.deadline_s + made[number].pauses_ns / 1e9)
-                )
-                ended.append((number, running.wait(limit_s)))
+                each_s = spec.deadline_s + made[number].pauses_ns / 1e9
+                ended.append((number, running.wait(SPARE_S + plan.stall_deadline_s + spec.repeat * each_s)))
             if running.failure is not None:
                 break
-    return _result(spec, trace, ranks, made, ended)
+    return Execution(spec=spec, trace=trace, ranks=ranks, batches=made, runs=tuple(ended))
 
 
 def _itself(running: Running[Any]) -> Running[Any]:
@@ -278,37 +327,30 @@ def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int
     )
 
 
-def _result(
-    spec: ReplaySpec,
-    trace: Trace,
-    ranks: Sequence[Endpoint],
-    made: Sequence[Batch],
-    ended: Sequence[tuple[int, Running[Any]]],
-) -> ReplayResult:
+def _result(done: Execution) -> ReplayResult:
     times: dict[tuple[int, int], list[int]] = {}
-    wrong = 0
-    for number, running in ended:
-        per_rank = [iterations_of(running, task_name(rank)) for rank in range(len(ranks))]
-        wrong += sum(item.wrong_elements for rank in per_rank for item in rank)
-        for index, one in enumerate(made[number].operations):
-            rows = zip(*(per_rank[member] for member in one.members), strict=False)
-            ends = list(zip(made[number].phases[index], made[number].gates[index], strict=True))
-            took = [min(_took_ns(item, *end) for item, end in zip(row, ends, strict=True)) for row in rows]
-            times.setdefault((number, index), []).extend(took)
-    outcomes = [running.outcome for _, running in ended]
-    failed = next((running.failure for _, running in ended if running.failure is not None), None)
+    for (number, _), per_rank in zip(done.runs, done.iterations, strict=True):
+        for index in range(len(done.batches[number].operations)):
+            times.setdefault((number, index), []).extend(operation_times_ns(done.batches[number], index, per_rank))
     return ReplayResult(
-        spec=spec,
-        source=trace.source,
-        outcome="failed" if failed else "recovered" if "recovered" in outcomes else "completed",
-        where=failed,
-        ranks=tuple(rank.name for rank in ranks),
-        operations=tuple(_time(made[number], index, took) for (number, index), took in sorted(times.items()) if took),
-        wrong_elements=wrong,
-        time_ns=sum(window_of(running).duration_ns for _, running in ended),
-        qp_errors=tuple(item for _, running in ended for item in running.qp_errors),
-        rebuilds=tuple(item for _, running in ended for item in running.rebuilds),
+        spec=done.spec,
+        source=done.trace.source,
+        outcome=done.outcome,
+        where=done.where,
+        ranks=tuple(rank.name for rank in done.ranks),
+        operations=tuple(_time(done.batches[at], index, took) for (at, index), took in sorted(times.items()) if took),
+        wrong_elements=done.wrong_elements,
+        time_ns=sum(window_of(running).duration_ns for _, running in done.runs),
+        qp_errors=tuple(item for _, running in done.runs for item in running.qp_errors),
+        rebuilds=tuple(item for _, running in done.runs for item in running.rebuilds),
     )
+
+
+def operation_times_ns(batch: Batch, index: int, per_rank: Sequence[Sequence[Iteration]]) -> list[int]:
+    """Time of one operation in each iteration that all its members have finished: of the member that waited least."""
+    ends = list(zip(batch.phases[index], batch.gates[index], strict=True))
+    rows = zip(*(per_rank[member] for member in batch.operations[index].members), strict=False)
+    return [min(_took_ns(item, *end) for item, end in zip(row, ends, strict=True)) for row in rows]
 
 
 def _took_ns(item: Iteration, phase: int, gate: int | None) -> int:

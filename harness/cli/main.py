@@ -25,6 +25,7 @@ from harness.cli import (
     profiles,
     replay,
     runs,
+    serving,
     sharing,
     watching,
 )
@@ -83,6 +84,7 @@ for module in (
     profiles,
     jobs,
     replay,
+    serving,
     runs,
     attribution,
     history,

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from traffic import collective, flow, job, matrix, recording, replay, traces
+from traffic import collective, flow, inference, job, matrix, ranking, recording, replay, traces
 from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
 from traffic.flow import FlowSpec
+from traffic.inference import InferenceSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.plan import QpParams
+from traffic.ranking import RankingSpec
 from traffic.replay import ReplaySpec
 from traffic.schedules import ALGORITHMS
 
@@ -213,3 +215,22 @@ def test_a_recorded_job_and_a_chakra_trace_are_replayed_right(lab, tmp_path):
         assert [found.collective for found in one.operations] == [found.collective for found in trace.operations]
     # 2 + 3 + 1 ms of compute, a hundred times slower, twice; no part of that is in what rank 0's operations took.
     assert 2 * sum(one.time_ns for one in slow.operations if 0 in one.members) <= slow.time_ns - 2 * 600e6
+
+
+def test_tokens_come_after_their_prefill_and_hot_shards_send_more(lab):
+    """Prefill and decode on hosts of their own; a pause before each is in the time of the token that waits for it."""
+    spec = InferenceSpec(
+        prefill_ranks=2, prefill_bytes=1 << 18, kv_bytes=1 << 17, decode_bytes=1 << 14, tokens=5, requests=3,
+        prefill_ms=100, decode_ms=20, slo_tpot_ms=10, qp=PATIENT,
+    )  # fmt: skip
+    result = inference.run(lab, spec)
+    assert (result.outcome, result.wrong_elements, result.requests_completed) == ("completed", 0, 3), result.where
+    assert min(result.ttft_ns) >= 120e6 - result.clock_error_ns
+    assert min(time_ns for one in result.tpot_ns for time_ns in one) >= 20e6
+    assert result.slo_attainment == 0, "no token can keep a promise of 10 ms that is computed for 20 ms"
+
+    uneven = ranking.run(
+        lab, RankingSpec(embedding_bytes=1 << 18, skew=1.5, dense_bytes=1 << 15, iterations=3, qp=PATIENT)
+    )
+    assert (uneven.outcome, uneven.wrong_elements, uneven.iterations_completed) == ("completed", 0, 3), uneven.where
+    assert uneven.mmr > 2

@@ -1,0 +1,126 @@
+"""Inference and ranking jobs: what their ranks do, and what is made of what they tell."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from test_collective_run import RANK_OF, RankEngine, RankLab
+from test_traffic_specs import NothingStarts
+
+from testbed.errors import UsageError
+from traffic import cost, inference, ranking, replay
+from traffic.inference import InferenceSpec
+from traffic.ranking import RankingSpec
+from traffic.replay import ReplaySpec
+
+NETWORK = cost.NETWORKS["soft"]
+MS = 1_000_000
+
+
+class PacedEngine(RankEngine):
+    """Each phase takes as many ms as the lab says, by the number of its sends and receives' bytes or not at all."""
+
+    def do_task(self, task, **fields):
+        self.program, self.iterations = fields["spec"]["program"], fields["spec"]["iterations"]
+        super().do_task(task=task, **fields)
+
+    def over(self):
+        task, at_ns = f"rank{RANK_OF[self.host]}", time.monotonic_ns() // MS * MS
+        for index in range(self.iterations):
+            ends = self.lab.ends(self.host, index, len(self.program["fences"]) + 1)
+            self.emit(
+                "iteration", task=task, index=index, start_ns=at_ns, end_ns=at_ns + ends[-1] * MS, compute_ns=0,
+                comm_ns=ends[-1] * MS, wait_ns=0, wrong=0, phases_ns=[end * MS for end in ends], paused_ns=[],
+            )  # fmt: skip
+        self.emit("done", task=task, start_ns=at_ns, end_ns=at_ns, iterations=self.iterations, wrong=0)
+
+
+class PacedLab(RankLab):
+    def __init__(self, ends):
+        super().__init__(lambda engine: engine.over())
+        self.ends = ends
+
+    def node(self, name):
+        lab = self
+
+        class Node:
+            def open(self, _argv):
+                lab.engines.append(PacedEngine(lab, name))
+                return lab.engines[-1]
+
+        return Node()
+
+
+def test_one_group_prefills_and_then_decodes_token_by_token():
+    spec = InferenceSpec(tokens=3, prefill_ms=5, decode_ms=2, prefill_bytes=1 << 16, decode_bytes=1 << 12)
+    trace = inference.request(spec, 4)
+    assert [(one.members, one.size_bytes, one.pauses_ns[0] // MS) for one in trace.operations] == [
+        ((0, 1, 2, 3), 1 << 16, 5),
+        *[((0, 1, 2, 3), 1 << 12, 2)] * 3,
+    ]
+
+
+def test_apart_each_prefill_rank_sends_its_cache_to_a_decode_rank():
+    trace = inference.request(InferenceSpec(tokens=1, prefill_ranks=3), 5)
+    assert [one.members for one in trace.operations] == [(0, 1, 2), (0, 3), (1, 4), (2, 3), (3, 4)]
+    (batch,) = replay.batches(trace, ReplaySpec(batch_bytes=1 << 28), NETWORK)
+    assert batch.phases[-1] == (2, 1), "rank 3 gets two caches before it decodes"
+
+
+def test_times_to_tokens_are_those_of_the_slowest_rank_and_promises_are_counted():
+    """Prefill is over after 10 ms; a token then takes 3 ms, on host2 4 ms; in the second request twice that."""
+
+    def ends(host, index, phases):
+        each = (4 if host == "host2" else 3) * (1 + index)
+        return [10 + each * number for number in range(phases)]
+
+    spec = InferenceSpec(tokens=4, requests=2, slo_ttft_ms=15, slo_tpot_ms=5)
+    result = inference.run(PacedLab(ends), spec)
+    assert (result.outcome, result.requests_completed, result.wrong_elements) == ("completed", 2, 0)
+    tolerance = 200 * MS  # clocks of threads that begin one after the other
+    assert 14 * MS <= result.ttft_ns[0] <= 14 * MS + tolerance
+    assert result.tpot_ns == ((4 * MS,) * 3, (8 * MS,) * 3)
+    assert result.tpot_p50_ns == 6 * MS
+    assert result.slo_attainment <= 0.5, "the second one's tokens were late"
+    assert inference.run(PacedLab(ends), InferenceSpec(tokens=4, requests=2)).slo_attainment == 1
+
+
+def test_hot_shards_send_more_and_get_as_many_gradients_back():
+    trace = ranking.step(RankingSpec(embedding_bytes=4000, skew=1.0), 4)
+    forward, backward, dense = trace.operations
+    assert forward.collective == backward.collective == "all-to-allv"
+    assert forward.counts == tuple(zip(*backward.counts, strict=True))
+    sent = [sum(row) for row in forward.counts]
+    assert sent == sorted(sent, reverse=True)
+    assert sent[0] > 3 * sent[3]
+    assert {sum(row) for row in zip(*forward.counts, strict=True)} == {4000}
+    assert dense.collective == "all-reduce"
+
+
+def test_a_ranking_job_reports_its_parts_and_how_uneven_it_is():
+    result = ranking.run(PacedLab(lambda host, index, phases: [10, 30, 35]), RankingSpec(skew=0, iterations=3))
+    assert (result.forward_ns, result.backward_ns, result.dense_ns) == (10 * MS, 20 * MS, 5 * MS)
+    assert (result.iterations_completed, result.iteration_p99_ns) == (3, 35 * MS)
+    assert result.mmr == pytest.approx(1.0)
+    assert ranking.run(PacedLab(lambda *_: [1, 2, 3]), RankingSpec(skew=1)).mmr > 1.5
+
+
+@pytest.mark.parametrize(
+    ("module", "spec", "says"),
+    [
+        (inference, InferenceSpec(tokens=0), "1 to 200 tokens"),
+        (inference, InferenceSpec(requests=0), "at least 1 request"),
+        (inference, InferenceSpec(prefill_ranks=3), "groups of 2 ranks at least, got 3 and 1 of 4"),
+        (inference, InferenceSpec(decode_bytes=6), "decode_bytes must be a multiple of 4"),
+        (inference, InferenceSpec(slo_ttft_ms=-1), "slo_ttft_ms cannot be negative"),
+        (ranking, RankingSpec(embedding_bytes=0), "embedding_bytes must be a multiple of 4 above 0"),
+        (ranking, RankingSpec(skew=-1), "cannot be negative"),
+        (ranking, RankingSpec(iterations=0), "at least 1 iteration"),
+        (ranking, RankingSpec(embedding_bytes=8), "at least one element for each"),
+        (ranking, RankingSpec(ranks=("host1:rxe0",)), "2 ranks at least"),
+    ],
+)
+def test_refusals_before_anything_starts(module, spec, says):
+    with pytest.raises(UsageError, match=says):
+        module.run(NothingStarts(), spec)

@@ -1,0 +1,154 @@
+"""A ranking job: embeddings by a skewed all-to-allv forth and back, and an all-reduce of what all ranks share.
+
+Each rank holds a shard of the embedding tables and asks the others for rows; which shard is asked how much is as uneven
+as `skew` says (Zipf). Forward, rows go from the hot shards to everybody; backward, their gradients come back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, fields
+from typing import Any
+
+from testbed.errors import UsageError
+from traffic import metrics, replay, schedules
+from traffic.engine import TrafficLab
+from traffic.ranks import RanksSpec, place
+from traffic.replay import Execution, ReplaySpec
+from traffic.results import Outcome, QpError, Rebuild
+from traffic.run import OnEvent
+from traffic.traces import Operation, Trace
+
+__all__ = ["RankingResult", "RankingSpec", "check", "run", "step"]
+
+MIN_RANKS = 2
+MEMORY_BYTES = 256 << 20
+PARTS = 3
+"""Forward, backward, dense."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingSpec(RanksSpec):
+    """`iterations` of: rows to everybody, `dense_ms` of computing, gradients back, all-reduce of `dense_bytes`.
+
+    Each rank gets `embedding_bytes` of rows, of rank j's shard in proportion to 1 / (j + 1)^skew.
+    """
+
+    embedding_bytes: int = 1 << 20
+    skew: float = 1.0
+    dense_bytes: int = 1 << 18
+    dense_ms: float = 0.0
+    iterations: int = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingResult:
+    """A ranking job that is over; median times of its parts (the rank that waited least), and of whole iterations.
+
+    `mmr` is the most that a rank sends forward over the mean of all: 1 is even.
+    """
+
+    spec: RankingSpec
+    outcome: Outcome
+    where: str | None
+    ranks: tuple[str, ...]
+    iterations_completed: int
+    wrong_elements: int
+    mmr: float
+    forward_ns: float
+    backward_ns: float
+    dense_ns: float
+    iteration_p50_ns: float
+    iteration_p95_ns: float
+    iteration_p99_ns: float
+    qp_errors: tuple[QpError, ...]
+    rebuilds: tuple[Rebuild, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+def check(spec: RankingSpec, ranks: int) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    if ranks < MIN_RANKS:
+        raise UsageError(f"a ranking job needs 2 ranks at least, got {ranks}")
+    for name in ("embedding_bytes", "dense_bytes"):
+        size = getattr(spec, name)
+        if size <= 0 or size % 4:
+            raise UsageError(f"{name} must be a multiple of 4 above 0, got {size}")
+    if spec.iterations < 1:
+        raise UsageError(f"a ranking job has at least 1 iteration, got {spec.iterations}")
+    if spec.skew < 0 or spec.dense_ms < 0:
+        raise UsageError("skew and dense_ms cannot be negative")
+
+
+def step(spec: RankingSpec, ranks: int) -> Trace:
+    """What the ranks do in one iteration, as a trace."""
+    asked = schedules.skewed_counts(spec.embedding_bytes // 4, ranks, spec.skew) * 4
+    everybody = tuple(range(ranks))
+    made = [
+        ("all-to-allv", asked.T, 0.0),
+        ("all-to-allv", asked, spec.dense_ms),
+        ("all-reduce", None, 0.0),
+    ]
+    operations = tuple(
+        Operation(
+            record=number,
+            collective=name,
+            members=everybody,
+            size_bytes=spec.dense_bytes
+            if counts is None
+            else int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max())),
+            counts=() if counts is None else tuple(tuple(row) for row in counts.tolist()),
+            pauses_ns=(round(pause_ms * 1e6),) * ranks,
+            not_before_ns=(0,) * ranks,
+        )
+        for number, (name, counts, pause_ms) in enumerate(made)
+    )
+    return Trace(source="ranking", format="made", ranks=ranks, operations=operations)
+
+
+def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> RankingResult:
+    """Run a ranking job and wait for its end.
+
+    Raises:
+        UsageError: the spec asks for something that is not there; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    ranks = len(place(lab, spec))
+    check(spec, ranks)
+    common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec)}
+    asked = ReplaySpec(**common, repeat=spec.iterations, batch_bytes=MEMORY_BYTES)
+    return _result(spec, replay.execute(lab, asked, step(spec, ranks), on_event))
+
+
+def _result(spec: RankingSpec, done: Execution) -> RankingResult:
+    ((_, running),) = done.runs
+    per_rank = done.iterations[0]
+    whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
+    forward, backward, dense = (
+        metrics.percentile(replay.operation_times_ns(done.batches[0], index, per_rank), 50) for index in range(PARTS)
+    )
+    sent = [sum(row) - row[rank] for rank, row in enumerate(done.trace.operations[0].counts)]
+    return RankingResult(
+        spec=spec,
+        outcome=done.outcome,
+        where=done.where,
+        ranks=tuple(rank.name for rank in done.ranks),
+        iterations_completed=len(whole),
+        wrong_elements=done.wrong_elements,
+        mmr=max(sent) * len(sent) / sum(sent),
+        forward_ns=forward,
+        backward_ns=backward,
+        dense_ns=dense,
+        iteration_p50_ns=metrics.percentile(whole, 50),
+        iteration_p95_ns=metrics.percentile(whole, 95),
+        iteration_p99_ns=metrics.percentile(whole, 99),
+        qp_errors=running.qp_errors,
+        rebuilds=running.rebuilds,
+    )
