@@ -25,12 +25,16 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from harness.job_words import parse_grid, parse_phase
 from harness.metrics import METRICS, Metric, lookup, nearest
 from harness.needs import Need, parse_need
 from harness.quantities import parse_duration_ns, parse_size_bytes
-from testbed.errors import ConfigError
+from testbed.errors import ConfigError, UsageError
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS
-from traffic.flow import SPREADS, VERBS
+from traffic.flow import SPREADS, VERBS, check_qp
+from traffic.job import JobPhase, JobSpec
+from traffic.job import check as check_job
+from traffic.plan import QpParams
 from traffic.ranks import WARMUP
 from traffic.schedules import COLLECTIVES, algorithms_for
 
@@ -40,6 +44,7 @@ __all__ = [
     "Experiment",
     "Fault",
     "Flow",
+    "Job",
     "Scalar",
     "Workload",
     "decode",
@@ -73,6 +78,7 @@ class Collective:
     duration_ns: int | None
     compute_units: int
     warmup: int
+    qp: QpParams = field(default_factory=QpParams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +96,30 @@ class Flow:
     size_bytes: int
     depth: int
     duration_ns: int
+    qp: QpParams = field(default_factory=QpParams)
 
 
-Workload = Collective | Flow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job on a grid of ranks (`traffic.job.JobSpec`); it goes by iterations and has no duration."""
+
+    grid: tuple[tuple[str, int], ...]
+    phases: tuple[JobPhase, ...]
+    dtype: str
+    op: str
+    ranks: tuple[str, ...]
+    iterations: int
+    warmup: int
+    compute_units: int
+    qp: QpParams = field(default_factory=QpParams)
+
+    @property
+    def duration_ns(self) -> None:
+        """Nobody can say."""
+        return
+
+
+Workload = Collective | Flow | Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +181,19 @@ class _CollectiveFile(_File, frozen=True, kw_only=True):
     duration: str | None = None
     compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
     warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
+    qp: dict[str, int] = {}
+
+
+class _JobFile(_File, frozen=True, kw_only=True):
+    grid: str
+    phases: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    iterations: Annotated[int, msgspec.Meta(ge=1)]
+    dtype: str = "fp32"
+    op: str = "sum"
+    ranks: tuple[str, ...] = ()
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
+    compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
+    qp: dict[str, int] = {}
 
 
 class _FlowFile(_File, frozen=True, kw_only=True):
@@ -165,6 +205,7 @@ class _FlowFile(_File, frozen=True, kw_only=True):
     size: str = "64KiB"
     qps: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     depth: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
+    qp: dict[str, int] = {}
 
 
 class _FaultFile(_File, frozen=True, kw_only=True):
@@ -207,6 +248,7 @@ _KEYS = {
     "expect": ("metric", "min", "max", "equals"),
     "collective": tuple(_CollectiveFile.__struct_fields__),
     "flow": tuple(_FlowFile.__struct_fields__),
+    "job": tuple(_JobFile.__struct_fields__),
 }
 
 
@@ -286,8 +328,11 @@ def _read(parser: Callable[[str], _T], text: str, source: str, path: str) -> _T:
 
 
 def _workload(raw: dict[str, Any], source: str) -> Workload:
-    if ("collective" in raw) == ("flow" in raw):
-        raise _fail(source, "workload", 'say what runs: collective = "all-reduce", or flow = "write"')
+    if sum(kind in raw for kind in ("collective", "flow", "grid")) != 1:
+        said = 'say what runs: collective = "all-reduce", or flow = "write", or a job on a grid = "tp=2,dp=2"'
+        raise _fail(source, "workload", said)
+    if "grid" in raw:
+        return _job(_convert(raw, _JobFile, source, "workload/job"), source)
     if "flow" in raw:
         flow = _convert(raw, _FlowFile, source, "workload/flow")
         _one_of(flow.flow, VERBS, "flow", source)
@@ -301,6 +346,7 @@ def _workload(raw: dict[str, Any], source: str) -> Workload:
             size_bytes=_positive(parse_size_bytes, flow.size, source, "workload.size"),
             depth=flow.depth,
             duration_ns=_positive(parse_duration_ns, flow.duration, source, "workload.duration"),
+            qp=_qp(flow.qp, source),
         )
     collective = _convert(raw, _CollectiveFile, source, "workload/collective")
     if (collective.iterations is None) == (collective.duration is None):
@@ -325,7 +371,41 @@ def _workload(raw: dict[str, Any], source: str) -> Workload:
         else _positive(parse_duration_ns, collective.duration, source, "workload.duration"),
         compute_units=collective.compute_units,
         warmup=collective.warmup,
+        qp=_qp(collective.qp, source),
     )
+
+
+def _job(job: _JobFile, source: str) -> Job:
+    _one_of(job.dtype, tuple(ITEM_BYTES), "dtype", source)
+    _one_of(job.op, REDOPS, "op", source)
+    phases = tuple(
+        _read(parse_phase, text, source, f"workload.phases[{index}]") for index, text in enumerate(job.phases)
+    )
+    made = Job(
+        grid=_read(parse_grid, job.grid, source, "workload.grid"),
+        phases=phases,
+        dtype=job.dtype,
+        op=job.op,
+        ranks=job.ranks,
+        iterations=job.iterations,
+        warmup=job.warmup,
+        compute_units=job.compute_units,
+        qp=_qp(job.qp, source),
+    )
+    try:
+        check_job(JobSpec(grid=made.grid, phases=phases, dtype=made.dtype, redop=made.op, iterations=made.iterations))
+    except UsageError as error:
+        raise _fail(source, "workload", str(error)) from error
+    return made
+
+
+def _qp(values: dict[str, int], source: str) -> QpParams:
+    try:
+        params = QpParams.of(values)
+        check_qp(params)
+    except UsageError as error:
+        raise _fail(source, "workload.qp", str(error)) from error
+    return params
 
 
 def _one_of(value: str, known: tuple[str, ...], key: str, source: str) -> None:

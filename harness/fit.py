@@ -7,9 +7,10 @@ reason); `fit` says that the file is wrong for it (the run is refused, with the 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Literal
 
-from harness.experiment import Collective, Experiment, Workload
+from harness.experiment import Experiment, Flow, Job, Workload
 from harness.timeline import MIN_BASELINE_NS
 from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
@@ -49,7 +50,7 @@ def _resolve_rnic(experiment: Experiment, topology: Topology, path: str, text: s
 
 def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
     workload = experiment.workload
-    if not isinstance(workload, Collective):
+    if isinstance(workload, Flow):
         _resolve_rnic(experiment, topology, "workload.src", workload.src)
         _resolve_rnic(experiment, topology, "workload.dst", workload.dst)
         if workload.src == workload.dst:
@@ -63,6 +64,8 @@ def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
         raise _error(experiment, "workload.ranks", f"{repeated[0]} is there twice; a rank is one RNIC")
     if len(ranks) < 2:  # noqa: PLR2004 - a ring needs two
         raise _error(experiment, "workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
+    if isinstance(workload, Job) and len(ranks) != (wanted := prod(size for _, size in workload.grid)):
+        raise _error(experiment, "workload.grid", f"has {wanted} ranks, but there are {len(ranks)} RNICs")
     return replace(workload, ranks=ranks)
 
 

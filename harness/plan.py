@@ -12,12 +12,13 @@ moving one fault leaves the draws of the others as they were.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any, Literal
 
 import msgspec
 
-from harness.experiment import Collective, Experiment, Fault, Flow, Scalar, Workload
+from harness.experiment import Experiment, Fault, Scalar
 
 __all__ = ["Plan", "PlannedFault", "decode", "encode", "plan"]
 
@@ -62,7 +63,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         experiment=experiment.name,
         seed=chosen,
         inventory=inventory_digest,
-        workload=_workload(experiment.workload),
+        workload=dataclasses.asdict(experiment.workload),
         faults=tuple(faults),
         capture=experiment.capture or msgspec.UNSET,
     )
@@ -100,9 +101,3 @@ def _decide(fault: Fault, seed: int) -> PlannedFault:
         seed=_draw(seed, fault.id, "seed", 1 << 31),
         parameters=fault.parameters,
     )
-
-
-def _workload(workload: Workload) -> dict[str, Any]:
-    if isinstance(workload, Flow):
-        return {name: getattr(workload, name) for name in Flow.__dataclass_fields__}
-    return {name: getattr(workload, name) for name in Collective.__dataclass_fields__}

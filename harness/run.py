@@ -23,7 +23,7 @@ import msgspec
 from harness import judge, rundir
 from harness import observe as observe_module
 from harness import plan as plan_module
-from harness.experiment import Collective, Experiment, Flow
+from harness.experiment import Experiment, Flow, Job
 from harness.fit import fit
 from harness.measurements import (
     FaultRun,
@@ -53,16 +53,17 @@ from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.softlab import image, lifecycle, vm
 from testbed.telemetry import Recorded
-from traffic import collective, flow
+from traffic import collective, flow, job
 from traffic.collective import CollectiveResult, CollectiveSpec
 from traffic.entropy import Flow5, paths, udp_sport
 from traffic.flow import FlowResult, FlowSpec
+from traffic.job import JobResult, JobSpec
 from traffic.run import Running
 
 __all__ = ["Decided", "Finished", "decide", "execute", "touched"]
 
 Progress = Callable[[str], None]
-Result = CollectiveResult | FlowResult
+Result = CollectiveResult | FlowResult | JobResult
 
 LEAD_S = 3.0
 """How long before a fault its baseline counters are read and its holder is told the time."""
@@ -147,7 +148,7 @@ def touched(decided: Decided) -> tuple[str, ...]:
     A run on a soft lab has the whole lab, because it puts it back into its snapshot.
     """
     work = decided.experiment.workload
-    ends = work.ranks if isinstance(work, Collective) else (work.src, work.dst)
+    ends = (work.src, work.dst) if isinstance(work, Flow) else work.ranks
     hosts = dict.fromkeys(name.partition(":")[0] for name in ends)
     return (*hosts, *(fault.target.text for fault in decided.faults))
 
@@ -359,6 +360,23 @@ def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
                 spread=work.spread,
                 depth=work.depth,
                 duration_s=work.duration_ns / 1e9,
+                qp=work.qp,
+            ),
+            on_event=lambda _event: lab.heartbeat(),
+        )
+    if isinstance(work, Job):
+        return job.start(
+            lab,
+            JobSpec(
+                grid=work.grid,
+                phases=work.phases,
+                dtype=work.dtype,
+                redop=work.op,
+                ranks=work.ranks,
+                iterations=work.iterations,
+                warmup=work.warmup,
+                compute_units=work.compute_units,
+                qp=work.qp,
             ),
             on_event=lambda _event: lab.heartbeat(),
         )
@@ -378,6 +396,7 @@ def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
             duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
             compute_units=work.compute_units,
             warmup=work.warmup,
+            qp=work.qp,
         ),
         on_event=lambda _event: lab.heartbeat(),
     )
@@ -385,9 +404,9 @@ def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
 
 def _patience_s(experiment: Experiment) -> float:
     work = experiment.workload
-    if isinstance(work, Collective) and work.duration_ns is None:
+    if work.duration_ns is None:
         return 10 * GRACE_S
-    return (work.duration_ns or 0) / 1e9 + GRACE_S
+    return work.duration_ns / 1e9 + GRACE_S
 
 
 def _paths(lab: Lab, running: Running[Any]) -> dict[int, tuple[str, ...]]:
@@ -406,7 +425,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Fin
     if found.captured is not None:
         found.packets = evidence.keep(found.captured, run_dir.path, _windows(found))
         run_dir.write_packets(found.packets)
-    if isinstance(found.result, CollectiveResult) and found.result.flights:
+    if isinstance(found.result, CollectiveResult | JobResult) and found.result.flights:
         run_dir.write_flights(found.result.flights)
     measured = _measurements(decided, lab, found)
     run_dir.write_measurements(measured)

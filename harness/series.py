@@ -8,11 +8,12 @@ from harness.measurements import Connection, Iteration, Rank, RankSeries, Sample
 from traffic.collective import CollectiveResult
 from traffic.entropy import udp_sport
 from traffic.flow import FlowResult
+from traffic.job import JobResult
 from traffic.results import Sample as TrafficSample
 
 __all__ = ["connections_of", "ranks_of", "series_of", "summary_of"]
 
-Result = CollectiveResult | FlowResult
+Result = CollectiveResult | FlowResult | JobResult
 
 _GIGABITS = 8.0
 """nccl-tests counts in GB/s, the report in Gb/s."""
@@ -65,7 +66,7 @@ def summary_of(result: Result | None) -> Summary:
 def _endpoints(result: Result | None) -> tuple[str, ...]:
     if result is None:
         return ()
-    return result.ranks if isinstance(result, CollectiveResult) else (result.spec.src, result.spec.dst)
+    return (result.spec.src, result.spec.dst) if isinstance(result, FlowResult) else result.ranks
 
 
 def _samples(result: Result | None) -> tuple[TrafficSample, ...]:
@@ -73,7 +74,7 @@ def _samples(result: Result | None) -> tuple[TrafficSample, ...]:
 
 
 def _iterations(result: Result | None, rank: int) -> tuple[Iteration, ...]:
-    if not isinstance(result, CollectiveResult):
+    if result is None or isinstance(result, FlowResult):
         return ()
     return tuple(
         Iteration(

@@ -110,5 +110,8 @@ def describe_workload(run: Measurements) -> str:
     if "flow" in spec:
         ends = f"{spec.get('src')} to {spec.get('dst')}"
         return f"RDMA {spec['flow']} flow, {ends}, {spec.get('qps')} QPs, {size} messages"
+    if "grid" in spec:
+        grid = " x ".join(f"{name} {extent}" for name, extent in spec["grid"])
+        return f"job on a grid of {grid}, {len(spec['phases'])} phases"
     compute = " with a compute phase" if spec.get("compute_units") else ""
     return f"{spec.get('algorithm')} {spec.get('collective')} of {size} over {len(run.ranks)} ranks{compute}"

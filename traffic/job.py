@@ -7,7 +7,7 @@ unaware of them. A rank goes from phase to phase as soon as its own group lets i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import Any
@@ -24,7 +24,7 @@ from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, R
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of, samples_of
 
-__all__ = ["GroupTime", "JobPhase", "JobResult", "JobSpec", "as_spec", "groups", "job_programs", "start"]
+__all__ = ["GroupTime", "JobPhase", "JobResult", "JobSpec", "as_spec", "check", "groups", "job_programs", "start"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,7 @@ class JobResult:
     connections: tuple[Connection, ...]
     qp_errors: tuple[QpError, ...]
     rebuilds: tuple[Rebuild, ...]
+    clock_error_ns: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -104,7 +105,12 @@ def groups(grid: Sequence[tuple[str, int]], along: str) -> tuple[tuple[int, ...]
     return tuple(tuple(line) for line in lines.tolist())
 
 
-def _check(spec: JobSpec) -> None:
+def check(spec: JobSpec) -> None:
+    """Refuse what cannot be meant on any lab.
+
+    Raises:
+        UsageError: in one sentence.
+    """
     names = [name for name, _ in spec.grid]
     if not spec.grid or len(set(names)) != len(names) or any(size < 1 for _, size in spec.grid):
         said = ", ".join(f"{name}={size}" for name, size in spec.grid)
@@ -116,6 +122,10 @@ def _check(spec: JobSpec) -> None:
         if size < schedules.MIN_RANKS:
             raise UsageError(f"{phase.collective} along {phase.along} is by groups of {size} rank, and needs 2")
         collective.check(as_spec(spec, phase))
+        names = schedules.algorithms_for(phase.collective)
+        if phase.algorithm not in (AUTO, *names):
+            known = f"{AUTO}, {', '.join(names)}"
+            raise UsageError(f'no algorithm "{phase.algorithm}" for {phase.collective}; there is {known}')
 
 
 def as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:
@@ -166,7 +176,7 @@ def start(
         UsageError: the spec asks for something that is not there; nothing was started.
         LabError: it could not be started; nothing is left running.
     """
-    _check(spec)
+    check(spec)
     ranks = place(lab, spec)
     wanted = prod(size for _, size in spec.grid)
     if len(ranks) != wanted:
@@ -227,4 +237,5 @@ def _finish(
         connections=running.connections,
         qp_errors=running.qp_errors,
         rebuilds=running.rebuilds,
+        clock_error_ns=running.clock_error_ns,
     )

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, record_options, write_record
-from harness.cli.traffic import exit_code, read_size, run_ranks, traffic
+from harness.cli.traffic import exit_code, run_ranks, traffic
+from harness.job_words import parse_grid, parse_phase
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from traffic import job as job_module
 from traffic import recording
-from traffic.collective import AUTO, ITEM_BYTES
-from traffic.job import JobPhase, JobSpec
+from traffic.collective import ITEM_BYTES
+from traffic.job import JobSpec
 from traffic.plan import QpParams
 
 __all__ = ["COMMANDS"]
+
+T = TypeVar("T")
 
 
 @traffic.command()
@@ -59,8 +64,8 @@ def job(
 ) -> int:
     """A training job on a grid of ranks: compute, then collectives along its dimensions, group beside group."""
     spec = JobSpec(
-        grid=_grid(grid),
-        phases=tuple(_phase(text) for text in phases),
+        grid=_read("--grid", parse_grid, grid),
+        phases=tuple(_read("--phase", parse_phase, text) for text in phases),
         ranks=ranks,
         iterations=iterations,
         dtype=dtype,
@@ -97,23 +102,11 @@ def job(
     return exit_code(session, result.outcome, result.where)
 
 
-def _grid(text: str) -> tuple[tuple[str, int], ...]:
-    found = []
-    for part in text.split(","):
-        name, _, size = part.partition("=")
-        if not name or not size.isdecimal():
-            raise UsageError(f'--grid {text}: "{part}" is not a dimension and its size, as in tp=2')
-        found.append((name.strip(), int(size)))
-    return tuple(found)
-
-
-def _phase(text: str) -> JobPhase:
-    along, _, rest = text.partition(":")
-    name, _, rest = rest.partition(":")
-    size, _, algorithm = rest.partition(":")
-    if not (along and name and size):
-        raise UsageError(f"--phase {text}: say it as in dp:all-reduce:1MiB, or dp:all-reduce:1MiB:ring")
-    return JobPhase(along=along, collective=name, size_bytes=read_size(size), algorithm=algorithm or AUTO)
+def _read(option: str, parser: Callable[[str], T], text: str) -> T:
+    try:
+        return parser(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {error}") from error
 
 
 COMMANDS = (traffic,)

@@ -12,6 +12,8 @@ from synthetic_run import soft_topology
 from harness.experiment import Collective, Flow, decode, load
 from harness.fit import fit
 from harness.needs import parse_need, unmet
+from harness.plan import decode as plan_decode
+from harness.plan import encode, plan
 from testbed.errors import ConfigError
 
 DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
@@ -235,3 +237,62 @@ def test_a_flow_takes_its_verb_and_its_spread():
 def test_a_flow_that_is_not_there_is_refused_with_its_path(verb, more, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         decode(FLOW.format(verb, more).encode(), source="x.toml")
+
+
+JOB = """
+name = "x"
+[workload]
+grid = "tp=2,dp=2"
+phases = ["tp:all-reduce:64KiB", "dp:all-gather:1MiB:ring"]
+iterations = 20
+{}
+"""
+
+
+def test_a_job_is_a_workload_and_its_plan_is_plain():
+    experiment = fit(read(JOB.format("")), soft_topology(), "soft")
+    work = experiment.workload
+    assert (work.grid, work.duration_ns) == ((("tp", 2), ("dp", 2)), None)
+    assert [(one.along, one.size_bytes, one.algorithm) for one in work.phases] == [
+        ("tp", 65536, "auto"),
+        ("dp", 1 << 20, "ring"),
+    ]
+    assert work.ranks == ("host1:rxe0", "host2:rxe0", "host3:rxe0", "host4:rxe0")
+    planned = plan(experiment, inventory_digest="0", version="0")
+    assert plan_decode(encode(planned)).workload["phases"][1]["along"] == "dp"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("tp=2", "tp", 'workload.grid: "tp" is not a dimension'),
+        ("tp:all", "pp:all", 'workload: the grid has no dimension "pp"; it has tp, dp'),
+        ("64KiB", "64KB!", "workload.phases[0]: "),
+        ("all-gather", "gossip", 'workload: no collective "gossip"'),
+        (":ring", ":rong", 'workload: no algorithm "rong" for all-gather; there is auto, ring'),
+        ("iterations", "iteration", 'workload: no key "iteration" here; did you mean iterations?'),
+        ("grid", 'flow = "write"\ngrid', "workload: say what runs: "),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused_with_its_path(old, new, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read(JOB.format("").replace(old, new, 1))
+
+
+def test_a_grid_that_the_lab_does_not_fill_is_refused():
+    with pytest.raises(ConfigError, match=re.escape("workload.grid: has 8 ranks, but there are 4 RNICs")):
+        fit(read(JOB.format("").replace("tp=2", "tp=4")), soft_topology(), "soft")
+
+
+@pytest.mark.parametrize("text", [COLLECTIVE.format("barrier", "{}"), FLOW.format("write", "{}"), JOB])
+def test_every_workload_has_parameters_of_its_queue_pairs(text):
+    work = read(text.format("[workload.qp]\ntimeout = 18\nmtu = 1024")).workload
+    assert (work.qp.timeout, work.qp.mtu, work.qp.retry_cnt) == (18, 1024, 6)
+    for values, says in (
+        ("retry_cnt = 7", "workload.qp: retry_cnt must be 0 to 6, got 7: rxe takes 7 as for ever"),
+        ("mtu = 1500", "workload.qp: path MTU must be 1024, 2048 or 4096, got 1500"),
+        ("timeuot = 1", 'workload.qp: no QP parameter "timeuot"; did you mean timeout?'),
+        ('timeout = "18"', "workload.qp"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            read(text.format(f"[workload.qp]\n{values}"))

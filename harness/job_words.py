@@ -1,0 +1,38 @@
+"""A job's grid and phases as people write them: `tp=2,dp=2` and `dp:all-reduce:1MiB:ring`."""
+
+from __future__ import annotations
+
+from harness.quantities import parse_size_bytes
+from traffic.collective import AUTO
+from traffic.job import JobPhase
+
+__all__ = ["parse_grid", "parse_phase"]
+
+
+def parse_grid(text: str) -> tuple[tuple[str, int], ...]:
+    """Dimensions and their sizes, fastest first.
+
+    Raises:
+        ValueError: not such a text.
+    """
+    found = []
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not name.strip() or not size.strip().isdecimal():
+            raise ValueError(f'"{part}" is not a dimension and its size, as in tp=2')
+        found.append((name.strip(), int(size)))
+    return tuple(found)
+
+
+def parse_phase(text: str) -> JobPhase:
+    """A collective along a dimension.
+
+    Raises:
+        ValueError: not such a text, or its size is none.
+    """
+    along, _, rest = text.partition(":")
+    name, _, rest = rest.partition(":")
+    size, _, algorithm = rest.partition(":")
+    if not (along and name and size):
+        raise ValueError("say it as in dp:all-reduce:1MiB, or dp:all-reduce:1MiB:ring")
+    return JobPhase(along=along, collective=name, size_bytes=parse_size_bytes(size), algorithm=algorithm or AUTO)
