@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from harness import bench_packets, bench_soft_errors
+from harness import bench_packets, bench_soft_errors, bench_traffic
 from harness.cli.context import Session
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
@@ -34,8 +34,9 @@ from traffic.collective import CollectiveSpec
 
 __all__ = ["main"]
 
-PARTS = ("packets", "soft-errors", "schedule", "lab", "flow", "collective", "lease")
 RESETS, RESUMES, REPEATS = 5, 3, 3
+PARTS = ("packets", "soft-errors", "schedule", "lab", "flow", "rate", "collective", "mpi", "lease")
+SLOW = ("memory",)
 TTL_S = 10.0
 LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("link.flap", "rtsw1:ctsw1", {}),
@@ -62,9 +63,9 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 
 @click.command()
 @click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
-@click.argument("parts", nargs=-1, type=click.Choice(PARTS))
+@click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
 def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
-    """Measure; all PARTS when none is named."""
+    """Measure; all PARTS when none is named, but for `memory`, which takes ten minutes."""
     session = Session(None)
     wanted = list(parts or PARTS)
     columns = ("what", "median", "spread", "goal", "")
@@ -92,7 +93,10 @@ def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
     measures: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
         "lab": lambda: _lab(inventory, cold=cold),
         "flow": lambda: _flow(inventory),
+        "rate": lambda: _rate(inventory),
         "collective": lambda: _collective(inventory),
+        "mpi": lambda: _mpi(session, inventory),
+        "memory": lambda: _memory(inventory),
         "lease": lambda: _lease(inventory),
     }
     for part in wanted:
@@ -151,6 +155,27 @@ def _flow(inventory: Inventory) -> Iterator[tuple[str, ...]]:
     for row in rows:
         goal = 0.9 if row.message_bytes < 65536 else 0.95  # noqa: PLR2004 (the goals of the README)
         yield _ratio(f"goodput / ib_write_bw, {row.message_bytes} B, {row.qps} QP", row.ratios, goal)
+
+
+def _rate(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+    lifecycle.reset(inventory, lambda _: None)
+    first, last = inventory.topology.hosts[0], inventory.topology.hosts[-1]
+    ends = f"{first.name}:{first.rnics[0].name}", f"{last.name}:{last.rnics[0].name}"
+    with open_lab(inventory) as lab:
+        yield from bench_traffic.measure_rates(lab, *ends, _ratio)
+
+
+def _mpi(session: Session, inventory: Inventory) -> Iterator[tuple[str, ...]]:
+    lifecycle.reset(inventory, lambda _: None)
+    with session.progress() as progress, open_lab(inventory) as lab:
+        yield from bench_traffic.measure_mpi(lab, lambda reached: _mark(reached=reached), progress)
+    lifecycle.reset(inventory, lambda _: None)
+
+
+def _memory(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_traffic.measure_memory(lab, lambda reached: _mark(reached=reached))
 
 
 def _collective(inventory: Inventory) -> Iterator[tuple[str, ...]]:

@@ -1,0 +1,107 @@
+"""Parts of the bench about traffic: message rate and many QPs against perftest, collectives against Open MPI, memory.
+
+All but memory are ratios within one run. Memory is the growth of an engine's resident set while it works, from the end
+of the first minute, when everything that is made once has been made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from testbed.errors import LabError
+from testbed.lab import Lab
+from testbed.paths import cache_dir
+from testbed.softlab import image
+from traffic import bench, bench_mpi, collective
+from traffic.collective import CollectiveSpec
+from traffic.engine import Engines
+from traffic.plan import QpParams
+
+__all__ = ["measure_memory", "measure_mpi", "measure_rates"]
+
+Row = tuple[str, ...]
+Marked = Callable[[bool], str]
+
+RATE_BYTES = 64
+QPS = (1, 4, 16)
+QPS_BYTES = 65536
+ENOUGH_BYTES = 1 << 18
+"""From here on, no slower than Open MPI is the goal."""
+MEMORY_S = 600.0
+SETTLED_S = 60.0
+GROWTH_GOAL = 0.02
+
+
+def measure_rates(lab: Lab, src: str, dst: str, ratio: Callable[[str, Sequence[float], float], Row]) -> Iterator[Row]:
+    """Message rate at 64 B and goodput of 1, 4 and 16 QPs, each over perftest's."""
+    (rate,) = bench.against_perftest(lab, src=src, dst=dst, sizes=(RATE_BYTES,))
+    yield ratio(f"message rate / ib_write_bw, {RATE_BYTES} B, 1 QP", rate.ratios, 0.7)
+    for qps in QPS:
+        (row,) = bench.against_perftest(lab, src=src, dst=dst, sizes=(QPS_BYTES,), qps=qps)
+        yield ratio(f"goodput / ib_write_bw, {QPS_BYTES} B, {qps} QP", row.ratios, 0.95)
+
+
+def measure_mpi(lab: Lab, mark: Marked, progress: Callable[[str], None]) -> Iterator[Row]:
+    """Time of Open MPI over ours, by transport; a transport that does not run here is told as such."""
+    folder = cache_dir() / "open-mpi"
+    folder.mkdir(parents=True, exist_ok=True)
+    hosts = [host.name for host in lab.topology.hosts[:4]]
+    progress("fetching Open MPI and unpacking it on the hosts")
+    bench_mpi.install(lab, hosts, bench_mpi.fetch(folder, mirror=image.MIRROR, suite=image.SUITE))
+    for transport in bench_mpi.TRANSPORTS:
+        progress(f"Open MPI over {transport}, then ours")
+        try:
+            rows = bench_mpi.against_open_mpi(lab, hosts, transport=transport, progress=progress)
+        except LabError as error:
+            yield f"Open MPI over {transport}", "did not run", str(error)[:160], "", ""
+            continue
+        for row in rows:
+            what = f"time of Open MPI ({transport}) / ours, {row.collective} ({row.algorithm}) of {row.size_bytes} B"
+            took = f"{row.mpi_ns / 1e6:.1f} / {row.ours_ns / 1e6:.1f} ms"
+            wanted = row.size_bytes >= ENOUGH_BYTES
+            yield what, f"{row.ratio:.2f}", took, ">= 1" if wanted else "", mark(row.ratio >= 1) if wanted else ""
+
+
+def measure_memory(lab: Lab, mark: Marked, *, seconds: float = MEMORY_S) -> Iterator[Row]:
+    """Growth of the engines' resident sets while they reduce for so long."""
+    hosts = [host.name for host in lab.topology.hosts[:4]]
+    spec = CollectiveSpec(
+        size_bytes=1 << 18,
+        duration_s=seconds,
+        ranks=tuple(f"{host}:{lab.topology.host_by_name[host].rnics[0].name}" for host in hosts),
+        qp=QpParams(timeout=18),
+    )
+    seen: dict[str, list[int]] = {host: [] for host in hosts}
+    with (
+        Engines.start(lab, hosts) as engines,
+        collective.start(lab, spec, lambda _event: lab.heartbeat(), engines=engines) as running,
+    ):
+        began = time.monotonic()
+        while not running.is_over:
+            threading.Event().wait(10.0)
+            if time.monotonic() - began >= min(SETTLED_S, seconds / 4) and not running.is_over:
+                for host in hosts:
+                    seen[host].append(_resident_bytes(lab, host, engines.pids[host]))
+        result = running.wait(120.0)
+    if result.outcome != "completed" or result.wrong_elements:
+        raise LabError(f"bench: the collective ended as {result.outcome} ({result.where})")
+    for host, sizes in seen.items():
+        growth = max(sizes) / sizes[0] - 1
+        spread = f"{sizes[0] / 2**20:.1f} -> {sizes[-1] / 2**20:.1f} MiB, {result.iterations_completed} iterations"
+        goal = f"<= {GROWTH_GOAL:.0%}"
+        yield (
+            f"resident memory of {host}'s engine over {seconds:.0f} s",
+            f"{growth:+.1%}",
+            spread,
+            goal,
+            mark(growth <= GROWTH_GOAL),
+        )
+
+
+def _resident_bytes(lab: Lab, host: str, pid: int | None) -> int:
+    for line in lab.node(host).run(["cat", f"/proc/{pid}/status"]).stdout.splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise LabError(f"{host}: the engine (process {pid}) has no resident memory to read")

@@ -1,0 +1,46 @@
+"""What every rank of Open MPI runs in the bench: times of collectives, as JSON on rank 0's stdout.
+
+`python3 mpi_program.py '{"collectives": [...], "sizes": [...], "iterations": n}'`, with mpi4py and numpy. As ours, an
+operation's time is the shortest of its ranks': the one that enters last waits for nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+WARM_UP = 2
+
+
+def main() -> None:
+    """Entry point."""
+    asked = json.loads(sys.argv[1])
+    world = MPI.COMM_WORLD
+    for name in asked["collectives"]:
+        for size_bytes in asked["sizes"]:
+            sent = np.ones(size_bytes // 4, dtype=np.float32)
+            came = np.zeros_like(sent)
+            times = []
+            for number in range(WARM_UP + asked["iterations"]):
+                came[:] = 0
+                world.Barrier()
+                begun = time.monotonic_ns()
+                if name == "all-reduce":
+                    world.Allreduce(sent, came, op=MPI.SUM)
+                else:
+                    world.Alltoall(sent, came)
+                took = world.allreduce(time.monotonic_ns() - begun, op=MPI.MIN)
+                if number >= WARM_UP:
+                    times.append(took)
+            right = float(came[0]) == (world.size if name == "all-reduce" else 1.0)
+            if world.rank == 0:
+                row = {"collective": name, "size_bytes": size_bytes, "times_ns": times, "right": right}
+                sys.stdout.write(json.dumps(row) + "\n")
+                sys.stdout.flush()
+
+
+main()
