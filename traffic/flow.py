@@ -20,6 +20,7 @@ from traffic.samples import samples_of
 __all__ = [
     "ATOMIC_BYTES",
     "SPREADS",
+    "TRANSPORTS",
     "VERBS",
     "FlowResult",
     "FlowSpec",
@@ -34,6 +35,8 @@ __all__ = [
 
 VERBS = ("write", "send", "read", "atomic")
 SPREADS = ("each", "round-robin", "split")
+TRANSPORTS = {"rc": VERBS, "uc": ("write", "send"), "ud": ("send",)}
+"""What each transport carries here."""
 ATOMIC_BYTES = 8
 RD_ATOMIC = 16
 """Reads and atomics that a QP has outstanding; further ones wait in its send queue."""
@@ -54,6 +57,12 @@ class FlowSpec:
     with `on_s` the flow is silent for `off_s` after every burst of `on_s`. `latency` times every message, from its
     posting to its completion, which makes it a probe when `depth` is 1.
 
+    `transport` is rc, uc (writes and sends) or ud (sends of at most an MTU). Over the latter two nothing is
+    acknowledged, sent again or held back: what came is counted by the receiver.
+
+    With `admit`, all flows to an RNIC that have it send a chain when its host grants them one, and at most `admit` of
+    those are under way (`traffic.node.admission`).
+
     Give `duration_s` or `messages` (in all, over the QPs). `depth` is the number of outstanding messages a QP, `chain`
     how many are posted by one call with one completion at the end; 0 chooses both by message size.
     """
@@ -62,8 +71,10 @@ class FlowSpec:
     dst: str
     message_bytes: int = 65536
     verb: str = "write"
+    transport: str = "rc"
     qps: int = 1
     spread: str = "each"
+    admit: int = 0
     rate_bps: float = 0.0
     on_s: float = 0.0
     off_s: float = 0.0
@@ -103,13 +114,16 @@ class Latency:
 class FlowResult:
     """A flow that is over. `goodput_bps` counts acknowledged payload from the start to the last completion.
 
-    `messages` are whole ones, also where they were split. `last_value` is what the last atomic found before it added 1.
+    `sent` are the messages that the sender was done with. Over RC they have arrived; otherwise `messages`,
+    `size_bytes`, `goodput_bps` and `totals` are of what came. `messages` are whole ones, also where they were split.
+    `last_value` is what the last atomic found before it added 1.
     """
 
     spec: FlowSpec
     outcome: Outcome
     where: str | None
     window: Window
+    sent: int
     messages: int
     size_bytes: int
     goodput_bps: float
@@ -149,6 +163,7 @@ def _check(spec: FlowSpec) -> None:
         raise UsageError(f'no verb "{spec.verb}"; there is {", ".join(VERBS)}')
     if spec.spread not in SPREADS:
         raise UsageError(f'no way "{spec.spread}" to spread messages over QPs; there is {", ".join(SPREADS)}')
+    _check_transport(spec)
     if spec.verb == "atomic" and spec.message_bytes != ATOMIC_BYTES:
         raise UsageError(f"an atomic has {ATOMIC_BYTES} bytes, got {spec.message_bytes}")
     if not 0 < spec.message_bytes <= MAX_MESSAGE_BYTES:
@@ -165,6 +180,25 @@ def _check(spec: FlowSpec) -> None:
         raise UsageError(f"chain ({spec.chain}) cannot be longer than depth ({spec.depth}), nor either be negative")
     check_qp(spec.qp)
     _check_pace(spec)
+
+
+def _check_transport(spec: FlowSpec) -> None:
+    if spec.transport not in TRANSPORTS:
+        raise UsageError(f'no transport "{spec.transport}"; there is {", ".join(TRANSPORTS)}')
+    if spec.verb not in TRANSPORTS[spec.transport]:
+        raise UsageError(f"{spec.transport} carries {' and '.join(TRANSPORTS[spec.transport])}, not {spec.verb}")
+    if spec.admit < 0 or (spec.admit and (spec.transport != "rc" or spec.verb != "write" or spec.spread != "each")):
+        raise UsageError("admission is for writes over rc, each QP on its own, and grants at least 1 chain at a time")
+    if spec.admit and (spec.rate_bps or spec.on_s or spec.latency):
+        raise UsageError(
+            "an admitted flow sends when it is granted to: it has no rate, no bursts and no times of its own"
+        )
+    if spec.transport == "rc":
+        return
+    if spec.transport == "ud" and spec.message_bytes > spec.qp.mtu:
+        raise UsageError(f"a datagram has at most the MTU of {spec.qp.mtu} bytes, got {spec.message_bytes}")
+    if spec.latency or spec.spread == "split":
+        raise UsageError(f"over {spec.transport} nobody knows when a message has come, nor which parts are of one")
 
 
 def _check_pace(spec: FlowSpec) -> None:
@@ -190,6 +224,8 @@ def engine_spec(spec: FlowSpec) -> dict[str, Any]:
     depth, chain = _shape(spec)
     return {
         "verb": spec.verb,
+        "transport": spec.transport,
+        "admit": spec.admit,
         "spread": spec.spread,
         "part_bytes": spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes,
         "qps": spec.qps,
@@ -212,15 +248,20 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
     if src == dst:
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
     common = engine_spec(spec)
-    return (
-        TaskPlan(name=f"tx{suffix}", kind="flow_tx", endpoint=src, spec=common, active=True),
-        TaskPlan(name=f"rx{suffix}", kind="flow_rx", endpoint=dst, spec=common, active=False),
-    )
+    counts = spec.transport != "rc"
+    kind = "unreliable" if counts else "admitted" if spec.admit else "flow"
+    tx = TaskPlan(name=f"tx{suffix}", kind=f"{kind}_tx", endpoint=src, spec=common, active=True)
+    after = tx.name if counts else None
+    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=common, active=counts, stops_after=after)
+    return tx, rx
 
 
 def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Sequence[str]) -> Plan:
     tasks: list[TaskPlan] = []
     cables: list[Cable] = []
+    admits = {(spec.dst, spec.admit) for spec in specs if spec.admit}
+    if len({dst for dst, _ in admits}) < len(admits):
+        raise UsageError("all admitted flows to an RNIC must have the same number of grants")
     for spec, suffix in zip(specs, suffixes, strict=True):
         ends = _tasks(lab, spec, suffix)
         tasks += ends
@@ -258,6 +299,37 @@ class FlowsResult:
     flows: tuple[FlowResult, ...]
     goodput_bps: float
     jain_index: float
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """The RNICs at their ends, sources first, each once."""
+        sources, sinks = ([getattr(one.spec, end) for one in self.flows] for end in ("src", "dst"))
+        return tuple(dict.fromkeys([*sources, *sinks]))
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """Of all flows."""
+        return tuple(sample for one in self.flows for sample in one.samples)
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Of all flows."""
+        return tuple(connection for one in self.flows for connection in one.connections)
+
+    @property
+    def qp_errors(self) -> tuple[QpError, ...]:
+        """Of all flows."""
+        return tuple(error for one in self.flows for error in one.qp_errors)
+
+    @property
+    def rebuilds(self) -> tuple[Rebuild, ...]:
+        """Of all flows."""
+        return tuple(rebuild for one in self.flows for rebuild in one.rebuilds)
+
+    @property
+    def clock_error_ns(self) -> Mapping[str, int]:
+        """By host: how wrong its times may be, in ns."""
+        return self.flows[0].clock_error_ns
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -300,7 +372,10 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
     samples = samples_of(running, (task, f"rx{suffix}"))
     own = {cable.index for cable in running.plan.cables if cable.src == task}
     part_bytes = spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes
-    done = running.done.get(task, {})
+    done = sent = running.done.get(task, {})
+    if done and spec.transport != "rc":
+        came = running.done.get(f"rx{suffix}", {})
+        done = {**came, "start_ns": sent["start_ns"], "end_ns": max(sent["end_ns"], came["end_ns"])} if came else {}
     if not done:  # failed: what the samples saw is what there is
         window = Window(start_ns=running.started_ns, end_ns=running.ended_ns)
         size = sum(sample.size_bytes for sample in samples)
@@ -317,6 +392,7 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         outcome=running.outcome,
         where=running.failure,
         window=window,
+        sent=sum(item["messages"] for item in sent.get("totals", ())) // (spec.qps if spec.spread == "split" else 1),
         messages=min(counts) if spec.spread == "split" else sum(counts),
         size_bytes=size,
         goodput_bps=metrics.goodput_bps(size, window.duration_ns),

@@ -58,6 +58,8 @@ class TaskPlan:
     spec: Mapping[str, Any]
     active: bool
     """Whether it is started, and ends with `done`."""
+    stops_after: str | None = None
+    """The task after which it is told to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -311,6 +311,9 @@ class Running(Generic[Result]):
     def _on_done(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         self.done[message["task"]] = message
         self._moved_ns = now_ns
+        for task in self.plan.tasks:
+            if task.stops_after == message["task"]:
+                self._try_send(task.endpoint.host, {"do": "stop", "task": task.name})
         if self.plan.one_by_one:
             following = next((task for task in self.plan.tasks if task.active and task.name not in self.done), None)
             if following is not None:

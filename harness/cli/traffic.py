@@ -23,7 +23,7 @@ from traffic import collective as collective_module
 from traffic import flow as flow_module
 from traffic import recording
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveResult, CollectiveSpec
-from traffic.flow import ATOMIC_BYTES, SPREADS, VERBS, FlowResult, FlowSpec
+from traffic.flow import ATOMIC_BYTES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
 from traffic.matrix import PATTERNS, pairs
 from traffic.plan import QpParams
 from traffic.ranks import WARMUP
@@ -43,7 +43,8 @@ FLOW_COLUMNS = (
     "dst",
     "verb",
     "#bytes",
-    "#messages",
+    "#sent",
+    "#came",
     "#QPs",
     "goodput[Gb/s]",
     "rate[kmsg/s]",
@@ -81,10 +82,12 @@ def traffic() -> None:
     "--pattern", type=click.Choice(PATTERNS), help="Many flows instead, between the first RNICs of all hosts."
 )
 @click.option("--verb", default="write", show_default=True, type=click.Choice(VERBS))
+@click.option("--transport", default="rc", show_default=True, type=click.Choice(tuple(TRANSPORTS)))
 @click.option("--size", default="64KiB", show_default=True, help="Message size; an atomic has 8B.")
 @click.option("--qps", default=1, show_default=True, type=click.IntRange(1), help="Queue pairs of a flow.")
 @click.option("--spread", default="each", show_default=True, type=click.Choice(SPREADS), help="Of messages over QPs.")
 @click.option("--depth", default=0, type=click.IntRange(0), help="Outstanding messages a QP; 0 chooses by size.")
+@click.option("--admit", default=0, type=click.IntRange(0), help="Receivers grant so many chains; 0: none do.")
 @click.option("--rate", "rate_mbps", default=0.0, type=click.FloatRange(0), help="Payload, Mb/s a flow; 0: all it can.")
 @click.option("--on", "on", metavar="TIME", help="Burst for so long, then be silent for --off; again and again.")
 @click.option("--off", "off", metavar="TIME", help="See --on.")
@@ -130,10 +133,12 @@ def _flow_specs(
     dst: str,
     *,
     verb: str,
+    transport: str,
     size: str,
     qps: int,
     spread: str,
     depth: int,
+    admit: int,
     rate_mbps: float,
     on: str | None,
     off: str | None,
@@ -146,10 +151,12 @@ def _flow_specs(
         src=src,
         dst=dst,
         verb=verb,
+        transport=transport,
         message_bytes=ATOMIC_BYTES if verb == "atomic" else read_size(size),
         qps=qps,
         spread=spread,
         depth=depth,
+        admit=admit,
         rate_bps=rate_mbps * 1e6,
         on_s=parse_duration(on) if on else 0.0,
         off_s=parse_duration(off) if off else 0.0,
@@ -176,8 +183,9 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
     return (
         result.spec.src,
         result.spec.dst,
-        result.spec.verb,
+        f"{result.spec.verb} ({result.spec.transport})",
         str(result.spec.message_bytes),
+        str(result.sent),
         str(result.messages),
         str(result.spec.qps),
         f"{result.goodput_bps / 1e9:.3f}",

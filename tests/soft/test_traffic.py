@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from traffic import collective, flow, inference, job, matrix, ranking, recording, replay, traces
+from traffic import collective, flow, inference, job, matrix, metrics, ranking, recording, replay, traces
 from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
 from traffic.flow import FlowSpec
@@ -154,6 +154,22 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
                 assert one.messages == 240
                 assert one.size_bytes == 240 * 16384
                 assert [total.messages for total in one.totals] == [120, 120]
+        for transport, verb in (("uc", "write"), ("uc", "send"), ("ud", "send")):
+            with subtests.test(transport=transport, verb=verb):
+                paced = {"message_bytes": 4096, "rate_bps": 4e6, "messages": 100, "qps": 2}
+                (one,) = run({"transport": transport, "verb": verb, **paced})
+                assert one.sent == 100
+                assert one.messages == 100, "more receives are posted, and the fabric loses nothing unasked"
+                assert one.size_bytes == 100 * 4096
+                assert one.rebuilds == ()
+        with subtests.test(admit=2):
+            asked = {"message_bytes": 65536, "depth": 8, "chain": 4, "messages": 40, "admit": 2}
+            many = run(*({**asked, "src": f"{host}:rxe0", "dst": f"{hosts[0]}:rxe0"} for host in hosts[1:]))
+            assert [one.messages for one in many] == [40] * 3
+            # Everybody has a turn after every turn: who begins last is not through much later than who begins first.
+            asked |= {"messages": None, "duration_s": 3.0, "dst": f"{hosts[0]}:rxe0"}
+            timed = run(*({**asked, "src": f"{host}:rxe0"} for host in hosts[1:]))
+            assert metrics.jain_index([one.messages for one in timed]) > 0.9
         with subtests.test(verb="atomic"):
             (one,) = run({"verb": "atomic", "message_bytes": 8, "messages": 200})
             assert (one.messages, one.last_value) == (200, 199)

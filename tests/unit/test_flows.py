@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from testbed.errors import UsageError
 from traffic import matrix, metrics
+from traffic.node.grants import Grants
 from traffic.node.pacer import CATCH_UP_NS, Pacer
 
 MS = 1_000_000
@@ -89,3 +90,47 @@ def test_refusals(arguments, says):
 def test_jain_index():
     assert metrics.jain_index([5.0, 5.0, 5.0]) == pytest.approx(1.0)
     assert metrics.jain_index([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+
+
+@given(
+    admit=st.integers(1, 4),
+    senders=st.integers(1, 6),
+    choice=st.randoms(use_true_random=False),
+)
+def test_never_more_than_so_many_are_granted_and_everybody_has_a_turn(admit, senders, choice):
+    """Chains come in any order, senders leave and come back: grants are neither lost nor made."""
+    grants = Grants(admit)
+    under_way, had = [], dict.fromkeys(range(senders), 0)
+
+    def granted(found):
+        for who in found:
+            under_way.append(who)
+            had[who] += 1
+        assert len(under_way) <= admit
+        assert grants.free + len(under_way) == admit
+
+    for who in had:
+        granted(grants.join(who))
+    for _ in range(20 * senders):
+        if under_way and choice.random() < 0.9:
+            who = under_way.pop(choice.randrange(len(under_way)))
+            granted(grants.came(who))
+        else:
+            who = choice.choice(list(had))
+            under_way[:] = [other for other in under_way if other != who]
+            granted(grants.leave(who))
+            under_way[:] = [other for other in under_way if other != who]
+            granted(grants.join(who))
+    assert len(under_way) == min(admit, senders), "nobody waits while there are grants"
+
+
+def test_turns_go_round():
+    grants, order = Grants(1), []
+    for who in "abc":
+        order += grants.join(who)
+    for _ in range(6):
+        order += grants.came(order[-1])
+    assert "".join(order) == "abcabca"
+    assert grants.leave("b") == []
+    assert grants.came("a") == ["c"]
+    assert grants.came("b") == [], "who has left is granted nothing"

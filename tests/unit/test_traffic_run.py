@@ -178,3 +178,32 @@ def test_a_run_that_cannot_connect_does_not_start(monkeypatch):
     with pytest.raises(LabError, match=r"did not start: .*host1:rxe0 -> host3:rxe0"):
         lab.start()
     assert all(engine.ended for engine in lab.engines)
+
+
+def test_over_an_unreliable_transport_the_receiver_says_what_came():
+    """It is told to stop when the sender is done, and the flow is over when it has counted."""
+
+    def on_start(engine):
+        if engine.host == "host1":
+            engine.done()
+
+    class Counting(Engine):
+        def do_stop(self, task):
+            now_ns = time.monotonic_ns()
+            totals = [{"conn": 0, "messages": 7, "first_ns": now_ns, "last_ns": now_ns}]
+            self.emit("done", task=task, start_ns=now_ns, end_ns=now_ns, totals=totals)
+
+    class CountingLab(Lab):
+        def node(self, name):
+            lab = self
+
+            class Node:
+                def open(self, _argv):
+                    lab.engines.append(Counting(lab, name))
+                    return lab.engines[-1]
+
+            return Node()
+
+    result = CountingLab(on_start).start(transport="ud", verb="send").wait(10)
+    assert (result.outcome, result.sent, result.messages, result.size_bytes) == ("completed", 10, 7, 7 * 4096)
+    assert Lab(lambda engine: engine.done()).start().wait(10).sent == 10

@@ -51,6 +51,14 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
         ({"spread": "split", "qps": 3}, "cannot be split evenly over 3 QPs"),
         ({"rate_bps": -1.0}, "cannot be negative"),
         ({"on_s": 1.0}, "both, an on time and an off time"),
+        ({"transport": "xrc"}, 'no transport "xrc"; there is rc, uc, ud'),
+        ({"transport": "ud"}, "ud carries send, not write"),
+        ({"transport": "uc", "verb": "read"}, "uc carries write and send, not read"),
+        ({"transport": "ud", "verb": "send"}, "at most the MTU of 4096 bytes, got 65536"),
+        ({"admit": 2, "verb": "send"}, "admission is for writes over rc"),
+        ({"admit": -1}, "at least 1 chain"),
+        ({"admit": 1, "rate_bps": 1e6}, "sends when it is granted to"),
+        ({"transport": "uc", "latency": True}, "nobody knows when a message has come"),
     ],
 )
 def test_flow_refusals(change, says):

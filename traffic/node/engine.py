@@ -13,10 +13,10 @@ Requests                                                          answers and la
     {"do": "forget"}                                              forgotten
     {"do": "quit"}                                                (end of stdout)
 
-`kind` is flow_tx, flow_rx or rank. A connection is made, and made again after an error, by qp, connect, go on both
-ends; the controller pairs them. `forget` gives all tasks back, so that other work may follow on the same engine. What
-cannot be done is answered with {"event": "error", "error", "where"}. The end of stdin means that the controller is
-gone: everything is closed and the process ends.
+`kind` is rank, or flow_tx or flow_rx (or unreliable_, or admitted_). A connection is made, and made again after an
+error, by qp, connect, go on both ends; the controller pairs them. `forget` gives all tasks back, so that other work may
+follow on the same engine. What cannot be done is answered with {"event": "error", "error", "where"}. The end of stdin
+means that the controller is gone: everything is closed and the process ends.
 
 One thread: a selector waits on stdin, on the completion channels and on the GPU's socket. A waiting thread would hold
 the GIL inside pyverbs, and on one core two threads only take turns.
@@ -31,7 +31,7 @@ import sys
 import time
 
 from traffic.node.task import Conn, Task
-from traffic.node.verbs import Rc, Rnic
+from traffic.node.verbs import Rnic
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -131,6 +131,14 @@ class Engine:
             from traffic.node.rank import RankTask  # numpy takes seconds to load on an emulated CPU
 
             return RankTask(*arguments, self.selector)
+        if kind.startswith("unreliable"):
+            from traffic.node.unreliable import UnreliableReceiver, UnreliableSender
+
+            return {"unreliable_tx": UnreliableSender, "unreliable_rx": UnreliableReceiver}[kind](*arguments)
+        if kind.startswith("admitted"):
+            from traffic.node.admission import AdmittedReceiver, AdmittedSender
+
+            return {"admitted_tx": AdmittedSender, "admitted_rx": AdmittedReceiver}[kind](*arguments)
         from traffic.node.flow import FlowReceiver, FlowSender
 
         return {"flow_tx": FlowSender, "flow_rx": FlowReceiver}[kind](*arguments)
@@ -148,7 +156,7 @@ class Engine:
             self.by_qpn.pop((task.rnic.name, conn.rc.qpn), None)
             conn.rc.close()
         sends, receives = task.capacity(conn)
-        conn.rc = Rc(task.rnic, sends=sends, receives=receives, psn=request["psn"], params=task.spec["qp"])
+        conn.rc = task.make_qp(sends=sends, receives=receives, psn=request["psn"])
         conn.generation = request["generation"]
         conn.state = "ready"
         self.by_qpn[task.rnic.name, conn.rc.qpn] = conn

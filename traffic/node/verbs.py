@@ -28,7 +28,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["STATUS", "VERBS", "GidMissing", "Rc", "Rnic", "recv_request", "request", "write_request"]
+__all__ = ["STATUS", "VERBS", "GidMissing", "Rc", "Rnic", "gid_of", "recv_request", "request", "write_request"]
 
 STATUS = {
     value: name[7:]
@@ -87,7 +87,7 @@ class Rnic:
 
     def gid_index(self) -> int:
         """Index of the RoCE v2 GID with this RNIC's address, looked up by value: a flap may have moved it."""
-        want = _gid(self.address)
+        want = gid_of(self.address)
         port = f"{SYSFS}/{self.name}/ports/1"
         for index in sorted(int(entry) for entry in os.listdir(f"{port}/gids")):
             try:
@@ -120,7 +120,8 @@ class Rnic:
                 return found
 
 
-def _gid(address: str) -> str:
+def gid_of(address: str) -> str:
+    """The GID that stands for an IPv4 address, as sysfs writes it."""
     a, b, c, d = (int(part) for part in address.split("."))
     return f"0000:0000:0000:0000:0000:ffff:{a << 8 | b:04x}:{c << 8 | d:04x}"
 
@@ -128,12 +129,14 @@ def _gid(address: str) -> str:
 class Rc:
     """One end of a reliable connection. Made in RESET, moved to INIT at once, to RTS by `connect`."""
 
+    kind = e.IBV_QPT_RC
+
     def __init__(self, rnic: Rnic, *, sends: int, receives: int, psn: int, params: dict[str, Any]) -> None:
         self.rnic = rnic
         self.params = params
         self.psn = psn
         cap = QPCap(max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=0)
-        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=rnic.cq, rcq=rnic.cq, cap=cap, sq_sig_all=0)
+        init = QPInitAttr(qp_type=self.kind, scq=rnic.cq, rcq=rnic.cq, cap=cap, sq_sig_all=0)
         attr = QPAttr(port_num=1)
         attr.qp_access_flags = ACCESS
         self.qp = QP(rnic.pd, init, attr)
@@ -145,7 +148,7 @@ class Rc:
         """Go to RTS towards `peer` (`address`, `qpn`, `psn`). Resolves the next hop: may take seconds and fail."""
         params = self.params
         route = GlobalRoute(
-            dgid=GID(_gid(peer["address"])),
+            dgid=GID(gid_of(peer["address"])),
             sgid_index=self.rnic.gid_index(),
             hop_limit=64,
             traffic_class=params.get("traffic_class", 0),
