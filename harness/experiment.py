@@ -34,6 +34,7 @@ from traffic.collective import AUTO, ITEM_BYTES, REDOPS
 from traffic.flow import SPREADS, VERBS, check_qp
 from traffic.job import JobPhase, JobSpec
 from traffic.job import check as check_job
+from traffic.matrix import PATTERNS
 from traffic.plan import QpParams
 from traffic.ranks import WARMUP
 from traffic.schedules import COLLECTIVES, algorithms_for
@@ -85,12 +86,16 @@ class Collective:
 class Flow:
     """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
 
-    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flow.FlowSpec`.
+    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flow.FlowSpec`. With a
+    `pattern` (`traffic.matrix`) there are several alike, between `pairs` that `harness.fit` finds; `src` and `dst` are
+    empty then.
     """
 
     flow: str
     src: str
     dst: str
+    pattern: str | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
     qps: int
     spread: str
     size_bytes: int
@@ -198,9 +203,10 @@ class _JobFile(_File, frozen=True, kw_only=True):
 
 class _FlowFile(_File, frozen=True, kw_only=True):
     flow: str
-    src: str
-    dst: str
     duration: str
+    src: str = ""
+    dst: str = ""
+    pattern: str | None = None
     spread: str = "each"
     size: str = "64KiB"
     qps: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
@@ -337,10 +343,15 @@ def _workload(raw: dict[str, Any], source: str) -> Workload:
         flow = _convert(raw, _FlowFile, source, "workload/flow")
         _one_of(flow.flow, VERBS, "flow", source)
         _one_of(flow.spread, SPREADS, "spread", source)
+        if flow.pattern is not None:
+            _one_of(flow.pattern, PATTERNS, "pattern", source)
+        if bool(flow.src and flow.dst) == bool(flow.pattern) or bool(flow.src) != bool(flow.dst):
+            raise _fail(source, "workload", 'name src and dst, or a pattern such as "incast"')
         return Flow(
             flow=flow.flow,
             src=flow.src,
             dst=flow.dst,
+            pattern=flow.pattern,
             qps=flow.qps,
             spread=flow.spread,
             size_bytes=_positive(parse_size_bytes, flow.size, source, "workload.size"),

@@ -15,6 +15,7 @@ from harness.timeline import MIN_BASELINE_NS
 from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
 from testbed.topology import Topology
+from traffic.matrix import pairs
 
 __all__ = ["fit"]
 
@@ -50,12 +51,18 @@ def _resolve_rnic(experiment: Experiment, topology: Topology, path: str, text: s
 
 def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
     workload = experiment.workload
+    if isinstance(workload, Flow) and workload.pattern is not None:
+        ends = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics]
+        try:
+            return replace(workload, pairs=pairs(workload.pattern, ends))
+        except UsageError as error:
+            raise _error(experiment, "workload.pattern", str(error)) from error
     if isinstance(workload, Flow):
         _resolve_rnic(experiment, topology, "workload.src", workload.src)
         _resolve_rnic(experiment, topology, "workload.dst", workload.dst)
         if workload.src == workload.dst:
             raise _error(experiment, "workload.dst", f"the flow ends where it begins ({workload.src})")
-        return workload
+        return replace(workload, pairs=((workload.src, workload.dst),))
     ranks = workload.ranks or tuple(f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics)
     for index, rank in enumerate(ranks):
         _resolve_rnic(experiment, topology, f"workload.ranks[{index}]", rank)

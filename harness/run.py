@@ -56,14 +56,14 @@ from testbed.telemetry import Recorded
 from traffic import collective, flow, job
 from traffic.collective import CollectiveResult, CollectiveSpec
 from traffic.entropy import Flow5, paths, udp_sport
-from traffic.flow import FlowResult, FlowSpec
+from traffic.flow import FlowSpec, FlowsResult
 from traffic.job import JobResult, JobSpec
 from traffic.run import Running
 
 __all__ = ["Decided", "Finished", "decide", "execute", "touched"]
 
 Progress = Callable[[str], None]
-Result = CollectiveResult | FlowResult | JobResult
+Result = CollectiveResult | FlowsResult | JobResult
 
 LEAD_S = 3.0
 """How long before a fault its baseline counters are read and its holder is told the time."""
@@ -148,7 +148,7 @@ def touched(decided: Decided) -> tuple[str, ...]:
     A run on a soft lab has the whole lab, because it puts it back into its snapshot.
     """
     work = decided.experiment.workload
-    ends = (work.src, work.dst) if isinstance(work, Flow) else work.ranks
+    ends = [end for pair in work.pairs for end in pair] if isinstance(work, Flow) else work.ranks
     hosts = dict.fromkeys(name.partition(":")[0] for name in ends)
     return (*hosts, *(fault.target.text for fault in decided.faults))
 
@@ -349,11 +349,10 @@ def _brief(receipt: FaultReceipt) -> str:
 def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
     work = experiment.workload
     if isinstance(work, Flow):
-        return flow.start(
-            lab,
+        specs = [
             FlowSpec(
-                src=work.src,
-                dst=work.dst,
+                src=src,
+                dst=dst,
                 message_bytes=work.size_bytes,
                 verb=work.flow,
                 qps=work.qps,
@@ -361,9 +360,10 @@ def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
                 depth=work.depth,
                 duration_s=work.duration_ns / 1e9,
                 qp=work.qp,
-            ),
-            on_event=lambda _event: lab.heartbeat(),
-        )
+            )
+            for src, dst in work.pairs
+        ]
+        return flow.start_all(lab, specs, on_event=lambda _event: lab.heartbeat())
     if isinstance(work, Job):
         return job.start(
             lab,

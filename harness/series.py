@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from harness.measurements import Connection, Iteration, Rank, RankSeries, Sample, Summary
 from traffic.collective import CollectiveResult
 from traffic.entropy import udp_sport
-from traffic.flow import FlowResult
+from traffic.flow import FlowsResult
 from traffic.job import JobResult
 from traffic.results import Sample as TrafficSample
 
 __all__ = ["connections_of", "ranks_of", "series_of", "summary_of"]
 
-Result = CollectiveResult | FlowResult | JobResult
+Result = CollectiveResult | FlowsResult | JobResult
 
 _GIGABITS = 8.0
 """nccl-tests counts in GB/s, the report in Gb/s."""
 
 
 def ranks_of(result: Result | None) -> tuple[Rank, ...]:
-    """The ranks of a workload; a flow's are its source and its destination."""
+    """The ranks of a workload; those of flows are their ends, sources first."""
     return tuple(
         Rank(rank=index, host=name.partition(":")[0], rnic=name.partition(":")[2])
         for index, name in enumerate(_endpoints(result))
@@ -66,7 +66,7 @@ def summary_of(result: Result | None) -> Summary:
 def _endpoints(result: Result | None) -> tuple[str, ...]:
     if result is None:
         return ()
-    return (result.spec.src, result.spec.dst) if isinstance(result, FlowResult) else result.ranks
+    return result.ranks
 
 
 def _samples(result: Result | None) -> tuple[TrafficSample, ...]:
@@ -74,7 +74,7 @@ def _samples(result: Result | None) -> tuple[TrafficSample, ...]:
 
 
 def _iterations(result: Result | None, rank: int) -> tuple[Iteration, ...]:
-    if result is None or isinstance(result, FlowResult):
+    if result is None or isinstance(result, FlowsResult):
         return ()
     return tuple(
         Iteration(

@@ -108,7 +108,7 @@ def describe_workload(run: Measurements) -> str:
     spec = run.workload
     size = format_bytes(float(spec.get("size_bytes") or 0))
     if "flow" in spec:
-        ends = f"{spec.get('src')} to {spec.get('dst')}"
+        ends = spec.get("pattern") or f"{spec.get('src')} to {spec.get('dst')}"
         return f"RDMA {spec['flow']} flow, {ends}, {spec.get('qps')} QPs, {size} messages"
     if "grid" in spec:
         grid = " x ".join(f"{name} {extent}" for name, extent in spec["grid"])

@@ -87,7 +87,24 @@ qps = 4
         size_bytes=65536,
         depth=16,
         duration_ns=9_000_000_000,
+        pairs=(("host1:rxe0", "host3:rxe0"),),
     )
+
+
+PATTERN = 'name = "x"\n[workload]\nflow = "write"\nduration = "9s"\n{}\n'
+
+
+def test_flows_of_a_pattern_are_a_workload_too():
+    work = fit(read(PATTERN.format('pattern = "incast"')), soft_topology(), "soft").workload
+    assert work.pairs == tuple((f"host{number}:rxe0", "host1:rxe0") for number in (2, 3, 4))
+    for more, says in (
+        ('pattern = "incst"', 'workload.pattern: no pattern "incst"; did you mean incast?'),
+        ("", "workload: name src and dst, or a pattern"),
+        ('src = "host1:rxe0"', "workload: name src and dst, or a pattern"),
+        ('src = "a"\ndst = "b"\npattern = "incast"', "workload: name src and dst, or a pattern"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            read(PATTERN.format(more))
 
 
 @pytest.mark.parametrize(
