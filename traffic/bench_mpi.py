@@ -49,6 +49,9 @@ TRANSPORTS = {
 }
 """How Open MPI is told what to use; `{netdev}` and `{rnic}` are those of the first host (all have the same names)."""
 
+WARM_UP = 2
+"""As theirs, in `mpi_program`."""
+
 PATIENT = QpParams(timeout=18)
 KEY = "/root/.ssh/faultbed_bench"
 PROGRAM = "/tmp/faultbed_mpi_program.py"  # noqa: S108  # on the node, where a reset takes it away
@@ -162,7 +165,8 @@ def against_open_mpi(
                 spec = CollectiveSpec(
                     collective=name,
                     size_bytes=size,
-                    iterations=iterations + 1,  # the first one warms up, as theirs do
+                    iterations=iterations,
+                    warmup=WARM_UP,
                     ranks=tuple(_first_rnic(lab.topology, host)[0] for host in hosts),
                     qp=PATIENT,
                 )
@@ -170,7 +174,7 @@ def against_open_mpi(
                     result = running.wait(300.0)
                 if result.outcome != "completed" or result.wrong_elements:
                     raise LabError(f"bench: {name} of {size} bytes ended as {result.outcome} ({result.where})")
-                ours_ns = metrics.percentile(metrics.operation_times_ns([rank[1:] for rank in result.iterations]), 50)
+                ours_ns = metrics.percentile(metrics.operation_times_ns(result.iterations), 50)
                 row = MpiRow(
                     collective=name,
                     size_bytes=size,
