@@ -41,8 +41,10 @@ from testbed.lab import Lab, open_lab
 from testbed.softlab import lifecycle
 from traffic import collective as collective_module
 from traffic import flow as flow_module
+from traffic import job as job_module
 from traffic.collective import CollectiveSpec
 from traffic.flow import FlowSpec
+from traffic.job import JobSpec
 from traffic.run import Running
 
 __all__ = ["Inject", "Traffic"]
@@ -272,6 +274,10 @@ class Traffic:
     def collective(self, **spec: Any) -> Running[Any]:
         """Start a collective (`traffic.collective.CollectiveSpec`)."""
         return self._keep(collective_module.start(self.lab, CollectiveSpec(**spec)))
+
+    def job(self, **spec: Any) -> Running[Any]:
+        """Start a training job (`traffic.job.JobSpec`)."""
+        return self._keep(job_module.start(self.lab, JobSpec(**spec)))
 
     def _keep(self, running: Running[Any]) -> Running[Any]:
         self._running.append(running)

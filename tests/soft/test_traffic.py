@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.errors import LabError
 from traffic import collective, flow, inference, job, matrix, metrics, ranking, recording, replay, traces
 from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
@@ -250,3 +251,17 @@ def test_tokens_come_after_their_prefill_and_hot_shards_send_more(lab):
     )
     assert (uneven.outcome, uneven.wrong_elements, uneven.iterations_completed) == ("completed", 0, 3), uneven.where
     assert uneven.mmr > 2
+
+
+def test_a_path_mtu_that_a_port_does_not_carry_is_refused_with_its_name(lab):
+    host, rnic = lab.topology.hosts[0], lab.topology.hosts[0].rnics[0]
+    spec = FlowSpec(
+        src=f"{host.name}:{rnic.name}", dst=f"{lab.topology.hosts[-1].name}:rxe0", duration_s=1.0, qp=PATIENT
+    )
+    before = lab.node(host.name).run(["cat", f"/sys/class/net/{rnic.netdev}/mtu"]).stdout.strip()
+    lab.node(host.name).run(["ip", "link", "set", rnic.netdev, "mtu", "1500"])
+    try:
+        with pytest.raises(LabError, match=rf"path MTU of 4096 is more than the 1024 of {rnic.name}'s port"):
+            flow.start(lab, spec)
+    finally:
+        lab.node(host.name).run(["ip", "link", "set", rnic.netdev, "mtu", before])

@@ -146,6 +146,8 @@ class Engine:
     def do_qp(self, request: dict[str, Any]) -> None:
         """Make the QP of a connection, in place of the one it had."""
         task = self.tasks[request["task"]]
+        if request["generation"] == 0:  # later, a fault may have changed it
+            task.rnic.check_mtu(task.spec["qp"]["mtu"])
         conn = task.conns.setdefault(request["conn"], Conn(task, request["conn"]))
         if conn.rc is not None:
             # What arrived whole must be counted before the peer is told where to resume: stop the old QP, then look.

@@ -28,7 +28,18 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["STATUS", "VERBS", "GidMissing", "Rc", "Rnic", "gid_of", "recv_request", "request", "write_request"]
+__all__ = [
+    "STATUS",
+    "VERBS",
+    "GidMissing",
+    "MtuTooLarge",
+    "Rc",
+    "Rnic",
+    "gid_of",
+    "recv_request",
+    "request",
+    "write_request",
+]
 
 STATUS = {
     value: name[7:]
@@ -52,6 +63,10 @@ SYSFS = "/sys/class/infiniband"
 
 class GidMissing(Exception):  # named for what is so, like testbed.errors
     """The RNIC has no RoCE v2 GID for the address (yet): its netdev is down, or the address is on another one."""
+
+
+class MtuTooLarge(Exception):  # as GidMissing
+    """The RNIC's port carries less than what a QP is to send."""
 
 
 def _event_fds() -> set[int]:
@@ -100,6 +115,14 @@ class Rnic:
             except OSError:  # reading the type of an empty entry is EINVAL
                 continue
         raise GidMissing(f"{self.name} has no RoCE v2 GID for {self.address}")
+
+    def check_mtu(self, mtu: int) -> None:
+        """Refuse a path MTU that the port does not carry: packets would be dropped, and nobody would say so."""
+        active = 128 << self.context.query_port(1).active_mtu
+        if mtu > active:
+            raise MtuTooLarge(
+                f"a path MTU of {mtu} is more than the {active} of {self.name}'s port (look at its netdev)"
+            )
 
     def register(self, address: int, size: int) -> MR:
         """Register memory that the caller keeps alive, for local use and all that a peer may do."""

@@ -1,0 +1,147 @@
+"""A fabric inside the process: ranks and flows of the engine run on it, each write a move of memory a while later.
+
+It stands behind `traffic.node.verbs`, where pyverbs is otherwise. Nothing is lost on it and nothing fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+import importlib
+import sys
+import time
+import types
+from types import SimpleNamespace
+
+VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4}
+TICK_NS = 50_000_000
+USERS = ("task", "lane", "rank", "flow", "admission")
+
+
+class Request:
+    def __init__(self, verb, *, wr_id, mr, address, size, signalled):
+        self.opcode, self.wr_id, self.signalled = VERBS[verb], wr_id, signalled
+        self.next_wr, self.imm_data, self.remote = None, 0, 0
+        self.sge = SimpleNamespace(addr=address, length=size)
+
+    def set_wr_rdma(self, _rkey, address):
+        self.remote = address
+
+
+def request(verb, **fields):
+    made = Request(verb, **fields)
+    return made, made.sge
+
+
+def write_request(*, imm, **fields):
+    return request("write-imm" if imm else "write", **fields)
+
+
+class Rnic:
+    def __init__(self, name):
+        self.name = name
+
+    def register(self, _address, _size):
+        return SimpleNamespace(rkey=1, lkey=1, buf=0, close=lambda: None)
+
+
+class Rc:
+    qpn, psn = 1, 256
+
+    def __init__(self, fabric, conn):
+        self.fabric, self.conn, self.last_ns = fabric, conn, 0
+
+    def post_recv(self, _request):
+        pass
+
+    def post_send(self, head):
+        chain = []
+        while head is not None:
+            data = ctypes.string_at(head.sge.addr, head.sge.length) if head.sge.length else b""
+            chain.append((head.opcode, head.remote, data, head.imm_data, head.wr_id, head.signalled))
+            head = head.next_wr
+        self.fabric.carry(self, chain)
+
+    def close(self):
+        pass
+
+
+def modules(monkeypatch):
+    """The engine's modules, made anew upon this fabric; the others come back after the test."""
+    fake = types.ModuleType("traffic.node.verbs")
+    fake.__dict__.update(
+        STATUS={}, VERBS=VERBS, Rc=Rc, Rnic=Rnic, request=request, write_request=write_request,
+        recv_request=lambda *_: object(), gid_of=str,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    for name in USERS:
+        monkeypatch.delitem(sys.modules, f"traffic.node.{name}", raising=False)
+    found = SimpleNamespace(**{name: importlib.import_module(f"traffic.node.{name}") for name in USERS})
+    for name in USERS:  # and so do those that were there, or none
+        monkeypatch.setitem(sys.modules, f"traffic.node.{name}", getattr(found, name))
+    return found
+
+
+class Fabric:
+    def __init__(self, choice, delay_ns=1_000_000):
+        self.choice, self.delay_ns = choice, delay_ns
+        self.queue, self.number, self.events = [], 0, []
+        self.data_under_way, self.most_under_way = 0, 0
+        self.tasks = {}
+
+    def emit_for(self, name):
+        return lambda event, **fields: self.events.append((name, event, fields))
+
+    def cable(self, node, number, src, dst):
+        ends = [node.task.Conn(self.tasks[name], number) for name in (src, dst)]
+        for end, other in (ends, ends[::-1]):
+            end.other, end.generation, end.rc = other, 0, Rc(self, end)
+            end.task.conns[number] = end
+        return ends
+
+    def connect(self, cables):
+        for end in (end for ends in cables for end in ends):
+            end.told = {**end.task.endpoint(end), "psn": 256}
+        for end in (end for ends in cables for end in ends):
+            end.peer = end.other.told
+            end.state = "joined"
+            end.task.joined(end)
+        for end in (end for ends in cables for end in ends):
+            end.state = "up"
+            end.task.go(end, time.monotonic_ns())
+
+    def carry(self, rc, chain):
+        self.number += 1
+        now_ns = time.monotonic_ns()
+        rc.last_ns = max(now_ns + self.choice.randint(0, self.delay_ns), rc.last_ns + 1)
+        if any(data for _, _, data, *_ in chain):
+            self.data_under_way += 1
+            self.most_under_way = max(self.most_under_way, self.data_under_way)
+        heapq.heappush(self.queue, (rc.last_ns, self.number, rc.conn, chain))
+
+    def run(self, names, seconds=20.0):
+        for name in names:
+            self.tasks[name].begin(time.monotonic_ns())
+        deadline_ns, tick_ns = time.monotonic_ns() + int(seconds * 1e9), 0
+        while not all(self.tasks[name].finished for name in names):
+            now_ns = time.monotonic_ns()
+            assert now_ns < deadline_ns, "they wait for each other"
+            for task in self.tasks.values():
+                if task.wake_ns is not None and now_ns >= task.wake_ns:
+                    task.wake(now_ns)
+                if now_ns >= tick_ns:
+                    task.tick(now_ns)
+            tick_ns = tick_ns if now_ns < tick_ns else now_ns + TICK_NS
+            if self.queue and self.queue[0][0] <= now_ns:
+                self.deliver(heapq.heappop(self.queue), now_ns)
+
+    def deliver(self, item, now_ns):
+        _, _, conn, chain = item
+        self.data_under_way -= any(data for _, _, data, *_ in chain)
+        for opcode, remote, data, imm, wr_id, signalled in chain:
+            if data:
+                ctypes.memmove(remote, data, len(data))
+            if opcode == VERBS["write-imm"]:
+                conn.other.task.on_recv(conn.other, imm, now_ns)
+            if signalled:
+                conn.task.completion(conn, SimpleNamespace(status=0, wr_id=wr_id), now_ns)

@@ -1,0 +1,70 @@
+"""The bench against Open MPI: what is asked of it, and what is made of its answers. (The ratios are the lab's.)"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_collective_run import RankLab
+
+from testbed.errors import CommandFailed, LabError
+from testbed.node import Completed
+from traffic import bench_mpi
+
+HOSTS = ("host1", "host2", "host3", "host4")
+
+
+class MpiLab(RankLab):
+    """Its hosts answer `mpirun` with what a test says, and collectives as fake engines do."""
+
+    def __init__(self, answer):
+        super().__init__(lambda engine: engine.over())
+        self.answer, self.asked = answer, []
+
+    def node(self, name):
+        node = super().node(name)
+        lab = self
+
+        def run(argv, **_):
+            lab.asked.append(argv)
+            if isinstance(lab.answer, Exception):
+                raise lab.answer
+            return Completed(argv=tuple(argv), rc=0, stdout=lab.answer, stderr="")
+
+        node.run = run
+        return node
+
+
+def answers(sizes, *, right=True):
+    rows = [
+        {"collective": name, "size_bytes": size, "times_ns": [3000, 1000, 2000], "right": right}
+        for name in bench_mpi.COLLECTIVES
+        for size in sizes
+    ]
+    return "a banner\n" + "\n".join(json.dumps(row) for row in rows)
+
+
+def test_a_ratio_above_one_means_that_ours_is_quicker():
+    lab = MpiLab(answers([4096]))
+    rows = bench_mpi.against_open_mpi(lab, HOSTS, transport="tcp", sizes=[4096], iterations=1)
+    assert [(row.collective, row.size_bytes, row.ours_ns, row.mpi_ns) for row in rows] == [
+        ("all-reduce", 4096, 1000, 2000),
+        ("all-to-all", 4096, 1000, 2000),
+    ]
+    assert {row.ratio for row in rows} == {2.0}
+    (argv,) = lab.asked
+    netdev = lab.topology.hosts[0].rnics[0].netdev
+    assert argv[argv.index("btl_tcp_if_include") + 1] == netdev
+    assert argv[argv.index("--host") + 1].count(":1") == 4
+
+
+def test_what_does_not_run_or_is_wrong_is_told():
+    with pytest.raises(LabError, match="Open MPI over ucx does not run here: no rc_verbs"):
+        bench_mpi.against_open_mpi(MpiLab(CommandFailed("no rc_verbs")), HOSTS, transport="ucx", sizes=[4096])
+    with pytest.raises(LabError, match="wrong result: all-reduce"):
+        bench_mpi.against_open_mpi(MpiLab(answers([4096], right=False)), HOSTS, transport="tcp", sizes=[4096])
+
+
+def test_packages_that_cannot_be_fetched_are_told_with_their_suite(tmp_path):
+    with pytest.raises(LabError, match=r"Open MPI's packages \(trixie\) could not be fetched"):
+        bench_mpi.fetch(tmp_path, mirror="http://127.0.0.1:9/debian", suite="trixie")

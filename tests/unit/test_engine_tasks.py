@@ -1,0 +1,82 @@
+"""The engine's tasks themselves, on a fabric of memory moves: pauses in programs, and grants of receivers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from memory_fabric import Fabric, Rnic, modules
+from test_traces import DATA
+
+from traffic import cost, flow, inference, ranking, replay, traces
+from traffic.inference import InferenceSpec
+from traffic.ranking import RankingSpec
+from traffic.ranks import rank_plan
+from traffic.replay import ReplaySpec
+from traffic.results import Endpoint
+
+MS = 1_000_000
+PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
+TRACES = {
+    "ranking": lambda: traces.load(DATA / "ranking.json"),
+    "pipeline": lambda: traces.load(DATA / "pipeline"),
+    "tensor-parallel": lambda: traces.load(DATA / "tensor-parallel"),
+    "inference": lambda: inference.request(
+        InferenceSpec(prefill_ranks=2, tokens=4, prefill_ms=20, decode_ms=5, prefill_bytes=1 << 16, kv_bytes=1 << 15,
+                      decode_bytes=1 << 12), 4),
+    "recommendation": lambda: ranking.step(RankingSpec(embedding_bytes=1 << 15, skew=1.5, dense_bytes=1 << 12), 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_ranks_go_through_a_trace_in_order_with_its_pauses_and_all_is_right(name, monkeypatch):
+    node, fabric = modules(monkeypatch), Fabric(random.Random(7))
+    spec = ReplaySpec(repeat=3, batch_bytes=1 << 26)
+    (batch,) = replay.batches(TRACES[name](), spec, cost.NETWORKS["soft"])
+    plan = rank_plan(name, spec, PLACES, batch.programs, segment_bytes=8192, iterations=spec.repeat)
+    for task in plan.tasks:
+        made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
+        fabric.tasks[task.name] = made
+    fabric.connect([fabric.cable(node, cable.index, cable.src, cable.dst) for cable in plan.cables])
+    fabric.run([task.name for task in plan.tasks])
+    for rank, program in enumerate(batch.programs):
+        told = [fields for who, event, fields in fabric.events if who == f"rank{rank}" and event == "iteration"]
+        assert [fields["wrong"] for fields in told] == [0] * 3
+        for fields in told:
+            ends = fields["phases_ns"]
+            assert ends == sorted(ends)
+            assert len(ends) == len(program["fences"]) + 1
+            for row, paused_ns in zip(program["pauses"], fields["paused_ns"], strict=False):
+                phase, pause_ns, not_before_ns = row
+                steps = [0, *program["fences"], 1 << 40]
+                assert paused_ns >= pause_ns
+                if any(steps[phase] <= step < steps[phase + 1] for step, *_ in program["sends"]):
+                    assert ends[phase] >= not_before_ns, "what it sends waits for its time"
+        assert fabric.tasks[f"rank{rank}"].wake_ns is None
+
+
+@pytest.mark.parametrize(
+    ("senders", "admit", "messages"), [(3, 2, 40), (5, 1, 64), (2, 4, 10), (3, 2, 7), (3, 1, None)]
+)
+def test_no_more_chains_are_under_way_than_a_receiver_grants(senders, admit, messages, monkeypatch):
+    node, fabric = modules(monkeypatch), Fabric(random.Random(7), delay_ns=300_000)
+    rnic, names, cables = Rnic("rxe0"), [], []
+    for number in range(senders):
+        spec = flow.FlowSpec(
+            src=f"host{number + 2}", dst="host1", message_bytes=4096, chain=4, depth=16, admit=admit,
+            messages=messages, duration_s=None if messages else 0.4,
+        )  # fmt: skip
+        told = flow.engine_spec(spec)
+        tx, rx = f"tx{number}", f"rx{number}"
+        fabric.tasks[tx] = node.admission.AdmittedSender(tx, Rnic("rxe0"), told, fabric.emit_for(tx))
+        fabric.tasks[rx] = node.admission.AdmittedReceiver(rx, rnic, told, fabric.emit_for(rx))
+        cables.append(fabric.cable(node, number, tx, rx))
+        names.append(tx)
+    fabric.connect(cables)
+    fabric.run(names)
+    sent = [fields["totals"][0]["messages"] for _, event, fields in fabric.events if event == "done"]
+    assert fabric.most_under_way == min(admit, senders)
+    if messages:
+        assert sent == [messages] * senders
+    else:
+        assert max(sent) - min(sent) <= 8, "everybody has a turn after every turn"
