@@ -26,7 +26,7 @@ from testbed.ssh import Address, SshConnection, SshNode
 from testbed.topology import Topology
 from testbed.watcher import Watcher, WatcherGone
 
-__all__ = ["Lab", "open_keeper", "open_lab", "runtime_inventory", "write_runtime_inventory"]
+__all__ = ["Lab", "open_keeper", "open_lab", "open_machine", "runtime_inventory", "write_runtime_inventory"]
 
 SOFT_USER = "root"
 
@@ -283,7 +283,15 @@ def open_keeper(inventory: Inventory) -> Node:
     Raises:
         Unreachable: its host key is not pinned.
     """
-    name, management = inventory.jump or next(iter(inventory.management.items()))
+    return open_machine(*(inventory.jump or next(iter(inventory.management.items()))))
+
+
+def open_machine(name: str, management: Management) -> Node:
+    """A machine that is reached over SSH, whether or not it is in any inventory.
+
+    Raises:
+        Unreachable: its host key is not pinned.
+    """
     return SshNode(name, SshConnection(name, _rack_address(name, management)))
 
 

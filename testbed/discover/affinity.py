@@ -1,0 +1,26 @@
+"""Which GPU is nearest to an RNIC on the PCI tree. Pure; not yet run on hardware.
+
+GPUDirect is at its best when both sit below one PCIe switch: packets then never climb to the root complex. The nearest
+GPU is the one whose path shares most bridges with the RNIC's; a root complex alone (`pci0000:15`) is no nearness.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from testbed.discover.facts import Gpu, Machine
+
+__all__ = ["gpu_beside"]
+
+
+def gpu_beside(host: Machine, pcie: str) -> Gpu | None:
+    """The GPU nearest to the device at `pcie`; None when there is no single one, or none below a common bridge."""
+    path = host.paths.get(pcie, ())
+    shared = {gpu: _common(path, host.paths.get(gpu.pcie, ())) for gpu in host.gpus}
+    most = max(shared.values(), default=0)
+    nearest = [gpu for gpu, count in shared.items() if count == most]
+    return nearest[0] if most > 1 and len(nearest) == 1 else None
+
+
+def _common(one: tuple[str, ...], two: tuple[str, ...]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))

@@ -1,0 +1,102 @@
+"""What discovery asks of a machine, as one shell program, and its answer in pieces.
+
+The program knows nothing of the machine: it asks each tool that may be there, in the machine's own network namespace
+and in every named one (soft switches live in those), and changes nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from testbed.errors import LabError
+
+__all__ = ["SCRIPT", "Answers", "split", "stir"]
+
+_MARK = "@@"
+_SPACE = f"""\
+echo {_MARK}ip; printf "addr show\\nroute show table all\\nneigh show\\n" | ip -d -j -force -batch -
+echo {_MARK}fdb; bridge -j fdb show
+echo {_MARK}seed; cat /proc/sys/net/ipv4/fib_multipath_hash_seed
+echo {_MARK}bgp; vtysh ${{SPACE:+-N $SPACE}} -d bgpd -c "show bgp ipv4 unicast summary json"
+"""
+_MACHINE = f"""\
+echo {_MARK}ssh; echo $SSH_CONNECTION
+echo {_MARK}os; . /etc/os-release; echo $ID; [ -d /etc/sonic ] && echo sonic
+echo {_MARK}rdma; rdma -j link show
+echo {_MARK}device
+for d in /sys/class/infiniband/*; do [ -e $d/device ] && echo ${{d##*/}} $(readlink -f $d/device); done
+echo {_MARK}speed; grep -s . /sys/class/net/*/speed
+echo {_MARK}gpu; nvidia-smi --query-gpu=index,name,pci.bus_id --format=csv,noheader
+echo {_MARK}pci; readlink -f /sys/bus/pci/devices/*
+echo {_MARK}softgpu; ls -d /sys/fs/cgroup/faultbed.slice/faultbed-gpu*.service
+echo {_MARK}memory; grep "System RAM" /proc/iomem
+echo {_MARK}cpus; nproc
+echo {_MARK}lldp; lldpctl -f json || docker exec lldp lldpctl -f json
+echo {_MARK}bmc; ipmitool lan print
+"""
+SCRIPT = f"""\
+exec 2>/dev/null
+look={shlex.quote(_SPACE)}
+SPACE= sh -c "$look"
+{_MACHINE}
+for f in /run/netns/*; do
+  [ -e "$f" ] || continue
+  n=${{f##*/}}
+  echo {_MARK}space $n
+  SPACE=$n ip netns exec $n sh -c "$look"
+done
+echo {_MARK}end
+"""
+"""POSIX shell that prints everything; a tool that is not there prints nothing."""
+
+_STIR = """\
+import socket, sys
+for pair in sys.argv[1:]:
+    here, everybody = pair.split(",")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        one.bind((here, 0))
+        one.sendto(b"", (everybody, 9))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The answer of one machine: sections of its own namespace, and those of each named one, by name."""
+
+    own: Mapping[str, str]
+    spaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def split(machine: str, text: str) -> Answers:
+    """What `SCRIPT` printed on a machine, in pieces.
+
+    Raises:
+        LabError: it ends too early.
+    """
+    spaces: dict[str, dict[str, str]] = {"": {}}
+    space, section, body = "", "", list[str]()
+    for line in text.splitlines():
+        if not line.startswith(_MARK):
+            body.append(line)
+            continue
+        if section:
+            spaces[space][section] = "\n".join(body)
+        section, _, name = line[len(_MARK) :].partition(" ")
+        body = []
+        if section == "space":
+            space, section = name, ""
+            spaces[space] = {}
+    if section != "end":
+        raise LabError(f"{machine}: the answer to discovery ends in its section {section!r}: {text[-200:]!r}")
+    return Answers(own=spaces.pop(""), spaces=spaces)
+
+
+def stir(pairs: list[tuple[str, str]]) -> list[str]:
+    """The command that sends one empty datagram (port 9, discard) from each address to its subnet's broadcast address.
+
+    A bridge that hears it knows by which port that host is reached, and has no other way to tell.
+    """
+    return ["python3", "-c", _STIR, *(f"{here},{everybody}" for here, everybody in pairs)]

@@ -1,0 +1,358 @@
+"""From facts to a draft inventory. Pure; the same facts give the same text.
+
+What cannot be found out is left out, never guessed in silence: each gap is an `Open` with its place, and the head of
+the file lists them. Racks and zones are names for what cables show: a rack is an RTSW and the hosts whose first RNIC it
+has, a zone is what CTSWs connect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from testbed.discover.affinity import gpu_beside
+from testbed.discover.cabling import Cable, End, Node, cables, nodes_of
+from testbed.discover.facts import Interface, Machine
+
+__all__ = ["Draft", "Open", "draft", "text"]
+
+SCHEMA = 1
+_SPEEDS_SAY_NOTHING = "soft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """One thing that could not be found out: its place in the inventory, what, and what to do."""
+
+    place: str
+    what: str
+    do: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A draft: the inventory as plain data, what is open, and how many cables are known by what."""
+
+    name: str
+    tree: Mapping[str, Any]
+    open: tuple[Open, ...]
+    cables: Mapping[str, int]
+
+
+@dataclass(kw_only=True)
+class _Lab:
+    """What the drafting of one lab shares."""
+
+    kind: str
+    machines: Mapping[str, Machine]
+    nodes: Mapping[str, Node]
+    cables: Mapping[End, Cable]
+    mtu: int
+    reached: Mapping[str, Mapping[str, Any]]
+    open: list[Open] = field(default_factory=list)
+
+    def leave(self, place: str, what: str, do: str) -> None:
+        self.open.append(Open(place=place, what=what, do=do))
+
+
+def draft(machines: Iterable[Machine], *, name: str, reached: Mapping[str, Mapping[str, Any]] | None = None) -> Draft:
+    """The draft of a lab.
+
+    Args:
+        machines: what answered.
+        name: of the lab.
+        reached: Ansible variables by machine that say how it is reached (`ansible_host`); they are written down.
+    """
+    by_name = {machine.name: machine for machine in sorted(machines, key=lambda each: _natural(each.name))}
+    nodes = nodes_of(by_name.values())
+    found, torn = cables(nodes)
+    lab = _Lab(
+        kind="soft" if any(machine.is_soft for machine in by_name.values()) else "rack",
+        machines=by_name,
+        nodes=nodes,
+        cables=found,
+        mtu=_usual((port.mtu for node in nodes.values() if not node.is_switch for port in node.ports.values()), 9000),
+        reached=reached or {},
+    )
+    for (node, dev), what in torn:
+        lab.leave(f"{node}:{dev}", what, "look at the cable, at both ends")
+    roles = _roles(lab)
+    racks = _racks(lab, roles)
+    zones = _zones(lab, roles)
+    hosts = [machine for machine in by_name.values() if machine.is_host]
+    carriers = [each for each in by_name.values() if any(space.asn is not None for space in each.spaces.values())]
+    for machine in by_name.values():
+        if machine not in hosts and machine not in carriers and machine.name not in roles:
+            lab.leave(machine.name, "is neither a host (no RNIC) nor a switch (no BGP)", "it is left out: look at it")
+    seeds = [node.space.hash_seed for node in nodes.values() if node.is_switch and node.space.hash_seed]
+    switches = {role: _group(lab, role, roles, zones) for role in ("rtsw", "ctsw", "atsw") if role in roles.values()}
+    tree: dict[str, Any] = {
+        "all": {
+            "vars": {
+                "faultbed_schema": SCHEMA,
+                "faultbed_name": name,
+                "faultbed_kind": lab.kind,
+                "faultbed_mtu": lab.mtu,
+                "faultbed_ecmp_hash_seed": _usual(seeds, 0),
+            },
+            "children": {
+                "racks": {"children": {rack: _rack(rack, members, zones) for rack, members in racks.items()}},
+                "hosts": {"hosts": {host.name: _host(lab, host) for host in hosts}},
+                "switches": {"children": switches},
+                **({"carriers": {"hosts": {each.name: _carrier(lab, each) for each in carriers}}} if carriers else {}),
+            },
+        }
+    }
+    how = Counter(cable.by for near, cable in found.items() if near < cable.far)
+    return Draft(name=name, tree=tree, open=tuple(lab.open), cables=dict(sorted(how.items())))
+
+
+def text(drafted: Draft) -> str:
+    """The inventory file: a head that says what is open, then YAML."""
+    told = ", ".join(f"{count} by {by}" for by, count in drafted.cables.items()) or "none"
+    lines = [
+        f"# {drafted.name}: a draft, written by `faultbed inventory discover` from what the machines said.",
+        f"# Cables found: {told}. `faultbed --lab THIS_FILE inventory check` tells what does not fit.",
+    ]
+    if drafted.open:
+        lines.append("# OPEN, to be filled in by hand:")
+        lines += [f"#   {one.place}: {one.what}; {one.do}" for one in drafted.open]
+    body = yaml.safe_dump(dict(drafted.tree), sort_keys=False, default_flow_style=None, width=200)
+    return "\n".join(lines) + "\n" + body
+
+
+def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
+    entry: dict[str, Any] = dict(lab.reached.get(host.name, {}))
+    if lab.kind == "soft":
+        entry["faultbed_vm"] = {"memory_mib": host.memory_mib, "vcpus": host.cpus}
+        entry["faultbed_management"] = _management(lab, host)
+    if host.bmc is not None:
+        entry["faultbed_bmc"] = {"address": host.bmc}
+    entry["faultbed_front_end"] = _front_end(lab, host)
+    entry["faultbed_rnics"] = [_rnic(lab, host, rnic, dev) for rnic, dev in sorted(host.rdma, key=_natural_pair)]
+    entry["faultbed_gpus"] = [
+        *({"name": gpu.name_on_host, "kind": gpu.kind, "pcie": gpu.pcie} for gpu in host.gpus),
+        *({"name": name, "kind": "soft"} for name in host.soft_gpus),
+    ]
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _management(lab: _Lab, machine: Machine) -> dict[str, str] | None:
+    port = machine.own.interfaces.get(machine.came_in_by or "")
+    if port is None:
+        lab.leave(f"{machine.name}.management", "no interface has the address that SSH came in by", "write it by hand")
+        return None
+    return {"netdev": port.name, "mac": port.mac}
+
+
+def _front_end(lab: _Lab, host: Machine) -> dict[str, str] | None:
+    """The TCP interface: not an RNIC's, and not the one that SSH comes in by if there is another."""
+    rnics = {dev for _, dev in host.rdma}
+    able = [x for x in host.own.interfaces.values() if x.addresses and x.name not in rnics and x.kind != "bridge"]
+    chosen = [x for x in able if x.name != host.came_in_by] or able
+    place = f"hosts.{host.name}.front_end"
+    if len(chosen) != 1:
+        names = ", ".join(x.name for x in chosen) or "none has an address"
+        lab.leave(place, f"which interface is the front end's ({names})?", "write netdev, mac and address by hand")
+        return None
+    if chosen[0].name == host.came_in_by and lab.kind == "rack":
+        lab.leave(place, f"only {chosen[0].name} was found, which SSH uses too", "let it be, if that is so")
+    return {"netdev": chosen[0].name, "mac": chosen[0].mac, "address": chosen[0].addresses[0]}
+
+
+def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
+    place, port = f"hosts.{host.name}.rnics[{rnic}]", host.own.interfaces.get(dev)
+    if port is None:
+        lab.leave(place, f"its interface {dev} is not in the machine's own network namespace", "write it by hand")
+        return {"name": rnic, "netdev": dev}
+    entry: dict[str, Any] = {"name": rnic, "netdev": dev, "mac": port.mac}
+    if len(port.addresses) == 1:
+        entry["address"] = port.addresses[0]
+    else:
+        lab.leave(f"{place}.address", f"{dev} has {len(port.addresses)} IPv4 addresses", "give it one, or write it")
+    cable = lab.cables.get((host.name, dev))
+    if cable is None or not lab.nodes[cable.far[0]].is_switch:
+        what = "no switch that was asked is known to be at the other end"
+        lab.leave(f"{place}.switch", what, "ask the switch too, run lldpd on both ends, or write switch and gateway")
+        return entry
+    far = lab.nodes[cable.far[0]].ports[cable.far[1]]
+    gateway = far.addresses[0].partition("/")[0] if far.addresses else host.own.gateways.get(dev)
+    entry |= {"gateway": gateway, "switch": cable.far[0]} if gateway else {"switch": cable.far[0]}
+    if gateway is None:
+        lab.leave(f"{place}.gateway", f"{':'.join(cable.far)} has no address, {dev} no route", "write it by hand")
+    entry |= _port_extras(lab, host, port)
+    if pcie := host.rnic_pcie.get(rnic):
+        entry["pcie"] = pcie
+        gpu = gpu_beside(host, pcie)
+        if gpu is not None:
+            entry["gpu"] = gpu.name_on_host
+        elif host.gpus:
+            lab.leave(
+                f"{place}.gpu", "no single GPU is nearest below a common PCIe switch", "`lspci -tv` shows the tree"
+            )
+    return entry
+
+
+def _port_extras(lab: _Lab, machine: Machine | None, port: Interface) -> dict[str, Any]:
+    extras: dict[str, Any] = {} if port.mtu == lab.mtu else {"mtu": port.mtu}
+    # The speed of a virtual interface is made up (drivers/net/veth.c says 10 Gb/s).
+    if machine is not None and lab.kind != _SPEEDS_SAY_NOTHING and (speed := machine.speeds_gbps.get(port.name)):
+        extras["speed_gbps"] = speed
+    return extras
+
+
+def _group(lab: _Lab, role: str, roles: Mapping[str, str], zones: Mapping[str, str]) -> dict[str, Any]:
+    names = [name for name in sorted(roles, key=_natural) if roles[name] == role]
+    # An RTSW's zone comes with its rack.
+    return {"hosts": {name: _switch(lab, name, None if role == "rtsw" else zones[name]) for name in names}}
+
+
+def _switch(lab: _Lab, name: str, zone: str | None) -> dict[str, Any]:
+    node, machine = lab.nodes[name], lab.machines.get(name)
+    entry: dict[str, Any] = dict(lab.reached.get(name, {}))
+    if zone is not None:
+        entry["faultbed_zone"] = zone
+    carrier = next((each for each, found in lab.machines.items() if name in found.spaces), None)
+    if machine is None and carrier is not None:
+        entry |= {"faultbed_carrier": carrier, "faultbed_netns": name}
+    elif machine is not None:
+        entry["faultbed_nos"] = machine.nos
+    entry["faultbed_asn"] = node.space.asn
+    loopbacks = node.space.loopbacks
+    loopbacks += tuple(x for port in node.ports.values() if port.name.startswith("Loopback") for x in port.addresses)
+    if len(loopbacks) == 1:
+        entry["faultbed_loopback"] = loopbacks[0]
+    else:
+        place = f"{name}.loopback"
+        lab.leave(place, f"its loopback has {len(loopbacks)} addresses beside 127/8", "write the router's own")
+    entry["faultbed_ports"] = _switch_ports(lab, node, machine)
+    return entry
+
+
+def _switch_ports(lab: _Lab, node: Node, machine: Machine | None) -> list[dict[str, Any]]:
+    to_hosts, to_switches = [], []
+    for dev, port in node.ports.items():
+        cable = lab.cables.get((node.name, dev))
+        if cable is None:
+            continue
+        far = lab.nodes[cable.far[0]]
+        entry: dict[str, Any] = {"netdev": dev, "mac": port.mac, "peer": far.name}
+        if far.is_switch:
+            if port.addresses:
+                place, do = f"{node.name}:{dev}", "faultbed's roles make uplinks unnumbered"
+                lab.leave(place, f"an uplink with the address {port.addresses[0]}, which is left out", do)
+            to_switches.append(entry | _port_extras(lab, machine, port))
+            continue
+        host = lab.machines[far.name]
+        entry["rnic"] = next(rnic for rnic, netdev in host.rdma if netdev == cable.far[1])
+        if port.addresses:
+            entry["address"] = port.addresses[0]
+        else:
+            lab.leave(f"{node.name}:{dev}", "a host port without an address of its own", "write it by hand")
+        to_hosts.append(entry | _port_extras(lab, machine, port))
+    to_hosts.sort(key=lambda one: (_natural(one["peer"]), _natural(one["rnic"])))
+    return to_hosts + sorted(to_switches, key=lambda one: _natural(one["peer"]))
+
+
+def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:
+    front_ends = {
+        port.mac: host.name
+        for host in lab.machines.values()
+        if host.is_host
+        for port in host.own.interfaces.values()
+        if port.name != host.came_in_by and port.name not in {dev for _, dev in host.rdma}
+    }
+    ports = []
+    for space in carrier.spaces.values():
+        for port in space.interfaces.values():
+            if space.asn is not None or port.master is None:
+                continue
+            peers = {front_ends[mac] for mac in space.learned.get(port.name, ()) if mac in front_ends}
+            if len(peers) == 1:
+                ports.append({"netdev": port.name, "mac": port.mac, "peer": peers.pop()})
+            else:
+                what = "the bridge has heard no host's front end by this port"
+                lab.leave(f"carriers.{carrier.name}:{port.name}", what, "write its peer by hand")
+    entry: dict[str, Any] = dict(lab.reached.get(carrier.name, {}))
+    entry["faultbed_vm"] = {"memory_mib": carrier.memory_mib, "vcpus": carrier.cpus}
+    entry["faultbed_management"] = _management(lab, carrier)
+    entry["faultbed_front_end_ports"] = sorted(ports, key=lambda one: _natural(one["peer"]))
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _roles(lab: _Lab) -> dict[str, str]:
+    """Of each switch: an RTSW has hosts, a CTSW has RTSWs, an ATSW is above those."""
+    beside: dict[str, set[str]] = {name: set() for name, node in lab.nodes.items() if node.is_switch}
+    for (name, _), cable in lab.cables.items():
+        if name in beside:
+            beside[name].add(cable.far[0])
+    rtsws = {name for name, peers in beside.items() if any(not lab.nodes[peer].is_switch for peer in peers)}
+    ctsws = {name for name, peers in beside.items() if name not in rtsws and peers & rtsws}
+    roles = {}
+    for name, peers in beside.items():
+        roles[name] = "rtsw" if name in rtsws else "ctsw" if name in ctsws else "atsw"
+        if not peers:
+            lab.leave(name, "no cable of this switch was found", "ask what it is cabled to, too; run lldpd there")
+    return roles
+
+
+def _racks(lab: _Lab, roles: Mapping[str, str]) -> dict[str, tuple[str, list[str]]]:
+    """Rack name -> (its RTSW, its hosts)."""
+    racks: dict[str, tuple[str, list[str]]] = {}
+    of_switch = {}
+    for name in sorted((name for name, role in roles.items() if role == "rtsw"), key=_natural):
+        number = re.search(r"[0-9]+$", name)
+        of_switch[name] = f"rack{number[0]}" if number else f"rack-{name}"
+        racks[of_switch[name]] = (name, [])
+    for host in (each for each in lab.machines.values() if each.is_host):
+        towards = [lab.cables[host.name, dev].far[0] for _, dev in host.rdma if (host.name, dev) in lab.cables]
+        rtsws = [name for name in dict.fromkeys(towards) if name in of_switch]
+        if rtsws:
+            racks[of_switch[rtsws[0]]][1].append(host.name)
+        if len(rtsws) != 1:
+            what = f"its RNICs are cabled to {', '.join(rtsws) or 'no RTSW'}, so cables do not tell its rack"
+            lab.leave(f"hosts.{host.name}.rack", what, "put it into the group of its rack")
+    return racks
+
+
+def _rack(rack: str, members: tuple[str, list[str]], zones: Mapping[str, str]) -> dict[str, Any]:
+    switch, hosts = members
+    return {
+        "vars": {"faultbed_zone": zones[switch], "faultbed_rack": rack},
+        "hosts": {name: {} for name in (*hosts, switch)},
+    }
+
+
+def _zones(lab: _Lab, roles: Mapping[str, str]) -> dict[str, str]:
+    """Zones are what hangs together without ATSWs, which are in the first one."""
+    zones: dict[str, str] = {}
+    below = [name for name in sorted(roles, key=_natural) if roles[name] != "atsw"]
+    for first in below:
+        if first in zones:
+            continue
+        zone, reached = f"zone{len(set(zones.values())) + 1}", [first]
+        while reached:
+            name = reached.pop()
+            if name not in zones:
+                zones[name] = zone
+                reached += [far.far[0] for (near, _), far in lab.cables.items() if near == name and far.far[0] in below]
+    return zones | {name: "zone1" for name, role in roles.items() if role == "atsw"}
+
+
+def _usual(values: Iterable[int], otherwise: int) -> int:
+    counted = Counter(values).most_common(1)
+    return counted[0][0] if counted else otherwise
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A sort key by which host2 comes before host10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"[0-9]+|[^0-9]+", name)]
+
+
+def _natural_pair(pair: tuple[str, str]) -> list[tuple[int, str]]:
+    return _natural(pair[0])

@@ -1,0 +1,279 @@
+"""The facts in a machine's answer to discovery: readers for what its tools print.
+
+    ip, fdb, rdma     iproute2's JSON
+    bgp               FRR: `show bgp ipv4 unicast summary json`
+    lldp              `lldpctl -f json` (lldpd); in JSON, one of a thing is an object and several are a list
+    gpu               `nvidia-smi --query-gpu=index,name,pci.bus_id --format=csv,noheader`
+    device, pci       real paths below /sys/devices: each component is a bridge on the way to the device
+
+LLDP, GPUs and PCI were written from the documentation of those tools: not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.discover.answers import Answers
+
+__all__ = ["Gpu", "Interface", "LldpPeer", "Machine", "Space", "broadcast", "machine_of"]
+
+_RAM = re.compile(r"\s*([0-9a-f]+)-([0-9a-f]+) : System RAM")
+_PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_RAM_STEP_MIB = 16
+_MIB = 1 << 20
+_MAX_PREFIX = 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """An Ethernet interface of a network namespace; `addresses` are IPv4 with prefix length, `master` its bridge."""
+
+    name: str
+    mac: str
+    mtu: int
+    addresses: tuple[str, ...]
+    master: str | None
+    kind: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LldpPeer:
+    """Who an interface hears by LLDP: system name, and the names that its port goes by (id, description)."""
+
+    system: str
+    ports: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU by its index, product name and PCI address (`0000:19:00.0`)."""
+
+    index: int
+    product: str
+    pcie: str
+
+    @property
+    def name_on_host(self) -> str:
+        """`gpu0`."""
+        return f"gpu{self.index}"
+
+    @property
+    def kind(self) -> str:
+        """`h100-sxm` of "NVIDIA H100 80GB HBM3": of H100s, what has HBM3 in its product name is the SXM module."""
+        words = [word for word in self.product.lower().split() if word != "nvidia"]
+        model = words[0] if words else "unknown"
+        return f"{model}-sxm" if "hbm3" in words else "-".join(w for w in words if not re.fullmatch(r"[0-9]+gb", w))
+
+
+@dataclass(kw_only=True)
+class Space:
+    """One network namespace.
+
+    `loopbacks` are IPv4 addresses of lo outside 127/8, `gateways` default gateways by interface, `neighbours` MACs
+    heard on an interface, `learned` MACs that a bridge has seen behind an interface, `asn` and `peer_asns` BGP's.
+    """
+
+    interfaces: dict[str, Interface] = field(default_factory=dict)
+    loopbacks: tuple[str, ...] = ()
+    gateways: dict[str, str] = field(default_factory=dict)
+    neighbours: dict[str, set[str]] = field(default_factory=dict)
+    learned: dict[str, set[str]] = field(default_factory=dict)
+    asn: int | None = None
+    peer_asns: dict[str, int] = field(default_factory=dict)
+    hash_seed: int | None = None
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """One machine that answered.
+
+    `rdma` is (RNIC, interface) in the kernel's order, `paths` the place of PCI devices below /sys/devices,
+    `speeds_gbps` that of interfaces, `came_in_by` the interface that SSH uses.
+    """
+
+    name: str
+    own: Space
+    spaces: dict[str, Space] = field(default_factory=dict)
+    nos: str | None = None
+    rdma: tuple[tuple[str, str], ...] = ()
+    rnic_pcie: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    speeds_gbps: dict[str, int] = field(default_factory=dict)
+    gpus: tuple[Gpu, ...] = ()
+    soft_gpus: tuple[str, ...] = ()
+    lldp: dict[str, LldpPeer] = field(default_factory=dict)
+    memory_mib: int = 0
+    cpus: int = 0
+    came_in_by: str | None = None
+    bmc: str | None = None
+
+    @property
+    def is_soft(self) -> bool:
+        """Whether its RNICs are software: none is a device of the PCI bus."""
+        return bool(self.rdma) and not self.rnic_pcie
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is a server: it has RNICs and no switch's operating system."""
+        return bool(self.rdma) and self.nos is None
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it speaks BGP and has no RNIC."""
+        return not self.rdma and self.own.asn is not None
+
+
+def machine_of(name: str, answers: Answers) -> Machine:
+    """The facts of one machine. What a tool did not print is missing, never an error."""
+    own = answers.own
+    found = Machine(name=name, own=_space(own))
+    found.spaces = {each: _space(sections) for each, sections in answers.spaces.items()}
+    found.nos = _nos(own.get("os", ""), speaks_bgp=found.own.asn is not None)
+    found.rdma = tuple(
+        (str(item["ifname"]), str(item["netdev"])) for item in _items(own.get("rdma", "")) if item.get("netdev")
+    )
+    found.paths = {parts[-1]: parts for parts in map(_pci_path, own.get("pci", "").split()) if parts}
+    for line in own.get("device", "").splitlines():
+        rnic, _, path = line.partition(" ")
+        if parts := _pci_path(path):
+            found.rnic_pcie[rnic] = parts[-1]
+            found.paths.setdefault(parts[-1], parts)
+    for path, _, mbps in (line.partition(":") for line in own.get("speed", "").splitlines()):
+        if mbps.strip().isdigit():
+            found.speeds_gbps[path.split("/")[-2]] = int(mbps) // 1000
+    found.gpus = tuple(_gpus(own.get("gpu", "")))
+    units = (line.rpartition("/")[2] for line in own.get("softgpu", "").split())
+    found.soft_gpus = tuple(sorted(unit.removeprefix("faultbed-").removesuffix(".service") for unit in units))
+    found.lldp = dict(_lldp(own.get("lldp", "")))
+    found.memory_mib = _memory_mib(own.get("memory", ""))
+    found.cpus = int(own.get("cpus", "").strip() or 0)
+    found.came_in_by = _came_in_by(own.get("ssh", ""), found.own)
+    if told := re.search(r"^IP Address\s+: (\S+)", own.get("bmc", ""), re.MULTILINE):
+        found.bmc = None if told[1] == "0.0.0.0" else told[1]  # noqa: S104 (a BMC without an address)
+    return found
+
+
+def _space(sections: Mapping[str, str]) -> Space:
+    space = Space()
+    for item in _items(sections.get("ip", "")):
+        if "ifname" in item and "link_type" in item:
+            _take_interface(space, item)
+        elif item.get("dst") == "default" and "gateway" in item and "dev" in item:
+            space.gateways.setdefault(str(item["dev"]), str(item["gateway"]))
+        elif "lladdr" in item:
+            space.neighbours.setdefault(str(item["dev"]), set()).add(str(item["lladdr"]))
+    for item in _items(sections.get("fdb", "")):
+        if item.get("state") != "permanent" and "mac" in item and "ifname" in item:
+            space.learned.setdefault(str(item["ifname"]), set()).add(str(item["mac"]))
+    told = _object(sections.get("bgp", ""))
+    if "as" in told:
+        space.asn = int(told["as"])
+        space.peer_asns = {str(name): int(peer.get("remoteAs") or 0) for name, peer in told.get("peers", {}).items()}
+    seed = sections.get("seed", "").strip()
+    space.hash_seed = int(seed) if seed.isdigit() else None
+    return space
+
+
+def _take_interface(space: Space, item: Mapping[str, Any]) -> None:
+    addresses = tuple(
+        f"{one['local']}/{one['prefixlen']}" for one in item.get("addr_info", ()) if one.get("family") == "inet"
+    )
+    if item["link_type"] == "loopback":
+        space.loopbacks = tuple(x for x in addresses if not ipaddress.IPv4Interface(x).is_loopback)
+    elif item["link_type"] == "ether":
+        kind = item.get("linkinfo", {}).get("info_kind")
+        space.interfaces[item["ifname"]] = Interface(
+            name=str(item["ifname"]),
+            mac=str(item["address"]),
+            mtu=int(item["mtu"]),
+            addresses=addresses,
+            master=item.get("master"),
+            kind=kind,
+        )
+
+
+def _nos(body: str, *, speaks_bgp: bool) -> str | None:
+    words = body.split()
+    if "sonic" in words:
+        return "sonic"
+    if "cumulus-linux" in words:
+        return "cumulus"
+    return "frr" if speaks_bgp else None
+
+
+def _pci_path(path: str) -> tuple[str, ...]:
+    """`/sys/devices/pci0000:15/0000:15:01.0/0000:18:00.0` from its root down; empty when it is no PCI device."""
+    parts = path.strip().split("/")
+    if len(parts) < 5 or not parts[3].startswith("pci") or not _PCI.fullmatch(parts[-1]):  # noqa: PLR2004 (/sys/devices/)
+        return ()
+    return tuple(parts[3:])
+
+
+def _gpus(body: str) -> Iterator[Gpu]:
+    for line in body.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == 3 and words[0].isdigit():  # noqa: PLR2004 (the fields that were asked for)
+            # nvidia-smi writes the PCI domain with eight digits, the kernel with four.
+            domain, _, rest = words[2].lower().partition(":")
+            yield Gpu(index=int(words[0]), product=words[1], pcie=f"{domain[-4:]}:{rest}")
+
+
+def _lldp(body: str) -> Iterator[tuple[str, LldpPeer]]:
+    for told in _listed(_object(body).get("lldp", {}).get("interface")):
+        for netdev, heard in told.items():
+            port = heard.get("port", {})
+            names = {str(_listed(port.get("id"))[0].get("value", "")) if port.get("id") else "", str(port.get("descr"))}
+            # With a system name, that is the key; without one, lldpctl puts the chassis itself there.
+            for system, chassis in heard.get("chassis", {}).items():
+                if isinstance(chassis, dict) and "value" not in chassis:
+                    yield netdev, LldpPeer(system=str(system).partition(".")[0], ports=frozenset(names - {"", "None"}))
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _memory_mib(body: str) -> int:
+    """What the firmware gave, up to the next step: a machine keeps a few hundred KiB of it for itself."""
+    ranges = [_RAM.match(line) for line in body.splitlines()]
+    total = sum(int(found[2], 16) - int(found[1], 16) + 1 for found in ranges if found)
+    return -(-total // (_RAM_STEP_MIB * _MIB)) * _RAM_STEP_MIB
+
+
+def _came_in_by(body: str, space: Space) -> str | None:
+    words = body.split()
+    at = words[2] if len(words) == 4 else ""  # noqa: PLR2004 (client, its port, server, its port: ssh(1))
+    return next((x.name for x in space.interfaces.values() if at in {y.partition("/")[0] for y in x.addresses}), None)
+
+
+def broadcast(address: str) -> str | None:
+    """The broadcast address of an interface address's subnet; None where there is none (RFC 3021)."""
+    network = ipaddress.IPv4Interface(address).network
+    return None if network.prefixlen >= _MAX_PREFIX else str(network.broadcast_address)
+
+
+def _object(body: str) -> dict[str, Any]:
+    try:
+        found = json.loads(body or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _items(body: str) -> Iterator[dict[str, Any]]:
+    """Every object of the JSON lists in a text; text between them is passed over."""
+    decoder, at = json.JSONDecoder(), 0
+    while (at := body.find("[", at)) >= 0:
+        try:
+            found, at = decoder.raw_decode(body, at)
+        except ValueError:
+            at += 1
+            continue
+        yield from (item for item in found if isinstance(item, dict))

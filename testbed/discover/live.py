@@ -1,0 +1,89 @@
+"""Ask live machines what discovery needs; nothing is changed on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from testbed.discover.answers import SCRIPT, split, stir
+from testbed.discover.facts import Machine, broadcast, machine_of
+from testbed.errors import UsageError
+from testbed.inventory import Management
+from testbed.node import Node
+
+__all__ = ["ask", "seed"]
+
+_SEED = re.compile(r"(?P<name>[a-z][a-z0-9-]*)=(?:(?P<user>[^@=]+)@)?(?P<host>[^@:=]+|\[[^]]+\])(?::(?P<port>[0-9]+))?")
+
+
+def seed(said: str) -> tuple[str, Management]:
+    """A machine as a person names it for discovery: `NAME=[USER@]ADDRESS[:PORT]`.
+
+    Raises:
+        UsageError: it is not that.
+    """
+    found = _SEED.fullmatch(said)
+    if found is None:
+        raise UsageError(f'"{said}" names no machine: write NAME=[USER@]ADDRESS[:PORT], such as host1=192.0.2.11')
+    return found["name"], Management(
+        netdev=None,
+        mac=None,
+        address=found["host"].strip("[]"),
+        port=int(found["port"]) if found["port"] else None,
+        user=found["user"],
+        private_key_file=None,
+    )
+
+
+def ask(nodes: Mapping[str, Node], progress: Callable[[str], None], *, timeout_s: float = 120.0) -> list[Machine]:
+    """The facts of every machine, all at once.
+
+    Where a machine carries soft switches, the hosts are then made to send one empty datagram each on their front end,
+    and those that carry a bridge are asked again: a bridge knows only what it has heard.
+
+    Raises:
+        Unreachable: a machine does not answer.
+        LabError: an answer ends too early.
+    """
+
+    def one(name: str) -> Machine:
+        done = nodes[name].run(["sh", "-c", SCRIPT], check=False, timeout_s=timeout_s)
+        found = machine_of(name, split(name, done.stdout))
+        progress(f"{name}: {_what(found)}")
+        return found
+
+    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
+        found = {machine.name: machine for machine in pool.map(one, nodes)}
+        bridges = [name for name, machine in found.items() if _has_bridge(machine)]
+        if bridges:
+            hosts = [machine for machine in found.values() if machine.is_host]
+            list(pool.map(lambda host: _stir(nodes[host.name], host), hosts))
+            found |= dict(zip(bridges, pool.map(one, bridges), strict=True))
+    return list(found.values())
+
+
+def _has_bridge(machine: Machine) -> bool:
+    return any(port.master for space in machine.spaces.values() for port in space.interfaces.values())
+
+
+def _stir(node: Node, host: Machine) -> None:
+    rnics = {dev for _, dev in host.rdma}
+    pairs = [
+        (address.partition("/")[0], everybody)
+        for port in host.own.interfaces.values()
+        if port.name not in rnics and port.name != host.came_in_by
+        for address in port.addresses
+        if (everybody := broadcast(address))
+    ]
+    if pairs:
+        node.run(stir(pairs), timeout_s=60.0)
+
+
+def _what(machine: Machine) -> str:
+    switches: Sequence[str] = [name for name, space in machine.spaces.items() if space.asn is not None]
+    if switches:
+        return f"carries {len(switches)} switches: {', '.join(switches)}"
+    if machine.is_host:
+        return f"a host with {len(machine.rdma)} RNICs and {len(machine.gpus) + len(machine.soft_gpus)} GPUs"
+    return f"a switch, AS {machine.own.asn}" if machine.is_switch else "neither a host nor a switch"

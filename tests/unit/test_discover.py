@@ -1,0 +1,285 @@
+"""Discovery: what the machines of a lab would say gives back its inventory; gaps are told, never guessed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from testbed import inventory as inventory_module
+from testbed import shipped
+from testbed.discover import live
+from testbed.discover.affinity import gpu_beside
+from testbed.discover.answers import SCRIPT, Answers, split
+from testbed.discover.draft import draft, text
+from testbed.discover.facts import machine_of
+from testbed.errors import LabError, UsageError
+
+INVENTORIES = ["soft.yml", "soft-mini.yml", "soft-3rack.yml", "rack-h100.example.yml"]
+
+
+def said(inventory, *, lldp=False, neighbours=True, sessions=True):
+    """What each machine of a lab that is as its inventory says would answer, by tool, as those tools print it."""
+    topology, raw = inventory.topology, yaml.safe_load(inventory.path.read_text())
+    variables = {}
+    _collect(raw["all"], variables)
+    answers = {}
+    for host in topology.hosts:
+        own, hostvars = _host(inventory, host, variables[host.name]), variables[host.name]
+        if lldp:
+            own["lldp"] = _lldp(topology, host.name)
+        answers[host.name] = Answers(own=own)
+        assert hostvars["faultbed_rnics"]
+    spaces = {}
+    for switch in topology.switches:
+        space = _switch(inventory, switch, neighbours=neighbours, sessions=sessions)
+        if switch.carrier:
+            spaces[switch.name] = space
+        else:
+            own = {**space, "os": "debian\nsonic", "ssh": "", "rdma": "[]"}
+            own["speed"] = "".join(
+                f"/sys/class/net/{port['netdev']}/speed:{port['speed_gbps']}000\n"
+                for port in variables[switch.name]["faultbed_ports"]
+            )
+            if lldp:
+                own["lldp"] = _lldp(topology, switch.name)
+            answers[switch.name] = Answers(own=own)
+    for carrier in inventory.carriers:
+        hosts = topology.host_by_name
+        ports = [_link(port.netdev, port.mac, master="fe") for port in carrier.front_end_ports]
+        bridge = _link("fe", "02:00:00:00:00:99") | {"linkinfo": {"info_kind": "bridge"}}
+        heard = [
+            {"mac": hosts[port.peer].front_end_mac, "ifname": port.netdev, "state": ""}
+            for port in carrier.front_end_ports
+        ]
+        own = _machine(inventory, carrier.name, [])
+        front = {"ip": json.dumps([bridge, *ports]), "fdb": json.dumps(heard)}
+        answers[carrier.name] = Answers(own=own, spaces={**spaces, "fe": front})
+    return answers
+
+
+def _collect(group, into):
+    for name, variables in (group.get("hosts") or {}).items():
+        into.setdefault(name, {}).update(variables or {})
+    for child in (group.get("children") or {}).values():
+        _collect(child, into)
+
+
+def _link(name, mac, *, mtu=1500, address=None, master=None):
+    ip, _, prefix = (address or "").partition("/")
+    info = [{"family": "inet", "local": ip, "prefixlen": int(prefix)}] if address else []
+    return {"ifname": name, "link_type": "ether", "address": mac, "mtu": mtu, "addr_info": info} | (
+        {"master": master} if master else {}
+    )
+
+
+def _machine(inventory, name, links):
+    management = inventory.management[name]
+    resources = inventory.vms.get(name)
+    own = {"ssh": "10.0.2.2 40000 10.0.2.15 22", "os": "debian"}
+    loopback = {"ifname": "lo", "link_type": "loopback", "mtu": 65536,
+                "addr_info": [{"family": "inet", "local": "127.0.0.1", "prefixlen": 8}]}  # fmt: skip
+    ways_in = [_link(management.netdev, management.mac, address="10.0.2.15/24")] if management.mac else []
+    own["ip"] = json.dumps([loopback, *ways_in, *links])
+    if resources:
+        top = resources.memory_mib * 2**20 - 0x20001
+        own |= {"memory": f"00001000-0009fbff : System RAM\n00100000-{top:08x} : System RAM\n", "cpus": "1"}
+    return own
+
+
+def _host(inventory, host, variables):
+    gateways = {rnic["netdev"]: rnic["gateway"] for rnic in variables["faultbed_rnics"]}
+    links = [_link(host.front_end_netdev, host.front_end_mac, address=host.front_end_address)]
+    links += [_link(rnic.netdev, rnic.mac, mtu=inventory.mtu, address=rnic.address) for rnic in host.rnics]
+    own = _machine(inventory, host.name, links)
+    own["ip"] += json.dumps([{"dst": "default", "gateway": way, "dev": dev} for dev, way in gateways.items()])
+    own["rdma"] = json.dumps(
+        [{"ifindex": 0, "ifname": x.name, "port": 1, "state": "ACTIVE", "netdev": x.netdev} for x in host.rnics]
+    )
+    if inventory.kind == "soft":
+        own["softgpu"] = "\n".join(f"/sys/fs/cgroup/faultbed.slice/faultbed-{gpu.name}.service" for gpu in host.gpus)
+        return own
+    own["bmc"] = f"IP Address Source       : Static\nIP Address              : {variables['faultbed_bmc']['address']}\n"
+    own["speed"] = "".join(f"/sys/class/net/{rnic.netdev}/speed:400000\n" for rnic in host.rnics)
+    pcie = {rnic["name"]: rnic["pcie"] for rnic in variables["faultbed_rnics"]}
+    root = {rnic["pcie"]: rnic["gpu"] for rnic in variables["faultbed_rnics"]}
+    at = {gpu["pcie"]: gpu["name"] for gpu in variables["faultbed_gpus"]}
+    paths = {
+        address: f"/sys/devices/pci0000:00/0000:00:0{int(name[3:])}.0/0000:0{int(name[3:]) + 1}:00.0/{address}"
+        for address, name in (root | at).items()
+    }
+    own["pci"] = "\n".join(paths.values())
+    own["device"] = "\n".join(f"{name} {paths[address]}" for name, address in pcie.items())
+    own["gpu"] = "\n".join(
+        f"{gpu['name'][3:]}, NVIDIA H100 80GB HBM3, 0000{gpu['pcie'].upper()}" for gpu in variables["faultbed_gpus"]
+    )
+    return own
+
+
+def _switch(inventory, switch, *, neighbours, sessions):
+    topology, items, peers = inventory.topology, [], {}
+    local, _, prefix = switch.loopback.partition("/")
+    items.append({"ifname": "lo", "link_type": "loopback", "mtu": 65536,
+                  "addr_info": [{"family": "inet", "local": local, "prefixlen": int(prefix)}]})  # fmt: skip
+    heard = []
+    mtu = 9216 if inventory.kind == "rack" else inventory.mtu
+    for link in topology.links_of(switch.name):
+        near, far = link.end(switch.name), link.other(switch.name)
+        items.append(_link(near.netdev, near.mac, mtu=mtu, address=near.address))
+        if link.is_uplink:
+            peers[near.netdev] = {"remoteAs": topology.switch_by_name[far.node].asn, "state": "Established"}
+            heard.append({"dst": "fe80::1", "dev": near.netdev, "lladdr": far.mac, "state": ["REACHABLE"]})
+    own = {"ip": json.dumps(items), "seed": f"{inventory.ecmp_hash_seed}\n"}
+    if neighbours:
+        own["ip"] += json.dumps(heard)
+    if sessions or not neighbours:
+        own["bgp"] = json.dumps({"routerId": local, "as": switch.asn, "peers": peers if sessions else {}})
+    return own
+
+
+def _lldp(topology, name):
+    """As lldpd writes it: one interface is an object, several are a list."""
+    told = []
+    for link in topology.links_of(name):
+        near, far = link.end(name), link.other(name)
+        chassis = {f"{far.node}.example.net": {"id": {"type": "mac", "value": "b8:59:9f:00:00:01"}, "descr": "Linux"}}
+        port = {"id": {"type": "local", "value": "etp1"}, "descr": far.netdev, "ttl": "120"}
+        told.append({near.netdev: {"via": "LLDP", "rid": "1", "chassis": chassis, "port": port}})
+    return json.dumps({"lldp": {"interface": told[0] if len(told) == 1 else told}})
+
+
+def drafted(answers, name="lab", reached=None):
+    return draft([machine_of(each, found) for each, found in answers.items()], name=name, reached=reached)
+
+
+def loaded(found, tmp_path):
+    path = tmp_path / "drafted.yml"
+    path.write_text(text(found))
+    return inventory_module.load(path)
+
+
+@pytest.mark.parametrize("file", INVENTORIES)
+@pytest.mark.parametrize("ways", [{}, {"neighbours": False}, {"lldp": True, "neighbours": False}], ids=str)
+def test_what_a_lab_says_gives_back_its_topology(file, ways, tmp_path):
+    inventory = inventory_module.load(shipped.inventories() / file)
+    found = drafted(said(inventory, **ways), inventory.name)
+    assert found.open == ()
+    assert loaded(found, tmp_path).topology == inventory.topology
+    assert sum(found.cables.values()) == len(inventory.topology.links)
+
+
+@pytest.mark.parametrize("file", INVENTORIES[:3])
+def test_of_a_soft_lab_everything_is_found(file, tmp_path):
+    inventory = inventory_module.load(shipped.inventories() / file)
+    again = loaded(drafted(said(inventory), inventory.name), tmp_path)
+    assert replace(again, path=inventory.path) == inventory
+
+
+def test_a_rack_keeps_pcie_speed_gpu_mtu_and_bmc(tmp_path):
+    path = shipped.inventories() / "rack-h100.example.yml"
+    inventory, wanted = inventory_module.load(path), {}
+    _collect(yaml.safe_load(path.read_text())["all"], wanted)
+    reached = {name: {"ansible_host": one.address} for name, one in inventory.management.items()}
+    found = drafted(said(inventory, lldp=True), "rack", reached)
+
+    def short(value):
+        """The draft says an MTU only where it is not the lab's."""
+        usual = isinstance(value, list) and [{k: v for k, v in x.items() if (k, v) != ("mtu", 9000)} for x in value]
+        return usual or value
+
+    got = {}
+    _collect(found.tree["all"], got)
+    for name in ("host1", "host4", "rtsw2", "ctsw3"):
+        for key in ("ansible_host", "faultbed_rnics", "faultbed_gpus", "faultbed_ports", "faultbed_front_end"):
+            assert got[name].get(key) == short(wanted[name].get(key)), (name, key)
+    assert got["host1"]["faultbed_bmc"] == {"address": "198.51.100.11"}
+    assert got["rtsw1"]["faultbed_nos"] == "sonic"
+    assert found.cables == {"lldp": len(inventory.topology.links)}
+
+
+SOFT = inventory_module.load(shipped.inventories() / "soft.yml")
+
+
+def opened(answers):
+    return {one.place: one for one in drafted(answers).open}
+
+
+def test_gaps_are_told_with_their_place():
+    answers = said(SOFT)
+    host1 = dict(answers["host1"].own)
+    host1["ip"] = host1["ip"].replace('"10.77.1.1"', '"10.66.0.1"')
+    answers["host1"] = Answers(own=host1)
+    assert "hosts.host1.rnics[rxe0].switch" in opened(answers)
+    fabric = answers["fabric"]
+    unheard = {**fabric.spaces, "fe": {**fabric.spaces["fe"], "fdb": ""}}
+    found = opened(answers | {"fabric": replace(fabric, spaces=unheard)})
+    assert {f"carriers.fabric:host{n}-fe0" for n in range(1, 5)} <= set(found)
+    dumb = {**fabric.spaces, "ctsw2": {"ip": "[]", "bgp": '{"as": 65202, "peers": {}}'}}
+    found = opened(answers | {"fabric": replace(fabric, spaces=dumb)})
+    assert "no cable" in found["ctsw2"].what
+    assert "ctsw2.loopback" in found
+    assert "neither a host" in opened(answers | {"printer": Answers(own={})})["printer"].what
+    assert all(one.do for one in found.values())
+
+
+def test_a_draft_with_gaps_is_written_with_them_at_its_head():
+    answers = said(SOFT)
+    written = text(drafted({name: answers[name] for name in ("host1", "host2")}))
+    assert "# OPEN" in written
+    assert "hosts.host1.rnics[rxe0].switch" in written.split("all:")[0]
+    assert yaml.safe_load(written)["all"]["children"]["hosts"]["hosts"].keys() == {"host1", "host2"}
+
+
+def test_ends_that_contradict_each_other_are_no_cable():
+    """LLDP of one end was heard through a switch that hears itself: the two ends name different far ends."""
+    answers = said(SOFT)
+    spaces = {name: dict(space) for name, space in answers["fabric"].spaces.items()}
+    port = {each: SOFT.topology.resolve(f"rtsw1:{each}").link.other("rtsw1") for each in ("ctsw1", "ctsw2")}
+    spaces["rtsw1"]["ip"] = spaces["rtsw1"]["ip"].replace(port["ctsw1"].mac, port["ctsw2"].mac)
+    found = opened(answers | {"fabric": replace(answers["fabric"], spaces=spaces)})
+    assert {"rtsw1:ctsw1", "ctsw1:rtsw1"} & set(found)
+
+
+def test_a_bmc_without_an_address_is_none():
+    assert machine_of("a", Answers(own={"bmc": "IP Address              : 0.0.0.0\n"})).bmc is None
+
+
+def test_two_gpus_that_are_as_near_are_no_answer():
+    own = {
+        "rdma": '[{"ifname": "mlx5_0", "netdev": "a"}]',
+        "device": "mlx5_0 /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0",
+        "pci": "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:19:00.0\n"
+        "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:1a:00.0\n/sys/devices/pci0000:37/0000:37:01.0/0000:3b:00.0",
+        "gpu": "0, NVIDIA H100 PCIe, 00000000:19:00.0\n1, NVIDIA H100 PCIe, 00000000:1A:00.0\nrubbish",
+    }
+    host = machine_of("a", Answers(own=own))
+    assert [gpu.kind for gpu in host.gpus] == ["h100-pcie", "h100-pcie"]
+    assert gpu_beside(host, "0000:18:00.0") is None
+    assert gpu_beside(replace(host, gpus=host.gpus[:1]), "0000:18:00.0") == host.gpus[0]
+    far = {"gpu": "0, NVIDIA H200, 00000000:3B:00.0"}
+    assert gpu_beside(machine_of("a", Answers(own=own | far)), "0000:18:00.0") is None
+
+
+def test_answers_come_in_pieces_and_whole():
+    told = "@@ip\n[]\n@@ssh\nx\n@@space rtsw1\n@@ip\n[1]\n@@end\n"
+    assert split("a", told) == Answers(own={"ip": "[]", "ssh": "x"}, spaces={"rtsw1": {"ip": "[1]"}})
+    with pytest.raises(LabError, match=r"host1: .*ends in its section 'ip'"):
+        split("host1", "@@ip\n[")
+
+
+def test_the_script_is_posix_shell(tmp_path):
+    """It runs here too: what is not there prints nothing."""
+    import subprocess
+
+    done = subprocess.run(["sh", "-c", SCRIPT], capture_output=True, text=True, check=False, timeout=120)
+    machine_of("here", split("here", done.stdout))
+    assert done.stderr == ""
+
+
+def test_machines_are_named_by_hand():
+    name, way = live.seed("rtsw1=admin@192.0.2.101:2222")
+    assert (name, way.address, way.user, way.port) == ("rtsw1", "192.0.2.101", "admin", 2222)
+    assert live.seed("host1=h1.example.net")[1].port is None
+    for wrong in ("host1", "host1=", "=a", "host1=a@b@c"):
+        with pytest.raises(UsageError, match="NAME="):
+            live.seed(wrong)
