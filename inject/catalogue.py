@@ -7,19 +7,30 @@ planner writes) and the report. A kind that is not here does not exist; `inject.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from inject.kind import Binding, FaultKind, Fidelity, Param, ParamType
-from inject.kinds import gpu, host, link, packet, switch
+from inject.kinds import gpu, host, link, packet, rack, switch
+from inject.rack import WAYS
 from testbed.errors import UsageError
 
 __all__ = ["CATALOGUE", "Binding", "FaultKind", "Fidelity", "Param", "ParamType", "find"]
 
-_ALL = (*link.KINDS, *packet.KINDS, *switch.KINDS, *host.KINDS, *gpu.KINDS)
+_ALL = (*link.KINDS, *packet.KINDS, *switch.KINDS, *host.KINDS, *gpu.KINDS, *rack.KINDS)
 
-CATALOGUE: Mapping[str, FaultKind] = MappingProxyType({kind.name: kind for kind in _ALL})
+
+def _with_rack(kind: FaultKind) -> FaultKind:
+    """The kind with what a rack lab can do of it."""
+    way = WAYS.get(kind.name)
+    if way is None:
+        return kind
+    return dataclasses.replace(kind, fidelity=MappingProxyType({**kind.fidelity, "rack": way.fidelity}), on_rack=way.by)
+
+
+CATALOGUE: Mapping[str, FaultKind] = MappingProxyType({kind.name: _with_rack(kind) for kind in _ALL})
 """Every kind, by name."""
 
 

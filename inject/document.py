@@ -18,8 +18,9 @@ Written by `python -m inject.document > docs/faults.md` from `inject/kinds/`; ch
 Fidelity: `real` is real cause and real effect, `emulated` a real symptom of another cause. Who reverts when everybody
 else is dead: `fd`, the kernel, with the socket of the holder; `unit`, PID 1 of the target; `local`, the guardian beside
 QEMU. A fault counts as proved when it was armed (read back, where it was to be), its actuator counted something, an
-independent counter moved, and none moved that must not. No kind has a rack actuator yet: on a rack lab each is refused
-when it is planned.
+independent counter moved, and none moved that must not. On a rack lab every holder is a transient unit of the switch
+or host (`unit`). **No rack actuator has been run on hardware yet**: commands and readbacks follow the vendors'
+documentation. A kind without one is refused there when it is planned.
 """
 
 
@@ -55,6 +56,8 @@ def _section(kind: FaultKind) -> list[str]:
         f"- fired when this moves: {kind.must_move}",
         f"- and this does not: {kind.must_not_move}",
     ]
+    if kind.on_rack:
+        lines.append(f"- on a rack lab (not yet run on hardware): {kind.on_rack}")
     if kind.params:
         rows = [
             (param.name, f"{param.range} {param.unit}".strip(), _default(param), param.summary) for param in kind.params

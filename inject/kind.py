@@ -52,7 +52,8 @@ class FaultKind:
 
     `binding` maps each kind of target it fits (`testbed.topology.Target.kind`) to who reverts; `fidelity` maps each
     kind of lab that can do it to what it is worth there; `tried` names those on which a receipt of it has been proved.
-    The three `*_by`/`must_*` texts are for people; the exact counters are chosen for the target by the planner.
+    `on_rack` says by what a rack lab does it. The three `*_by`/`must_*` texts are for people; the exact counters are
+    chosen for the target by the planner.
     """
 
     name: str
@@ -66,6 +67,7 @@ class FaultKind:
     reversible: bool
     colour: str
     tried: tuple[str, ...] = ("soft",)
+    on_rack: str | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from inject import aim
+from inject import aim, rack
 from inject.catalogue import Binding, FaultKind, Fidelity, Param, find
 from testbed.errors import Unsupported, UsageError
 from testbed.topology import Target, Topology
@@ -125,14 +125,14 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
     target = _target(spec, topology, kind, where=where)
     if lab_kind not in kind.fidelity:
         raise Unsupported(
-            f"{where}: {kind.name} has no way to be done on a {lab_kind} lab yet; it works on: "
-            f"{', '.join(kind.fidelity)}"
+            f"{where}: {kind.name} is not supported on this lab: a {lab_kind} lab has no way to do it yet; "
+            f"it works on: {', '.join(kind.fidelity)}"
         )
     at_s = _seconds(spec.at_s, f"{where}.at", low=0.0)
     for_s = _seconds(spec.for_s, f"{where}.for", low=0.01)
     params = _params(spec.params, kind, where=where)
     fault_id = _fault_id(index, kind.name, target.text, at_s, for_s, params)
-    shot = aim.take(
+    shot = (rack.take if lab_kind == "rack" else aim.take)(
         aim.Request(
             id=fault_id,
             kind=kind.name,
@@ -152,7 +152,8 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
         params=params,
         lab_kind=lab_kind,
         fidelity=kind.fidelity[lab_kind],
-        binding=kind.binding[target.kind],
+        # A rack has no QEMU beside it, and no socket that holds a switch's rule.
+        binding="unit" if lab_kind == "rack" else kind.binding[target.kind],
         colour=kind.colour,
         **{f.name: getattr(shot, f.name) for f in dataclasses.fields(shot)},
     )

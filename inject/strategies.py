@@ -25,7 +25,8 @@ def fault_specs(
     topology: Topology, *, kinds: Sequence[str] | None = None, latest_s: float = 10.0, longest_s: float = 5.0
 ) -> st.SearchStrategy[FaultSpec]:
     """Faults that a soft lab of this topology can do, of the given kinds (None: all that can be reverted)."""
-    chosen = [kind for kind in CATALOGUE.values() if (kind.reversible if kinds is None else kind.name in kinds)]
+    able = [kind for kind in CATALOGUE.values() if "soft" in kind.fidelity]
+    chosen = [kind for kind in able if (kind.reversible if kinds is None else kind.name in kinds)]
     return st.sampled_from(chosen).flatmap(lambda kind: _of_kind(kind, topology, latest_s, longest_s))
 
 

@@ -22,7 +22,9 @@ __all__ = ["STATES", "Snapshot", "delta", "flat_deltas", "read"]
 Snapshot = Mapping[str, Mapping[str, int]]
 """Counter values by node and name."""
 
-STATES = frozenset({"carrier", "up", "quota_us", "mtu", "hash_policy", "stopped", "queue_bytes"})
+STATES = frozenset(
+    {"carrier", "up", "quota_us", "mtu", "hash_policy", "stopped", "queue_bytes", "clocks_set", "power_capped"}
+)
 """Last parts of names that are states: 0 or 1, a setting, what waits, or a limit (`quota_us` is -1 for no limit)."""
 
 

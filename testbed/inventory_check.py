@@ -98,6 +98,7 @@ def build_topology(entries: Entries, mistakes: Mistakes | None = None) -> Topolo
                 asn=switch.asn,
                 loopback=switch.loopback,
                 carrier=switch.carrier,
+                nos=switch.nos,
             )
             for name, (role, switch) in entries.switches.items()
         ),
@@ -111,9 +112,10 @@ def _host(name: str, host: HostVars) -> Host:
         zone=host.zone,
         rack=host.rack,
         rnics=tuple(
-            Rnic(name=rnic.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address) for rnic in host.rnics
+            Rnic(name=rnic.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address, pcie=rnic.pcie)
+            for rnic in host.rnics
         ),
-        gpus=tuple(Gpu(name=gpu.name, kind=gpu.kind) for gpu in host.gpus),
+        gpus=tuple(Gpu(name=gpu.name, kind=gpu.kind, pcie=gpu.pcie) for gpu in host.gpus),
         front_end_netdev=host.front_end.netdev,
         front_end_mac=host.front_end.mac,
         front_end_address=host.front_end.address,

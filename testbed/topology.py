@@ -32,12 +32,14 @@ class Rnic:
     """An RDMA network interface of a host, on the back-end fabric.
 
     `address` is the interface address with its prefix length (`10.77.1.1/31`); the RoCEv2 GID is `::ffff:` plus it.
+    `pcie` is its PCI address (`0000:18:00.0`), where the inventory says it.
     """
 
     name: str
     netdev: str
     mac: str
     address: str
+    pcie: str | None = None
 
     @property
     def ip(self) -> str:
@@ -51,6 +53,7 @@ class Gpu:
 
     name: str
     kind: str
+    pcie: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,10 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """A switch of the fabric. `rack` is set for an RTSW only; `carrier` names the VM that carries a soft switch."""
+    """A switch of the fabric. `rack` is set for an RTSW only; `carrier` names the VM that carries a soft switch.
+
+    `nos` is the operating system of a switch that is a machine: `sonic`, `frr` or `cumulus`.
+    """
 
     name: str
     role: SwitchRole
@@ -78,6 +84,7 @@ class Switch:
     asn: int
     loopback: str
     carrier: str | None
+    nos: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

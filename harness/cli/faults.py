@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import threading
 import time
 from datetime import UTC, datetime
@@ -167,6 +168,8 @@ def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
     session.out.print(f"[bold]{kind.name}[/bold]  {kind.summary}")
     session.out.print(f"  targets: {', '.join(kind.targets)}; {kind.worth}", soft_wrap=True)
     session.out.print(f"  armed when: {kind.armed_by}", soft_wrap=True)
+    if kind.on_rack:
+        session.out.print(f"  on a rack lab (not yet run on hardware): {kind.on_rack}", soft_wrap=True)
     session.out.print(f"  fired when this moves: {kind.must_move}; and not: {kind.must_not_move}", soft_wrap=True)
     rows = [
         (
@@ -237,9 +240,27 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
         "nothing is done yet"
     )
     session.table(("do", "revert"), [(step.do, step.undo) for step in planned.steps])
+    for line in _looks(planned):
+        session.out.print(line, soft_wrap=True)
+    if planned.lab_kind == "rack":
+        unit = "a transient unit (systemd-run) with the revert stored in /run/faultbed/faults first"
+        session.out.print(f"held on {planned.place.node} by {unit}; not yet run on hardware", soft_wrap=True)
     moves = " and ".join(" or ".join(witness.any_of) for witness in planned.must_move)
-    session.out.print(f"fired when this moves: {moves}", soft_wrap=True)
-    session.out.print(f"and this does not: {', '.join(planned.must_not_move)}", soft_wrap=True)
+    reads = " and ".join(f"{name} reads {value}" for name, value in planned.while_on)
+    told = [f"this moves: {moves}"] * bool(moves) + [f"meanwhile {reads}"] * bool(reads)
+    session.out.print(f"fired when {', and '.join(told) or 'it reads back so; nothing else can tell'}", soft_wrap=True)
+    session.out.print(f"and this does not: {', '.join(planned.must_not_move) or 'nothing is named'}", soft_wrap=True)
+
+
+def _looks(planned: PlannedFault) -> list[str]:
+    """What a fault that is made of commands looks at before it changes anything, and to read it back."""
+    args = planned.request["args"]
+    if planned.request["actuator"] != "commands":
+        return []
+    lines = [f"refused there without: {', '.join(args['needs'])}"] if args["needs"] else []
+    lines += [f"refused there unless `{shlex.join(words)}` says {pattern}" for words, pattern, _ in args["able"]]
+    lines += [f"{{{name}}} is what `{shlex.join(words)}` says before" for name, (words, _) in args["remember"].items()]
+    return [*lines, f"read back by `{shlex.join(args['look'])}`: {args['applied']}"]
 
 
 def _show_receipt(session: Session, receipt: Receipt, left: list[str], *, as_json: bool) -> None:
@@ -278,6 +299,7 @@ def _kind_as_json(kind: catalogue.FaultKind) -> dict[str, Any]:
         "binding": dict(kind.binding),
         "fidelity": dict(kind.fidelity),
         "tried": list(kind.tried),
+        "on_rack": kind.on_rack,
         "armed_by": kind.armed_by,
         "must_move": kind.must_move,
         "must_not_move": kind.must_not_move,

@@ -46,6 +46,7 @@ class Actuator(Protocol):
 _ACTUATORS = {
     "bgp_reset": ("frr", "BgpResetActuator"),
     "cgroup": ("cgroup", "CgroupActuator"),
+    "commands": ("commands", "CommandsActuator"),
     "detour": ("detour", "DetourActuator"),
     "frr": ("frr", "FrrActuator"),
     "hog": ("hog", "HogActuator"),

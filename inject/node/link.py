@@ -12,7 +12,7 @@ from typing import Any
 from inject.node.actuator import Refused, enter_netns
 from testbed.onnode.netlink import ACK, REQUEST, Netlink, attribute, attributes
 
-__all__ = ["LinkActuator", "MtuActuator"]
+__all__ = ["LinkActuator", "MtuActuator", "management_interfaces"]
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if.h
 _RTM_NEWLINK, _RTM_GETLINK = 16, 18
@@ -38,7 +38,7 @@ class LinkActuator:
         seen = self.read()
         if not seen["up"]:
             raise Refused(f"{self._device} is already down, and not by us: bring it up, or run `faultbed heal`")
-        if self._netns is None and self._device in _management():
+        if self._netns is None and self._device in management_interfaces():
             raise Refused(f"{self._device} carries the management connection: never a target")
         return seen
 
@@ -138,7 +138,7 @@ class MtuActuator(LinkActuator):
         self._ask(_RTM_NEWLINK, info + attribute(_IFLA_MTU, struct.pack("=I", mtu)), flags=REQUEST | ACK)
 
 
-def _management() -> set[str]:
+def management_interfaces() -> set[str]:
     """Interfaces that carry a default route, or are named so by provisioning."""
     names = {"lo", "mgmt0"}
     try:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import shutil
 import struct
+import subprocess
 
 from testbed.onnode import netns
 from testbed.onnode.netlink import attributes
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     Counts = Iterator[tuple[str, int]]
 
-__all__ = ["Place", "cpu_waits", "gpu_counts", "link_counts", "protocol_counts"]
+__all__ = ["Place", "clock_reasons", "cpu_waits", "gpu_counts", "link_counts", "protocol_counts"]
 
 _GETLINK, _GETQDISC, _GETSTATS = 18, 38, 94
 _ROOT = 0xFFFFFFFF
@@ -37,6 +39,10 @@ _LINK_NUMBERS = {4: "mtu", 33: "carrier", 35: "carrier_changes", 47: "carrier_up
 _IP = frozenset({"InCEPkts", "InECT1Pkts", "InNoRoutes", "FragFails"})
 _TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
 """What is kept of the IP and TCP layers (RFC 4293, RFC 4022, the kernel's IpExt): a namespace has its own."""
+
+_REASONS = ("nvidia-smi", "--query-gpu=index,clocks_event_reasons.active", "--format=csv,noheader")
+_REASON_BITS = {"clocks_set": 0x2, "power_capped": 0x4}
+"""nvml.h: nvmlClocksEventReasonApplicationsClocksSetting, nvmlClocksEventReasonSwPowerCap."""
 
 _SLICE = "/sys/fs/cgroup/faultbed.slice"
 
@@ -218,6 +224,18 @@ def _machine() -> Counts:
     for folder in glob.glob(f"{_SLICE}/*.service"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             yield from _limits(folder)
+    if shutil.which(_REASONS[0]):
+        yield from clock_reasons(subprocess.run(_REASONS, check=False, capture_output=True, text=True).stdout)
+
+
+def clock_reasons(text: str) -> Counts:
+    """Of each NVIDIA GPU, why its clocks are what they are: 1 where somebody has set them, or a power limit holds."""
+    for line in text.splitlines():
+        index, _, reasons = line.partition(",")
+        with contextlib.suppress(ValueError):  # "[Not Supported]"
+            mask = int(reasons, 16)
+            for name, bit in _REASON_BITS.items():
+                yield f"gpu{index.strip()}.{name}", int(bool(mask & bit))
 
 
 def _limits(folder: str) -> Counts:

@@ -1,0 +1,47 @@
+"""Kinds that only a rack lab can do: a soft GPU has no power limit and no driver. Not yet run on hardware."""
+
+from __future__ import annotations
+
+from inject.kind import Param, described
+
+__all__ = ["KINDS"]
+
+_POWER_CAP = described(
+    name="gpu.power-cap",
+    summary="cap a GPU's power: it slows down as soon as it would draw more",
+    binding={"gpu": "unit"},
+    params=(
+        Param(
+            name="percent",
+            type="number",
+            unit="%",
+            summary="taken from the default limit: 30 leaves 70 %",
+            low=1,
+            high=90,
+            required=True,
+        ),
+    ),
+    fidelity={},
+    armed_by="power.limit, read back",
+    must_move="the event reason `software power cap`, as a second look finds it while the fault is on",
+    must_not_move="nothing that is looked at yet",
+    reversible=True,
+    colour="#ae2012",
+    tried=(),
+)
+
+_XID = described(
+    name="gpu.xid",
+    summary="an XID event (79: fallen off the bus) as monitoring sees it; synthetic, the GPU has nothing",
+    binding={"gpu": "unit"},
+    params=(Param(name="xid", type="integer", unit="", summary="the event's number", low=1, high=200, default=79),),
+    fidelity={},
+    armed_by="the field of DCGM, read back",
+    must_move="nothing: no packet and no GPU shows it",
+    must_not_move="nothing",
+    reversible=True,
+    colour="#94d2bd",
+    tried=(),
+)
+
+KINDS = (_POWER_CAP, _XID)

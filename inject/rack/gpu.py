@@ -1,0 +1,132 @@
+"""GPUs: locked clocks and power limits by `nvidia-smi`, events by DCGM, off the bus by PCIe. Not yet run on hardware.
+
+`-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`); bit 0x2 of
+the clocks event reasons says that somebody's setting holds the clocks (nvml.h,
+nvmlClocksEventReasonApplicationsClocksSetting). `dcgmi test --inject` writes a value into DCGM's cache and nowhere else
+(DCGM documentation, "Error injection"): what reads DCGM sees it, no GPU does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inject.aim.shot import Request, Shot
+from inject.rack.rnic import removed
+from inject.rack.way import Commands, Way, commanded
+from testbed.errors import Unsupported
+
+__all__ = ["BY_KIND", "WAYS"]
+
+WAYS = (
+    Way(kind="gpu.throttle", fidelity="real", by="nvidia-smi: locked clocks (-lgc), read back with the event reasons"),
+    Way(kind="gpu.power-cap", fidelity="real", by="nvidia-smi: power limit (-pl), read back; must be reached to count"),
+    Way(kind="gpu.xid", fidelity="modelled", by="DCGM: a value injected into its cache (dcgmi test --inject)"),
+    Way(kind="gpu.lost", fidelity="real", by="the kernel: PCIe remove, then rescan"),
+)
+XID_FIELD = "230"
+"""DCGM_FI_DEV_XID_ERRORS (dcgm_fields.h)."""
+# Above this share of the time busy, a clock below the limit is the limit's doing.
+_BUSY_PERCENT = 50
+
+
+def _bus(asked: Request) -> str:
+    gpu = asked.target.gpu
+    if gpu is None or gpu.pcie is None:
+        raise Unsupported(f"{asked.where}.target: not supported on this lab: the inventory has no pcie of this GPU")
+    return gpu.pcie
+
+
+def _query(bus: str, fields: str) -> tuple[str, ...]:
+    return ("nvidia-smi", "-i", bus, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+
+
+def _throttle(asked: Request) -> Shot:
+    bus, left = _bus(asked), f"{100 - asked.params['percent']:g}"
+    limit = f"int({{max}} * {left} / 100)"
+    query = " ".join(_query(bus, "clocks_event_reasons.active,clocks.sm,utilization.gpu"))
+    judge = (
+        f"{{ held = substr($1, length($1)) ~ /[2367abefABEF]/; slow = $3 >= {_BUSY_PERCENT} && $2 <= {limit}; "
+        'print (held || slow ? "held" : "free"), $0 }'
+    )
+    commands = Commands(
+        needs=("nvidia-smi", "awk"),
+        remember={"max": (_query(bus, "clocks.max.sm"), "^([0-9]+)$")},
+        on=(("sh", "-c", f"nvidia-smi -i {bus} -lgc 0,$(awk 'BEGIN {{ print {limit} }}')"),),
+        off=(("nvidia-smi", "-i", bus, "-rgc"),),
+        look=("sh", "-c", f"{query} | awk -F', *' '{judge}'"),
+        applied="^held",
+        normal="^free",
+    )
+    return _on_gpu(asked, commands, bus, state="clocks_set")
+
+
+def _power_cap(asked: Request) -> Shot:
+    bus, left = _bus(asked), f"{100 - asked.params['percent']:g}"
+    watts = f"$(awk 'BEGIN {{ print int({{most}} * {left} / 100) }}')"
+    look = (
+        f"now=$({' '.join(_query(bus, 'power.limit'))}); "
+        f'[ "${{now%%.*}}" -le "{watts}" ] && echo capped $now || echo free $now'
+    )
+    commands = Commands(
+        needs=("nvidia-smi", "awk"),
+        remember={
+            "was": (_query(bus, "power.limit"), r"^([0-9]+)"),
+            "most": (_query(bus, "power.default_limit"), r"^([0-9]+)"),
+            "least": (_query(bus, "power.min_limit"), r"^([0-9]+)"),
+        },
+        # nvidia-smi refuses less than the GPU's least by itself; said here in our words, before anything is changed.
+        on=(
+            (
+                "sh",
+                "-c",
+                f'[ "{watts}" -ge {{least}} ] || {{ echo "below the least limit, {{least}} W" >&2; exit 1; }}',
+            ),
+            ("sh", "-c", f'nvidia-smi -i {bus} -pl "{watts}"'),
+        ),
+        off=(("nvidia-smi", "-i", bus, "-pl", "{was}"),),
+        look=("sh", "-c", look),
+        applied="^capped",
+        normal="^free",
+    )
+    return _on_gpu(asked, commands, bus, state="power_capped")
+
+
+def _on_gpu(asked: Request, commands: Commands, bus: str, *, state: str) -> Shot:
+    name = f"{asked.target.node}/{asked.target.gpu.name if asked.target.gpu else ''}"
+    return commanded(
+        asked,
+        commands,
+        node=asked.target.node,
+        claims=f"{name}/clocks",
+        shows={"gpu": bus},
+        while_on=((f"{name}.{state}", 1),),
+        restored=((f"{name}.{state}", 0),),
+    )
+
+
+def _xid(asked: Request) -> Shot:
+    bus, xid = _bus(asked), str(asked.params["xid"])
+    entity = asked.target.gpu.name.removeprefix("gpu") if asked.target.gpu else ""
+    inject = ("dcgmi", "test", "--inject", "--gpuid", entity, "-f", XID_FIELD, "-v")
+    commands = Commands(
+        needs=("dcgmi",),
+        on=((*inject, xid),),
+        off=((*inject, "0"),),
+        look=("dcgmi", "dmon", "-i", entity, "-e", XID_FIELD, "-c", "1"),
+        applied=f"^GPU +{entity} +{xid}( |$)",
+        normal=f"^GPU +{entity} +(0|N/A)( |$)",
+    )
+    claims = f"{asked.target.node}/gpu{entity}/dcgm"
+    return commanded(asked, commands, node=asked.target.node, claims=claims, shows={"gpu": bus})
+
+
+def _lost(asked: Request) -> Shot:
+    return removed(asked, _bus(asked), guard=None, must_move=())
+
+
+BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {
+    ("gpu.throttle", "gpu"): _throttle,
+    ("gpu.power-cap", "gpu"): _power_cap,
+    ("gpu.xid", "gpu"): _xid,
+    ("gpu.lost", "gpu"): _lost,
+}

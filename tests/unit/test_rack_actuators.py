@@ -1,0 +1,246 @@
+"""Faults on a rack lab: what is planned; its commands do, undo and read back over the tools' documented output.
+
+No hardware is here: `rack_tools` stands in for the tools. What they print is what their documentation says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+import rack_tools
+
+from inject.aim.shot import Request
+from inject.catalogue import CATALOGUE
+from inject.node.actuator import Refused, make
+from inject.node.commands import CommandsActuator
+from inject.plan import FaultSpec, plan
+from inject.rack import WAYS, take
+from testbed import inventory
+from testbed.counters import STATES, parse
+from testbed.errors import Unsupported, UsageError
+from testbed.shipped import inventories
+
+RACK = inventory.load(inventories() / "rack-h100.example.yml").topology
+SAMPLES = {
+    "link.down": [("rtsw1:host1:mlx5_0", {}), ("host1:mlx5_0", {})],
+    "link.flap": [("rtsw1:host1:mlx5_0", {"period": 2}), ("host1:mlx5_0", {"period": 2})],
+    "link.oneway": [("rtsw1:host1:mlx5_0", {}), ("host1:mlx5_0", {"direction": "from"})],
+    "link.rate": [("rtsw1:host1:mlx5_0", {"rate": 100}), ("host1:mlx5_0", {"rate": 100})],
+    "link.mtu": [("rtsw1:host1:mlx5_0", {}), ("host1:mlx5_0", {"mtu": 1500})],
+    "packet.drop": [("rtsw1:host1:mlx5_0", {"share": 1}), ("host1:mlx5_0", {"share": 1, "direction": "from"})],
+    "switch.bgp-kill": [("rtsw1", {})],
+    "switch.freeze": [("rtsw1", {})],
+    "switch.withdraw": [("rtsw1", {})],
+    "switch.hash-policy": [("rtsw1", {})],
+    "host.cpu-steal": [("host1", {"share": 0.5})],
+    "host.rank-kill": [("host1", {})],
+    "host.rank-hang": [("host1", {})],
+    "gpu.throttle": [("host1:gpu0", {"percent": 5})],
+    "gpu.power-cap": [("host1:gpu0", {"percent": 30})],
+    "gpu.xid": [("host1:gpu0", {})],
+    # Kinds whose soft half is elsewhere: taken without the catalogue.
+    "gpu.lost": [("host1:gpu0", {})],
+    "rnic.remove": [("host1:mlx5_0", {})],
+    "rnic.reset": [("host1:mlx5_0", {})],
+}
+CASES = [(kind, target, params) for kind, each in SAMPLES.items() for target, params in each]
+
+
+def shot(kind, target, **params):
+    if kind in CATALOGUE:
+        return plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), RACK, lab_kind="rack")
+    return take(
+        Request(
+            id="0-x-abc123", kind=kind, target=RACK.resolve(target), for_s=5.0, params=params, topology=RACK, where="f"
+        )
+    )
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """The stand-ins, first in PATH; their state as a file."""
+    state = rack_tools.install(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return state
+
+
+def test_every_way_has_a_sample():
+    assert SAMPLES.keys() == WAYS.keys()
+    assert all(CATALOGUE[kind].on_rack == way.by for kind, way in WAYS.items() if kind in CATALOGUE)
+
+
+@pytest.mark.parametrize(("kind", "target", "params"), CASES)
+def test_a_plan_shows_every_change_with_its_revert(kind, target, params):
+    planned = shot(kind, target, **params)
+    assert planned.steps
+    assert all(step.do and step.undo for step in planned.steps)
+    assert planned.place.netns is None
+    assert not planned.place.local
+    assert planned.shows
+    assert not any(".rxe" in key or "send_err" in key for key in planned.must_not_move)
+    if kind in CATALOGUE:
+        assert planned.binding == "unit"
+        assert planned.fidelity == WAYS[kind].fidelity
+        assert "rack" not in CATALOGUE[kind].tried, "when it has been run on hardware, say so in the docs too"
+
+
+COMMANDED = [case for case in CASES if not case[0].startswith("host.") and case[0] not in ("rnic.remove", "gpu.lost")]
+
+
+@pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
+def test_its_commands_do_and_undo_and_read_back(kind, target, params, tools):
+    before = json.loads(tools.read_text())
+    actuator = make("commands", dict(shot(kind, target, **params).request["args"]))
+    assert actuator.prepare()["applied"] is False
+    first = actuator.hits()
+    actuator.on()
+    assert actuator.read()["applied"] is True
+    assert json.loads(tools.read_text()) != before
+    if first is not None:
+        assert actuator.hits() > first
+    actuator.off()
+    assert actuator.read()["applied"] is False
+    assert changed(before, json.loads(tools.read_text())) == []
+
+
+@pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
+def test_the_stored_revert_alone_brings_it_back_again_and_again(kind, target, params, tools):
+    """What PID 1 runs when everybody else is dead; while the fault is there and cannot be undone, it fails."""
+    before = json.loads(tools.read_text())
+    actuator = make("commands", dict(shot(kind, target, **params).request["args"]))
+    actuator.prepare()
+    script = actuator.revert_script()
+    actuator.on()
+    for _ in range(2):
+        done = subprocess.run(["sh"], input=script, text=True, check=False, timeout=60, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert changed(before, json.loads(tools.read_text())) == []
+    actuator.on()
+    look = actuator.revert_script().splitlines()[-1]
+    assert subprocess.run(["sh"], input=f"failed=\n{look}", text=True, check=False, timeout=60).returncode != 0
+
+
+def changed(before, after):
+    """What differs, without empty rows and what only counts."""
+
+    def plain(state):
+        tables = {name: {k: v for k, v in state[name].items() if v} for name in ("CONFIG_DB", "STATE_DB")}
+        return {**{k: v for k, v in state.items() if k != "packets"}, **tables}
+
+    one, two = plain(before), plain(after)
+    return [(key, one[key], two[key]) for key in one if one[key] != two[key]]
+
+
+@pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
+def test_what_is_there_already_is_not_ours(kind, target, params, tools):
+    args = dict(shot(kind, target, **params).request["args"])
+    one, two = CommandsActuator(**args), CommandsActuator(**args)
+    one.prepare()
+    one.on()
+    with pytest.raises(Refused, match=r"not as it must be|come back to"):
+        two.prepare()
+
+
+def test_what_is_not_there_or_cannot_do_it_is_refused(tools):
+    args = dict(shot("link.oneway", "host1:mlx5_0").request["args"])
+    with pytest.raises(Refused, match="there is no no-such-tool"):
+        CommandsActuator(**args | {"needs": ["no-such-tool"]}).prepare()
+    state = json.loads(tools.read_text())
+    state["STATE_DB"]["ACL_STAGE_CAPABILITY_TABLE|EGRESS"]["action_list"] = "COUNTER"
+    tools.write_text(json.dumps(state))
+    with pytest.raises(Refused, match="ASIC cannot drop at egress"):
+        CommandsActuator(**args).prepare()
+    with pytest.raises(Refused, match="management"):
+        CommandsActuator(**args | {"guard": "lo"}).prepare()
+
+
+def test_a_power_limit_below_the_least_changes_nothing(tools):
+    actuator = make("commands", dict(shot("gpu.power-cap", "host1:gpu0", percent=90).request["args"]))
+    actuator.prepare()
+    with pytest.raises(OSError, match="below the least limit, 200 W"):
+        actuator.on()
+    assert json.loads(tools.read_text())["limit"] == 700
+
+
+def test_five_percent_less_is_that_clock(tools):
+    actuator = make("commands", dict(shot("gpu.throttle", "host1:gpu0", percent=5).request["args"]))
+    actuator.prepare()
+    actuator.on()
+    assert json.loads(tools.read_text())["lock"] == 1881
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "params", "words"),
+    [
+        ("packet.drop", "host1:mlx5_0", {"share": 0.01}, ["not supported on this lab", "ACL"]),
+        ("packet.drop", "host1:mlx5_0", {"psn": 7, "qp": 17}, ["not supported on this lab", "PSN"]),
+        ("packet.delay", "host1:mlx5_0", {"delay": 5}, ["packet.delay is not supported on this lab", "soft"]),
+        ("host.freeze", "host1", {}, ["host.freeze is not supported on this lab"]),
+        ("gpu.thermal", "host1:gpu0", {}, ["gpu.thermal is not supported on this lab"]),
+        ("link.rate", "host1:mlx5_0", {"rate": 5, "direction": "from"}, ["direction", "not supported on this lab"]),
+    ],
+)
+def test_what_a_rack_cannot_do_is_said_when_it_is_planned(kind, target, params, words):
+    with pytest.raises(Unsupported) as caught:
+        shot(kind, target, **params)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_another_switch_than_sonic_is_told_so():
+    import dataclasses
+
+    frr = dataclasses.replace(RACK, switches=tuple(dataclasses.replace(x, nos="frr") for x in RACK.switches))
+    spec = FaultSpec(kind="link.oneway", target="host1:mlx5_0", for_s=1.0)
+    with pytest.raises(Unsupported, match="rtsw1 runs frr"):
+        plan(spec, frr, lab_kind="rack")
+    down = plan(FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=1.0), frr, lab_kind="rack")
+    assert (down.request["actuator"], down.request["args"]["netns"]) == ("link", None)
+
+
+def test_the_management_port_of_a_switch_is_never_a_target():
+    import dataclasses
+
+    link = RACK.links[0]
+    eth0 = dataclasses.replace(link, a=dataclasses.replace(link.a, netdev="eth0"))
+    wrong = dataclasses.replace(RACK, links=(eth0, *RACK.links[1:]))
+    with pytest.raises(UsageError, match="front panel"):
+        plan(FaultSpec(kind="link.down", target=link.name, for_s=1.0), wrong, lab_kind="rack")
+
+
+def test_a_pcie_device_is_removed_by_its_address():
+    planned = shot("rnic.remove", "host1:mlx5_0")
+    assert planned.steps[0].do == "sh -c 'echo 1 > /sys/bus/pci/devices/0000:18:00.0/remove'"
+    assert "/sys/bus/pci/rescan" in planned.steps[0].undo
+    assert planned.request["args"]["guard"] == "rail0"
+    assert all("host1/" not in key for witness in planned.must_move for key in witness.any_of)
+    assert shot("gpu.lost", "host1:gpu7").shows == {"pcie": "0000:dc:00.0"}
+
+
+def test_clocks_event_reasons_are_states_of_their_own():
+    text = "@@node host1\ngpu0.clocks_set:0000000000000002\ngpu0.power_capped:0000000000000002\n"
+    assert parse(text) == {"host1": {"gpu0.clocks_set": 1, "gpu0.power_capped": 0}}
+    assert {"clocks_set", "power_capped"} <= STATES
+
+
+@pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
+def test_patterns_mean_the_same_to_grep(kind, target, params):
+    """The holder reads them with Python, the stored revert with grep -E."""
+    args = shot(kind, target, **params).request["args"]
+    for pattern in (args["applied"], args["normal"]):
+        for line in (
+            "up",
+            "down",
+            "Active",
+            "None",
+            "x1500",
+            "1500",
+            "State:\tT (stopped)",
+            "held 0x2",
+            "GPU 0     79",
+        ):
+            found = subprocess.run(["grep", "-Eq", "--", pattern], input=line, text=True, check=False).returncode == 0
+            assert found == bool(re.search(pattern, line, re.MULTILINE)), (pattern, line)
