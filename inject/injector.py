@@ -13,14 +13,15 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from inject import safety
 from inject.channels import START_S, UNIT_PREFIX, local_args, open_holder, revert_dir, revert_file
 from inject.node.holder import REVERT_DIR
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
-from testbed import clock, counters
+from testbed import auditlog, clock, counters
 from testbed.errors import CommandFailed, FaultbedError, FaultError, LabError, RevertFailed, Unreachable
 
 if TYPE_CHECKING:
@@ -47,22 +48,38 @@ class Injector:
         journal: where intents go before they are done.
         ttl_s: how long a target keeps a fault without hearing from us.
         mutate: a mutation of every holder, for tests of the harness itself.
+        confirmed: kinds without a revert that a person has confirmed for this once.
     """
 
-    def __init__(self, lab: Lab, journal: Journal, *, ttl_s: float = 10.0, mutate: Mutation | None = None) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        journal: Journal,
+        *,
+        ttl_s: float = 10.0,
+        mutate: Mutation | None = None,
+        confirmed: Collection[str] = (),
+    ) -> None:
         self.lab = lab
         self.journal = journal
         self.ttl_s = ttl_s
         self.mutate = mutate
+        self.confirmed = confirmed
         self._open: list[Prepared] = []
 
     def prepare(self, planned: PlannedFault) -> Prepared:
         """Start the holder on its target and let it look: capability, ownership, the revert. Changes nothing.
 
         Raises:
+            Forbidden: the lab's owner does not allow it.
             FaultError: the target refuses; the message says why.
             Unreachable: it does not answer.
         """
+        try:
+            safety.check(planned, self.lab.inventory_model, confirmed=self.confirmed)
+        except safety.Forbidden as error:
+            self.audit("forbidden", planned, detail=str(error))
+            raise
         with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
             prepared = Prepared(self, planned)
             self._open.append(prepared)
@@ -73,6 +90,22 @@ class Injector:
                 prepared.let_go()
                 raise
         return prepared
+
+    def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
+        """Write down for the lab's owner what is done, and how it is undone."""
+        auditlog.append(
+            self.lab.state_dir,
+            event,
+            kind=planned.kind,
+            target=planned.target.text,
+            id=planned.id,
+            place=planned.place.node,
+            for_s=planned.for_s,
+            params=dict(planned.params),
+            do=[step.do for step in planned.steps],
+            revert=[step.undo for step in planned.steps],
+            **more,
+        )
 
     def active(self) -> tuple[Prepared, ...]:
         """Faults that have been prepared and not cleared."""
@@ -164,6 +197,7 @@ class Prepared:
         request: dict[str, Any] = {"do": "arm", **learned}
         if at_ns is not None:
             request["at_ns"] = at_ns - self._offset.offset_ns
+        self._injector.audit("arming", self.planned)
         with self._injector.journal.doing("arm", fault=self.planned.id, at_ns=at_ns, **learned) as outcome:
             try:
                 answer = self._ask(request)
@@ -241,6 +275,7 @@ class Prepared:
                 doubts=doubts,
             )
             outcome |= {"receipt": self._receipt.to_json(), "doubts": list(doubts)}
+        self._injector.audit("cleared" if cleared.ok else "not cleared", self.planned, detail=cleared.error or "")
         self.let_go()
         self._injector.forget(self)
         return self._receipt

@@ -17,6 +17,7 @@ from testbed.inventory_check import Entries, build_topology
 from testbed.inventory_listing import listing
 from testbed.inventory_schema import (
     PREFIX,
+    BmcVars,
     CarrierVars,
     HostVars,
     JumpVars,
@@ -24,6 +25,7 @@ from testbed.inventory_schema import (
     ManagementVars,
     Mistakes,
     QosVars,
+    SafetyVars,
     SwitchVars,
     Vars,
     decode,
@@ -81,7 +83,8 @@ class Inventory:
     `management` has every node that one can log in to: hosts, carriers, and switches that are machines.
     `jump` is the jump host of a rack lab (its name, how to reach it), which is no part of the lab that faults or
     comparisons look at. `vms` has the resources of each soft machine, `netns` the namespace of each soft switch;
-    `mtu` is the back end's. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map.
+    `mtu` is the back end's. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map, `safety` what its owner
+    allows, `bmcs` the hosts' baseboard management controllers.
     """
 
     path: Path
@@ -97,6 +100,8 @@ class Inventory:
     jump: tuple[str, Management] | None = None
     qos: QosVars | None = None
     priority_of_dscp: Mapping[int, int] = field(default_factory=dict)
+    safety: SafetyVars | None = None
+    bmcs: Mapping[str, BmcVars] = field(default_factory=dict)
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -139,6 +144,8 @@ def load(path: Path) -> Inventory:
         ecmp_hash_seed=lab.ecmp_hash_seed,
         qos=lab.qos,
         priority_of_dscp={line.dscp: line.priority for line in lab.dscp_map},
+        safety=lab.safety,
+        bmcs={name: host.bmc for name, host in entries.hosts.items() if host.bmc is not None},
         jump=next(((name, _reached(None, answer, name)) for name in entries.jumps), None),
     )
 

@@ -7,6 +7,7 @@ two machines on one outlet. Pure but for `unreachable`.
 
 from __future__ import annotations
 
+import fnmatch
 import ipaddress
 import socket
 from collections import defaultdict
@@ -47,16 +48,17 @@ def audit(path: Path) -> list[Finding]:
     """
     mistakes = Mistakes(collect=True)
     entries = entries_of(path, listing(path), mistakes)
+    names: set[str] = set()
     if not mistakes.found:
         with mistakes.part():
             one_lab(path, entries)
-        build_topology(entries, mistakes)
+        names = set(build_topology(entries, mistakes).target_names())
     found = [
         Finding(place=x.place, what=x.what, do="correct it there, or the other end that it names")
         for x in mistakes.found
     ]
     # What does not fit together is not measured for how well it fits.
-    return found or sorted(_beyond(entries), key=lambda finding: finding.place)
+    return found or sorted([*_beyond(entries), *_safety(entries, names)], key=lambda finding: finding.place)
 
 
 def unreachable(inventory: Inventory) -> list[Finding]:
@@ -92,6 +94,22 @@ def _beyond(entries: Entries) -> Iterator[Finding]:
     yield from _dscp_map(lab)
     if lab.qos is not None:
         yield from _qos(lab, lab.qos)
+
+
+def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
+    _, lab = next(iter(entries.placed()))
+    if lab.safety is None:
+        return
+    for index, pattern in enumerate(lab.safety.may_disrupt):
+        if not fnmatch.filter(names, pattern):
+            what, do = (
+                f'"{pattern}" is the name of nothing here',
+                "write names as `faultbed faults` takes them: host1:*",
+            )
+            yield Finding(place=f"all.safety.may_disrupt[{index}]", what=what, do=do)
+    if lab.safety.longest_fault_s <= 0:
+        what = f"{lab.safety.longest_fault_s:g} s: no fault is that short"
+        yield Finding(place="all.safety.longest_fault_s", what=what, do="give seconds, above 0")
 
 
 def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:

@@ -39,6 +39,7 @@ __all__ = [
     "PortVars",
     "QosVars",
     "RnicVars",
+    "SafetyVars",
     "SwitchVars",
     "Vars",
     "VmVars",
@@ -114,6 +115,20 @@ class QosVars(_Strict, frozen=True, kw_only=True):
     dcqcn: bool
     ecn: EcnVars | None = None
     pfc_watchdog_ms: int | None = None
+
+
+class SafetyVars(_Strict, frozen=True, kw_only=True):
+    """What the owner of a lab allows. A rack lab without it allows nothing, a soft lab everything.
+
+    `may_disrupt` are patterns of target names (`host1:*`, `rtsw1:host1:*`); `longest_fault_s` is the longest window;
+    `irreversible` kinds are refused, done when confirmed by hand, or done; a BMC's power cycle is planned never, or
+    when heal has failed.
+    """
+
+    may_disrupt: list[str] = []
+    longest_fault_s: float = 60.0
+    irreversible: Literal["never", "confirm", "allow"] = "confirm"
+    power_cycle: Literal["never", "after-heal"] = "never"
 
 
 class ManagementVars(_Strict, frozen=True, kw_only=True):
@@ -197,6 +212,7 @@ class LabVars(_Strict, frozen=True, kw_only=True):
     dscp_map: list[DscpVars] = []
     qos: QosVars | None = None
     pdus: list[PduVars] = []
+    safety: SafetyVars | None = None
 
 
 class HostVars(LabVars, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ import click
 from harness.cli.context import Session, json_option, pass_session
 from harness.quantities import parse_duration_ns
 from harness.verdict import ExitCode
-from inject import catalogue, document
+from inject import catalogue, document, safety
 from inject.heal import heal as heal_lab
 from inject.injector import Injector, Prepared
 from inject.journal import Journal
@@ -26,6 +26,7 @@ from inject.receipt import Receipt
 from testbed import dirty, fingerprint
 from testbed.errors import FaultbedError, FaultError, UsageError
 from testbed.holding import hold
+from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 
 __all__ = ["COMMANDS"]
@@ -64,6 +65,7 @@ def faults(session: Session, *, kind: str | None, as_json: bool) -> None:
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Where intents are written down first."
 )
+@click.option("--confirm", metavar="KIND", help="The same KIND again, for one that nothing can revert.")
 @json_option
 @pass_session
 def inject(
@@ -76,6 +78,7 @@ def inject(
     qp: str | None,
     psn: str | None,
     only_plan: bool,
+    confirm: str | None,
     journal: Path | None,
     as_json: bool,
 ) -> int:
@@ -89,14 +92,17 @@ def inject(
     params = _params([*settings, *([f"qp={qp}"] if qp else []), *([f"psn={psn}"] if psn else [])])
     spec = FaultSpec(kind=kind, target=target, for_s=parse_duration(duration), params=params)
     planned = plan_fault(spec, inventory.topology, lab_kind=inventory.kind)
+    confirmed = (confirm,) if confirm else ()
     if only_plan:
         _show_plan(session, planned, as_json=as_json)
+        _tell_policy(session, planned, inventory, confirmed)
         return ExitCode.PASS
+    safety.check(planned, inventory, confirmed=confirmed)
     with session.working(inventory, [planned.target.text], why=f"inject {kind} {target}") as lab:
         before = fingerprint.capture(lab)
         path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
         with Journal(path) as written:
-            receipt = _do(session, lab, written, planned)
+            receipt = _do(session, lab, written, planned, confirmed)
         left = _left(lab, before, receipt)
     _show_receipt(session, receipt, left, as_json=as_json)
     if left:
@@ -184,8 +190,16 @@ def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
     session.out.print()
 
 
-def _do(session: Session, lab: Lab, journal: Journal, planned: PlannedFault) -> Receipt:
-    with session.progress() as progress, Injector(lab, journal) as injector:
+def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, ...]) -> None:
+    """Whether the lab's owner would allow it; on stderr, so that a plan in JSON stays one document."""
+    try:
+        safety.check(planned, inventory, confirmed=confirmed)
+    except safety.Forbidden as reason:
+        session.err.print(f"would be refused: {reason}", soft_wrap=True, markup=False)
+
+
+def _do(session: Session, lab: Lab, journal: Journal, planned: PlannedFault, confirmed: tuple[str, ...]) -> Receipt:
+    with session.progress() as progress, Injector(lab, journal, confirmed=confirmed) as injector:
         progress(f"preparing {planned.kind} on {planned.target.text}")
         prepared = injector.prepare(planned)
         try:

@@ -1,0 +1,60 @@
+"""Commands about safety on labs that others use too: audit, power-cycle."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from testbed import auditlog, dirty, powercycle
+from testbed.paths import lab_dir
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.option("--last", default=20, show_default=True, help="How many lines, from the end.")
+@json_option
+@pass_session
+def audit(session: Session, *, last: int, as_json: bool) -> None:
+    """Show who did what to the lab from here, when, and how it is undone."""
+    found = list(auditlog.entries(lab_dir(session.inventory().name)))[-last:]
+    if as_json:
+        session.json(found)
+        return
+    rows = [
+        (
+            str(entry.get("at", ""))[:19],
+            str(entry.get("who", "")),
+            str(entry.get("event", "")),
+            f"{entry.get('kind', '')} {entry.get('target', '')}".strip(),
+            str(entry.get("detail", "")) or "; ".join(entry.get("revert", ())),
+        )
+        for entry in found
+    ]
+    session.table(("when (UTC)", "who", "", "what", "revert, or why"), rows)
+
+
+@click.command("power-cycle")
+@click.argument("host")
+@json_option
+@pass_session
+def power_cycle(session: Session, *, host: str, as_json: bool) -> None:
+    """Print what would power-cycle HOST by its BMC; nothing is run.
+
+    Only where the inventory's faultbed_safety allows it, and only while the lab is DIRTY. Not yet run on hardware.
+    """
+    inventory = session.inventory()
+    state = lab_dir(inventory.name)
+    planned = powercycle.plan(inventory, host, dirty=dirty.is_marked(state))
+    auditlog.append(state, "power-cycle planned", target=host, detail=planned.bmc)
+    if as_json:
+        session.json(dataclasses.asdict(planned))
+        return
+    session.out.print(f"[bold]power cycle[/bold] of {host}: it cannot be reverted; nothing is done, run these by hand")
+    for command in planned.commands:
+        session.out.print(f"  {command}", soft_wrap=True, markup=False)
+
+
+COMMANDS = (audit, power_cycle)

@@ -1,0 +1,75 @@
+"""What a lab's owner allows: which things may be disrupted, for how long, and what needs a person's word. Pure.
+
+The policy is `faultbed_safety` of the inventory. A rack lab without one allows nothing; a soft lab, which is nobody's
+but its user's, everything. It is asked when a fault is planned by hand, and again by the injector, which no fault goes
+around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+from inject.catalogue import CATALOGUE
+from inject.plan import PlannedFault
+from testbed.errors import FaultError
+from testbed.inventory import Inventory
+from testbed.inventory_schema import SafetyVars
+from testbed.topology import Target
+
+__all__ = ["Forbidden", "check", "policy_of"]
+
+_SOFT = SafetyVars(may_disrupt=["*"], longest_fault_s=float("inf"), irreversible="allow")
+
+
+class Forbidden(FaultError):
+    """The lab's owner does not allow this."""
+
+    exit_code = 4
+
+
+def policy_of(inventory: Inventory) -> SafetyVars:
+    """The policy of a lab; what is not said is the careful choice."""
+    return inventory.safety or (_SOFT if inventory.kind == "soft" else SafetyVars())
+
+
+def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[str] = ()) -> None:
+    """Refuse a fault that the policy does not allow.
+
+    Args:
+        planned: the fault.
+        inventory: its lab.
+        confirmed: kinds that a person has confirmed for this once.
+
+    Raises:
+        Forbidden: the sentence says which line of the policy, and what to do.
+    """
+    policy, what = policy_of(inventory), f"{planned.kind} on {planned.target.text}"
+    if not any(fnmatchcase(name, pattern) for name in _names(planned.target) for pattern in policy.may_disrupt):
+        allowed = ", ".join(policy.may_disrupt) or "nothing"
+        raise Forbidden(
+            f"{what}: {inventory.name} does not allow {planned.target.text} to be disrupted; "
+            f"faultbed_safety.may_disrupt allows {allowed}"
+        )
+    if planned.for_s > policy.longest_fault_s:
+        raise Forbidden(
+            f"{what}: {planned.for_s:g} s is more than the {policy.longest_fault_s:g} s that {inventory.name} allows "
+            "(faultbed_safety.longest_fault_s)"
+        )
+    if CATALOGUE[planned.kind].reversible or policy.irreversible == "allow":
+        return
+    if policy.irreversible == "never":
+        raise Forbidden(f"{what}: nothing can revert it, and {inventory.name} allows no such kind")
+    if planned.kind not in confirmed:
+        raise Forbidden(
+            f"{what}: nothing can revert it; confirm it by hand (`faultbed inject … --confirm {planned.kind}`), or set "
+            "faultbed_safety.irreversible to allow"
+        )
+
+
+def _names(target: Target) -> set[str]:
+    """What a target goes by: as typed, as the link's name, and as it is from the link's other end."""
+    names = {target.text}
+    if target.kind == "port" and target.link is not None:
+        names |= {target.link.name, *([f"{target.link.b.node}:{target.link.a.node}"] if target.link.is_uplink else [])}
+    return names

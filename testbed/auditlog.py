@@ -1,0 +1,58 @@
+"""Who did what to a lab, when, and how it is undone: an append-only file of JSON lines in the lab's state directory.
+
+    {"at": "2026-11-21T15:04:05.123456Z", "who": "ann@laptop", "event": "armed", "kind": "link.flap", ...}
+
+Lines are only ever added, each in one write that is synced before the caller goes on; a line that a kill has torn is
+passed over when the file is read. It tells of this controller only: another user's is in that user's home.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from testbed.holding import who
+
+__all__ = ["append", "entries", "path_of"]
+
+
+def path_of(state_dir: Path) -> Path:
+    """The file of a lab."""
+    return state_dir / "audit.jsonl"
+
+
+def append(state_dir: Path, event: str, **what: Any) -> None:
+    """Add one line."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"at": datetime.now(UTC).isoformat(), "who": who(), "event": event, **what}, sort_keys=False)
+    file = os.open(path_of(state_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    try:
+        # After a torn line, a new one must begin on its own.
+        size = os.fstat(file).st_size
+        torn = size > 0 and _last_byte(path_of(state_dir), size) != b"\n"
+        os.write(file, (b"\n" if torn else b"") + line.encode() + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def entries(state_dir: Path) -> Iterator[dict[str, Any]]:
+    """Every whole line, oldest first."""
+    path = path_of(state_dir)
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def _last_byte(path: Path, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1)

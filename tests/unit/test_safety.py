@@ -1,0 +1,160 @@
+"""What a lab's owner allows: nothing on a rack without a word, everything on a soft lab; and who did what."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import faultbed  # noqa: F401 - a fixture
+
+from inject import safety
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+from inject.safety import Forbidden
+from testbed import auditlog, powercycle
+from testbed import inventory as inventory_module
+from testbed.errors import Unsupported, UsageError
+from testbed.inventory_audit import audit
+from testbed.inventory_schema import SafetyVars
+from testbed.shipped import inventories
+
+RACK = inventory_module.load(inventories() / "rack-h100.example.yml")
+SOFT = inventory_module.load(inventories() / "soft.yml")
+
+
+def planned(kind, target, for_s=5.0, inventory=RACK, **params):
+    spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
+    return plan(spec, inventory.topology, lab_kind=inventory.kind)
+
+
+def under(**policy):
+    return replace(RACK, safety=SafetyVars(**policy))
+
+
+def test_the_example_allows_its_first_rack_for_two_minutes():
+    safety.check(planned("link.down", "host1:mlx5_0", 120), RACK)
+    safety.check(planned("link.down", "rtsw1:host2:mlx5_7"), RACK)
+    with pytest.raises(Forbidden, match=r"120 s that rack-h100 allows \(faultbed_safety.longest_fault_s\)"):
+        safety.check(planned("link.down", "host1:mlx5_0", 120.5), RACK)
+    for target in ("host3:mlx5_0", "rtsw1:ctsw1", "rtsw2:host3:mlx5_0"):
+        with pytest.raises(Forbidden, match="does not allow"):
+            safety.check(planned("link.down", target), RACK)
+
+
+def test_without_a_policy_a_rack_allows_nothing_and_a_soft_lab_everything():
+    with pytest.raises(Forbidden, match="allows nothing"):
+        safety.check(planned("link.down", "host1:mlx5_0"), replace(RACK, safety=None))
+    assert SOFT.safety is None
+    safety.check(planned("host.rank-kill", "host1", 1e6, SOFT), SOFT)
+
+
+def test_what_cannot_be_reverted_needs_a_word():
+    kill = planned("host.rank-kill", "host1")
+    with pytest.raises(Forbidden, match=r"--confirm host\.rank-kill"):
+        safety.check(kill, RACK)
+    safety.check(kill, RACK, confirmed=["host.rank-kill"])
+    with pytest.raises(Forbidden, match="nothing can revert"):
+        safety.check(kill, RACK, confirmed=["host.rank-hang"])
+    safety.check(kill, under(may_disrupt=["host1"], irreversible="allow"))
+    with pytest.raises(Forbidden, match="no such kind"):
+        safety.check(kill, under(may_disrupt=["*"], irreversible="never"), confirmed=["host.rank-kill"])
+
+
+def test_an_uplink_goes_by_the_names_of_both_its_ends():
+    for pattern in ("rtsw1:ctsw1", "ctsw1:rtsw1", "ctsw1:*"):
+        for target in ("rtsw1:ctsw1", "ctsw1:rtsw1"):
+            safety.check(planned("link.down", target), under(may_disrupt=[pattern]))
+
+
+@given(st.lists(st.sampled_from(["host1", "host1:*", "rtsw1:*", "ctsw?", "nothing"])), st.floats(0.01, 1000))
+def test_more_patterns_never_forbid_more(patterns, for_s):
+    """Whatever is allowed by some patterns is allowed by more of them."""
+    fault = planned("link.down", "host1:mlx5_0", for_s)
+
+    def allowed(may):
+        try:
+            safety.check(fault, under(may_disrupt=may, longest_fault_s=500.0))
+        except Forbidden:
+            return False
+        return True
+
+    assert not allowed(patterns) or allowed([*patterns, "rtsw2:*"])
+    assert allowed(["*"]) == (for_s <= 500.0)
+
+
+def test_the_injector_asks_before_it_does_anything(tmp_path):
+    """No channel is opened, nothing is prepared; the refusal is written down with its revert."""
+    lab = SimpleNamespace(inventory_model=RACK, state_dir=tmp_path / "state", topology=RACK.topology)
+    with Journal(tmp_path / "journal") as journal, Injector(lab, journal) as injector:
+        with pytest.raises(Forbidden):
+            injector.prepare(planned("link.down", "host3:mlx5_0"))
+        assert injector.active() == ()
+    (line,) = auditlog.entries(lab.state_dir)
+    assert (line["event"], line["kind"], line["target"]) == ("forbidden", "link.down", "host3:mlx5_0")
+    assert line["revert"] == ["mlxlink -d 0000:18:00.0 --port_state UP"]
+    assert "@" in line["who"]
+
+
+def test_the_audit_log_only_grows_and_survives_a_torn_line(tmp_path):
+    auditlog.append(tmp_path, "arming", kind="a")
+    first = auditlog.path_of(tmp_path).read_bytes()
+    with auditlog.path_of(tmp_path).open("ab") as file:
+        file.write(b'{"at": "2026-')
+    auditlog.append(tmp_path, "cleared", kind="a")
+    assert auditlog.path_of(tmp_path).read_bytes().startswith(first)
+    assert [entry["event"] for entry in auditlog.entries(tmp_path)] == ["arming", "cleared"]
+
+
+def test_many_writers_lose_no_line(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from testbed import auditlog\n"
+        "for n in range(50): auditlog.append(Path(sys.argv[1]), 'arming', n=n, text='x' * 3000)"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)]
+    assert [writer.wait(120) for writer in writers] == [0] * 4
+    assert len(list(auditlog.entries(tmp_path))) == 200
+
+
+def test_a_policy_that_names_nothing_is_found(tmp_path):
+    text = (inventories() / "soft-mini.yml").read_text()
+    path = tmp_path / "lab.yml"
+    policy = "faultbed_safety: {may_disrupt: ['host1:*', 'host9'], longest_fault_s: 0}, faultbed_schema: 1"
+    path.write_text(text.replace("faultbed_schema: 1", policy))
+    assert [found.place for found in audit(path)] == ["all.safety.longest_fault_s", "all.safety.may_disrupt[1]"]
+
+
+def test_a_power_cycle_needs_policy_need_and_bmc():
+    allowed = replace(RACK, safety=SafetyVars(power_cycle="after-heal"))
+    for inventory, dirty, words in (
+        (RACK, True, "allows no power cycle"),
+        (replace(RACK, safety=None), True, "allows no power cycle"),
+        (allowed, False, "not DIRTY"),
+        (replace(allowed, bmcs={}), True, "no faultbed_bmc"),
+    ):
+        with pytest.raises(Unsupported, match=words):
+            powercycle.plan(inventory, "host1", dirty=dirty)
+    with pytest.raises(UsageError, match="no host"):
+        powercycle.plan(allowed, "rtsw1", dirty=True)
+    found = powercycle.plan(allowed, "host1", dirty=True)
+    assert "https://198.51.100.11/redfish/v1/Systems/1/Actions/ComputerSystem.Reset" in found.commands[1]
+    assert "password" not in " ".join(found.commands).lower()
+    ipmi = {name: type(bmc)(address=bmc.address, protocol="ipmi") for name, bmc in RACK.bmcs.items()}
+    assert powercycle.plan(replace(allowed, bmcs=ipmi), "host2", dirty=True).commands[1].endswith("chassis power cycle")
+
+
+def test_the_commands(faultbed):  # noqa: F811 - a fixture
+    rack = ("--lab", "inventory/rack-h100.example.yml")
+    shown = faultbed(*rack, "inject", "link.down", "host3:mlx5_0", "--for", "5s", "--plan")
+    assert shown.returncode == 0
+    assert "would be refused" in shown.stderr
+    done = faultbed(*rack, "inject", "link.down", "host3:mlx5_0", "--for", "5s")
+    assert (done.returncode, "may_disrupt" in done.stderr) == (4, True)
+    assert faultbed(*rack, "power-cycle", "host1").returncode == 4
+    assert json.loads(faultbed(*rack, "audit", "--json").stdout) == []
