@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from inject.catalogue import CATALOGUE, FaultKind, Param
 
-__all__ = ["markdown", "table"]
+__all__ = ["markdown", "rows", "table"]
 
 _HEAD = """\
 # Faults
@@ -40,7 +40,7 @@ def table() -> list[tuple[str, str, str, str, str]]:
 
 def markdown() -> str:
     """The whole page."""
-    parts = [_HEAD, *_rows(("kind", "targets", "fidelity", "reverted by", "what it does"), table())]
+    parts = [_HEAD, *rows(("kind", "targets", "fidelity", "reverted by", "what it does"), table())]
     for kind in CATALOGUE.values():
         parts += ["", *_section(kind)]
     return "\n".join(parts) + "\n"
@@ -59,10 +59,10 @@ def _section(kind: FaultKind) -> list[str]:
     if kind.on_rack:
         lines.append(f"- on a rack lab (not yet run on hardware): {kind.on_rack}")
     if kind.params:
-        rows = [
+        values = [
             (param.name, f"{param.range} {param.unit}".strip(), _default(param), param.summary) for param in kind.params
         ]
-        lines += ["", *_rows(("parameter", "range", "default", "meaning"), rows)]
+        lines += ["", *rows(("parameter", "range", "default", "meaning"), values)]
     return lines
 
 
@@ -72,8 +72,9 @@ def _default(param: Param) -> str:
     return "" if param.default is None else f"{param.default}"
 
 
-def _rows(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    lines = [head, tuple("---" for _ in head), *rows]
+def rows(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> list[str]:
+    """A table of Markdown, as lines."""
+    lines = [head, tuple("---" for _ in head), *body]
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
 
 

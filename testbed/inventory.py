@@ -18,6 +18,7 @@ from testbed.inventory_listing import listing
 from testbed.inventory_schema import (
     PREFIX,
     BmcVars,
+    BusbwVars,
     CarrierVars,
     HostVars,
     JumpVars,
@@ -84,7 +85,7 @@ class Inventory:
     `jump` is the jump host of a rack lab (its name, how to reach it), which is no part of the lab that faults or
     comparisons look at. `vms` has the resources of each soft machine, `netns` the namespace of each soft switch;
     `mtu` is the back end's. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map, `safety` what its owner
-    allows, `bmcs` the hosts' baseboard management controllers.
+    allows, `bmcs` the hosts' baseboard management controllers, `busbw` how fast collectives must be.
     """
 
     path: Path
@@ -102,6 +103,7 @@ class Inventory:
     priority_of_dscp: Mapping[int, int] = field(default_factory=dict)
     safety: SafetyVars | None = None
     bmcs: Mapping[str, BmcVars] = field(default_factory=dict)
+    busbw: tuple[BusbwVars, ...] = ()
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -145,6 +147,7 @@ def load(path: Path) -> Inventory:
         qos=lab.qos,
         priority_of_dscp={line.dscp: line.priority for line in lab.dscp_map},
         safety=lab.safety,
+        busbw=tuple(lab.busbw),
         bmcs={name: host.bmc for name, host in entries.hosts.items() if host.bmc is not None},
         jump=next(((name, _reached(None, answer, name)) for name in entries.jumps), None),
     )

@@ -21,6 +21,7 @@ from testbed.errors import ConfigError
 __all__ = [
     "PREFIX",
     "BmcVars",
+    "BusbwVars",
     "CarrierVars",
     "DscpVars",
     "EcnVars",
@@ -115,6 +116,15 @@ class QosVars(_Strict, frozen=True, kw_only=True):
     dcqcn: bool
     ecn: EcnVars | None = None
     pfc_watchdog_ms: int | None = None
+
+
+class BusbwVars(_Strict, frozen=True, kw_only=True):
+    """The least busbw (nccl-tests', GB/s of 10^9 bytes) of a collective of so many ranks, from this size on."""
+
+    ranks: int
+    size_bytes: int
+    at_least_gbytes_per_s: float
+    collective: str = "all-reduce"
 
 
 class SafetyVars(_Strict, frozen=True, kw_only=True):
@@ -213,6 +223,7 @@ class LabVars(_Strict, frozen=True, kw_only=True):
     qos: QosVars | None = None
     pdus: list[PduVars] = []
     safety: SafetyVars | None = None
+    busbw: list[BusbwVars] = []
 
 
 class HostVars(LabVars, frozen=True, kw_only=True):

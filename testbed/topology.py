@@ -16,12 +16,13 @@ from __future__ import annotations
 import difflib
 import ipaddress
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from testbed.errors import UsageError
 
+# Fields that only racks have are left out of `repr`: the snapshots of soft labs are named by it.
 __all__ = ["Gpu", "Host", "Link", "Port", "Rnic", "Switch", "SwitchRole", "Target", "Topology"]
 
 SwitchRole = Literal["rtsw", "ctsw", "atsw"]
@@ -39,7 +40,7 @@ class Rnic:
     netdev: str
     mac: str
     address: str
-    pcie: str | None = None
+    pcie: str | None = field(default=None, repr=False)
 
     @property
     def ip(self) -> str:
@@ -53,7 +54,7 @@ class Gpu:
 
     name: str
     kind: str
-    pcie: str | None = None
+    pcie: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class Switch:
     asn: int
     loopback: str
     carrier: str | None
-    nos: str | None = None
+    nos: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+
 import click
 
 from harness import preflight as preflight_module
 from harness.cli.context import Session, json_option, pass_session
 from harness.verdict import ExitCode
+from testbed.errors import UsageError
 from testbed.holding import hold
+from testbed.inventory import Inventory
 from testbed.lab import open_lab
+from testbed.preflight import busbw as busbw_module
 
 __all__ = ["COMMANDS"]
 
@@ -16,9 +22,15 @@ __all__ = ["COMMANDS"]
 @click.command()
 @click.option("--no-burn-in", is_flag=True, help="Only look; measure nothing.")
 @click.option("--list", "only_list", is_flag=True, help="Show the checks: how each looks, what is right; do nothing.")
+@click.option(
+    "--busbw",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Only hold what nccl-tests printed into FILE to the inventory's faultbed_busbw; the lab is not touched.",
+)
 @json_option
 @pass_session
-def preflight(session: Session, *, no_burn_in: bool, only_list: bool, as_json: bool) -> int:
+def preflight(session: Session, *, no_burn_in: bool, only_list: bool, busbw: Path | None, as_json: bool) -> int:
     """Is the lab what its inventory says, and as fast between all pairs? Changes nothing.
 
     Links, MTU on both ends, GIDs, queues, hash policy, routes, BGP, ECMP width, clocks, leftovers, stale
@@ -26,6 +38,8 @@ def preflight(session: Session, *, no_burn_in: bool, only_list: bool, as_json: b
     Ends with 0 when nothing is wrong, 1 when something is.
     """
     inventory = session.inventory()
+    if busbw is not None:
+        return _busbw(session, inventory, busbw, as_json=as_json)
     if only_list:
         rows = [
             (check.name, check.how, check.right)
@@ -49,6 +63,22 @@ def preflight(session: Session, *, no_burn_in: bool, only_list: bool, as_json: b
     else:
         _show(session, found)
     return ExitCode.FAIL if found.wrong else ExitCode.PASS
+
+
+def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool) -> int:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"--busbw {file}: cannot be read: {error.strerror}") from None
+    run = busbw_module.read(text)
+    short = busbw_module.compare(run, inventory.busbw)
+    if as_json:
+        session.json({"run": asdict(run), "short": [asdict(one) for one in short]})
+    else:
+        if short:
+            session.table(("where", "found", "right is"), [(one.where, one.found, one.wanted) for one in short])
+        session.out.print(f"{file}: {len(short) or 'nothing'} short in {len(run.lines)} sizes", soft_wrap=True)
+    return ExitCode.FAIL if short else ExitCode.PASS
 
 
 def _show(session: Session, found: preflight_module.Preflight) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inject import what_is_real
 from inject.catalogue import CATALOGUE
 from inject.document import markdown, table
 
@@ -13,6 +14,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 def test_the_page_is_up_to_date():
     """Mend with `python -m inject.document > docs/faults.md`."""
     assert PAGE.read_text() == markdown()
+
+
+def test_what_is_real_is_up_to_date_and_names_every_kind():
+    """Mend with `python -m inject.what_is_real > docs/what-is-real.md`."""
+    text = what_is_real.markdown()
+    assert PAGE.with_name("what-is-real.md").read_text() == text
+    assert all(f"| `{name}` |" in text for name in CATALOGUE)
+    assert "| yes |" not in text, "something has been run on hardware: say so in the README and the other pages too"
 
 
 def test_every_kind_and_parameter_is_on_the_page():

@@ -20,8 +20,9 @@ from inject.node.commands import CommandsActuator
 from inject.plan import FaultSpec, plan
 from inject.rack import WAYS, take
 from testbed import inventory
-from testbed.counters import STATES, parse
+from testbed.counters import STATES
 from testbed.errors import Unsupported, UsageError
+from testbed.onnode.counts import clock_reasons
 from testbed.shipped import inventories
 
 RACK = inventory.load(inventories() / "rack-h100.example.yml").topology
@@ -221,8 +222,8 @@ def test_a_pcie_device_is_removed_by_its_address():
 
 
 def test_clocks_event_reasons_are_states_of_their_own():
-    text = "@@node host1\ngpu0.clocks_set:0000000000000002\ngpu0.power_capped:0000000000000002\n"
-    assert parse(text) == {"host1": {"gpu0.clocks_set": 1, "gpu0.power_capped": 0}}
+    text = "0, 0x0000000000000002\n1, [Not Supported]\n"
+    assert dict(clock_reasons(text)) == {"gpu0.clocks_set": 1, "gpu0.power_capped": 0}
     assert {"clocks_set", "power_capped"} <= STATES
 
 

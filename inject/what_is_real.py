@@ -1,0 +1,69 @@
+"""The page that says what is real, emulated or modelled: `python -m inject.what_is_real > docs/what-is-real.md`.
+
+Faults are told from the catalogue, so that none can be left out; what is not a fault is told here.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from inject.catalogue import CATALOGUE, FaultKind
+from inject.document import rows
+
+__all__ = ["markdown"]
+
+_HEAD = """\
+# What is real, emulated, modelled
+
+Written by `python -m inject.what_is_real > docs/what-is-real.md`; change that, or the catalogue, not this page.
+
+- **real**: the real cause with its real effect.
+- **emulated**: the real symptom, from another cause. What reacts to it reacts as it would.
+- **modelled**: computed or written down; no packet shows it.
+
+A number of a soft lab is worth something as a ratio to another number of the same run, never in Gb/s. **Nothing here
+has been run on rack hardware yet.** The day it has, the kind says so in the catalogue (`tried`), and this page with it.
+
+## The lab
+
+| part | soft lab | rack lab | run on hardware |
+|---|---|---|---|
+| RoCEv2 transport: PSN, ACK, NAK, RNR, go-back-N | real: the kernel's `rdma_rxe` | real: the RNIC's | not yet |
+| verbs, queue pairs, completions | real: pyverbs | real: pyverbs | not yet |
+| links, carrier | emulated: sockets between VMs, veth between switches | real | not yet |
+| eBGP, ECMP, hash | real: FRR and the Linux kernel | real: the switch's, another hash | not yet |
+| congestion: queues, ECN marks | emulated: tc and nftables in the fabric | real: the ASIC's | not yet |
+| DCQCN | none: rxe does not react to CNPs | real: the RNIC's | not yet |
+| PFC | none | real | not yet |
+| GPUs | emulated: a busy process in a cgroup | real | not yet |
+| GPU memory in transfers (GPUDirect) | none: host memory | real | not yet |
+| latency and bandwidth | emulated: those of a VM's CPU | real | not yet |
+| cost of 24,576 ranks (`python -m harness.bench schedule`) | modelled | modelled | not meant to be |
+| training jobs: sizes and order of collectives | modelled from published shapes | modelled | not yet |
+
+## Faults
+"""
+_TAIL = """
+## How a page like this stays true
+
+A test writes it anew and compares. A kind counts as tried on a lab only when a test has proved its receipt there:
+armed, fired with a witness, cleared. A kind that a lab cannot do is refused when it is planned, never passed.
+"""
+
+
+def markdown() -> str:
+    """The whole page."""
+    head = ("kind", "soft lab", "rack lab", "by, on a rack", "run on hardware")
+    return "\n".join([_HEAD, *rows(head, (_row(kind) for kind in CATALOGUE.values()))]) + "\n" + _TAIL
+
+
+def _row(kind: FaultKind) -> tuple[str, ...]:
+    soft = kind.fidelity.get("soft", "not supported")
+    if "soft" in kind.fidelity and "soft" not in kind.tried:
+        soft += " (not yet run)"
+    hardware = "not supported" if kind.on_rack is None else "yes" if "rack" in kind.tried else "not yet"
+    return (f"`{kind.name}`", soft, kind.fidelity.get("rack", "not supported"), kind.on_rack or "", hardware)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

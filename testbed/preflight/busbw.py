@@ -1,0 +1,109 @@
+"""Is the all-reduce as fast as the lab's table says: what nccl-tests printed against `faultbed_busbw`. Pure.
+
+busbw is that of nccl-tests (doc/PERFORMANCE.md): comparable with the link speed at any number of ranks. A size between
+two lines of the table is held to the line below it; one below all lines is not judged, because latency rules there. Not
+yet run on hardware; the format is that of nccl-tests' own output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from testbed.errors import UsageError
+from testbed.inventory_schema import BusbwVars
+
+__all__ = ["Measured", "Run", "Short", "compare", "read"]
+
+_RANK = re.compile(r"^#\s+Rank\s+[0-9]+ ", re.MULTILINE)
+_TEST = re.compile(r"(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf")
+# size count type redop root, then time algbw busbw #wrong out of place, and the same in place
+_LINE = re.compile(
+    r"^\s*(?P<size>[0-9]+)\s+[0-9]+\s+\w+\s+\w+\s+-?[0-9]+"
+    r"\s+[0-9.]+\s+[0-9.]+\s+(?P<out>[0-9.]+)\s+(?P<out_wrong>[0-9]+|N/A)"
+    r"\s+[0-9.]+\s+[0-9.]+\s+(?P<in>[0-9.]+)\s+(?P<in_wrong>[0-9]+|N/A)\s*$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One line of nccl-tests: the slower of out-of-place and in-place, GB/s (10^9 bytes), and wrong elements."""
+
+    size_bytes: int
+    gbytes_per_s: float
+    wrong: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One program's output: which collective (None: not said), how many ranks, and its lines."""
+
+    collective: str | None
+    ranks: int
+    lines: tuple[Measured, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Short:
+    """A size that is slower than the table says, or whose data was wrong."""
+
+    where: str
+    found: str
+    wanted: str
+
+
+def read(text: str) -> Run:
+    """What `all_reduce_perf` and its kin print.
+
+    Raises:
+        UsageError: there is no line of results in it.
+    """
+    lines = tuple(
+        Measured(
+            size_bytes=int(found["size"]),
+            gbytes_per_s=min(float(found["out"]), float(found["in"])),
+            wrong=sum(int(found[name]) for name in ("out_wrong", "in_wrong") if found[name] != "N/A"),
+        )
+        for found in _LINE.finditer(text)
+    )
+    if not lines:
+        raise UsageError("no line of results of nccl-tests in it: give the whole output of all_reduce_perf")
+    test = _TEST.search(text)
+    collective = (
+        test[1].replace("_", "-").replace("alltoall", "all-to-all").replace("sendrecv", "send-recv") if test else None
+    )
+    return Run(collective=collective, ranks=len(_RANK.findall(text)), lines=lines)
+
+
+def compare(run: Run, table: Sequence[BusbwVars]) -> list[Short]:
+    """The sizes of a run that fall short of the table.
+
+    Raises:
+        UsageError: the table has no line for this collective and number of ranks; nothing can be said.
+    """
+    collective = run.collective or "all-reduce"
+    mine = sorted(
+        (line for line in table if (line.collective, line.ranks) == (collective, run.ranks)),
+        key=lambda line: line.size_bytes,
+    )
+    if not mine:
+        known = ", ".join(sorted({f"{line.collective} of {line.ranks}" for line in table})) or "nothing"
+        raise UsageError(f"faultbed_busbw has no line for {collective} of {run.ranks} ranks; it has {known}")
+    if all(line.size_bytes < mine[0].size_bytes for line in run.lines):
+        raise UsageError(
+            f"every size of this run is below the table's first, {mine[0].size_bytes} bytes: give larger ones"
+        )
+    return list(_short(run, mine, collective))
+
+
+def _short(run: Run, mine: Sequence[BusbwVars], collective: str) -> Iterable[Short]:
+    for line in run.lines:
+        where = f"{collective} of {run.ranks}, {line.size_bytes} bytes"
+        if line.wrong:
+            yield Short(where=where, found=f"{line.wrong} wrong elements", wanted="none")
+        held = [one for one in mine if one.size_bytes <= line.size_bytes]
+        if held and line.gbytes_per_s < held[-1].at_least_gbytes_per_s:
+            wanted = f"at least {held[-1].at_least_gbytes_per_s:g} GB/s (faultbed_busbw)"
+            yield Short(where=where, found=f"busbw {line.gbytes_per_s:g} GB/s", wanted=wanted)

@@ -1,0 +1,95 @@
+"""What nccl-tests prints against a lab's table: read as it is documented, short where it is short, silent elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import faultbed  # noqa: F401 - a fixture
+
+from testbed.errors import UsageError
+from testbed.inventory_schema import BusbwVars
+from testbed.preflight.busbw import compare, read
+
+HEAD = """\
+# nThread 1 nGpus 1 minBytes 1073741824 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+#
+# Using devices
+#  Rank  0 Group  0 Pid  41012 on      host1 device  0 [0x19] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid  41013 on      host1 device  1 [0x2b] NVIDIA H100 80GB HBM3
+#
+# Collective test starting: all_reduce_perf
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+"""
+ROW = (
+    "{size:>12} {count:>13}     float     sum      -1"
+    "  {time:>7}  {alg:>6}  {out:>6}  {w1:>5}  {time:>7}  {alg:>6}  {inn:>6}  {w2:>5}\n"
+)
+TAIL = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 47.1\n"
+MIB, GIB = 2**20, 2**30
+TABLE = [
+    BusbwVars(ranks=2, size_bytes=16 * MIB, at_least_gbytes_per_s=20),
+    BusbwVars(ranks=2, size_bytes=GIB, at_least_gbytes_per_s=40),
+    BusbwVars(ranks=32, size_bytes=GIB, at_least_gbytes_per_s=44),
+]
+
+
+def output(*rows):
+    lines = [
+        ROW.format(
+            size=size, count=size // 4, time="4711.2", alg="25.20", out=f"{out:.2f}", inn=f"{inn:.2f}", w1=w, w2=w
+        )
+        for size, out, inn, w in rows
+    ]
+    return HEAD + "".join(lines) + TAIL
+
+
+def test_a_run_is_read():
+    run = read(output((GIB, 47.25, 46.5, 0), (8, 0.01, 0.02, "N/A")))
+    assert (run.collective, run.ranks) == ("all-reduce", 2)
+    assert [(x.size_bytes, x.gbytes_per_s, x.wrong) for x in run.lines] == [(GIB, 46.5, 0), (8, 0.01, 0)]
+
+
+def test_what_is_short_is_told_with_its_size():
+    short = compare(read(output((GIB, 47, 39.9, 0), (2 * GIB, 47, 47, 0), (64 * MIB, 19, 30, 0))), TABLE)
+    assert [(one.where, one.found) for one in short] == [
+        (f"all-reduce of 2, {GIB} bytes", "busbw 39.9 GB/s"),
+        (f"all-reduce of 2, {64 * MIB} bytes", "busbw 19 GB/s"),
+    ]
+    assert "at least 20 GB/s" in short[1].wanted
+
+
+def test_wrong_data_is_never_fast_enough():
+    (short,) = compare(read(output((GIB, 99, 99, 3))), TABLE)
+    assert short.found == "6 wrong elements"
+
+
+@given(st.floats(0.01, 400), st.floats(0.01, 400), st.integers(1, 64))
+def test_no_false_alarm_and_no_miss(out, inn, mib):
+    size = mib * 16 * MIB
+    rounded = min(round(out, 2), round(inn, 2))
+    short = compare(read(output((size, out, inn, 0))), TABLE)
+    assert bool(short) == (rounded < (40 if size >= GIB else 20))
+
+
+def test_what_cannot_be_judged_is_said():
+    with pytest.raises(UsageError, match="no line of results"):
+        read("command not found")
+    with pytest.raises(UsageError, match=r"no line for all-reduce of 2 ranks; it has all-reduce of 32"):
+        compare(read(output((GIB, 47, 47, 0))), TABLE[2:])
+    with pytest.raises(UsageError, match="below the table's first"):
+        compare(read(output((8, 1, 1, 0))), TABLE)
+
+
+def test_the_command(faultbed, tmp_path):  # noqa: F811 - a fixture
+    file = tmp_path / "out.txt"
+    ranks = "".join(f"#  Rank {n:2d} Group  0 Pid  1 on host1 device  0 [0x19] NVIDIA H100\n" for n in range(2, 32))
+    for rate, code in ((47, 0), (30, 1)):
+        file.write_text(ranks + output((GIB, rate, rate, 0)))
+        done = faultbed("--lab", "inventory/rack-h100.example.yml", "preflight", "--busbw", str(file), "--json")
+        assert done.returncode == code, done.stderr
+        assert len(json.loads(done.stdout)["short"]) == code
