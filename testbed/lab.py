@@ -29,6 +29,7 @@ from testbed.watcher import Watcher, WatcherGone
 __all__ = ["Lab", "open_keeper", "open_lab", "open_machine", "runtime_inventory", "write_runtime_inventory"]
 
 SOFT_USER = "root"
+_SUDO = ("sudo", "-n", "--")
 
 
 class Lab:
@@ -38,6 +39,8 @@ class Lab:
         self.inventory_model = inventory
         self.accelerator = accelerator
         self._connections = {name: SshConnection(name, address) for name, address in addresses.items()}
+        # What a lab does on its machines needs root; who logs in as somebody else has sudo without a password there.
+        self._prefixes = {name: () if address.user == "root" else _SUDO for name, address in addresses.items()}
         self._have_code: set[str] = set()
         self._watchers: dict[str, Watcher] = {}
         self._lock = threading.Lock()
@@ -93,7 +96,7 @@ class Lab:
             UsageError: there is no such node.
         """
         if name in self._connections:
-            return SshNode(name, self._connections[name])
+            return SshNode(name, self._connections[name], prefix=self._prefixes[name])
         netns = self.netns(name)
         carrier = self._carrier_name(name)
         if netns is None or carrier is None:

@@ -116,7 +116,10 @@ class SshConnection:
 
 
 class SshNode:
-    """A machine, or a network namespace of one (`prefix` = `ip netns exec NAME`). Implements `testbed.node.Node`."""
+    """A machine, or a network namespace of one. Implements `testbed.node.Node`.
+
+    `prefix` goes before every command: `ip netns exec NAME`, or `sudo -n --`.
+    """
 
     def __init__(self, name: str, connection: SshConnection, *, prefix: Sequence[str] = ()) -> None:
         self._name = name
@@ -159,7 +162,7 @@ class SshNode:
         script = 'set -e; mkdir -p "$(dirname "$1")"; cat >"$1.new"; chmod "$2" "$1.new"; mv "$1.new" "$1"'
         session = self._connection.session()
         with contextlib.closing(session):
-            session.exec_command(shlex.join(["sh", "-c", script, "put", path, f"{mode:o}"]))
+            session.exec_command(shlex.join([*self._prefix, "sh", "-c", script, "put", path, f"{mode:o}"]))
             session.sendall(content)
             session.shutdown_write()
             _, err = _read_to_end(session, 60.0, f"{self._name}: writing {path}")

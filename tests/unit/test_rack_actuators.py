@@ -245,3 +245,16 @@ def test_patterns_mean_the_same_to_grep(kind, target, params):
         ):
             found = subprocess.run(["grep", "-Eq", "--", pattern], input=line, text=True, check=False).returncode == 0
             assert found == bool(re.search(pattern, line, re.MULTILINE)), (pattern, line)
+
+
+def test_who_is_not_root_on_a_rack_uses_sudo(tmp_path):
+    from testbed.lab import Lab
+    from testbed.ssh import Address
+
+    def address(user):
+        return Address(host="192.0.2.11", port=22, user=user, identity=tmp_path / "key", host_key="ssh-ed25519 AAAA")
+
+    model = inventory.load(inventories() / "rack-h100.example.yml")
+    with Lab(model, {"host1": address("faultbed"), "host2": address("root")}, accelerator=None) as lab:
+        assert lab.node("host1")._prefix == ("sudo", "-n", "--")
+        assert lab.node("host2")._prefix == ()
