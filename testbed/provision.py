@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import select
 import shutil
@@ -31,7 +32,17 @@ from testbed.lab import Lab, runtime_inventory
 from testbed.paths import private_dir, socket_dir
 from testbed.shipped import playbooks
 
-__all__ = ["Event", "ProvisionResult", "Site", "bring_up", "play", "provision", "site_of", "verify"]
+__all__ = [
+    "Event",
+    "ProvisionResult",
+    "Site",
+    "bring_up",
+    "files_of_soft_labs",
+    "play",
+    "provision",
+    "site_of",
+    "verify",
+]
 
 VERIFY_DEADLINE_S = 60
 """How long, within the verify play, BGP may take to converge and pings may take to be answered."""
@@ -177,7 +188,20 @@ class _Play:
     check: bool = False
 
 
+_RACK_ONLY = frozenset({"faultbed_found", "faultbed_sonic"})
+"""Of what plays share, what only roles of rack labs use."""
+
 _PROVISION = _Play(name="provision", timeout_s=600)
+
+
+def files_of_soft_labs(folder: Path) -> list[Path]:
+    """What of the playbooks brings a soft lab up, sorted: two plays, the roles that they name, and what those use."""
+    plays = [folder / "provision.yml", folder / "verify.yml"]
+    roles = {name for play in plays for name in re.findall(r"- role: (\w+)", play.read_text(encoding="utf-8"))}
+    found = [*plays, folder / "ansible.cfg"]
+    for part in ("action_plugins", "filter_plugins", "module_utils", *(f"roles/{role}" for role in roles)):
+        found += [path for path in (folder / part).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return sorted(path for path in found if path.stem not in _RACK_ONLY)
 
 
 def _verify_play() -> _Play:

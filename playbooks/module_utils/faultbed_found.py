@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 
+from faultbed_state import run
+
 __all__ = ["Found"]
 
 FOLDER = "/var/lib/faultbed/found"
@@ -17,6 +19,8 @@ FOLDER = "/var/lib/faultbed/found"
 class Found:
     """The record of one role: `sysctls` (path below /proc/sys -> value), `files` (path -> text, None: not there).
 
+    `values` are files of sysfs or configfs (path -> value), `undo` what puts a tool's setting back (key -> argv).
+
     Folders that had to be made for files are in `folders`; those that are empty then go again.
     """
 
@@ -24,9 +28,9 @@ class Found:
         self.path = os.path.join(folder, f"{role}.json")
         self.root = root
         self.changes = changes
-        self.record = {"sysctls": {}, "files": {}, "folders": {}}
+        self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}}
         with contextlib.suppress(FileNotFoundError), open(self.path, encoding="utf-8") as file:
-            self.record = json.load(file)
+            self.record |= json.load(file)
 
     def sysctl(self, path, value):
         """Bring a value below /proc/sys to what is wanted; say whether it had to be changed."""
@@ -38,6 +42,26 @@ class Found:
         self._keep("sysctls", path, have)
         with open(file, "w", encoding="ascii") as target:
             target.write(str(value))
+        return True
+
+    def value(self, path, value):
+        """Bring a file of sysfs or configfs to a value; say whether it had to be changed."""
+        real = os.path.join(self.root, path.lstrip("/"))
+        with open(real, encoding="ascii") as current:
+            have = current.read().strip()
+        if have.split() == str(value).split() or not self.changes.really(f"{path} = {value}"):
+            return False
+        self._keep("values", path, have)
+        with open(real, "w", encoding="ascii") as target:
+            target.write(str(value))
+        return True
+
+    def command(self, key, *, have, want, do, undo):
+        """Bring what a tool sets to what is wanted: `do` and `undo` are commands; say whether it had to be changed."""
+        if have == want or not self.changes.really(f"{key}: {want} (was {have})"):
+            return False
+        self._keep("undo", key, undo)
+        run(do)
         return True
 
     def file(self, path, text):
@@ -53,22 +77,34 @@ class Found:
 
     def put_back(self):
         """Everything as it was found; say how many things that took."""
+        for key, argv in reversed(list(self.record["undo"].items())):
+            if self.changes.really(f"{key}: as it was"):
+                run(argv)
+        for path, value in self.record["values"].items():
+            self._put_value(path, path.lstrip("/"), value)
         for path, value in self.record["sysctls"].items():
-            if self.changes.really(f"sysctl {path.replace('/', '.')}={value}"):
-                with open(os.path.join(self.root, "proc/sys", path), "w", encoding="ascii") as target:
-                    target.write(value)
+            self._put_value(f"sysctl {path.replace('/', '.')}", f"proc/sys/{path}", value)
         for path, text in self.record["files"].items():
             if self.changes.really(f"{path} {'removed' if text is None else 'as it was'}"):
                 self._write(path, text)
         if not self.changes.check:
-            for folder in sorted(self.record["folders"], key=len, reverse=True):
-                with contextlib.suppress(OSError):  # not empty: somebody else's by now
-                    os.rmdir(os.path.join(self.root, folder.lstrip("/")))
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(self.path)
-            with contextlib.suppress(OSError):  # the records of other roles
-                os.rmdir(os.path.dirname(self.path))
-        return len(self.record["sysctls"]) + len(self.record["files"])
+            self._forget()
+        return sum(len(self.record[kind]) for kind in ("sysctls", "files", "values", "undo"))
+
+    def _put_value(self, what, path, value):
+        if self.changes.really(f"{what}={value}"):
+            with open(os.path.join(self.root, path), "w", encoding="ascii") as target:
+                target.write(value)
+
+    def _forget(self):
+        """Folders that were made for files go if they are empty, and at last the record."""
+        for folder in sorted(self.record["folders"], key=len, reverse=True):
+            with contextlib.suppress(OSError):  # not empty: somebody else's by now
+                os.rmdir(os.path.join(self.root, folder.lstrip("/")))
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self.path)
+        with contextlib.suppress(OSError):  # the records of other roles
+            os.rmdir(os.path.dirname(self.path))
 
     def _keep(self, kind, path, value):
         if path in self.record[kind]:
@@ -104,4 +140,8 @@ class Found:
         os.makedirs(os.path.dirname(real), exist_ok=True)
         with open(f"{real}.new", "w", encoding="utf-8") as file:
             file.write(text)
+        with contextlib.suppress(FileNotFoundError):  # a daemon must still be able to read its own
+            was = os.stat(real)
+            os.chmod(f"{real}.new", was.st_mode & 0o7777)
+            os.chown(f"{real}.new", was.st_uid, was.st_gid)
         os.replace(f"{real}.new", real)

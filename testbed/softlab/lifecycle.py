@@ -436,10 +436,10 @@ def _is_same(running: LabState, inventory: Inventory) -> bool:
 
 
 def _key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:
-    """What a snapshot depends on; not the node code, which is pushed when it differs."""
+    """What a snapshot depends on; not the node code, which is pushed when it differs, nor what is only for racks."""
     rest = hashlib.sha256(f"{built.digest} {accelerator} {vm.PROCESSORS[accelerator]} {vm.qemu_version()}".encode())
     playbooks = shipped.playbooks()
-    for path in sorted(x for x in playbooks.rglob("*") if x.is_file() and "__pycache__" not in x.parts):
+    for path in provision.files_of_soft_labs(playbooks):
         rest.update(str(path.relative_to(playbooks)).encode() + b"\0" + path.read_bytes())
     return f"{_inventory_digest(inventory)}-{rest.hexdigest()[:12]}"
 

@@ -11,10 +11,26 @@ pytestmark = pytest.mark.soft
 WANTED = {
     "base_host_hugepages": 4,
     "base_host_sysctls": {"net/core/rmem_max": 16777216, "vm/zone_reclaim_mode": 0, "vm/min_free_kbytes": 8192},
+    # PTP on the front end, by software: its files only, the daemons are not in the image.
+    "time_host_ptp_netdev": "fe0",
+    "time_host_ptp_hardware": False,
+    "time_host_start": False,
+    "faultbed_qos": {"profile": "dcqcn", "roce_dscp": 26, "cnp_dscp": 48, "pfc_priorities": [3], "dcqcn": True},
+    "faultbed_dscp_map": [{"dscp": 26, "priority": 3}, {"dscp": 48, "priority": 6}],
+    # The role of Linux switches, on hosts: a soft switch has its FRR from the role fabric_switch.
+    "rack_linux_switches": "hosts",
+    "faultbed_nos": "frr",
+    "faultbed_asn": 65001,
+    "faultbed_loopback": "10.78.0.250/32",
+    "faultbed_ports": [{"netdev": "be0", "mac": "02:00:00:00:00:01", "peer": "nobody"}],
 }
 LOOK = """\
 cat /proc/sys/net/core/rmem_max /proc/sys/vm/min_free_kbytes /proc/sys/vm/nr_hugepages
 ls /etc/sysctl.d /etc/security/limits.d /etc/systemd/system.conf.d /var/lib/faultbed/found 2>/dev/null
+ls -ln /etc/frr /etc/systemd/network /etc/systemd/system /etc/linuxptp 2>/dev/null | grep -v ^total
+cat /etc/frr/frr.conf /etc/frr/daemons 2>/dev/null | sha256sum
+cat /proc/sys/net/ipv4/fib_multipath_hash_policy /proc/sys/net/ipv4/conf/be0/accept_redirects
+cat /sys/kernel/config/rdma_cm/*/ports/1/default_roce_tos 2>/dev/null
 true"""
 
 
@@ -35,7 +51,12 @@ def test_a_host_is_converged_and_returned_as_found(lab):
     assert provision.play(site, "rack", extra=WANTED).changes == {}
     for said in looks().values():
         assert said.splitlines()[:3] == ["16777216", "8192", "4"]
-        assert "90-faultbed.conf" in said
+        assert all(
+            name in said
+            for name in ("90-faultbed.conf", "90-faultbed-be0.network", "faultbed-ptp4l.service", "faultbed.conf")
+        )
+        records = ("base_host.json", "split_host.json", "time_host.json", "frr_switch.json")
+        assert all(name in said for name in records)
     assert set(provision.play(site, "rack-teardown").changes) == set(hosts)
     assert looks() == found
     assert fingerprint.diff(before, fingerprint.capture(lab)) == []

@@ -2,12 +2,15 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed import provision
 from testbed.inventory_listing import listing
 from testbed.shipped import inventories, playbooks
 
@@ -26,7 +29,7 @@ def load():
             return module
 
         yield one
-    for name in ("faultbed_state", "faultbed_found"):
+    for name in ("faultbed_state", "faultbed_found", "faultbed_frr"):
         sys.modules.pop(name, None)
 
 
@@ -194,3 +197,167 @@ def test_config_db_holds_strings_only(tables):
 
     assert {type(leaf) for leaf in leaves(tables())} == {str}
     json.dumps(tables())
+
+
+def test_a_tool_s_setting_is_put_back_by_its_own_command(role):
+    """What cannot be read as a file: the undo is written down before it is done, once, and run before all else."""
+    state = role.root / "state"
+    state.write_text("dscp\n")
+
+    def bring(want, *, check=False):
+        have = state.read_text().strip()
+        do, undo = (["sh", "-c", f"echo {word} > {state}"] for word in (want, have))
+        one, made = role(check=check)
+        one.command("trust", have=have, want=want, do=do, undo=undo)
+        return made.made
+
+    assert bring("pcp", check=True) == ["trust: pcp (was dscp)"]
+    assert state.read_text() == "dscp\n"
+    assert bring("pcp") == ["trust: pcp (was dscp)"]
+    assert bring("pcp") == []
+    bring("other")
+    assert role()[0].put_back() == 1
+    assert state.read_text() == "dscp\n"
+
+
+def test_a_value_of_sysfs_and_the_mode_of_a_file_are_put_back(role):
+    (role.root / "sys").mkdir()
+    (role.root / "sys/prio").write_text("0\n")
+    (role.root / "etc/there").chmod(0o640)
+    one, _ = role()
+    assert one.value("/sys/prio", 1)
+    assert not one.value("/sys/prio", 1)
+    one.file("/etc/there", "new\n")
+    assert (role.root / "etc/there").stat().st_mode & 0o777 == 0o640
+    role()[0].put_back()
+    assert (role.root / "sys/prio").read_text().strip() == "0"
+    assert ((role.root / "etc/there").read_text(), (role.root / "etc/there").stat().st_mode & 0o777) == ("old\n", 0o640)
+
+
+@pytest.fixture(scope="module")
+def program(load):
+    return lambda name: load(playbooks() / f"roles/{name}/files/{name}.py")
+
+
+MLNX_QOS = """\
+DCBX mode: OS controlled
+Priority trust state: dscp
+PFC configuration:
+	priority    0   1   2   3   4   5   6   7
+	enabled     0   0   0   1   0   0   0   0
+	buffer      0   0   0   1   0   0   0   0
+"""
+MLXCONFIG = """\
+Device #1:
+----------
+Device type:    ConnectX7
+Configurations:                                      Next Boot
+        CNP_DSCP_P1                                 48
+        PCI_WR_ORDERING                             per_mkey(0)
+        KEEP_ETH_LINK_UP_P1                         True(1)
+"""
+
+
+def test_what_rnic_tools_print_is_read(program):
+    """The documented output of mlnx_qos and mlxconfig; not yet run on hardware."""
+    rnic = program("rnic_host")
+    assert rnic.trust_and_pfc(MLNX_QOS) == ("dscp", "0,0,0,1,0,0,0,0")
+    assert rnic.trust_and_pfc("no such device") == (None, None)
+    assert rnic.firmware_settings(MLXCONFIG) == {
+        "CNP_DSCP_P1": "48",
+        "PCI_WR_ORDERING": "0",
+        "KEEP_ETH_LINK_UP_P1": "1",
+    }
+
+
+def test_acs_is_read_from_configuration_space(program, tmp_path):
+    look = program("gpudirect_host")
+
+    def bridge(name, control, *, kind="0x060400"):
+        config = bytearray(4096)
+        config[0x100:0x104] = (0x0001 | 1 << 16 | 0x140 << 20).to_bytes(4, "little")
+        config[0x140:0x144] = (0x000D | 1 << 16).to_bytes(4, "little")
+        config[0x146:0x148] = control.to_bytes(2, "little")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+        (tmp_path / name / "config").write_bytes(config)
+
+    bridge("0000:16:00.0", 0x1D)
+    bridge("0000:17:00.0", 0x01)
+    bridge("0000:18:00.0", 0x1D, kind="0x020000")
+    assert look.bridges_that_redirect(str(tmp_path)) == ["0000:16:00.0"]
+    assert look.acs_control(bytes(256)) == 0
+    assert look.acs_control(b"") == 0
+    looped = bytearray(4096)
+    looped[0x100:0x104] = (0x0001 | 0x100 << 20).to_bytes(4, "little")
+    assert look.acs_control(bytes(looped)) == 0
+
+
+def test_gpu_modes_are_read(program):
+    assert program("gpu_host").persistence("0, Enabled\n1, Disabled\n") == [("0", "Enabled"), ("1", "Disabled")]
+
+
+def test_ptp_needs_a_second_program_only_with_a_hardware_clock(program):
+    ptp = program("time_host")
+    wanted = {"netdev": "ens1f0", "domain": 24, "hardware": True}
+    made = ptp.files(wanted)
+    assert "domainNumber 24" in made[ptp.CONFIG]
+    assert "-s ens1f0 -c CLOCK_REALTIME -w -n 24" in made[f"{ptp.UNITS}/{ptp.PHC2SYS}"]
+    assert ptp.units(wanted | {"hardware": False}) == [ptp.PTP4L]
+    assert "time_stamping software" in ptp.files(wanted | {"hardware": False})[ptp.CONFIG]
+
+
+def test_a_linux_switch_routes_as_a_soft_one(program):
+    hostvars = listing(inventories() / "rack-h100.example.yml")["_meta"]["hostvars"]["rtsw1"]
+    wanted = {"name": "rtsw1", **{key: hostvars[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
+    made = program("frr_switch").config(wanted)
+    assert "router bgp 65101" in made
+    assert made.count("interface peer-group fabric") == 4
+    assert "ip address 10.78.0.1/32" in made
+
+
+def test_the_back_end_has_a_table_for_each_rnic_and_no_default_route(program):
+    hostvars = listing(inventories() / "rack-h100.example.yml")["_meta"]["hostvars"]["host1"]
+    rnic = hostvars["faultbed_rnics"][3]
+    made = program("split_host").network(rnic, 3, 9000)
+    assert "[RoutingPolicyRule]\nFrom=10.77.1.7\nTable=103\nPriority=1003" in made
+    assert "Gateway=10.77.1.6\nTable=103" in made
+    assert "DefaultRouteOnDevice" not in made
+
+
+def test_a_storage_target_is_a_file_on_a_port_of_the_front_end(program, tmp_path):
+    """The shell, over a folder in place of configfs, which there makes the files that are written to."""
+    target = program("storage_target")
+    file = tmp_path / "storage.img"
+    wanted = {"gib": 1, "file": str(file), "nqn": "nqn.x:y", "port": 4420, "address": "10.79.0.1/24"}
+    root = str(tmp_path / "nvmet")
+    subprocess.run(["sh", "-ec", target.serve(wanted, root)], check=True)
+    assert file.stat().st_size == 2**30
+    port = tmp_path / f"nvmet/ports/{target.PORT_ID}"
+    assert (port / "addr_traddr").read_text() == "10.79.0.1\n"
+    assert (port / "subsystems/nqn.x:y/namespaces/1/device_path").read_text() == str(file)
+    empty = str(tmp_path / "nothing")
+    subprocess.run(["sh", "-ec", target.end(wanted, empty)], check=True)
+    assert not file.exists()
+
+
+def test_every_variable_of_a_role_is_documented_and_used():
+    for role in sorted((playbooks() / "roles").iterdir()):
+        defaults, tasks = role / "defaults/main.yml", (role / "tasks/main.yml").read_text()
+        if not defaults.exists():
+            continue
+        text = defaults.read_text()
+        for name in yaml.safe_load(text):
+            assert name.startswith(f"{role.name}_"), name
+            assert name in tasks, name
+            above = text.split(f"\n{name}:")[0].rstrip().splitlines()
+            assert any(line.startswith("#") for line in above), f"{name} has no comment"
+
+
+def test_what_is_only_for_racks_makes_no_snapshot_old():
+    """A change of these files must not provision every soft lab anew; one of those must."""
+    files = {str(path.relative_to(playbooks())) for path in provision.files_of_soft_labs(playbooks())}
+    assert {"provision.yml", "verify.yml", "ansible.cfg", "module_utils/faultbed_frr.py"} <= files
+    assert "roles/roce_host/files/roce_host.py" in files
+    assert "filter_plugins/faultbed.py" in files
+    assert not any(word in path for path in files for word in ("rack", "rnic_host", "sonic", "teardown", "found"))

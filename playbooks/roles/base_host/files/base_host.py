@@ -43,7 +43,7 @@ def files(wanted, sysctls):
     memlock = str(wanted["memlock"])
     limit = "unlimited" if memlock == "infinity" else memlock
     bytes_ = memlock if memlock == "infinity" else f"{memlock}K"
-    head = "# Written by faultbed's role base_host; base_host_teardown removes it.\n"
+    head = "# Written by faultbed's role base_host; host_teardown removes it.\n"
     lines = "".join(f"{path.replace('/', '.')} = {value}\n" for path, value in sorted(sysctls.items()))
     return {
         SYSCTL_FILE: head + lines,

@@ -1,0 +1,58 @@
+"""Let a host's clock follow PTP: ptp4l's configuration, and units for it and for phc2sys (linuxptp)."""
+
+import os
+import shutil
+
+from faultbed_found import Found
+from faultbed_state import StateError, answer, run
+
+CONFIG = "/etc/linuxptp/faultbed.conf"
+UNITS = "/etc/systemd/system"
+PTP4L, PHC2SYS = "faultbed-ptp4l.service", "faultbed-phc2sys.service"
+
+
+def main(wanted, check):
+    """Entry point of the action on_node."""
+    answer(_bring, wanted, check=check)
+
+
+def _bring(wanted, changes):
+    if not wanted["netdev"]:
+        return
+    if not os.path.isdir(f"/sys/class/net/{wanted['netdev']}"):
+        raise StateError(f"no interface {wanted['netdev']}: mend time_host_ptp_netdev")
+    if wanted["start"] and shutil.which("ptp4l") is None:
+        raise StateError("ptp4l is not installed: install linuxptp, or set time_host_start to false")
+    found = Found("time_host", changes)
+    wrote = [found.file(path, text) for path, text in files(wanted).items()]
+    if any(wrote) and not changes.check:
+        run(["systemctl", "daemon-reload"])
+    for unit in units(wanted) if wanted["start"] else ():
+        have = run(["systemctl", "is-active", unit], ok=(0, 3, 4)).strip()
+        found.command(unit, have=have, want="active", do=["systemctl", "start", unit], undo=["systemctl", "stop", unit])
+
+
+def units(wanted):
+    """The units that are wanted: without a hardware clock ptp4l sets the system's by itself."""
+    return [PTP4L, PHC2SYS] if wanted["hardware"] else [PTP4L]
+
+
+def files(wanted):
+    """Configuration and units: path -> text."""
+    stamps = "hardware" if wanted["hardware"] else "software"
+    made = {
+        CONFIG: (
+            f"[global]\ndomainNumber {wanted['domain']}\nslaveOnly 1\ntime_stamping {stamps}\n[{wanted['netdev']}]\n"
+        ),
+        f"{UNITS}/{PTP4L}": _unit("PTP", f"/usr/sbin/ptp4l -f {CONFIG}", after="network.target"),
+    }
+    if wanted["hardware"]:
+        follow = f"/usr/sbin/phc2sys -s {wanted['netdev']} -c CLOCK_REALTIME -w -n {wanted['domain']}"
+        made[f"{UNITS}/{PHC2SYS}"] = _unit("the system clock after PTP", follow, after=PTP4L)
+    return made
+
+
+def _unit(what, command, *, after):
+    return (
+        f"[Unit]\nDescription=faultbed: {what}\nAfter={after}\n\n[Service]\nExecStart={command}\nRestart=on-failure\n"
+    )
