@@ -13,13 +13,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from inject.kind import Binding, FaultKind, Fidelity, Param, ParamType
-from inject.kinds import gpu, host, link, packet, rack, switch
+from inject.kinds import congestion, gpu, host, link, packet, rack, rnic, switch
 from inject.rack import WAYS
 from testbed.errors import UsageError
 
 __all__ = ["CATALOGUE", "Binding", "FaultKind", "Fidelity", "Param", "ParamType", "find"]
 
-_ALL = (*link.KINDS, *packet.KINDS, *switch.KINDS, *host.KINDS, *gpu.KINDS, *rack.KINDS)
+_ALL = (
+    *link.KINDS,
+    *packet.KINDS,
+    *congestion.KINDS,
+    *switch.KINDS,
+    *rnic.KINDS,
+    *host.KINDS,
+    *gpu.KINDS,
+    *rack.KINDS,
+)
 
 
 def _with_rack(kind: FaultKind) -> FaultKind:

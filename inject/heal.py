@@ -1,10 +1,10 @@
 """Finds and reverts what faults left behind, without a journal and without knowing who left it.
 
 It goes by marks: units named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named
-`fbvia*` and the redirections to them, busy processes and stopped ones, a CPU limit on a soft GPU, ports of the topology
-that are down, links of VMs without carrier. One command a machine, all machines at once; one that does not answer does
-not keep the others waiting. What has no mark of its own (a setting, a line of a configuration, a killed daemon) lives
-no longer than its machine, and so does its stored revert.
+`fbvia*` and the redirections to them, a rule to the table that steers, busy processes and stopped ones, a CPU limit on
+a soft GPU or on ranks, ports of the topology that are down, links of VMs without carrier. One command a machine, all
+machines at once; one that does not answer does not keep the others waiting. What has no mark of its own (a setting, a
+line of a configuration, a killed daemon) lives no longer than its machine, and so does its stored revert.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from inject.channels import revert_dir
 from inject.node.cgroup import UNLIMITED
 from inject.node.holder import REVERT_DIR
 from inject.node.qmp import set_link
+from inject.node.ranks import CGROUP
+from inject.node.steer import PRIORITY, TABLE
 from testbed import counters
 from testbed.errors import LabError, RevertFailed
 
@@ -54,7 +56,16 @@ for n in '' $(ls /run/netns 2>/dev/null); do
   for d in $($in ip -o link show type ifb 2>/dev/null | sed -n 's/^[0-9]*: \\(fbvia[^:@]*\\).*/\\1/p'); do
     if $in ip link del "$d"; then echo "{_MARK} removed $d ${{n:+in $n}}"; else echo "failed: $d"; fi
   done
+  if $in ip rule show priority {PRIORITY} 2>/dev/null | grep -q 'lookup {TABLE}'; then
+    if $in ip rule del priority {PRIORITY}; then echo "{_MARK} removed the rule to table {TABLE} ${{n:+in $n}}"
+    else echo "failed: rule {PRIORITY}"; fi
+    $in ip route flush table {TABLE} 2>/dev/null
+  fi
 done
+if [ -d {CGROUP} ]; then
+  for p in $(cat {CGROUP}/cgroup.procs); do echo $p > /sys/fs/cgroup/cgroup.procs; done
+  if rmdir {CGROUP}; then echo "{_MARK} removed {CGROUP}"; else echo "failed: {CGROUP}"; fi
+fi
 for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
   [ -e "$c" ] || continue
   was=$(cat "$c"); [ "$was" = "{UNLIMITED}" ] && continue

@@ -65,9 +65,9 @@ class PlannedFault:
     steps: tuple[aim.Step, ...]
     must_move: tuple[aim.Witness, ...]
     must_not_move: tuple[str, ...]
-    restored: tuple[tuple[str, int], ...]
+    restored: tuple[tuple[str, int | None], ...]
     shows: Mapping[str, Any]
-    while_on: tuple[tuple[str, int], ...]
+    while_on: tuple[tuple[str, int | None], ...]
     learn: aim.Learn | None
 
     @property

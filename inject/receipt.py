@@ -147,7 +147,7 @@ def judge_fired(
         witness=next(
             itertools.chain(
                 (key for each in planned.must_move for key in each.any_of if moved.get(key, 0) >= each.at_least),
-                (key for key, value in planned.while_on if armed.while_on.get(key) == value),
+                (key for key, value in planned.while_on if key in armed.while_on and armed.while_on[key] == value),
             ),
             None,
         ),
@@ -169,7 +169,7 @@ def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
     return elsewhere + [
         f"{key} was {armed.while_on.get(key)} while the fault was on, was to be {value}"
         for key, value in planned.while_on
-        if armed.while_on.get(key) != value
+        if key not in armed.while_on or armed.while_on[key] != value
     ]
 
 

@@ -1,4 +1,4 @@
-"""Faults of GPUs: slower by a percentage, by a wave, or by a neighbour."""
+"""Faults of GPUs: slower by a percentage, by a wave, or by a neighbour; gone."""
 
 from __future__ import annotations
 
@@ -64,6 +64,21 @@ def _noisy_neighbour(asked: Request) -> Shot:
     )
 
 
+def _lost(asked: Request) -> Shot:
+    name, cgroup = _gpu(asked)
+    unit = cgroup.rpartition("/")[2]
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "service", {"unit": unit, "cgroup": cgroup}, claims=cgroup),
+        steps=(Step(do=f"systemctl kill -s KILL {unit}", undo=f"systemctl start {unit}"),),
+        must_move=(),
+        must_not_move=_other_gpus(asked, "nr_throttled"),
+        restored=((f"{name}.quota_us", -1),),
+        shows={"cgroup": cgroup},
+        while_on=((f"{name}.quota_us", None),),
+    )
+
+
 def _gpu(asked: Request) -> tuple[str, str]:
     target = asked.target
     if target.gpu is None:
@@ -85,4 +100,5 @@ BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "gpu.throttle": _throttle,
     "gpu.thermal": _thermal,
     "gpu.noisy-neighbour": _noisy_neighbour,
+    "gpu.lost": _lost,
 }

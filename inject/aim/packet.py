@@ -17,13 +17,15 @@ from inject.aim.hop import (
     matches,
     ruleset,
 )
-from inject.aim.shot import Request, Shot, Witness, rnic_counters
+from inject.aim.shot import Request, Shot, Step, Witness, held, rnic_counters
 from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 
 # A packet is missing: the receiver sees the gap (NAK), or the sender's timer runs out; a lost ACK makes a duplicate.
 _LOSS = ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "duplicate_request")
+# What a forged packet does to the RNIC that believes it.
+_FORGED = {"nak": ("completer_retry_err", "rcvd_seq_err"), "replay": ("duplicate_request",)}
 # More packets than all queue pairs of a host have in flight: the detour drops nothing unasked (tc-netem(8), limit).
 _LIMIT = "limit 20000"
 
@@ -129,6 +131,38 @@ def _duplicate(asked: Request) -> Shot:
     return _on_detour(asked, f"netem {_LIMIT} duplicate 100%", _seen(asked, hop_of(asked), "InECT1Pkts"))
 
 
+def _forge(asked: Request) -> Shot:
+    what, qp, count = (asked.params[name] for name in ("what", "qp", "count"))
+    hop = hop_of(asked)
+    link = asked.target.link
+    if link is None or link.rnic is None or hop.far != link.b.node:
+        raise UsageError(f"{asked.where}.target: a forged packet goes to an RNIC; take one, or the port that faces it")
+    args = {
+        "netns": hop.place.netns,
+        "device": hop.port.netdev,
+        "what": what,
+        "qp": None if qp == "any" else qp,
+        "count": count,
+    }
+    rnic = f"{link.b.node}/{link.rnic}"
+    effects = tuple(f"{rnic}.{name}" for name in _FORGED.get(what, ()))
+    to = "a QP" if qp == "any" else f"QP {qp}"
+    return Shot(
+        place=hop.place,
+        request=held(asked, "forge", args, claims=f"{hop.place.netns}/forge/{asked.id}"),
+        steps=(
+            Step(
+                do=f"{count} times: send a {what} out of {hop.port.netdev} of {hop.place.netns}, made from a packet "
+                f"to {to} that is passing (AF_PACKET)",
+                undo="# a packet that was sent is gone",
+            ),
+        ),
+        must_move=(_seen(asked, hop, "InECT1Pkts"), *((Witness(any_of=effects),) if effects else ())),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"device": hop.port.netdev, "what": what},
+    )
+
+
 BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "packet.drop": _drop,
     "packet.mark": _mark,
@@ -136,4 +170,5 @@ BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "packet.delay": _delay,
     "packet.reorder": _reorder,
     "packet.duplicate": _duplicate,
+    "packet.forge": _forge,
 }

@@ -84,7 +84,8 @@ class Shot:
     """How a fault is done. The fields are those of `inject.plan.PlannedFault`.
 
     `shows` is what the readback after arming must say besides `applied`: that the change is where it was to be.
-    `while_on` are states (`node/name`, value) that are read by another way than the holder's while the fault is on.
+    `while_on` are states (`node/name`, value) that are read by another way than the holder's while the fault is on;
+    None: nothing of that name is there.
     """
 
     place: Place
@@ -92,9 +93,9 @@ class Shot:
     steps: tuple[Step, ...]
     must_move: tuple[Witness, ...]
     must_not_move: tuple[str, ...]
-    restored: tuple[tuple[str, int], ...] = ()
+    restored: tuple[tuple[str, int | None], ...] = ()
     shows: Mapping[str, Any] = field(default_factory=dict)
-    while_on: tuple[tuple[str, int], ...] = ()
+    while_on: tuple[tuple[str, int | None], ...] = ()
     learn: Learn | None = None
 
 

@@ -12,6 +12,8 @@ __all__ = ["BY_KIND"]
 # BGP of a lab gives a silent neighbour up after 3 s (playbooks/module_utils/faultbed_frr.py, timers bgp).
 HOLD_S = 3.0
 _FRR = "/usr/lib/frr"
+# In the order in which they start.
+_DAEMONS = ["mgmtd", "zebra", "bgpd"]
 # Traffic, not keepalives: of these an uplink sends a few a second.
 _PACKETS = 100
 
@@ -123,10 +125,70 @@ def _hash_policy(asked: Request) -> Shot:
     )
 
 
+def _reboot(asked: Request) -> Shot:
+    switch = asked.target.node
+    place = on_switch(asked, switch)
+    links = asked.topology.links_of(switch)
+    far = [link.other(switch) for link in links if link.is_uplink]
+    if not far:
+        raise UsageError(f"{asked.where}.target: {switch} has no uplink whose other end could tell")
+    ports = [link.end(switch).netdev for link in links]
+    inside = f"ip -n {place.netns} link set dev"
+    pids = " ".join(f"/run/frr/{place.netns}/{daemon}.pid" for daemon in _DAEMONS)
+    return Shot(
+        place=place,
+        request=held(asked, "reboot", {"netns": place.netns, "ports": ports, "daemons": _DAEMONS}, claims=switch),
+        steps=(
+            Step(do=f"kill -KILL $(cat {pids})", undo=f"{_FRR}/<each> -d -N {place.netns} ...   # as it was started"),
+            *(Step(do=f"{inside} {port} down", undo=f"{inside} {port} up") for port in ports),
+        ),
+        must_move=(Witness(any_of=tuple(f"{end.node}/{end.netdev}.carrier_down_count" for end in far)),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        restored=tuple((f"{switch}/{port}.up", 1) for port in ports),
+        shows={"netns": place.netns, "whole": True},
+    )
+
+
+def _drain(asked: Request) -> Shot:
+    switch = asked.topology.switch_by_name[asked.target.node]
+    ends = [link.other(switch.name) for link in asked.topology.links_of(switch.name) if link.is_uplink]
+    others = [
+        f"{end.node}/{link.end(end.node).netdev}.tx_packets"
+        for end in ends
+        for link in asked.topology.links_of(end.node)
+        if link.is_uplink and link.other(end.node).node != switch.name
+    ]
+    if switch.role == "rtsw" or not others:
+        raise UsageError(f"{asked.where}.target: {switch.name} is the only way to somewhere: it cannot be drained")
+    place = on_switch(asked, switch.name)
+    path, line = [f"router bgp {switch.asn}"], "bgp graceful-shutdown"
+    shell = " ".join(f"-c '{word}'" for word in ("configure terminal", *path))
+    return Shot(
+        place=place,
+        request=held(
+            asked,
+            "frr",
+            {"netns": place.netns, "path": path, "line": line, "add": True},
+            claims=f"{place.netns}/{line}",
+        ),
+        steps=(
+            Step(
+                do=f"vtysh -N {place.netns} -d bgpd {shell} -c '{line}'",
+                undo=f"vtysh -N {place.netns} -d bgpd {shell} -c 'no {line}'",
+            ),
+        ),
+        must_move=(Witness(any_of=tuple(others), at_least=_PACKETS),),
+        must_not_move=rnic_counters(asked.topology, "send_err", "completer_retry_err"),
+        shows={"netns": place.netns, "line": line},
+    )
+
+
 BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "switch.bgp-kill": _bgp_kill,
     "switch.bgp-reset": _bgp_reset,
     "switch.freeze": _freeze,
     "switch.withdraw": _withdraw,
     "switch.hash-policy": _hash_policy,
+    "switch.reboot": _reboot,
+    "switch.drain": _drain,
 }

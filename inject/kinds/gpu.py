@@ -1,4 +1,4 @@
-"""GPUs: slower than they should be."""
+"""GPUs: slower than they should be, or gone."""
 
 from __future__ import annotations
 
@@ -59,4 +59,18 @@ _NEIGHBOUR = described(
     colour="#735d78",
 )
 
-KINDS = (_THROTTLE, _THERMAL, _NEIGHBOUR)
+_LOST = described(
+    name="gpu.lost",
+    summary="fallen off the bus: the GPU is gone in the middle of its work, and comes back only when the fault ends",
+    binding={"gpu": "unit"},
+    params=(),
+    fidelity={"soft": "emulated"},
+    armed_by="the GPU's service has no process any more",
+    must_move="nothing: the GPU's cgroup is gone, as a second look finds while the fault is on",
+    must_not_move="nr_throttled of every other GPU",
+    reversible=True,
+    colour="#5e3b6d",
+    tried=(),
+)
+
+KINDS = (_THROTTLE, _THERMAL, _NEIGHBOUR, _LOST)

@@ -1,4 +1,4 @@
-"""Packets: dropped, marked, corrupted, delayed, duplicated, reordered, told apart by what is in their headers."""
+"""Packets: dropped, marked, corrupted, delayed, duplicated, reordered, told apart by their headers; and forged ones."""
 
 from __future__ import annotations
 
@@ -109,4 +109,31 @@ _DUPLICATE = _packet(
     colour="#2a9d8f",
 )
 
-KINDS = (_DROP, _MARK, _CORRUPT, _DELAY, _REORDER, _DUPLICATE)
+_FORGE = described(
+    name="packet.forge",
+    summary="put packets on the wire that nobody has sent, made from live ones towards the target, their ICRC right",
+    binding={"port": "fd", "rnic": "fd"},
+    params=(
+        Param(
+            name="what",
+            type="choice",
+            unit="",
+            summary="a CNP; a NAK of the next PSN; the last ACK again; a data packet again; one to a QP that nobody "
+            "has; one with a wrong transport version",
+            choices=("cnp", "nak", "ack", "replay", "stray", "malformed"),
+            required=True,
+        ),
+        Param(name="qp", type="qpn", unit="", summary="destination QP number of the live packet", default="any"),
+        Param(name="count", type="integer", unit="packets", summary="at most", low=1, high=10_000, default=10),
+    ),
+    fidelity={"soft": "real"},
+    armed_by="the socket at the port, by the holder",
+    must_move="InECT1Pkts of the receiver's IP layer (forged packets are dyed with ECT(1)); for a NAK also "
+    "completer_retry_err or rcvd_seq_err of the target RNIC, for a data packet again its duplicate_request",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#3a86ff",
+    tried=(),
+)
+
+KINDS = (_DROP, _MARK, _CORRUPT, _DELAY, _REORDER, _DUPLICATE, _FORGE)

@@ -9,16 +9,16 @@ __all__ = ["KINDS"]
 _SESSIONS = "TCP connections opened anew (ActiveOpens, PassiveOpens) at the switches it speaks BGP with"
 
 
-def _switch(name: str, summary: str, **rest: str) -> FaultKind:
+def _switch(name: str, summary: str, *, tried: tuple[str, ...] = ("soft",), **rest: str) -> FaultKind:
     return described(
         name=f"switch.{name}",
         summary=summary,
         binding={"switch": "unit"},
         params=(),
         fidelity={"soft": rest.pop("fidelity", "real")},  # type: ignore[dict-item]
-        must_not_move="rxe send_err",
+        must_not_move=rest.pop("must_not_move", "rxe send_err"),
         reversible=True,
-        # That one: tests/soft/test_control.py has not been seen through yet.
+        tried=tried,
         **rest,
     )
 
@@ -58,5 +58,23 @@ KINDS = (
         armed_by="the sysctl, read back by the holder and by the counters",
         must_move="packets sent on the switch's uplinks meanwhile",
         colour="#8d99ae",
+    ),
+    _switch(
+        "reboot",
+        "the switch reboots: its routing daemons are killed, every port is down for the window, then both come back",
+        fidelity="emulated",
+        armed_by="the daemons' processes are gone and the flags of every port are down",
+        must_move="carrier_down_count of the other end of an uplink",
+        colour="#4a4e69",
+        tried=(),
+    ),
+    _switch(
+        "drain",
+        "maintenance: the switch asks its neighbours to prefer others (BGP graceful shutdown, RFC 8326)",
+        armed_by="the line of bgpd's running configuration",
+        must_move="packets sent on its neighbours' other uplinks meanwhile",
+        must_not_move="rxe send_err, completer_retry_err: a drain loses nothing",
+        colour="#9a8c98",
+        tried=(),
     ),
 )

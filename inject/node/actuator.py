@@ -44,10 +44,12 @@ class Actuator(Protocol):
 
 
 _ACTUATORS = {
+    "background": ("background", "BackgroundActuator"),
     "bgp_reset": ("frr", "BgpResetActuator"),
     "cgroup": ("cgroup", "CgroupActuator"),
     "commands": ("commands", "CommandsActuator"),
     "detour": ("detour", "DetourActuator"),
+    "forge": ("forge", "ForgeActuator"),
     "frr": ("frr", "FrrActuator"),
     "hog": ("hog", "HogActuator"),
     "hop": ("hop", "HopActuator"),
@@ -55,6 +57,12 @@ _ACTUATORS = {
     "mtu": ("link", "MtuActuator"),
     "process": ("process", "ProcessActuator"),
     "qmp": ("qmp", "QmpActuator"),
+    "ranks": ("ranks", "RanksActuator"),
+    "reboot": ("reboot", "RebootActuator"),
+    "rnic_remove": ("rnic", "RnicRemoveActuator"),
+    "rnic_reset": ("rnic", "RnicResetActuator"),
+    "service": ("service", "ServiceActuator"),
+    "steer": ("steer", "SteerActuator"),
     "sysctl": ("sysctl", "SysctlActuator"),
 }
 

@@ -18,38 +18,42 @@ _SESSION_S = 10.0
 
 
 class FrrActuator:
-    """Takes the line `line` of bgpd's configuration away, below the nested `path`; puts it back."""
+    """Takes the line `line` of bgpd's configuration away, below the nested `path`; puts it back. `add`: the reverse."""
 
     poll_s = None
     patience_s = 10.0
 
-    def __init__(self, *, netns: str, path: list[str], line: str) -> None:
-        self._netns, self._path, self._line = netns, path, line
+    def __init__(self, *, netns: str, path: list[str], line: str, add: bool = False) -> None:
+        self._netns, self._path, self._line, self._add = netns, path, line, add
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse where the line is not there: somebody has taken it away."""
+        """Refuse where somebody else has made the change already."""
         seen = self.read()
         if seen["applied"]:
-            raise Refused(f"bgpd of {self._netns} has no `{self._line}`, and not by us: run `faultbed reset`")
+            has = "has" if self._add else "has no"
+            raise Refused(f"bgpd of {self._netns} {has} `{self._line}`, and not by us: run `faultbed reset`")
         return seen
 
     def revert_script(self) -> str:
-        """Put the line back; a namespace or daemon that is gone has no configuration."""
-        return f"[ ! -e /run/netns/{self._netns} ] || {shlex.join(self._argv(self._line))} >/dev/null"
+        """The line as it was; a namespace or daemon that is gone has no configuration."""
+        # To take away what is not there is an error to bgpd, and to nobody else.
+        tolerant = " || true" if self._add else ""
+        change = shlex.join(self._argv(add=not self._add))
+        return f"[ ! -e /run/netns/{self._netns} ] || {{ {change} >/dev/null{tolerant}; }}"
 
     def on(self) -> None:
-        """Without the line."""
-        run(self._argv(f"no {self._line}"))
+        """Without the line, or with it."""
+        run(self._argv(add=self._add))
 
     def off(self) -> None:
-        """With it."""
-        run(self._argv(self._line))
+        """As it was."""
+        run(self._argv(add=not self._add))
 
     def read(self) -> dict[str, Any]:
         """Whether the running configuration has the line."""
         running = run([*_vtysh(self._netns), "-c", "show running-config"])
         there = any(each.strip() == self._line for each in running.splitlines())
-        return {"applied": not there, "netns": self._netns, "line": self._line}
+        return {"applied": there is self._add, "netns": self._netns, "line": self._line}
 
     def hits(self) -> None:
         """Edges are the count."""
@@ -57,8 +61,8 @@ class FrrActuator:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _argv(self, line: str) -> list[str]:
-        commands = ["configure terminal", *self._path, line]
+    def _argv(self, *, add: bool) -> list[str]:
+        commands = ["configure terminal", *self._path, self._line if add else f"no {self._line}"]
         return [*_vtysh(self._netns), *(word for command in commands for word in ("-c", command))]
 
 

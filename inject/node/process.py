@@ -18,7 +18,7 @@ from typing import Any
 from inject.node.actuator import Refused, enter_netns
 from inject.node.command import run
 
-__all__ = ["ProcessActuator"]
+__all__ = ["ProcessActuator", "processes_with"]
 
 FRR_DIR = "/run/frr"
 _END_S = 5.0
@@ -138,21 +138,26 @@ class ProcessActuator:
             numbers = (_read(_pidfile(self._netns, name)) for name in self._find["daemons"])
             pids = [int(number) for number in numbers if number]
             return [pid for pid, name in zip(pids, self._find["daemons"], strict=False) if _comm(pid) == name]
-        wanted = self._find["argument"].encode()
-        return [
-            int(entry)
-            for entry in os.listdir("/proc")  # noqa: PTH208 - start-up time
-            if entry.isdigit()
-            and int(entry) != os.getpid()
-            and wanted in _arguments(int(entry))
-            # `env` and shells carry the words of what they start.
-            and _comm(int(entry)).startswith("python")
-        ]
+        return processes_with(self._find["argument"])
 
     def _said(self) -> str:
         return ", ".join(
             str(x) for x in self._find.get("daemons", [self._find.get("argument", self._find.get("comm"))])
         )
+
+
+def processes_with(argument: str) -> list[int]:
+    """Python processes, other than this one, that have the whole `argument` in their command line."""
+    wanted = argument.encode()
+    return [
+        int(entry)
+        for entry in os.listdir("/proc")  # noqa: PTH208 - start-up time
+        if entry.isdigit()
+        and int(entry) != os.getpid()
+        and wanted in _arguments(int(entry))
+        # `env` and shells carry the words of what they start.
+        and _comm(int(entry)).startswith("python")
+    ]
 
 
 def _pidfile(netns: str | None, daemon: str) -> str:

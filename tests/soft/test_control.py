@@ -31,6 +31,17 @@ CASES = (
     ("gpu.thermal", "host1:gpu0", 2.0, {"period": 2}),
     ("gpu.noisy-neighbour", "host1:gpu0", 2.0, {"neighbours": 2}),
     ("host.rank-hang", "host3", 1.5, {}),
+    ("packet.forge", "host1:rxe0", 1.5, {"what": "nak"}),
+    ("congestion.background", "host3:rxe0", 1.5, {"rate": 5}),
+    ("congestion.shallow-queue", "host3:rxe0", 1.5, {"packets": 3, "rate": 5}),
+    ("congestion.hash-collision", "rtsw1:ctsw1", 2.0, {}),
+    # The end that posts: of writes the other one's CPU knows nothing.
+    ("congestion.slow-receiver", "host1", 2.0, {}),
+    ("switch.drain", "ctsw1", 2.0, {}),
+    ("switch.reboot", "ctsw1", 2.0, {}),
+    ("rnic.reset", "host3:rxe0", 1.5, {}),
+    ("rnic.remove", "host2:rxe1", 1.0, {}),
+    ("gpu.lost", "host2:gpu0", 1.0, {}),
 )
 
 
@@ -116,7 +127,8 @@ def test_what_was_done_elsewhere_is_never_proved(lab, tmp_path, busy):
     """Every kind done at another target of the same sort, where there is one: the plan's own is not believed."""
     believed = []
     others = {"host1:gpu0": "host2:gpu0", "host3": "host2", "host3:rxe0": "host2:rxe1", "rtsw1:ctsw1": "rtsw2:ctsw2"}
-    others |= {"rtsw1": "rtsw2", "rtsw2": "rtsw1", "ctsw1": "ctsw2"}
+    others |= {"rtsw1": "rtsw2", "rtsw2": "rtsw1", "ctsw1": "ctsw2", "host1": "host3", "host1:rxe0": "host3:rxe0"}
+    others |= {"host2:rxe1": "host4:rxe1", "host2:gpu0": "host4:gpu0"}
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
         for index, (kind, target, for_s, params) in enumerate(CASES):
             if kind == "host.rank-hang":

@@ -31,6 +31,15 @@ KINDS = {
     "packet.delay": ("host1:rxe0", {"delay": 20}),
     "packet.reorder": ("host1:rxe0", {"share": 0.1, "direction": "from"}),
     "packet.duplicate": ("host1:rxe0", {}),
+    "packet.forge": ("host1:rxe0", {"what": "stray"}),
+    "congestion.shallow-queue": ("host1:rxe0", {}),
+    "congestion.background": ("host1:rxe0", {}),
+    "congestion.hash-collision": ("rtsw1:ctsw1", {}),
+    "switch.reboot": ("ctsw1", {}),
+    "switch.drain": ("ctsw1", {}),
+    "rnic.reset": ("host4:rxe1", {}),
+    "rnic.remove": ("host4:rxe1", {}),
+    "gpu.lost": ("host2:gpu0", {}),
     "switch.bgp-kill": ("ctsw1", {}),
     "switch.bgp-reset": ("ctsw1", {}),
     "switch.freeze": ("ctsw1", {}),
@@ -42,7 +51,7 @@ KINDS = {
     "gpu.thermal": ("host2:gpu0", {}),
     "gpu.noisy-neighbour": ("host2:gpu0", {}),
 }
-"""Everything that can be reverted and needs no job; a rank that hangs is a job's."""
+"""Everything that can be reverted and needs no job; a rank that hangs, or is slow, is a job's."""
 
 _CONTROLLER = """
 import json, sys, time
@@ -70,7 +79,7 @@ with open_lab(Path(inventory)) as lab, Journal(Path(journal)) as written:
 def test_the_matrix_has_every_kind():
     """A kind that is added is added here too, unless nothing can revert it or it needs a job."""
     on_soft = {name for name, kind in CATALOGUE.items() if "soft" in kind.fidelity}
-    assert KINDS.keys() | {"host.rank-kill", "host.rank-hang"} == on_soft
+    assert KINDS.keys() | {"host.rank-kill", "host.rank-hang", "congestion.slow-receiver"} == on_soft
 
 
 def is_gone(lab, planned):

@@ -32,6 +32,13 @@ KINDS = {
     "delayed on the way in": ("packet.delay", {"delay": 20, "direction": "from", "to": "sender"}),
     "duplicated": ("packet.duplicate", {"share": 0.2, "opcode": "data"}),
     "overtaken": ("packet.reorder", {"every": 20, "opcode": "data"}),
+    "a short queue": ("congestion.shallow-queue", {"packets": 3, "rate": 5}),
+    "forged NAKs": ("packet.forge", {"what": "nak", "to": "sender"}),
+    "ACKs again": ("packet.forge", {"what": "ack", "to": "sender"}),
+    "forged CNPs": ("packet.forge", {"what": "cnp", "to": "sender"}),
+    "data again": ("packet.forge", {"what": "replay"}),
+    "to a QP that nobody has": ("packet.forge", {"what": "stray"}),
+    "a wrong transport version": ("packet.forge", {"what": "malformed"}),
     "slow link": ("link.rate", {"rate": 2}),
     "silent one way": ("link.oneway", {}),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from inject.node.actuator import Refused
+from inject.node.background import BackgroundActuator
 from inject.node.cgroup import CgroupActuator
 from inject.node.hog import HogActuator
 from inject.node.process import ProcessActuator
@@ -162,3 +164,35 @@ def test_a_limit_swings_around_its_middle(cgroup):
         assert actuator.read()["applied"]
     actuator.off()
     assert not actuator.read()["applied"]
+
+
+def test_datagrams_are_sent_until_nobody_wants_them():
+    """Dyed, counted, paced, and none after the end; the child is gone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        listener.settimeout(20)
+        actuator = BackgroundActuator(
+            source="127.0.0.1", destination="127.0.0.1", rate_bps=8_000_000, flows=2, size_bytes=1000
+        )
+        assert not actuator.prepare()["applied"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("inject.node.background._DISCARD", listener.getsockname()[1])
+            actuator.on()
+        assert actuator.read()["applied"]
+        seen = [listener.recvmsg(2000, 100) for _ in range(20)]
+        actuator.off()
+    assert {len(data) for data, *_ in seen} == {1000 - 28}
+    assert {told[0][2][0] for _, told, *_ in seen} == {1}
+    assert len({came_from for *_, came_from in seen}) == 2
+    sent = actuator.hits()
+    # The last one may have come before its sender, who is dead by now, could count it.
+    assert sent >= 19
+    assert not actuator.read()["applied"]
+    time.sleep(0.1)
+    assert actuator.hits() == sent
+
+
+def test_an_address_of_somebody_else_is_refused():
+    with pytest.raises(Refused, match=r"192\.0\.2\.1"):
+        BackgroundActuator(source="192.0.2.1", destination="127.0.0.1", rate_bps=1, flows=1, size_bytes=100).prepare()

@@ -59,7 +59,7 @@ packets = st.builds(
         for_s=1.0,
         params=params | {"opcode": opcode, "direction": direction} | ({"delay": 20} if kind == "packet.delay" else {}),
     ),
-    st.sampled_from([name for name in CATALOGUE if name.startswith("packet.")]),
+    st.sampled_from([name for name in CATALOGUE if name.startswith("packet.") and name != "packet.forge"]),
     st.sampled_from(PORTS + RNICS),
     _selected,
     st.sampled_from(["any", "data", "ack", "nak", "cnp", "read-response", "atomic"]),
@@ -82,6 +82,16 @@ SAMPLES = {
     "packet.delay": ("rtsw1:ctsw1", {"delay": 20, "direction": "from"}),
     "packet.reorder": ("host1:rxe0", {"share": 0.1}),
     "packet.duplicate": ("host1:rxe0", {}),
+    "packet.forge": ("host1:rxe0", {"what": "nak"}),
+    "congestion.shallow-queue": ("host1:rxe0", {}),
+    "congestion.background": ("host1:rxe0", {}),
+    "congestion.hash-collision": ("rtsw1:ctsw1", {}),
+    "congestion.slow-receiver": ("host1", {}),
+    "switch.reboot": ("ctsw1", {}),
+    "switch.drain": ("ctsw1", {}),
+    "rnic.reset": ("host1:rxe0", {}),
+    "rnic.remove": ("host1:rxe0", {}),
+    "gpu.lost": ("host1:gpu0", {}),
     "switch.bgp-kill": ("rtsw1", {}),
     "switch.bgp-reset": ("ctsw1", {}),
     "switch.freeze": ("ctsw1", {}),
@@ -291,6 +301,11 @@ def test_half_of_a_gpu_is_left_in_short_periods():
         ("packet.reorder", "host1:rxe0", {}, ["overtaken"]),
         ("link.rate", "rtsw1:ctsw1", {}, ["needs rate"]),
         ("switch.freeze", "rtsw1", {}, ["fault.for", "3 s"]),
+        ("packet.forge", "rtsw1:ctsw1", {"what": "nak"}, ["fault.target", "RNIC"]),
+        ("packet.forge", "host1:rxe0", {"what": "rst"}, ["fault.what", "cnp"]),
+        ("congestion.hash-collision", "rtsw1:host1:rxe0", {}, ["fault.target", "uplink"]),
+        ("congestion.hash-collision", "ctsw1:rtsw1", {}, ["fault.target", "from its end"]),
+        ("switch.drain", "rtsw1", {}, ["fault.target", "only way"]),
         ("switch.withdraw", "ctsw1", {}, ["fault.target", "RTSW"]),
         ("switch.bgp-kill", "host1", {}, ["does not fit a host"]),
         ("host.cpu-steal", "host1", {"share": 1}, ["fault.share", "0.05..0.9"]),
@@ -377,6 +392,7 @@ def test_a_fault_at_another_place_is_not_this_one(kind):
         for name in ("host2", "host2:rxe1", "host2:gpu0", "rtsw2", "ctsw2", "rtsw2:ctsw2", "rtsw2:host3:rxe0")
         if SOFT.resolve(name).kind == SOFT.resolve(here).kind
         and not (kind == "switch.withdraw" and name.startswith("ctsw"))
+        and not (kind == "switch.drain" and name.startswith("rtsw"))
     )
     one, two = (soft(kind, target, for_s=5.0, **params) for target in (here, there))
     told = (one.place, dict(one.shows)) != (two.place, dict(two.shows))

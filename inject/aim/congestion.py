@@ -1,0 +1,157 @@
+"""Faults of congestion: a short queue, elephants of others, one uplink for all, a receiver with little CPU."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+
+from inject.aim.hop import detour_act, detour_request, detour_steps, hop_of, ruleset
+from inject.aim.host import ENGINE
+from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, on_host, on_switch, rnic_counters
+from inject.node.ranks import CGROUP
+from inject.node.steer import PRIORITY, TABLE
+from testbed.errors import UsageError
+
+__all__ = ["BY_KIND"]
+
+_LOSS = ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "duplicate_request")
+_MTU_BYTES = 4200
+_DATAGRAM_BYTES = 4000
+# Of the datagrams that were to be sent at least this share must have come: else the load was not what was asked for.
+_ARRIVED = 0.1
+# Traffic, not keepalives: of these an uplink sends a few a second.
+_PACKETS = 100
+_PERIOD_US = 20_000
+
+
+def _shallow(asked: Request) -> Shot:
+    link_of(asked)
+    hop = hop_of(asked)
+    packets, rate_mbit = asked.params["packets"], asked.params["rate"]
+    rules = ruleset(asked, hop, ["meta protocol ip"], detour_act(asked, hop))
+    # netem's limit is of packets, tbf's of bytes (tc-netem(8), tc-tbf(8)); what is above it is dropped at the tail.
+    queue = f"netem limit {packets} rate {round(rate_mbit * 1_000_000)}bit"
+    drain_ms = packets * _MTU_BYTES * 8 / (rate_mbit * 1000)
+    return Shot(
+        place=hop.place,
+        request=detour_request(asked, hop, rules, queue=queue, count="drops", drain_ms=drain_ms),
+        steps=detour_steps(asked, hop, rules, queue=queue),
+        must_move=(Witness(any_of=rnic_counters(asked.topology, *_LOSS)),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"device": hop.port.netdev, "hook": hop.hook, "queue": "netem"},
+    )
+
+
+def _background(asked: Request) -> Shot:
+    target = asked.target
+    if target.rnic is None:
+        raise UsageError(f"{asked.where}.target: {target.text} is not an RNIC")
+    racks = {host.name: host.rack for host in asked.topology.hosts}
+    others = [host for host in asked.topology.hosts if host.name != target.node]
+    if not others:
+        raise UsageError(f"{asked.where}.target: there is no other host that could send to {target.text}")
+    # The same RNIC of a host of another rack: across uplinks, where elephants meet others.
+    source = min(others, key=lambda host: racks[host.name] == racks[target.node])
+    names = {rnic.name: rnic for rnic in source.rnics}
+    rnic = names.get(target.rnic.name, source.rnics[0])
+    rate_bps = round(asked.params["rate"] * 1e6)
+    expected = rate_bps * asked.for_s / 8 / _DATAGRAM_BYTES
+    args = {
+        "source": rnic.ip,
+        "destination": target.rnic.ip,
+        "rate_bps": rate_bps,
+        "flows": asked.params["flows"],
+        "size_bytes": _DATAGRAM_BYTES,
+    }
+    return Shot(
+        place=Place(node=source.name),
+        request=held(asked, "background", args, claims=f"{source.name}/background/{target.rnic.ip}"),
+        steps=(
+            Step(
+                do=f"{asked.params['flows']} UDP flows, {rnic.ip} to {target.rnic.ip}, {rate_bps} bit/s, ECT(1)",
+                undo="kill %1   # they also end with the holder",
+            ),
+        ),
+        must_move=(Witness(any_of=(f"{target.node}/ip.InECT1Pkts",), at_least=max(1, round(expected * _ARRIVED))),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"source": rnic.ip, "destination": target.rnic.ip},
+    )
+
+
+def _collision(asked: Request) -> Shot:
+    link, port = link_of(asked)
+    switch = asked.topology.switch_by_name[port.node]
+    uplinks = [each for each in asked.topology.links_of(switch.name) if each.is_uplink]
+    if not link.is_uplink or switch.role != "rtsw":
+        raise UsageError(f"{asked.where}.target: {asked.target.text} is not an uplink of an RTSW, named from its end")
+    if len(uplinks) < 2:  # noqa: PLR2004 - a collision needs a choice
+        raise UsageError(f"{asked.where}.target: {switch.name} has one uplink: everything takes it anyway")
+    behind = {each.b.node for each in asked.topology.links_of(switch.name) if not each.is_uplink}
+    prefixes = sorted(
+        {
+            str(ipaddress.ip_interface(rnic.address).network)
+            for host in asked.topology.hosts
+            if host.name not in behind
+            for rnic in host.rnics
+        }
+    )
+    if not prefixes:
+        raise UsageError(f"{asked.where}.target: no host is beyond the uplinks of {switch.name}")
+    place = on_switch(asked, switch.name)
+    args = {
+        "netns": place.netns,
+        "device": port.netdev,
+        "prefixes": prefixes,
+    }
+    inside = f"ip -n {place.netns}"
+    return Shot(
+        place=place,
+        request=held(asked, "steer", args, claims=f"{place.netns}/steer"),
+        steps=(
+            *(
+                Step(
+                    do=f"{inside} route add {prefix} via <as it is> dev {port.netdev} table {TABLE}",
+                    undo=f"{inside} route del {prefix} table {TABLE}",
+                )
+                for prefix in prefixes
+            ),
+            Step(
+                do=f"{inside} rule add priority {PRIORITY} lookup {TABLE}",
+                undo=f"{inside} rule del priority {PRIORITY}",
+            ),
+        ),
+        must_move=(Witness(any_of=(f"{switch.name}/{port.netdev}.tx_packets",), at_least=_PACKETS),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"netns": place.netns, "uplinks": port.netdev},
+    )
+
+
+def _slow(asked: Request) -> Shot:
+    host = asked.target.node
+    quota_us = max(1000, round(_PERIOD_US * asked.params["percent"] / 100))
+    period_us = round(quota_us * 100 / asked.params["percent"])
+    value = f"{quota_us} {period_us}"
+    args = {"argument": ENGINE, "cgroup": CGROUP, "value": value}
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "ranks", args, claims=f"{host}/ranks"),
+        steps=(
+            Step(
+                do=f"mkdir {CGROUP}; echo {value} > {CGROUP}/cpu.max; pgrep -f {ENGINE} > {CGROUP}/cgroup.procs",
+                undo=f"<back to where it was>; rmdir {CGROUP}",
+            ),
+        ),
+        must_move=(),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        restored=((f"{host}/ranks.quota_us", None),),
+        shows={"cgroup": CGROUP},
+        while_on=((f"{host}/ranks.quota_us", quota_us),),
+    )
+
+
+BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+    "congestion.shallow-queue": _shallow,
+    "congestion.background": _background,
+    "congestion.hash-collision": _collision,
+    "congestion.slow-receiver": _slow,
+}

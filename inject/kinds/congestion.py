@@ -1,0 +1,87 @@
+"""Congestion: queues that are too short, ports that others fill, paths that collide, receivers that are slow."""
+
+from __future__ import annotations
+
+from inject.kind import Param, described
+
+__all__ = ["KINDS"]
+
+_SHALLOW = described(
+    name="congestion.shallow-queue",
+    summary="a switch port that sends slowly behind a queue of a few packets: what does not fit is dropped",
+    binding={"port": "unit", "rnic": "unit"},
+    params=(
+        Param(
+            name="packets", type="integer", unit="packets", summary="room in the queue", low=1, high=10_000, default=8
+        ),
+        Param(
+            name="rate",
+            type="number",
+            unit="Mbit/s",
+            summary="what the port sends",
+            low=0.1,
+            high=100_000,
+            default=20.0,
+        ),
+    ),
+    fidelity={"soft": "emulated"},
+    armed_by="the nftables table and its hook, and the netem queue of the detour, read back",
+    must_move="out_of_seq_request, rcvd_seq_err, completer_retry_err or duplicate_request at an RNIC",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#bc6c25",
+    tried=(),
+)
+
+_BACKGROUND = described(
+    name="congestion.background",
+    summary="elephants of somebody else: UDP from a host of another rack, if there is one, to the port of this RNIC",
+    binding={"rnic": "unit"},
+    params=(
+        Param(
+            name="rate", type="number", unit="Mbit/s", summary="of all flows together", low=0.1, high=10_000, default=20
+        ),
+        Param(name="flows", type="integer", unit="", summary="5-tuples, which ECMP spreads", low=1, high=64, default=4),
+    ),
+    fidelity={"soft": "real"},
+    armed_by="the sending process in /proc",
+    must_move="InECT1Pkts of the receiver's IP layer: the datagrams are dyed with ECT(1)",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#dda15e",
+    tried=(),
+)
+
+_COLLISION = described(
+    name="congestion.hash-collision",
+    summary="everything that a rack switch sends to other racks takes this one uplink, whatever its hash",
+    binding={"port": "unit"},
+    params=(),
+    fidelity={"soft": "emulated"},
+    armed_by="the routing rule and its table, and the uplinks that the kernel names for 16 source ports",
+    must_move="packets sent on this uplink meanwhile",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#606c38",
+    tried=(),
+)
+
+_SLOW = described(
+    name="congestion.slow-receiver",
+    summary="the host's part of the job gets little CPU: it takes up late what its RNIC has received",
+    binding={"host": "unit"},
+    params=(
+        Param(
+            name="percent", type="number", unit="%", summary="of a CPU that is left to it", low=1, high=90, default=10
+        ),
+    ),
+    fidelity={"soft": "emulated"},
+    armed_by="cpu.max of a cgroup of its own, read back by the holder and by the counters",
+    must_move="cpu.max of that cgroup, as a second look finds it while the fault is on; its nr_throttled is the count",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#7f5539",
+    tried=(),
+)
+
+KINDS = (_SHALLOW, _BACKGROUND, _COLLISION, _SLOW)

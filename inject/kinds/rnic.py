@@ -1,0 +1,37 @@
+"""RNICs: reset, or gone and back."""
+
+from __future__ import annotations
+
+from inject.kind import described
+
+__all__ = ["KINDS"]
+
+_RESET = described(
+    name="rnic.reset",
+    summary="the RNIC's interface goes down in its host and comes back with its routes, as when a driver resets it",
+    binding={"rnic": "unit"},
+    params=(),
+    fidelity={"soft": "emulated"},
+    armed_by="interface flags read back in the host",
+    must_move="link_downed of the RNIC",
+    must_not_move="send_err of every other host's RNIC",
+    reversible=True,
+    colour="#6a4c93",
+    tried=(),
+)
+
+_REMOVE = described(
+    name="rnic.remove",
+    summary="the RDMA device is deleted and made again on the same interface; one that is in use is refused",
+    binding={"rnic": "unit"},
+    params=(),
+    fidelity={"soft": "real"},
+    armed_by="/sys/class/infiniband no longer has it, by the holder and by the counters",
+    must_move="nothing: the counters of the RNIC are gone, as a second look finds while the fault is on",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#1982c4",
+    tried=(),
+)
+
+KINDS = (_RESET, _REMOVE)

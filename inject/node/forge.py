@@ -1,0 +1,166 @@
+"""Packets that nobody has sent: made from a live packet of a queue pair, and put on the wire of a switch port.
+
+What a receiver checks first, addresses, source port, queue pair, is copied from a packet that is just passing; what is
+wrong about the forged one is the one thing that was asked for. Its ICRC is right (InfiniBand annex A17.3.3), and it is
+dyed with ECT(1), which the ICRC does not cover and the receiver's IP layer counts.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+import zlib
+from typing import Any
+
+from inject.node.actuator import Refused, enter_netns
+
+__all__ = ["WHATS", "ForgeActuator", "forge", "icrc"]
+
+WHATS = ("cnp", "nak", "ack", "replay", "stray", "malformed")
+_ETH_P_ALL, _PACKET_OUTGOING = 3, 4
+_ETHERNET, _IP, _UDP, _BTH, _AETH, _ICRC = 14, 20, 8, 12, 4, 4
+_ROCE_PORT, _ECT1 = 4791, 1
+_ACK, _CNP, _DATA = 0x11, 0x81, frozenset({*range(0x0C), 0x16, 0x17})
+_FIRST_NAK = 0x20
+_PSN_ERROR = 0x60
+_PSN_MASK = (1 << 24) - 1
+# Numbers are given out from the bottom (drivers/infiniband/sw/rxe/rxe_param.h): nobody has this one.
+_NO_QP = 0xFFFFF0
+_BAD_TVER = 0x0F
+_BECN = 0x40
+_LEARN_S = 0.2
+
+
+class ForgeActuator:
+    """Sends up to `count` packets of one sort out of `device` of the switch `netns`, to the queue pair `qp` or any."""
+
+    poll_s = 0.02
+
+    def __init__(self, *, netns: str, device: str, what: str, qp: int | None, count: int) -> None:
+        self._netns, self._device, self._what, self._qp, self._count = netns, device, what, qp, count
+        self._is_on = False
+        self._sent = 0
+
+    def prepare(self) -> dict[str, Any]:
+        """Refuse a port that is not there."""
+        enter_netns(self._netns)
+        try:
+            self._socket(0).close()
+        except OSError as error:
+            raise Refused(f"{self._device}: {error}") from None
+        return self.read()
+
+    def revert_script(self) -> str:
+        """Nothing is held: a packet that was sent is gone."""
+        return "true"
+
+    def on(self) -> None:
+        """Begin; the first packet goes with the first tick."""
+        self._is_on = True
+
+    def tick(self, _now_ns: int) -> None:
+        """One packet, if one of the kind that it is made from passes."""
+        if self._sent >= self._count:
+            return
+        with self._socket(_ETH_P_ALL) as wire:
+            template = self._passing(wire)
+            if template is not None:
+                wire.send(forge(template, self._what))
+                self._sent += 1
+
+    def off(self) -> None:
+        """No more."""
+        self._is_on = False
+
+    def read(self) -> dict[str, Any]:
+        """How many were sent."""
+        return {"applied": self._is_on, "device": self._device, "what": self._what, "sent": self._sent}
+
+    def hits(self) -> int:
+        """Packets sent so far."""
+        return self._sent
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _socket(self, protocol: int) -> socket.socket:
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        # Packets of other ports would come between socket and bind.
+        wire.bind((self._device, protocol))
+        wire.settimeout(_LEARN_S)
+        return wire
+
+    def _passing(self, wire: socket.socket) -> bytes | None:
+        deadline = time.monotonic() + _LEARN_S
+        while time.monotonic() < deadline:
+            try:
+                frame, told = wire.recvfrom(65535)
+            except TimeoutError:
+                return None
+            if told[2] == _PACKET_OUTGOING and _fits(frame, self._what, self._qp):
+                return frame
+        return None
+
+
+def forge(frame: bytes, what: str) -> bytes:
+    """An Ethernet frame of the sort `what`, made from the RoCEv2 frame `frame` (IPv4 without options)."""
+    head = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH])
+    end = _ETHERNET + int.from_bytes(frame[16:18], "big") - _ICRC
+    rest = frame[len(head) : end]
+    bth = _ETHERNET + _IP + _UDP
+    if what == "cnp":
+        head[bth], head[bth + 1] = _CNP, head[bth + 1] & 0x0F
+        head[bth + 4] |= _BECN
+        head[bth + 8 : bth + 12] = bytes(4)
+        rest = bytes(16)
+    elif what == "nak":
+        psn = (int.from_bytes(head[bth + 9 : bth + 12], "big") + 1) & _PSN_MASK
+        head[bth + 9 : bth + 12] = psn.to_bytes(3, "big")
+        rest = bytes([_PSN_ERROR]) + rest[1:]
+    elif what == "stray":
+        head[bth + 5 : bth + 8] = _NO_QP.to_bytes(3, "big")
+    elif what == "malformed":
+        head[bth + 1] |= _BAD_TVER
+    ip, udp = _ETHERNET, _ETHERNET + _IP
+    length = len(head) - _ETHERNET + len(rest) + _ICRC
+    head[ip + 1] = (head[ip + 1] & ~3) | _ECT1
+    struct.pack_into(">H", head, ip + 2, length)
+    struct.pack_into(">H", head, ip + 10, 0)
+    struct.pack_into(">H", head, ip + 10, _checksum(head[ip : ip + _IP]))
+    struct.pack_into(">HH", head, udp + 4, length - _IP, 0)
+    packet = bytes(head) + rest
+    return packet + icrc(packet[_ETHERNET:]).to_bytes(_ICRC, "little")
+
+
+def icrc(packet: bytes) -> int:
+    """The invariant CRC of an IPv4 RoCEv2 packet without its last 4 bytes: what routers may change counts as ones."""
+    masked = bytearray(packet)
+    masked[1] = masked[8] = 0xFF
+    masked[10:12] = masked[_IP + 6 : _IP + 8] = b"\xff\xff"
+    masked[_IP + _UDP + 4] = 0xFF
+    # The local route header that RoCE has not: eight bytes of ones.
+    return zlib.crc32(b"\xff" * 8 + masked)
+
+
+def _fits(frame: bytes, what: str, qp: int | None) -> bool:
+    """Whether a packet can be made from this one: RoCEv2 over IPv4, to the queue pair, of the class that is needed."""
+    bth = _ETHERNET + _IP + _UDP
+    if len(frame) < bth + _BTH + _ICRC or frame[12:15] != b"\x08\x00\x45" or frame[23] != socket.IPPROTO_UDP:
+        return False
+    if int.from_bytes(frame[36:38], "big") != _ROCE_PORT or frame[15] & 3 == _ECT1:
+        return False
+    if qp is not None and int.from_bytes(frame[bth + 5 : bth + 8], "big") != qp:
+        return False
+    opcode = frame[bth]
+    if what in ("nak", "ack"):
+        return opcode == _ACK and frame[bth + _BTH] < _FIRST_NAK
+    return opcode in _DATA if what == "replay" else opcode != _CNP
+
+
+def _checksum(header: bytes | bytearray) -> int:
+    """The Internet checksum (RFC 1071)."""
+    total: int = sum(struct.unpack(f">{len(header) // 2}H", header))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF

@@ -1,0 +1,76 @@
+"""Forged packets, as scapy reads them: what was asked for is wrong, and everything else is right, the ICRC too."""
+
+from __future__ import annotations
+
+import pytest
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import Ether
+from scapy.packet import Raw
+
+from inject.catalogue import CATALOGUE
+from inject.node.forge import WHATS, _fits, forge
+from testbed.packets.layers import AETH, BTH
+
+ETHER = Ether(src="02:fb:02:01:01:00", dst="02:fb:01:01:01:00")
+NETWORK = ETHER / IP(src="10.77.2.1", dst="10.77.1.1", ttl=62) / UDP(sport=0xD081, dport=4791, chksum=0)
+ACK = bytes(NETWORK / BTH(opcode="RC_ACKNOWLEDGE", dqpn=17, psn=0xFFFFFF, ackreq=0) / AETH(syndrome=0x1F, msn=9))
+DATA = bytes(NETWORK / BTH(opcode="RC_RDMA_WRITE_MIDDLE", dqpn=17, psn=291) / Raw(bytes(range(64))))
+
+
+def made(what, template):
+    return Ether(forge(template, what))
+
+
+def icrc_is_right(frame):
+    """Scapy computes it anew where a packet has none."""
+    said = frame[BTH].icrc
+    again = frame.copy()
+    again[BTH].icrc = None
+    return Ether(bytes(again))[BTH].icrc == said
+
+
+@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("template", [ACK, DATA], ids=["ack", "data"])
+def test_lengths_checksums_and_the_icrc_are_right(what, template):
+    """Nothing is rejected before it is looked at; and each is dyed."""
+    frame = made(what, template)
+    assert frame[IP].len == len(bytes(frame)) - 14
+    assert frame[UDP].len == frame[IP].len - 20
+    assert frame[IP].tos & 3 == 1
+    checked = frame[IP].copy()
+    del checked.chksum
+    assert IP(bytes(checked)).chksum == frame[IP].chksum
+    assert (frame[IP].src, frame[IP].dst, frame[UDP].sport) == ("10.77.2.1", "10.77.1.1", 0xD081)
+    assert icrc_is_right(frame)
+
+
+def test_each_is_what_was_asked_for():
+    """The one thing that is wrong, and the others as they were."""
+    nak = made("nak", ACK)
+    assert (nak[AETH].syndrome, nak[BTH].psn, nak[BTH].dqpn, nak[AETH].msn) == (0x60, 0, 17, 9)
+    assert made("cnp", ACK)[BTH].opcode == 0x81
+    assert made("cnp", ACK)[BTH].becn == 1
+    assert len(made("cnp", DATA)) == 14 + 20 + 8 + 12 + 16 + 4
+    assert made("stray", DATA)[BTH].dqpn not in (0, 1, 17)
+    assert made("malformed", DATA)[BTH].version == 15
+    for what, template in (("ack", ACK), ("replay", DATA)):
+        frame = Ether(forge(template, what))
+        assert bytes(frame[BTH]) == bytes(Ether(template)[BTH])
+
+
+def test_what_is_made_from_what():
+    """An ACK becomes a NAK, data comes again, and a forged packet is never made from a forged one."""
+    assert _fits(ACK, "nak", None)
+    assert _fits(ACK, "ack", 17)
+    assert not _fits(ACK, "ack", 18)
+    assert not _fits(DATA, "nak", None)
+    assert _fits(DATA, "replay", 17)
+    assert not _fits(ACK, "replay", 17)
+    assert not _fits(forge(ACK, "ack"), "ack", 17)
+    assert not _fits(forge(ACK, "nak"), "nak", 17)
+    assert not _fits(bytes(ETHER / IP() / UDP(dport=9) / Raw(bytes(60))), "stray", None)
+    assert not _fits(b"", "stray", None)
+
+
+def test_the_catalogue_names_them_all():
+    assert CATALOGUE["packet.forge"].param("what").choices == WHATS
