@@ -53,7 +53,7 @@ for n in '' $(ls /run/netns 2>/dev/null); do
     if $in tc qdisc del dev "$d" clsact; then echo "{_MARK} removed a redirection at $d ${{n:+in $n}}"
     else echo "failed: clsact of $d"; fi
   done
-  for d in $($in ip -o link show type ifb 2>/dev/null | sed -n 's/^[0-9]*: \\(fbvia[^:@]*\\).*/\\1/p'); do
+  for d in $($in ip -o link show 2>/dev/null | sed -n 's/^[0-9]*: \\(fbvia[^:@]*\\).*/\\1/p'); do
     if $in ip link del "$d"; then echo "{_MARK} removed $d ${{n:+in $n}}"; else echo "failed: $d"; fi
   done
   if $in ip rule show priority {PRIORITY} 2>/dev/null | grep -q 'lookup {TABLE}'; then

@@ -18,7 +18,7 @@ from testbed.topology import Topology
 __all__ = ["fault_specs", "schedules"]
 
 # One of these says which packets; without it the kind does not know.
-_NEEDS_SHARE = frozenset({"packet.drop", "packet.corrupt", "packet.reorder"})
+_NEEDS_SHARE = frozenset({"packet.drop", "packet.corrupt", "packet.reorder", "data.corrupt"})
 
 
 def fault_specs(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.aim import congestion, gpu, host, link, packet, rnic, switch
+from inject.aim import congestion, data, gpu, host, link, packet, rnic, switch
 from inject.aim.shot import Learn, Place, Request, Shot, Step, Witness
 
 __all__ = ["Learn", "Place", "Request", "Shot", "Step", "Witness", "take"]
@@ -16,6 +16,7 @@ __all__ = ["Learn", "Place", "Request", "Shot", "Step", "Witness", "take"]
 _BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     **link.BY_KIND,
     **packet.BY_KIND,
+    **data.BY_KIND,
     **congestion.BY_KIND,
     **switch.BY_KIND,
     **rnic.BY_KIND,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from inject.kind import Binding, FaultKind, Param, described
 from inject.kinds.link import DIRECTION
 
-__all__ = ["KINDS"]
+__all__ = ["FILTERS", "KINDS"]
 
-_FILTERS = (
+FILTERS = (
     Param(name="share", type="number", unit="", summary="share of packets, at random", low=0.000001, high=1),
     Param(name="every", type="integer", unit="", summary="every n-th packet", low=1, high=1_000_000_000),
     Param(name="psn", type="psn", unit="", summary="this packet once; +N counts from the next expected one"),
@@ -42,7 +42,7 @@ def _packet(name: str, summary: str, *own: Param, **rest: str) -> FaultKind:
         name=f"packet.{name}",
         summary=summary,
         binding={"port": binding, "rnic": binding},
-        params=(*own, *_FILTERS),
+        params=(*own, *FILTERS),
         fidelity={"soft": "real"},
         must_not_move="rxe send_err",
         reversible=True,

@@ -62,6 +62,7 @@ _ACTUATORS = {
     "rnic_remove": ("rnic", "RnicRemoveActuator"),
     "rnic_reset": ("rnic", "RnicResetActuator"),
     "service": ("service", "ServiceActuator"),
+    "tamper": ("tamper", "TamperActuator"),
     "steer": ("steer", "SteerActuator"),
     "sysctl": ("sysctl", "SysctlActuator"),
 }

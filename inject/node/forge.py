@@ -15,7 +15,7 @@ from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
 
-__all__ = ["WHATS", "ForgeActuator", "forge", "icrc"]
+__all__ = ["WHATS", "ForgeActuator", "changed", "forge", "icrc"]
 
 WHATS = ("cnp", "nak", "ack", "replay", "stray", "malformed")
 _ETH_P_ALL, _PACKET_OUTGOING = 3, 4
@@ -30,6 +30,11 @@ _NO_QP = 0xFFFFF0
 _BAD_TVER = 0x0F
 _BECN = 0x40
 _LEARN_S = 0.2
+# Headers between BTH and payload: RETH, immediate (InfiniBand 9.2.1, table 38).
+_EXTENDED = {0x03: 4, 0x05: 4, 0x06: 16, 0x09: 4, 0x0A: 16, 0x0B: 20}
+_ELEMENT = 4
+# In the third byte of a little-endian fp32: a fraction's bit, so that it stays a number.
+_BIT = 0x40
 
 
 class ForgeActuator:
@@ -106,8 +111,7 @@ class ForgeActuator:
 def forge(frame: bytes, what: str) -> bytes:
     """An Ethernet frame of the sort `what`, made from the RoCEv2 frame `frame` (IPv4 without options)."""
     head = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH])
-    end = _ETHERNET + int.from_bytes(frame[16:18], "big") - _ICRC
-    rest = frame[len(head) : end]
+    rest = _below(frame)
     bth = _ETHERNET + _IP + _UDP
     if what == "cnp":
         head[bth], head[bth + 1] = _CNP, head[bth + 1] & 0x0F
@@ -122,6 +126,28 @@ def forge(frame: bytes, what: str) -> bytes:
         head[bth + 5 : bth + 8] = _NO_QP.to_bytes(3, "big")
     elif what == "malformed":
         head[bth + 1] |= _BAD_TVER
+    return _finished(head, rest)
+
+
+def changed(frame: bytes) -> bytes | None:
+    """The same data packet with one bit of its last element of 4 bytes changed; None if it has none."""
+    head, rest = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH]), bytearray(_below(frame))
+    bth = _ETHERNET + _IP + _UDP
+    padding = (head[bth + 1] >> 4) & 3
+    if len(rest) - padding - _EXTENDED.get(head[bth], 0) < _ELEMENT:
+        return None
+    rest[-padding - 2] ^= _BIT
+    return _finished(head, bytes(rest))
+
+
+def _below(frame: bytes) -> bytes:
+    """What is between BTH and ICRC, by the length that the IP header says."""
+    end = _ETHERNET + int.from_bytes(frame[16:18], "big") - _ICRC
+    return frame[_ETHERNET + _IP + _UDP + _BTH : end]
+
+
+def _finished(head: bytearray, rest: bytes) -> bytes:
+    """Dye, lengths, checksums, ICRC."""
     ip, udp = _ETHERNET, _ETHERNET + _IP
     length = len(head) - _ETHERNET + len(rest) + _ICRC
     head[ip + 1] = (head[ip + 1] & ~3) | _ECT1

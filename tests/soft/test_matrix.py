@@ -31,6 +31,7 @@ KINDS = {
     "packet.delay": ("host1:rxe0", {"delay": 20}),
     "packet.reorder": ("host1:rxe0", {"share": 0.1, "direction": "from"}),
     "packet.duplicate": ("host1:rxe0", {}),
+    "data.corrupt": ("host1:rxe0", {"every": 50}),
     "packet.forge": ("host1:rxe0", {"what": "stray"}),
     "congestion.shallow-queue": ("host1:rxe0", {}),
     "congestion.background": ("host1:rxe0", {}),

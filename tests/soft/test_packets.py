@@ -33,6 +33,7 @@ KINDS = {
     "duplicated": ("packet.duplicate", {"share": 0.2, "opcode": "data"}),
     "overtaken": ("packet.reorder", {"every": 20, "opcode": "data"}),
     "a short queue": ("congestion.shallow-queue", {"packets": 3, "rate": 5}),
+    "silently wrong": ("data.corrupt", {"every": 50}),
     "forged NAKs": ("packet.forge", {"what": "nak", "to": "sender"}),
     "ACKs again": ("packet.forge", {"what": "ack", "to": "sender"}),
     "forged CNPs": ("packet.forge", {"what": "cnp", "to": "sender"}),

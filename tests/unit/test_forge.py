@@ -8,7 +8,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from inject.catalogue import CATALOGUE
-from inject.node.forge import WHATS, _fits, forge
+from inject.node.forge import WHATS, _fits, changed, forge
 from testbed.packets.layers import AETH, BTH
 
 ETHER = Ether(src="02:fb:02:01:01:00", dst="02:fb:01:01:01:00")
@@ -74,3 +74,24 @@ def test_what_is_made_from_what():
 
 def test_the_catalogue_names_them_all():
     assert CATALOGUE["packet.forge"].param("what").choices == WHATS
+
+
+def test_one_bit_is_another_and_only_the_payload_tells():
+    """An fp32 at the end of the packet: another number, with an ICRC that is right."""
+    before, after = Ether(DATA), Ether(changed(DATA))
+    assert icrc_is_right(after)
+    assert after[IP].tos & 3 == 1
+    ours, theirs = (bytes(frame[BTH].payload)[:64] for frame in (before, after))
+    wrong = [index for index in range(64) if ours[index] != theirs[index]]
+    assert wrong == [62]
+    assert (ours[62] ^ theirs[62]).bit_count() == 1
+
+
+def test_headers_and_padding_are_no_payload():
+    """A write of nothing with immediate is no data; what is padded ends before its padding."""
+    empty = NETWORK / BTH(opcode="RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE", dqpn=17, psn=3) / Raw(bytes(20))
+    assert changed(bytes(empty)) is None
+    assert changed(ACK) is not None  # nobody asks: rules take data only
+    padded = bytes(NETWORK / BTH(opcode="RC_SEND_ONLY", dqpn=17, psn=3, padcount=2) / Raw(bytes(8)))
+    after = Ether(changed(padded))
+    assert bytes(after[BTH].payload)[:8] == bytes([0, 0, 0, 0, 0x40, 0, 0, 0])

@@ -1,0 +1,126 @@
+"""Data changed on its way: packets that the hop's rule takes out, one bit changed, ICRC made anew, put back at once.
+
+The rule forwards to a dummy device, which loses them; a child of the holder reads them there before they are lost and
+sends the changed ones out of the port. A changed packet is late by as much as that takes: those behind it make a gap,
+and the receiver takes what closes it first, this one or the one sent again. `duplicate_request` says that the
+other came too late.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import struct
+from typing import Any
+
+from inject.node.actuator import Refused
+from inject.node.command import run
+from inject.node.forge import changed
+from inject.node.hop import HopActuator
+
+__all__ = ["TamperActuator"]
+
+_ETH_P_ALL = 3
+# linux/if_packet.h: past the queue and the hooks of the port.
+_SOL_PACKET, _PACKET_QDISC_BYPASS = 263, 20
+_COUNT = struct.Struct("=Q")
+_LOOK_S = 0.5
+
+
+class TamperActuator(HopActuator):
+    """A hop whose packets go to the device `via`, and from there, changed, out of the port."""
+
+    def __init__(self, *, via: str, **hop: Any) -> None:
+        super().__init__(**hop)
+        self._via = via
+        self._laid = False
+        self._child = 0
+        self._sent = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def prepare(self) -> dict[str, Any]:
+        """As the hop; and refuse a device of our name."""
+        run(["modprobe", "dummy", "numdummies=0"])
+        before = super().prepare()
+        if self._is_there():
+            raise Refused(f"a device {self._via} is already there: a leftover? run `faultbed heal`")
+        return before
+
+    def revert_script(self) -> str:
+        """Rule and device, whatever of them is there; the child ends with the unit."""
+        inside = f"ip netns exec {self._netns} " if self._netns else ""
+        return (
+            f"{super().revert_script()} && {{ [ ! -e /run/netns/{self._netns} ] || {{ "
+            f"{inside}ip link del {self._via} 2>/dev/null; ! {inside}ip link show {self._via} >/dev/null 2>&1; }}; }}"
+        )
+
+    def on(self) -> None:
+        """The device, who reads it, then the rule."""
+        self._laid = True
+        run(["ip", "link", "add", self._via, "mtu", "65000", "up", "type", "dummy"])
+        holder = os.getpid()
+        with _packets(self._via) as taken, _packets(self._device) as out:
+            out.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
+            self._child = os.fork()
+            if not self._child:
+                try:
+                    _change(taken, out, holder, self._sent)
+                finally:
+                    os._exit(1)
+        super().on()
+
+    def off(self) -> None:
+        """The rule first; a packet that is on its way then is sent again by its sender."""
+        super().off()
+        child, self._child = self._child, 0
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        if self._laid:
+            run(["ip", "link", "del", self._via])
+            self._laid = False
+
+    def read(self) -> dict[str, Any]:
+        """The hop's readback, whether the device is there, and how many packets were changed."""
+        seen = super().read()
+        there = self._is_there()
+        seen |= {"via": self._via if there else None, "changed": self.hits()}
+        seen["applied"] = bool(seen["applied"] and there) if self._there else there or bool(seen["applied"])
+        return seen
+
+    def hits(self) -> int:
+        """Packets changed and put back so far."""
+        count: int = _COUNT.unpack_from(self._sent)[0]
+        return count
+
+    def _is_there(self) -> bool:
+        return self._via in (name for _, name in socket.if_nameindex())
+
+
+def _packets(device: str) -> socket.socket:
+    wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+    try:
+        wire.bind((device, _ETH_P_ALL))
+    except OSError:
+        wire.close()
+        raise
+    return wire
+
+
+def _change(taken: socket.socket, out: socket.socket, holder: int, sent: mmap.mmap) -> None:
+    """Change and put back until the holder is gone. At the holder's priority: the packet sent again is under way."""
+    count = 0
+    taken.settimeout(_LOOK_S)
+    while os.getppid() == holder:
+        try:
+            frame = taken.recv(65535)
+        except TimeoutError:
+            continue
+        except OSError:  # the device is gone
+            return
+        other = changed(frame)
+        out.send(other if other is not None else frame)
+        if other is not None:
+            count += 1
+            _COUNT.pack_into(sent, 0, count)
