@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from harness import bench_packets, bench_soft_errors, bench_traffic
+from harness import bench_faults, bench_packets, bench_soft_errors, bench_traffic
 from harness.cli.context import Session
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
@@ -35,7 +35,7 @@ from traffic.collective import CollectiveSpec
 __all__ = ["main"]
 
 RESETS, RESUMES, REPEATS = 5, 3, 3
-PARTS = ("packets", "soft-errors", "schedule", "lab", "flow", "rate", "collective", "mpi", "lease")
+PARTS = ("packets", "soft-errors", "schedule", "lab", "flow", "rate", "collective", "mpi", "lease", "faults")
 SLOW = ("memory",)
 TTL_S = 10.0
 LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
@@ -63,8 +63,9 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 
 @click.command()
 @click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
+@click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Of `faults`: single packets to lose.")
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
-def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
+def bench(*, cold: bool, drops: int, parts: tuple[str, ...]) -> None:
     """Measure; all PARTS when none is named, but for `memory`, which takes ten minutes."""
     session = Session(None)
     wanted = list(parts or PARTS)
@@ -98,6 +99,7 @@ def bench(*, cold: bool, parts: tuple[str, ...]) -> None:
         "mpi": lambda: _mpi(session, inventory),
         "memory": lambda: _memory(inventory),
         "lease": lambda: _lease(inventory),
+        "faults": lambda: _faults(inventory, drops),
     }
     for part in wanted:
         session.table(columns, list(measures[part]()))
@@ -192,6 +194,12 @@ def _collective(inventory: Inventory) -> Iterator[tuple[str, ...]]:
                 "",
                 "",
             )
+
+
+def _faults(inventory: Inventory, drops: int) -> Iterator[tuple[str, ...]]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_faults.measure(lab, drops=drops)
 
 
 def _lease(inventory: Inventory) -> Iterator[tuple[str, ...]]:

@@ -77,6 +77,15 @@ def test_a_state_that_another_look_did_not_find_is_a_doubt():
         assert bool(doubts) is doubted
 
 
+def test_that_something_is_gone_is_a_state_too():
+    """A removed device has no counters: seen to be so it is a witness, not looked at it is none."""
+    planned = dataclasses.replace(FLAP, must_move=(), while_on=(("host1/rxe0.send_err", None),))
+    for looked, doubted in (({"host1/rxe0.send_err": None}, False), ({"host1/rxe0.send_err": 0}, True), ({}, True)):
+        fired, doubts = judged(planned, armed=dataclasses.replace(armed_at(planned), while_on=looked))
+        assert bool(doubts) is doubted
+        assert fired.witness == (None if doubted else "host1/rxe0.send_err")
+
+
 def test_counters_that_cannot_be_read_prove_nothing():
     """A machine that is gone has no witness and no clean bystander."""
     _, doubts = judged(after={})

@@ -1,0 +1,100 @@
+"""Where the faults of congestion, switches and data are aimed: which host, which prefixes, which packets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inject.node.frr import FrrActuator
+from inject.node.ranks import CGROUP
+from inject.plan import FaultSpec, plan, plan_all
+from testbed import inventory
+from testbed.errors import UsageError
+from testbed.shipped import inventories
+
+SOFT = inventory.load(inventories() / "soft.yml").topology
+MINI = inventory.load(inventories() / "soft-mini.yml").topology
+
+
+def soft(kind, target, *, for_s=1.0, topology=SOFT, **params):
+    return plan(FaultSpec(kind=kind, target=target, for_s=for_s, params=params), topology, lab_kind="soft")
+
+
+def test_elephants_come_from_another_rack():
+    """Across uplinks where there are some; a tenth of what was to be sent must have come, dyed."""
+    planned = soft("congestion.background", "host1:rxe1", for_s=4.0, rate=16)
+    sender = SOFT.host_by_name[planned.place.node]
+    assert sender.rack != SOFT.host_by_name["host1"].rack
+    assert planned.request["args"]["source"] in {rnic.ip for rnic in sender.rnics}
+    assert planned.request["args"]["destination"] == SOFT.host_by_name["host1"].rnics[1].ip
+    assert planned.must_move[0].any_of == ("host1/ip.InECT1Pkts",)
+    assert planned.must_move[0].at_least == 16e6 * 4 / 8 / 4000 / 10
+
+
+def test_a_collision_is_of_what_goes_to_other_racks():
+    """The prefixes of the other rack's links, none of its own; the readback must name this uplink and no other."""
+    planned = soft("congestion.hash-collision", "rtsw1:ctsw2")
+    assert planned.request["args"]["prefixes"] == ["10.77.2.0/31", "10.77.2.2/31", "10.77.2.4/31", "10.77.2.6/31"]
+    assert planned.shows == {"netns": "rtsw1", "uplinks": "ctsw2"}
+    assert planned.must_move[0].any_of == ("rtsw1/ctsw2.tx_packets",)
+
+
+def test_two_collisions_of_one_switch_contradict_each_other():
+    both = [FaultSpec(kind="congestion.hash-collision", target=f"rtsw1:{to}", for_s=1.0) for to in ("ctsw1", "ctsw2")]
+    with pytest.raises(UsageError, match="overlaps"):
+        plan_all(both, SOFT, lab_kind="soft")
+
+
+def test_a_short_queue_drops_and_says_how_long_it_drains():
+    """8 packets at 20 Mbit/s, and at most that long until the last one has left."""
+    args = soft("congestion.shallow-queue", "host1:rxe0").request["args"]
+    assert args["queue"] == "netem limit 8 rate 20000000bit"
+    assert args["count"] == "drops"
+    assert args["drain_s"] == pytest.approx(8 * 4200 * 8 / 20e6)
+
+
+def test_what_is_left_to_a_slow_receiver_is_a_share_of_a_cpu():
+    """The quota in 20 ms, and longer periods where the kernel's least quota of 1 ms would be more."""
+    for percent, value in ((10, "2000 20000"), (50, "10000 20000"), (1, "1000 100000")):
+        planned = soft("congestion.slow-receiver", "host1", percent=percent)
+        assert planned.request["args"]["value"] == value
+        assert planned.while_on == (("host1/ranks.quota_us", int(value.split()[0])),)
+        assert planned.restored == (("host1/ranks.quota_us", None),)
+    # The counters know it under this name by its place and ending (`testbed.counters`).
+    assert Path(CGROUP).parent.name == "faultbed.slice"
+    assert Path(CGROUP).name == "faultbed-ranks.service"
+
+
+def test_a_drain_is_seen_on_the_other_uplinks_and_loses_nothing():
+    planned = soft("switch.drain", "ctsw1")
+    assert planned.must_move[0].any_of == ("rtsw1/ctsw2.tx_packets", "rtsw2/ctsw2.tx_packets")
+    assert "host1/rxe0.completer_retry_err" in planned.must_not_move
+    added = FrrActuator(**planned.request["args"]).revert_script()
+    assert "'no bgp graceful-shutdown'" in added
+    taken = FrrActuator(**soft("switch.withdraw", "rtsw1").request["args"]).revert_script()
+    assert "'redistribute connected'" in taken
+
+
+def test_a_reboot_takes_every_port():
+    planned = soft("switch.reboot", "rtsw1")
+    assert sorted(planned.request["args"]["ports"]) == sorted(
+        link.end("rtsw1").netdev for link in SOFT.links_of("rtsw1")
+    )
+    assert {key for key, value in planned.restored if value == 1} == {
+        f"rtsw1/{link.end('rtsw1').netdev}.up" for link in SOFT.links_of("rtsw1")
+    }
+
+
+def test_changed_data_is_taken_once():
+    """Only data, only what is not dyed yet, forwarded to a device of this fault's own."""
+    rules = soft("data.corrupt", "host1:rxe0", every=50).request["args"]["ruleset"]
+    assert "ip ecn != ect1 udp dport 4791 @th,64,8 { 0x00-0x0b, 0x16-0x17 } numgen inc mod 50 49" in rules
+    assert 'fwd to "fbvia' in rules
+    learned = soft("data.corrupt", "host1:rxe0", psn="+100", qp="any").learn
+    assert (learned.host, learned.rnic, learned.psn_ahead) == ("host1", "rxe0", 100)
+
+
+def test_a_lab_without_a_choice_cannot_collide():
+    with pytest.raises(UsageError, match="one uplink"):
+        soft("congestion.hash-collision", "rtsw1:ctsw1", topology=MINI)
