@@ -5,6 +5,8 @@
     hpn-flaps         links that flap for 1, 5, 9, 30, 60 and 120 s: what a job survives, stalls at, dies of
                       (Alibaba HPN, SIGCOMM 2024)
     early-life        one new link that flaps often at first and ever more rarely
+    lemon-gpu         one GPU whose memory errors come back: lost again and again, others rarely (lemon nodes: Meta,
+                      arXiv 2410.21680)
     diurnal-thermal   GPUs that are slowed down by the heat of the day, each rack a little later than the one before
 
 Every draw is SHA-256 over `seed/name/number`, so a schedule is the same in every Python and on every machine; times are
@@ -50,7 +52,7 @@ LLAMA3_54D = (
     Category(name="GPU system processor", count=17, kind="host.rank-hang"),
     Category(name="NIC", count=7, kind="link.down"),
     Category(name="NCCL watchdog timeout", count=7, kind="host.rank-hang"),
-    Category(name="silent data corruption", count=6, kind=None),
+    Category(name="silent data corruption", count=6, kind="data.corrupt", params={"every": 200}),
     Category(name="GPU thermal interface and sensor", count=6, kind="gpu.throttle", params={"percent": 50}),
     Category(name="SSD", count=3, kind=None),
     Category(name="power supply", count=3, kind="host.freeze"),
@@ -165,6 +167,8 @@ def _target(draws: _Draws, topology: Topology, category: Category) -> str | None
     if category.kind == "link.down":
         switches = category.name == "network switch or cable" and topology.uplinks
         return draws.one(topology.uplinks).name if switches else f"{host.name}:{draws.one(host.rnics).name}"
+    if category.kind == "data.corrupt":
+        return f"{host.name}:{draws.one(host.rnics).name}"
     if category.kind == "gpu.throttle":
         return f"{host.name}:{draws.one(host.gpus).name}" if host.gpus else None
     return host.name
@@ -210,6 +214,18 @@ def _diurnal(draws: _Draws, topology: Topology, duration_s: float, events: int) 
         )
 
 
+def _lemon(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
+    gpus = [f"{host.name}:{gpu.name}" for host in topology.hosts for gpu in host.gpus]
+    if not gpus:
+        return
+    lemon, at_s = draws.one(gpus), 0.0
+    while (at_s := at_s + draws.gap_s(duration_s / events)) < duration_s:
+        # Four of five: what is repaired by a restart comes back.
+        target = lemon if draws.below(5) else draws.one(gpus)
+        window_s = max(_SHORTEST_S, min(draws.gap_s(duration_s / events / 4), duration_s / 10))
+        yield FaultSpec(kind="gpu.lost", target=target, at_s=at_s, for_s=window_s)
+
+
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
         profile.name: profile
@@ -217,6 +233,9 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             Profile(name="llama3-54d", summary="interruptions of a training run by cause", events=20, make=_llama3),
             Profile(name="hpn-flaps", summary="flaps of 1 to 120 s, compressed", events=6, make=_hpn_flaps),
             Profile(name="early-life", summary="one new link, flapping ever more rarely", events=12, make=_early_life),
+            Profile(
+                name="lemon-gpu", summary="one GPU that is lost again and again, others rarely", events=8, make=_lemon
+            ),
             Profile(name="diurnal-thermal", summary="the heat of the day, rack by rack", events=64, make=_diurnal),
         )
     }

@@ -69,9 +69,10 @@ class BackgroundActuator:
 
     def read(self) -> dict[str, Any]:
         """Whether the child is there, and how many datagrams the kernel has taken from it."""
-        there = bool(self._child) and os.waitpid(self._child, os.WNOHANG) == (0, 0)
+        if self._child and os.waitpid(self._child, os.WNOHANG) != (0, 0):
+            self._child = 0
         return {
-            "applied": there,
+            "applied": bool(self._child),
             "source": self._source,
             "destination": self._destination,
             "sent": self.hits(),

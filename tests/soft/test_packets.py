@@ -12,7 +12,8 @@ from inject.injector import Injector
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan
 from testbed import counters
-from traffic import flow
+from traffic import collective, flow
+from traffic.collective import CollectiveSpec
 from traffic.flow import FlowSpec
 from traffic.plan import QpParams
 
@@ -193,3 +194,19 @@ def test_a_packet_kind_that_did_nothing_here_is_never_proved(lab, tmp_path, warm
             believed += [name] if receipt.proved else []
             assert not warm.is_over, f"the flow has not survived: {name}"
     assert believed == []
+
+
+@pytest.mark.slow
+def test_changed_data_is_seen_by_who_checks_it_and_by_nobody_else(lab, tmp_path):
+    """Wrong elements in the result of a collective that completes without an error of any queue pair."""
+    job = collective.start(
+        lab, CollectiveSpec(size_bytes=1 << 18, duration_s=20.0, qp=QpParams(timeout=18, retry_cnt=6))
+    )
+    threading.Event().wait(3.0)
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        _, receipt = receipt_of(injector, planned(lab, "data.corrupt", {"every": 20}, for_s=8.0))
+    result = job.wait(120.0)
+    assert receipt.proved, receipt.doubts
+    assert result.outcome == "completed", result.where
+    assert result.wrong_elements > 0
+    assert result.qp_errors == ()
