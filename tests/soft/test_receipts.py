@@ -10,6 +10,8 @@ from faults import KINDS, case, work
 from inject.heal import heal
 from inject.injector import Injector
 from inject.journal import Journal, pending, read
+from inject.node.ranks import CGROUP
+from inject.node.steer import PRIORITY, TABLE
 from inject.plan import FaultSpec, plan
 from testbed import counters
 from testbed.errors import FaultError
@@ -122,15 +124,23 @@ def test_a_port_that_is_down_already_is_refused_and_left_alone(lab, tmp_path):
 
 
 def test_heal_finds_leftovers_without_a_journal(lab):
-    """A port down, a table of ours, a CPU limit: each is found by its mark, reverted and reported; then nothing is."""
+    """A port down, a table, a device, a rule, a CPU limit, a group of slow ranks: each is found by its mark, reverted
+    and reported; then nothing is.
+    """
     planned = case(lab, "uplink").planned
     host, switch = lab.topology.hosts[0].name, lab.node(planned.target.node)
     switch.run(["ip", "link", "set", "dev", planned.request["args"]["device"], "down"])
     switch.run(["nft", "add", "table", "netdev", "faultbed_leftover"])
+    switch.run(["ip", "link", "add", "fbvialeft", "up", "type", "dummy"])
+    switch.run(["ip", "rule", "add", "priority", PRIORITY, "lookup", TABLE])
+    lab.node(host).run(["mkdir", CGROUP])
     limit = "echo 5000 10000 > /sys/fs/cgroup/faultbed.slice/faultbed-gpu0.service/cpu.max"
     lab.node(host).run(["sh", "-c", limit])
     done = "\n".join(heal(lab))
     assert planned.request["args"]["device"] in done
     assert "faultbed_leftover" in done
     assert "cpu.max" in done
+    assert "fbvialeft" in done
+    assert f"the rule to table {TABLE}" in done
+    assert CGROUP in done
     assert heal(lab) == []
