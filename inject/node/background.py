@@ -6,16 +6,15 @@ parent is gone, and with the unit.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import mmap
 import os
-import signal
 import socket
-import struct
 import time
 from typing import Any
 
 from inject.node.actuator import Refused
+from inject.node.child import Child
 
 __all__ = ["BackgroundActuator"]
 
@@ -23,7 +22,7 @@ __all__ = ["BackgroundActuator"]
 _DISCARD = 9
 _ECT1 = 1
 _SLICE_S = 0.01
-_COUNT = struct.Struct("=Q")
+_HEADERS = 28
 
 
 class BackgroundActuator:
@@ -34,8 +33,7 @@ class BackgroundActuator:
     def __init__(self, *, source: str, destination: str, rate_bps: int, flows: int, size_bytes: int) -> None:
         self._source, self._destination = source, destination
         self._rate_bps, self._flows, self._size_bytes = rate_bps, flows, size_bytes
-        self._sent = mmap.mmap(-1, mmap.PAGESIZE)
-        self._child = 0
+        self._child = Child()
 
     def prepare(self) -> dict[str, Any]:
         """Refuse an address that is not this host's."""
@@ -50,38 +48,26 @@ class BackgroundActuator:
     def on(self) -> None:
         """Start sending."""
         senders = self._sockets()
-        holder = os.getpid()
-        self._child = os.fork()
-        if not self._child:
-            try:
-                _send(senders, (self._destination, _DISCARD), self._rate_bps, self._size_bytes, holder, self._sent)
-            finally:
-                os._exit(1)
+        self._child.start(lambda: self._send(senders))
         for sender in senders:
             sender.close()
 
     def off(self) -> None:
         """Stop sending."""
-        child, self._child = self._child, 0
-        if child:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        self._child.stop()
 
     def read(self) -> dict[str, Any]:
         """Whether the child is there, and how many datagrams the kernel has taken from it."""
-        if self._child and os.waitpid(self._child, os.WNOHANG) != (0, 0):
-            self._child = 0
         return {
-            "applied": bool(self._child),
+            "applied": self._child.is_there(),
             "source": self._source,
             "destination": self._destination,
-            "sent": self.hits(),
+            "sent": self._child.count,
         }
 
     def hits(self) -> int:
         """Datagrams sent so far."""
-        count: int = _COUNT.unpack_from(self._sent)[0]
-        return count
+        return self._child.count
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -100,28 +86,21 @@ class BackgroundActuator:
                 raise Refused(f"{self._source} is not an address of this host: {error}") from None
         return made
 
-
-def _send(
-    senders: list[socket.socket], to: tuple[str, int], rate_bps: int, size_bytes: int, holder: int, sent: mmap.mmap
-) -> None:
-    """Send until the holder is gone; what could not be sent in its slice is not made up for."""
-    # The holder's class is for edges on time: load has to compete like any other process.
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    payload, count, owed = bytes(size_bytes - 28), 0, 0.0
-    turn = itertools.cycle(senders)
-    before = time.monotonic()
-    while os.getppid() == holder:
-        now = time.monotonic()
-        owed = min(owed + (now - before) * rate_bps / 8 / size_bytes, 2 * _SLICE_S * rate_bps / 8 / size_bytes + 1)
-        before = now
-        while owed >= 1:
-            owed -= 1
-            try:
-                next(turn).sendto(payload, to)
-            except OSError:  # no room, or no route while a link is down: lost, as it would be in the fabric
-                continue
-            count += 1
-            _COUNT.pack_into(sent, 0, count)
-        time.sleep(_SLICE_S)
+    def _send(self, senders: list[socket.socket]) -> None:
+        """Send until nobody wants it; what could not be sent in its slice is not made up for."""
+        # The holder's class is for edges on time: load has to compete like any other process.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        payload, per_s, owed = bytes(self._size_bytes - _HEADERS), self._rate_bps / 8 / self._size_bytes, 0.0
+        turn = itertools.cycle(senders)
+        before = time.monotonic()
+        while self._child.wanted():
+            now = time.monotonic()
+            owed = min(owed + (now - before) * per_s, 2 * _SLICE_S * per_s + 1)
+            before = now
+            while owed >= 1:
+                owed -= 1
+                # No room, or no route while a link is down: lost, as it would be in the fabric.
+                with contextlib.suppress(OSError):
+                    next(turn).sendto(payload, (self._destination, _DISCARD))
+                    self._child.add()
+            time.sleep(_SLICE_S)

@@ -14,6 +14,7 @@ import zlib
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
+from inject.node.child import Child
 
 __all__ = ["WHATS", "ForgeActuator", "changed", "forge", "icrc"]
 
@@ -30,6 +31,7 @@ _NO_QP = 0xFFFFF0
 _BAD_TVER = 0x0F
 _BECN = 0x40
 _LEARN_S = 0.2
+_PAUSE_S = 0.05
 # Headers between BTH and payload: RETH, immediate (InfiniBand 9.2.1, table 38).
 _EXTENDED = {0x03: 4, 0x05: 4, 0x06: 16, 0x09: 4, 0x0A: 16, 0x0B: 20}
 _ELEMENT = 4
@@ -44,8 +46,7 @@ class ForgeActuator:
 
     def __init__(self, *, netns: str, device: str, what: str, qp: int | None, count: int) -> None:
         self._netns, self._device, self._what, self._qp, self._count = netns, device, what, qp, count
-        self._is_on = False
-        self._sent = 0
+        self._child = Child()
 
     def prepare(self) -> dict[str, Any]:
         """Refuse a port that is not there."""
@@ -61,30 +62,21 @@ class ForgeActuator:
         return "true"
 
     def on(self) -> None:
-        """Begin; the first packet goes with the first tick."""
-        self._is_on = True
-
-    def tick(self, _now_ns: int) -> None:
-        """One packet, if one of the kind that it is made from passes."""
-        if self._sent >= self._count:
-            return
-        with self._socket(_ETH_P_ALL) as wire:
-            template = self._passing(wire)
-            if template is not None:
-                wire.send(forge(template, self._what))
-                self._sent += 1
+        """Begin."""
+        self._child.start(self._work)
 
     def off(self) -> None:
         """No more."""
-        self._is_on = False
+        self._child.stop()
 
     def read(self) -> dict[str, Any]:
         """How many were sent."""
-        return {"applied": self._is_on, "device": self._device, "what": self._what, "sent": self._sent}
+        sent = self._child.count
+        return {"applied": self._child.is_there(), "device": self._device, "what": self._what, "sent": sent}
 
     def hits(self) -> int:
         """Packets sent so far."""
-        return self._sent
+        return self._child.count
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -95,6 +87,20 @@ class ForgeActuator:
         wire.bind((self._device, protocol))
         wire.settimeout(_LEARN_S)
         return wire
+
+    def _work(self) -> None:
+        """One packet after the other, each made from one that passed just before; then wait for the end."""
+        while self._child.wanted():
+            if self._child.count >= self._count:
+                time.sleep(_PAUSE_S)
+                continue
+            with self._socket(_ETH_P_ALL) as wire:
+                template = self._passing(wire)
+                if template is not None:
+                    wire.send(forge(template, self._what))
+                    self._child.add()
+            # Each is to be one event of its own.
+            time.sleep(_PAUSE_S)
 
     def _passing(self, wire: socket.socket) -> bytes | None:
         deadline = time.monotonic() + _LEARN_S

@@ -10,12 +10,14 @@ from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
 from inject.node.command import run
+from testbed.onnode.ways import ways
 
 __all__ = ["PRIORITY", "TABLE", "SteerActuator"]
 
 PRIORITY, TABLE = "900", "251"
 """Of the rule, and of the table that it looks up: the marks that `heal` goes by."""
 
+_ROCE_PORT = 4791
 _SOURCE_PORTS = range(0xC000, 0xC000 + 16)
 
 
@@ -27,7 +29,7 @@ class SteerActuator:
     def __init__(self, *, netns: str, device: str, prefixes: list[str]) -> None:
         self._netns, self._device, self._prefixes = netns, device, prefixes
         self._ways: list[str] = []
-        self._from = ""
+        self._host = self._port = ""
 
     def prepare(self) -> dict[str, Any]:
         """Refuse a rule or table that is there already, and a prefix that has no next hop on the device."""
@@ -47,10 +49,12 @@ class SteerActuator:
                 raise Refused(f"{self._netns} has no route to {prefix} by {self._device}: is its BGP session up?")
             via = hops[0].get("via")
             way = f"inet6 {via['host']}" if via else hops[0]["gateway"]
-            self._ways.append(f"{prefix} via {way} dev {self._device} table {TABLE}")
+            # zebra gives a neighbour without an address one that is none (169.254.0.1), to be taken as it is.
+            onlink = " onlink" if "onlink" in hops[0].get("flags", []) else ""
+            self._ways.append(f"{prefix} via {way} dev {self._device}{onlink} table {TABLE}")
         # What the kernel answers for packets of a host, not for the switch's own.
         own = next(route for route in routes if route.get("protocol") == "kernel" and route["dst"].endswith("/31"))
-        self._from = f"from {_host_end(own['dst'])} iif {own['dev']}"
+        self._host, self._port = _host_end(own["dst"]), own["dev"]
         return self.read()
 
     def revert_script(self) -> str:
@@ -101,10 +105,10 @@ class SteerActuator:
         return [line for line in listed if f" table {TABLE} " in f"{line} "]
 
     def _uplinks(self) -> list[str]:
-        where = f"route get {_host_end(self._prefixes[0])} {self._from} ipproto udp"
-        asked = "".join(f"{where} sport {port} dport 4791\n" for port in _SOURCE_PORTS)
-        words = [line.split() for line in run(["ip", "-batch", "-"], stdin=asked).splitlines()]
-        return sorted({line[line.index("dev") + 1] for line in words if "dev" in line})
+        to = _host_end(self._prefixes[0])
+        found = ways(self._netns, [[self._host, to, self._port, sport, _ROCE_PORT] for sport in _SOURCE_PORTS])
+        enter_netns(self._netns)
+        return sorted({port for port in found if port is not None})
 
 
 def _host_end(prefix: str) -> str:

@@ -8,14 +8,11 @@ other came too late.
 
 from __future__ import annotations
 
-import mmap
-import os
-import signal
 import socket
-import struct
 from typing import Any
 
 from inject.node.actuator import Refused
+from inject.node.child import Child
 from inject.node.command import run
 from inject.node.forge import changed
 from inject.node.hop import HopActuator
@@ -25,7 +22,6 @@ __all__ = ["TamperActuator"]
 _ETH_P_ALL = 3
 # linux/if_packet.h: past the queue and the hooks of the port.
 _SOL_PACKET, _PACKET_QDISC_BYPASS = 263, 20
-_COUNT = struct.Struct("=Q")
 _LOOK_S = 0.5
 
 
@@ -36,8 +32,7 @@ class TamperActuator(HopActuator):
         super().__init__(**hop)
         self._via = via
         self._laid = False
-        self._child = 0
-        self._sent = mmap.mmap(-1, mmap.PAGESIZE)
+        self._child = Child()
 
     def prepare(self) -> dict[str, Any]:
         """As the hop; and refuse a device of our name."""
@@ -59,24 +54,15 @@ class TamperActuator(HopActuator):
         """The device, who reads it, then the rule."""
         self._laid = True
         run(["ip", "link", "add", self._via, "mtu", "65000", "up", "type", "dummy"])
-        holder = os.getpid()
         with _packets(self._via) as taken, _packets(self._device) as out:
             out.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
-            self._child = os.fork()
-            if not self._child:
-                try:
-                    _change(taken, out, holder, self._sent)
-                finally:
-                    os._exit(1)
+            self._child.start(lambda: self._change(taken, out))
         super().on()
 
     def off(self) -> None:
         """The rule first; a packet that is on its way then is sent again by its sender."""
         super().off()
-        child, self._child = self._child, 0
-        if child:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        self._child.stop()
         if self._laid:
             run(["ip", "link", "del", self._via])
             self._laid = False
@@ -91,11 +77,25 @@ class TamperActuator(HopActuator):
 
     def hits(self) -> int:
         """Packets changed and put back so far."""
-        count: int = _COUNT.unpack_from(self._sent)[0]
-        return count
+        return self._child.count
 
     def _is_there(self) -> bool:
         return self._via in (name for _, name in socket.if_nameindex())
+
+    def _change(self, taken: socket.socket, out: socket.socket) -> None:
+        """Change and put back. At the holder's priority: the packet sent again is under way."""
+        taken.settimeout(_LOOK_S)
+        while self._child.wanted():
+            try:
+                frame = taken.recv(65535)
+            except TimeoutError:
+                continue
+            except OSError:  # the device is gone
+                return
+            other = changed(frame)
+            out.send(other if other is not None else frame)
+            if other is not None:
+                self._child.add()
 
 
 def _packets(device: str) -> socket.socket:
@@ -106,21 +106,3 @@ def _packets(device: str) -> socket.socket:
         wire.close()
         raise
     return wire
-
-
-def _change(taken: socket.socket, out: socket.socket, holder: int, sent: mmap.mmap) -> None:
-    """Change and put back until the holder is gone. At the holder's priority: the packet sent again is under way."""
-    count = 0
-    taken.settimeout(_LOOK_S)
-    while os.getppid() == holder:
-        try:
-            frame = taken.recv(65535)
-        except TimeoutError:
-            continue
-        except OSError:  # the device is gone
-            return
-        other = changed(frame)
-        out.send(other if other is not None else frame)
-        if other is not None:
-            count += 1
-            _COUNT.pack_into(sent, 0, count)

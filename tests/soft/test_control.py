@@ -30,19 +30,23 @@ CASES = (
     ("host.cpu-steal", "host3", 2.0, {"share": 0.5}),
     ("gpu.thermal", "host1:gpu0", 2.0, {"period": 2}),
     ("gpu.noisy-neighbour", "host1:gpu0", 2.0, {"neighbours": 2}),
-    ("host.rank-hang", "host3", 1.5, {}),
+    # Windows that a second look, late on a starved machine, falls into.
+    ("host.rank-hang", "host3", 15.0, {}),
     ("packet.forge", "host1:rxe0", 1.5, {"what": "nak"}),
     ("congestion.background", "host3:rxe0", 1.5, {"rate": 5}),
     ("congestion.shallow-queue", "host3:rxe0", 1.5, {"packets": 3, "rate": 5}),
     ("congestion.hash-collision", "rtsw1:ctsw1", 2.0, {}),
     # The end that posts: of writes the other one's CPU knows nothing.
-    ("congestion.slow-receiver", "host1", 2.0, {}),
+    ("congestion.slow-receiver", "host1", 15.0, {}),
     ("switch.drain", "ctsw1", 2.0, {}),
     ("switch.reboot", "ctsw1", 2.0, {}),
     ("rnic.reset", "host3:rxe0", 1.5, {}),
-    ("rnic.remove", "host2:rxe1", 1.0, {}),
-    ("gpu.lost", "host2:gpu0", 1.0, {}),
+    ("rnic.remove", "host2:rxe1", 15.0, {}),
+    ("gpu.lost", "host2:gpu0", 15.0, {}),
 )
+
+LONGEST_S = 5.0
+"""A fault is cleared after that long, whatever its window."""
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def test_every_other_kind_is_proved(lab, tmp_path, busy):
             spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
             prepared = injector.prepare(plan(spec, lab.topology, lab_kind="soft", index=index))
             armed = prepared.arm()
-            threading.Event().wait(for_s)
+            threading.Event().wait(min(for_s, LONGEST_S))
             receipt = prepared.clear()
             print(kind, receipt.fired.count, receipt.fired.witness, armed.readback, receipt.cleared.readback)
             found[kind] = [*receipt.doubts, *([] if receipt.cleared.ok else [str(receipt.cleared.error)])]
@@ -114,7 +118,7 @@ def test_what_did_nothing_is_never_proved(lab, tmp_path, busy):
             spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
             prepared = injector.prepare(plan(spec, lab.topology, lab_kind="soft", index=index))
             prepared.arm()
-            threading.Event().wait(for_s)
+            threading.Event().wait(min(for_s, LONGEST_S))
             receipt = prepared.clear()
             assert receipt.cleared.ok, receipt.cleared.error
             believed += [kind] if receipt.proved else []
@@ -144,7 +148,7 @@ def test_what_was_done_elsewhere_is_never_proved(lab, tmp_path, busy):
             )
             prepared = injector.prepare(dataclasses.replace(here, request=there.request, place=there.place))
             prepared.arm()
-            threading.Event().wait(for_s)
+            threading.Event().wait(min(for_s, LONGEST_S))
             receipt = prepared.clear()
             assert receipt.cleared.ok or receipt.cleared.restored, receipt.cleared.error
             believed += [kind] if receipt.proved else []
