@@ -13,6 +13,8 @@ __all__ = ["BY_KIND"]
 ENGINE = "traffic.node.engine"
 # Of the time that the thief was busy somebody must have waited at least this share: else nobody was robbed.
 _ROBBED = 0.1
+# Somebody waited for memory, and not for the wink that any machine does now and then.
+_STALLED_US = 10_000
 
 
 def _freeze(asked: Request) -> Shot:
@@ -38,6 +40,17 @@ def _steal(asked: Request) -> Shot:
         must_move=(Witness(any_of=(f"{host}/cpu0.wait_us",), at_least=waited_us),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"cgroup": None},
+    )
+
+
+def _memory(asked: Request) -> Shot:
+    host, left_mib = asked.target.node, asked.params["left"]
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "memory", {"left_mib": left_mib}, claims=f"{host}/memory"),
+        steps=(Step(do=f"# hold all memory but {left_mib} MiB, with oom_score_adj 1000", undo="kill %1"),),
+        must_move=(Witness(any_of=(f"{host}/memory.stalled_us",), at_least=_STALLED_US),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
     )
 
 
@@ -69,6 +82,7 @@ def _rank_hang(asked: Request) -> Shot:
 BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "host.freeze": _freeze,
     "host.cpu-steal": _steal,
+    "host.memory-pressure": _memory,
     "host.rank-kill": _rank_kill,
     "host.rank-hang": _rank_hang,
 }

@@ -1,4 +1,4 @@
-"""Hosts: frozen, robbed of CPU, a rank killed or hung."""
+"""Hosts: frozen, robbed of CPU or of memory, a rank killed or hung."""
 
 from __future__ import annotations
 
@@ -60,4 +60,20 @@ _HANG = described(
     colour="#bb3e03",
 )
 
-KINDS = (_FREEZE, _STEAL, _KILL, _HANG)
+_MEMORY = described(
+    name="host.memory-pressure",
+    summary="somebody else holds all memory of the host but a rest; it is the first to be killed if that is too little",
+    binding={"host": "unit"},
+    params=(
+        Param(name="left", type="integer", unit="MiB", summary="that stay available", low=4, high=1 << 20, default=24),
+    ),
+    fidelity={"soft": "real"},
+    armed_by="the process that holds it",
+    must_move="time that processes of the host have waited for memory (/proc/pressure/memory)",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#e07a5f",
+    tried=(),
+)
+
+KINDS = (_FREEZE, _STEAL, _MEMORY, _KILL, _HANG)

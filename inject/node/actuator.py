@@ -54,6 +54,7 @@ _ACTUATORS = {
     "hog": ("hog", "HogActuator"),
     "hop": ("hop", "HopActuator"),
     "link": ("link", "LinkActuator"),
+    "memory": ("memory", "MemoryActuator"),
     "mtu": ("link", "MtuActuator"),
     "process": ("process", "ProcessActuator"),
     "qmp": ("qmp", "QmpActuator"),

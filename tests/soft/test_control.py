@@ -28,6 +28,7 @@ CASES = (
     # Longer than two ACK timeouts of the flow (timeout 18: 1.07 s).
     ("host.freeze", "host3", 2.5, {}),
     ("host.cpu-steal", "host3", 2.0, {"share": 0.5}),
+    ("host.memory-pressure", "host4", 5.0, {}),
     ("gpu.thermal", "host1:gpu0", 2.0, {"period": 2}),
     ("gpu.noisy-neighbour", "host1:gpu0", 2.0, {"neighbours": 2}),
     # Windows that a second look, late on a starved machine, falls into.
@@ -131,7 +132,14 @@ def test_what_was_done_elsewhere_is_never_proved(lab, tmp_path, busy):
     """Every kind done at another target of the same sort, where there is one: the plan's own is not believed."""
     believed = []
     others = {"host1:gpu0": "host2:gpu0", "host3": "host2", "host3:rxe0": "host2:rxe1", "rtsw1:ctsw1": "rtsw2:ctsw2"}
-    others |= {"rtsw1": "rtsw2", "rtsw2": "rtsw1", "ctsw1": "ctsw2", "host1": "host3", "host1:rxe0": "host3:rxe0"}
+    others |= {
+        "rtsw1": "rtsw2",
+        "rtsw2": "rtsw1",
+        "ctsw1": "ctsw2",
+        "host1": "host3",
+        "host1:rxe0": "host3:rxe0",
+        "host4": "host2",
+    }
     others |= {"host2:rxe1": "host4:rxe1", "host2:gpu0": "host4:gpu0"}
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
         for index, (kind, target, for_s, params) in enumerate(CASES):

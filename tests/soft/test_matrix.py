@@ -47,6 +47,7 @@ KINDS = {
     "switch.withdraw": ("rtsw2", {}),
     "switch.hash-policy": ("rtsw1", {}),
     "host.freeze": ("host4", {}),
+    "host.memory-pressure": ("host4", {}),
     "host.cpu-steal": ("host4", {"share": 0.5}),
     "gpu.throttle": ("host2:gpu0", {"percent": 50}),
     "gpu.thermal": ("host2:gpu0", {}),

@@ -100,6 +100,7 @@ SAMPLES = {
     "switch.hash-policy": ("rtsw1", {}),
     "host.freeze": ("host1", {}),
     "host.cpu-steal": ("host1", {"share": 0.5}),
+    "host.memory-pressure": ("host1", {}),
     "host.rank-kill": ("host1", {}),
     "host.rank-hang": ("host1", {}),
     "gpu.throttle": ("host1:gpu0", {"percent": 50}),
