@@ -118,8 +118,8 @@ _FORGE = described(
             name="what",
             type="choice",
             unit="",
-            summary="a CNP; a NAK of the next PSN; the last ACK again; a data packet again; one to a QP that nobody "
-            "has; one with a wrong transport version",
+            summary="a CNP (rxe ignores it); a NAK of the next PSN; the last ACK again; a data packet again; one "
+            "to a QP that nobody has; one with a wrong transport version",
             choices=("cnp", "nak", "ack", "replay", "stray", "malformed"),
             required=True,
         ),
