@@ -30,7 +30,6 @@ _SHALLOW = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#bc6c25",
-    tried=(),
 )
 
 _BACKGROUND = described(
@@ -49,7 +48,6 @@ _BACKGROUND = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#dda15e",
-    tried=(),
 )
 
 _COLLISION = described(
@@ -63,7 +61,6 @@ _COLLISION = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#606c38",
-    tried=(),
 )
 
 _SLOW = described(
@@ -81,7 +78,6 @@ _SLOW = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#7f5539",
-    tried=(),
 )
 
 KINDS = (_SHALLOW, _BACKGROUND, _COLLISION, _SLOW)

@@ -21,6 +21,5 @@ KINDS = (
         must_not_move="rxe send_err",
         reversible=True,
         colour="#ff006e",
-        tried=(),
     ),
 )

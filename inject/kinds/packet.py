@@ -133,7 +133,6 @@ _FORGE = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#3a86ff",
-    tried=(),
 )
 
 KINDS = (_DROP, _MARK, _CORRUPT, _DELAY, _REORDER, _DUPLICATE, _FORGE)

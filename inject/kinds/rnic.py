@@ -17,7 +17,6 @@ _RESET = described(
     must_not_move="send_err of every other host's RNIC",
     reversible=True,
     colour="#6a4c93",
-    tried=(),
 )
 
 _REMOVE = described(
