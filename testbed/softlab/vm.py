@@ -11,6 +11,7 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import tarfile
 import time
@@ -143,7 +144,7 @@ def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | Non
     vm.console.unlink(missing_ok=True)
     pid = _spawn(argv, vm.log)
     deadline = time.monotonic() + QMP_DEADLINE_S
-    while not vm.qmp.exists() and time.monotonic() < deadline:
+    while not _listens(vm.qmp) and time.monotonic() < deadline:
         ended, code = os.waitpid(pid, os.WNOHANG)
         if ended:
             raise LabError(
@@ -152,6 +153,14 @@ def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | Non
             )
         time.sleep(0.02)
     return pid
+
+
+def _listens(path: Path) -> bool:
+    """Whether somebody answers; the file of a socket is there a moment before its owner listens."""
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.connect(str(path))
+        return True
+    return False
 
 
 def _spawn(argv: list[str], log: Path) -> int:

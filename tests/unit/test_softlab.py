@@ -2,6 +2,7 @@
 
 import io
 import os
+import socket
 import select
 import signal
 import stat
@@ -174,3 +175,14 @@ def test_a_vm_keeps_nothing_of_its_callers_open(tmp_path):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(read_end)
+
+
+def test_a_socket_that_is_bound_does_not_listen_yet(tmp_path):
+    """QEMU's monitor refuses whoever comes between the two; on a starved machine somebody does."""
+    path = tmp_path / "monitor"
+    with socket.socket(socket.AF_UNIX) as server:
+        assert not vm._listens(path)
+        server.bind(str(path))
+        assert not vm._listens(path)
+        server.listen(1)
+        assert vm._listens(path)
