@@ -2,9 +2,9 @@
 
 import io
 import os
-import socket
 import select
 import signal
+import socket
 import stat
 import tarfile
 
