@@ -1,0 +1,35 @@
+"""What the watchers tell of a lab that is being hurt."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from testbed import telemetry
+
+pytestmark = pytest.mark.soft
+
+
+def test_a_link_that_goes_down_is_told_by_its_switches_with_the_routes_that_move(lab):
+    """Both ends of the link, then the routes, in one clock; back again; and what it cost stays within its share."""
+    began_ns = time.monotonic_ns()
+    with telemetry.start(lab) as following:
+        lab.node("rtsw1").run(["ip", "link", "set", "ctsw1", "down"])
+        down_ns = time.monotonic_ns()
+        time.sleep(5)  # BGP, also where a machine is slow
+        lab.node("rtsw1").run(["ip", "link", "set", "ctsw1", "up"])
+        time.sleep(1)
+        recorded = following.stop()
+    lost = [one for one in recorded.changes if one.subject == "link ctsw1" and one.node == "rtsw1"]
+    error_ns = max(machine.clock_error_ns for machine in recorded.machines)
+    assert "LOWER_UP" not in (lost[0].text or ""), lost[0]
+    assert began_ns - error_ns <= lost[0].at_ns <= down_ns + error_ns
+    moved = {one.node for one in recorded.changes if one.subject.startswith("route ") and one.at_ns > lost[0].at_ns}
+    assert {"rtsw1", "rtsw2"} <= moved
+    assert {one.node for one in recorded.samples} >= {"rtsw1", "host1"}
+    for machine in recorded.machines:
+        assert machine.lost is None
+        assert machine.samples >= 2
+        # Half a hundredth of a CPU is promised; one sample that finds all caches cold may be more than its share.
+        assert machine.busy_ns < 0.02 * (time.monotonic_ns() - began_ns)
