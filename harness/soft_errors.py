@@ -81,7 +81,7 @@ class Detector:
         self.ranks = ranks
         self._limit = float(ranks * mean_iterations)
         self._shift = np.log1p(SLOWDOWNS)
-        self._count = 0
+        self._count = self._learn_at = 0
         self._residuals: deque[Floats] = deque(maxlen=KEEP + GUARD + 1)
         self._norm: _Norm | None = None
         self._statistic = np.zeros((ranks, len(SLOWDOWNS)))
@@ -121,9 +121,10 @@ class Detector:
         return () if self._norm is None else self._test(self._norm)
 
     def _learn(self) -> None:
-        """Take the past anew, all but what is too near; often while there is little of it."""
+        """Take the past anew, all but what is too near, whenever there is a twentieth more of it."""
         past = self.iteration - 1 - min(GUARD, self.iteration // 3)
-        if past >= LEARN and (self._norm is None or past < KEEP // RELEARN or past % RELEARN == 0):
+        if past >= LEARN and past >= self._learn_at:
+            self._learn_at = past + max(1, min(past // 20, RELEARN))
             self._norm = _Norm.of(self._between(past - KEEP, past))
 
     def _test(self, norm: _Norm) -> tuple[Alarm, ...]:
