@@ -12,7 +12,6 @@ moving one fault leaves the draws of the others as they were.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from typing import Any, Literal
 
@@ -63,7 +62,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         experiment=experiment.name,
         seed=chosen,
         inventory=inventory_digest,
-        workload=dataclasses.asdict(experiment.workload),
+        workload=msgspec.json.decode(msgspec.json.encode(experiment.workload)),  # as it is read again
         faults=tuple(faults),
         capture=experiment.capture or msgspec.UNSET,
     )
