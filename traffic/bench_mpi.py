@@ -45,7 +45,7 @@ COLLECTIVES = ("all-reduce", "all-to-all")
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 TRANSPORTS = {
     "tcp": ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "{netdev}"],
-    "ucx": ["--mca", "pml", "ucx", "-x", "UCX_NET_DEVICES={rnic}:1", "-x", "UCX_TLS=rc_verbs,self"],
+    "ucx": ["--mca", "pml", "ucx", "-x", "UCX_NET_DEVICES={rnic}:1", "-x", "UCX_TLS=rc_v,self"],
 }
 """How Open MPI is told what to use; `{netdev}` and `{rnic}` are those of the first host (all have the same names)."""
 
@@ -203,6 +203,10 @@ def _open_mpi(
     ssh = f"-i {KEY} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     command = ["timeout", f"{MPI_TIMEOUT_S:.0f}", "mpirun.openmpi", "--allow-run-as-root", "-np", str(len(hosts))]
     command += ["--host", ",".join(f"{address}:1" for address in front_ends), "--prtemca", "plm_ssh_args", ssh]
+    # The management interfaces of soft hosts all have one address: daemons must not take that for a way home.
+    front_end = lab.topology.host_by_name[hosts[0]].front_end_netdev
+    for name in ("prte_if_include", "oob_tcp_if_include"):
+        command += ["--prtemca", name, front_end]
     command += [part.format(rnic=rnic, netdev=netdev) for part in TRANSPORTS[transport]]
     command += ["python3", PROGRAM, asked]
     try:
