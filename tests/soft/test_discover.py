@@ -1,0 +1,25 @@
+"""Discovery on a real lab: from what its machines say, its inventory comes out again, whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from testbed import inventory
+from testbed.discover import live
+from testbed.discover.draft import draft, text
+
+pytestmark = pytest.mark.soft
+
+
+def test_a_lab_is_rebuilt_from_what_its_machines_say(lab, tmp_path):
+    nodes = {name: lab.node(name) for name in lab.nodes()}
+    found = draft(live.ask(nodes, lambda _: None), name=lab.name)
+    assert found.open == ()
+    path = tmp_path / "drafted.yml"
+    path.write_text(text(found))
+    known = lab.inventory_model
+    assert replace(inventory.load(path), path=known.path) == known
+    links = lab.topology.links
+    assert sum(found.cables.values()) == len(links)
