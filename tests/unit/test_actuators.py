@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from inject.node import memory
 from inject.node.actuator import Refused
 from inject.node.background import BackgroundActuator
 from inject.node.cgroup import CgroupActuator
 from inject.node.hog import HogActuator
+from inject.node.memory import MemoryActuator
 from inject.node.process import ProcessActuator
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -196,3 +198,43 @@ def test_datagrams_are_sent_until_nobody_wants_them():
 def test_an_address_of_somebody_else_is_refused():
     with pytest.raises(Refused, match=r"192\.0\.2\.1"):
         BackgroundActuator(source="192.0.2.1", destination="127.0.0.1", rate_bps=1, flows=1, size_bytes=100).prepare()
+
+
+def test_a_child_ends_with_the_holder_however_that_ends():
+    """A killed holder leaves nobody who works on."""
+    code = (
+        "import os,sys,time;from inject.node.child import Child;c=Child();"
+        "c.start(lambda: [time.sleep(0.01) for _ in iter(c.wanted, False)]);"
+        "print(c._pid,flush=True);sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(HOUSE)},
+    )
+    child = int(holder.stdout.readline())
+    assert state(child) != "Z"
+    holder.kill()
+    holder.communicate(timeout=10)
+    until(lambda: not Path(f"/proc/{child}").exists() or state(child) == "Z")
+
+
+def test_memory_is_taken_and_given_back(monkeypatch):
+    """No more than is available but the rest; the kernel's account of who waits is the count."""
+    stalled = iter([100, 100, 350])
+    monkeypatch.setattr(memory, "_stalled_us", lambda: next(stalled))
+    actuator = MemoryActuator(left_mib=memory._available_mib() - 200)
+    assert not actuator.prepare()["applied"]
+    actuator.on()
+    until(lambda: actuator.read()["taken_mib"] >= 12)
+    assert actuator.read()["applied"]
+    assert actuator.hits() == 250
+    actuator.off()
+    assert not actuator.read()["applied"]
+
+
+def test_there_is_no_memory_to_take(monkeypatch):
+    monkeypatch.setattr(memory, "_stalled_us", lambda: 0)
+    with pytest.raises(Refused, match="nothing to take"):
+        MemoryActuator(left_mib=1 << 40).prepare()
