@@ -30,7 +30,6 @@ _REMOVE = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#1982c4",
-    tried=(),
 )
 
 KINDS = (_RESET, _REMOVE)
