@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from harness import judge, rundir
+from harness import judge, noise, rundir
 from harness import observe as observe_module
 from harness import plan as plan_module
 from harness.experiment import Experiment, Flow, Job
@@ -439,7 +439,12 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Fin
     )
     observed = observe_module.observe(measured)
     verdict = judge.judge(
-        plan=decided.plan, expectations=decided.experiment.expectations, run=measured, observed=observed
+        plan=decided.plan,
+        expectations=decided.experiment.expectations,
+        run=measured,
+        observed=observed,
+        floor=noise.load(lab.state_dir, decided.plan.workload),
+        flights=getattr(found.result, "flights", ()),
     )
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
