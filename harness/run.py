@@ -11,65 +11,47 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from harness import judge, noise, rundir
+from harness import judge, noise, rundir, workload
 from harness import observe as observe_module
 from harness import plan as plan_module
-from harness.experiment import Experiment, Flow, Job
+from harness.experiment import Experiment, Flow
 from harness.fit import fit
+from harness.found import Found, measurements_of, windows
 from harness.measurements import (
-    FaultRun,
-    Measurements,
-    NetworkChange,
-    PacketSummary,
     RankSeries,
-    RebuildMark,
-    Watched,
 )
 from harness.needs import unmet
 from harness.packets import evidence
-from harness.packets.evidence import Evidence
 from harness.plan import Plan
 from harness.rundir import RunDir
-from harness.series import connections_of, ranks_of, series_of, summary_of
-from harness.verdict import LabState, Receipt, VerdictFile
+from harness.series import series_of
+from harness.verdict import VerdictFile
 from inject import plan as fault_plan
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec
 from inject.receipt import Receipt as FaultReceipt
 from testbed import capture, counters, dirty, fingerprint, telemetry
-from testbed.capture import Captured
 from testbed.errors import FaultbedError, LabError, Unsupported
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.softlab import image, lifecycle, vm
-from testbed.telemetry import Recorded
-from traffic import collective, flow, job
-from traffic.collective import CollectiveResult, CollectiveSpec
-from traffic.entropy import Flow5, paths, udp_sport
-from traffic.flow import FlowSpec, FlowsResult
-from traffic.job import JobResult, JobSpec
+from traffic.collective import CollectiveResult
+from traffic.job import JobResult
 from traffic.run import Running
 
 __all__ = ["Decided", "Finished", "decide", "execute", "touched"]
 
 Progress = Callable[[str], None]
-Result = CollectiveResult | FlowsResult | JobResult
-
 LEAD_S = 3.0
 """How long before a fault its baseline counters are read and its holder is told the time."""
-
-GRACE_S = 60.0
-"""How much longer than planned a workload may take before it is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,26 +71,6 @@ class Finished:
     run_dir: RunDir
     verdict: VerdictFile
     report: Path
-
-
-@dataclass(kw_only=True)
-class _Found:
-    """What a run has found so far; grows as the run goes on, so that an early end keeps what there was."""
-
-    t0_ns: int = 0
-    end_ns: int = 0
-    result: Result | None = None
-    twin: tuple[RankSeries, ...] | None = None
-    receipts: dict[str, FaultReceipt] = field(default_factory=dict)
-    before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    paths: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    captured: Captured | None = None
-    packets: Evidence | None = None
-    recorded: Recorded = field(default_factory=Recorded)
-    lab_state: LabState = "CLEAN"
-    lab_diff: tuple[str, ...] = ()
-    errors: list[str] = field(default_factory=list)
 
 
 def decide(experiment: Experiment, source: bytes, inventory: Inventory, *, seed: int | None = None) -> Decided:
@@ -188,14 +150,14 @@ def execute(
             started=datetime.now(UTC),
         )
         run_dir.write_plan(decided.plan)
-        found = _Found()
+        found = Found()
         with Journal(run_dir.journal) as journal:
             _guarded(decided, lab, journal, found, progress, mutate)
         return _conclude(decided, lab, run_dir, found)
 
 
 def _guarded(
-    decided: Decided, lab: Lab, journal: Journal, found: _Found, progress: Progress, mutate: Mutation | None
+    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, mutate: Mutation | None
 ) -> None:
     """Run it and look at the lab afterwards, whatever happens in between."""
     before: fingerprint.Fingerprint | None = None
@@ -231,7 +193,7 @@ def _run_twin(decided: Decided, lab: Lab, journal: Journal, progress: Progress) 
     _to_known_state(lab, journal, progress)
     progress("fault-free twin: the same workload from the same snapshot")
     with journal.doing("twin", workload=decided.plan.workload):
-        result = _start(decided.experiment, lab).wait(_patience_s(decided.experiment))
+        result = workload.start(decided.experiment, lab).wait(workload.patience_s(decided.experiment))
     if result.outcome == "failed":
         raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
     return series_of(result)
@@ -246,7 +208,7 @@ def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
 
 
 def _with_faults(
-    decided: Decided, lab: Lab, journal: Journal, found: _Found, progress: Progress, mutate: Mutation | None
+    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, mutate: Mutation | None
 ) -> None:
     found.before = counters.read(lab)
     ports = decided.experiment.capture
@@ -259,13 +221,13 @@ def _with_faults(
         ready = _prepare_all(injector, decided.faults)
         following = taps.enter_context(telemetry.start(lab))
         with journal.doing("workload", workload=decided.plan.workload):
-            running = _start(decided.experiment, lab)
+            running = workload.start(decided.experiment, lab)
             with running:
                 found.t0_ns = running.started_ns
                 progress("workload is running")
-                found.paths = _paths(lab, running)
+                found.paths = workload.paths_of(lab, running)
                 _drive_all(decided, lab, ready, running, found, progress)
-                found.result = running.wait(_patience_s(decided.experiment))
+                found.result = running.wait(workload.patience_s(decided.experiment))
         found.end_ns = running.ended_ns
         found.recorded = following.stop()
         if ports:
@@ -292,7 +254,7 @@ def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) 
 
 
 def _drive_all(
-    decided: Decided, lab: Lab, ready: Sequence[Prepared], running: Running[Any], found: _Found, progress: Progress
+    decided: Decided, lab: Lab, ready: Sequence[Prepared], running: Running[Any], found: Found, progress: Progress
 ) -> None:
     """Each fault on a thread of its own, so that faults may overlap; their errors are the run's."""
 
@@ -346,88 +308,13 @@ def _brief(receipt: FaultReceipt) -> str:
     return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, cleared"
 
 
-def _start(experiment: Experiment, lab: Lab) -> Running[Any]:
-    work = experiment.workload
-    if isinstance(work, Flow):
-        specs = [
-            FlowSpec(
-                src=src,
-                dst=dst,
-                message_bytes=work.size_bytes,
-                verb=work.flow,
-                qps=work.qps,
-                spread=work.spread,
-                depth=work.depth,
-                duration_s=work.duration_ns / 1e9,
-                qp=work.qp,
-            )
-            for src, dst in work.pairs
-        ]
-        return flow.start_all(lab, specs, on_event=lambda _event: lab.heartbeat())
-    if isinstance(work, Job):
-        return job.start(
-            lab,
-            JobSpec(
-                grid=work.grid,
-                phases=work.phases,
-                dtype=work.dtype,
-                redop=work.op,
-                ranks=work.ranks,
-                iterations=work.iterations,
-                warmup=work.warmup,
-                compute_units=work.compute_units,
-                qp=work.qp,
-            ),
-            on_event=lambda _event: lab.heartbeat(),
-        )
-    return collective.start(
-        lab,
-        CollectiveSpec(
-            collective=work.collective,
-            algorithm=work.algorithm,
-            dtype=work.dtype,
-            redop=work.op,
-            root=work.root,
-            skew=work.skew,
-            in_place=work.in_place,
-            ranks=work.ranks,
-            size_bytes=work.size_bytes,
-            iterations=work.iterations,
-            duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
-            compute_units=work.compute_units,
-            warmup=work.warmup,
-            qp=work.qp,
-        ),
-        on_event=lambda _event: lab.heartbeat(),
-    )
-
-
-def _patience_s(experiment: Experiment) -> float:
-    work = experiment.workload
-    if work.duration_ns is None:
-        return 10 * GRACE_S
-    return work.duration_ns / 1e9 + GRACE_S
-
-
-def _paths(lab: Lab, running: Running[Any]) -> dict[int, tuple[str, ...]]:
-    """Which way each connection goes, by index; what cannot be found out is left out of the report, not made up."""
-    flows = {
-        item.index: Flow5(src_ip=item.src_ip, dst_ip=item.dst_ip, sport=udp_sport(item.lqpn, item.rqpn))
-        for item in running.connections
-    }
-    with contextlib.suppress(LabError):
-        found = paths(lab, flows.values())
-        return {index: found.get(five, ()) for index, five in flows.items()}
-    return {}
-
-
-def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Finished:
+def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Finished:
     if found.captured is not None:
-        found.packets = evidence.keep(found.captured, run_dir.path, _windows(found))
+        found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
         run_dir.write_packets(found.packets)
     if isinstance(found.result, CollectiveResult | JobResult) and found.result.flights:
         run_dir.write_flights(found.result.flights)
-    measured = _measurements(decided, lab, found)
+    measured = measurements_of(decided.plan, decided.faults, lab, found)
     run_dir.write_measurements(measured)
     run_dir.write_telemetry(found.recorded, t0_ns=found.t0_ns)
     run_dir.write_environment(
@@ -453,101 +340,6 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: _Found) -> Fin
     return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
 
 
-def _windows(found: _Found) -> dict[str, tuple[int, int]]:
-    """From each fault's first firing (or arming) to its removal."""
-    windows = {}
-    for fault_id, receipt in found.receipts.items():
-        start, end = receipt.fired.first_ns or receipt.armed.at_ns, receipt.cleared.at_ns
-        if start is not None and end is not None:
-            windows[fault_id] = (start, max(start, end))
-    return windows
-
-
-def _packets(found: Evidence | None) -> PacketSummary | None:
-    if found is None:
-        return None
-    backs = sorted(
-        ((one.signal_ns or one.resent_ns) - found.epoch_offset_ns, one.resent_ns - found.epoch_offset_ns)
-        for flow in found.analysis.flows
-        for one in flow.episodes
-    )
-    return PacketSummary(
-        frames=found.analysis.frames,
-        missed=found.missed,
-        broken=found.analysis.violations,
-        goings_back=tuple(backs),
-    )
-
-
 def _guest_kernel(lab: Lab) -> str | None:
     built = image.find() if lab.kind == "soft" else None
     return built.kernel_version if built else None
-
-
-def _measurements(decided: Decided, lab: Lab, found: _Found) -> Measurements:
-    result = found.result
-    if result is not None and result.outcome == "failed":
-        found.errors.append(f"the workload failed: {result.where}")
-    return Measurements(
-        lab=lab.name,
-        lab_kind=lab.kind,
-        accelerator=lab.accelerator,
-        topology=lab.topology,
-        t0_ns=found.t0_ns,
-        end_ns=found.end_ns or time.monotonic_ns(),
-        clock_error_ns=max(result.clock_error_ns.values(), default=0) if result else 0,
-        workload=decided.plan.workload,
-        ranks=ranks_of(result),
-        series=series_of(result),
-        connections=connections_of(result, found.paths),
-        qp_errors=len(result.qp_errors) if result else 0,
-        rebuilds=len(result.rebuilds) if result else 0,
-        qp_error_ns=tuple(one.time_ns for one in result.qp_errors) if result else (),
-        rebuild_marks=tuple(
-            RebuildMark(error_ns=one.error_ns, rebuilt_ns=one.rebuilt_ns, recovered_ns=one.recovered_ns)
-            for one in (result.rebuilds if result else ())
-        ),
-        faults=tuple(_fault_runs(decided, found)),
-        counters_before={node: dict(values) for node, values in found.before.items()},
-        counters_after={node: dict(values) for node, values in found.after.items()},
-        twin=found.twin,
-        summary=summary_of(result),
-        packets=_packets(found.packets),
-        changes=tuple(
-            NetworkChange(at_ns=one.at_ns, node=one.node, subject=one.subject, text=one.text)
-            for one in found.recorded.changes
-            if one.node in lab.topology.switch_by_name
-        ),
-        watched=tuple(
-            Watched(
-                machine=one.name,
-                samples=one.samples,
-                busy_ns=one.busy_ns,
-                clock_error_ns=one.clock_error_ns,
-                lost=one.lost,
-            )
-            for one in found.recorded.machines
-        ),
-        lab_state=found.lab_state,
-        lab_diff=found.lab_diff,
-        errors=tuple(found.errors),
-    )
-
-
-def _fault_runs(decided: Decided, found: _Found) -> Iterator[FaultRun]:
-    for planned, kind in zip(decided.plan.faults, decided.faults, strict=True):
-        got = found.receipts.get(planned.id)
-        receipt = None
-        if got is not None:
-            receipt = _as_verdict_receipt(planned.id, got)
-        yield FaultRun(
-            plan=planned,
-            receipt=receipt,
-            doubts=got.doubts if got else (),
-            edges=got.edges if got else (),
-            colour=kind.colour,
-        )
-
-
-def _as_verdict_receipt(fault_id: str, receipt: FaultReceipt) -> Receipt:
-    return msgspec.convert({**receipt.to_json(), "id": fault_id}, Receipt)

@@ -1,0 +1,103 @@
+"""The workload of an experiment, started on a lab: a collective, a flow or flows, a job."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from harness.experiment import Experiment, Flow, Job
+from testbed.errors import LabError
+from testbed.lab import Lab
+from traffic import collective, flow, job
+from traffic.collective import CollectiveSpec
+from traffic.entropy import Flow5, paths, udp_sport
+from traffic.flow import FlowSpec
+from traffic.job import JobSpec
+from traffic.run import Running
+
+__all__ = ["paths_of", "patience_s", "start"]
+
+GRACE_S = 60.0
+"""How much longer than planned a workload may take before it is ended."""
+
+
+def start(experiment: Experiment, lab: Lab) -> Running[Any]:
+    """Start it; its progress is the lab's heartbeat.
+
+    Raises:
+        UsageError: the lab cannot carry it.
+        LabError: it could not be started; nothing is left running.
+    """
+    work = experiment.workload
+    if isinstance(work, Flow):
+        specs = [
+            FlowSpec(
+                src=src,
+                dst=dst,
+                message_bytes=work.size_bytes,
+                verb=work.flow,
+                qps=work.qps,
+                spread=work.spread,
+                depth=work.depth,
+                duration_s=work.duration_ns / 1e9,
+                qp=work.qp,
+            )
+            for src, dst in work.pairs
+        ]
+        return flow.start_all(lab, specs, on_event=lambda _event: lab.heartbeat())
+    if isinstance(work, Job):
+        return job.start(
+            lab,
+            JobSpec(
+                grid=work.grid,
+                phases=work.phases,
+                dtype=work.dtype,
+                redop=work.op,
+                ranks=work.ranks,
+                iterations=work.iterations,
+                warmup=work.warmup,
+                compute_units=work.compute_units,
+                qp=work.qp,
+            ),
+            on_event=lambda _event: lab.heartbeat(),
+        )
+    return collective.start(
+        lab,
+        CollectiveSpec(
+            collective=work.collective,
+            algorithm=work.algorithm,
+            dtype=work.dtype,
+            redop=work.op,
+            root=work.root,
+            skew=work.skew,
+            in_place=work.in_place,
+            ranks=work.ranks,
+            size_bytes=work.size_bytes,
+            iterations=work.iterations,
+            duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
+            compute_units=work.compute_units,
+            warmup=work.warmup,
+            qp=work.qp,
+        ),
+        on_event=lambda _event: lab.heartbeat(),
+    )
+
+
+def patience_s(experiment: Experiment) -> float:
+    """How long it may take."""
+    work = experiment.workload
+    if work.duration_ns is None:
+        return 10 * GRACE_S
+    return work.duration_ns / 1e9 + GRACE_S
+
+
+def paths_of(lab: Lab, running: Running[Any]) -> dict[int, tuple[str, ...]]:
+    """Which way each connection goes, by index; what cannot be found out is left out of the report, not made up."""
+    flows = {
+        item.index: Flow5(src_ip=item.src_ip, dst_ip=item.dst_ip, sport=udp_sport(item.lqpn, item.rqpn))
+        for item in running.connections
+    }
+    with contextlib.suppress(LabError):
+        found = paths(lab, flows.values())
+        return {index: found.get(five, ()) for index, five in flows.items()}
+    return {}
