@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from harness import campaign, run
 from harness.cli.main import cli
 from harness.experiment import decode
+from inject.catalogue import CATALOGUE
 from testbed.inventory import load
 
 SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
@@ -42,8 +43,13 @@ def test_each_run_can_be_planned(labels, lab):
         assert [fault.target for fault in decided.plan.faults] == ([] if one.kind is None else [one.target])
 
 
-def test_a_lab_without_actuators_has_no_campaign(lab):
-    assert campaign.labels(lab.topology, lab_kind="rack") == ()
+def test_a_lab_has_only_what_it_can_do_in_its_campaign(labels):
+    """A rack lab has no way to hold packets back, nor a VM to stop."""
+    rack = load(SOFT.with_name("rack-h100.example.yml"))
+    on_rack = {one.kind for one in campaign.labels(rack.topology, lab_kind="rack")} - {None}
+    assert on_rack
+    assert on_rack <= {name for name, kind in CATALOGUE.items() if "rack" in kind.fidelity}
+    assert on_rack < {one.kind for one in labels}
 
 
 def test_the_command_lists_it():
