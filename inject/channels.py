@@ -81,11 +81,9 @@ def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> 
         # Also the time that the revert itself may take: on a starved machine a process alone needs seconds to start.
         "TimeoutStopSec": f"{START_S:g}",
         "RuntimeMaxSec": f"{planned.at_s + planned.for_s + SLACK_S:.0f}",
-        # Edges on time, and a revert that gets its turn, on a switch whose CPU forwards packets all the time.
-        "CPUSchedulingPolicy": "rr",
-        "CPUSchedulingPriority": "10",
         "OOMScoreAdjust": "-900",
-        "ExecStopPost": f"/bin/sh -c {shlex.quote(revert)}",
+        # It gets its turn also where a CPU forwards packets all the time; what it starts again does not keep that.
+        "ExecStopPost": f"/usr/bin/env chrt --reset-on-fork --rr 10 /bin/sh -c {shlex.quote(revert)}",
     }
     settings = [word for name, value in properties.items() for word in ("-p", f"{name}={value}")]
     return [*SYSTEMD_RUN, f"--unit={UNIT_PREFIX}{instance}", *settings, *python]

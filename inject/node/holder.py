@@ -35,6 +35,7 @@ __all__ = ["Holder", "main"]
 
 REVERT_DIR = "/run/faultbed/faults"
 _WATCHDOG_EVERY_NS = 500_000_000
+_PRIORITY = 10
 
 
 class Holder:
@@ -109,6 +110,7 @@ class Holder:
         if aim is not None:
             aim(qp=request.get("qp"), psn=request.get("psn"))
         self.store_revert()
+        self.watchdog.take_precedence()
         # Some changes take a while by themselves: not to be taken for dead meanwhile.
         self.watchdog.shorten(max(1.0, self.ttl_ns / 2e9, getattr(self.actuator, "patience_s", 0.0)))
         self.start_ns = int(request.get("at_ns") or time.monotonic_ns())
@@ -292,6 +294,13 @@ class _Watchdog:
     def shorten(self, seconds: float) -> None:
         """From now on there is something to revert: be taken for dead sooner."""
         self._tell(f"WATCHDOG_USEC={seconds * 1e6:.0f}\nWATCHDOG=1".encode())
+
+    def take_precedence(self) -> None:
+        """Edges on time on a switch whose CPU forwards all day. From now on only, and for no child of ours: an
+        interpreter that starts, or a daemon that is started again, would take the switch from its packets for seconds.
+        """
+        if self._path:
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
 
     def pat(self, now_ns: int) -> None:
         """At most twice a second."""
