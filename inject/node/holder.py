@@ -296,8 +296,10 @@ class _Watchdog:
         self._tell(f"WATCHDOG_USEC={seconds * 1e6:.0f}\nWATCHDOG=1".encode())
 
     def take_precedence(self) -> None:
-        """Edges on time on a switch whose CPU forwards all day. From now on only, and for no child of ours: an
-        interpreter that starts, or a daemon that is started again, would take the switch from its packets for seconds.
+        """Edges on time on a switch whose CPU forwards all day.
+
+        From now on only, and for no child of ours: an interpreter that starts, or a daemon that is started again, would
+        take the switch from its packets for seconds.
         """
         if self._path:
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
