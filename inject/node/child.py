@@ -24,9 +24,12 @@ class Child:
     def start(self, work: Callable[[], None]) -> None:
         """Run `work` in a process at the holder's priority; it is to return when it is not `wanted` any more."""
         self._holder = os.getpid()
+        # What a holder starts has no precedence by itself (`holder.take_precedence`); this is its own hand.
+        policy, priority = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, os.sched_getparam(0)
         self._pid = os.fork()
         if not self._pid:
             try:
+                os.sched_setscheduler(0, policy, priority)
                 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                     signal.signal(number, signal.SIG_DFL)
                 work()

@@ -220,6 +220,22 @@ def test_a_child_ends_with_the_holder_however_that_ends():
     until(lambda: not Path(f"/proc/{child}").exists() or state(child) == "Z")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="real-time scheduling needs root")
+def test_a_child_has_the_holders_precedence_and_nobody_else_has_it():
+    """What a holder starts is ordinary; what stands between packets is not."""
+    code = (
+        "import os,subprocess,sys,time;from inject.node.child import Child;c=Child();"
+        "os.sched_setscheduler(0,os.SCHED_RR|os.SCHED_RESET_ON_FORK,os.sched_param(1));"
+        "c.start(lambda: [c.add() for _ in range(os.sched_getscheduler(0))]);"
+        "any(c.count >= os.SCHED_RR or time.sleep(0.02) for _ in range(500));"
+        "ask='import os;print(os.sched_getscheduler(0))';"
+        "print(c.count, subprocess.run([sys.executable,'-c',ask],capture_output=True,text=True).stdout)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split() == [str(os.SCHED_RR), str(os.SCHED_OTHER)]
+
+
 def test_memory_is_taken_and_given_back(monkeypatch):
     """No more than is available but the rest; the kernel's account of who waits is the count."""
     stalled = iter([100, 100, 350])
