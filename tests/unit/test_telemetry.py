@@ -20,7 +20,8 @@ from harness.prometheus import exposition
 from testbed import telemetry
 from testbed.errors import CommandFailed, Unreachable
 from testbed.jsonlines import next_message
-from testbed.watcher import Watcher, WatcherGone
+from testbed.lab import Lab
+from testbed.watcher import WatcherGone
 
 HOUSE = Path(__file__).resolve().parents[2]
 
@@ -57,13 +58,14 @@ class Pipe:
         self.process.stdout.close()
 
 
-class Here:
-    """As much of a lab as watchers need: one machine, this one."""
+class Here(Lab):
+    """A lab of one machine, this one: its watchers are started, asked and replaced as any lab's."""
+
+    topology = SimpleNamespace(host_by_name={"here": None}, switch_by_name={})
 
     def __init__(self):
-        self.topology = SimpleNamespace(host_by_name={"here": None}, switch_by_name={})
+        self._watchers, self._lock = {}, threading.Lock()
         self.channels = []
-        self.one = None
 
     def ensure_code(self, name):
         pass
@@ -80,13 +82,6 @@ class Here:
 
     def carried(self, nodes):
         return {"here": dict.fromkeys(nodes)}
-
-    def watcher(self, machine):
-        self.one = self.one or Watcher(self, machine)
-        return self.one
-
-    def ask(self, machine, request, *, timeout_s=60.0):
-        return self.watcher(machine).ask(request, timeout_s=timeout_s)
 
 
 @pytest.fixture
@@ -141,6 +136,16 @@ def test_a_question_to_a_dead_watcher_says_that_it_is_gone(lab):
     lab.channels[0].process.kill()
     with pytest.raises(WatcherGone):
         watcher.ask({"do": "clock"}, timeout_s=10.0)
+
+
+def test_a_lab_starts_another_watcher_for_one_that_has_ended(lab):
+    """A reboot of the machine, or a kill, must not blind the lab for good."""
+    asked = {"do": "counters", "nodes": {"here": None}}
+    assert "lo.mtu" in lab.ask("here", asked)["nodes"]["here"]
+    lab.channels[0].process.kill()
+    lab.channels[0].process.wait()
+    assert "lo.mtu" in lab.ask("here", asked)["nodes"]["here"]
+    assert len(lab.channels) == 2
 
 
 def test_prometheus_reads_counters_and_states():
