@@ -51,6 +51,7 @@ def _memory(asked: Request) -> Shot:
         steps=(Step(do=f"# hold all memory but {left_mib} MiB, with oom_score_adj 1000", undo="kill %1"),),
         must_move=(Witness(any_of=(f"{host}/memory.stalled_us",), at_least=_STALLED_US),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"left_mib": left_mib},
     )
 
 

@@ -61,6 +61,7 @@ class MemoryActuator:
         """Whether it is held, and what is left."""
         return {
             "applied": self._child.is_there(),
+            "left_mib": self._left_mib,
             "taken_mib": self._child.count * 4,
             "available_mib": _available_mib(),
         }
