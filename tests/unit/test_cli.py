@@ -1,5 +1,6 @@
 """The command line: every mistake is one sentence with the right exit code, and never a traceback."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from harness.cli import main
 from harness.cli.main import cli
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -139,3 +141,16 @@ def test_a_profile_is_the_faults_of_an_experiment(faultbed):
     said = json.loads(faultbed("profile", "llama3-54d", "--seed", "7", "--json").stdout)
     assert said["sha256"] in first
     assert len(said["faults"]) == len(faults)
+
+
+def test_ctrl_c_while_the_commands_are_loaded_is_one_sentence(monkeypatch, capsys):
+    """On a busy machine that takes seconds, and somebody changes his mind."""
+
+    def interrupted(_name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 3
+    assert capsys.readouterr().err == "faultbed: interrupted before anything was started\n"
