@@ -30,6 +30,7 @@ from testbed.softlab import accel, image, keys, vm
 from testbed.softlab.image import Image
 from testbed.softlab.qmp import Qmp
 from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snapshot, read_state, write
+from testbed.softlab.undisturbed import undisturbed
 from testbed.softlab.vm import Vm
 from testbed.softlab.wiring import machines
 
@@ -385,21 +386,22 @@ def _each(things: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
 
 def _end_all(inventory: Inventory, folder: Path) -> bool:
     """End every process, socket and file of a lab but its snapshot, by what is written down and by what is there."""
-    state = read_state(folder)
-    _end_vms(inventory, state)
-    shutil.rmtree(socket_dir(folder), ignore_errors=True)
-    with contextlib.suppress(OSError):
-        socket_dir(folder).parent.rmdir()
-    for name in ("state.json", "runtime.yml", "known_hosts"):
-        (folder / name).unlink(missing_ok=True)
-    for name in ("artifacts", "control", "faults"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    snapshot = read_snapshot(folder)
-    if snapshot is None or not snapshot.complete:
-        (folder / "snapshot.json").unlink(missing_ok=True)
-        (folder / "id_ed25519").unlink(missing_ok=True)
-        shutil.rmtree(folder / "vms", ignore_errors=True)
-    return state is not None
+    with undisturbed():
+        state = read_state(folder)
+        _end_vms(inventory, state)
+        shutil.rmtree(socket_dir(folder), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            socket_dir(folder).parent.rmdir()
+        for name in ("state.json", "runtime.yml", "known_hosts"):
+            (folder / name).unlink(missing_ok=True)
+        for name in ("artifacts", "control", "faults"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        snapshot = read_snapshot(folder)
+        if snapshot is None or not snapshot.complete:
+            (folder / "snapshot.json").unlink(missing_ok=True)
+            (folder / "id_ed25519").unlink(missing_ok=True)
+            shutil.rmtree(folder / "vms", ignore_errors=True)
+        return state is not None
 
 
 def _end_vms(inventory: Inventory, state: LabState | None) -> None:

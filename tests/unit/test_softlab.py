@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import tarfile
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from testbed import shipped
 from testbed.errors import LabError, UsageError
 from testbed.softlab import accel, image, keys, lifecycle, state, vm
 from testbed.softlab.image import Image
+from testbed.softlab.undisturbed import undisturbed
 from testbed.softlab.vm import Vm
 from testbed.softlab.wiring import machines
 
@@ -186,3 +188,21 @@ def test_a_socket_that_is_bound_does_not_listen_yet(tmp_path):
         assert not vm._listens(path)
         server.listen(1)
         assert vm._listens(path)
+
+
+def test_a_second_ctrl_c_does_not_end_the_clean_up():
+    """It did: half of the VMs stayed, with a lab that nobody had written down as broken."""
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except BaseException:
+            with undisturbed():
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.05)
+                done.append("all of it")
+            raise
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
