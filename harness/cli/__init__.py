@@ -19,4 +19,4 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.stderr.write("faultbed: interrupted before anything was started\n")
         sys.exit(3)
-    commands.main()
+    sys.exit(commands.main())
