@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from harness.cli import main
+from harness import console
 from harness.cli.main import cli
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -151,6 +151,6 @@ def test_ctrl_c_while_the_commands_are_loaded_is_one_sentence(monkeypatch, capsy
 
     monkeypatch.setattr(importlib, "import_module", interrupted)
     with pytest.raises(SystemExit) as end:
-        main()
+        console.main()
     assert end.value.code == 3
     assert capsys.readouterr().err == "faultbed: interrupted before anything was started\n"

@@ -120,7 +120,7 @@ def test_the_verdict_and_each_fault_are_told_in_words(passed):
 
     assert "PASS" in text
     assert "The job survived" in text
-    assert "link.flap on rtsw1:ctsw1 recovered in 888 ms (bound 5 s)." in text
+    assert "link.flap on rtsw1:ctsw1 recovered in 888 ms (bound 8 s)." in text
     assert "every element right" in text
     assert "Straggler: host2" in text
     assert "faultbed run experiment.toml --seed 7" in text

@@ -1,0 +1,19 @@
+"""The console command's entry point: loads the command line, which on a busy machine takes seconds."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NoReturn
+
+__all__ = ["main"]
+
+
+def main() -> NoReturn:
+    """Load the commands and run; Ctrl-C is one sentence already while they are loaded."""
+    try:
+        commands = importlib.import_module("harness.cli.main")
+    except KeyboardInterrupt:
+        sys.stderr.write("faultbed: interrupted before anything was started\n")
+        sys.exit(3)
+    sys.exit(commands.main())
