@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from testbed.errors import UsageError
 from traffic import metrics, replay
 from traffic.engine import TrafficLab
 from traffic.ranks import RanksSpec, place
-from traffic.replay import Execution, ReplaySpec
+from traffic.replay import Execution
 from traffic.results import Iteration, Outcome, QpError, Rebuild
 from traffic.run import OnEvent
 from traffic.traces import Operation, Trace
@@ -30,7 +30,6 @@ __all__ = ["InferenceResult", "InferenceSpec", "check", "request", "run"]
 
 MAX_TOKENS = 200
 MIN_GROUP = 2
-MEMORY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +137,7 @@ def run(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -
     """
     ranks = len(place(lab, spec))
     check(spec, ranks)
-    common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec)}
-    asked = ReplaySpec(**common, repeat=spec.requests, batch_bytes=MEMORY_BYTES)
-    return _result(spec, replay.execute(lab, asked, request(spec, ranks), on_event))
+    return _result(spec, replay.execute_made(lab, spec, request(spec, ranks), repeat=spec.requests, on_event=on_event))
 
 
 def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:

@@ -7,14 +7,14 @@ as `skew` says (Zipf). Forward, rows go from the hot shards to everybody; backwa
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from testbed.errors import UsageError
 from traffic import metrics, replay, schedules
 from traffic.engine import TrafficLab
 from traffic.ranks import RanksSpec, place
-from traffic.replay import Execution, ReplaySpec
+from traffic.replay import Execution
 from traffic.results import Outcome, QpError, Rebuild
 from traffic.run import OnEvent
 from traffic.traces import Operation, Trace
@@ -22,7 +22,6 @@ from traffic.traces import Operation, Trace
 __all__ = ["RankingResult", "RankingSpec", "check", "run", "step"]
 
 MIN_RANKS = 2
-MEMORY_BYTES = 256 << 20
 PARTS = 3
 """Forward, backward, dense."""
 
@@ -122,9 +121,7 @@ def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> 
     """
     ranks = len(place(lab, spec))
     check(spec, ranks)
-    common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec)}
-    asked = ReplaySpec(**common, repeat=spec.iterations, batch_bytes=MEMORY_BYTES)
-    return _result(spec, replay.execute(lab, asked, step(spec, ranks), on_event))
+    return _result(spec, replay.execute_made(lab, spec, step(spec, ranks), repeat=spec.iterations, on_event=on_event))
 
 
 def _result(spec: RankingSpec, done: Execution) -> RankingResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ __all__ = [
     "batches",
     "check",
     "execute",
+    "execute_made",
     "operation_times_ns",
     "run",
 ]
@@ -43,6 +44,8 @@ MAX_OPERATIONS = 256
 """Of one batch: what is told to an engine in one line stays small."""
 
 SPARE_S = 60.0
+MADE_BYTES = 256 << 20
+"""Memory of a rank for a job that was made into a trace: it is one batch, or its parts could not be told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +309,14 @@ def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent |
             if running.failure is not None:
                 break
     return Execution(spec=spec, trace=trace, ranks=ranks, batches=made, runs=tuple(ended))
+
+
+def execute_made(
+    lab: TrafficLab, spec: RanksSpec, trace: Trace, *, repeat: int, on_event: OnEvent | None = None
+) -> Execution:
+    """As `execute`, of a trace that a job was made into, on the ranks of the job's spec."""
+    common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec)}
+    return execute(lab, ReplaySpec(**common, repeat=repeat, batch_bytes=MADE_BYTES), trace, on_event)
 
 
 def _itself(running: Running[Any]) -> Running[Any]:
