@@ -11,11 +11,9 @@ import msgspec
 from harness.measurements import (
     FaultRun,
     Measurements,
-    NetworkChange,
     PacketSummary,
     RankSeries,
     RebuildMark,
-    Watched,
 )
 from harness.packets.evidence import Evidence
 from harness.plan import Plan
@@ -85,21 +83,8 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         twin=found.twin,
         summary=summary_of(result),
         packets=_packets(found.packets),
-        changes=tuple(
-            NetworkChange(at_ns=one.at_ns, node=one.node, subject=one.subject, text=one.text)
-            for one in found.recorded.changes
-            if one.node in lab.topology.switch_by_name
-        ),
-        watched=tuple(
-            Watched(
-                machine=one.name,
-                samples=one.samples,
-                busy_ns=one.busy_ns,
-                clock_error_ns=one.clock_error_ns,
-                lost=one.lost,
-            )
-            for one in found.recorded.machines
-        ),
+        changes=tuple(one for one in found.recorded.changes if one.node in lab.topology.switch_by_name),
+        watched=found.recorded.machines,
         lab_state=found.lab_state,
         lab_diff=found.lab_diff,
         errors=tuple(found.errors),

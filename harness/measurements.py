@@ -13,6 +13,8 @@ import msgspec
 
 from harness.plan import PlannedFault
 from harness.verdict import LabState, Receipt
+from testbed.telemetry import Change as NetworkChange
+from testbed.telemetry import Machine
 from testbed.topology import Topology
 
 __all__ = [
@@ -109,25 +111,6 @@ class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
     goings_back: tuple[tuple[int, int], ...] = ()
 
 
-class NetworkChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A link, a next hop or a route of a switch that changed; `text` None: it is gone (`testbed.telemetry.Change`)."""
-
-    at_ns: int
-    node: str
-    subject: str
-    text: str | None
-
-
-class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """What watching a machine cost: samples, CPU time; `lost` says why there is nothing of it from some time on."""
-
-    machine: str
-    samples: int
-    busy_ns: int
-    clock_error_ns: int
-    lost: str | None = None
-
-
 class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):
     """A queue pair that died: when, when it was connected anew, when data was through again. None: never."""
 
@@ -194,7 +177,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary = Summary()
     packets: PacketSummary | None = None
     changes: tuple[NetworkChange, ...] = ()
-    watched: tuple[Watched, ...] = ()
+    watched: tuple[Machine, ...] = ()
     lab_state: LabState
     lab_diff: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.measurements import NetworkChange
+from testbed.telemetry import Change
 
 __all__ = ["TAIL_NS", "Routing", "routing"]
 
@@ -32,7 +32,7 @@ class Routing:
     changes: int = 0
 
 
-def routing(changes: Sequence[NetworkChange], fired: Mapping[str, tuple[int, int]]) -> dict[str, Routing]:
+def routing(changes: Sequence[Change], fired: Mapping[str, tuple[int, int]]) -> dict[str, Routing]:
     """By fault; `fired` gives first firing and removal, in the order of firing. Changes on hosts do not count."""
     starts = [start for start, _ in fired.values()]
     found = {}
