@@ -24,9 +24,7 @@ from harness import plan as plan_module
 from harness.experiment import Experiment, Flow
 from harness.fit import fit
 from harness.found import Found, measurements_of, windows
-from harness.measurements import (
-    RankSeries,
-)
+from harness.measurements import RankSeries
 from harness.needs import unmet
 from harness.packets import evidence
 from harness.plan import Plan
@@ -192,7 +190,8 @@ def _run_twin(decided: Decided, lab: Lab, journal: Journal, progress: Progress) 
     """The same workload from the same snapshot, without faults."""
     _to_known_state(lab, journal, progress)
     progress("fault-free twin: the same workload from the same snapshot")
-    with journal.doing("twin", workload=decided.plan.workload):
+    # Watched as the run is: their ratio must not hold what watching costs.
+    with journal.doing("twin", workload=decided.plan.workload), telemetry.start(lab):
         result = workload.start(decided.experiment, lab).wait(workload.patience_s(decided.experiment))
     if result.outcome == "failed":
         raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
