@@ -11,12 +11,12 @@ The receiver ends some while after it is told to stop: when nothing has come for
 from __future__ import annotations
 
 import pyverbs.enums as e
-from pyverbs.addr import AH, GID, AHAttr, GlobalRoute
+from pyverbs.addr import AH, AHAttr
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 
 from traffic.node.flow import FlowReceiver, FlowSender
 from traffic.node.task import RECV_ID, Conn
-from traffic.node.verbs import Rc, Rnic, gid_of, recv_request
+from traffic.node.verbs import Rc, Rnic, recv_request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -57,15 +57,7 @@ class Ud(Rc):
         self.post_recv = self.qp.post_recv
 
     def connect(self, peer: dict[str, Any]) -> None:
-        params = self.params
-        route = GlobalRoute(
-            dgid=GID(gid_of(peer["address"])),
-            sgid_index=self.rnic.gid_index(),
-            hop_limit=64,
-            traffic_class=params.get("traffic_class", 0),
-            flow_label=params.get("flow_label", 0),
-        )
-        self.ah = AH(self.rnic.pd, attr=AHAttr(gr=route, is_global=1, port_num=1))
+        self.ah = AH(self.rnic.pd, attr=AHAttr(gr=self.route_to(peer), is_global=1, port_num=1))
 
     def close(self) -> None:
         super().close()

@@ -167,16 +167,19 @@ class Rc:
         self.post_send = self.qp.post_send
         self.post_recv = self.qp.post_recv
 
-    def connect(self, peer: dict[str, Any]) -> None:
-        """Go to RTS towards `peer` (`address`, `qpn`, `psn`). Resolves the next hop: may take seconds and fail."""
-        params = self.params
-        route = GlobalRoute(
+    def route_to(self, peer: dict[str, Any]) -> GlobalRoute:
+        """The way to a peer's `address`, from the GID that this RNIC has for its own now."""
+        return GlobalRoute(
             dgid=GID(gid_of(peer["address"])),
             sgid_index=self.rnic.gid_index(),
             hop_limit=64,
-            traffic_class=params.get("traffic_class", 0),
-            flow_label=params.get("flow_label", 0),
+            traffic_class=self.params.get("traffic_class", 0),
+            flow_label=self.params.get("flow_label", 0),
         )
+
+    def connect(self, peer: dict[str, Any]) -> None:
+        """Go to RTS towards `peer` (`address`, `qpn`, `psn`). Resolves the next hop: may take seconds and fail."""
+        params, route = self.params, self.route_to(peer)
         attr = QPAttr(port_num=1)
         attr.qp_access_flags = ACCESS
         attr.path_mtu = {1024: e.IBV_MTU_1024, 2048: e.IBV_MTU_2048, 4096: e.IBV_MTU_4096}[params["mtu"]]
