@@ -25,7 +25,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from harness.job_words import parse_grid, parse_phase
+from harness.job_words import parse_checkpoint, parse_grid, parse_phase
 from harness.metrics import METRICS, Metric, lookup, nearest
 from harness.needs import Need, parse_need
 from harness.quantities import parse_duration_ns, parse_size_bytes
@@ -38,6 +38,7 @@ from traffic.matrix import PATTERNS
 from traffic.plan import QpParams
 from traffic.ranks import WARMUP
 from traffic.schedules import COLLECTIVES, algorithms_for
+from traffic.storage import MODES, Storage
 
 __all__ = [
     "Collective",
@@ -116,6 +117,7 @@ class Job:
     iterations: int
     warmup: int
     compute_units: int
+    storage: Storage | None = None
     qp: QpParams = field(default_factory=QpParams)
 
     @property
@@ -189,6 +191,12 @@ class _CollectiveFile(_File, frozen=True, kw_only=True):
     qp: dict[str, int] = {}
 
 
+class _StorageFile(_File, frozen=True, kw_only=True):
+    host: str
+    ingest: str | None = None
+    checkpoint: str | None = None
+
+
 class _JobFile(_File, frozen=True, kw_only=True):
     grid: str
     phases: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -198,6 +206,7 @@ class _JobFile(_File, frozen=True, kw_only=True):
     ranks: tuple[str, ...] = ()
     warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
     compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
+    storage: _StorageFile | None = None
     qp: dict[str, int] = {}
 
 
@@ -255,6 +264,7 @@ _KEYS = {
     "collective": tuple(_CollectiveFile.__struct_fields__),
     "flow": tuple(_FlowFile.__struct_fields__),
     "job": tuple(_JobFile.__struct_fields__),
+    "storage": tuple(_StorageFile.__struct_fields__),
 }
 
 
@@ -401,13 +411,37 @@ def _job(job: _JobFile, source: str) -> Job:
         iterations=job.iterations,
         warmup=job.warmup,
         compute_units=job.compute_units,
+        storage=None if job.storage is None else _storage(job.storage, source),
         qp=_qp(job.qp, source),
     )
     try:
-        check_job(JobSpec(grid=made.grid, phases=phases, dtype=made.dtype, redop=made.op, iterations=made.iterations))
+        check_job(
+            JobSpec(
+                grid=made.grid,
+                phases=phases,
+                dtype=made.dtype,
+                redop=made.op,
+                iterations=made.iterations,
+                storage=made.storage,
+            )
+        )
     except UsageError as error:
         raise _fail(source, "workload", str(error)) from error
     return made
+
+
+def _storage(storage: _StorageFile, source: str) -> Storage:
+    size_bytes, every, mode = 0, 1, MODES[0]
+    if storage.checkpoint is not None:
+        size_bytes, every, mode = _read(parse_checkpoint, storage.checkpoint, source, "workload.storage.checkpoint")
+    ingest = storage.ingest
+    return Storage(
+        host=storage.host,
+        ingest_bytes=0 if ingest is None else _read(parse_size_bytes, ingest, source, "workload.storage.ingest"),
+        checkpoint_bytes=size_bytes,
+        every=every,
+        mode=mode,
+    )
 
 
 def _qp(values: dict[str, int], source: str) -> QpParams:

@@ -73,6 +73,9 @@ def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
         raise _error(experiment, "workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
     if isinstance(workload, Job) and len(ranks) != (wanted := prod(size for _, size in workload.grid)):
         raise _error(experiment, "workload.grid", f"has {wanted} ranks, but there are {len(ranks)} RNICs")
+    if isinstance(workload, Job) and workload.storage and workload.storage.host not in topology.host_by_name:
+        said = f'no host "{workload.storage.host}"; there is {", ".join(topology.host_by_name)}'
+        raise _error(experiment, "workload.storage.host", said)
     return replace(workload, ranks=ranks)
 
 

@@ -1,4 +1,4 @@
-"""A job's grid and phases as people write them: `tp=2,dp=2` and `dp:all-reduce:1MiB:ring`."""
+"""A job's words as people write them: `tp=2,dp=2`, `dp:all-reduce:1MiB:ring`, and a checkpoint `4MiB:10:async`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from harness.quantities import parse_size_bytes
 from traffic.collective import AUTO
 from traffic.job import JobPhase
 
-__all__ = ["parse_grid", "parse_phase"]
+__all__ = ["parse_checkpoint", "parse_grid", "parse_phase"]
 
 
 def parse_grid(text: str) -> tuple[tuple[str, int], ...]:
@@ -36,3 +36,16 @@ def parse_phase(text: str) -> JobPhase:
     if not (along and name and size):
         raise ValueError("say it as in dp:all-reduce:1MiB, or dp:all-reduce:1MiB:ring")
     return JobPhase(along=along, collective=name, size_bytes=parse_size_bytes(size), algorithm=algorithm or AUTO)
+
+
+def parse_checkpoint(text: str) -> tuple[int, int, str]:
+    """Size, every how many iterations, and mode.
+
+    Raises:
+        ValueError: not such a text.
+    """
+    size, _, rest = text.partition(":")
+    every, _, mode = rest.partition(":")
+    if every and not every.isdecimal():
+        raise ValueError(f'"{every}" is not a number of iterations; say it as in 4MiB, 4MiB:10 or 4MiB:10:async')
+    return parse_size_bytes(size), int(every or 10), mode or "sync"

@@ -50,7 +50,10 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration of one rank: it computes, waits for its neighbours, communicates; `wrong` elements."""
+    """One iteration of one rank: it computes, waits for its neighbours, communicates; `wrong` elements.
+
+    With storage, it waits for its data before (`ingest_ns`) and for a checkpoint after (`checkpoint_ns`).
+    """
 
     index: int
     start_ns: int
@@ -58,11 +61,13 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     comm_ns: int
     wait_ns: int
     wrong: int = 0
+    ingest_ns: int = 0
+    checkpoint_ns: int = 0
 
     @property
     def end_ns(self) -> int:
         """When the iteration was over."""
-        return self.start_ns + self.compute_ns + self.wait_ns + self.comm_ns
+        return self.start_ns + self.ingest_ns + self.compute_ns + self.wait_ns + self.comm_ns + self.checkpoint_ns
 
 
 class RankSeries(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,6 +71,16 @@ _TABLE = (
         meaning="Elements of the collective's result that were wrong, on all ranks",
     ),
     Metric(name="iterations", unit="count", meaning="Iterations that every rank finished"),
+    Metric(
+        name="ingest.wait",
+        unit="s",
+        meaning="Longest time that a rank waited for the data of an iteration from storage",
+    ),
+    Metric(
+        name="checkpoint.wait",
+        unit="s",
+        meaning="Longest time that a rank waited for a checkpoint to be stored",
+    ),
     Metric(name="qp_errors", unit="count", meaning="Queue pairs that went into the error state"),
     Metric(name="rebuilds", unit="count", meaning="Queue pairs that were torn down and connected anew"),
     Metric(name="goodput.mean", unit="Gb/s", meaning="Payload bytes of all ranks over the run's time"),

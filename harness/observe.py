@@ -163,9 +163,19 @@ def _plain(run: Measurements) -> dict[str, Observation]:
             else "no iteration finished, so no result was checked",
         ),
         "iterations": Observation(value=iterations, detail=f"finished by all {len(run.series)} ranks"),
+        "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], "data"),
+        "checkpoint.wait": _longest(
+            [step.checkpoint_ns for rank in run.series for step in rank.iterations], "checkpoints"
+        ),
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected anew, by the engine"),
     }
+
+
+def _longest(waits_ns: Sequence[int], what: str) -> Observation:
+    if not any(waits_ns):
+        return Observation(value=None, detail=f"no rank waited for {what}: the job has no such storage")
+    return Observation(value=max(waits_ns) / 1e9, detail=f"longest of {len(waits_ns)} iterations of all ranks")
 
 
 def _rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observation]:

@@ -40,8 +40,17 @@ _INKS = {
     "#060606": "var(--compute)",
     "#070707": "var(--comm)",
     "#080808": "var(--wait)",
+    "#090909": "var(--storage)",
 }
-_INK, _MUTED, _LINE, _GOODPUT, _SOFT, _COMPUTE, _COMM, _WAIT = _INKS
+_INK, _MUTED, _LINE, _GOODPUT, _SOFT, _COMPUTE, _COMM, _WAIT, _STORAGE = _INKS
+_PARTS = (
+    ("ingest_ns", _STORAGE),
+    ("compute_ns", _COMPUTE),
+    ("wait_ns", _WAIT),
+    ("comm_ns", _COMM),
+    ("checkpoint_ns", _STORAGE),
+)
+"""Of an iteration, in order."""
 _CUT = 2.6
 _MAX_ROWS = 16
 """Ranks drawn in one chart; beyond, rows are too thin to read, and the data is in samples.parquet."""
@@ -183,7 +192,7 @@ def _stack(axes: Axes, series: RankSeries, t0_ns: int, top_ms: float) -> None:
     steps = sorted(series.iterations, key=lambda step: step.start_ns)
     edges = np.array([(step.start_ns - t0_ns) / 1e9 for step in steps] + [(steps[-1].end_ns - t0_ns) / 1e9])
     lower = np.zeros(len(steps))
-    for field, colour in (("compute_ns", _COMPUTE), ("wait_ns", _WAIT), ("comm_ns", _COMM)):
+    for field, colour in _PARTS:
         upper = lower + np.array([getattr(step, field) for step in steps]) / 1e6
         axes.stairs(upper, edges, baseline=lower, fill=True, color=colour, linewidth=0)
         lower = upper

@@ -84,6 +84,8 @@ def _iterations(result: Result | None, rank: int) -> tuple[Iteration, ...]:
             comm_ns=item.comm_ns - item.wait_ns,
             wait_ns=item.wait_ns,
             wrong=item.wrong_elements,
+            ingest_ns=item.ingest_ns,
+            checkpoint_ns=item.checkpoint_ns,
         )
         for item in result.iterations[rank]
     )

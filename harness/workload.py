@@ -57,6 +57,7 @@ def start(experiment: Experiment, lab: Lab) -> Running[Any]:
                 iterations=work.iterations,
                 warmup=work.warmup,
                 compute_units=work.compute_units,
+                storage=work.storage,
                 qp=work.qp,
             ),
             on_event=lambda _event: lab.heartbeat(),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from inject.kind import Binding, FaultKind, Fidelity, Param, ParamType
-from inject.kinds import congestion, data, gpu, host, link, packet, rack, rnic, switch
+from inject.kinds import congestion, data, gpu, host, link, packet, rack, rnic, storage, switch
 from inject.rack import WAYS
 from testbed.errors import UsageError
 
@@ -27,6 +27,7 @@ _ALL = (
     *rnic.KINDS,
     *host.KINDS,
     *gpu.KINDS,
+    *storage.KINDS,
     *data.KINDS,
     *rack.KINDS,
 )

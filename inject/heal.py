@@ -2,9 +2,9 @@
 
 It goes by marks: units named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named
 `fbvia*` and the redirections to them, a rule to the table that steers, busy processes and stopped ones, a CPU limit on
-a soft GPU or on ranks, ports of the topology that are down, links of VMs without carrier. One command a machine, all
-machines at once; one that does not answer does not keep the others waiting. What has no mark of its own (a setting, a
-line of a configuration, a killed daemon) lives no longer than its machine, and so does its stored revert.
+a soft GPU, on ranks or on storage, ports of the topology that are down, links of VMs without carrier. One command a
+machine, all machines at once; one that does not answer does not keep the others waiting. What has no mark of its own (a
+setting, a line of a configuration, a killed daemon) lives no longer than its machine, and so does its stored revert.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from inject.channels import revert_dir
 from inject.node.cgroup import UNLIMITED
 from inject.node.holder import REVERT_DIR
+from inject.node.limit import CGROUPS
 from inject.node.qmp import set_link
-from inject.node.ranks import CGROUP
 from inject.node.steer import PRIORITY, TABLE
 from testbed import counters
 from testbed.errors import LabError, RevertFailed
@@ -62,10 +62,11 @@ for n in '' $(ls /run/netns 2>/dev/null); do
     $in ip route flush table {TABLE} 2>/dev/null
   fi
 done
-if [ -d {CGROUP} ]; then
-  for p in $(cat {CGROUP}/cgroup.procs); do echo $p > /sys/fs/cgroup/cgroup.procs; done
-  if rmdir {CGROUP}; then echo "{_MARK} removed {CGROUP}"; else echo "failed: {CGROUP}"; fi
-fi
+for g in {" ".join(CGROUPS)}; do
+  [ -d "$g" ] || continue
+  for p in $(cat "$g/cgroup.procs"); do echo "$p" > /sys/fs/cgroup/cgroup.procs; done
+  if rmdir "$g"; then echo "{_MARK} removed $g"; else echo "failed: $g"; fi
+done
 for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
   [ -e "$c" ] || continue
   was=$(cat "$c"); [ "$was" = "{UNLIMITED}" ] && continue

@@ -58,6 +58,9 @@ def flight_of(message: Mapping[str, Any], *, rank: int, endpoint: str, offset_ns
 
 def standing(message: Mapping[str, Any]) -> str:
     """Where a rank is: in which step it waits for which peer, or that it does not wait."""
+    waits = {"data": "waits for data from storage", "checkpoint": "waits for its checkpoint to be stored"}
+    if message["phase"] in waits:
+        return f"iteration {message['iteration']}, {waits[message['phase']]}"
     if message["phase"] != "comm":
         return f"iteration {message['iteration']}, {message['phase']}"
     open_lanes = [lane for lane in message["lanes"] if lane["done"] < lane["segments"]]

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from testbed.errors import UsageError
-from traffic import collective, cost, metrics, schedules
+from traffic import collective, cost, metrics, schedules, storage
 from traffic.collective import AUTO, CollectiveSpec
 from traffic.engine import Engines, TrafficLab
 from traffic.flight import Flight, RankEnd
 from traffic.ranks import RanksSpec, ends_of, place, rank_plan, task_name, window_of
-from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
+from traffic.results import Checkpoint, Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
 from traffic.run import OnEvent, Running, begin
-from traffic.samples import iterations_of, samples_of
+from traffic.samples import checkpoints_of, iterations_of, samples_of
+from traffic.storage import Storage, StorageTimes
 
 __all__ = ["GroupTime", "JobPhase", "JobResult", "JobSpec", "as_spec", "check", "groups", "job_programs", "start"]
 
@@ -42,12 +43,14 @@ class JobSpec(RanksSpec):
     """`iterations` of a compute phase and `phases` on a `grid` of ranks (dimension and its size, fastest first).
 
     There must be as many ranks as the grid has. A job goes by iterations: groups that know nothing of each other could
-    not agree on a time to end.
+    not agree on a time to end. With `storage`, an iteration begins when its data is there, and some end with a
+    checkpoint.
     """
 
     grid: tuple[tuple[str, int], ...]
     phases: tuple[JobPhase, ...]
     iterations: int = 10
+    storage: Storage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,8 @@ class JobResult:
     iterations_completed: int
     wrong_elements: int
     groups: tuple[GroupTime, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    storage_times: StorageTimes | None
     iteration_p50_ns: float
     iteration_p95_ns: float
     iteration_p99_ns: float
@@ -115,6 +120,8 @@ def check(spec: JobSpec) -> None:
     if not spec.grid or len(set(names)) != len(names) or any(size < 1 for _, size in spec.grid):
         said = ", ".join(f"{name}={size}" for name, size in spec.grid)
         raise UsageError(f'a grid has dimensions of different names and sizes from 1 on, as in tp=2,dp=2; got "{said}"')
+    if spec.storage is not None:
+        storage.check(spec.storage)
     if not spec.phases:
         raise UsageError("a job has at least one phase, as in dp:all-reduce:1MiB")
     for phase in spec.phases:
@@ -183,6 +190,7 @@ def start(
         said = " x ".join(f"{name} {size}" for name, size in spec.grid)
         raise UsageError(f"a grid of {said} has {wanted} ranks, but {len(ranks)} RNICs are named")
     programs, algorithms = job_programs(spec, cost.NETWORKS[lab.kind])
+    server = None if spec.storage is None else storage.serve(lab, spec.storage.host)
     plan = rank_plan(
         f"job of {len(ranks)} ranks",
         spec,
@@ -190,8 +198,10 @@ def start(
         programs,
         segment_bytes=spec.segment_bytes,
         iterations=spec.iterations,
+        storage=server.told(spec.storage, len(ranks)) if server and spec.storage else None,
     )
-    return begin(lab, plan, lambda running: _finish(running, spec, algorithms, ranks), on_event, engines)
+    beside = () if server is None else (server,)
+    return begin(lab, plan, lambda running: _finish(running, spec, algorithms, ranks), on_event, engines, beside=beside)
 
 
 def _group_times(spec: JobSpec, per_rank: Sequence[Sequence[Iteration]]) -> list[GroupTime]:
@@ -216,6 +226,7 @@ def _finish(
     running: Running[JobResult], spec: JobSpec, algorithms: tuple[str, ...], ranks: tuple[Endpoint, ...]
 ) -> JobResult:
     per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
+    stored = tuple(one for rank in range(len(ranks)) for one in checkpoints_of(running, task_name(rank), rank))
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     return JobResult(
         spec=spec,
@@ -230,6 +241,8 @@ def _finish(
         iterations_completed=len(whole),
         wrong_elements=sum(item.wrong_elements for rank in per_rank for item in rank),
         groups=tuple(_group_times(spec, per_rank)),
+        checkpoints=stored,
+        storage_times=None if spec.storage is None else storage.times_of(per_rank, stored),
         iteration_p50_ns=metrics.percentile(whole, 50),
         iteration_p95_ns=metrics.percentile(whole, 95),
         iteration_p99_ns=metrics.percentile(whole, 99),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -91,8 +91,12 @@ def rank_plan(
     segment_bytes: int,
     iterations: int | None,
     duration_s: float | None = None,
+    storage: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Tasks and connections of ranks that run programs, for so many iterations or so long."""
+    """Tasks and connections of ranks that run programs, for so many iterations or so long.
+
+    `storage` is what they are told of it (`traffic.storage.StorageServer.told`).
+    """
     pairs = schedules.peers_of(programs)
     cables = tuple(Cable(index=index, src=task_name(src), dst=task_name(dst)) for index, (src, dst) in enumerate(pairs))
     # What is under way is bounded by rank, not by lane: a rank with many peers would flood the queues on its way.
@@ -118,6 +122,7 @@ def rank_plan(
             "gpu_socket": f"/run/faultbed/{spec.gpu}.sock",
             "deadline_ms": round(spec.deadline_s * 1000),
             "op_deadline_ms": round(spec.op_deadline_s * 1000),
+            "storage": storage,
             "qp": spec.qp.to_dict(),
         }
         tasks.append(TaskPlan(name=task_name(rank), kind="rank", endpoint=place, spec=job, active=True))

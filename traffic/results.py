@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Connection", "Endpoint", "Iteration", "Outcome", "QpError", "Rebuild", "Sample", "Window"]
+__all__ = ["Checkpoint", "Connection", "Endpoint", "Iteration", "Outcome", "QpError", "Rebuild", "Sample", "Window"]
 
 Outcome = Literal["completed", "recovered", "failed"]
 """`recovered`: completed, but at least one QP had to be rebuilt on the way. `failed` comes with where."""
@@ -63,7 +63,9 @@ class Iteration:
     `wait_ns` is the part of `comm_ns` before the first data of a neighbour could be used. `start_ns` is the beginning
     of the compute phase, `end_ns` the end of the collective; the check of the result comes after it and is not in it.
     `phases_ns` are when each collective of a job was over, counted from the end of the compute phase.
-    `paused_ns` is how long each pause in the program was (`traffic.node.gate`).
+    `paused_ns` is how long each pause in the program was (`traffic.node.gate`). With storage, the wait for data
+    (`ingest_ns`) comes before the compute phase and the wait for a checkpoint (`checkpoint_ns`) after the collective;
+    both are between `start_ns` and `end_ns`.
     """
 
     index: int
@@ -75,6 +77,20 @@ class Iteration:
     wrong_elements: int
     phases_ns: tuple[int, ...] = ()
     paused_ns: tuple[int, ...] = ()
+    ingest_ns: int = 0
+    checkpoint_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One rank's state, stored: written from `start_ns` to `end_ns`; for `waited_ns` the rank did nothing else."""
+
+    rank: int
+    iteration: int
+    start_ns: int
+    end_ns: int
+    waited_ns: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

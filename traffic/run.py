@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from testbed.errors import FaultbedError, LabError, UsageError
 from traffic.cabling import Cabling
@@ -20,10 +20,18 @@ from traffic.flight import Flight, flight_of
 from traffic.plan import Plan, TaskPlan
 from traffic.results import Connection, Outcome, QpError, Rebuild
 
-__all__ = ["OnEvent", "Running", "begin"]
+__all__ = ["Beside", "OnEvent", "Running", "begin"]
 
 OnEvent = Callable[[dict[str, Any]], None]
 Result = TypeVar("Result")
+
+
+class Beside(Protocol):
+    """Something that serves a run and ends with it."""
+
+    def close(self) -> None:
+        """End it."""
+
 
 POLL_NS = 250_000_000
 SETUP_TIMEOUT_S = 120.0
@@ -41,9 +49,11 @@ class Running(Generic[Result]):
         on_event: OnEvent | None,
         *,
         owns_engines: bool,
+        beside: Sequence[Beside] = (),
     ) -> None:
         self.plan = plan
         self._owns_engines = owns_engines
+        self._beside = beside
         self.events: list[Event] = []
         self.failure: str | None = None
         self.done: dict[str, Mapping[str, Any]] = {}
@@ -238,6 +248,8 @@ class Running(Generic[Result]):
             self._result = self._finish(self)
             self._publish("done", self.ended_ns, outcome=self.outcome, where=self.failure)
         finally:
+            for one in self._beside:
+                one.close()
             self._over.set()
 
     def _release_engines(self) -> None:
@@ -287,7 +299,7 @@ class Running(Generic[Result]):
         handler = getattr(self, f"_on_{event.name}", None)
         if handler is not None:
             handler(message, event.host, now_ns)
-        if event.name in ("sample", "iteration", "error"):
+        if event.name in ("sample", "iteration", "stored", "error"):
             self.events.append(event)
             self._publish(event.name, now_ns, host=event.host, **{k: v for k, v in message.items() if k != "event"})
 
@@ -297,6 +309,8 @@ class Running(Generic[Result]):
 
     def _on_iteration(self, _message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         self._moved_ns = now_ns
+
+    _on_stored = _on_iteration
 
     def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
         """What is not counted is over on one rank; the work has started when the last one says so."""
@@ -335,8 +349,10 @@ class Running(Generic[Result]):
 
     def _on_overdue(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
         took_s = message["after_ms"] / 1000
+        waits = {"data": ": it waits for data from storage", "checkpoint": ": it waits for a checkpoint to be stored"}
         self.failure = self.failure or (
             f"{host}, {message['task']}: iteration {message['iteration']} is not over after {took_s:g} s"
+            f"{waits.get(message.get('phase', ''), '')}"
         )
 
     def _on_error(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
@@ -379,23 +395,26 @@ def begin(
     finish: Callable[[Running[Result]], Result],
     on_event: OnEvent | None = None,
     engines: Engines | None = None,
+    *,
+    beside: Sequence[Beside] = (),
 ) -> Running[Result]:
-    """Start engines (unless some are lent), make all connections, start the work.
+    """Start engines (unless some are lent), make all connections, start the work; `beside` ends with it.
 
     Raises:
         UsageError: the lab cannot carry it.
         LabError: it could not be started; nothing is left running on any node.
     """
-    _refuse_local(lab, plan)
-    hosts = tuple(dict.fromkeys(task.endpoint.host for task in plan.tasks))
-    if engines is not None and not set(hosts) <= set(engines.hosts):
-        raise UsageError(f"{plan.what}: the engines lent to it are on {', '.join(engines.hosts)} only")
-    owns_engines = engines is None
-    engines = engines or Engines.start(lab, hosts)
-    running = Running(engines, plan, finish, on_event, owns_engines=owns_engines)
-    try:
+    with contextlib.ExitStack() as undo:
+        for one in beside:
+            undo.callback(one.close)
+        _refuse_local(lab, plan)
+        hosts = tuple(dict.fromkeys(task.endpoint.host for task in plan.tasks))
+        if engines is not None and not set(hosts) <= set(engines.hosts):
+            raise UsageError(f"{plan.what}: the engines lent to it are on {', '.join(engines.hosts)} only")
+        owns_engines = engines is None
+        engines = engines or Engines.start(lab, hosts)
+        undo.callback(engines.close)
+        running = Running(engines, plan, finish, on_event, owns_engines=owns_engines, beside=beside)
         running._start()  # noqa: SLF001  # the two are one
-    except BaseException:
-        engines.close()
-        raise
+        undo.pop_all()
     return running

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from traffic.results import Iteration, Sample
+from traffic.results import Checkpoint, Iteration, Sample
 from traffic.run import Running
 
-__all__ = ["BIN_NS", "iterations_of", "samples_of"]
+__all__ = ["BIN_NS", "checkpoints_of", "iterations_of", "samples_of"]
 
 BIN_NS = 100_000_000
 """Length of a sample, as in `traffic.node.series`."""
@@ -44,7 +44,25 @@ def iterations_of(running: Running[Any], task: str) -> tuple[Iteration, ...]:
             wrong_elements=event.message["wrong"],
             phases_ns=tuple(event.message.get("phases_ns", ())),
             paused_ns=tuple(event.message.get("paused_ns", ())),
+            ingest_ns=event.message.get("ingest_ns", 0),
+            checkpoint_ns=event.message.get("checkpoint_ns", 0),
         )
         for event in running.events
         if event.name == "iteration" and event.message["task"] == task
+    )
+
+
+def checkpoints_of(running: Running[Any], task: str, rank: int) -> tuple[Checkpoint, ...]:
+    """What one rank has stored, in order."""
+    return tuple(
+        Checkpoint(
+            rank=rank,
+            iteration=event.message["iteration"],
+            start_ns=event.message["start_ns"],
+            end_ns=event.message["end_ns"],
+            waited_ns=event.message["waited_ns"],
+            size_bytes=event.message["size_bytes"],
+        )
+        for event in running.events
+        if event.name == "stored" and event.message["task"] == task
     )

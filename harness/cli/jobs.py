@@ -12,7 +12,8 @@ from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, record_options, write_record
 from harness.cli.traffic import exit_code, run_ranks, traffic
-from harness.job_words import parse_grid, parse_phase
+from harness.job_words import parse_checkpoint, parse_grid, parse_phase
+from harness.quantities import parse_size_bytes
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from traffic import job as job_module
@@ -20,6 +21,7 @@ from traffic import recording
 from traffic.collective import ITEM_BYTES
 from traffic.job import JobSpec
 from traffic.plan import QpParams
+from traffic.storage import MODES, Storage, StorageTimes
 
 __all__ = ["COMMANDS"]
 
@@ -44,6 +46,14 @@ T = TypeVar("T")
 @click.option(
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
 )
+@click.option("--storage", default="", metavar="HOST", help="Serves data and takes checkpoints, over the front end.")
+@click.option("--ingest", default="", metavar="SIZE", help="Data that every rank fetches for each iteration, ahead.")
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="SIZE[:EVERY[:MODE]]",
+    help=f"What every rank stores every so many iterations (10); {', '.join(MODES)} (sync).",
+)
 @qp_option
 @record_options
 @json_option
@@ -57,6 +67,9 @@ def job(
     iterations: int,
     dtype: str,
     compute_units: int,
+    storage: str,
+    ingest: str,
+    checkpoint: str,
     qp: QpParams,
     record: Path | None,
     record_format: str,
@@ -70,6 +83,7 @@ def job(
         iterations=iterations,
         dtype=dtype,
         compute_units=compute_units,
+        storage=_storage(storage, ingest, checkpoint),
         qp=qp,
     )
     check_record(record)
@@ -97,9 +111,37 @@ def job(
             f"{result.iteration_p50_ns / 1e6:.1f} ms, P95 {result.iteration_p95_ns / 1e6:.1f}, "
             f"P99 {result.iteration_p99_ns / 1e6:.1f}"
         )
+        if result.storage_times is not None:
+            session.out.print(_said_of(result.storage_times))
     if result.wrong_elements:
         return ExitCode.FAIL
     return exit_code(session, result.outcome, result.where)
+
+
+def _storage(host: str, ingest: str, checkpoint: str) -> Storage | None:
+    if not host:
+        if ingest or checkpoint:
+            raise UsageError("--ingest and --checkpoint need a host that serves them: --storage HOST")
+        return None
+    size_bytes, every, mode = _read("--checkpoint", parse_checkpoint, checkpoint) if checkpoint else (0, 1, "sync")
+    return Storage(
+        host=host,
+        ingest_bytes=_read("--ingest", parse_size_bytes, ingest) if ingest else 0,
+        checkpoint_bytes=size_bytes,
+        every=every,
+        mode=mode,
+    )
+
+
+def _said_of(times: StorageTimes) -> str:
+    said = f"waits for data: P50 {times.ingest_wait_p50_ns / 1e6:.1f} ms, P99 {times.ingest_wait_p99_ns / 1e6:.1f} ms"
+    if not times.checkpoints:
+        return said
+    return (
+        f"{said}; {times.checkpoints} checkpoints, stored in P50 {times.stored_p50_ns / 1e6:.0f} ms, at most "
+        f"{times.stored_max_ns / 1e6:.0f}; ranks waited P50 {times.checkpoint_wait_p50_ns / 1e6:.0f} ms for them, "
+        f"at most {times.checkpoint_wait_max_ns / 1e6:.0f}"
+    )
 
 
 def _read(option: str, parser: Callable[[str], T], text: str) -> T:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.aim import congestion, data, gpu, host, link, packet, rnic, switch
+from inject.aim import congestion, data, gpu, host, link, packet, rnic, storage, switch
 from inject.aim.shot import Learn, Place, Request, Shot, Step, Witness
 
 __all__ = ["Learn", "Place", "Request", "Shot", "Step", "Witness", "take"]
@@ -22,6 +22,7 @@ _BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     **rnic.BY_KIND,
     **host.BY_KIND,
     **gpu.BY_KIND,
+    **storage.BY_KIND,
 }
 
 

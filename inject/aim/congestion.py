@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 from inject.aim.hop import detour_act, detour_request, detour_steps, hop_of, ruleset
 from inject.aim.host import ENGINE
-from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, on_host, on_switch, rnic_counters
-from inject.node.ranks import CGROUP
+from inject.aim.processes import limited
+from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, on_switch, rnic_counters
+from inject.node.limit import RANKS_CGROUP
 from inject.node.steer import PRIORITY, TABLE
 from testbed.errors import UsageError
 
@@ -21,7 +22,6 @@ _DATAGRAM_BYTES = 4000
 _ARRIVED = 0.1
 # Traffic, not keepalives: of these an uplink sends a few a second.
 _PACKETS = 100
-_PERIOD_US = 20_000
 
 
 def _shallow(asked: Request) -> Shot:
@@ -127,26 +127,7 @@ def _collision(asked: Request) -> Shot:
 
 
 def _slow(asked: Request) -> Shot:
-    host = asked.target.node
-    quota_us = max(1000, round(_PERIOD_US * asked.params["percent"] / 100))
-    period_us = round(quota_us * 100 / asked.params["percent"])
-    value = f"{quota_us} {period_us}"
-    args = {"argument": ENGINE, "cgroup": CGROUP, "value": value}
-    return Shot(
-        place=on_host(asked),
-        request=held(asked, "ranks", args, claims=f"{host}/ranks"),
-        steps=(
-            Step(
-                do=f"mkdir {CGROUP}; echo {value} > {CGROUP}/cpu.max; pgrep -f {ENGINE} > {CGROUP}/cgroup.procs",
-                undo=f"<back to where it was>; rmdir {CGROUP}",
-            ),
-        ),
-        must_move=(),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
-        restored=((f"{host}/ranks.quota_us", None),),
-        shows={"cgroup": CGROUP},
-        while_on=((f"{host}/ranks.quota_us", quota_us),),
-    )
+    return limited(asked, ENGINE, RANKS_CGROUP, asked.params["percent"])
 
 
 BY_KIND: Mapping[str, Callable[[Request], Shot]] = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
+from inject.aim.processes import signalled, stopped
 from inject.aim.shot import Place, Request, Shot, Step, Witness, held, on_host, rnic_counters
 
 __all__ = ["BY_KIND"]
@@ -55,29 +55,14 @@ def _memory(asked: Request) -> Shot:
     )
 
 
-def _rank(asked: Request, how: str, **rest: Any) -> Shot:
-    args = {"find": {"argument": ENGINE}, "how": how}
-    undo = f"pkill -CONT -f {ENGINE}" if how == "STOP" else "# the rank is dead; the job has to start it again"
-    return Shot(
-        place=on_host(asked),
-        request=held(asked, "process", args, claims=f"{asked.target.node}/{ENGINE}"),
-        steps=(Step(do=f"pkill -{how} -f {ENGINE}", undo=undo),),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
-        shows={"what": ENGINE},
-        **rest,
-    )
-
-
 def _rank_kill(asked: Request) -> Shot:
     names = ("completer_retry_err", "retry_exceeded_err")
-    return _rank(
-        asked, "KILL", must_move=(Witness(any_of=rnic_counters(asked.topology, *names, but=asked.target.node)),)
-    )
+    witnesses = rnic_counters(asked.topology, *names, but=asked.target.node)
+    return signalled(asked, ENGINE, "KILL", must_move=(Witness(any_of=witnesses),))
 
 
 def _rank_hang(asked: Request) -> Shot:
-    state = f"{asked.target.node}/ranks.stopped"
-    return _rank(asked, "STOP", must_move=(), while_on=((state, 1),), restored=((state, 0),))
+    return stopped(asked, ENGINE)
 
 
 BY_KIND: Mapping[str, Callable[[Request], Shot]] = {

@@ -58,7 +58,7 @@ _ACTUATORS = {
     "mtu": ("link", "MtuActuator"),
     "process": ("process", "ProcessActuator"),
     "qmp": ("qmp", "QmpActuator"),
-    "ranks": ("ranks", "RanksActuator"),
+    "limit": ("limit", "LimitActuator"),
     "reboot": ("reboot", "RebootActuator"),
     "rnic_remove": ("rnic", "RnicRemoveActuator"),
     "rnic_reset": ("rnic", "RnicResetActuator"),

@@ -223,7 +223,7 @@ def _machine() -> Counts:
     # Documentation/accounting/psi.rst; a kernel may be started without it.
     with contextlib.suppress(OSError), open("/proc/pressure/memory", encoding="ascii") as file:
         yield "memory.stalled_us", int(file.readline().rpartition("total=")[2])
-    yield "ranks.stopped", sum(_is_stopped(path) for path in glob.glob("/proc/[0-9]*/stat"))
+    yield "processes.stopped", sum(_is_stopped(path) for path in glob.glob("/proc/[0-9]*/stat"))
     for folder in glob.glob(f"{_SLICE}/*.service"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             yield from _limits(folder)

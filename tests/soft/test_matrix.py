@@ -81,7 +81,10 @@ with open_lab(Path(inventory)) as lab, Journal(Path(journal)) as written:
 def test_the_matrix_has_every_kind():
     """A kind that is added is added here too, unless nothing can revert it or it needs a job."""
     on_soft = {name for name, kind in CATALOGUE.items() if "soft" in kind.fidelity}
-    assert KINDS.keys() | {"host.rank-kill", "host.rank-hang", "congestion.slow-receiver"} == on_soft
+    assert (
+        KINDS.keys() | {"host.rank-kill", "host.rank-hang", "congestion.slow-receiver", "storage.slow", "storage.stall"}
+        == on_soft
+    )
 
 
 def is_gone(lab, planned):

@@ -10,7 +10,7 @@ from faults import KINDS, case, work
 from inject.heal import heal
 from inject.injector import Injector
 from inject.journal import Journal, pending, read
-from inject.node.ranks import CGROUP
+from inject.node.limit import RANKS_CGROUP
 from inject.node.steer import PRIORITY, TABLE
 from inject.plan import FaultSpec, plan
 from testbed import counters
@@ -133,7 +133,7 @@ def test_heal_finds_leftovers_without_a_journal(lab):
     switch.run(["nft", "add", "table", "netdev", "faultbed_leftover"])
     switch.run(["ip", "link", "add", "fbvialeft", "up", "type", "dummy"])
     switch.run(["ip", "rule", "add", "priority", PRIORITY, "lookup", TABLE])
-    lab.node(host).run(["mkdir", CGROUP])
+    lab.node(host).run(["mkdir", RANKS_CGROUP])
     limit = "echo 5000 10000 > /sys/fs/cgroup/faultbed.slice/faultbed-gpu0.service/cpu.max"
     lab.node(host).run(["sh", "-c", limit])
     done = "\n".join(heal(lab))
@@ -142,5 +142,5 @@ def test_heal_finds_leftovers_without_a_journal(lab):
     assert "cpu.max" in done
     assert "fbvialeft" in done
     assert f"the rule to table {TABLE}" in done
-    assert CGROUP in done
+    assert RANKS_CGROUP in done
     assert heal(lab) == []

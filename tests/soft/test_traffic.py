@@ -19,6 +19,7 @@ from traffic.plan import QpParams
 from traffic.ranking import RankingSpec
 from traffic.replay import ReplaySpec
 from traffic.schedules import ALGORITHMS
+from traffic.storage import Storage
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
 
@@ -105,7 +106,10 @@ def wait_for_iterations(running, count):
 
 
 def test_a_grid_of_two_by_two_computes_and_reduces_along_both_dimensions(lab):
-    """Two tensor-parallel groups at once, then two data-parallel ones; each phase has its time in each group."""
+    """Two tensor-parallel groups at once, then two data-parallel ones; each phase has its time in each group.
+
+    Every iteration waits for its data, every second one is checkpointed, over the front end.
+    """
     spec = JobSpec(
         grid=(("tp", 2), ("dp", 2)),
         phases=(
@@ -115,11 +119,13 @@ def test_a_grid_of_two_by_two_computes_and_reduces_along_both_dimensions(lab):
         ),
         iterations=4,
         compute_units=2,
+        storage=Storage(host=lab.topology.hosts[3].name, ingest_bytes=1 << 16, checkpoint_bytes=1 << 18, every=2),
         qp=PATIENT,
     )
     with job.start(lab, spec) as running:
         result = running.wait(120.0)
     assert result.outcome == "completed", result.where
+    assert sorted((one.rank, one.iteration) for one in result.checkpoints) == [(r, i) for r in range(4) for i in (1, 3)]
     assert result.wrong_elements == 0
     assert result.iterations_completed == 4
     assert [(one.phase, one.members) for one in result.groups] == [
@@ -134,6 +140,10 @@ def test_a_grid_of_two_by_two_computes_and_reduces_along_both_dimensions(lab):
     for rank in result.iterations:
         for item in rank:
             assert item.compute_ns > 0
+            assert item.ingest_ns > 0
+            assert (item.checkpoint_ns > 0) is (item.index in (1, 3))
+            spent_ns = item.ingest_ns + item.compute_ns + item.comm_ns + item.checkpoint_ns
+            assert spent_ns <= item.end_ns - item.start_ns
             assert item.phases_ns == tuple(sorted(item.phases_ns))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inject.node.frr import FrrActuator
-from inject.node.ranks import CGROUP
+from inject.node.limit import RANKS_CGROUP
 from inject.plan import FaultSpec, plan, plan_all
 from testbed import inventory
 from testbed.errors import UsageError
@@ -62,8 +62,8 @@ def test_what_is_left_to_a_slow_receiver_is_a_share_of_a_cpu():
         assert planned.while_on == (("host1/ranks.quota_us", int(value.split()[0])),)
         assert planned.restored == (("host1/ranks.quota_us", None),)
     # The counters know it under this name by its place and ending (`testbed.counters`).
-    assert Path(CGROUP).parent.name == "faultbed.slice"
-    assert Path(CGROUP).name == "faultbed-ranks.service"
+    assert Path(RANKS_CGROUP).parent.name == "faultbed.slice"
+    assert Path(RANKS_CGROUP).name == "faultbed-ranks.service"
 
 
 def test_a_drain_is_seen_on_the_other_uplinks_and_makes_no_black_hole():

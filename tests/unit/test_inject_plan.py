@@ -88,6 +88,8 @@ SAMPLES = {
     "congestion.background": ("host1:rxe0", {}),
     "congestion.hash-collision": ("rtsw1:ctsw1", {}),
     "congestion.slow-receiver": ("host1", {}),
+    "storage.slow": ("host4", {}),
+    "storage.stall": ("host4", {}),
     "switch.reboot": ("ctsw1", {}),
     "switch.drain": ("ctsw1", {}),
     "rnic.reset": ("host1:rxe0", {}),

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from traffic.node.feed import Feed
 from traffic.node.gate import Gate
 from traffic.node.gpu import GpuClient
 from traffic.node.lane import In, Out, packets
@@ -76,6 +77,9 @@ class RankTask(Task):
                 self.ins[peer] = self.in_by_conn[number] = In(number, peer, plan.recvs[peer], staging, mr)
         self.receive = recv_request(RECV_ID, self.data_mr)
         self.gpu = GpuClient(spec["gpu_socket"], selector) if spec["compute_units"] else None
+        self.feed = None
+        if spec.get("storage"):
+            self.feed = Feed(self.rank, spec["storage"], selector, stored=self._stored, on_trouble=self._in_trouble)
         self.warmup = spec["warmup"]
         self.index = -1
         self.last_index: int | None = None
@@ -83,6 +87,7 @@ class RankTask(Task):
         self.stopping = self.overdue = False
         self.end_ns: int | None = None
         self.begun_ns = self.start_ns = self.comm_ns = self.first_data_ns = self.compute_ns = 0
+        self.compute_from_ns = self.storage_ns = 0
         self.took_ns = self.wrong = 0
 
     # Connections.
@@ -162,6 +167,8 @@ class RankTask(Task):
         self.begun_ns = now_ns
         if not self.warmup:
             self._count_from(now_ns)
+        if self.feed is not None:
+            self.feed.begin()
         self._next_iteration()
 
     def _count_from(self, now_ns: int) -> None:
@@ -189,8 +196,16 @@ class RankTask(Task):
             self.last_index = self.index
         self.compute_ns = 0
         self.phases_ns = []
+        if self.feed is None:
+            self._compute()
+        else:
+            self.phase, self.storage_ns = "data", self.start_ns
+            self.feed.batch(self._compute)
+
+    def _compute(self) -> None:
+        self.compute_from_ns = time.monotonic_ns()
         if self.gpu is None:
-            self._communicate(self.start_ns)
+            self._communicate(self.compute_from_ns)
         else:
             self.phase = "compute"
             self.gpu.compute(self.spec["compute_units"], self._computed)
@@ -204,7 +219,7 @@ class RankTask(Task):
             self.emit("error", error=f"the soft GPU at {self.spec['gpu_socket']} is gone", where=self.name)
             return
         now_ns = time.monotonic_ns()
-        self.compute_ns = now_ns - self.start_ns
+        self.compute_ns = now_ns - self.compute_from_ns
         self._communicate(now_ns)
 
     def _communicate(self, now_ns: int) -> None:
@@ -349,8 +364,17 @@ class RankTask(Task):
         self.flight.add("end", iteration=self.index)
         wrong = self.memory.count_wrong(self.index)
         self.wrong += wrong
+        if self.feed is None or self.index < self.warmup:
+            self._iteration_over(now_ns, wrong)
+        else:
+            self.phase, self.storage_ns = "checkpoint", time.monotonic_ns()
+            self.feed.checkpoint(self.index - self.warmup, lambda: self._iteration_over(now_ns, wrong))
+
+    def _iteration_over(self, end_ns: int, wrong: int) -> None:
+        """What the collective ended at `end_ns`; a checkpoint that the rank waited for belongs to the iteration."""
+        self.phase = "idle"
         if self.index >= self.warmup:
-            self._tell_iteration(now_ns, wrong)
+            self._tell_iteration(end_ns, wrong)
         checked_ns = time.monotonic_ns()
         if self.index + 1 == self.warmup:
             self._count_from(checked_ns)
@@ -360,25 +384,41 @@ class RankTask(Task):
         if self.last_index is not None and self.index >= self.last_index:
             self.finished = True
             self.sample(checked_ns, last=True)
-            self.emit(
-                "done",
-                task=self.name,
-                start_ns=self.begun_ns,
-                end_ns=now_ns,
-                iterations=max(0, self.index + 1 - self.warmup),
-                wrong=self.wrong,
-            )
+            if self.feed is None:
+                self._done(end_ns)
+            else:
+                self.feed.settle(lambda: self._done(end_ns))
         else:
             self._next_iteration()
 
+    def _done(self, end_ns: int) -> None:
+        self.emit(
+            "done",
+            task=self.name,
+            start_ns=self.begun_ns,
+            end_ns=end_ns,
+            iterations=max(0, self.index + 1 - self.warmup),
+            wrong=self.wrong,
+        )
+
+    def _stored(self, fields: dict[str, int]) -> None:
+        self.emit("stored", task=self.name, size_bytes=self.spec["storage"]["checkpoint_bytes"], **fields)
+
+    def _in_trouble(self, text: str) -> None:
+        self.phase = "idle"
+        self.emit("error", error=text, where=self.name)
+
     def _tell_iteration(self, now_ns: int, wrong: int) -> None:
+        ingest_ns, checkpoint_ns = (self.feed.ingest_ns, self.feed.checkpoint_ns) if self.feed is not None else (0, 0)
         self.emit(
             "iteration",
             task=self.name,
             index=self.index - self.warmup,
             start_ns=self.start_ns,
-            end_ns=now_ns,
+            end_ns=now_ns + checkpoint_ns,
             compute_ns=self.compute_ns,
+            ingest_ns=ingest_ns,
+            checkpoint_ns=checkpoint_ns,
             comm_ns=now_ns - self.comm_ns,
             wait_ns=max(0, self.first_data_ns - self.comm_ns),
             phases_ns=self.phases_ns,
@@ -391,9 +431,13 @@ class RankTask(Task):
             return
         self.check_deadlines(now_ns)
         self.sample(now_ns)
-        if self.phase == "comm" and not self.overdue and now_ns - self.comm_ns > self.deadline_ns:
+        since_ns = {"comm": self.comm_ns, "data": self.storage_ns, "checkpoint": self.storage_ns}.get(
+            self.phase, now_ns
+        )
+        if not self.overdue and now_ns - since_ns > self.deadline_ns:
             self.overdue = True
-            self.emit("overdue", task=self.name, iteration=self.index, after_ms=self.deadline_ns // 1_000_000)
+            after_ms = self.deadline_ns // 1_000_000
+            self.emit("overdue", task=self.name, iteration=self.index, after_ms=after_ms, phase=self.phase)
 
     # The flight recorder.
 
@@ -424,6 +468,8 @@ class RankTask(Task):
         super().close()
         if self.gpu is not None:
             self.gpu.close()
+        if self.feed is not None:
+            self.feed.close()
         for lane in self.ins.values():
             lane.mr.close()
         self.data_mr.close()

@@ -1,4 +1,4 @@
-"""A host's part of a job with little CPU: its processes in a cgroup of their own, which is limited.
+"""Little CPU for the processes of one program: in a cgroup of their own, which is limited.
 
 The group stands beside those of the soft GPUs, so that the same counters, the same fingerprint and the same `heal` see
 it; it is there only while the fault is.
@@ -14,16 +14,18 @@ from typing import Any
 from inject.node.actuator import Refused
 from inject.node.process import processes_with
 
-__all__ = ["CGROUP", "RanksActuator"]
+__all__ = ["CGROUPS", "RANKS_CGROUP", "STORAGE_CGROUP", "LimitActuator"]
 
-CGROUP = "/sys/fs/cgroup/faultbed.slice/faultbed-ranks.service"
-"""Where they are put: the mark that `heal` goes by."""
+RANKS_CGROUP = "/sys/fs/cgroup/faultbed.slice/faultbed-ranks.service"
+STORAGE_CGROUP = "/sys/fs/cgroup/faultbed.slice/faultbed-storage.service"
+CGROUPS = (RANKS_CGROUP, STORAGE_CGROUP)
+"""Where they are put: the marks that `heal` goes by."""
 
 ROOT = "/sys/fs/cgroup"
 _EMPTY_S = 2.0
 
 
-class RanksActuator:
+class LimitActuator:
     """Moves the processes that have `argument` in their command line to `cgroup` with the limit `value`, and back."""
 
     poll_s = 0.05

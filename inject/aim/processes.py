@@ -1,0 +1,69 @@
+"""What is done to the processes of a program on a host: stopped or killed by signal, or given little CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inject.aim.shot import Request, Shot, Step, Witness, held, on_host, rnic_counters
+
+__all__ = ["limited", "signalled", "stopped"]
+
+_PERIOD_US = 20_000
+
+
+def signalled(asked: Request, argument: str, how: str, **rest: tuple[Witness | tuple[str, int | None], ...]) -> Shot:
+    """Every process that has `argument` in its command line gets the signal `how`."""
+    undo = f"pkill -CONT -f {argument}" if how == "STOP" else "# it is dead; who needs it has to start it again"
+    return Shot(
+        place=on_host(asked),
+        request=held(
+            asked,
+            "process",
+            {"find": {"argument": argument}, "how": how},
+            claims=f"{asked.target.node}/{argument}",
+        ),
+        steps=(Step(do=f"pkill -{how} -f {argument}", undo=undo),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"what": argument},
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+def stopped(asked: Request, argument: str) -> Shot:
+    """SIGSTOP; a second look finds a stopped process meanwhile, and none after."""
+    state = f"{asked.target.node}/processes.stopped"
+    return signalled(asked, argument, "STOP", must_move=(), while_on=((state, 1),), restored=((state, 0),))
+
+
+def limited(asked: Request, argument: str, cgroup: str, percent: float) -> Shot:
+    """Its processes get `percent` of a CPU, by a control group of their own."""
+    host = asked.target.node
+    quota_us = max(1000, round(_PERIOD_US * percent / 100))
+    value = f"{quota_us} {round(quota_us * 100 / percent)}"
+    state = f"{host}/{_group_name(cgroup)}.quota_us"
+    shows: Mapping[str, str] = {"cgroup": cgroup}
+    return Shot(
+        place=on_host(asked),
+        request=held(
+            asked,
+            "limit",
+            {"argument": argument, "cgroup": cgroup, "value": value},
+            claims=f"{host}/{_group_name(cgroup)}",
+        ),
+        steps=(
+            Step(
+                do=f"mkdir {cgroup}; echo {value} > {cgroup}/cpu.max; pgrep -f {argument} > {cgroup}/cgroup.procs",
+                undo=f"<back to where it was>; rmdir {cgroup}",
+            ),
+        ),
+        must_move=(),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        restored=((state, None),),
+        shows=shows,
+        while_on=((state, quota_us),),
+    )
+
+
+def _group_name(cgroup: str) -> str:
+    """As `testbed.onnode.counts` has it: `/…/faultbed-ranks.service` is `ranks`."""
+    return cgroup.rpartition("/faultbed-")[2].removesuffix(".service")

@@ -1,0 +1,62 @@
+"""Faults of storage on a real lab, under a job that fetches data and writes checkpoints over the front end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+from traffic import job
+from traffic.job import JobPhase, JobSpec
+from traffic.plan import QpParams
+from traffic.storage import Storage
+
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
+
+CASES = (("storage.stall", 3.0, {}), ("storage.slow", 4.0, {"percent": 5}))
+
+
+@pytest.fixture
+def busy(lab):
+    """A job that needs its storage on the last host, long enough for every case."""
+    spec = JobSpec(
+        grid=(("dp", 4),),
+        phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 16),),
+        iterations=10_000,
+        warmup=1,
+        storage=Storage(
+            host=lab.topology.hosts[3].name, ingest_bytes=1 << 16, checkpoint_bytes=1 << 19, every=5, mode="async"
+        ),
+        qp=QpParams(timeout=18),
+    )
+    with job.start(lab, spec) as running:
+        yield running
+        running.abort("the test is over")
+
+
+def longest_wait_s(running):
+    waits = [event.message for event in running.events if event.name == "iteration"]
+    return max(max(one["ingest_ns"], one["checkpoint_ns"]) for one in waits) / 1e9
+
+
+@pytest.mark.parametrize("mutate", [None, "noop"])
+def test_a_storage_that_hangs_or_is_slow_is_proved_and_holds_the_job_up(lab, tmp_path, busy, mutate):
+    """And with its action replaced by nothing it is not."""
+    proved = {}
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, mutate=mutate) as injector:
+        for index, (kind, for_s, params) in enumerate(CASES):
+            spec = FaultSpec(kind=kind, target=lab.topology.hosts[3].name, for_s=for_s, params=params)
+            prepared = injector.prepare(plan(spec, lab.topology, lab_kind="soft", index=index))
+            prepared.arm()
+            threading.Event().wait(for_s)
+            receipt = prepared.clear()
+            assert receipt.cleared.ok, receipt.cleared.error
+            print(kind, receipt.fired.count, receipt.fired.witness, receipt.doubts, longest_wait_s(busy))
+            proved[kind] = receipt.proved
+        assert not busy.is_over, busy.failure
+    assert proved == {kind: mutate is None for kind, _, _ in CASES}
+    if mutate is None:
+        assert longest_wait_s(busy) > 2.0, "it stood still for 3 s"

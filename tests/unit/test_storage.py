@@ -1,0 +1,194 @@
+"""Storage: what is fetched and stored is checked, checkpoints block as their mode says, and its end is noticed."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import subprocess
+import sys
+import time
+import zlib
+
+import pytest
+
+from testbed.errors import UsageError
+from traffic import storage
+from traffic.flight import standing
+from traffic.node.feed import Feed, StorageClient
+from traffic.node.storage import blocks, checksum
+from traffic.results import Checkpoint, Iteration
+from traffic.storage import Storage
+
+
+@pytest.fixture
+def server():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "traffic.node.storage", "127.0.0.1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    process.port = json.loads(process.stdout.readline())["port"]
+    yield process
+    process.stdin.close()
+    assert process.wait(timeout=10) in (0, -9), "it ends with its stdin"
+    process.stdout.close()
+
+
+@pytest.fixture
+def loop():
+    made = selectors.DefaultSelector()
+
+    def until(condition):
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            for key, _ in made.select(0.1):
+                key.data()
+
+    made.until = until
+    yield made
+    made.close()
+
+
+def feed_of(server, loop, *, rank=0, ranks=2, **spec):
+    told = {"address": "127.0.0.1", "port": server.port, "ranks": ranks, "ingest_bytes": 0, "checkpoint_bytes": 0}
+    stored, trouble = [], []
+    told |= {"every": 2, "mode": "sync"} | spec
+    made = Feed(rank, told, loop, stored=stored.append, on_trouble=trouble.append)
+    return made, stored, trouble
+
+
+def test_blocks_are_as_long_as_asked_for():
+    assert [len(part) for part in blocks(b"x" * 10, 25)] == [10, 10, 5]
+    assert blocks(b"x", 0) == []
+    assert checksum(blocks(b"abc", 7)) == zlib.crc32(b"abcabca")
+
+
+def test_data_comes_and_goes_whole(server, loop):
+    done, trouble = [], []
+    client = StorageClient("127.0.0.1", server.port, loop, trouble.append)
+    for size in (1, 70_000, 3_000_000):
+        client.get(size, lambda: done.append("got"))
+        loop.until(lambda: not client.is_busy)
+        client.put(blocks(b"state" * 1000, size), lambda: done.append("put"))
+        loop.until(lambda: not client.is_busy)
+    assert done == ["got", "put"] * 3
+    assert trouble == []
+    client.close()
+
+
+def test_other_bytes_than_were_sent_are_told(server, loop):
+    trouble = []
+    client = StorageClient("127.0.0.1", server.port, loop, trouble.append)
+    client._ask({"put": 4, "crc": 1}, [memoryview(b"data")], lambda: trouble.append("believed"))
+    loop.until(lambda: trouble)
+    assert "other bytes came than were sent" in trouble[0]
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b'{"get": -1}\n', b'{"put": "many"}\n', b"[]\n"])
+def test_what_is_no_request_is_answered_and_others_are_served(server, line):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(line)
+        assert b"not a request" in client.makefile("rb").readline()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(b'{"get": 3}\n')
+        assert json.loads(client.makefile("rb").readline())["bytes"] == 3
+
+
+def test_a_storage_that_dies_is_named(server, loop):
+    feed, _, trouble = feed_of(server, loop, ingest_bytes=1 << 26)
+    feed.begin()
+    server.kill()
+    loop.until(lambda: trouble)
+    assert trouble[0].startswith(f"storage 127.0.0.1:{server.port}")
+
+
+def test_no_storage_is_told_with_its_address(loop):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(OSError, match=f"no storage 127.0.0.1:{port}"):
+        StorageClient("127.0.0.1", port, loop, lambda _: None)
+
+
+def test_the_next_batch_is_fetched_ahead(server, loop):
+    feed, _, trouble = feed_of(server, loop, ingest_bytes=200_000)
+    began = []
+    feed.begin()
+    feed.batch(lambda: began.append(1))
+    assert began == [], "the first one has to come"
+    loop.until(lambda: began)
+    assert feed.ingest_ns > 0
+    loop.until(lambda: not feed._reader.is_busy)
+    feed.batch(lambda: began.append(2))
+    assert began == [1, 2], "this one is there already"
+    assert trouble == []
+    feed.close()
+
+
+def test_a_synchronous_checkpoint_holds_the_rank_back(server, loop):
+    feed, stored, _ = feed_of(server, loop, checkpoint_bytes=200_000)
+    went_on = []
+    feed.checkpoint(0, lambda: went_on.append(0))
+    assert went_on == [0], "none is due"
+    feed.checkpoint(1, lambda: went_on.append(1))
+    assert went_on == [0]
+    loop.until(lambda: len(went_on) == 2)
+    assert stored[0]["iteration"] == 1
+    assert stored[0]["waited_ns"] == feed.checkpoint_ns >= stored[0]["end_ns"] - stored[0]["start_ns"]
+    feed.close()
+
+
+def test_an_asynchronous_checkpoint_holds_back_only_the_next_one(server, loop):
+    feed, stored, _ = feed_of(server, loop, checkpoint_bytes=500_000, mode="async", every=1)
+    went_on = []
+    feed.checkpoint(0, lambda: went_on.append(0))
+    assert (went_on, stored) == ([0], [])
+    feed.checkpoint(1, lambda: went_on.append(1))
+    assert went_on == [0], "the one before is not stored yet"
+    loop.until(lambda: len(went_on) == 2)
+    settled = []
+    feed.settle(lambda: settled.append(True))
+    assert settled == []
+    loop.until(lambda: settled)
+    assert [one["iteration"] for one in stored] == [0, 1]
+    assert stored[0]["waited_ns"] < 50_000_000
+    assert stored[1]["waited_ns"] > 0
+    feed.close()
+
+
+def test_staggered_checkpoints_take_turns(server, loop):
+    turns = {}
+    for rank in range(4):
+        feed, _, _ = feed_of(server, loop, rank=rank, ranks=4, checkpoint_bytes=1, mode="staggered", every=8)
+        turns[rank] = [iteration for iteration in range(16) if feed._is_due(iteration)]
+        feed.close()
+    assert turns == {0: [7, 15], 1: [5, 13], 2: [3, 11], 3: [1, 9]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mode": "later"}, "sync, staggered, async"),
+        ({"every": 0}, "every 1 iteration"),
+        ({"ingest_bytes": -1}, "from 0 on"),
+        ({"ingest_bytes": 0}, "for nothing"),
+    ],
+)
+def test_storage_that_makes_no_sense_is_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        storage.check(Storage(**{"host": "host4", "ingest_bytes": 1} | changes))
+
+
+def test_times_are_of_all_ranks():
+    iterations = [[Iteration(index=0, start_ns=0, end_ns=9, compute_ns=1, comm_ns=1, wait_ns=0, wrong_elements=0,
+                             ingest_ns=wait) for wait in (1, 3)] for _ in range(2)]  # fmt: skip
+    stored = [
+        Checkpoint(rank=rank, iteration=0, start_ns=0, end_ns=10 + rank, waited_ns=5, size_bytes=1) for rank in (0, 1)
+    ]
+    times = storage.times_of(iterations, stored)
+    assert (times.ingest_wait_p50_ns, times.checkpoints, times.stored_max_ns) == (2, 2, 11)
+    assert storage.times_of([], []).checkpoints == 0
+
+
+def test_a_rank_that_waits_for_storage_says_so():
+    assert standing({"phase": "data", "iteration": 3}) == "iteration 3, waits for data from storage"

@@ -1,0 +1,114 @@
+"""Storage on the front end: hosts read their data from it and write their checkpoints to it, over TCP.
+
+    python3 -m traffic.node.storage 10.79.0.4
+
+It says {"event": "listening", "port": N} and serves until its stdin ends, one thread a client. A client sends lines:
+
+    {"get": bytes}              answered by {"bytes": N, "crc": C} and N bytes, of which C is the CRC-32
+    {"put": bytes, "crc": C}    and the bytes; answered by {"stored": bytes}, or by {"error": ...}: they are not those
+
+What is stored is checked and forgotten: it is the front end that is loaded here, not a disk.
+"""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import sys
+import threading
+import zlib
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from io import BufferedIOBase
+    from typing import Any
+
+__all__ = ["BLOCK_BYTES", "blocks", "checksum", "main"]
+
+BLOCK_BYTES = 65536
+_DATA = bytes(range(256)) * (BLOCK_BYTES // 256)
+
+
+def blocks(block: bytes, size_bytes: int) -> list[memoryview]:
+    """`size_bytes` of data: a block again and again, the last time in part."""
+    whole, rest = divmod(size_bytes, len(block))
+    view = memoryview(block)
+    return [view] * whole + ([view[:rest]] if rest else [])
+
+
+def checksum(parts: list[memoryview]) -> int:
+    """CRC-32 (ISO 3309, as zlib has it) of all parts in order."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
+class _Client(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        try:
+            for line in self.rfile:
+                if not self._serve(line):
+                    return
+        except (ConnectionError, TimeoutError):
+            return  # it went in the middle
+
+    def _serve(self, line: bytes) -> bool:
+        """False: what follows cannot be understood any more."""
+        asked, size_bytes = _request(line)
+        if asked is None:
+            self._say({"error": f"not a request: {line.decode(errors='replace')[:80]}"})
+            return False
+        if "get" in asked:
+            parts = blocks(_DATA, size_bytes)
+            self._say({"bytes": size_bytes, "crc": checksum(parts)})
+            for part in parts:
+                self.wfile.write(part)
+            return True
+        crc = _checksum_of(self.rfile, size_bytes)
+        if crc is None:
+            return False
+        self._say({"stored": size_bytes} if crc == asked.get("crc") else {"error": "other bytes came than were sent"})
+        return True
+
+    def _say(self, answer: dict[str, object]) -> None:
+        self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+
+def _request(line: bytes) -> tuple[dict[str, Any] | None, int]:
+    """What is asked for, and of how many bytes; None: nothing that can be understood."""
+    try:
+        asked = json.loads(line)
+    except ValueError:
+        return None, 0
+    size_bytes = asked.get("get", asked.get("put")) if isinstance(asked, dict) else None
+    return (asked, size_bytes) if isinstance(size_bytes, int) and size_bytes >= 0 else (None, 0)
+
+
+def _checksum_of(file: BufferedIOBase, size_bytes: int) -> int | None:
+    """Of what comes; None: it ends before."""
+    crc, left = 0, size_bytes
+    while left:
+        data = file.read(min(left, BLOCK_BYTES))
+        if not data:
+            return None
+        crc, left = zlib.crc32(data, crc), left - len(data)
+    return crc
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+
+
+def main() -> None:
+    """Entry point."""
+    with _Server((sys.argv[1], 0), _Client) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print(json.dumps({"event": "listening", "port": server.server_address[1]}), flush=True)
+        sys.stdin.buffer.read()  # the controller's end of the channel: when it goes, so do we
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    main()
