@@ -10,8 +10,9 @@ from dataclasses import replace
 from math import prod
 from typing import Literal
 
-from harness.experiment import Experiment, Flow, Job, Workload
+from harness.experiment import Experiment
 from harness.timeline import MIN_BASELINE_NS
+from harness.workload_file import Flow, Job, Workload
 from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
 from testbed.topology import Topology

@@ -21,7 +21,7 @@ from typing import Any
 from harness import judge, noise, rundir, workload
 from harness import observe as observe_module
 from harness import plan as plan_module
-from harness.experiment import Experiment, Flow
+from harness.experiment import Experiment
 from harness.fit import fit
 from harness.found import Found, measurements_of, windows
 from harness.measurements import RankSeries
@@ -31,6 +31,7 @@ from harness.plan import Plan
 from harness.rundir import RunDir
 from harness.series import series_of
 from harness.verdict import VerdictFile
+from harness.workload_file import Flow
 from inject import plan as fault_plan
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal

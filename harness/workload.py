@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from harness.experiment import Experiment, Flow, Job
+from harness.experiment import Experiment
+from harness.workload_file import Flow, Job
 from testbed.errors import LabError
 from testbed.lab import Lab
 from traffic import collective, flow, job

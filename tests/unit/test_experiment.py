@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from synthetic_run import soft_topology
 
-from harness.experiment import Collective, Flow, decode, load
+from harness.experiment import decode, load
 from harness.fit import fit
 from harness.needs import parse_need, unmet
 from harness.plan import decode as plan_decode
 from harness.plan import encode, plan
+from harness.workload_file import Collective, Flow
 from testbed.errors import ConfigError
 
 DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
@@ -313,3 +314,45 @@ def test_every_workload_has_parameters_of_its_queue_pairs(text):
     ):
         with pytest.raises(ConfigError, match=re.escape(says)):
             read(text.format(f"[workload.qp]\n{values}"))
+
+
+STORED_JOB = """
+name = "job"
+seed = 1
+[workload]
+grid = "dp=4"
+phases = ["dp:all-reduce:1MiB"]
+iterations = 5
+[workload.storage]
+host = "host4"
+"""
+
+
+def test_a_job_says_where_its_storage_is():
+    made = decode((STORED_JOB + 'ingest = "64KiB"\ncheckpoint = "4MiB:5:async"\n').encode(), source="job.toml")
+    storage = made.workload.storage
+    assert (storage.host, storage.ingest_bytes, storage.checkpoint_bytes) == ("host4", 65536, 4 << 20)
+    assert (storage.every, storage.mode) == (5, "async")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "for nothing"),
+        ('ingests = "64KiB"', 'workload.storage: no key "ingests" here; did you mean ingest?'),
+        ('ingest = "64 parsecs"', "workload.storage.ingest: "),
+        ('checkpoint = "1MiB:often"', 'workload.storage.checkpoint: "often" is not a number of iterations'),
+        ('checkpoint = "1MiB:5:later"', 'no checkpoints "later"; there is sync, staggered, async'),
+        ('checkpoint = "1MiB:0"', "every 1 iteration or more"),
+    ],
+)
+def test_storage_that_makes_no_sense_is_told_with_its_path(line, said):
+    with pytest.raises(ConfigError) as caught:
+        decode((STORED_JOB + line).encode(), source="job.toml")
+    assert said in str(caught.value)
+
+
+def test_storage_on_a_host_that_is_not_there_is_refused():
+    made = decode((STORED_JOB.replace("host4", "host9") + 'ingest = "1KiB"').encode(), source="job.toml")
+    with pytest.raises(ConfigError, match=r'workload\.storage\.host: no host "host9"; there is host1'):
+        fit(made, soft_topology(), "soft")

@@ -1,0 +1,84 @@
+"""Files that people write, read strictly: what is wrong is told with its path in the file, and what was meant.
+
+demo.toml: workload.algoritm: no key "algoritm" here; did you mean algorithm?
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from testbed.errors import ConfigError
+
+__all__ = ["Section", "convert", "fail", "one_of", "positive", "read"]
+
+_T = TypeVar("_T")
+
+_AT_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what stands in the file, before quantities are read."""
+
+
+def fail(source: str, path: str, message: str) -> ConfigError:
+    """The error to raise about what stands at `path` (empty: about the whole file)."""
+    return ConfigError(f"{source}: {path}: {message}" if path else f"{source}: {message}")
+
+
+def convert(
+    raw: object, type_: type[_T], source: str, *, keys: Mapping[str, tuple[str, ...]], path: str = "", section: str = ""
+) -> _T:
+    """What stands at `path` of the file `source`, as `type_`; `keys` are those of each section, for hints.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    try:
+        return msgspec.convert(raw, type_)
+    except msgspec.ValidationError as error:
+        raise fail(source, *_explain(str(error), path, section, keys)) from error
+
+
+def _explain(message: str, at: str, section: str, keys: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
+    """Split msgspec's message into the path inside the file and a sentence; hint at a misspelt key."""
+    match = _AT_PATH.search(message)
+    inner = match["path"] if match else ""
+    sentence = _AT_PATH.sub("", message)
+    path = ".".join(part for part in (at, inner) if part)
+    unknown = _UNKNOWN.match(sentence)
+    if unknown:
+        known = keys.get(re.sub(r"\[.*", "", inner) or section, ())
+        near = difflib.get_close_matches(unknown["name"], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        sentence = f'no key "{unknown["name"]}" here; {hint}'
+    return path, sentence[:1].lower() + sentence[1:]
+
+
+def read(parser: Callable[[str], _T], text: str, source: str, path: str) -> _T:
+    """What a text means; a parser's ValueError becomes a ConfigError with the path."""
+    try:
+        return parser(text)
+    except ValueError as error:
+        raise fail(source, path, str(error)) from error
+
+
+def one_of(value: str, known: tuple[str, ...], source: str, path: str) -> None:
+    """Refuse a word that is not known."""
+    if value not in known:
+        near = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
+        raise fail(source, path, f'no {path.rpartition(".")[2]} "{value}"; {hint}')
+
+
+def positive(parser: Callable[[str], int], text: str, source: str, path: str) -> int:
+    """A quantity above 0."""
+    value = read(parser, text, source, path)
+    if value <= 0:
+        raise fail(source, path, "must be more than 0")
+    return value

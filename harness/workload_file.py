@@ -1,0 +1,270 @@
+"""The workload of an experiment file: a collective, a flow or flows, or a job on a grid of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from harness.job_words import parse_checkpoint, parse_grid, parse_phase
+from harness.quantities import parse_duration_ns, parse_size_bytes
+from harness.strict import Section, convert, fail, one_of, positive, read
+from testbed.errors import UsageError
+from traffic.collective import AUTO, ITEM_BYTES, REDOPS
+from traffic.flow import SPREADS, VERBS, check_qp
+from traffic.job import JobPhase, JobSpec
+from traffic.job import check as check_job
+from traffic.matrix import PATTERNS
+from traffic.plan import QpParams
+from traffic.ranks import WARMUP
+from traffic.schedules import COLLECTIVES, algorithms_for
+from traffic.storage import MODES, Storage
+
+__all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "workload_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A collective, repeated. Exactly one of `iterations` and `duration_ns` is set.
+
+    `ranks` are RNICs (`host1:rxe0`) in rank order; empty: one a host, on its first RNIC. `compute_units` is
+    the work each rank's GPU does before each iteration (0: none); a unit is one block of the soft GPU's
+    matrix product. `warmup` iterations come first and are not counted. The other words are those of
+    `traffic.collective.CollectiveSpec`.
+    """
+
+    collective: str
+    algorithm: str
+    size_bytes: int
+    dtype: str
+    op: str
+    root: int
+    skew: float
+    in_place: bool
+    ranks: tuple[str, ...]
+    iterations: int | None
+    duration_ns: int | None
+    compute_units: int
+    warmup: int
+    qp: QpParams = field(default_factory=QpParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
+
+    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flow.FlowSpec`. With a
+    `pattern` (`traffic.matrix`) there are several alike, between `pairs` that `harness.fit` finds; `src` and `dst` are
+    empty then.
+    """
+
+    flow: str
+    src: str
+    dst: str
+    pattern: str | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
+    qps: int
+    spread: str
+    size_bytes: int
+    depth: int
+    duration_ns: int
+    qp: QpParams = field(default_factory=QpParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job on a grid of ranks (`traffic.job.JobSpec`); it goes by iterations and has no duration."""
+
+    grid: tuple[tuple[str, int], ...]
+    phases: tuple[JobPhase, ...]
+    dtype: str
+    op: str
+    ranks: tuple[str, ...]
+    iterations: int
+    warmup: int
+    compute_units: int
+    storage: Storage | None = None
+    qp: QpParams = field(default_factory=QpParams)
+
+    @property
+    def duration_ns(self) -> None:
+        """Nobody can say."""
+        return
+
+
+Workload = Collective | Flow | Job
+
+
+class _CollectiveFile(Section, frozen=True, kw_only=True):
+    collective: str
+    size: str
+    algorithm: str = "auto"
+    dtype: str = "fp32"
+    op: str = "sum"
+    root: Annotated[int, msgspec.Meta(ge=0)] = 0
+    skew: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    in_place: bool = False
+    ranks: tuple[str, ...] = ()
+    iterations: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    duration: str | None = None
+    compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
+    qp: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class _StorageFile(Section, frozen=True, kw_only=True):
+    host: str
+    ingest: str | None = None
+    checkpoint: str | None = None
+
+
+class _JobFile(Section, frozen=True, kw_only=True):
+    grid: str
+    phases: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    iterations: Annotated[int, msgspec.Meta(ge=1)]
+    dtype: str = "fp32"
+    op: str = "sum"
+    ranks: tuple[str, ...] = ()
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
+    compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
+    storage: _StorageFile | None = None
+    qp: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class _FlowFile(Section, frozen=True, kw_only=True):
+    flow: str
+    duration: str
+    src: str = ""
+    dst: str = ""
+    pattern: str | None = None
+    spread: str = "each"
+    size: str = "64KiB"
+    qps: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    depth: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
+    qp: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "collective": tuple(_CollectiveFile.__struct_fields__),
+    "flow": tuple(_FlowFile.__struct_fields__),
+    "job": tuple(_JobFile.__struct_fields__),
+    "storage": tuple(_StorageFile.__struct_fields__),
+}
+"""Of each section, for hints."""
+
+
+def workload_of(raw: dict[str, Any], source: str) -> Workload:
+    """The section `[workload]` of the file `source`.
+
+    Raises:
+        ConfigError: something in it makes no sense; with its path.
+    """
+    if sum(kind in raw for kind in ("collective", "flow", "grid")) != 1:
+        said = 'say what runs: collective = "all-reduce", or flow = "write", or a job on a grid = "tp=2,dp=2"'
+        raise fail(source, "workload", said)
+    if "grid" in raw:
+        return _job(convert(raw, _JobFile, source, path="workload", section="job", keys=KEYS), source)
+    if "flow" in raw:
+        flow = convert(raw, _FlowFile, source, path="workload", section="flow", keys=KEYS)
+        one_of(flow.flow, VERBS, source, "workload.flow")
+        one_of(flow.spread, SPREADS, source, "workload.spread")
+        if flow.pattern is not None:
+            one_of(flow.pattern, PATTERNS, source, "workload.pattern")
+        if bool(flow.src and flow.dst) == bool(flow.pattern) or bool(flow.src) != bool(flow.dst):
+            raise fail(source, "workload", 'name src and dst, or a pattern such as "incast"')
+        return Flow(
+            flow=flow.flow,
+            src=flow.src,
+            dst=flow.dst,
+            pattern=flow.pattern,
+            qps=flow.qps,
+            spread=flow.spread,
+            size_bytes=positive(parse_size_bytes, flow.size, source, "workload.size"),
+            depth=flow.depth,
+            duration_ns=positive(parse_duration_ns, flow.duration, source, "workload.duration"),
+            qp=_qp(flow.qp, source),
+        )
+    collective = convert(raw, _CollectiveFile, source, path="workload", section="collective", keys=KEYS)
+    if (collective.iterations is None) == (collective.duration is None):
+        raise fail(source, "workload", "give either iterations or duration")
+    one_of(collective.collective, COLLECTIVES, source, "workload.collective")
+    one_of(collective.algorithm, (AUTO, *algorithms_for(collective.collective)), source, "workload.algorithm")
+    one_of(collective.dtype, tuple(ITEM_BYTES), source, "workload.dtype")
+    one_of(collective.op, REDOPS, source, "workload.op")
+    return Collective(
+        collective=collective.collective,
+        algorithm=collective.algorithm,
+        dtype=collective.dtype,
+        op=collective.op,
+        root=collective.root,
+        skew=collective.skew,
+        in_place=collective.in_place,
+        size_bytes=positive(parse_size_bytes, collective.size, source, "workload.size"),
+        ranks=collective.ranks,
+        iterations=collective.iterations,
+        duration_ns=None
+        if collective.duration is None
+        else positive(parse_duration_ns, collective.duration, source, "workload.duration"),
+        compute_units=collective.compute_units,
+        warmup=collective.warmup,
+        qp=_qp(collective.qp, source),
+    )
+
+
+def _job(job: _JobFile, source: str) -> Job:
+    one_of(job.dtype, tuple(ITEM_BYTES), source, "workload.dtype")
+    one_of(job.op, REDOPS, source, "workload.op")
+    phases = tuple(
+        read(parse_phase, text, source, f"workload.phases[{index}]") for index, text in enumerate(job.phases)
+    )
+    made = Job(
+        grid=read(parse_grid, job.grid, source, "workload.grid"),
+        phases=phases,
+        dtype=job.dtype,
+        op=job.op,
+        ranks=job.ranks,
+        iterations=job.iterations,
+        warmup=job.warmup,
+        compute_units=job.compute_units,
+        storage=None if job.storage is None else _storage(job.storage, source),
+        qp=_qp(job.qp, source),
+    )
+    try:
+        check_job(
+            JobSpec(
+                grid=made.grid,
+                phases=phases,
+                dtype=made.dtype,
+                redop=made.op,
+                iterations=made.iterations,
+                storage=made.storage,
+            )
+        )
+    except UsageError as error:
+        raise fail(source, "workload", str(error)) from error
+    return made
+
+
+def _storage(storage: _StorageFile, source: str) -> Storage:
+    size_bytes, every, mode = 0, 1, MODES[0]
+    if storage.checkpoint is not None:
+        size_bytes, every, mode = read(parse_checkpoint, storage.checkpoint, source, "workload.storage.checkpoint")
+    ingest = storage.ingest
+    return Storage(
+        host=storage.host,
+        ingest_bytes=0 if ingest is None else read(parse_size_bytes, ingest, source, "workload.storage.ingest"),
+        checkpoint_bytes=size_bytes,
+        every=every,
+        mode=mode,
+    )
+
+
+def _qp(values: dict[str, int], source: str) -> QpParams:
+    try:
+        params = QpParams.of(values)
+        check_qp(params)
+    except UsageError as error:
+        raise fail(source, "workload.qp", str(error)) from error
+    return params
