@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from harness import kernel_log
 from harness.measurements import (
     FaultRun,
     Measurements,
@@ -58,6 +59,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
     result = found.result
     if result is not None and result.outcome == "failed":
         found.errors.append(f"the workload failed: {result.where}")
+    found.errors += kernel_log.broken(found.recorded.changes)
     return Measurements(
         lab=lab.name,
         lab_kind=lab.kind,
@@ -84,6 +86,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         summary=summary_of(result),
         packets=_packets(found.packets),
         changes=tuple(one for one in found.recorded.changes if one.node in lab.topology.switch_by_name),
+        kernel=tuple(one for one in found.recorded.changes if one.subject == "kernel"),
         watched=found.recorded.machines,
         lab_state=found.lab_state,
         lab_diff=found.lab_diff,

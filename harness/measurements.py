@@ -182,6 +182,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary = Summary()
     packets: PacketSummary | None = None
     changes: tuple[NetworkChange, ...] = ()
+    kernel: tuple[NetworkChange, ...] = ()
     watched: tuple[Machine, ...] = ()
     lab_state: LabState
     lab_diff: tuple[str, ...] = ()

@@ -72,6 +72,11 @@ _TABLE = (
     ),
     Metric(name="iterations", unit="count", meaning="Iterations that every rank finished"),
     Metric(
+        name="kernel.errors",
+        unit="count",
+        meaning="Errors and warnings of its own code that the kernels of all machines wrote to their logs",
+    ),
+    Metric(
         name="ingest.wait",
         unit="s",
         meaning="Longest time that a rank waited for the data of an iteration from storage",

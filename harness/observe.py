@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from harness import intervals, timeline
+from harness import intervals, kernel_log, timeline
 from harness.measurements import FaultRun, Measurements, RankSeries
 from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
@@ -163,6 +163,7 @@ def _plain(run: Measurements) -> dict[str, Observation]:
             else "no iteration finished, so no result was checked",
         ),
         "iterations": Observation(value=iterations, detail=f"finished by all {len(run.series)} ranks"),
+        "kernel.errors": _kernel(run),
         "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], "data"),
         "checkpoint.wait": _longest(
             [step.checkpoint_ns for rank in run.series for step in rank.iterations], "checkpoints"
@@ -170,6 +171,12 @@ def _plain(run: Measurements) -> dict[str, Observation]:
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected anew, by the engine"),
     }
+
+
+def _kernel(run: Measurements) -> Observation:
+    found = kernel_log.errors(run.kernel)
+    first = f"; the first: {found[0].node}: {found[0].text}" if found else ""
+    return Observation(value=len(found), detail=f"in the logs of {len(run.watched)} machines while they ran{first}")
 
 
 def _longest(waits_ns: Sequence[int], what: str) -> Observation:

@@ -115,6 +115,7 @@ def render_html(run: RunDir) -> str:
             goodput=_markup(plots.goodput_chart(measured, observed, bands)),
             iterations=_markup(plots.iterations_chart(measured, bands)),
             cut=_cut(measured),
+            kernel=measured.kernel,
             stored=any(step.ingest_ns or step.checkpoint_ns for one in measured.series for step in one.iterations),
             routed={fault_id: one for fault_id, one in observed.routing.items() if one.changes},
             clock_error_ns=max((one.clock_error_ns for one in measured.watched), default=0),

@@ -43,6 +43,8 @@ class Sample:
 class Change:
     """A link, a route or a next hop that is new or otherwise than before; `text` None: it is gone.
 
+    Or, with the subject `kernel`, what a machine's kernel has written to its log: level (0 to 3 are errors) and text.
+
     `subject` and `text` are those of a fingerprint (`testbed.onnode.state`), such as `link ctsw1` and
     `UP mtu 4200 ...`. `at_ns` is when the kernel told it, in the controller's clock.
     """
@@ -140,7 +142,7 @@ class Following:
         if message["event"] == "change":
             change = Change(
                 at_ns=offset.to_controller(message["at_ns"]),
-                node=message["node"],
+                node=message["node"] or heard.watcher.machine,
                 subject=message["subject"],
                 text=message["text"],
             )

@@ -9,13 +9,15 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"follow","nodes":{..},"every_ms":100}     {"event":"following"}, and from then on
                     once a second   {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
                     at once         {"event":"change","at_ns":N,"node":NODE,"subject":SUBJECT,"text":TEXT or null}
+                                    and of its kernel's log  {.., "node":null,"subject":"kernel","text":"LEVEL TEXT"}
     {"do":"unfollow"}                       {"event":"unfollowed"}, after the last samples
     what goes wrong                         {"event":"error","error":"..."}
 
 One process for as long as a lab is open: each command that a shell would start costs a tenth of a second under
 emulation, an interpreter costs a second, and all of it is taken from the traffic that is being watched. NETNS is null
 for the machine itself. Samples hold what has changed since the one before; `busy_ns` is the CPU time that they cost.
-A change is a link's, a route's or a next hop's, told by the kernel (rtnetlink multicast groups) and not looked for.
+A change is a link's, a route's or a next hop's, told by the kernel (rtnetlink multicast groups) and not looked for. Of
+its log, errors and worse are told, and warnings of its own code (/dev/kmsg, Documentation/ABI/testing/dev-kmsg).
 It ends with its stdin.
 """
 
@@ -53,7 +55,7 @@ class Watch:
     def __init__(self) -> None:
         self.places: dict[str | None, Place] = {}
         self.followed: dict[str, str | None] = {}
-        self.news: dict[int, News] = {}
+        self.news: dict[int, News | KernelLog] = {}
         self.every_ns = self.due_ns = self.told_ns = self.busy_ns = 0
         self.samples: list[tuple[int, dict[str, dict[str, int]]]] = []
 
@@ -92,6 +94,9 @@ class Watch:
             news = News(node, namespace)
             self.news[news.socket.fileno()] = news
             self.place(namespace).read()  # names and files; dear, so before it counts
+        with contextlib.suppress(OSError):  # not root, or a kernel without printk
+            log = KernelLog()
+            self.news[log.file] = log
         self.every_ns = request["every_ms"] * 1_000_000
         self.due_ns = self.told_ns = time.monotonic_ns()
         return {}
@@ -100,7 +105,7 @@ class Watch:
         """Tell the last samples, and stop."""
         self.tell()
         for news in self.news.values():
-            news.socket.close()
+            news.close()
         self.news, self.followed, self.every_ns = {}, {}, 0
         return {}
 
@@ -152,6 +157,10 @@ class News:
         finally:
             netns.enter(None)
 
+    def close(self) -> None:
+        """Listen no more."""
+        self.socket.close()
+
     def tell(self) -> None:
         """Read what there is and tell it."""
         now_ns = time.monotonic_ns()
@@ -177,6 +186,45 @@ class News:
             subject, text = state.nexthop_fact(body, self.names)
             return [(subject, text if kind == self._NEWNEXTHOP else None)]
         return []
+
+
+class KernelLog:
+    """What the kernel writes to its log from now on."""
+
+    _ERROR = 3
+    _CODE = ("WARNING:", "BUG:", "INFO: task", "Oops", "watchdog:", "rcu:")
+    """How it begins what it says of itself, whatever the level."""
+
+    def __init__(self) -> None:
+        self.file = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(self.file, 0, os.SEEK_END)
+
+    def close(self) -> None:
+        """Listen no more."""
+        os.close(self.file)
+
+    def tell(self) -> None:
+        """Read what there is and tell what matters."""
+        now_ns = time.monotonic_ns()
+        while True:
+            try:
+                record = os.read(self.file, 8192)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # more came than the kernel keeps
+                say("change", at_ns=now_ns, node=None, subject="kernel", text=f"{self._ERROR} messages were lost")
+                continue
+            text = self.told(record)
+            if text is not None:
+                say("change", at_ns=now_ns, node=None, subject="kernel", text=text)
+
+    @classmethod
+    def told(cls, record: bytes) -> str | None:
+        """Level and text of a record, if it matters."""
+        head, _, text = record.decode(errors="replace").partition(";")
+        level = int(head.partition(",")[0]) & 7
+        text = text.partition("\n")[0]
+        return f"{level} {text}" if level <= cls._ERROR or text.startswith(cls._CODE) else None
 
 
 def say(event: str, **fields: Any) -> None:

@@ -1,0 +1,40 @@
+"""What the kernels of a lab wrote to their logs during a run: which of it counts, and what ends all trust. Pure.
+
+A kernel that has reported a bug of its own (an oops, a BUG) may say anything afterwards: such a run is an ERROR. What a
+busy emulated machine says as a matter of course (a CPU that was not seen for a while) is in the list of what is passed
+over, with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from testbed.telemetry import Change
+
+__all__ = ["broken", "errors"]
+
+_BROKEN = re.compile(
+    r"\bBUG:|kernel BUG at|\bOops\b|Kernel panic|general protection fault|double fault|Unable to handle"
+)
+_PASSED_OVER = (
+    # A machine whose process was stopped (host.freeze), or that shares two CPUs with five others, misses its clock.
+    re.compile(r"^\d rcu: .*(self-detected stall|detected stalls|detected expedited stalls)"),
+    re.compile(r"^\d (watchdog: )?BUG: soft lockup"),
+    re.compile(r"^\d (clocksource|hrtimer|perf|sched): "),
+)
+
+
+def errors(log: Sequence[Change]) -> tuple[Change, ...]:
+    """What counts, in order of time."""
+    return tuple(one for one in log if not any(pattern.search(one.text or "") for pattern in _PASSED_OVER))
+
+
+def broken(log: Sequence[Change]) -> list[str]:
+    """A sentence for each machine whose kernel is not to be trusted any more: the first that it said."""
+    found: dict[str, str] = {}
+    for one in errors([change for change in log if change.subject == "kernel"]):
+        if _BROKEN.search(one.text or ""):
+            said = f"{one.node}: its kernel broke: {(one.text or '').partition(' ')[2]}"
+            found.setdefault(one.node, f"{said}; run `faultbed reset`, and see its console log")
+    return list(found.values())
