@@ -1,10 +1,11 @@
 """Finds and reverts what faults left behind, without a journal and without knowing who left it.
 
 It goes by marks: units named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named
-`fbvia*` and the redirections to them, a rule to the table that steers, busy processes and stopped ones, a CPU limit on
-a soft GPU, on ranks or on storage, ports of the topology that are down, links of VMs without carrier. One command a
-machine, all machines at once; one that does not answer does not keep the others waiting. What has no mark of its own (a
-setting, a line of a configuration, a killed daemon) lives no longer than its machine, and so does its stored revert.
+`fbvia*` and the redirections to them, a rule to the table that steers, a file that fills the disk, busy processes and
+stopped ones, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down, links of VMs
+without carrier. One command a machine, all machines at once; one that does not answer does not keep the others
+waiting. What has no mark of its own (a setting, a line of a configuration, a killed daemon) lives no longer than its
+machine, and so does its stored revert.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from inject.channels import revert_dir
 from inject.node.cgroup import UNLIMITED
+from inject.node.disk import FILE
 from inject.node.holder import REVERT_DIR
 from inject.node.limit import CGROUPS
 from inject.node.qmp import set_link
@@ -72,6 +74,9 @@ for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
   was=$(cat "$c"); [ "$was" = "{UNLIMITED}" ] && continue
   if echo {UNLIMITED} > "$c"; then echo "{_MARK} $c was $was"; else echo "failed: $c is $was"; fi
 done
+if [ -e {FILE} ]; then
+  if rm -f {FILE}; then echo "{_MARK} removed {FILE}"; else echo "failed: {FILE}"; fi
+fi
 for p in $(grep -lsz -- '^inject.node.hog$' /proc/[0-9]*/cmdline | cut -d/ -f3); do
   kill -KILL $p && echo "{_MARK} ended busy process $p"
 done

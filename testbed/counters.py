@@ -23,9 +23,12 @@ Snapshot = Mapping[str, Mapping[str, int]]
 """Counter values by node and name."""
 
 STATES = frozenset(
-    {"carrier", "up", "quota_us", "mtu", "hash_policy", "stopped", "queue_bytes", "clocks_set", "power_capped"}
+    {
+        *("carrier", "up", "quota_us", "mtu", "hash_policy", "stopped", "queue_bytes", "clocks_set", "power_capped"),
+        *("stepped", "full"),
+    }
 )
-"""Last parts of names that are states: 0 or 1, a setting, what waits, or a limit (`quota_us` is -1 for no limit)."""
+"""Last parts of names that are states: 0 or 1, a setting, what waits, seconds, or a limit (`quota_us` -1: none)."""
 
 
 def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.0) -> dict[str, dict[str, int]]:

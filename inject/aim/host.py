@@ -1,4 +1,4 @@
-"""Faults of hosts: frozen, robbed of CPU, a rank killed or hung."""
+"""Faults of hosts: frozen, robbed of CPU or memory, a clock stepped, a disk full, a rank killed or hung."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from inject.aim.processes import signalled, stopped
 from inject.aim.shot import Place, Request, Shot, Step, Witness, held, on_host, rnic_counters
+from inject.node.disk import FILE
+from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 
@@ -15,6 +17,7 @@ ENGINE = "traffic.node.engine"
 _ROBBED = 0.1
 # Somebody waited for memory, and not for the wink that any machine does now and then.
 _STALLED_US = 10_000
+_LEAST_STEP_S = 2
 
 
 def _freeze(asked: Request) -> Shot:
@@ -65,10 +68,51 @@ def _rank_hang(asked: Request) -> Shot:
     return stopped(asked, ENGINE)
 
 
+def _clock(asked: Request) -> Shot:
+    host, step_s = asked.target.node, asked.params["step"]
+    state = f"{host}/clock.stepped"
+    if abs(step_s) < _LEAST_STEP_S:
+        raise UsageError(
+            f"{asked.where}.step: {step_s} s cannot be told from a slow look; step {_LEAST_STEP_S} s or more"
+        )
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "clock_step", {"step_s": step_s}, claims=f"{host}/clock"),
+        steps=(
+            Step(
+                do=f"date --set='{step_s} seconds'   # CLOCK_REALTIME only",
+                undo="<as far from the uptime as it was>",
+            ),
+        ),
+        must_move=(),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        restored=((state, 0),),
+        shows={"stepped_s": step_s},
+        while_on=((state, step_s),),
+    )
+
+
+def _disk(asked: Request) -> Shot:
+    host = asked.target.node
+    state = f"{host}/disk.full"
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "disk", {}, claims=f"{host}/disk"),
+        steps=(Step(do=f"fallocate -l <all that is left> {FILE}", undo=f"rm -f {FILE}"),),
+        must_move=(),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        restored=((state, 0),),
+        shows={"file": FILE},
+        while_on=((state, 1),),
+    )
+
+
 BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "host.freeze": _freeze,
     "host.cpu-steal": _steal,
     "host.memory-pressure": _memory,
+    "host.clock-step": _clock,
+    "host.disk-full": _disk,
     "host.rank-kill": _rank_kill,
     "host.rank-hang": _rank_hang,
 }

@@ -1,4 +1,4 @@
-"""Hosts: frozen, robbed of CPU or of memory, a rank killed or hung."""
+"""Hosts: frozen, robbed of CPU or of memory, a clock stepped, a disk full, a rank killed or hung."""
 
 from __future__ import annotations
 
@@ -76,4 +76,34 @@ _MEMORY = described(
     tried=(),
 )
 
-KINDS = (_FREEZE, _STEAL, _MEMORY, _KILL, _HANG)
+_CLOCK = described(
+    name="host.clock-step",
+    summary="the host's wall clock is stepped, as by a time server that lies; nothing of the job may depend on it",
+    binding={"host": "unit"},
+    params=(
+        Param(name="step", type="integer", unit="s", summary="forwards, or back", low=-86_400, high=86_400, default=60),
+    ),
+    fidelity={"soft": "real"},
+    armed_by="the wall clock against the uptime, by the holder and by the counters",
+    must_move="the same, as a second look finds it while the fault is on",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#5f0f40",
+    tried=(),
+)
+
+_DISK = described(
+    name="host.disk-full",
+    summary="one file takes all that is left of the host's disk",
+    binding={"host": "unit"},
+    params=(),
+    fidelity={"soft": "real"},
+    armed_by="the file, and what the file system says is left",
+    must_move="a full file system, as a second look finds it while the fault is on",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#997b66",
+    tried=(),
+)
+
+KINDS = (_FREEZE, _STEAL, _MEMORY, _CLOCK, _DISK, _KILL, _HANG)

@@ -46,9 +46,11 @@ class Actuator(Protocol):
 _ACTUATORS = {
     "background": ("background", "BackgroundActuator"),
     "bgp_reset": ("frr", "BgpResetActuator"),
+    "clock_step": ("clockstep", "ClockStepActuator"),
     "cgroup": ("cgroup", "CgroupActuator"),
     "commands": ("commands", "CommandsActuator"),
     "detour": ("detour", "DetourActuator"),
+    "disk": ("disk", "DiskActuator"),
     "forge": ("forge", "ForgeActuator"),
     "frr": ("frr", "FrrActuator"),
     "hog": ("hog", "HogActuator"),

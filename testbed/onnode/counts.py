@@ -17,6 +17,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 
 from testbed.onnode import netns
 from testbed.onnode.netlink import attributes
@@ -27,7 +28,16 @@ if TYPE_CHECKING:
 
     Counts = Iterator[tuple[str, int]]
 
-__all__ = ["Place", "clock_reasons", "cpu_waits", "gpu_counts", "link_counts", "protocol_counts"]
+__all__ = [
+    "Place",
+    "clock_reasons",
+    "cpu_waits",
+    "gpu_counts",
+    "is_full",
+    "link_counts",
+    "protocol_counts",
+    "stepped_s",
+]
 
 _GETLINK, _GETQDISC, _GETSTATS = 18, 38, 94
 _ROOT = 0xFFFFFFFF
@@ -43,6 +53,18 @@ _TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
 _REASONS = ("nvidia-smi", "--query-gpu=index,clocks_event_reasons.active", "--format=csv,noheader")
 _REASON_BITS = {"clocks_set": 0x2, "power_capped": 0x4}
 """nvml.h: nvmlClocksEventReasonApplicationsClocksSetting, nvmlClocksEventReasonSwPowerCap."""
+
+
+def _ahead_s() -> float:
+    """How far the wall clock is ahead of the uptime: it changes when somebody sets the one, and at no other time."""
+    return time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+_AHEAD_S = _ahead_s()
+"""When the watcher began."""
+
+_FULL = 0.002
+"""Share of a file system that is left when it counts as full: file systems keep some for themselves."""
 
 _SLICE = "/sys/fs/cgroup/faultbed.slice"
 
@@ -223,6 +245,8 @@ def _machine() -> Counts:
     # Documentation/accounting/psi.rst; a kernel may be started without it.
     with contextlib.suppress(OSError), open("/proc/pressure/memory", encoding="ascii") as file:
         yield "memory.stalled_us", int(file.readline().rpartition("total=")[2])
+    yield "clock.stepped", stepped_s()
+    yield "disk.full", int(is_full("/var/lib"))
     yield "processes.stopped", sum(_is_stopped(path) for path in glob.glob("/proc/[0-9]*/stat"))
     for folder in glob.glob(f"{_SLICE}/*.service"):
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -253,12 +277,23 @@ def _limits(folder: str) -> Counts:
             yield f"{name}.wait_us", int(file.read().split()[1]) // 1000
 
 
+def stepped_s() -> int:
+    """By how many seconds the wall clock has been set since this process began to watch."""
+    return round(_ahead_s() - _AHEAD_S)
+
+
 def cpu_waits(text: str) -> Counts:
     """Of /proc/schedstat, the eighth field of a CPU: ns that tasks have waited to run (sched-stats.rst), here in µs."""
     for line in text.splitlines():
         if line.startswith("cpu"):
             cpu, *fields = line.split()
             yield f"{cpu}.wait_us", int(fields[7]) // 1000
+
+
+def is_full(path: str) -> bool:
+    """Whether hardly anything is left of the file system of `path`, root's reserve included."""
+    seen = os.statvfs(path)
+    return seen.f_bfree < seen.f_blocks * _FULL
 
 
 def _is_stopped(path: str) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from testbed.onnode import netns
+from testbed.onnode.counts import is_full, stepped_s
 from testbed.onnode.netlink import Netlink, attributes
 
 __all__ = ["Facts", "gathered", "link_fact", "link_news", "look", "network_facts", "nexthop_fact", "route_facts"]
@@ -209,6 +210,8 @@ def _machine_facts() -> Facts:
     for folder, what in (("/run/faultbed/faults", "revert"), ("/run/netns", "netns")):
         with contextlib.suppress(FileNotFoundError):
             yield from sorted((f"{what} {entry.name}", "there") for entry in Path(folder).iterdir())
+    yield "clock", f"set by {stepped_s()} s" if stepped_s() else "not set since it is watched"
+    yield "disk", "full" if is_full("/var/lib") else "not full"
     running, stopped = dict.fromkeys(DAEMONS, 0), dict.fromkeys(DAEMONS, 0)
     for process in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

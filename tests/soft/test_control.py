@@ -29,6 +29,8 @@ CASES = (
     ("host.freeze", "host3", 2.5, {}),
     ("host.cpu-steal", "host3", 2.0, {"share": 0.5}),
     ("host.memory-pressure", "host4", 5.0, {}),
+    ("host.clock-step", "host4", 2.0, {"step": 60}),
+    ("host.disk-full", "host4", 2.0, {}),
     ("gpu.thermal", "host1:gpu0", 2.0, {"period": 2}),
     ("gpu.noisy-neighbour", "host1:gpu0", 2.0, {"neighbours": 2}),
     # Windows that a second look, late on a starved machine, falls into.

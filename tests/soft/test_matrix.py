@@ -48,6 +48,8 @@ KINDS = {
     "switch.hash-policy": ("rtsw1", {}),
     "host.freeze": ("host4", {}),
     "host.memory-pressure": ("host4", {}),
+    "host.clock-step": ("host4", {"step": -30}),
+    "host.disk-full": ("host4", {}),
     "host.cpu-steal": ("host4", {"share": 0.5}),
     "gpu.throttle": ("host2:gpu0", {"percent": 50}),
     "gpu.thermal": ("host2:gpu0", {}),

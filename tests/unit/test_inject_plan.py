@@ -88,6 +88,8 @@ SAMPLES = {
     "congestion.background": ("host1:rxe0", {}),
     "congestion.hash-collision": ("rtsw1:ctsw1", {}),
     "congestion.slow-receiver": ("host1", {}),
+    "host.clock-step": ("host4", {"step": -30}),
+    "host.disk-full": ("host4", {}),
     "storage.slow": ("host4", {}),
     "storage.stall": ("host4", {}),
     "switch.reboot": ("ctsw1", {}),
