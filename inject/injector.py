@@ -212,6 +212,9 @@ class Prepared:
             except FaultbedError as error:
                 self._armed = Armed(ok=False, learned=learned, error=str(error))
                 raise
+            # A PSN ahead of what passes was chosen at the hop: here it would be too late.
+            if "ahead" in learned and "psn" in answer["readback"]:
+                learned["psn"] = int(answer["readback"]["psn"])
             self._armed = Armed(
                 ok=bool(answer["readback"]["applied"]),
                 while_on=self._states(key for key, _ in self.planned.while_on),
@@ -379,7 +382,7 @@ class Prepared:
             )
         learned["qp"] = int(found["lqpn"])
         if learn.psn_ahead is not None and "psn" not in learned:
-            learned["psn"] = (int(found["rq-psn"]) + learn.psn_ahead) % (1 << 24)
+            learned["ahead"] = learn.psn_ahead
         return learned
 
     def _states(self, keys: Iterable[str]) -> dict[str, int | None]:

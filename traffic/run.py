@@ -273,8 +273,15 @@ class Running(Generic[Result]):
         return asked
 
     def _look_at_the_wreck(self) -> None:
-        """What the ranks that are left were doing; whoever does not tell it in time is left out."""
-        deadline_ns = time.monotonic_ns() + int(WRECK_TIMEOUT_S * 1e9)
+        """What the ranks that are left were doing; whoever does not tell it in time is left out.
+
+        Where an engine is gone, its peers are given two of their retry timers to notice: that is what a fabric shows of
+        a rank that died, and it would be gone with their queue pairs.
+        """
+        began_ns = time.monotonic_ns()
+        deadline_ns = began_ns + int(WRECK_TIMEOUT_S * 1e9)
+        timers = [4096 << task.spec["qp"]["timeout"] for task in self.plan.tasks if "qp" in task.spec]
+        noticed_ns = min(began_ns + 2 * max(timers, default=0), deadline_ns) if self._gone else began_ns
         self.flights = {}
         wanted = self._ask_for_flights()
         while wanted - set(self.flights) and time.monotonic_ns() < deadline_ns:
@@ -282,6 +289,10 @@ class Running(Generic[Result]):
             if event is not None:
                 self._handle(event, time.monotonic_ns())
                 wanted -= {task.name for task in self.plan.tasks if task.endpoint.host in self._gone}
+        while (left_ns := noticed_ns - time.monotonic_ns()) > 0:
+            event = self._engines.next(time.monotonic_ns() + left_ns)
+            if event is not None:
+                self._handle(event, time.monotonic_ns())
 
     def _tend(self, now_ns: int) -> None:
         self._cabling.retry_due(now_ns)

@@ -61,6 +61,8 @@ def _noisy_neighbour(asked: Request) -> Shot:
         must_move=(Witness(any_of=(f"{name}.wait_us",), at_least=waited_us),),
         must_not_move=_other_gpus(asked, "nr_throttled"),
         shows={"cgroup": cgroup},
+        while_on=((f"{asked.target.node}/hogs.running", count),),
+        restored=((f"{asked.target.node}/hogs.running", 0),),
     )
 
 

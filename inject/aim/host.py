@@ -43,6 +43,9 @@ def _steal(asked: Request) -> Shot:
         must_move=(Witness(any_of=(f"{host}/cpu0.wait_us",), at_least=waited_us),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"cgroup": None},
+        # On a busy machine somebody always waits: that the thief is here is seen by another way than the holder's.
+        while_on=((f"{host}/hogs.running", 1),),
+        restored=((f"{host}/hogs.running", 0),),
     )
 
 

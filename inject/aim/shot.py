@@ -58,7 +58,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learn:
-    """What has to be asked of an RNIC just before arming: its QP, and the PSN it expects next plus `psn_ahead`."""
+    """What is only known just before arming: the RNIC's QP, and the PSN that passes the hop, plus `psn_ahead`."""
 
     host: str
     rnic: str

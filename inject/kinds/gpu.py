@@ -53,7 +53,7 @@ _NEIGHBOUR = described(
     params=(Param(name="neighbours", type="integer", unit="", summary="how many others", low=1, high=16, default=1),),
     fidelity={"soft": "emulated"},
     armed_by="the busy processes in the GPU's cgroup",
-    must_move="time that the GPU's process has waited to run",
+    must_move="time that the GPU's process has waited to run, and the busy processes, as a second look finds them",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
     colour="#735d78",
@@ -70,7 +70,6 @@ _LOST = described(
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
     colour="#5e3b6d",
-    tried=(),
 )
 
 KINDS = (_THROTTLE, _THERMAL, _NEIGHBOUR, _LOST)

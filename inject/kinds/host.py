@@ -28,7 +28,8 @@ _STEAL = described(
     ),
     fidelity={"soft": "emulated"},
     armed_by="the busy process in /proc",
-    must_move="time that tasks of the host have waited to run (/proc/schedstat)",
+    must_move="time that tasks of the host have waited to run (/proc/schedstat), and the busy process, as a second "
+    "look finds it while the fault is on",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#81b29a",
@@ -73,7 +74,6 @@ _MEMORY = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#e07a5f",
-    tried=(),
 )
 
 _CLOCK = described(

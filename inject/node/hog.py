@@ -15,9 +15,10 @@ from typing import Any
 
 from inject.node.actuator import Refused
 
-__all__ = ["HogActuator", "main"]
+__all__ = ["NAME", "HogActuator", "main"]
 
 MODULE = "inject.node.hog"
+NAME = "faultbed-hog"
 SLICE_S = 0.01
 _START_S = 5.0
 
@@ -108,6 +109,9 @@ def main() -> None:
     """Be busy until nobody wants it any more."""
     # Told, not asked: who dies before we have started would leave us to somebody else for ever.
     share, parent = float(sys.argv[1]), int(sys.argv[2])
+    # A name of its own, by which others than the holder can count it (proc_pid_comm(5)).
+    with open("/proc/self/comm", "w", encoding="ascii") as comm:  # noqa: PTH123 - start-up time
+        comm.write(NAME)
     while os.getppid() == parent:
         end = time.monotonic() + share * SLICE_S
         while time.monotonic() < end:

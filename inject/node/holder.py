@@ -5,7 +5,7 @@ ns.
 
     {"do":"clock"}                      {"event":"clock","monotonic_ns":N}
     {"do":"prepare", ...}               {"event":"prepared","before":{...},"revert":"..."}
-    {"do":"arm","at_ns":N?,"qp"?,"psn"?} {"event":"scheduled"} or {"event":"armed","at_ns":N,"readback":{...}}
+    {"do":"arm","at_ns":N?,"qp"?,"psn"?,"ahead"?} {"event":"scheduled"} or {"event":"armed","at_ns":N,"readback":{...}}
     {"do":"observe"}                    {"event":"observed","state":"prepared|scheduled|active|over","count":N,...}
     {"do":"beat"}                       {"event":"beat"}
     {"do":"clear"}                      {"event":"cleared","ok":bool,"at_ns":N,"readback":{...},"observed":{...}}
@@ -108,7 +108,7 @@ class Holder:
             raise Refused(f"cannot arm what is {self.state}")
         aim = getattr(self.actuator, "aim", None)
         if aim is not None:
-            aim(qp=request.get("qp"), psn=request.get("psn"))
+            aim(qp=request.get("qp"), psn=request.get("psn"), ahead=request.get("ahead"))
         self.store_revert()
         self.watchdog.take_precedence()
         # Some changes take a while by themselves: not to be taken for dead meanwhile.

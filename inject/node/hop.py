@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+import select
+import socket
 import struct
+import time
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
 from testbed.onnode.netlink import Netlink, attribute, attributes
 
-__all__ = ["HopActuator"]
+__all__ = ["HopActuator", "psn_of"]
 
 
 # linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
@@ -25,6 +28,30 @@ _OBJ_TABLE, _OBJ_NAME, _OBJ_TYPE, _OBJ_DATA = 1, 2, 3, 4
 _OBJECT_COUNTER, _COUNTER_PACKETS = 1, 2
 
 
+_ETH_P_ALL = 3  # linux/if_ether.h: what goes out is seen by nobody who asks for less
+_HEADERS = 128
+_PASSING_S = 3.0
+_TRIES = 6
+_ROCE_PORT, _UDP = 4791, 17
+_PSN_MASK, _HALF = 0xFFFFFF, 1 << 23
+
+
+def psn_of(frame: bytes, qp: int) -> int | None:
+    """The PSN of an Ethernet frame with a RoCEv2 request to a QP; None: it is something else.
+
+    Responses and acknowledgements (opcodes 0x0d to 0x11, InfiniBand 9.2.1) count in the PSNs of the other direction.
+    """
+    if frame[12:14] != b"\x08\x00" or frame[23] != _UDP:
+        return None
+    udp = 14 + 4 * (frame[14] & 15)
+    bth = udp + 8
+    if int.from_bytes(frame[udp + 2 : udp + 4], "big") != _ROCE_PORT or len(frame) < bth + 12:
+        return None
+    if 0x0D <= frame[bth] & 0x1F <= 0x11 or int.from_bytes(frame[bth + 5 : bth + 8], "big") != qp:  # noqa: PLR2004
+        return None
+    return int.from_bytes(frame[bth + 9 : bth + 12], "big")
+
+
 class HopActuator:
     """Owns one table with one chain `hop` at `hook` of `device`, and one counter `hits` that is the truth."""
 
@@ -33,8 +60,13 @@ class HopActuator:
     def __init__(self, *, netns: str | None, device: str, hook: str, table: str, ruleset: str) -> None:
         self._netns, self._device, self._hook, self._table = netns, device, hook, table
         self._ruleset = ruleset
+        # To look at what passes, twice for each try.
+        self.patience_s = 2 * _PASSING_S if "@psn@" in ruleset else 0.0
         self._before = 0
         self._there = False
+        self._qp: int | None = None
+        self._ahead: int | None = None
+        self._psn: int | None = None
         self._nft: Any = None
         self._counters: Netlink | None = None
 
@@ -58,13 +90,15 @@ class HopActuator:
             self._nft.set_dry_run(False)
         return self.read()
 
-    def aim(self, *, qp: int | None, psn: int | None) -> None:
-        """Fill in what was only known just before arming."""
+    def aim(self, *, qp: int | None, psn: int | None, ahead: int | None) -> None:
+        """Fill in what was only known just before arming; a PSN `ahead` of what passes is for `on` to find out."""
         for name, value in (("@qp@", qp), ("@psn@", psn)):
-            if name in self._ruleset:
-                if value is None:
-                    raise Refused(f"the rule waits for {name.strip('@')} and was armed without it")
-                self._ruleset = self._ruleset.replace(name, str(value))
+            if name not in self._ruleset or (name == "@psn@" and ahead is not None and qp is not None):
+                continue
+            if value is None:
+                raise Refused(f"the rule waits for {name.strip('@')} and was armed without it")
+            self._ruleset = self._ruleset.replace(name, str(value))
+        self._qp, self._ahead = qp, ahead
 
     def revert_script(self) -> str:
         """Nothing to do in most cases: the socket's end has removed the table. Checked all the same."""
@@ -78,14 +112,49 @@ class HopActuator:
         )
 
     def on(self) -> None:
-        """Add table, counter, chain and rule in one transaction."""
-        self._command(self._ruleset)
+        """Add table, counter, chain and rule in one transaction; aimed at a PSN that has not passed yet."""
+        if "@psn@" not in self._ruleset or self._qp is None or self._ahead is None:
+            self._put(self._ruleset)
+            return
+        lead, seen = self._ahead, self._passing(self._qp)
+        for _ in range(_TRIES):
+            self._psn = (seen + lead) & _PSN_MASK
+            self._put(self._ruleset.replace("@psn@", str(self._psn)))
+            now = self._passing(self._qp)
+            # What the rule drops does not come here (net/core/dev.c, __dev_queue_xmit: egress hooks before taps).
+            if 0 < (self._psn - now) & _PSN_MASK < _HALF or self._counter():
+                return
+            # It had passed while the rule was being made: that takes so many packets here.
+            lead = self._ahead + 2 * ((now - seen) & _PSN_MASK)
+            self._take_away()
+            seen = self._passing(self._qp)
+        raise Refused(f"PSNs of QP {self._qp} pass faster than a rule is made: aim farther ahead than {self._ahead}")
+
+    def _put(self, ruleset: str) -> None:
+        self._command(ruleset)
         self._there = True
+
+    def _passing(self, qp: int) -> int:
+        """The PSN of a request to a QP that passes now."""
+        outgoing = self._hook == "egress"
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL)) as tap:
+            tap.bind((self._device, _ETH_P_ALL))
+            deadline = time.monotonic() + _PASSING_S
+            while (left_s := deadline - time.monotonic()) > 0:
+                if not select.select([tap], [], [], left_s)[0]:
+                    break
+                frame, (_, _, kind, *_) = tap.recvfrom(_HEADERS)
+                psn = psn_of(frame, qp) if (kind == socket.PACKET_OUTGOING) is outgoing else None
+                if psn is not None:
+                    return psn
+        raise Refused(f"no request to QP {qp} has passed {self._device} in {_PASSING_S:g} s: does the workload run?")
 
     def off(self) -> None:
         """Take the rule away first, so that the counter is final when it is read, then the table."""
-        if not self._there:
-            return
+        if self._there:
+            self._take_away()
+
+    def _take_away(self) -> None:
         self._command(f"flush chain netdev {self._table} hop")
         self._before += self._counter()
         self._there = False
@@ -95,6 +164,8 @@ class HopActuator:
         """Whether the table is there, owned, and where it is hooked."""
         mine = [table for table in self._tables() if table["name"] == self._table]
         seen: dict[str, Any] = {"applied": bool(mine), "table": self._table}
+        if self._psn is not None:
+            seen["psn"] = self._psn
         if mine:
             flags = mine[0].get("flags", [])
             listed = self._command(f"list chain netdev {self._table} hop")

@@ -247,7 +247,13 @@ def _machine() -> Counts:
         yield "memory.stalled_us", int(file.readline().rpartition("total=")[2])
     yield "clock.stepped", stepped_s()
     yield "disk.full", int(is_full("/var/lib"))
-    yield "processes.stopped", sum(_is_stopped(path) for path in glob.glob("/proc/[0-9]*/stat"))
+    stopped = busy = 0
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        name, state = _process(path)
+        stopped += state == "T"
+        busy += name == "faultbed-hog"
+    yield "processes.stopped", stopped
+    yield "hogs.running", busy
     for folder in glob.glob(f"{_SLICE}/*.service"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             yield from _limits(folder)
@@ -296,9 +302,11 @@ def is_full(path: str) -> bool:
     return seen.f_bfree < seen.f_blocks * _FULL
 
 
-def _is_stopped(path: str) -> bool:
+def _process(path: str) -> tuple[str, str]:
+    """Name and state: "pid (name) state ..." (proc_pid_stat(5)); empty: it is gone."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
+            head, _, rest = file.read().rpartition(")")
+            return head.partition("(")[2], rest.split()[0]
     except OSError:
-        return False
+        return "", ""

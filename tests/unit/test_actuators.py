@@ -17,6 +17,7 @@ from inject.node.actuator import Refused
 from inject.node.background import BackgroundActuator
 from inject.node.cgroup import CgroupActuator
 from inject.node.hog import HogActuator
+from inject.node.hop import HopActuator, psn_of
 from inject.node.memory import MemoryActuator
 from inject.node.process import ProcessActuator
 
@@ -254,3 +255,64 @@ def test_there_is_no_memory_to_take(monkeypatch):
     monkeypatch.setattr(memory, "_stalled_us", lambda: 0)
     with pytest.raises(Refused, match="nothing to take"):
         MemoryActuator(left_mib=1 << 40).prepare()
+
+
+def roce(*, opcode=0x0A, qp=17, psn=5, port=4791, protocol=17):
+    """An Ethernet frame with an IPv4 header of 20 bytes, UDP, and a base transport header."""
+    udp = b"\xc0\x01" + port.to_bytes(2, "big") + bytes(4)
+    bth = bytes([opcode, 0, 0xFF, 0xFF, 0]) + qp.to_bytes(3, "big") + b"\x80" + psn.to_bytes(3, "big")
+    return bytes(12) + b"\x08\x00" + b"\x45" + bytes(8) + bytes([protocol]) + bytes(10) + udp + bth
+
+
+def test_the_psn_of_a_request_is_read_and_nothing_else():
+    """Not of a response, which counts the other way; not of another QP, port, protocol, or a frame cut short."""
+    assert psn_of(roce(psn=0xABCDEF), 17) == 0xABCDEF
+    for other in ({"opcode": 0x11}, {"opcode": 0x10}, {"qp": 18}, {"port": 53}, {"protocol": 6}):
+        assert psn_of(roce(**other), 17) is None
+    assert psn_of(roce()[:-2], 17) is None
+    assert psn_of(bytes(12) + b"\x86\xdd" + bytes(60), 17) is None
+
+
+class Passing(HopActuator):
+    """A hop at which so many packets pass while a rule is made; it hits when the PSN comes after the rule."""
+
+    def __init__(self, pace):
+        super().__init__(netns=None, device="p", hook="egress", table="t", ruleset="drop @qp@ @psn@")
+        self.now, self.pace, self.rules = 1000, pace, []
+
+    def _command(self, text):
+        self.rules.append(text)
+        self.now += self.pace
+        return []
+
+    def _counter(self):
+        return 0
+
+    def _passing(self, _qp):
+        self.now += 1
+        return self.now & 0xFFFFFF
+
+
+@pytest.mark.parametrize(("pace", "ahead", "start"), [(1, 100, 1000), (400, 100, 1000), (400, 100, 0xFFFF00)])
+def test_a_rule_is_aimed_again_until_its_psn_has_not_passed(pace, ahead, start):
+    """However slowly rules are made; also across the wrap of the PSNs."""
+    hop = Passing(pace)
+    hop.now = start
+    hop.aim(qp=17, psn=None, ahead=ahead)
+    hop.on()
+    assert 0 < (hop._psn - hop.now) & 0xFFFFFF < 1 << 23
+    assert hop.rules[-1] == f"drop 17 {hop._psn}"
+    assert len([rule for rule in hop.rules if rule.startswith("drop")]) == (1 if pace == 1 else 2)
+
+
+def test_a_psn_that_cannot_be_caught_up_with_is_told():
+    hop = Passing(20)
+    hop.aim(qp=17, psn=None, ahead=10)
+
+    def slower(_text):
+        hop.pace = hop.pace * 17 // 10
+        hop.now += hop.pace
+
+    hop._command = slower
+    with pytest.raises(Refused, match="aim farther ahead than 10"):
+        hop.on()
