@@ -15,6 +15,7 @@ How each is told:
     congestion     CE marks, placed by the same signatures
     slow-rank      the detector of slow ranks (`harness.slow_ranks`), or the one GPU that counted throttling
     lost-rank      a flight recorder ends before the others' (`harness.stalls`)
+    slow-storage   ranks waited for data or checkpoints much longer than they do in this run
     nothing        none of the above
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from harness.findings import NOTHING, Finding, Place
 from harness.measurements import Measurements
@@ -35,6 +37,8 @@ from traffic.flight import Flight
 
 __all__ = ["attribute", "place_of_link", "place_of_switch"]
 
+_OUTSTANDING, _STORAGE = 5, 0.75
+"""A wait is long from so many times the usual; and how sure that makes us: a host that stands still serves nobody."""
 _FEW = 3
 """Gaps fewer than these may follow from a link that went down."""
 
@@ -49,6 +53,7 @@ def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Findin
         found += _control_plane(blind.topology, deltas)
     found += _packets(blind, deltas, down)
     found += _slow(blind, deltas)
+    found += _storage(blind)
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)
 
 
@@ -204,6 +209,34 @@ def _slow(run: Measurements, deltas: _Deltas) -> list[Finding]:
             node, Finding(cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(said,))
         )
     return list(found.values())
+
+
+def _storage(run: Measurements) -> list[Finding]:
+    host = (run.workload.get("storage") or {}).get("host")
+    steps = [(rank.rank, step) for rank in run.series for step in rank.iterations]
+    if not host or not steps:
+        return []
+    length_ns = float(np.median([step.end_ns - step.start_ns for _, step in steps]))
+    evidence: list[str] = []
+    waited: set[int] = set()
+    for what, waits in (
+        ("the data of an iteration", [(rank, step.ingest_ns) for rank, step in steps if step.ingest_ns]),
+        ("a checkpoint", [(rank, step.checkpoint_ns) for rank, step in steps if step.checkpoint_ns]),
+    ):
+        usual_ns = float(np.median([wait_ns for _, wait_ns in waits])) if waits else 0.0
+        least_ns = max(_OUTSTANDING * usual_ns, length_ns / 2)
+        long = {rank: wait_ns for rank, wait_ns in waits if wait_ns > least_ns}
+        waited |= long.keys()
+        if long:
+            evidence.append(
+                f"{len(long)} ranks waited up to {max(long.values()) / 1e9:.2f} s for {what}, "
+                f"usually {usual_ns / 1e9:.2f} s"
+            )
+    if len(waited) < len(run.series) / 2:
+        return []
+    return [
+        Finding(cause="slow-storage", place="storage", name=host, confidence=_STORAGE, evidence=tuple(evidence)),
+    ]
 
 
 def _only_gpu(topology: Topology, host: str) -> str:

@@ -112,4 +112,5 @@ def _truth(fault: FaultRun, topology: Topology) -> Truth:
         return Truth(place=place, names=frozenset({target.node}), is_network=True)
     host = topology.host_by_name[target.node]
     names = {host.name, *(f"{host.name}:{gpu.name}" for gpu in host.gpus)}
-    return Truth(place="gpu" if target.kind == "gpu" else "rank", names=frozenset(names), is_network=False)
+    place = "gpu" if target.kind == "gpu" else "storage" if fault.plan.kind.startswith("storage.") else "rank"
+    return Truth(place=place, names=frozenset(names), is_network=False)

@@ -17,6 +17,7 @@ Cause = Literal[
     "congestion",
     "slow-rank",
     "lost-rank",
+    "slow-storage",
     "nothing",
 ]
 Place = Literal[
@@ -32,7 +33,7 @@ Place = Literal[
     "not-network",
     "none",
 ]
-"""`rnic`, `storage` and `not-network` (something else, but no switch or link) are in the set for labs that can show
+"""`rnic` and `not-network` (something else, but no switch or link) are in the set for labs that can show
 them; nothing of ours finds them yet. `none`: there is nothing to place."""
 CAUSES: tuple[str, ...] = get_args(Cause)
 PLACES: tuple[str, ...] = get_args(Place)

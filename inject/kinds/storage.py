@@ -21,7 +21,6 @@ _SLOW = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#8a6d3b",
-    tried=(),
 )
 
 _STALL = described(
@@ -35,7 +34,6 @@ _STALL = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#6b4f1d",
-    tried=(),
 )
 
 KINDS = (_SLOW, _STALL)

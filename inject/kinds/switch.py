@@ -74,6 +74,5 @@ KINDS = (
         must_move="packets sent on its neighbours' other uplinks meanwhile",
         must_not_move="rxe send_err, and InNoRoutes of every switch: a drain makes no black hole",
         colour="#9a8c98",
-        tried=(),
     ),
 )

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from labelled_run import Network, campaign, connections
-from synthetic_run import synthetic_run
+from synthetic_run import MS, synthetic_run
 from test_report import finished
 
 from harness import stalls
@@ -18,6 +18,7 @@ from harness.attribution import attribute
 from harness.cli.main import cli
 from harness.confusion import score
 from harness.findings import CAUSES, NOTHING, PLACES
+from harness.measurements import Iteration, RankSeries
 from harness.report import render
 from traffic.flight import Entry, Flight
 
@@ -173,3 +174,35 @@ def test_recordings_come_back_from_the_run_directory_and_onto_the_page(tmp_path)
     page = render(directory.path).read_text(encoding="utf-8")
     assert "iteration 7, step 2: rank 1→2 waited" in page
     assert "lost-rank" in page
+
+
+def fed(*, ingest_ms=5, checkpoint_ms=0, slow_ranks=(), slow_ms=0):
+    """A fault-free run of a job whose storage is host4; some ranks waited once, in iteration 20."""
+    run = Network(3).run().measured(None, "")
+    series = tuple(
+        RankSeries(
+            rank=rank,
+            iterations=tuple(
+                Iteration(
+                    index=index, start_ns=index * 400 * MS, compute_ns=100 * MS, comm_ns=100 * MS, wait_ns=0,
+                    ingest_ns=(slow_ms if rank in slow_ranks and index == 20 else ingest_ms) * MS,
+                    checkpoint_ns=checkpoint_ms * MS if index % 10 == 9 else 0,
+                )
+                for index in range(40)
+            ),
+        )
+        for rank in range(4)
+    )  # fmt: skip
+    return msgspec.structs.replace(run, series=series, workload={**run.workload, "storage": {"host": "host4"}})
+
+
+def test_ranks_that_wait_for_their_data_point_at_storage():
+    (found,) = attribute(fed(slow_ranks=(0, 1, 2, 3), slow_ms=3000))
+    assert (found.cause, found.place, found.name, found.is_network) == ("slow-storage", "storage", "host4", False)
+    assert "4 ranks waited up to 3.00 s for the data of an iteration" in found.evidence[0]
+
+
+def test_waits_that_are_usual_in_a_run_point_at_nobody():
+    """Checkpoints that all ranks wait for each time, and one rank of four that waited once."""
+    assert attribute(fed(checkpoint_ms=2000)) == (NOTHING,)
+    assert attribute(fed(slow_ranks=(2,), slow_ms=3000)) == (NOTHING,)
