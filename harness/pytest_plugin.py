@@ -75,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--repeat", metavar="N", type=int, default=1, help="run every test that takes the lab N times")
     group.addoption(
-        "--reset-each", action="store_true", help="reset the lab before every test, not only for every file"
+        "--reset-each", action="store_true", help="reset the lab before every test, not only after one that failed"
     )
     group.addoption(
         "--quarantine",
@@ -219,20 +219,21 @@ def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
 
 @dataclass(kw_only=True)
 class _Keeper:
-    """The session's lab between tests: open, with what it looked like when it was last put back into its snapshot."""
+    """The session's lab between tests: open, with what it looked like when it was last put back into its snapshot.
+
+    Every test ends with a look at the lab, against the same baseline: while nothing is found, nothing is put back.
+    """
 
     lab: Lab
     baseline: fingerprint.Fingerprint | None = None
-    module: str = ""
 
-    def into_known_state(self, module: str, *, always: bool) -> fingerprint.Fingerprint:
-        """Reset where that is due: for the first test of a file, after a test that failed, or always when asked to."""
-        if self.baseline is None or self.module != module or always:
+    def into_known_state(self, *, always: bool) -> fingerprint.Fingerprint:
+        """Reset where that is due: for the first test, after a test that failed, or always when asked to."""
+        if self.baseline is None or always:
             if self.lab.kind == "soft":
                 lifecycle.reset(self.lab.inventory_model, lambda _: None)
             self.lab.forget_connections()
             self.baseline = fingerprint.capture(self.lab)
-            self.module = module
         return self.baseline
 
     def distrust(self) -> None:
@@ -249,7 +250,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     if _KEEPER not in config.stash:
         config.stash[_KEEPER] = _Keeper(lab=open_lab(inventory))
     keeper = config.stash[_KEEPER]
-    before = keeper.into_known_state(str(request.path), always=config.getoption("--reset-each"))
+    before = keeper.into_known_state(always=config.getoption("--reset-each"))
     failed_before = request.session.testsfailed
     yield keeper.lab
     left = fingerprint.settle(keeper.lab, before)
@@ -351,12 +352,21 @@ class ExperimentItem(pytest.Item):
         except Unsupported as reason:
             pytest.skip(str(reason))
         _bring_up(self.config)
-        if _KEEPER in self.config.stash:
-            self.config.stash[_KEEPER].distrust()
         out = Path(self.config.getoption("--runs"))
         guard = _hold(self.config).refresh
-        finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
+        keeper = self.config.stash.get(_KEEPER, None)
+        try:
+            finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
+        except BaseException:
+            if keeper is not None:
+                keeper.distrust()
+            raise
         verdict = finished.verdict
+        if keeper is not None:
+            # The run has put the lab back more than once: machines have been started anew.
+            keeper.lab.forget_connections()
+            if verdict.lab_state != "CLEAN":
+                keeper.distrust()
         self.user_properties.append(("verdict", str(verdict.verdict)))
         self.user_properties.append(("report", str(finished.report)))
         for check in verdict.checks:

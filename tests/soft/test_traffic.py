@@ -1,7 +1,4 @@
-"""Traffic over real queue pairs: collectives by every algorithm, ranks that go away, a job, flows of every kind.
-
-In one file, for a file begins with a reset of the lab.
-"""
+"""Traffic over real queue pairs: collectives by every algorithm, ranks that go away, a job, flows of every kind."""
 
 import time
 from pathlib import Path
