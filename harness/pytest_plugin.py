@@ -1,8 +1,8 @@
 """faultbed in pytest: `--lab`, the fixtures `lab`, `traffic` and `inject`, and experiments as test items.
 
 * Every test that takes `lab` starts with the fingerprint of the lab's snapshot and must leave it so: a difference is an
-  error of that test. The lab is reset for the first test of each file and after each failure, or for every test with
-  `--reset-each`.
+  error of that test. The lab is reset for the first test and after each failure, or for every test with `--reset-each`.
+* Tests that need no lab come first; a soft lab that is down comes up meanwhile.
 * Every `*.toml` file under a folder named `experiments` is an item: PASS passes, FAIL fails, and so do INCONCLUSIVE and
   ERROR, because neither shows anything. An experiment that the lab is too small for is skipped, with the reason.
 * Receipts and checks go to JUnit properties.
@@ -26,6 +26,7 @@ import pytest
 from harness import experiment as experiment_module
 from harness import quarantine
 from harness import run as run_module
+from harness.ahead import Ahead
 from harness.needs import parse_need, unmet
 from harness.verdict import Verdict
 from inject.injector import Injector, Mutation, Prepared
@@ -53,6 +54,7 @@ _INVENTORY = pytest.StashKey[Inventory]()
 _HOLDING = pytest.StashKey[tuple[contextlib.ExitStack, Holding]]()
 _EXPIRED = pytest.StashKey[quarantine.Entry]()
 _STARTED_HERE = pytest.StashKey[bool]()
+_AHEAD = pytest.StashKey[Ahead]()
 _UP_FAILED = pytest.StashKey[FaultbedError]()
 _HOLD_S = 1800.0
 """How long the session's reservation outlives its last test's start: two of the longest tests."""
@@ -118,10 +120,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             else:
                 reason = f"quarantine until {entry.until}: {entry.why}"
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
+    items.sort(key=_takes_lab)  # keeps the order otherwise
     collected = {item.nodeid.partition("::")[0] for item in items}
     gone = [x.test for x in entries if x.test not in seen and x.test.partition("::")[0] in collected]
     if gone and not config.getoption("keyword") and not any("::" in argument for argument in config.args):
         raise pytest.UsageError(f"{path}: no such test: {', '.join(gone)}; remove the entry or correct its name")
+
+
+def _takes_lab(item: pytest.Item) -> bool:
+    return isinstance(item, ExperimentItem) or "lab" in getattr(item, "fixturenames", ())
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A soft lab that will be needed later, and not at once, comes up from now on."""
+    config, needs = session.config, [_takes_lab(item) for item in session.items]
+    if config.option.collectonly or not any(needs) or needs[0]:
+        return
+    with contextlib.suppress(FaultbedError):  # the first test that needs the lab will tell
+        if _inventory(config).kind == "soft":
+            _hold(config)
+            if ahead := Ahead.start(_inventory(config)):
+                config.stash[_AHEAD] = ahead
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -146,6 +165,9 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Leave the lab as it was found: a lab that this session brought up goes down again."""
+    if _AHEAD in session.config.stash:
+        session.config.stash[_AHEAD].stop()
+        session.config.stash[_STARTED_HERE] = True
     if _KEEPER in session.config.stash:
         session.config.stash[_KEEPER].lab.close()
     if session.config.stash.get(_STARTED_HERE, False):
@@ -193,6 +215,9 @@ def _bring_up(config: pytest.Config) -> Inventory:
             # What failed once would fail again for every test, minutes each.
             raise config.stash[_UP_FAILED]
         try:
+            if _AHEAD in config.stash:
+                config.stash[_STARTED_HERE] = config.stash[_AHEAD].wait(tell)
+                del config.stash[_AHEAD]
             how = lifecycle.up(inventory, tell)
         except FaultbedError as error:
             config.stash[_UP_FAILED] = error

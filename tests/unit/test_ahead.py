@@ -1,0 +1,47 @@
+"""A lab that comes up while other tests run: it is waited for, told of, and ended with its session."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from harness import ahead
+from harness.ahead import Ahead
+from testbed.softlab import lifecycle
+
+INVENTORY = SimpleNamespace(path="soft.yml")
+
+
+def test_it_is_waited_for_and_what_it_said_is_told(monkeypatch):
+    monkeypatch.setattr(ahead, "_COMMAND", "import sys; print(*sys.argv[1:])")
+    told = []
+    assert Ahead(INVENTORY).wait(told.append) is True
+    assert told[-1] == "--lab soft.yml up"
+
+
+def test_one_that_fails_is_no_lab(monkeypatch):
+    monkeypatch.setattr(ahead, "_COMMAND", "raise SystemExit(3)")
+    assert Ahead(INVENTORY).wait(lambda _: None) is False
+
+
+def test_it_ends_with_its_session(monkeypatch):
+    monkeypatch.setattr(ahead, "_COMMAND", "import time; time.sleep(600)")
+    one = Ahead(INVENTORY)
+    began = time.monotonic()
+    one.stop()
+    assert one._process.returncode is not None
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("state", "starts"), [("down", True), ("down, snapshot kept", True), ("up", False), ("broken", False)]
+)
+def test_only_a_lab_that_is_down_is_brought_up(monkeypatch, state, starts):
+    monkeypatch.setattr(ahead, "_COMMAND", "")
+    monkeypatch.setattr(lifecycle, "status", lambda _: SimpleNamespace(state=state))
+    one = Ahead.start(INVENTORY)
+    assert (one is not None) is starts
+    if one is not None:
+        one.stop()
