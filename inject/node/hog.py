@@ -20,13 +20,13 @@ __all__ = ["NAME", "HogActuator", "main"]
 MODULE = "inject.node.hog"
 NAME = "faultbed-hog"
 SLICE_S = 0.01
-_START_S = 5.0
 
 
 class HogActuator:
     """Starts `count` processes, busy for `share` of the time: in `cgroup`, or, `realtime`, ahead of all others."""
 
     poll_s = None
+    patience_s = 15.0
 
     def __init__(self, *, count: int, share: float, cgroup: str | None = None, realtime: bool = False) -> None:
         self._count, self._share, self._cgroup, self._realtime = count, share, cgroup, realtime
@@ -61,10 +61,10 @@ class HogActuator:
             if self._cgroup is not None:
                 with open(f"{self._cgroup}/cgroup.procs", "w", encoding="ascii") as procs:  # noqa: PTH123
                     procs.write(str(hog.pid))
-        # A command line can be read a moment after exec (fs/binfmt_elf.c, create_elf_tables).
-        deadline = time.monotonic() + _START_S
-        while len(_hogs()) < self._count and time.monotonic() < deadline:
-            time.sleep(0.005)
+        # Busy from when they have their name: an interpreter takes its time among those whom it robs.
+        deadline = time.monotonic() + self.patience_s
+        while sum(_name(hog.pid) == NAME for hog in self._hogs) < self._count and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def off(self) -> None:
         """End them."""
@@ -93,6 +93,14 @@ def _members(cgroup: str) -> set[int]:
             return {int(line) for line in procs}
     except OSError:
         return set()
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="ascii") as comm:  # noqa: PTH123 - start-up time
+            return comm.read().strip()
+    except OSError:
+        return ""
 
 
 def _hogs() -> set[int]:

@@ -64,7 +64,7 @@ _AHEAD_S = _ahead_s()
 """When the watcher began."""
 
 _FULL = 0.002
-"""Share of a file system that is left when it counts as full: file systems keep some for themselves."""
+"""Share of a file system that is left for its users when it counts as full."""
 
 _SLICE = "/sys/fs/cgroup/faultbed.slice"
 
@@ -297,9 +297,9 @@ def cpu_waits(text: str) -> Counts:
 
 
 def is_full(path: str) -> bool:
-    """Whether hardly anything is left of the file system of `path`, root's reserve included."""
+    """Whether hardly anything is left of the file system of `path` for anybody but root and the system itself."""
     seen = os.statvfs(path)
-    return seen.f_bfree < seen.f_blocks * _FULL
+    return seen.f_bavail < seen.f_blocks * _FULL
 
 
 def _process(path: str) -> tuple[str, str]:
