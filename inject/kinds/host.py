@@ -89,7 +89,6 @@ _CLOCK = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#5f0f40",
-    tried=(),
 )
 
 _DISK = described(
@@ -103,7 +102,6 @@ _DISK = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#997b66",
-    tried=(),
 )
 
 KINDS = (_FREEZE, _STEAL, _MEMORY, _CLOCK, _DISK, _KILL, _HANG)
