@@ -114,9 +114,9 @@ class Latency:
 class FlowResult:
     """A flow that is over. `goodput_bps` counts acknowledged payload from the start to the last completion.
 
-    `sent` are the messages that the sender was done with. Over RC they have arrived; otherwise `messages`,
-    `size_bytes`, `goodput_bps` and `totals` are of what came. `messages` are whole ones, also where they were split.
-    `last_value` is what the last atomic found before it added 1.
+    `sent` are the messages that the sender was done with, `sent_totals` by QP. Over RC they have arrived; otherwise
+    `messages`, `size_bytes`, `goodput_bps` and `totals` are of what came. `messages` are whole ones, also where they
+    were split. `last_value` is what the last atomic found before it added 1.
     """
 
     spec: FlowSpec
@@ -130,6 +130,7 @@ class FlowResult:
     latency: Latency | None
     last_value: int | None
     totals: tuple[QpTotal, ...]
+    sent_totals: tuple[QpTotal, ...]
     samples: tuple[Sample, ...]
     connections: tuple[Connection, ...]
     qp_errors: tuple[QpError, ...]
@@ -382,10 +383,7 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
     else:
         window = Window(start_ns=done["start_ns"], end_ns=done["end_ns"])
         size = sum(item["messages"] for item in done["totals"]) * part_bytes
-    totals = tuple(
-        QpTotal(connection=item["conn"], messages=item["messages"], size_bytes=item["messages"] * part_bytes)
-        for item in done.get("totals", ())
-    )
+    totals = _totals(done, part_bytes)
     counts = [total.messages for total in totals] or [0]
     return FlowResult(
         spec=spec,
@@ -399,11 +397,19 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         latency=_latency(done.get("latencies_ns") or ()),
         last_value=done.get("last_value"),
         totals=totals,
+        sent_totals=_totals(sent, part_bytes),
         samples=samples,
         connections=tuple(item for item in running.connections if item.index in own),
         qp_errors=tuple(item for item in running.qp_errors if item.connection in own),
         rebuilds=tuple(item for item in running.rebuilds if item.connection in own),
         clock_error_ns=running.clock_error_ns,
+    )
+
+
+def _totals(done: Mapping[str, Any], part_bytes: int) -> tuple[QpTotal, ...]:
+    return tuple(
+        QpTotal(connection=item["conn"], messages=item["messages"], size_bytes=item["messages"] * part_bytes)
+        for item in done.get("totals", ())
     )
 
 

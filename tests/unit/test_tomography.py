@@ -1,0 +1,94 @@
+"""Where probes are lost is found from which of them arrive, on made-up fabrics; nothing lost, nobody named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from testbed import inventory
+from testbed.errors import UsageError
+from testbed.shipped import inventories
+from traffic import probe
+from traffic.probe import ProbeSpec
+from traffic.tomography import BACKGROUND, Probes, links_of, locate
+
+SOFT = inventory.load(inventories() / "soft.yml").topology
+MINI = inventory.load(inventories() / "soft-mini.yml").topology
+RACK = {host.name: host.rack for host in SOFT.hosts}
+TOR = {host.name: SOFT.rnic_link(host.name, host.rnics[0].name).a.node for host in SOFT.hosts}
+
+
+def sent(*, place=(), share=0.0, seed=1, count=200, background=0.0005):
+    """Probes of `faultbed probe` on the default lab, four queue pairs each, of which a place loses a share."""
+    rng, found = np.random.default_rng(seed), []
+    for src, dst in probe.pairs(SOFT):
+        one, two = (TOR[end.partition(":")[0]] for end in (src, dst))
+        for _ in range(4):
+            middle = (one,) if one == two else (one, str(rng.choice(["ctsw1", "ctsw2"])), two)
+            path = (src, *middle, dst)
+            hurt = place in Probes(path=path, sent=1, lost=0).places
+            lost = int(rng.binomial(count, 1 - (1 - background) * (1 - share * hurt)))
+            found.append(Probes(path=path, sent=count, lost=lost))
+    return found
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "place",
+    [("rtsw1", "ctsw1"), ("ctsw2", "rtsw1"), ("host3:rxe1", "rtsw2"), ("rtsw1", "host1:rxe0"), ("ctsw1",), ("host2",)],
+)
+def test_the_place_that_loses_is_named_with_its_direction(place, share):
+    (found,) = locate(sent(place=place, share=share))
+    assert place in (found.place, *found.alike)
+    # Between two racks, what goes up to a spine comes down to the other one.
+    assert len(found.alike) <= 1
+    assert found.lost / found.sent == pytest.approx(share, abs=0.05)
+
+
+def test_two_places_are_two_suspects():
+    first = sent(place=("rtsw1", "ctsw1"), share=0.2, seed=3)
+    second = sent(place=("rtsw2", "host4:rxe1"), share=0.1, seed=3)
+    both = [Probes(path=a.path, sent=a.sent, lost=max(a.lost, b.lost)) for a, b in zip(first, second, strict=True)]
+    named = [{one.place, *one.alike} for one in locate(both)]
+    assert len(named) == 2
+    assert any(("rtsw1", "ctsw1") in one for one in named)
+    assert any(("rtsw2", "host4:rxe1") in one for one in named)
+
+
+def test_a_healthy_fabric_has_no_suspect():
+    """In 80 made-up runs, with as many losses as a busy lab may have."""
+    assert [seed for seed in range(80) if locate(sent(seed=seed, background=BACKGROUND))] == []
+
+
+def test_nothing_was_sent_nothing_is_known():
+    assert locate([]) == ()
+    assert locate([Probes(path=("a", "b"), sent=0, lost=0)]) == ()
+
+
+def test_links_add_up_what_crosses_them():
+    ways = [Probes(path=("a", "s", "b"), sent=10, lost=1), Probes(path=("a", "s", "c"), sent=5, lost=0)]
+    assert links_of(ways) == {("a", "s"): (15, 1), ("s", "b"): (10, 1), ("s", "c"): (5, 0)}
+
+
+@pytest.mark.parametrize("topology", [SOFT, MINI])
+def test_every_rnic_sends_and_is_sent_to_in_every_rack(topology):
+    chosen = probe.pairs(topology)
+    rnics = {f"{host.name}:{rnic.name}" for host in topology.hosts for rnic in host.rnics}
+    racks = {host.rack for host in topology.hosts}
+    assert {src for src, _ in chosen} == {dst for _, dst in chosen} == rnics
+    assert len(chosen) == len(rnics) * len(racks)
+    assert all(src.partition(":")[0] != dst.partition(":")[0] for src, dst in chosen)
+
+
+def test_what_no_probe_took_is_told():
+    only = (Probes(path=("host1:rxe0", "rtsw1", "host2:rxe0"), sent=1, lost=0),)
+    left = probe.uncovered(SOFT, only)
+    assert "rtsw1 -> ctsw1" in left
+    assert "host1:rxe0 -> rtsw1" not in left
+    assert "rtsw1 -> host1:rxe0" in left
+
+
+@pytest.mark.parametrize("spec", [ProbeSpec(duration_s=0), ProbeSpec(per_s=0), ProbeSpec(qps=0)])
+def test_probes_without_time_rate_or_queue_pairs_are_refused(spec):
+    with pytest.raises(UsageError):
+        probe.check(spec)

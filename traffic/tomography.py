@@ -1,0 +1,116 @@
+"""Where probes are lost, from which of them arrive: the place that explains most, then the next one. Pure.
+
+Every probe goes one way only (datagrams, nothing is acknowledged), on a path that is known. A place is a directed link,
+or a node. If it loses a share of what crosses it, the likelihood of what was seen is highest when that place is it:
+
+    gain = log L(its probes | the share they lost) - log L(its probes | background)
+
+so that paths through it that arrive speak against it, and lossy paths elsewhere do not speak for it. The best place is
+taken, its probes are taken out, and so on while the gain is more than chance would give (compare Duffield 2006,
+"Network tomography of binary network performance characteristics").
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Probes", "Suspect", "links_of", "locate"]
+
+BACKGROUND = 0.002
+"""Share of probes that a healthy fabric of a busy lab may lose."""
+
+LEAST_GAIN = 12.0
+"""Of log-likelihood: by chance alone such a gain comes about once in 160,000 (exp -12)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """Probes that went one way: the nodes that they cross, RNICs (`host1:rxe0`) at both ends; sent, and lost."""
+
+    path: tuple[str, ...]
+    sent: int
+    lost: int
+
+    @property
+    def places(self) -> frozenset[tuple[str, ...]]:
+        """Directed links, then nodes; a host is a node of its own, whatever the RNIC."""
+        nodes = {(node,) for node in self.path} | {(end.partition(":")[0],) for end in (self.path[0], self.path[-1])}
+        return frozenset(itertools.pairwise(self.path)) | nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A place that loses: a link (near end, far end; data goes that way) or a node; and what crossed it meanwhile.
+
+    `alike` are places that the same probes cross: none of them can tell these apart. Between two racks, what goes up to
+    a spine from the one comes down to the other.
+    """
+
+    place: tuple[str, ...]
+    sent: int
+    lost: int
+    gain: float
+    alike: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`rtsw1 -> ctsw1`, or `host3`; then those that are alike."""
+        return tuple(" -> ".join(place) for place in (self.place, *self.alike))
+
+
+def links_of(probes: Sequence[Probes]) -> dict[tuple[str, str], tuple[int, int]]:
+    """By directed link: sent and lost of all probes that cross it."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for one in probes:
+        for link in itertools.pairwise(one.path):
+            sent, lost = found.get(link, (0, 0))
+            found[link] = sent + one.sent, lost + one.lost
+    return found
+
+
+def locate(probes: Sequence[Probes]) -> tuple[Suspect, ...]:
+    """Places that lose, the most telling first; nothing: no more is lost than anywhere."""
+    left, found = [one for one in probes if one.sent], []
+    while best := _best(left):
+        found.append(best)
+        left = [one for one in left if best.place not in one.places]
+    return tuple(found)
+
+
+def _best(probes: Sequence[Probes]) -> Suspect | None:
+    crossing: dict[tuple[str, ...], list[int]] = {}
+    for number, one in enumerate(probes):
+        for place in one.places:
+            crossing.setdefault(place, []).append(number)
+    alike: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
+    for place, numbers in crossing.items():
+        alike.setdefault(tuple(numbers), []).append(place)
+    found = None
+    for those_numbers, places in alike.items():
+        those = [probes[number] for number in those_numbers]
+        gain = _gain(those)
+        if gain > (found.gain if found else LEAST_GAIN):
+            # Links before nodes: they say more.
+            place, *others = sorted(places, key=lambda place: (-len(place), place))
+            sent, lost = sum(one.sent for one in those), sum(one.lost for one in those)
+            found = Suspect(place=place, sent=sent, lost=lost, gain=gain, alike=tuple(others))
+    return found
+
+
+def _gain(those: Sequence[Probes]) -> float:
+    sent, lost = sum(one.sent for one in those), sum(one.lost for one in those)
+    share = lost / sent
+    if share <= BACKGROUND:
+        return 0.0
+    return sum(_likelihood(one, share) - _likelihood(one, BACKGROUND) for one in those)
+
+
+def _likelihood(one: Probes, share: float) -> float:
+    arrived = one.sent - one.lost
+    missing = one.lost * math.log(share) if one.lost else 0.0
+    if not arrived:
+        return missing
+    return missing + (arrived * math.log1p(-share) if share < 1 else -math.inf)
