@@ -190,6 +190,15 @@ def test_a_socket_that_is_bound_does_not_listen_yet(tmp_path):
         assert vm._listens(path)
 
 
+@pytest.fixture
+def heard():
+    """SIGINT as in a terminal, whatever this session was started by: jobs in the background are to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_a_second_ctrl_c_does_not_end_the_clean_up():
     """It did: half of the VMs stayed, with a lab that nobody had written down as broken."""
     done = []
