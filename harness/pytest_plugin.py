@@ -16,7 +16,7 @@ import contextlib
 import datetime as dt
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from harness import quarantine
 from harness import run as run_module
 from harness.ahead import Ahead
 from harness.needs import parse_need, unmet
+from harness.told import told
 from harness.verdict import Verdict
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
@@ -54,6 +55,7 @@ _INVENTORY = pytest.StashKey[Inventory]()
 _HOLDING = pytest.StashKey[tuple[contextlib.ExitStack, Holding]]()
 _EXPIRED = pytest.StashKey[quarantine.Entry]()
 _STARTED_HERE = pytest.StashKey[bool]()
+_TRAFFIC = pytest.StashKey[list[Running[Any]]]()
 _AHEAD = pytest.StashKey[Ahead]()
 _UP_FAILED = pytest.StashKey[FaultbedError]()
 _HOLD_S = 1800.0
@@ -310,10 +312,20 @@ class Traffic:
         return running
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed tells what its workloads have done."""
+    report = yield
+    if report.when == "call" and report.failed:
+        report.sections += [("traffic", told(one)) for one in item.stash.get(_TRAFFIC, ())]
+    return report
+
+
 @pytest.fixture
-def traffic(lab: Lab) -> Iterator[Traffic]:
+def traffic(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
     """Workloads on the lab."""
     running: list[Running[Any]] = []
+    request.node.stash[_TRAFFIC] = running
     yield Traffic(lab=lab, _running=running)
     for one in running:
         if not one.is_over:

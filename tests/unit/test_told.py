@@ -1,0 +1,62 @@
+"""A test that failed says what its workload has done: outcome, the longest iterations, lost queue pairs, who waits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from harness.told import told
+from traffic.engine import Event
+from traffic.results import QpError
+
+S = 1_000_000_000
+
+
+def iteration(rank, index, start_s, length_s, **parts):
+    message = {"event": "iteration", "task": f"rank{rank}", "index": index, "start_ns": int(start_s * S)}
+    message |= {"end_ns": int((start_s + length_s) * S)} | {f"{name}_ns": int(s * S) for name, s in parts.items()}
+    return Event(host=f"host{rank}", message=message)
+
+
+def running(*, over, events=(), errors=(), failure=None):
+    flight = SimpleNamespace(rank=1, endpoint="host2:rxe0", standing="iteration 7, compute")
+    return SimpleNamespace(
+        plan=SimpleNamespace(what="ring of 2"),
+        is_over=over,
+        outcome="failed" if failure else "completed",
+        failure=failure,
+        started_ns=0,
+        events=list(events),
+        qp_errors=errors,
+        rebuilds=(),
+        dump=lambda: {"rank1": flight},
+    )
+
+
+def test_the_longest_iterations_are_told_with_where_each_rank_spent_them():
+    events = [iteration(rank, index, index, 0.5, compute=0.2, comm=0.1) for rank in (0, 1) for index in range(6)]
+    events += [iteration(0, 6, 6, 30, compute=0.2, wait=29.5), iteration(1, 6, 6, 30, compute=29.8)]
+    text = told(running(over=True, events=events))
+    assert text.splitlines()[0] == "ring of 2: completed"
+    assert "7 iterations; the longest:" in text
+    assert "6, at 6.0 s, 30.00 s: rank0 compute 0.20, wait 29.50 s; rank1 compute 29.80 s" in text
+    assert "who" not in text
+
+
+def test_what_was_lost_and_who_still_waits_are_told():
+    error = QpError(
+        time_ns=2 * S,
+        connection=0,
+        endpoint="host1:rxe0",
+        peer="host2:rxe0",
+        qpn=17,
+        status="RETRY_EXC_ERR",
+        generation=0,
+    )
+    text = told(running(over=False, errors=(error,)))
+    assert "QP lost at 2.0 s: host1:rxe0 to host2:rxe0, RETRY_EXC_ERR" in text
+    assert "rank 1 on host2:rxe0: iteration 7, compute" in text
+    assert "not over" in text
+
+
+def test_a_workload_that_failed_says_why():
+    assert told(running(over=True, failure="host3: gone")).startswith("ring of 2: failed, host3: gone")
