@@ -21,7 +21,17 @@ from testbed.onnode import netns
 from testbed.onnode.counts import is_full, stepped_s
 from testbed.onnode.netlink import Netlink, attributes
 
-__all__ = ["Facts", "gathered", "link_fact", "link_news", "look", "network_facts", "nexthop_fact", "route_facts"]
+__all__ = [
+    "Facts",
+    "gathered",
+    "link_fact",
+    "link_news",
+    "look",
+    "network_facts",
+    "nexthop_fact",
+    "program_of",
+    "route_facts",
+]
 
 Facts = Iterator[tuple[str, str]]
 """Subject and text, such as `("link be0", "LOWER_UP UP mtu 4200 qdisc pfifo 52:54:...")`."""
@@ -34,6 +44,7 @@ SYSCTLS = (
     "net.ipv4.tcp_congestion_control",
 )
 DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
+_OURS = ("traffic.", "inject.", "testbed.")
 UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "faultbed-*")
 
 _ROUTE, _NETFILTER = 0, 12
@@ -213,16 +224,30 @@ def _machine_facts() -> Facts:
     yield "clock", f"set by {stepped_s()} s" if stepped_s() else "not set since it is watched"
     yield "disk", "full" if is_full("/var/lib") else "not full"
     running, stopped = dict.fromkeys(DAEMONS, 0), dict.fromkeys(DAEMONS, 0)
+    programs: dict[str, int] = {}
     for process in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # "pid (name) state ...": proc_pid_stat(5)
             name, _, rest = process.read_text().partition("(")[2].rpartition(")")
             if name in running:
                 (stopped if rest.split()[0] == "T" else running)[name] += 1
+            elif name.startswith("python") and (program := program_of(process.with_name("cmdline").read_bytes())):
+                programs[program] = programs.get(program, 0) + 1
+    for program, count in programs.items():
+        yield f"program {program}", f"{count} running"
     for name, count in running.items():
         yield f"daemon {name}", f"{count} running" + (f", {stopped[name]} stopped" if stopped[name] else "")
     for group in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cgroup.procs")):
         yield f"processes {group.parent.name}", str(len(group.read_text().split()))
+
+
+def program_of(command: bytes) -> str | None:
+    """What of ours a Python process runs: a module, or text (`-c`); None: it is not ours, or watches."""
+    words = [word.decode(errors="replace") for word in command.split(b"\0")]
+    if "-c" in words[:4]:
+        return "-c"
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    return module if module.startswith(_OURS) and module != "testbed.onnode.watch" else None
 
 
 def _units(listing: subprocess.Popen[str] | None) -> Facts:

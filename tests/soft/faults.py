@@ -17,10 +17,10 @@ from traffic.flow import FlowSpec
 KINDS = ("uplink", "rnic", "drop", "throttle")
 
 _GPU_WORK = """
-import json, socket, sys
+import json, select, socket, sys
 s = socket.socket(socket.AF_UNIX); s.connect("/run/faultbed/gpu0.sock"); f = s.makefile("rb")
 print(json.dumps({"event": "working"}), flush=True)
-while True:
+while not select.select([sys.stdin], [], [], 0)[0]:  # until its channel is closed: a GPU serves one at a time
     s.sendall(b'{"units": 20}\\n'); f.readline()
 """
 

@@ -100,3 +100,16 @@ def test_a_look_tells_what_this_machine_is_like():
         if (device / "mtu").exists():
             assert f"mtu {(device / 'mtu').read_text().strip()} " in here[f"link {device.name}"]
     assert here["sysctl net.ipv4.ip_forward"] in ("0", "1")
+
+
+def test_programs_of_ours_are_told_by_their_module_and_a_watcher_is_none():
+    """One that stays behind is seen: a script that held a GPU once made a later job stand still for a minute."""
+    for command, program in (
+        ("python3 -m traffic.node.engine", "traffic.node.engine"),
+        ("/usr/bin/python3 -m inject.node.hog 0.5 17", "inject.node.hog"),
+        ("python3 -c import time", "-c"),
+        ("python3 -m testbed.onnode.watch", None),
+        ("python3 -m http.server", None),
+        ("python3 /usr/lib/frr/frr-reload.py -m", None),
+    ):
+        assert state.program_of(command.replace(" ", "\0").encode() + b"\0") == program
