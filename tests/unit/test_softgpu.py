@@ -56,3 +56,11 @@ def test_a_client_that_goes_in_the_middle_is_survived(gpu):
         client.sendall(b'{"units": 500}\n{"units": 500}\n')
     with connect(gpu) as client:
         assert ask(client, '{"units": 1}')["units"] == 1
+
+
+def test_clients_share_it_in_turn(gpu):
+    """Two ranks of one host once waited for each other for ever: the GPU belonged to whoever came first."""
+    with connect(gpu) as one, connect(gpu) as two:
+        for _ in range(3):
+            assert ask(one, '{"units": 1}')["units"] == 1
+            assert ask(two, '{"units": 2}')["units"] == 2

@@ -3,8 +3,8 @@
     python3 -m traffic.node.softgpu /run/faultbed/gpu0.sock
 
 A client connects and sends lines `{"units": K}`; the answer to each is `{"ns": elapsed, "units": K}` after K numpy
-matrix products of 96 x 96 fp32. One client at a time; when it goes, the next one is served. An unreadable request is
-answered with `{"error": ...}`. Ends on SIGTERM, leaving no socket behind.
+matrix products of 96 x 96 fp32. Several clients share it as kernels share a GPU without MPS: one request at a time, in
+turn. An unreadable request is answered with `{"error": ...}`. Ends on SIGTERM, leaving no socket behind.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -43,25 +44,39 @@ def _answer(line: bytes, matrices: tuple[Any, ...]) -> dict[str, Any]:
     return {"ns": _compute(units, *matrices), "units": units}
 
 
-def _serve_client(client: socket.socket, matrices: tuple[Any, ...]) -> None:
-    with client, client.makefile("rb") as lines:
-        for line in lines:
+def _serve_client(client: socket.socket, waiting: dict[socket.socket, bytes], matrices: tuple[Any, ...]) -> bool:
+    """The next request of a client that has sent something; False: it has gone."""
+    try:
+        data = client.recv(4096)
+        if not data:
+            return False
+        waiting[client] += data
+        while b"\n" in waiting[client]:
+            line, _, waiting[client] = waiting[client].partition(b"\n")
             client.sendall(json.dumps(_answer(line, matrices)).encode() + b"\n")
+    except OSError:  # it went in the middle of an answer
+        return False
+    return True
 
 
 def serve(path: str) -> None:
-    """Serve clients on the unix socket `path`, one after the other, for ever."""
+    """Serve clients on the unix socket `path`, in turn, for ever."""
     matrices = tuple(np.full((SIDE, SIDE), value, dtype=np.float32) for value in (1.0, 1.0 / SIDE, 0.0))
     _compute(1, *matrices)  # the first product pays for what BLAS sets up
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+    waiting: dict[socket.socket, bytes] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
-        listener.listen(4)
+        listener.listen(16)
         while True:
-            client, _ = listener.accept()
-            with contextlib.suppress(OSError):  # a client that goes in the middle of an answer
-                _serve_client(client, matrices)
+            ready, _, _ = select.select([listener, *waiting], [], [])
+            for one in ready:
+                if one is listener:
+                    waiting[listener.accept()[0]] = b""
+                elif not _serve_client(one, waiting, matrices):
+                    del waiting[one]
+                    one.close()
 
 
 def main() -> None:
