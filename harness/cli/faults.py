@@ -60,7 +60,7 @@ def faults(session: Session, *, kind: str | None, as_json: bool) -> None:
 @click.option("--for", "duration", required=True, metavar="TIME", help="How long: 500ms, 5s, 2m.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the kind; repeatable.")
 @click.option("--qp", help="packet.drop: the destination QP (short for --set qp=…).")
-@click.option("--psn", help="packet.drop: the PSN, absolute or +N from the next expected one (short for --set psn=…).")
+@click.option("--psn", help="packet.drop: the PSN, absolute or +N ahead of what passes (short for --set psn=…).")
 @click.option("--plan", "only_plan", is_flag=True, help="Print every command and its revert, and do nothing.")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Where intents are written down first."
