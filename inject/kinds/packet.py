@@ -10,7 +10,9 @@ __all__ = ["FILTERS", "KINDS"]
 FILTERS = (
     Param(name="share", type="number", unit="", summary="share of packets, at random", low=0.000001, high=1),
     Param(name="every", type="integer", unit="", summary="every n-th packet", low=1, high=1_000_000_000),
-    Param(name="psn", type="psn", unit="", summary="this packet once; +N counts from the next expected one"),
+    Param(
+        name="psn", type="psn", unit="", summary="this packet once; +N: at least so far ahead of what passes the hop"
+    ),
     Param(
         name="round",
         type="integer",
