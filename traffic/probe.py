@@ -93,7 +93,7 @@ def uncovered(topology: Topology, probes: tuple[Probes, ...]) -> tuple[str, ...]
     for link in topology.links:
         far = link.b.node if link.rnic is None else f"{link.b.node}:{link.rnic}"
         wanted += [(link.a.node, far), (far, link.a.node)]
-    return tuple(f"{near} -> {far}" for near, far in wanted if (near, far) not in seen)
+    return tuple(f"{near} -> {far}" for near, far in wanted if not seen.get((near, far), (0, 0))[0])
 
 
 def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResult:
@@ -115,6 +115,7 @@ def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResu
             transport="ud",
             message_bytes=spec.size_bytes,
             qps=spec.qps,
+            spread="round-robin",
             rate_bps=spec.per_s * spec.qps * spec.size_bytes * 8,
             duration_s=spec.duration_s,
             qp=spec.qp,

@@ -80,3 +80,17 @@ def test_no_more_chains_are_under_way_than_a_receiver_grants(senders, admit, mes
         assert sent == [messages] * senders
     else:
         assert max(sent) - min(sent) <= 8, "everybody has a turn after every turn"
+
+
+def test_queue_pairs_that_share_a_pace_send_alike(monkeypatch):
+    """The first one had it all: probes on the others never left."""
+    node, fabric = modules(monkeypatch), Fabric(random.Random(7))
+    spec = flow.FlowSpec(src="host1", dst="host2", message_bytes=512, qps=4, rate_bps=512 * 8 * 400, duration_s=0.5)
+    told = flow.engine_spec(spec)
+    fabric.tasks["tx"] = node.flow.FlowSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
+    fabric.tasks["rx"] = node.flow.FlowReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
+    fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(4)])
+    fabric.run(["tx"])
+    (done,) = [fields for _, event, fields in fabric.events if event == "done"]
+    sent = [total["messages"] for total in done["totals"]]
+    assert min(sent) > 0.5 * max(sent), sent

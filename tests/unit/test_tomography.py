@@ -86,6 +86,8 @@ def test_what_no_probe_took_is_told():
     assert "rtsw1 -> ctsw1" in left
     assert "host1:rxe0 -> rtsw1" not in left
     assert "rtsw1 -> host1:rxe0" in left
+    silent = (Probes(path=("host1:rxe0", "rtsw1", "host2:rxe0"), sent=0, lost=0),)
+    assert "host1:rxe0 -> rtsw1" in probe.uncovered(SOFT, silent), "a queue pair that sent nothing took no way"
 
 
 @pytest.mark.parametrize("spec", [ProbeSpec(duration_s=0), ProbeSpec(per_s=0), ProbeSpec(qps=0)])

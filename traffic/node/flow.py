@@ -206,7 +206,10 @@ class FlowSender(Task):
 
     def wake(self, now_ns: int) -> None:
         self.wake_ns = None
-        for conn in self.conns.values():
+        conns = list(self.conns.values())
+        if not self.in_turn:  # of a pace that is shared, whoever is asked first has most: another one each time
+            self.turn = (self.turn + 1) % len(conns)
+        for conn in conns[self.turn :] + conns[: self.turn]:
             self._fill(conn, now_ns)
 
     def go(self, conn: Conn, now_ns: int) -> None:
