@@ -51,6 +51,9 @@ __all__ = [
 ]
 
 SNAPSHOT = "provisioned"
+DISK_MIB = 300
+"""Of a VM: what it writes, and its memory as the snapshot keeps it; 160 to 240 were seen."""
+
 BOOT_DEADLINE_S = {"kvm": 90.0, "tcg": 300.0}
 HEADROOM_MIB = 60
 """What QEMU itself takes beside the guest's memory."""
@@ -116,6 +119,8 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
         accelerator = accel.choose(built, progress)
         key = _key(inventory, built, accelerator)
         snapshot = read_snapshot(folder)
+        if snapshot is None:
+            _check_disk(inventory, folder)
         try:
             if snapshot and snapshot.complete and snapshot.key == key and not fresh:
                 progress("resuming from the snapshot")
@@ -481,6 +486,15 @@ def socket_paths(inventory: Inventory) -> list[Path]:
         sockets / f"{nic.wire}.{nic.end}" for machine in vms(inventory) for nic in machine.machine.nics if nic.wire
     ]
     return found
+
+
+def _check_disk(inventory: Inventory, folder: Path) -> None:
+    needed, free = DISK_MIB * len(machines(inventory)), shutil.disk_usage(folder).free // 2**20
+    if free < needed:
+        raise LabError(
+            f"{inventory.name} needs {needed} MiB of disk for its VMs and their snapshot, {free} MiB are free in "
+            f"{folder}: make room, set FAULTBED_HOME to a larger disk, or take a smaller lab (`--lab soft-mini`)"
+        )
 
 
 def _check_memory(inventory: Inventory) -> None:

@@ -3,6 +3,7 @@
 import io
 import os
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -134,6 +135,13 @@ def test_no_memory_is_found_before_booting(monkeypatch, soft, tmp_path):
     monkeypatch.setattr(lifecycle, "available_mib", lambda: 100)
     with pytest.raises(LabError, match=r"soft needs \d+ MiB of memory, 100 MiB are available.*--lab soft-mini"):
         lifecycle.up(soft, lambda _: None)
+
+
+def test_no_room_for_the_vms_is_found_before_booting(monkeypatch, soft, tmp_path):
+    """It was found when the snapshot was taken, as an I/O error, after two minutes."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 150 << 20))
+    with pytest.raises(LabError, match=r"soft needs 1500 MiB of disk .* 150 MiB are free .*FAULTBED_HOME"):
+        lifecycle._check_disk(soft, tmp_path)
 
 
 def test_an_unknown_accelerator_is_refused(monkeypatch):
