@@ -23,7 +23,7 @@ class Ahead:
     """`faultbed up` that runs. Made by `start`; `wait` for it, or `stop` it."""
 
     def __init__(self, inventory: Inventory) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `_end`
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `wait` or `stop`
         self._process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, "--lab", str(inventory.path), "up"],
             stdin=subprocess.DEVNULL,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
 from harness.quantities import parse_size_bytes
 from traffic.collective import AUTO
 from traffic.job import JobPhase
+from traffic.storage import MODES, Storage
 
-__all__ = ["parse_checkpoint", "parse_grid", "parse_phase"]
+__all__ = ["Reader", "parse_grid", "parse_phase", "storage_of"]
+
+T = TypeVar("T")
 
 
 def parse_grid(text: str) -> tuple[tuple[str, int], ...]:
@@ -38,7 +44,7 @@ def parse_phase(text: str) -> JobPhase:
     return JobPhase(along=along, collective=name, size_bytes=parse_size_bytes(size), algorithm=algorithm or AUTO)
 
 
-def parse_checkpoint(text: str) -> tuple[int, int, str]:
+def _checkpoint(text: str) -> tuple[int, int, str]:
     """Size, every how many iterations, and mode.
 
     Raises:
@@ -49,3 +55,22 @@ def parse_checkpoint(text: str) -> tuple[int, int, str]:
     if every and not every.isdecimal():
         raise ValueError(f'"{every}" is not a number of iterations; say it as in 4MiB, 4MiB:10 or 4MiB:10:async')
     return parse_size_bytes(size), int(every or 10), mode or "sync"
+
+
+class Reader(Protocol):
+    """Reads one word of a person's, and says where it stands if it makes no sense."""
+
+    def __call__(self, parser: Callable[[str], T], text: str, name: str) -> T:
+        """What `parser` makes of it."""
+
+
+def storage_of(host: str, ingest: str | None, checkpoint: str | None, read: Reader) -> Storage:
+    """A job's storage, from its words `ingest` and `checkpoint`; None: it has none of that."""
+    size_bytes, every, mode = read(_checkpoint, checkpoint, "checkpoint") if checkpoint else (0, 1, MODES[0])
+    return Storage(
+        host=host,
+        ingest_bytes=read(parse_size_bytes, ingest, "ingest") if ingest else 0,
+        checkpoint_bytes=size_bytes,
+        every=every,
+        mode=mode,
+    )

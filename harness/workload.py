@@ -11,7 +11,7 @@ from testbed.errors import LabError
 from testbed.lab import Lab
 from traffic import collective, flow, job
 from traffic.collective import CollectiveSpec
-from traffic.entropy import Flow5, paths, udp_sport
+from traffic.entropy import ways
 from traffic.flow import FlowSpec
 from traffic.job import JobSpec
 from traffic.run import Running
@@ -95,11 +95,6 @@ def patience_s(experiment: Experiment) -> float:
 
 def paths_of(lab: Lab, running: Running[Any]) -> dict[int, tuple[str, ...]]:
     """Which way each connection goes, by index; what cannot be found out is left out of the report, not made up."""
-    flows = {
-        item.index: Flow5(src_ip=item.src_ip, dst_ip=item.dst_ip, sport=udp_sport(item.lqpn, item.rqpn))
-        for item in running.connections
-    }
     with contextlib.suppress(LabError):
-        found = paths(lab, flows.values())
-        return {index: found.get(five, ()) for index, five in flows.items()}
+        return ways(lab, running.connections)
     return {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from harness.job_words import parse_checkpoint, parse_grid, parse_phase
+from harness.job_words import parse_grid, parse_phase, storage_of
 from harness.quantities import parse_duration_ns, parse_size_bytes
 from harness.strict import Section, convert, fail, one_of, positive, read
 from testbed.errors import UsageError
@@ -20,9 +20,11 @@ from traffic.matrix import PATTERNS
 from traffic.plan import QpParams
 from traffic.ranks import WARMUP
 from traffic.schedules import COLLECTIVES, algorithms_for
-from traffic.storage import MODES, Storage
+from traffic.storage import Storage
 
 __all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "workload_of"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,17 +250,10 @@ def _job(job: _JobFile, source: str) -> Job:
 
 
 def _storage(storage: _StorageFile, source: str) -> Storage:
-    size_bytes, every, mode = 0, 1, MODES[0]
-    if storage.checkpoint is not None:
-        size_bytes, every, mode = read(parse_checkpoint, storage.checkpoint, source, "workload.storage.checkpoint")
-    ingest = storage.ingest
-    return Storage(
-        host=storage.host,
-        ingest_bytes=0 if ingest is None else read(parse_size_bytes, ingest, source, "workload.storage.ingest"),
-        checkpoint_bytes=size_bytes,
-        every=every,
-        mode=mode,
-    )
+    def of(parser: Callable[[str], _T], text: str, name: str) -> _T:
+        return read(parser, text, source, f"workload.storage.{name}")
+
+    return storage_of(storage.host, storage.ingest, storage.checkpoint, of)
 
 
 def _qp(values: dict[str, int], source: str) -> QpParams:

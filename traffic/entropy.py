@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from testbed.lab import Lab
 from testbed.topology import Topology
+from traffic.results import Connection
 
-__all__ = ["ROCE_PORT", "Flow5", "paths", "udp_sport"]
+__all__ = ["ROCE_PORT", "Flow5", "paths", "udp_sport", "ways"]
 
 ROCE_PORT = 4791
 MAX_HOPS = 6
@@ -62,6 +63,20 @@ def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
             for flow, device in _ask(lab, switch, group, ports).items():
                 _step(topology, walks[flow], ports, flow, device)
     return {flow: tuple(name for name in walk if name) for flow, walk in walks.items()}
+
+
+def ways(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ...]]:
+    """The path of each connection, by index; empty where it has none.
+
+    Raises:
+        LabError: a switch could not tell.
+    """
+    flows = {
+        one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=udp_sport(one.lqpn, one.rqpn))
+        for one in connections
+    }
+    found = paths(lab, flows.values())
+    return {index: found.get(five, ()) for index, five in flows.items()}
 
 
 def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:

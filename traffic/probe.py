@@ -7,7 +7,7 @@ covered is said. Where they are lost is for `traffic.tomography`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,9 +15,10 @@ from testbed.errors import LabError, UsageError
 from testbed.lab import Lab
 from testbed.topology import Topology
 from traffic import flow, tomography
-from traffic.entropy import Flow5, paths, udp_sport
+from traffic.entropy import ways
 from traffic.flow import FlowSpec, FlowsResult
 from traffic.plan import QpParams
+from traffic.results import Connection
 from traffic.run import OnEvent
 from traffic.tomography import Probes, Suspect
 
@@ -140,27 +141,22 @@ def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResu
     )
 
 
-def _ways(lab: Lab, connections: Any) -> dict[int, tuple[str, ...]]:
-    """Path of each connection by index, RNICs at both ends."""
-    flows = {
-        one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=udp_sport(one.lqpn, one.rqpn))
-        for one in connections
-    }
+def _ways(lab: Lab, connections: Sequence[Connection]) -> dict[int, tuple[str, ...]]:
+    """Path of each connection by index, RNICs at both ends; none that crosses no switch."""
     ends = {one.index: (one.src, one.dst) for one in connections}
-    found = paths(lab, flows.values())
     return {
         index: (ends[index][0], *way[1:-1], ends[index][1])
-        for index, five in flows.items()
-        if len(way := found.get(five, ())) > 2  # noqa: PLR2004  # a way without a switch is none
+        for index, way in ways(lab, connections).items()
+        if len(way) > 2  # noqa: PLR2004
     }
 
 
-def _probes(result: FlowsResult, ways: Mapping[int, tuple[str, ...]]) -> tuple[Probes, ...]:
+def _probes(result: FlowsResult, taken: Mapping[int, tuple[str, ...]]) -> tuple[Probes, ...]:
     found = []
     for one in result.flows:
         came = {total.connection: total.messages for total in one.totals}
         for total in one.sent_totals:
-            if total.connection in ways:
+            if total.connection in taken:
                 lost = max(0, total.messages - came.get(total.connection, 0))
-                found.append(Probes(path=ways[total.connection], sent=total.messages, lost=lost))
+                found.append(Probes(path=taken[total.connection], sent=total.messages, lost=lost))
     return tuple(found)

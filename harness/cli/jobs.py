@@ -12,8 +12,7 @@ from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, record_options, write_record
 from harness.cli.traffic import exit_code, run_ranks, traffic
-from harness.job_words import parse_checkpoint, parse_grid, parse_phase
-from harness.quantities import parse_size_bytes
+from harness.job_words import parse_grid, parse_phase, storage_of
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from traffic import job as job_module
@@ -123,14 +122,7 @@ def _storage(host: str, ingest: str, checkpoint: str) -> Storage | None:
         if ingest or checkpoint:
             raise UsageError("--ingest and --checkpoint need a host that serves them: --storage HOST")
         return None
-    size_bytes, every, mode = _read("--checkpoint", parse_checkpoint, checkpoint) if checkpoint else (0, 1, "sync")
-    return Storage(
-        host=host,
-        ingest_bytes=_read("--ingest", parse_size_bytes, ingest) if ingest else 0,
-        checkpoint_bytes=size_bytes,
-        every=every,
-        mode=mode,
-    )
+    return storage_of(host, ingest, checkpoint, lambda parser, text, name: _read(f"--{name}", parser, text))
 
 
 def _said_of(times: StorageTimes) -> str:

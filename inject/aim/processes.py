@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from inject.aim.shot import Request, Shot, Step, Witness, held, on_host, rnic_counters
 
 __all__ = ["limited", "signalled", "stopped"]
@@ -11,7 +9,15 @@ __all__ = ["limited", "signalled", "stopped"]
 _PERIOD_US = 20_000
 
 
-def signalled(asked: Request, argument: str, how: str, **rest: tuple[Witness | tuple[str, int | None], ...]) -> Shot:
+def signalled(
+    asked: Request,
+    argument: str,
+    how: str,
+    *,
+    must_move: tuple[Witness, ...] = (),
+    while_on: tuple[tuple[str, int | None], ...] = (),
+    restored: tuple[tuple[str, int | None], ...] = (),
+) -> Shot:
     """Every process that has `argument` in its command line gets the signal `how`."""
     undo = f"pkill -CONT -f {argument}" if how == "STOP" else "# it is dead; who needs it has to start it again"
     return Shot(
@@ -23,33 +29,29 @@ def signalled(asked: Request, argument: str, how: str, **rest: tuple[Witness | t
             claims=f"{asked.target.node}/{argument}",
         ),
         steps=(Step(do=f"pkill -{how} -f {argument}", undo=undo),),
+        must_move=must_move,
         must_not_move=rnic_counters(asked.topology, "send_err"),
+        restored=restored,
         shows={"what": argument},
-        **rest,  # type: ignore[arg-type]
+        while_on=while_on,
     )
 
 
 def stopped(asked: Request, argument: str) -> Shot:
     """SIGSTOP; a second look finds a stopped process meanwhile, and none after."""
     state = f"{asked.target.node}/processes.stopped"
-    return signalled(asked, argument, "STOP", must_move=(), while_on=((state, 1),), restored=((state, 0),))
+    return signalled(asked, argument, "STOP", while_on=((state, 1),), restored=((state, 0),))
 
 
 def limited(asked: Request, argument: str, cgroup: str, percent: float) -> Shot:
     """Its processes get `percent` of a CPU, by a control group of their own."""
-    host = asked.target.node
+    group = f"{asked.target.node}/{_group_name(cgroup)}"
     quota_us = max(1000, round(_PERIOD_US * percent / 100))
     value = f"{quota_us} {round(quota_us * 100 / percent)}"
-    state = f"{host}/{_group_name(cgroup)}.quota_us"
-    shows: Mapping[str, str] = {"cgroup": cgroup}
+    state = f"{group}.quota_us"
     return Shot(
         place=on_host(asked),
-        request=held(
-            asked,
-            "limit",
-            {"argument": argument, "cgroup": cgroup, "value": value},
-            claims=f"{host}/{_group_name(cgroup)}",
-        ),
+        request=held(asked, "limit", {"argument": argument, "cgroup": cgroup, "value": value}, claims=group),
         steps=(
             Step(
                 do=f"mkdir {cgroup}; echo {value} > {cgroup}/cpu.max; pgrep -f {argument} > {cgroup}/cgroup.procs",
@@ -59,7 +61,7 @@ def limited(asked: Request, argument: str, cgroup: str, percent: float) -> Shot:
         must_move=(),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         restored=((state, None),),
-        shows=shows,
+        shows={"cgroup": cgroup},
         while_on=((state, quota_us),),
     )
 

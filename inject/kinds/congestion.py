@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inject.kind import Param, described
+from inject.kinds.processes import CPU_LEFT, LIMIT_SEEN, LIMITED_BY
 
 __all__ = ["KINDS"]
 
@@ -67,14 +68,10 @@ _SLOW = described(
     name="congestion.slow-receiver",
     summary="the host's part of the job gets little CPU: it takes up late what its RNIC has received",
     binding={"host": "unit"},
-    params=(
-        Param(
-            name="percent", type="number", unit="%", summary="of a CPU that is left to it", low=1, high=90, default=10
-        ),
-    ),
+    params=(CPU_LEFT,),
     fidelity={"soft": "emulated"},
-    armed_by="cpu.max of a cgroup of its own, read back by the holder and by the counters",
-    must_move="cpu.max of that cgroup, as a second look finds it while the fault is on; its nr_throttled is the count",
+    armed_by=LIMITED_BY,
+    must_move=LIMIT_SEEN,
     must_not_move="rxe send_err",
     reversible=True,
     colour="#7f5539",

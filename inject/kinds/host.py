@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inject.kind import Param, described
+from inject.kinds.processes import STOP_SEEN
 
 __all__ = ["KINDS"]
 
@@ -55,7 +56,7 @@ _HANG = described(
     params=(),
     fidelity={"soft": "real"},
     armed_by="the traffic engine's state in /proc, by the holder and by the counters",
-    must_move="stopped processes of the host, as a second look finds them while the fault is on",
+    must_move=STOP_SEEN,
     must_not_move="rxe send_err",
     reversible=True,
     colour="#bb3e03",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inject.kind import Param, described
+from inject.kind import described
+from inject.kinds.processes import CPU_LEFT, LIMIT_SEEN, LIMITED_BY, STOP_SEEN
 
 __all__ = ["KINDS"]
 
@@ -10,14 +11,10 @@ _SLOW = described(
     name="storage.slow",
     summary="the storage of the job on this host gets little CPU: data and checkpoints take long, over the front end",
     binding={"host": "unit"},
-    params=(
-        Param(
-            name="percent", type="number", unit="%", summary="of a CPU that is left to it", low=1, high=90, default=10
-        ),
-    ),
+    params=(CPU_LEFT,),
     fidelity={"soft": "emulated"},
-    armed_by="cpu.max of a cgroup of its own, read back by the holder and by the counters",
-    must_move="cpu.max of that cgroup, as a second look finds it while the fault is on; its nr_throttled is the count",
+    armed_by=LIMITED_BY,
+    must_move=LIMIT_SEEN,
     must_not_move="rxe send_err",
     reversible=True,
     colour="#8a6d3b",
@@ -30,7 +27,7 @@ _STALL = described(
     params=(),
     fidelity={"soft": "emulated"},
     armed_by="the state of its process in /proc, by the holder and by the counters",
-    must_move="stopped processes of the host, as a second look finds them while the fault is on",
+    must_move=STOP_SEEN,
     must_not_move="rxe send_err",
     reversible=True,
     colour="#6b4f1d",
