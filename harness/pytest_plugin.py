@@ -268,19 +268,38 @@ class _Keeper:
         self.baseline = None
 
 
+def _keeper(config: pytest.Config) -> _Keeper:
+    """The session's lab, up and open."""
+    if _KEEPER not in config.stash:
+        config.stash[_KEEPER] = _Keeper(lab=open_lab(_bring_up(config)))
+    _hold(config)
+    return config.stash[_KEEPER]
+
+
+@contextlib.contextmanager
+def _or_give_up(config: pytest.Config) -> Iterator[None]:
+    """A lab that does not answer, or cannot be put back, is opened anew (and brought up) by the next test."""
+    try:
+        yield
+    except FaultbedError:
+        if _KEEPER in config.stash:
+            config.stash[_KEEPER].lab.close()
+            del config.stash[_KEEPER]
+        raise
+
+
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """The lab, in its known state; compared with that state after the test."""
     config = request.config
     _skip_if_unmet(config, request.node.iter_markers())
-    inventory = _bring_up(config)
-    if _KEEPER not in config.stash:
-        config.stash[_KEEPER] = _Keeper(lab=open_lab(inventory))
-    keeper = config.stash[_KEEPER]
-    before = keeper.into_known_state(always=config.getoption("--reset-each"))
+    keeper = _keeper(config)
+    with _or_give_up(config):
+        before = keeper.into_known_state(always=config.getoption("--reset-each"))
     failed_before = request.session.testsfailed
     yield keeper.lab
-    left = fingerprint.settle(keeper.lab, before)
+    with _or_give_up(config):
+        left = fingerprint.settle(keeper.lab, before)
     if left or request.session.testsfailed > failed_before:
         keeper.distrust()
     if left:
@@ -388,22 +407,20 @@ class ExperimentItem(pytest.Item):
             decided = run_module.decide(experiment_module.load(self.path), self.path.read_bytes(), inventory)
         except Unsupported as reason:
             pytest.skip(str(reason))
-        _bring_up(self.config)
+        keeper = _keeper(self.config)
         out = Path(self.config.getoption("--runs"))
         guard = _hold(self.config).refresh
-        keeper = self.config.stash.get(_KEEPER, None)
         try:
-            finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
+            with _or_give_up(self.config):
+                finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
         except BaseException:
-            if keeper is not None:
-                keeper.distrust()
+            keeper.distrust()
             raise
         verdict = finished.verdict
-        if keeper is not None:
-            # The run has put the lab back more than once: machines have been started anew.
-            keeper.lab.forget_connections()
-            if verdict.lab_state != "CLEAN":
-                keeper.distrust()
+        # The run has put the lab back more than once: machines have been started anew.
+        keeper.lab.forget_connections()
+        if verdict.lab_state != "CLEAN":
+            keeper.distrust()
         self.user_properties.append(("verdict", str(verdict.verdict)))
         self.user_properties.append(("report", str(finished.report)))
         for check in verdict.checks:
