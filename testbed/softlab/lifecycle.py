@@ -55,6 +55,9 @@ DISK_MIB = 300
 """Of a VM: what it writes, and its memory as the snapshot keeps it; 160 to 240 were seen."""
 
 BOOT_DEADLINE_S = {"kvm": 90.0, "tcg": 300.0}
+PATIENCE_S = {"look": 3.0, "before ending": 60.0}
+"""How long a VM may take to greet over SSH: to be told as it is now, and before it is ended for being dumb. A busy
+machine has taken more than three seconds."""
 HEADROOM_MIB = 60
 """What QEMU itself takes beside the guest's memory."""
 
@@ -110,7 +113,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
     folder = private_dir(lab_dir(inventory.name))
     with locked(folder):
         if (running := read_state(folder)) is not None:
-            if _is_same(running, inventory) and not fresh:
+            if not fresh and _is_same(running, inventory, progress):
                 return "already up"
             progress("ending what is left of an earlier lab")
             _end_all(inventory, folder)
@@ -183,24 +186,24 @@ def reset(inventory: Inventory, progress: Progress) -> None:
             raise
 
 
-def status(inventory: Inventory) -> Status:
-    """How a lab is, looked up now."""
+def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> Status:
+    """How a lab is, looked up now; a VM whose SSH server does not greet within `patience_s` is told as silent."""
     folder = lab_dir(inventory.name)
     state = read_state(folder) if folder.exists() else None
     snapshot = read_snapshot(folder) if folder.exists() else None
-    found = []
-    for machine in vms(inventory):
+
+    def look(machine: Vm) -> VmStatus:
         known = state.vms.get(machine.machine.name) if state else None
         alive = known is not None and vm.is_alive(machine, known.pid)
-        found.append(
-            VmStatus(
-                name=machine.machine.name,
-                pid=known.pid if known else None,
-                alive=alive,
-                ssh_port=known.ssh_port if known else None,
-                ssh=alive and known is not None and _greets(known.ssh_port, timeout_s=3.0),
-            )
+        return VmStatus(
+            name=machine.machine.name,
+            pid=known.pid if known else None,
+            alive=alive,
+            ssh_port=known.ssh_port if known else None,
+            ssh=alive and known is not None and _greets(known.ssh_port, timeout_s=patience_s),
         )
+
+    found = _each(vms(inventory), look)
     if state is None:
         word = "down, snapshot kept" if snapshot else "down"
     else:
@@ -425,7 +428,7 @@ def _pids_of(machine: Vm) -> Iterator[int]:
             yield int(entry.name)
 
 
-def _is_same(running: LabState, inventory: Inventory) -> bool:
+def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> bool:
     """Whether what runs is this inventory's lab, whole, and made from this image and these playbooks."""
     if running.inventory != str(inventory.path.resolve()) and any(
         vm.is_alive(machine, running.vms[machine.machine.name].pid)
@@ -439,7 +442,12 @@ def _is_same(running: LabState, inventory: Inventory) -> bool:
     built = image.find()
     if built is None or running.key != _key(inventory, built, running.accelerator):
         return False
-    return status(inventory).state == "up"
+    now = status(inventory)
+    if silent := [one.name for one in now.vms if one.alive and not one.ssh]:
+        patience_s = PATIENCE_S["before ending"]
+        progress(f"{', '.join(silent)}: slow to answer; waiting up to {patience_s:.0f} s")
+        now = status(inventory, patience_s=patience_s)
+    return now.state == "up"
 
 
 def _key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -28,7 +29,9 @@ from testbed.softlab.wiring import Machine, Nic
 __all__ = ["PROCESSORS", "Vm", "command_line", "end", "is_alive", "qemu_version", "seed_disk", "ssh_port", "start"]
 
 QMP_DEADLINE_S = 30.0
-QUIT_DEADLINE_S = 5.0
+QUIT_DEADLINE_S = 10.0
+KILL_DEADLINE_S = 60.0
+"""A process that is killed while its machine's disk is busy ends when that has written."""
 _FORWARD = re.compile(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s")
 
 PROCESSORS = {
@@ -224,33 +227,45 @@ def is_alive(vm: Vm, pid: int) -> bool:
 
 
 def end(vm: Vm, pid: int) -> None:
-    """End a VM: ask QEMU, then insist. Returns when the process is gone.
+    """End a VM: ask QEMU, then insist. Returns when the process is gone with all that it held, its disk's lock too.
 
     Raises:
         LabError: the process does not die.
     """
-    if not is_alive(vm, pid):
-        _reap(pid, os.WNOHANG)
-        return
-    os.kill(pid, signal.SIGTERM)
-    for sign in (signal.SIGKILL, None):
-        deadline = time.monotonic() + QUIT_DEADLINE_S
-        while is_alive(vm, pid):
-            _reap(pid, os.WNOHANG)
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-        else:
-            _reap(pid, 0)  # its command line is gone a moment before it can be collected
-            return
-        if sign is None:
-            raise LabError(f"QEMU of {vm.machine.name} (process {pid}) does not end, not even by SIGKILL")
-        os.kill(pid, sign)
-
-
-def _reap(pid: int, options: int) -> None:
-    """Collect the exit status when the VM is our own child; another faultbed's child is init's to collect."""
     try:
-        os.waitpid(pid, options)
-    except ChildProcessError:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
         return
+    try:
+        signs: list[tuple[signal.Signals | None, float]]
+        if is_alive(vm, pid):
+            signs = [(signal.SIGTERM, QUIT_DEADLINE_S), (signal.SIGKILL, KILL_DEADLINE_S)]
+        elif _is_dying_qemu(pid):
+            signs = [(None, KILL_DEADLINE_S)]
+        else:
+            return
+        for sign, patience_s in signs:
+            if sign is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, sign)
+            if select.select([handle], [], [], patience_s)[0]:
+                return
+        raise LabError(f"QEMU of {vm.machine.name} (process {pid}) does not end, not even by SIGKILL")
+    finally:
+        os.close(handle)
+        _reap(pid)
+
+
+def _is_dying_qemu(pid: int) -> bool:
+    """Whether it is a QEMU that was killed a moment ago: its command line is gone, its files are still open."""
+    try:
+        name = Path(f"/proc/{pid}/stat").read_text().partition("(")[2]
+        return name.startswith("qemu-system") and not Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _reap(pid: int) -> None:
+    """Collect the exit status when the VM is our own child; another faultbed's child is init's to collect."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -137,8 +138,24 @@ def test_a_vm_that_dies_is_named_and_reset_starts_it_again(lab):
     assert [one.name for one in now.vms if not one.alive] == [last]
     lifecycle.reset(lab.inventory_model, lambda _: None)
     lab.forget_connections()
-    assert lifecycle.status(lab.inventory_model).state == "up"
+    assert lifecycle.status(lab.inventory_model, patience_s=30).state == "up"
     assert fingerprint.settle(lab, before) == []
+
+
+def test_a_vm_that_is_slow_to_answer_does_not_end_its_lab(lab):
+    """A VM stands still for longer than a look takes: `up` waits for it, and starts nothing anew."""
+    before = {one.name: one.pid for one in lifecycle.status(lab.inventory_model).vms}
+    pid = before[lab.topology.hosts[-1].name]
+    os.kill(pid, signal.SIGSTOP)
+    goes_on = threading.Timer(lifecycle.PATIENCE_S["look"] + 2, os.kill, (pid, signal.SIGCONT))
+    goes_on.start()
+    said: list[str] = []
+    try:
+        assert lifecycle.up(lab.inventory_model, said.append) == "already up"
+    finally:
+        goes_on.join()
+    assert any("slow to answer" in line for line in said)
+    assert {one.name: one.pid for one in lifecycle.status(lab.inventory_model).vms} == before
 
 
 @pytest.mark.slow
