@@ -6,6 +6,7 @@ reason); `fit` says that the file is wrong for it (the run is refused, with the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Literal
@@ -13,12 +14,13 @@ from typing import Literal
 from harness.experiment import Experiment
 from harness.timeline import MIN_BASELINE_NS
 from harness.workload_file import Flow, Job, Workload
+from inject.plan import PlannedFault
 from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
 from testbed.topology import Topology
 from traffic.matrix import pairs
 
-__all__ = ["fit"]
+__all__ = ["fit", "hosts_of", "refuse_absent"]
 
 _NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "dip", "straggler")
 
@@ -27,14 +29,40 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
     """Check every name and bound of `experiment` against a lab, and fill in the default ranks.
 
     Raises:
-        ConfigError: an unknown target, rank or host, a fault that outlasts the workload or leaves no
-        fault-free start
+        ConfigError: an unknown target, rank or host, a fault that outlasts the workload or leaves no fault-free start
             to compare with, or a bound in Gb/s on a soft lab.
     """
     workload = _fit_workload(experiment, topology)
     _fit_faults(experiment, topology)
     _fit_expectations(experiment, lab_kind)
     return replace(experiment, workload=workload, capture=_fit_capture(experiment, topology, lab_kind))
+
+
+def hosts_of(workload: Workload) -> tuple[str, ...]:
+    """Hosts on which a fitted workload has its RNICs."""
+    ends = [end for pair in workload.pairs for end in pair] if isinstance(workload, Flow) else workload.ranks
+    return tuple(dict.fromkeys(name.partition(":")[0] for name in ends))
+
+
+def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault]) -> None:
+    """Refuse a fault of a program that the (fitted) workload will not have on its target.
+
+    Raises:
+        ConfigError: it could not be armed.
+    """
+    workload = experiment.workload
+    for fault in faults:
+        if not fault.of_workload:
+            continue
+        if not fault.kind.startswith("storage."):
+            there, what = hosts_of(workload), "no rank"
+        else:
+            storage = workload.storage if isinstance(workload, Job) else None
+            there, what = (storage.host,) if storage else (), "no storage ([workload.storage])"
+        if fault.target.node not in there:
+            where = f"; it has on {', '.join(there)}" if there else ""
+            said = f"{fault.kind} on {fault.target.text}: the workload has {what} there{where}"
+            raise _error(experiment, "faults", said)
 
 
 def _error(experiment: Experiment, path: str, message: str) -> ConfigError:

@@ -87,9 +87,12 @@ def unproven(receipt: Receipt | None) -> tuple[str, ...]:
         problems.append("no readback shows that it was armed")
     if fired.count <= 0 or fired.first_ns is None:
         problems.append(f"it never fired ({fired.witness or 'no witness'} counts {fired.count})")
-    if not any(fired.must_move.values()):
-        names = ", ".join(fired.must_move) or "no counter was named"
-        problems.append(f"what must move did not ({names})")
+    if fired.must_move and not any(fired.must_move.values()):
+        problems.append(f"what must move did not ({', '.join(fired.must_move)})")
+    # Some kinds move no counter: a second look while it was on saw the state that it makes, and its value is judged
+    # where it was read (`inject.receipt`).
+    if not fired.must_move and fired.witness not in receipt.armed.get("while_on", {}):
+        problems.append("nobody but its holder has seen it: no counter moved, and no state was looked at")
     for name, delta in fired.must_not_move.items():
         if delta is None:
             problems.append(f"{name} must not move and could not be read")

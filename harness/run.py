@@ -22,7 +22,7 @@ from harness import judge, noise, rundir, workload
 from harness import observe as observe_module
 from harness import plan as plan_module
 from harness.experiment import Experiment
-from harness.fit import fit
+from harness.fit import fit, hosts_of, refuse_absent
 from harness.found import Found, measurements_of, windows
 from harness.measurements import RankSeries
 from harness.needs import unmet
@@ -31,7 +31,6 @@ from harness.plan import Plan
 from harness.rundir import RunDir
 from harness.series import series_of
 from harness.verdict import VerdictFile
-from harness.workload_file import Flow
 from inject import plan as fault_plan
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
@@ -50,7 +49,7 @@ __all__ = ["Decided", "Finished", "decide", "execute", "touched"]
 
 Progress = Callable[[str], None]
 LEAD_S = 3.0
-"""How long before a fault its baseline counters are read and its holder is told the time."""
+"""How long before a fault its target is looked at, its baseline counters are read and its holder is told the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +99,7 @@ def decide(experiment: Experiment, source: bytes, inventory: Inventory, *, seed:
         inventory.topology,
         lab_kind=inventory.kind,
     )
+    refuse_absent(fitted, faults)
     return Decided(experiment=fitted, source=source, plan=planned, faults=faults)
 
 
@@ -108,10 +108,7 @@ def touched(decided: Decided) -> tuple[str, ...]:
 
     A run on a soft lab has the whole lab, because it puts it back into its snapshot.
     """
-    work = decided.experiment.workload
-    ends = [end for pair in work.pairs for end in pair] if isinstance(work, Flow) else work.ranks
-    hosts = dict.fromkeys(name.partition(":")[0] for name in ends)
-    return (*hosts, *(fault.target.text for fault in decided.faults))
+    return (*hosts_of(decided.experiment.workload), *(fault.target.text for fault in decided.faults))
 
 
 def execute(
@@ -243,7 +240,7 @@ def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) 
 
     def one(planned: fault_plan.PlannedFault) -> None:
         try:
-            ready[planned.id] = injector.prepare(planned)
+            ready[planned.id] = injector.prepare(planned, later=True)
         except FaultbedError as error:
             failures.append(error)
 

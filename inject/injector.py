@@ -1,4 +1,4 @@
-"""Does planned faults and gives receipts: prepare → arm → observe → clear, journaled before each change.
+"""Does planned faults and gives receipts: prepare → look → arm → observe → clear, journaled before each change.
 
 The injector is never what guarantees the revert. It beats; the target reverts when the beats stop. What this module
 adds is exact timing, the cross-check with independent counters, and an orderly end: leaving the `with` block, by
@@ -67,8 +67,11 @@ class Injector:
         self.confirmed = confirmed
         self._open: list[Prepared] = []
 
-    def prepare(self, planned: PlannedFault) -> Prepared:
+    def prepare(self, planned: PlannedFault, *, later: bool = False) -> Prepared:
         """Start the holder on its target and let it look: capability, ownership, the revert. Changes nothing.
+
+        With `later`, a fault of a workload looks when it is told to (`Prepared.look`) or armed: what it is to change
+        may not be there yet.
 
         Raises:
             Forbidden: the lab's owner does not allow it.
@@ -84,7 +87,9 @@ class Injector:
             prepared = Prepared(self, planned)
             self._open.append(prepared)
             try:
-                outcome["before"] = prepared.start()
+                prepared.start()
+                if not (later and planned.of_workload):
+                    outcome["before"] = prepared.look()
             except BaseException:
                 self._open.remove(prepared)
                 prepared.let_go()
@@ -161,23 +166,38 @@ class Prepared:
         self._stop = threading.Event()
         self._beats = threading.Thread(target=self._beat, name=f"lease of {planned.id}", daemon=True)
         self._offset = clock.ClockOffset(offset_ns=0, error_ns=0)
+        self._looked: dict[str, Any] | None = None
         self._before: counters.Snapshot | None = None
         self._armed = Armed(ok=False, error="never armed")
         self._receipt: Receipt | None = None
 
-    def start(self) -> dict[str, Any]:
-        """Open the channel, measure the clock, prepare. Called by `Injector.prepare`."""
+    def start(self) -> None:
+        """Open the channel, measure the clock, begin the lease. Called by `Injector.prepare`."""
         self._channel = open_holder(self._lab, self.planned, instance=self.instance, ttl_s=self._injector.ttl_s)
         ready = self._channel.receive(timeout_s=START_S)
         if ready is None or ready.get("event") != "ready":
             raise FaultError(f"{self._where()}: the holder did not start{_said(self._channel)}")
         self._offset = clock.measure(self._channel)
-        answer = self._ask(self._request())
         self._beats.start()
-        return dict(answer["before"])
+
+    def look(self) -> dict[str, Any]:
+        """What is there before the change; the holder remembers it and refuses what it must not touch. Once.
+
+        Raises:
+            FaultError: the target refuses; the message says why.
+            Unreachable: it does not answer.
+        """
+        if self._looked is None:
+            try:
+                self._looked = dict(self._ask(self._request())["before"])
+            except FaultbedError as error:
+                self._armed = Armed(ok=False, error=str(error))
+                raise
+        return self._looked
 
     def baseline(self) -> None:
         """Read the counters that everything after is compared with. `arm` does it if nobody did."""
+        self.look()
         self._before = counters.read(self._lab, self.planned.reads)
 
     def arm(self, *, at_ns: int | None = None, qp: int | None = None, psn: int | None = None) -> Armed:

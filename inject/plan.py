@@ -47,7 +47,8 @@ class PlannedFault:
     `place` is where the holder runs, `request` what it is told (JSON), `steps` the same for people, `must_move` and
     `must_not_move` the counters (`node/name`, as in `testbed.counters`) that decide whether it fired, `shows` what the
     readback must say of where it is, `while_on` what states read while it is there, `restored` what they read once it
-    is over, `reads` the machines whose counters are needed.
+    is over, `reads` the machines whose counters are needed, `of_workload` that what it changes is there only while a
+    workload runs.
     """
 
     id: str
@@ -69,6 +70,7 @@ class PlannedFault:
     shows: Mapping[str, Any]
     while_on: tuple[tuple[str, int | None], ...]
     learn: aim.Learn | None
+    of_workload: bool
 
     @property
     def reads_keys(self) -> tuple[str, ...]:
@@ -102,6 +104,7 @@ class PlannedFault:
             "restored": [list(pair) for pair in self.restored],
             "shows": dict(self.shows),
             "while_on": [list(pair) for pair in self.while_on],
+            "of_workload": self.of_workload,
             "learn": dataclasses.asdict(self.learn) if self.learn else None,
             "reads": list(self.reads),
         }

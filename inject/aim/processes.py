@@ -32,6 +32,7 @@ def signalled(
         must_move=must_move,
         must_not_move=rnic_counters(asked.topology, "send_err"),
         restored=restored,
+        of_workload=True,
         shows={"what": argument},
         while_on=while_on,
     )
@@ -61,6 +62,7 @@ def limited(asked: Request, argument: str, cgroup: str, percent: float) -> Shot:
         must_move=(),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         restored=((state, None),),
+        of_workload=True,
         shows={"cgroup": cgroup},
         while_on=((state, quota_us),),
     )

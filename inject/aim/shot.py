@@ -85,7 +85,7 @@ class Shot:
 
     `shows` is what the readback after arming must say besides `applied`: that the change is where it was to be.
     `while_on` are states (`node/name`, value) that are read by another way than the holder's while the fault is on;
-    None: nothing of that name is there.
+    None: nothing of that name is there. `of_workload`: what is changed is there only while a workload runs.
     """
 
     place: Place
@@ -97,6 +97,7 @@ class Shot:
     shows: Mapping[str, Any] = field(default_factory=dict)
     while_on: tuple[tuple[str, int | None], ...] = ()
     learn: Learn | None = None
+    of_workload: bool = False
 
 
 def held(

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from synthetic_run import soft_topology
 
+from harness import run
 from harness.experiment import decode, load
 from harness.fit import fit
 from harness.needs import parse_need, unmet
 from harness.plan import decode as plan_decode
 from harness.plan import encode, plan
 from harness.workload_file import Collective, Flow
+from testbed import inventory, shipped
 from testbed.errors import ConfigError
 
 DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
@@ -356,3 +358,35 @@ def test_storage_on_a_host_that_is_not_there_is_refused():
     made = decode((STORED_JOB.replace("host4", "host9") + 'ingest = "1KiB"').encode(), source="job.toml")
     with pytest.raises(ConfigError, match=r'workload\.storage\.host: no host "host9"; there is host1'):
         fit(made, soft_topology(), "soft")
+
+
+FAULT_OF_A_PROGRAM = """
+[[faults]]
+kind = "{kind}"
+target = "{target}"
+at = "6s"
+for = "2s"
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "said"),
+    [
+        ("storage.stall", "host4", None),
+        ("storage.slow", "host1", r"no storage .* there; it has on host4"),
+        ("host.rank-hang", "host2", None),
+        ("host.rank-kill", "host3", r"no rank there; it has on host1, host2"),
+    ],
+)
+def test_a_fault_of_a_program_that_will_not_be_there_is_refused(kind, target, said):
+    two_ranks = STORED_JOB.replace("dp=4", "dp=2").replace(
+        "iterations", 'ranks = ["host1:rxe0", "host2:rxe0"]\niterations'
+    )
+    text = two_ranks + 'ingest = "1KiB"' + FAULT_OF_A_PROGRAM.format(kind=kind, target=target)
+    made = decode(text.encode(), source="job.toml")
+    lab = inventory.load(shipped.inventories() / "soft.yml")
+    if said is None:
+        assert [fault.of_workload for fault in run.decide(made, text.encode(), lab).faults] == [True]
+    else:
+        with pytest.raises(ConfigError, match=rf"faults: {kind} on {target}: the workload has {said}"):
+            run.decide(made, text.encode(), lab)

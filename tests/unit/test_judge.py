@@ -130,7 +130,8 @@ def broken(receipt, **changes):
         ({"count": 0}, "never fired"),
         ({"first_ns": None}, "never fired"),
         ({"must_move": {"a": 0, "b": None}}, "did not (a, b)"),
-        ({"must_move": {}}, "no counter was named"),
+        ({"must_move": {}}, "nobody but its holder has seen it"),
+        ({"must_move": {}, "witness": "host4/processes.stopped"}, "nobody but its holder has seen it"),
         ({"must_not_move": {"send_err": 2}}, "moved by 2"),
         ({"must_not_move": {"send_err": None}}, "could not be read"),
         ({"cleared": {"ok": None}}, "cleared"),
@@ -148,6 +149,13 @@ def test_each_missing_proof_makes_the_run_inconclusive(changes, says):
     assert len(problems) == 1
     assert says in problems[0]
     assert verdict.verdict is INCONCLUSIVE
+
+
+def test_a_state_that_was_seen_while_it_was_on_is_a_proof():
+    """A stopped process moves no counter; a second look has seen it stopped."""
+    key = "host4/processes.stopped"
+    receipt = broken(synthetic_run().faults[0].receipt, must_move={}, witness=key)
+    assert unproven(msgspec.structs.replace(receipt, armed={**receipt.armed, "while_on": {key: 1}})) == ()
 
 
 def test_a_proven_run_within_its_bounds_passes():
