@@ -15,7 +15,8 @@ How each is told:
     congestion     CE marks, placed by the same signatures
     slow-rank      the detector of slow ranks (`harness.slow_ranks`), or the one GPU that counted throttling
     lost-rank      a flight recorder ends before the others' (`harness.stalls`)
-    slow-storage   ranks waited for data or checkpoints much longer than they do in this run
+    hung-rank      the engine of one host did not run for a while in which those of the others did
+    slow-storage   ranks that did run waited for data or checkpoints much longer than they do in this run
     nothing        none of the above
 """
 
@@ -34,11 +35,16 @@ from harness.slow_ranks import slow_ranks
 from harness.stalls import culprit
 from testbed.topology import Link, Topology
 from traffic.flight import Flight
+from traffic.results import Standstill
 
 __all__ = ["attribute", "place_of_link", "place_of_switch"]
 
-_OUTSTANDING, _STORAGE = 5, 0.75
-"""A wait is long from so many times the usual; and how sure that makes us: a host that stands still serves nobody."""
+_OUTSTANDING = 5
+"""A wait is long from so many times the usual."""
+_STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
+"""How sure long waits make us: of most ranks, of fewer."""
+_HANG_NS, _HUNG = 1_000_000_000, 0.9
+"""Below that, a machine with other work to do explains it."""
 _FEW = 3
 """Gaps fewer than these may follow from a link that went down."""
 
@@ -53,6 +59,7 @@ def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Findin
         found += _control_plane(blind.topology, deltas)
     found += _packets(blind, deltas, down)
     found += _slow(blind, deltas)
+    found += _stood_still(blind)
     found += _storage(blind)
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)
 
@@ -211,32 +218,68 @@ def _slow(run: Measurements, deltas: _Deltas) -> list[Finding]:
     return list(found.values())
 
 
+def _stood_still(run: Measurements) -> list[Finding]:
+    """Hosts whose engine stood still by itself: what happens to all at once happens to the machine beneath them."""
+    found = []
+    for host in dict.fromkeys(one.host for one in run.standstills):
+        others = [one for one in run.standstills if one.host != host]
+        own = [one for one in run.standstills if one.host == host]
+        longest_ns = max(_length_ns(one) - sum(_overlap_ns(one, other) for other in others) for one in own)
+        if longest_ns < _HANG_NS:
+            continue
+        words = f"the traffic engine on {host} did not run for {longest_ns / 1e9:.1f} s, while the others did"
+        found.append(Finding(cause="hung-rank", place="rank", name=host, confidence=_HUNG, evidence=(words,)))
+    return found
+
+
+def _length_ns(one: Standstill) -> int:
+    return one.end_ns - one.start_ns
+
+
+def _overlap_ns(one: Standstill, two: Standstill) -> int:
+    return max(0, min(one.end_ns, two.end_ns) - max(one.start_ns, two.start_ns))
+
+
 def _storage(run: Measurements) -> list[Finding]:
     host = (run.workload.get("storage") or {}).get("host")
+    hosts = {rank.rank: rank.host for rank in run.ranks}
     steps = [(rank.rank, step) for rank in run.series for step in rank.iterations]
     if not host or not steps:
         return []
+
+    def awake_ns(rank: int, start_ns: int, wait_ns: int) -> int:
+        """Of a wait: how long the one who waited could have seen its end."""
+        wait = Standstill(host="", start_ns=start_ns, end_ns=start_ns + wait_ns)
+        return wait_ns - sum(_overlap_ns(wait, one) for one in run.standstills if one.host == hosts.get(rank))
+
     length_ns = float(np.median([step.end_ns - step.start_ns for _, step in steps]))
     evidence: list[str] = []
     waited: set[int] = set()
     for what, waits in (
-        ("the data of an iteration", [(rank, step.ingest_ns) for rank, step in steps if step.ingest_ns]),
-        ("a checkpoint", [(rank, step.checkpoint_ns) for rank, step in steps if step.checkpoint_ns]),
+        (
+            "the data of an iteration",
+            [(rank, awake_ns(rank, step.start_ns, step.ingest_ns)) for rank, step in steps if step.ingest_ns],
+        ),
+        (
+            "a checkpoint",
+            [
+                (rank, awake_ns(rank, step.end_ns - step.checkpoint_ns, step.checkpoint_ns))
+                for rank, step in steps
+                if step.checkpoint_ns
+            ],
+        ),
     ):
         usual_ns = float(np.median([wait_ns for _, wait_ns in waits])) if waits else 0.0
-        least_ns = max(_OUTSTANDING * usual_ns, length_ns / 2)
-        long = {rank: wait_ns for rank, wait_ns in waits if wait_ns > least_ns}
+        long = {rank: wait_ns for rank, wait_ns in waits if wait_ns > max(_OUTSTANDING * usual_ns, length_ns / 2)}
         waited |= long.keys()
         if long:
-            evidence.append(
-                f"{len(long)} ranks waited up to {max(long.values()) / 1e9:.2f} s for {what}, "
-                f"usually {usual_ns / 1e9:.2f} s"
-            )
-    if len(waited) < len(run.series) / 2:
+            who, longest_ns = "1 rank" if len(long) == 1 else f"{len(long)} ranks", max(long.values())
+            evidence.append(f"{who} waited up to {longest_ns / 1e9:.2f} s for {what}, usually {usual_ns / 1e9:.2f} s")
+    if not waited:
         return []
-    return [
-        Finding(cause="slow-storage", place="storage", name=host, confidence=_STORAGE, evidence=tuple(evidence)),
-    ]
+    # One rank that has to wait keeps the others from asking; one whose own host is slow waits alone, too.
+    sure = _STORAGE_ALL if len(waited) >= len(run.series) / 2 else _STORAGE_ONE
+    return [Finding(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
 
 
 def _only_gpu(topology: Topology, host: str) -> str:

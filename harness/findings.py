@@ -17,6 +17,7 @@ Cause = Literal[
     "congestion",
     "slow-rank",
     "lost-rank",
+    "hung-rank",
     "slow-storage",
     "nothing",
 ]

@@ -28,6 +28,7 @@ from testbed.telemetry import Recorded
 from traffic.collective import CollectiveResult
 from traffic.flow import FlowsResult
 from traffic.job import JobResult
+from traffic.results import Standstill
 
 __all__ = ["Found", "measurements_of", "windows"]
 
@@ -45,6 +46,7 @@ class Found:
     receipts: dict[str, FaultReceipt] = field(default_factory=dict)
     before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    standstills: tuple[Standstill, ...] = ()
     paths: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     captured: Captured | None = None
     packets: Evidence | None = None
@@ -79,6 +81,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
             RebuildMark(error_ns=one.error_ns, rebuilt_ns=one.rebuilt_ns, recovered_ns=one.recovered_ns)
             for one in (result.rebuilds if result else ())
         ),
+        standstills=found.standstills,
         faults=tuple(_fault_runs(plan, faults, found)),
         counters_before={node: dict(values) for node, values in found.before.items()},
         counters_after={node: dict(values) for node, values in found.after.items()},

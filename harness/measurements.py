@@ -16,6 +16,7 @@ from harness.verdict import LabState, Receipt
 from testbed.telemetry import Change as NetworkChange
 from testbed.telemetry import Machine
 from testbed.topology import Topology
+from traffic.results import Standstill
 
 __all__ = [
     "Connection",
@@ -175,6 +176,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     rebuilds: int = 0
     qp_error_ns: tuple[int, ...] = ()
     rebuild_marks: tuple[RebuildMark, ...] = ()
+    standstills: tuple[Standstill, ...] = ()
     faults: tuple[FaultRun, ...] = ()
     counters_before: dict[str, dict[str, int]] = {}
     counters_after: dict[str, dict[str, int]] = {}

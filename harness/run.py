@@ -226,6 +226,7 @@ def _with_faults(
                 _drive_all(decided, lab, ready, running, found, progress)
                 found.result = running.wait(workload.patience_s(decided.experiment))
         found.end_ns = running.ended_ns
+        found.standstills = tuple(running.standstills)
         found.recorded = following.stop()
         if ports:
             progress("fetching the captured packets")

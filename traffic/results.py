@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Checkpoint", "Connection", "Endpoint", "Iteration", "Outcome", "QpError", "Rebuild", "Sample", "Window"]
+__all__ = [
+    "Checkpoint",
+    "Connection",
+    "Endpoint",
+    "Iteration",
+    "Outcome",
+    "QpError",
+    "Rebuild",
+    "Sample",
+    "Standstill",
+    "Window",
+]
 
 Outcome = Literal["completed", "recovered", "failed"]
 """`recovered`: completed, but at least one QP had to be rebuilt on the way. `failed` comes with where."""
@@ -91,6 +102,15 @@ class Checkpoint:
     end_ns: int
     waited_ns: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standstill:
+    """While this time (controller ns) the engine of a host did not run at all: stopped, or robbed of its CPU."""
+
+    host: str
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from traffic.cabling import Cabling
 from traffic.engine import Engines, Event, TrafficLab
 from traffic.flight import Flight, flight_of
 from traffic.plan import Plan, TaskPlan
-from traffic.results import Connection, Outcome, QpError, Rebuild
+from traffic.results import Connection, Outcome, QpError, Rebuild, Standstill
 
 __all__ = ["Beside", "OnEvent", "Running", "begin"]
 
@@ -65,6 +65,7 @@ class Running(Generic[Result]):
         self._cabling = Cabling(plan, engines.send, self._publish)
         self._moved_ns = time.monotonic_ns()
         self.flights: dict[str, Flight] = {}
+        self.standstills: list[Standstill] = []
         self._gone: set[str] = set()
         self._cold: set[str] = set()
         self._psn_answers: dict[str, Mapping[str, Any]] = {}
@@ -357,6 +358,11 @@ class Running(Generic[Result]):
         with self._news:
             self.flights[task.name] = flight
             self._news.notify_all()
+
+    def _on_standstill(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
+        offset = self._engines.offsets[host]
+        start_ns, end_ns = (offset.to_controller(message[name]) for name in ("start_ns", "end_ns"))
+        self.standstills.append(Standstill(host=host, start_ns=start_ns, end_ns=end_ns))
 
     def _on_overdue(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
         took_s = message["after_ms"] / 1000

@@ -21,6 +21,7 @@ from harness.findings import CAUSES, NOTHING, PLACES
 from harness.measurements import Iteration, RankSeries
 from harness.report import render
 from traffic.flight import Entry, Flight
+from traffic.results import Standstill
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +204,28 @@ def test_ranks_that_wait_for_their_data_point_at_storage():
 
 
 def test_waits_that_are_usual_in_a_run_point_at_nobody():
-    """Checkpoints that all ranks wait for each time, and one rank of four that waited once."""
+    """Checkpoints that all ranks wait for each time."""
     assert attribute(fed(checkpoint_ms=2000)) == (NOTHING,)
-    assert attribute(fed(slow_ranks=(2,), slow_ms=3000)) == (NOTHING,)
+
+
+def test_one_rank_that_waited_long_points_at_storage_unless_it_stood_still_itself():
+    run = fed(slow_ranks=(2,), slow_ms=3000)
+    (found,) = attribute(run)
+    assert (found.cause, found.name, found.confidence) == ("slow-storage", "host4", 0.6)
+    start_ns = run.series[2].iterations[20].start_ns
+    hung = Standstill(host="host3", start_ns=start_ns, end_ns=start_ns + 3000 * MS)
+    (found,) = attribute(msgspec.structs.replace(run, standstills=(hung,)))
+    assert (found.cause, found.place, found.name) == ("hung-rank", "rank", "host3")
+    assert "did not run for 3.0 s" in found.evidence[0]
+
+
+def test_what_stands_still_with_all_the_others_is_nobodys_fault():
+    """The machine beneath the VMs had something else to do."""
+    still = tuple(
+        Standstill(host=f"host{number}", start_ns=number * MS, end_ns=2000 * MS + number * MS)
+        for number in (1, 2, 3, 4)
+    )
+    assert attribute(msgspec.structs.replace(fed(), standstills=still)) == (NOTHING,)
+    alone = (*still, Standstill(host="host1", start_ns=5000 * MS, end_ns=7000 * MS))
+    (found,) = attribute(msgspec.structs.replace(fed(), standstills=alone))
+    assert found.name == "host1"

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "main"]
 
 TICK_NS = 50_000_000
+STOOD_NS = 500_000_000
+"""Whoever has not run for so long did not only wait for its turn."""
 
 
 class Engine:
@@ -62,7 +64,7 @@ class Engine:
     def run(self) -> None:
         """Serve until the controller says quit or is gone."""
         self.selector.register(0, selectors.EVENT_READ, self._readable)
-        due_ns = time.monotonic_ns() + TICK_NS
+        due_ns, ran_ns = time.monotonic_ns() + TICK_NS, time.process_time_ns()
         while self.open:
             wakes = [task.wake_ns for task in self.tasks.values() if task.wake_ns is not None]
             wait_ns = min(due_ns, *wakes, due_ns) - time.monotonic_ns()
@@ -74,6 +76,9 @@ class Engine:
                     if task.wake_ns is not None and now_ns >= task.wake_ns:
                         task.wake(now_ns)
             if now_ns >= due_ns:
+                ran_before_ns, ran_ns = ran_ns, time.process_time_ns()
+                if now_ns - due_ns - (ran_ns - ran_before_ns) > STOOD_NS:
+                    self.emit("standstill", start_ns=due_ns, end_ns=now_ns)
                 for task in list(self.tasks.values()):
                     task.tick(now_ns)
                 due_ns = time.monotonic_ns() + TICK_NS
