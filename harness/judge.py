@@ -191,7 +191,7 @@ def _fault_check(fault: FaultRun, problems: Sequence[str]) -> Check:
         observed=0 if receipt is None else receipt.fired.count,
         bound=1,
         unit="count",
-        rule="observed >= bound. Armed, fired, a counter that must move moved, none that must not, cleared",
+        rule="observed >= bound. Armed, fired, seen by a counter or a look, nothing moved that must not, cleared",
         detail="; ".join(problems) or f"witness: {receipt.fired.witness if receipt else None}",
     )
 

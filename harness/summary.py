@@ -109,9 +109,12 @@ def describe_workload(run: Measurements) -> str:
     size = format_bytes(float(spec.get("size_bytes") or 0))
     if "flow" in spec:
         ends = spec.get("pattern") or f"{spec.get('src')} to {spec.get('dst')}"
-        return f"RDMA {spec['flow']} flow, {ends}, {spec.get('qps')} QPs, {size} messages"
+        count = spec.get("qps")
+        return f"RDMA {spec['flow']} flow, {ends}, {count} QP{'' if count == 1 else 's'}, {size} messages"
     if "grid" in spec:
         grid = " x ".join(f"{name} {extent}" for name, extent in spec["grid"])
-        return f"job on a grid of {grid}, {len(spec['phases'])} phases"
+        count = len(spec["phases"])
+        storage = f", storage on {spec['storage']['host']}" if spec.get("storage") else ""
+        return f"job on a grid of {grid}, {count} phase{'' if count == 1 else 's'}{storage}"
     compute = " with a compute phase" if spec.get("compute_units") else ""
     return f"{spec.get('algorithm')} {spec.get('collective')} of {size} over {len(run.ranks)} ranks{compute}"
