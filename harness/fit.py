@@ -13,12 +13,15 @@ from typing import Literal
 
 from harness.experiment import Experiment
 from harness.timeline import MIN_BASELINE_NS
-from harness.workload_file import Flow, Job, Workload
+from harness.workload_file import Flow, Job, Workload, duration_ns
 from inject.plan import PlannedFault
 from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
 from testbed.topology import Topology
+from traffic import inference, ranking
+from traffic.inference import InferenceSpec
 from traffic.matrix import pairs
+from traffic.ranking import RankingSpec
 
 __all__ = ["fit", "hosts_of", "refuse_absent"]
 
@@ -80,18 +83,8 @@ def _resolve_rnic(experiment: Experiment, topology: Topology, path: str, text: s
 
 def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
     workload = experiment.workload
-    if isinstance(workload, Flow) and workload.pattern is not None:
-        ends = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics]
-        try:
-            return replace(workload, pairs=pairs(workload.pattern, ends))
-        except UsageError as error:
-            raise _error(experiment, "workload.pattern", str(error)) from error
     if isinstance(workload, Flow):
-        _resolve_rnic(experiment, topology, "workload.src", workload.src)
-        _resolve_rnic(experiment, topology, "workload.dst", workload.dst)
-        if workload.src == workload.dst:
-            raise _error(experiment, "workload.dst", f"the flow ends where it begins ({workload.src})")
-        return replace(workload, pairs=((workload.src, workload.dst),))
+        return _fit_flow(experiment, topology, workload)
     ranks = workload.ranks or tuple(f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics)
     for index, rank in enumerate(ranks):
         _resolve_rnic(experiment, topology, f"workload.ranks[{index}]", rank)
@@ -100,12 +93,41 @@ def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
         raise _error(experiment, "workload.ranks", f"{repeated[0]} is there twice; a rank is one RNIC")
     if len(ranks) < 2:  # noqa: PLR2004 - a ring needs two
         raise _error(experiment, "workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
-    if isinstance(workload, Job) and len(ranks) != (wanted := prod(size for _, size in workload.grid)):
-        raise _error(experiment, "workload.grid", f"has {wanted} ranks, but there are {len(ranks)} RNICs")
-    if isinstance(workload, Job) and workload.storage and workload.storage.host not in topology.host_by_name:
+    _check_job(experiment, topology, len(ranks))
+    return replace(workload, ranks=ranks)
+
+
+def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow) -> Flow:
+    if flow.pattern is not None:
+        ends = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics]
+        try:
+            return replace(flow, pairs=pairs(flow.pattern, ends))
+        except UsageError as error:
+            raise _error(experiment, "workload.pattern", str(error)) from error
+    _resolve_rnic(experiment, topology, "workload.src", flow.src)
+    _resolve_rnic(experiment, topology, "workload.dst", flow.dst)
+    if flow.src == flow.dst:
+        raise _error(experiment, "workload.dst", f"the flow ends where it begins ({flow.src})")
+    return replace(flow, pairs=((flow.src, flow.dst),))
+
+
+def _check_job(experiment: Experiment, topology: Topology, ranks: int) -> None:
+    """What a job needs besides ranks that are there."""
+    workload = experiment.workload
+    try:
+        if isinstance(workload, InferenceSpec):
+            inference.check(workload, ranks)
+        if isinstance(workload, RankingSpec):
+            ranking.check(workload, ranks)
+    except UsageError as error:
+        raise _error(experiment, "workload", str(error)) from error
+    if not isinstance(workload, Job):
+        return
+    if ranks != (wanted := prod(size for _, size in workload.grid)):
+        raise _error(experiment, "workload.grid", f"has {wanted} ranks, but there are {ranks} RNICs")
+    if workload.storage and workload.storage.host not in topology.host_by_name:
         said = f'no host "{workload.storage.host}"; there is {", ".join(topology.host_by_name)}'
         raise _error(experiment, "workload.storage.host", said)
-    return replace(workload, ranks=ranks)
 
 
 def _fit_capture(experiment: Experiment, topology: Topology, lab_kind: str) -> tuple[str, ...]:
@@ -124,7 +146,7 @@ def _fit_capture(experiment: Experiment, topology: Topology, lab_kind: str) -> t
 
 
 def _fit_faults(experiment: Experiment, topology: Topology) -> None:
-    end_ns = experiment.workload.duration_ns
+    end_ns = duration_ns(experiment.workload)
     for index, fault in enumerate(experiment.faults):
         path = f"faults[{index}]"
         for choice, target in enumerate(fault.targets):

@@ -18,21 +18,16 @@ from harness.measurements import (
 )
 from harness.packets.evidence import Evidence
 from harness.plan import Plan
-from harness.series import connections_of, ranks_of, series_of, summary_of
+from harness.series import Result, connections_of, ranks_of, series_of, serving_of, summary_of
 from harness.verdict import LabState, Receipt
 from inject.plan import PlannedFault
 from inject.receipt import Receipt as FaultReceipt
 from testbed.capture import Captured
 from testbed.lab import Lab
 from testbed.telemetry import Recorded
-from traffic.collective import CollectiveResult
-from traffic.flow import FlowsResult
-from traffic.job import JobResult
 from traffic.results import Standstill
 
 __all__ = ["Found", "measurements_of", "windows"]
-
-Result = CollectiveResult | FlowsResult | JobResult
 
 
 @dataclass(kw_only=True)
@@ -87,6 +82,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         counters_after={node: dict(values) for node, values in found.after.items()},
         twin=found.twin,
         summary=summary_of(result),
+        serving=serving_of(result),
         packets=_packets(found.packets),
         changes=tuple(one for one in found.recorded.changes if one.node in lab.topology.switch_by_name),
         kernel=tuple(one for one in found.recorded.changes if one.subject == "kernel"),

@@ -29,6 +29,7 @@ __all__ = [
     "RankSeries",
     "RebuildMark",
     "Sample",
+    "Serving",
     "Summary",
     "decode",
     "encode",
@@ -132,6 +133,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     busbw_gbps: float | None = None
 
 
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an inference job: time to first token of each request, times from token to token, share that kept the SLO.
+
+    None: nothing was promised.
+    """
+
+    ttft_ns: tuple[int, ...]
+    tpot_ns: tuple[tuple[int, ...], ...]
+    slo_attainment: float | None = None
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """`environment.json`: what the run ran on. Never environment variables, never anything secret."""
 
@@ -182,6 +194,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     counters_after: dict[str, dict[str, int]] = {}
     twin: tuple[RankSeries, ...] | None = None
     summary: Summary = Summary()
+    serving: Serving | None = None
     packets: PacketSummary | None = None
     changes: tuple[NetworkChange, ...] = ()
     kernel: tuple[NetworkChange, ...] = ()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness import intervals, kernel_log, timeline
-from harness.measurements import FaultRun, Measurements, RankSeries
+from harness.measurements import FaultRun, Measurements, RankSeries, Serving
 from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
 from harness.routing import Routing, routing
@@ -168,6 +168,7 @@ def _plain(run: Measurements) -> dict[str, Observation]:
         "checkpoint.wait": _longest(
             [step.checkpoint_ns for rank in run.series for step in rank.iterations], "checkpoints"
         ),
+        **_serving(run.serving),
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected anew, by the engine"),
     }
@@ -183,6 +184,22 @@ def _longest(waits_ns: Sequence[int], what: str) -> Observation:
     if not any(waits_ns):
         return Observation(value=None, detail=f"no rank waited for {what}: the job has no such storage")
     return Observation(value=max(waits_ns) / 1e9, detail=f"longest of {len(waits_ns)} iterations of all ranks")
+
+
+def _serving(serving: Serving | None) -> dict[str, Observation]:
+    if serving is None:
+        nothing = Observation(value=None, detail="not an inference job")
+        return dict.fromkeys(("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"), nothing)
+    tokens = [time_ns for one in serving.tpot_ns for time_ns in one]
+    found = {}
+    for name, times, what in (("ttft", serving.ttft_ns, "requests"), ("tpot", tokens, "tokens after the first")):
+        for share in (50, 99):
+            value = float(np.percentile(times, share)) / 1e9 if times else None
+            found[f"{name}.p{share}"] = Observation(value=value, detail=f"of {len(times)} {what}")
+    kept = serving.slo_attainment
+    said = "no SLO was given" if kept is None else f"{len(serving.ttft_ns)} requests were over, of those asked for"
+    found["slo_attainment"] = Observation(value=kept, detail=said)
+    return found
 
 
 def _rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observation]:

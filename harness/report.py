@@ -290,6 +290,9 @@ def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
         "dip": "deepest dip",
     }
     tiles = [("iterations", str(observed.metrics["iterations"].value), observed.metrics["iterations"].detail)]
+    if run.serving is not None:
+        names |= {"ttft.p99": "time to first token, P99", "tpot.p99": "time per output token, P99"}
+        units = {"ttft.p99": "s", "tpot.p99": "s", **units}
     for name, unit in units.items():
         one = observed.metrics[name]
         text = summary.format_value(one.value, unit)

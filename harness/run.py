@@ -41,8 +41,6 @@ from testbed.errors import FaultbedError, LabError, Unsupported
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.softlab import image, lifecycle, vm
-from traffic.collective import CollectiveResult
-from traffic.job import JobResult
 from traffic.run import Running
 
 __all__ = ["Decided", "Finished", "decide", "execute", "touched"]
@@ -310,8 +308,8 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Fini
     if found.captured is not None:
         found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
         run_dir.write_packets(found.packets)
-    if isinstance(found.result, CollectiveResult | JobResult) and found.result.flights:
-        run_dir.write_flights(found.result.flights)
+    if flights := getattr(found.result, "flights", ()):  # flows have none
+        run_dir.write_flights(flights)
     measured = measurements_of(decided.plan, decided.faults, lab, found)
     run_dir.write_measurements(measured)
     run_dir.write_telemetry(found.recorded, t0_ns=found.t0_ns)
@@ -329,7 +327,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Fini
         run=measured,
         observed=observed,
         floor=noise.load(lab.state_dir, decided.plan.workload),
-        flights=getattr(found.result, "flights", ()),
+        flights=flights,
     )
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.

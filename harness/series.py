@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.measurements import Connection, Iteration, Rank, RankSeries, Sample, Summary
+from harness.measurements import Connection, Iteration, Rank, RankSeries, Sample, Serving, Summary
 from traffic.collective import CollectiveResult
 from traffic.entropy import udp_sport
 from traffic.flow import FlowsResult
+from traffic.inference import InferenceResult
 from traffic.job import JobResult
+from traffic.made import MadeResult
 from traffic.results import Sample as TrafficSample
 
-__all__ = ["connections_of", "ranks_of", "series_of", "summary_of"]
+__all__ = ["Result", "connections_of", "ranks_of", "series_of", "serving_of", "summary_of"]
 
-Result = CollectiveResult | FlowsResult | JobResult
+Result = CollectiveResult | FlowsResult | JobResult | MadeResult
 
 _GIGABITS = 8.0
 """nccl-tests counts in GB/s, the report in Gb/s."""
@@ -61,6 +63,17 @@ def summary_of(result: Result | None) -> Summary:
     if not isinstance(result, CollectiveResult) or not result.iterations_completed:
         return Summary()
     return Summary(algbw_gbps=result.algbw_gbytes_per_s * _GIGABITS, busbw_gbps=result.busbw_gbytes_per_s * _GIGABITS)
+
+
+def serving_of(result: Result | None) -> Serving | None:
+    """Times to tokens of an inference job."""
+    if not isinstance(result, InferenceResult):
+        return None
+    return Serving(
+        ttft_ns=result.ttft_ns,
+        tpot_ns=result.tpot_ns,
+        slo_attainment=result.slo_attainment if result.spec.slo_ttft_ms or result.spec.slo_tpot_ms else None,
+    )
 
 
 def _endpoints(result: Result | None) -> tuple[str, ...]:

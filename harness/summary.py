@@ -116,5 +116,12 @@ def describe_workload(run: Measurements) -> str:
         count = len(spec["phases"])
         storage = f", storage on {spec['storage']['host']}" if spec.get("storage") else ""
         return f"job on a grid of {grid}, {count} phase{'' if count == 1 else 's'}{storage}"
+    if "prefill_bytes" in spec:
+        split = f", {spec['prefill_ranks']} of them for prefill" if spec["prefill_ranks"] else ""
+        what = f"{spec['requests']} requests of {spec['tokens']} tokens"
+        return f"inference, {what} on {len(run.ranks)} ranks{split}"
+    if "embedding_bytes" in spec:
+        rows = format_bytes(float(spec["embedding_bytes"]))
+        return f"ranking, {rows} of embeddings a rank, skew {spec['skew']:g}, on {len(run.ranks)} ranks"
     compute = " with a compute phase" if spec.get("compute_units") else ""
     return f"{spec.get('algorithm')} {spec.get('collective')} of {size} over {len(run.ranks)} ranks{compute}"

@@ -1,4 +1,4 @@
-"""The workload of an experiment, started on a lab: a collective, a flow or flows, a job."""
+"""Starts the workload of an experiment: a collective, flows, or a job that trains, infers or ranks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 from typing import Any
 
 from harness.experiment import Experiment
-from harness.workload_file import Flow, Job
+from harness.workload_file import Flow, Job, duration_ns
 from testbed.errors import LabError
 from testbed.lab import Lab
-from traffic import collective, flow, job
+from traffic import collective, flow, inference, job, ranking
 from traffic.collective import CollectiveSpec
 from traffic.entropy import ways
 from traffic.flow import FlowSpec
+from traffic.inference import InferenceSpec
 from traffic.job import JobSpec
+from traffic.ranking import RankingSpec
 from traffic.run import Running
 
 __all__ = ["paths_of", "patience_s", "start"]
@@ -29,7 +31,11 @@ def start(experiment: Experiment, lab: Lab) -> Running[Any]:
         UsageError: the lab cannot carry it.
         LabError: it could not be started; nothing is left running.
     """
-    work = experiment.workload
+    work, beat = experiment.workload, lambda _event: lab.heartbeat()
+    if isinstance(work, InferenceSpec):
+        return inference.start(lab, work, on_event=beat)
+    if isinstance(work, RankingSpec):
+        return ranking.start(lab, work, on_event=beat)
     if isinstance(work, Flow):
         specs = [
             FlowSpec(
@@ -45,7 +51,7 @@ def start(experiment: Experiment, lab: Lab) -> Running[Any]:
             )
             for src, dst in work.pairs
         ]
-        return flow.start_all(lab, specs, on_event=lambda _event: lab.heartbeat())
+        return flow.start_all(lab, specs, on_event=beat)
     if isinstance(work, Job):
         return job.start(
             lab,
@@ -61,7 +67,7 @@ def start(experiment: Experiment, lab: Lab) -> Running[Any]:
                 storage=work.storage,
                 qp=work.qp,
             ),
-            on_event=lambda _event: lab.heartbeat(),
+            on_event=beat,
         )
     return collective.start(
         lab,
@@ -81,16 +87,14 @@ def start(experiment: Experiment, lab: Lab) -> Running[Any]:
             warmup=work.warmup,
             qp=work.qp,
         ),
-        on_event=lambda _event: lab.heartbeat(),
+        on_event=beat,
     )
 
 
 def patience_s(experiment: Experiment) -> float:
     """How long it may take."""
-    work = experiment.workload
-    if work.duration_ns is None:
-        return 10 * GRACE_S
-    return work.duration_ns / 1e9 + GRACE_S
+    length_ns = duration_ns(experiment.workload)
+    return 10 * GRACE_S if length_ns is None else length_ns / 1e9 + GRACE_S
 
 
 def paths_of(lab: Lab, running: Running[Any]) -> dict[int, tuple[str, ...]]:

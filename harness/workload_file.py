@@ -14,15 +14,17 @@ from harness.strict import Section, convert, fail, one_of, positive, read
 from testbed.errors import UsageError
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS
 from traffic.flow import SPREADS, VERBS, check_qp
+from traffic.inference import InferenceSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.job import check as check_job
 from traffic.matrix import PATTERNS
 from traffic.plan import QpParams
+from traffic.ranking import RankingSpec
 from traffic.ranks import WARMUP
 from traffic.schedules import COLLECTIVES, algorithms_for
 from traffic.storage import Storage
 
-__all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "workload_of"]
+__all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "duration_ns", "workload_of"]
 
 _T = TypeVar("_T")
 
@@ -77,7 +79,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job on a grid of ranks (`traffic.job.JobSpec`); it goes by iterations and has no duration."""
+    """A training job on a grid of ranks (`traffic.job.JobSpec`); it goes by iterations."""
 
     grid: tuple[tuple[str, int], ...]
     phases: tuple[JobPhase, ...]
@@ -90,13 +92,14 @@ class Job:
     storage: Storage | None = None
     qp: QpParams = field(default_factory=QpParams)
 
-    @property
-    def duration_ns(self) -> None:
-        """Nobody can say."""
-        return
+
+Workload = Collective | Flow | Job | InferenceSpec | RankingSpec
+"""The last two go by requests and iterations, and are what traffic takes."""
 
 
-Workload = Collective | Flow | Job
+def duration_ns(workload: Workload) -> int | None:
+    """How long it runs; None where it goes by iterations or requests, and nobody can say."""
+    return workload.duration_ns if isinstance(workload, Collective | Flow) else None
 
 
 class _CollectiveFile(Section, frozen=True, kw_only=True):
@@ -135,6 +138,33 @@ class _JobFile(Section, frozen=True, kw_only=True):
     qp: dict[str, int] = msgspec.field(default_factory=dict)
 
 
+class _InferenceFile(Section, frozen=True, kw_only=True):
+    requests: Annotated[int, msgspec.Meta(ge=1)]
+    tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
+    prefill_ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prefill: str = "4MiB"
+    kv: str = "1MiB"
+    decode: str = "64KiB"
+    prefill_time: str = "0ms"
+    decode_time: str = "0ms"
+    slo_ttft: str = "0ms"
+    slo_tpot: str = "0ms"
+    ranks: tuple[str, ...] = ()
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
+    qp: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class _RankingFile(Section, frozen=True, kw_only=True):
+    embedding: str
+    iterations: Annotated[int, msgspec.Meta(ge=1)]
+    skew: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    dense: str = "256KiB"
+    dense_time: str = "0ms"
+    ranks: tuple[str, ...] = ()
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
+    qp: dict[str, int] = msgspec.field(default_factory=dict)
+
+
 class _FlowFile(Section, frozen=True, kw_only=True):
     flow: str
     duration: str
@@ -152,6 +182,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "collective": tuple(_CollectiveFile.__struct_fields__),
     "flow": tuple(_FlowFile.__struct_fields__),
     "job": tuple(_JobFile.__struct_fields__),
+    "inference": tuple(_InferenceFile.__struct_fields__),
+    "ranking": tuple(_RankingFile.__struct_fields__),
     "storage": tuple(_StorageFile.__struct_fields__),
 }
 """Of each section, for hints."""
@@ -163,11 +195,18 @@ def workload_of(raw: dict[str, Any], source: str) -> Workload:
     Raises:
         ConfigError: something in it makes no sense; with its path.
     """
-    if sum(kind in raw for kind in ("collective", "flow", "grid")) != 1:
-        said = 'say what runs: collective = "all-reduce", or flow = "write", or a job on a grid = "tp=2,dp=2"'
+    if sum(kind in raw for kind in ("collective", "flow", "grid", "requests", "embedding")) != 1:
+        said = (
+            'say what runs: collective = "all-reduce", or flow = "write", or a job: grid = "tp=2,dp=2" to train, '
+            'requests = 50 to infer, embedding = "1MiB" to rank'
+        )
         raise fail(source, "workload", said)
     if "grid" in raw:
         return _job(convert(raw, _JobFile, source, path="workload", section="job", keys=KEYS), source)
+    if "requests" in raw:
+        return _inference(convert(raw, _InferenceFile, source, path="workload", section="inference", keys=KEYS), source)
+    if "embedding" in raw:
+        return _ranking(convert(raw, _RankingFile, source, path="workload", section="ranking", keys=KEYS), source)
     if "flow" in raw:
         flow = convert(raw, _FlowFile, source, path="workload", section="flow", keys=KEYS)
         one_of(flow.flow, VERBS, source, "workload.flow")
@@ -247,6 +286,43 @@ def _job(job: _JobFile, source: str) -> Job:
     except UsageError as error:
         raise fail(source, "workload", str(error)) from error
     return made
+
+
+def _inference(job: _InferenceFile, source: str) -> InferenceSpec:
+    def size(name: str) -> int:
+        return positive(parse_size_bytes, getattr(job, name), source, f"workload.{name}")
+
+    def time_ms(name: str) -> float:
+        return read(parse_duration_ns, getattr(job, name), source, f"workload.{name}") / 1e6
+
+    return InferenceSpec(
+        ranks=job.ranks,
+        warmup=job.warmup,
+        qp=_qp(job.qp, source),
+        requests=job.requests,
+        tokens=job.tokens,
+        prefill_ranks=job.prefill_ranks,
+        prefill_bytes=size("prefill"),
+        kv_bytes=size("kv"),
+        decode_bytes=size("decode"),
+        prefill_ms=time_ms("prefill_time"),
+        decode_ms=time_ms("decode_time"),
+        slo_ttft_ms=time_ms("slo_ttft"),
+        slo_tpot_ms=time_ms("slo_tpot"),
+    )
+
+
+def _ranking(job: _RankingFile, source: str) -> RankingSpec:
+    return RankingSpec(
+        ranks=job.ranks,
+        warmup=job.warmup,
+        qp=_qp(job.qp, source),
+        iterations=job.iterations,
+        embedding_bytes=positive(parse_size_bytes, job.embedding, source, "workload.embedding"),
+        skew=job.skew,
+        dense_bytes=positive(parse_size_bytes, job.dense, source, "workload.dense"),
+        dense_ms=read(parse_duration_ns, job.dense_time, source, "workload.dense_time") / 1e6,
+    )
 
 
 def _storage(storage: _StorageFile, source: str) -> Storage:

@@ -11,22 +11,21 @@ hosts where prefill and decode are apart: `clock_error_ns` says how wrong that m
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from testbed.errors import UsageError
 from traffic import metrics, replay
 from traffic.engine import TrafficLab
+from traffic.made import MadeResult, patience_s, told
 from traffic.ranks import RanksSpec, place
 from traffic.replay import Execution
-from traffic.results import Iteration, Outcome, QpError, Rebuild
-from traffic.run import OnEvent
+from traffic.results import Iteration
+from traffic.run import OnEvent, Running
 from traffic.traces import Operation, Trace
 
-__all__ = ["InferenceResult", "InferenceSpec", "check", "request", "run"]
+__all__ = ["InferenceResult", "InferenceSpec", "check", "request", "run", "start"]
 
 MAX_TOKENS = 200
 MIN_GROUP = 2
@@ -54,18 +53,14 @@ class InferenceSpec(RanksSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceResult:
+class InferenceResult(MadeResult):
     """An inference job that is over. Times are in ns; `ttft_ns` has one a request, `tpot_ns` all of a request's.
 
     `slo_attainment` is the share of requests that kept all promises (their mean TPOT counts), of those asked for.
     """
 
     spec: InferenceSpec
-    outcome: Outcome
-    where: str | None
-    ranks: tuple[str, ...]
     requests_completed: int
-    wrong_elements: int
     ttft_ns: tuple[int, ...]
     tpot_ns: tuple[tuple[int, ...], ...]
     ttft_p50_ns: float
@@ -74,13 +69,6 @@ class InferenceResult:
     tpot_p95_ns: float
     tpot_p99_ns: float
     slo_attainment: float
-    clock_error_ns: int
-    qp_errors: tuple[QpError, ...]
-    rebuilds: tuple[Rebuild, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return dataclasses.asdict(self)
 
 
 def check(spec: InferenceSpec, ranks: int) -> None:
@@ -128,8 +116,8 @@ def request(spec: InferenceSpec, ranks: int) -> Trace:
     return Trace(source="inference", format="made", ranks=ranks, operations=operations)
 
 
-def run(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -> InferenceResult:
-    """Run an inference job and wait for its end.
+def start(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -> Running[InferenceResult]:
+    """Start an inference job.
 
     Raises:
         UsageError: the spec asks for something that is not there; nothing was started.
@@ -137,11 +125,17 @@ def run(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -
     """
     ranks = len(place(lab, spec))
     check(spec, ranks)
-    return _result(spec, replay.execute_made(lab, spec, request(spec, ranks), repeat=spec.requests, on_event=on_event))
+    made = request(spec, ranks)
+    return replay.start_made(lab, spec, made, lambda done: _result(spec, done), repeat=spec.requests, on_event=on_event)
+
+
+def run(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -> InferenceResult:
+    """Run an inference job and wait for its end. Raises as `start`."""
+    with start(lab, spec, on_event) as running:
+        return running.wait(patience_s(running, spec.requests))
 
 
 def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
-    ((_, running),) = done.runs
     rows = list(zip(*done.iterations[0], strict=False))  # by request, of those that every rank has finished
     tokens = list(enumerate(done.trace.operations))[-spec.tokens :]
     phases = done.batches[0].phases
@@ -156,12 +150,9 @@ def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
     all_ns = [time_ns for one in tpot_ns for time_ns in one]
     kept = sum(_kept(spec, *times) for times in zip(ttft_ns, tpot_ns, strict=True))
     return InferenceResult(
+        **told(done),
         spec=spec,
-        outcome=done.outcome,
-        where=done.where,
-        ranks=tuple(rank.name for rank in done.ranks),
         requests_completed=len(rows),
-        wrong_elements=done.wrong_elements,
         ttft_ns=tuple(ttft_ns),
         tpot_ns=tuple(tpot_ns),
         ttft_p50_ns=metrics.percentile(ttft_ns, 50),
@@ -170,9 +161,6 @@ def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
         tpot_p95_ns=metrics.percentile(all_ns, 95),
         tpot_p99_ns=metrics.percentile(all_ns, 99),
         slo_attainment=kept / spec.requests,
-        clock_error_ns=max(running.clock_error_ns.values(), default=0),
-        qp_errors=running.qp_errors,
-        rebuilds=running.rebuilds,
     )
 
 

@@ -6,20 +6,18 @@ as `skew` says (Zipf). Forward, rows go from the hot shards to everybody; backwa
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from testbed.errors import UsageError
 from traffic import metrics, replay, schedules
 from traffic.engine import TrafficLab
+from traffic.made import MadeResult, patience_s, told
 from traffic.ranks import RanksSpec, place
 from traffic.replay import Execution
-from traffic.results import Outcome, QpError, Rebuild
-from traffic.run import OnEvent
+from traffic.run import OnEvent, Running
 from traffic.traces import Operation, Trace
 
-__all__ = ["RankingResult", "RankingSpec", "check", "run", "step"]
+__all__ = ["RankingResult", "RankingSpec", "check", "run", "start", "step"]
 
 MIN_RANKS = 2
 PARTS = 3
@@ -41,18 +39,14 @@ class RankingSpec(RanksSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankingResult:
+class RankingResult(MadeResult):
     """A ranking job that is over; median times of its parts (the rank that waited least), and of whole iterations.
 
     `mmr` is the most that a rank sends forward over the mean of all: 1 is even.
     """
 
     spec: RankingSpec
-    outcome: Outcome
-    where: str | None
-    ranks: tuple[str, ...]
     iterations_completed: int
-    wrong_elements: int
     mmr: float
     forward_ns: float
     backward_ns: float
@@ -60,12 +54,6 @@ class RankingResult:
     iteration_p50_ns: float
     iteration_p95_ns: float
     iteration_p99_ns: float
-    qp_errors: tuple[QpError, ...]
-    rebuilds: tuple[Rebuild, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return dataclasses.asdict(self)
 
 
 def check(spec: RankingSpec, ranks: int) -> None:
@@ -112,8 +100,8 @@ def step(spec: RankingSpec, ranks: int) -> Trace:
     return Trace(source="ranking", format="made", ranks=ranks, operations=operations)
 
 
-def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> RankingResult:
-    """Run a ranking job and wait for its end.
+def start(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> Running[RankingResult]:
+    """Start a ranking job.
 
     Raises:
         UsageError: the spec asks for something that is not there; nothing was started.
@@ -121,11 +109,19 @@ def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> 
     """
     ranks = len(place(lab, spec))
     check(spec, ranks)
-    return _result(spec, replay.execute_made(lab, spec, step(spec, ranks), repeat=spec.iterations, on_event=on_event))
+    made = step(spec, ranks)
+    return replay.start_made(
+        lab, spec, made, lambda done: _result(spec, done), repeat=spec.iterations, on_event=on_event
+    )
+
+
+def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> RankingResult:
+    """Run a ranking job and wait for its end. Raises as `start`."""
+    with start(lab, spec, on_event) as running:
+        return running.wait(patience_s(running, spec.iterations))
 
 
 def _result(spec: RankingSpec, done: Execution) -> RankingResult:
-    ((_, running),) = done.runs
     per_rank = done.iterations[0]
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     forward, backward, dense = (
@@ -133,12 +129,9 @@ def _result(spec: RankingSpec, done: Execution) -> RankingResult:
     )
     sent = [sum(row) - row[rank] for rank, row in enumerate(done.trace.operations[0].counts)]
     return RankingResult(
+        **told(done),
         spec=spec,
-        outcome=done.outcome,
-        where=done.where,
-        ranks=tuple(rank.name for rank in done.ranks),
         iterations_completed=len(whole),
-        wrong_elements=done.wrong_elements,
         mmr=max(sent) * len(sent) / sum(sent),
         forward_ns=forward,
         backward_ns=backward,
@@ -146,6 +139,4 @@ def _result(spec: RankingSpec, done: Execution) -> RankingResult:
         iteration_p50_ns=metrics.percentile(whole, 50),
         iteration_p95_ns=metrics.percentile(whole, 95),
         iteration_p99_ns=metrics.percentile(whole, 99),
-        qp_errors=running.qp_errors,
-        rebuilds=running.rebuilds,
     )

@@ -8,9 +8,9 @@ carried as `dtype`, whatever the trace's were: sizes in bytes are kept, and ever
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,11 +35,12 @@ __all__ = [
     "batches",
     "check",
     "execute",
-    "execute_made",
     "operation_times_ns",
     "run",
+    "start_made",
 ]
 
+Made = TypeVar("Made")
 MAX_OPERATIONS = 256
 """Of one batch: what is told to an engine in one line stays small."""
 
@@ -311,12 +312,33 @@ def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent |
     return Execution(spec=spec, trace=trace, ranks=ranks, batches=made, runs=tuple(ended))
 
 
-def execute_made(
-    lab: TrafficLab, spec: RanksSpec, trace: Trace, *, repeat: int, on_event: OnEvent | None = None
-) -> Execution:
-    """As `execute`, of a trace that a job was made into, on the ranks of the job's spec."""
+def start_made(
+    lab: TrafficLab,
+    spec: RanksSpec,
+    trace: Trace,
+    finish: Callable[[Execution], Made],
+    *,
+    repeat: int,
+    on_event: OnEvent | None = None,
+) -> Running[Made]:
+    """Start what a job was made into, on the ranks of the job's spec; `finish` makes its result.
+
+    Raises:
+        UsageError: it cannot be had on this lab, or is more than one batch; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
     common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec)}
-    return execute(lab, ReplaySpec(**common, repeat=repeat, batch_bytes=MADE_BYTES), trace, on_event)
+    as_replay = ReplaySpec(**common, repeat=repeat, batch_bytes=MADE_BYTES)
+    check(as_replay)
+    ranks = place(lab, spec)
+    made = batches(trace, as_replay, cost.NETWORKS[lab.kind])
+    if len(made) > 1:
+        raise UsageError(f"one round of the {trace.source} job is too much for the memory of a rank; make it smaller")
+
+    def ended(running: Running[Made]) -> Made:
+        return finish(Execution(spec=as_replay, trace=trace, ranks=ranks, batches=made, runs=((0, running),)))
+
+    return begin(lab, _plan(as_replay, ranks, made[0], 0, 1), ended, on_event)
 
 
 def _itself(running: Running[Any]) -> Running[Any]:

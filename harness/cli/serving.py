@@ -86,9 +86,8 @@ def _tell(session: Session, result: InferenceResult) -> None:
         ],
     )
     if result.spec.prefill_ranks:
-        session.out.print(
-            f"times to first token are of clocks that differ by up to {result.clock_error_ns / 1e6:.2f} ms"
-        )
+        error_ms = max(result.clock_error_ns.values()) / 1e6
+        session.out.print(f"times to first token are of clocks that differ by up to {error_ms:.2f} ms")
 
 
 @traffic.command("ranking")

@@ -6,9 +6,6 @@ import threading
 
 import pytest
 
-from harness import run
-from harness.experiment import decode
-from harness.verdict import Verdict
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan
@@ -40,39 +37,6 @@ def busy(lab):
         running.abort("the test is over")
 
 
-EXPERIMENT = """
-name = "programs"
-seed = 1
-
-[workload]
-grid = "dp=4"
-phases = ["dp:all-reduce:64KiB"]
-iterations = 150
-qp = { timeout = 18 }
-
-[workload.storage]
-host = "host4"
-ingest = "64KiB"
-checkpoint = "512KiB:10:async"
-
-[[faults]]
-kind = "storage.stall"
-target = "host4"
-at = "8s"
-for = "3s"
-
-[[faults]]
-kind = "host.rank-hang"
-target = "host2"
-at = "16s"
-for = "2s"
-
-[[expect]]
-metric = "ingest.wait"
-max = "30s"
-"""
-
-
 def longest_wait_s(running):
     waits = [event.message for event in running.events if event.name == "iteration"]
     return max(max(one["ingest_ns"], one["checkpoint_ns"]) for one in waits) / 1e9
@@ -96,15 +60,3 @@ def test_a_storage_that_hangs_or_is_slow_is_proved_and_holds_the_job_up(lab, tmp
     assert proved == {kind: mutate is None for kind, _, _ in CASES}
     if mutate is None:
         assert longest_wait_s(busy) > 2.0, "it stood still for 3 s"
-
-
-def test_an_experiment_may_stop_what_its_own_workload_starts(lab, tmp_path):
-    """When the faults are prepared, neither the storage nor the ranks are there yet. Blind, both are named."""
-    source = EXPERIMENT.encode()
-    decided = run.decide(decode(source, source="programs.toml"), source, lab.inventory_model)
-    finished = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
-    lab.forget_connections()
-    assert finished.verdict.verdict is Verdict.PASS, finished.verdict
-    assert [receipt.kind for receipt in finished.verdict.faults] == ["storage.stall", "host.rank-hang"]
-    found = {(one.cause, one.name) for one in finished.verdict.attribution}
-    assert found >= {("slow-storage", "host4"), ("hung-rank", "host2")}, finished.verdict.attribution

@@ -15,9 +15,11 @@ from harness.fit import fit
 from harness.needs import parse_need, unmet
 from harness.plan import decode as plan_decode
 from harness.plan import encode, plan
-from harness.workload_file import Collective, Flow
+from harness.workload_file import Collective, Flow, duration_ns
 from testbed import inventory, shipped
 from testbed.errors import ConfigError
+from traffic.inference import InferenceSpec
+from traffic.ranking import RankingSpec
 
 DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
 
@@ -272,7 +274,7 @@ iterations = 20
 def test_a_job_is_a_workload_and_its_plan_is_plain():
     experiment = fit(read(JOB.format("")), soft_topology(), "soft")
     work = experiment.workload
-    assert (work.grid, work.duration_ns) == ((("tp", 2), ("dp", 2)), None)
+    assert (work.grid, duration_ns(work)) == ((("tp", 2), ("dp", 2)), None)
     assert [(one.along, one.size_bytes, one.algorithm) for one in work.phases] == [
         ("tp", 65536, "auto"),
         ("dp", 1 << 20, "ring"),
@@ -390,3 +392,58 @@ def test_a_fault_of_a_program_that_will_not_be_there_is_refused(kind, target, sa
     else:
         with pytest.raises(ConfigError, match=rf"faults: {kind} on {target}: the workload has {said}"):
             run.decide(made, text.encode(), lab)
+
+
+SERVING = """
+name = "serving"
+seed = 1
+[workload]
+requests = 20
+tokens = 8
+prefill = "256KiB"
+decode = "4KiB"
+decode_time = "2ms"
+slo_ttft = "500ms"
+[[expect]]
+metric = "ttft.p99"
+max = "2s"
+[[expect]]
+metric = "slo_attainment"
+min = 0.9
+"""
+RANKING = """
+name = "ranking"
+seed = 1
+[workload]
+embedding = "512KiB"
+skew = 1.2
+iterations = 30
+"""
+
+
+def test_an_inference_job_is_a_workload_with_its_promises():
+    made = fit(decode(SERVING.encode(), source="serving.toml"), soft_topology(), "soft").workload
+    assert isinstance(made, InferenceSpec)
+    assert (made.requests, made.prefill_bytes, made.decode_ms, made.slo_ttft_ms) == (20, 256 << 10, 2.0, 500.0)
+    assert len(made.ranks) == 4
+
+
+def test_a_ranking_job_is_a_workload():
+    made = fit(decode(RANKING.encode(), source="ranking.toml"), soft_topology(), "soft").workload
+    assert isinstance(made, RankingSpec)
+    assert (made.embedding_bytes, made.skew, made.iterations, len(made.ranks)) == (512 << 10, 1.2, 30, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SERVING.replace("tokens = 8", "prefill_ranks = 3"), r"workload: an inference job needs groups of 2 ranks"),
+        (SERVING.replace('"4KiB"', '"none"'), r"workload\.decode: "),
+        (SERVING.replace("tokens", "tokns"), r'workload: no key "tokns" here; did you mean tokens\?'),
+        (RANKING.replace('"512KiB"', '"513"'), r"workload: embedding_bytes must be a multiple of 4"),
+        (RANKING + "requests = 3", r"workload: say what runs"),
+    ],
+)
+def test_a_job_that_serves_badly_is_refused_with_its_path(text, said):
+    with pytest.raises(ConfigError, match=said):
+        fit(decode(text.encode(), source="x.toml"), soft_topology(), "soft")
