@@ -34,6 +34,8 @@ from traffic.flight import Flight
 
 __all__ = ["check_expectation", "judge", "unproven"]
 
+_LATE_NS = 500_000_000
+
 
 def judge(
     *,
@@ -53,7 +55,7 @@ def judge(
     problems = {fault.plan.id: unproven(fault.receipt) or fault.doubts for fault in run.faults}
     checks = [
         *_error_checks(run.errors),
-        *(_fault_check(fault, problems[fault.plan.id]) for fault in run.faults),
+        *(_fault_check(fault, problems[fault.plan.id], run.t0_ns) for fault in run.faults),
         *(
             check
             for expectation in expectations
@@ -183,8 +185,13 @@ def _unproven_for(metric: Metric, problems: Mapping[str, Sequence[str]]) -> tupl
     return tuple(f"{fault_id}: {problem}" for fault_id, each in problems.items() for problem in each)
 
 
-def _fault_check(fault: FaultRun, problems: Sequence[str]) -> Check:
+def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
     receipt = fault.receipt
+    said = list(problems) or [f"witness: {receipt.fired.witness if receipt else None}"]
+    armed_ns = receipt.armed.get("at_ns") if receipt else None
+    late_ns = armed_ns - t0_ns - fault.plan.at_ns if isinstance(armed_ns, int) else 0
+    if late_ns > _LATE_NS:
+        said.append(f"{late_ns / 1e9:.1f} s later than planned: the lab was too busy to be looked at before")
     return Check(
         name=f"fired.{fault.plan.id}",
         verdict=Verdict.INCONCLUSIVE if problems else Verdict.PASS,
@@ -192,7 +199,7 @@ def _fault_check(fault: FaultRun, problems: Sequence[str]) -> Check:
         bound=1,
         unit="count",
         rule="observed >= bound. Armed, fired, seen by a counter or a look, nothing moved that must not, cleared",
-        detail="; ".join(problems) or f"witness: {receipt.fired.witness if receipt else None}",
+        detail="; ".join(said),
     )
 
 

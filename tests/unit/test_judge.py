@@ -151,6 +151,17 @@ def test_each_missing_proof_makes_the_run_inconclusive(changes, says):
     assert verdict.verdict is INCONCLUSIVE
 
 
+def test_a_fault_that_came_late_is_told_with_how_late():
+    run = synthetic_run()
+    first = run.faults[0]
+    armed = {**first.receipt.armed, "at_ns": run.t0_ns + first.plan.at_ns + 11_000_000_000}
+    late = msgspec.structs.replace(first, receipt=msgspec.structs.replace(first.receipt, armed=armed))
+    verdict = verdict_of(msgspec.structs.replace(run, faults=(late, *run.faults[1:])))
+    details = [check.detail for check in verdict.checks if check.name.startswith("fired.")]
+    assert "11.0 s later than planned" in details[0]
+    assert not any("later" in detail for detail in details[1:])
+
+
 def test_a_state_that_was_seen_while_it_was_on_is_a_proof():
     """A stopped process moves no counter; a second look has seen it stopped."""
     key = "host4/processes.stopped"
