@@ -71,7 +71,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         connections=connections_of(result, found.paths),
         qp_errors=len(result.qp_errors) if result else 0,
         rebuilds=len(result.rebuilds) if result else 0,
-        qp_error_ns=tuple(one.time_ns for one in result.qp_errors) if result else (),
+        qps_lost=tuple(result.qp_errors) if result else (),
         rebuild_marks=tuple(
             RebuildMark(error_ns=one.error_ns, rebuilt_ns=one.rebuilt_ns, recovered_ns=one.recovered_ns)
             for one in (result.rebuilds if result else ())

@@ -16,7 +16,7 @@ from harness.verdict import LabState, Receipt
 from testbed.telemetry import Change as NetworkChange
 from testbed.telemetry import Machine
 from testbed.topology import Topology
-from traffic.results import Standstill
+from traffic.results import QpError, Standstill
 
 __all__ = [
     "Connection",
@@ -186,7 +186,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     connections: tuple[Connection, ...] = ()
     qp_errors: int = 0
     rebuilds: int = 0
-    qp_error_ns: tuple[int, ...] = ()
+    qps_lost: tuple[QpError, ...] = ()
     rebuild_marks: tuple[RebuildMark, ...] = ()
     standstills: tuple[Standstill, ...] = ()
     faults: tuple[FaultRun, ...] = ()

@@ -53,7 +53,7 @@ def _until(impact: Impact, impacts: Mapping[str, Impact]) -> int:
 
 def _of(run: Measurements, impact: Impact, until_ns: int) -> list[Phase]:
     fired = impact.fired_ns
-    errors = sorted(at for at in run.qp_error_ns if fired <= at < until_ns)
+    errors = sorted(one.time_ns for one in run.qps_lost if fired <= one.time_ns < until_ns)
     backs = [] if run.packets is None else sorted(one for one in run.packets.goings_back if fired <= one[0] < until_ns)
     rebuilds = [one for one in run.rebuild_marks if fired <= one.error_ns < until_ns]
     found = []

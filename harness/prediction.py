@@ -122,7 +122,8 @@ def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
     params = QpParams()
     least_ns, found = qp_error_ns(params), []
     for fault_id, one in observed.impacts.items():
-        after = [at for at in run.qp_error_ns if one.fired_ns <= at < one.cleared_ns + _SLACK * least_ns]
+        until_ns = one.cleared_ns + _SLACK * least_ns
+        after = [lost.time_ns for lost in run.qps_lost if one.fired_ns <= lost.time_ns < until_ns]
         if after:
             took_ns = min(after) - one.fired_ns
             found.append(

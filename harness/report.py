@@ -51,6 +51,8 @@ _FIDELITY = {
 _EPISODES = 60
 """Goings back that are shown one by one; packets.json has more."""
 _MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
+_MOST_LOST = 40
+"""Queue pairs in the table; a fabric that is cut loses hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,7 @@ def render_html(run: RunDir) -> str:
             iterations=_markup(plots.iterations_chart(measured, bands)),
             cut=_cut(measured),
             kernel=measured.kernel,
+            most_lost=_MOST_LOST,
             stored=any(step.ingest_ns or step.checkpoint_ns for one in measured.series for step in one.iterations),
             routed={fault_id: one for fault_id, one in observed.routing.items() if one.changes},
             clock_error_ns=max((one.clock_error_ns for one in measured.watched), default=0),

@@ -18,11 +18,19 @@ from harness.measurements import (
 from harness.plan import PlannedFault
 from harness.verdict import Fired, Receipt
 from testbed.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
+from traffic.results import QpError
 
 S = 1_000_000_000
 MS = 1_000_000
 T0 = 7_000 * S
 RANK_BYTES = 3 * (1 << 19)
+
+
+def lost_at(time_ns):
+    """A queue pair that died then."""
+    status = "RETRY_EXC_ERR"
+    ends = {"endpoint": "host1:rxe0", "peer": "host3:rxe0"}
+    return QpError(time_ns=time_ns, connection=0, qpn=17, status=status, generation=0, **ends)
 
 
 def soft_topology() -> Topology:

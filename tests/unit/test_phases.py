@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from synthetic_run import synthetic_run
+from synthetic_run import lost_at, synthetic_run
 
 from harness.experiment import decode
 from harness.measurements import PacketSummary, RebuildMark
@@ -43,7 +43,7 @@ def test_a_dead_queue_pair_has_all_its_phases(run, fired):
     at = fired["uplink"]
     impact = observe(run).impacts["uplink"]
     mark = RebuildMark(error_ns=at + 100 * MS, rebuilt_ns=at + 300 * MS, recovered_ns=at + 320 * MS)
-    hurt = msgspec.structs.replace(run, qp_error_ns=(at + 100 * MS,), rebuild_marks=(mark,))
+    hurt = msgspec.structs.replace(run, qps_lost=(lost_at(at + 100 * MS),), rebuild_marks=(mark,))
     found = lengths(hurt, "uplink")
     assert found["detect"] == found["qp_error"] == 100 * MS
     assert (found["rebuild"], found["first_data"]) == (200 * MS, 20 * MS)
@@ -64,13 +64,13 @@ def test_a_rebuild_that_never_ended_has_no_length(run, fired):
     """Missing, not 0."""
     at = fired["uplink"]
     mark = RebuildMark(error_ns=at + MS, rebuilt_ns=None, recovered_ns=None)
-    found = lengths(msgspec.structs.replace(run, qp_error_ns=(at + MS,), rebuild_marks=(mark,)), "uplink")
+    found = lengths(msgspec.structs.replace(run, qps_lost=(lost_at(at + MS),), rebuild_marks=(mark,)), "uplink")
     assert not {"rebuild", "first_data"} & set(found)
 
 
 def test_a_mark_belongs_to_one_fault(run, fired):
     """An error under the second fault is not the first one's."""
-    hurt = msgspec.structs.replace(run, qp_error_ns=(fired["loss"] + MS,))
+    hurt = msgspec.structs.replace(run, qps_lost=(lost_at(fired["loss"] + MS),))
     assert lengths(hurt, "uplink")["qp_error"] == 0
     assert lengths(hurt, "loss")["qp_error"] == MS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from labelled_run import connections
-from synthetic_run import MS, synthetic_run
+from synthetic_run import MS, lost_at, synthetic_run
 from test_report import finished
 
 from harness.observe import observe
@@ -61,8 +61,8 @@ def test_uplinks_are_counted_by_the_paths():
 def test_a_queue_pair_that_dies_too_early_is_outside():
     run = synthetic_run()
     fired_ns = run.faults[0].receipt.fired.first_ns
-    late = msgspec.structs.replace(run, qp_error_ns=(fired_ns + 520 * MS,))
-    early = msgspec.structs.replace(run, qp_error_ns=(fired_ns + 100 * MS,))
+    late = msgspec.structs.replace(run, qps_lost=(lost_at(fired_ns + 520 * MS),))
+    early = msgspec.structs.replace(run, qps_lost=(lost_at(fired_ns + 100 * MS),))
     assert of(late)["first"].holds is True
     assert of(early)["first"].holds is False
     assert of(late)["first"].measured == "520 ms"
@@ -71,7 +71,7 @@ def test_a_queue_pair_that_dies_too_early_is_outside():
 
 def test_it_stands_in_the_report(tmp_path):
     run = synthetic_run()
-    early = msgspec.structs.replace(run, qp_error_ns=(run.faults[0].receipt.fired.first_ns + 100 * MS,))
+    early = msgspec.structs.replace(run, qps_lost=(lost_at(run.faults[0].receipt.fired.first_ns + 100 * MS),))
     page = render(finished(tmp_path, early).path).read_text(encoding="utf-8")
     assert "Prediction beside measurement" in page
     assert "100 ms <b>(outside)</b>" in page

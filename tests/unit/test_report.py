@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from gbn_model import go_back_n
-from synthetic_run import soft_topology, synthetic_run
+from synthetic_run import lost_at, soft_topology, synthetic_run
 
 from harness import judge, plan, report, rundir
 from harness.drawing import Mark, fabric_svg
@@ -191,6 +191,17 @@ def test_an_empty_run_still_has_a_report(tmp_path):
 
 
 EVIL = "<script>alert(1)</script>\"'&$x^2$"
+
+
+def test_queue_pairs_that_were_lost_are_named(tmp_path):
+    run = synthetic_run()
+    lost = tuple(lost_at(run.t0_ns + number * 10**6) for number in range(50))
+    page = report.render(finished(tmp_path, msgspec.structs.replace(run, qps_lost=lost)).path).read_text(
+        encoding="utf-8"
+    )
+    assert "50 queue pairs lost" in page
+    assert page.count("RETRY_EXC_ERR") == 40
+    assert "all are in measurements.json" in page
 
 
 def test_captured_packets_are_told_flow_by_flow(tmp_path):
