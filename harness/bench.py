@@ -24,7 +24,7 @@ from harness.cli.context import Session
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
 from testbed import counters, fingerprint
-from testbed.errors import LabError
+from testbed.errors import FaultbedError, LabError
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.softlab import image, lifecycle
@@ -101,9 +101,18 @@ def bench(*, cold: bool, drops: int, parts: tuple[str, ...]) -> None:
         "lease": lambda: _lease(inventory),
         "faults": lambda: _faults(inventory, drops),
     }
+    failed = []
     for part in wanted:
-        session.table(columns, list(measures[part]()))
+        rows: list[tuple[str, ...]] = []
+        try:
+            rows.extend(measures[part]())
+        except FaultbedError as error:
+            failed.append(part)
+            session.err.print(f"{part}: {error}", soft_wrap=True)
+        session.table(columns, rows)
         session.out.print()
+    if failed:
+        raise SystemExit(f"not measured to their end: {', '.join(failed)}")
 
 
 def _schedule() -> Iterator[tuple[str, ...]]:

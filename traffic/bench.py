@@ -28,6 +28,8 @@ __all__ = ["SIZES", "Row", "against_perftest", "gid_index", "ib_write_bw"]
 SIZES = (4096, 65536, 1 << 20)
 PORT = 18515
 PATIENT = QpParams(timeout=17)
+PERFTEST_DEPTH, LEAST_DEPTH = 128, 8
+"""Requests that perftest has outstanding with one QP (its own default), and the fewest of one of many."""
 LISTEN_TIMEOUT_S = 20.0
 GRACE_S = 60.0
 
@@ -127,7 +129,10 @@ def ib_write_bw(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int, qps
 
     def command(node: Node, place: Endpoint) -> list[str]:
         index = str(gid_index(node, place))
-        options = ["-d", place.rnic, "-x", index, "-m", "4096", "-s", str(size), "-q", str(qps), "-p", str(PORT)]
+        # Its server ends by its own clock: what all QPs together still have to send then would find nobody.
+        depth = str(max(LEAST_DEPTH, PERFTEST_DEPTH // qps))
+        options = ["-d", place.rnic, "-x", index, "-m", "4096", "-s", str(size), "-q", str(qps), "-t", depth]
+        options += ["-p", str(PORT)]
         return ["ib_write_bw", *options, "-D", f"{max(2, round(seconds))}", "--report_gbits", "-F"]
 
     passive, active = command(receiver, dst), command(sender, src)

@@ -42,7 +42,7 @@ def udp_sport(lqpn: int, rqpn: int) -> int:
 def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
     """The nodes that each flow crosses, hosts at both ends, as the switches route it now.
 
-    A flow whose next hop a switch does not know ends there. One command a switch and hop, for all flows at once.
+    A flow whose next hop a switch does not know ends there. One question a machine and hop, for all flows at once.
     """
     topology = lab.topology
     walks: dict[Flow5, list[str]] = {}
@@ -59,9 +59,8 @@ def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
                 at_switch.setdefault(walk[-1], []).append(flow)
         if not at_switch:
             break
-        for switch, group in at_switch.items():
-            for flow, device in _ask(lab, switch, group, ports).items():
-                _step(topology, walks[flow], ports, flow, device)
+        for flow, device in _ask(lab, at_switch, ports).items():
+            _step(topology, walks[flow], ports, flow, device)
     return {flow: tuple(name for name in walk if name) for flow, walk in walks.items()}
 
 
@@ -88,11 +87,18 @@ def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:
     return None
 
 
-def _ask(lab: Lab, switch: str, flows: list[Flow5], ports: Mapping[Flow5, str]) -> dict[Flow5, str]:
-    ((machine, nodes),) = lab.carried([switch]).items()
-    asked = [[flow.src_ip, flow.dst_ip, ports[flow], flow.sport, ROCE_PORT] for flow in flows]
-    answer = lab.ask(machine, {"do": "ways", "netns": nodes[switch], "flows": asked}, timeout_s=ASK_S)
-    return {flow: port or "" for flow, port in zip(flows, answer["ports"], strict=True)}
+def _ask(lab: Lab, at_switch: Mapping[str, list[Flow5]], ports: Mapping[Flow5, str]) -> dict[Flow5, str]:
+    """By which port each flow leaves the switch where it is; empty: by none."""
+    found: dict[Flow5, str] = {}
+    for machine, nodes in lab.carried(at_switch).items():
+        asked = {
+            node: [namespace, [[one.src_ip, one.dst_ip, ports[one], one.sport, ROCE_PORT] for one in at_switch[node]]]
+            for node, namespace in nodes.items()
+        }
+        answer = lab.ask(machine, {"do": "ways", "flows": asked}, timeout_s=ASK_S)
+        for node, devices in answer["ports"].items():
+            found |= {flow: device or "" for flow, device in zip(at_switch[node], devices, strict=True)}
+    return found
 
 
 def _step(topology: Topology, walk: list[str], ports: dict[Flow5, str], flow: Flow5, device: str) -> None:

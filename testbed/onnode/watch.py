@@ -5,7 +5,7 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"clock"}                          {"event":"clock","monotonic_ns":N}
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
-    {"do":"ways","netns":NETNS,"flows":[..]}        {"event":"ways","ports":[PORT or null,..]}   (testbed.onnode.ways)
+    {"do":"ways","flows":{NODE:[NETNS,[..]]}}  {"event":"ways","ports":{NODE:[PORT or null,..]}}  (testbed.onnode.ways)
     {"do":"follow","nodes":{..},"every_ms":100}     {"event":"following"}, and from then on
                     once a second   {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
                     at once         {"event":"change","at_ns":N,"node":NODE,"subject":SUBJECT,"text":TEXT or null}
@@ -83,8 +83,8 @@ class Watch:
         return {"nodes": state.look(request["nodes"])}
 
     def ways(self, request: dict[str, Any]) -> dict[str, Any]:
-        """By which ports flows would leave."""
-        return {"ports": ways(request["netns"], request["flows"])}
+        """By which ports flows would leave some nodes."""
+        return {"ports": {node: ways(namespace, flows) for node, (namespace, flows) in request["flows"].items()}}
 
     def follow(self, request: dict[str, Any]) -> dict[str, Any]:
         """Begin to sample, and to listen for changes."""
