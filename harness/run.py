@@ -220,7 +220,8 @@ def _with_faults(
             with running:
                 found.t0_ns = running.started_ns
                 progress("workload is running")
-                found.paths = workload.paths_of(lab, running)
+                with journal.doing("paths"):
+                    found.paths = workload.paths_of(lab, running)
                 _drive_all(decided, lab, ready, running, found, progress)
                 found.result = running.wait(workload.patience_s(decided.experiment))
         found.end_ns = running.ended_ns

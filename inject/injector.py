@@ -198,7 +198,8 @@ class Prepared:
     def baseline(self) -> None:
         """Read the counters that everything after is compared with. `arm` does it if nobody did."""
         self.look()
-        self._before = counters.read(self._lab, self.planned.reads)
+        with self._injector.journal.doing("baseline", fault=self.planned.id):
+            self._before = counters.read(self._lab, self.planned.reads)
 
     def arm(self, *, at_ns: int | None = None, qp: int | None = None, psn: int | None = None) -> Armed:
         """Make the fault be, now or at a controller time (CLOCK_MONOTONIC, ns), and read it back.
