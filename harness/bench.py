@@ -173,7 +173,7 @@ def _rate(inventory: Inventory) -> Iterator[tuple[str, ...]]:
     first, last = inventory.topology.hosts[0], inventory.topology.hosts[-1]
     ends = f"{first.name}:{first.rnics[0].name}", f"{last.name}:{last.rnics[0].name}"
     with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_rates(lab, *ends, _ratio)
+        yield from bench_traffic.measure_rates(lab, *ends, _ratio, lambda reached: _mark(reached=reached))
 
 
 def _mpi(session: Session, inventory: Inventory) -> Iterator[tuple[str, ...]]:

@@ -27,6 +27,7 @@ Marked = Callable[[bool], str]
 RATE_BYTES = 64
 QPS = (1, 4, 16)
 QPS_BYTES = 65536
+LATENCY_GOAL = 1.3
 ENOUGH_BYTES = 1 << 18
 """From here on, no slower than Open MPI is the goal."""
 MEMORY_S = 600.0
@@ -34,13 +35,21 @@ SETTLED_S = 60.0
 GROWTH_GOAL = 0.02
 
 
-def measure_rates(lab: Lab, src: str, dst: str, ratio: Callable[[str, Sequence[float], float], Row]) -> Iterator[Row]:
-    """Message rate at 64 B and goodput of 1, 4 and 16 QPs, each over perftest's."""
+def measure_rates(
+    lab: Lab, src: str, dst: str, ratio: Callable[[str, Sequence[float], float], Row], mark: Marked
+) -> Iterator[Row]:
+    """Message rate and round trips at 64 B, and goodput of 1, 4 and 16 QPs, each over perftest's."""
     (rate,) = bench.against_perftest(lab, src=src, dst=dst, sizes=(RATE_BYTES,))
     yield ratio(f"message rate / ib_write_bw, {RATE_BYTES} B, 1 QP", rate.ratios, 0.7)
     for qps in QPS:
         (row,) = bench.against_perftest(lab, src=src, dst=dst, sizes=(QPS_BYTES,), qps=qps)
-        yield ratio(f"goodput / ib_write_bw, {QPS_BYTES} B, {qps} QP", row.ratios, 0.95)
+        failed = f" (perftest failed {row.perftest_failed} times besides)" if row.perftest_failed else ""
+        yield ratio(f"goodput / ib_write_bw, {QPS_BYTES} B, {qps} QP{failed}", row.ratios, 0.95)
+    trips = bench.round_trips(lab, src=src, dst=dst)
+    spread = f"{min(trips):.2f}..{max(trips):.2f}, n={len(trips)}"
+    middle = sorted(trips)[len(trips) // 2]
+    what = f"round trip of a write, P50 / 2 x ib_write_lat P50, {bench.LATENCY_BYTES} B"
+    yield what, f"{middle:.2f}", spread, f"<= {LATENCY_GOAL}", mark(middle <= LATENCY_GOAL)
 
 
 def measure_mpi(lab: Lab, mark: Marked, progress: Callable[[str], None]) -> Iterator[Row]:

@@ -1,8 +1,10 @@
-"""Goodput of the engine against `ib_write_bw` of perftest: same two RNICs, taking turns in one run.
+"""The engine against perftest: same two RNICs, taking turns in one run.
 
 Only the ratio means anything on a soft lab. perftest's own settings are left as they are (128 outstanding, one
 completion in 100, retries for ever), except for MTU and GID index, which are those of the engine. The engine's retry
-budget is wide (3.8 s), so that a machine that is busy elsewhere does not count as a fault.
+budget is wide (3.8 s), so that a machine that is busy elsewhere does not count as a fault. perftest ends at the first
+completion with an error, which rxe gives it now and then with several QPs (REM_INV_REQ_ERR): it is run again then, and
+how often is told.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from traffic.metrics import percentile
 from traffic.plan import QpParams
 from traffic.results import Endpoint
 
-__all__ = ["SIZES", "Row", "against_perftest", "gid_index", "ib_write_bw"]
+__all__ = ["SIZES", "Row", "against_perftest", "gid_index", "ib_write_bw", "ib_write_lat", "round_trips"]
 
 SIZES = (4096, 65536, 1 << 20)
 PORT = 18515
 PATIENT = QpParams(timeout=17)
-PERFTEST_DEPTH, LEAST_DEPTH = 128, 8
-"""Requests that perftest has outstanding with one QP (its own default), and the fewest of one of many."""
+TRIES = 4
+"""Of one run of perftest."""
+LATENCY_BYTES, LATENCY_ITERATIONS = 64, 500
 LISTEN_TIMEOUT_S = 20.0
 GRACE_S = 60.0
 
@@ -38,12 +41,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One message size. `engine_bps` and `perftest_bps` are the repeats in order; `ratios` pairs neighbours."""
+    """One message size. `engine_bps` and `perftest_bps` are the repeats in order; `ratios` pairs neighbours.
+
+    `perftest_failed` counts runs of perftest that ended by an error and were repeated.
+    """
 
     message_bytes: int
     qps: int
     engine_bps: tuple[float, ...]
     perftest_bps: tuple[float, ...]
+    perftest_failed: int = 0
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -82,15 +89,49 @@ def against_perftest(
         spec = flow.FlowSpec(src=src, dst=dst, message_bytes=size, qps=qps, duration_s=seconds, qp=PATIENT)
         ours: list[float] = []
         theirs: list[float] = []
+        failed = 0
         for turn in range(repeats):
             for is_ours in (True, False) if turn % 2 == 0 else (False, True):
                 if is_ours:
                     ours.append(_engine(lab, spec))
                 else:
-                    theirs.append(ib_write_bw(lab, *ends, size=size, qps=qps, seconds=seconds))
+                    bps, tries = _patiently(lambda: ib_write_bw(lab, *ends, size=size, qps=qps, seconds=seconds))  # noqa: B023
+                    theirs.append(bps)
+                    failed += tries - 1
             progress(f"{size} B: engine {ours[-1] / 1e9:.3f}, ib_write_bw {theirs[-1] / 1e9:.3f} Gb/s")
-        rows.append(Row(message_bytes=size, qps=qps, engine_bps=tuple(ours), perftest_bps=tuple(theirs)))
+        found = {"engine_bps": tuple(ours), "perftest_bps": tuple(theirs)}
+        rows.append(Row(message_bytes=size, qps=qps, perftest_failed=failed, **found))
     return tuple(rows)
+
+
+def round_trips(lab: TrafficLab, *, src: str, dst: str, repeats: int = 3) -> tuple[float, ...]:
+    """Median round trip of a small write, posting to completion, over twice what `ib_write_lat` takes one way.
+
+    Raises:
+        LabError: a run of either did not end as it should.
+    """
+    ends = endpoint(lab.topology, src), endpoint(lab.topology, dst)
+    spec = flow.FlowSpec(
+        src=src, dst=dst, message_bytes=LATENCY_BYTES, latency=True, depth=1, messages=LATENCY_ITERATIONS, qp=PATIENT
+    )
+    found = []
+    for _ in range(repeats):
+        result = flow.start(lab, spec).wait(GRACE_S)
+        if result.outcome != "completed" or result.latency is None:
+            raise LabError(f"bench: the probe ended as {result.outcome} ({result.where or result.qp_errors})")
+        theirs_ns, _tries = _patiently(lambda: ib_write_lat(lab, *ends, size=LATENCY_BYTES))
+        found.append(result.latency.p50_ns / (2 * theirs_ns))
+    return tuple(found)
+
+
+def _patiently(test: Callable[[], float]) -> tuple[float, int]:
+    """What a run of perftest gives, and the how manieth it was."""
+    for attempt in range(1, TRIES):
+        try:
+            return test(), attempt
+        except CommandFailed:
+            continue
+    return test(), TRIES
 
 
 def _engine(lab: TrafficLab, spec: flow.FlowSpec) -> float:
@@ -124,26 +165,41 @@ def ib_write_bw(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int, qps
     Raises:
         LabError: it failed, or its output is not understood.
     """
+    options = ["-q", str(qps), "-D", f"{max(2, round(seconds))}", "--report_gbits"]
+    said = _perftest(lab, src, dst, ["ib_write_bw", "-s", str(size), *options], limit_s=seconds + GRACE_S)
+    # Columns: bytes, iterations, peak, average, rate.
+    return _column(said, size, 3) * 1e9
+
+
+def ib_write_lat(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int) -> float:
+    """Median of perftest's ping-pong by RDMA writes in ns, one way: half of a round trip.
+
+    Raises:
+        LabError: as `ib_write_bw`.
+    """
+    command = ["ib_write_lat", "-s", str(size), "-n", str(LATENCY_ITERATIONS)]
+    said = _perftest(lab, src, dst, command, limit_s=GRACE_S)
+    # Columns: bytes, iterations, t_min, t_max, t_typical (the median), all in us.
+    return _column(said, size, 4) * 1e3
+
+
+def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str], *, limit_s: float) -> str:
+    """Both ends of a test of perftest, and what the active one printed."""
     sender, receiver = lab.node(src.host), lab.node(dst.host)
-    server = _front_end(lab.topology, dst.host)
 
-    def command(node: Node, place: Endpoint) -> list[str]:
+    def at(node: Node, place: Endpoint) -> list[str]:
         index = str(gid_index(node, place))
-        # Its server ends by its own clock: what all QPs together still have to send then would find nobody.
-        depth = str(max(LEAST_DEPTH, PERFTEST_DEPTH // qps))
-        options = ["-d", place.rnic, "-x", index, "-m", "4096", "-s", str(size), "-q", str(qps), "-t", depth]
-        options += ["-p", str(PORT)]
-        return ["ib_write_bw", *options, "-D", f"{max(2, round(seconds))}", "--report_gbits", "-F"]
-
-    passive, active = command(receiver, dst), command(sender, src)
-    limit_s = seconds + GRACE_S
-    with ThreadPoolExecutor(max_workers=1) as pool:
         # `timeout` on the node: a server whose client never came must not outlive us.
-        listening = pool.submit(receiver.run, ["timeout", f"{limit_s:.0f}", *passive], timeout_s=limit_s + 5)
+        limited = ["timeout", f"{limit_s:.0f}", *command]
+        return [*limited, "-d", place.rnic, "-x", index, "-m", "4096", "-p", str(PORT), "-F"]
+
+    passive, active = at(receiver, dst), at(sender, src)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        listening = pool.submit(receiver.run, passive, timeout_s=limit_s + 5, check=False)
         _wait_for_listener(receiver, dst.host)
-        said = sender.run(["timeout", f"{limit_s:.0f}", *active, server], timeout_s=limit_s + 5).stdout
+        said = sender.run([*active, _front_end(lab.topology, dst.host)], timeout_s=limit_s + 5).stdout
         listening.result()
-    return _average_gbits(said, size) * 1e9
+    return said
 
 
 def _front_end(topology: Topology, host: str) -> str:
@@ -159,10 +215,10 @@ def _wait_for_listener(node: Node, host: str) -> None:
     raise CommandFailed(f"{host}: ib_write_bw does not listen on port {PORT} after {LISTEN_TIMEOUT_S:.0f} s")
 
 
-def _average_gbits(output: str, size: int) -> float:
-    """The `BW average` column of perftest's table."""
+def _column(output: str, size: int, column: int) -> float:
+    """A number of perftest's table."""
     for line in output.splitlines():
         fields = line.split()
-        if len(fields) >= 4 and fields[0] == str(size):  # noqa: PLR2004  # bytes, iterations, peak, average, rate
-            return float(fields[3])
-    raise LabError(f"no line for {size} bytes in what ib_write_bw printed: {json.dumps(output[-500:])}")
+        if len(fields) > column and fields[0] == str(size):
+            return float(fields[column])
+    raise LabError(f"no line for {size} bytes in what perftest printed: {json.dumps(output[-500:])}")

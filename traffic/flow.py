@@ -10,15 +10,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from testbed.errors import UsageError
+from testbed.topology import Topology
 from traffic import metrics
 from traffic.engine import Engines, TrafficLab, endpoint
 from traffic.plan import Cable, Plan, QpParams, TaskPlan
-from traffic.results import Connection, Outcome, QpError, Rebuild, Sample, Window
+from traffic.results import Connection, Endpoint, Outcome, QpError, Rebuild, Sample, Window
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import samples_of
 
 __all__ = [
     "ATOMIC_BYTES",
+    "MEMORIES",
     "SPREADS",
     "TRANSPORTS",
     "VERBS",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 VERBS = ("write", "send", "read", "atomic")
+MEMORIES = ("host", "cuda")
 SPREADS = ("each", "round-robin", "split")
 TRANSPORTS = {"rc": VERBS, "uc": ("write", "send"), "ud": ("send",)}
 """What each transport carries here."""
@@ -63,6 +66,9 @@ class FlowSpec:
     With `admit`, all flows to an RNIC that have it send a chain when its host grants them one, and at most `admit` of
     those are under way (`traffic.node.admission`).
 
+    `memory` is host, or cuda: of the GPU that stands at the RNIC's place in its host, at both ends (rack labs only; not
+    yet run on hardware).
+
     Give `duration_s` or `messages` (in all, over the QPs). `depth` is the number of outstanding messages a QP, `chain`
     how many are posted by one call with one completion at the end; 0 chooses both by message size.
     """
@@ -75,6 +81,7 @@ class FlowSpec:
     qps: int = 1
     spread: str = "each"
     admit: int = 0
+    memory: str = "host"
     rate_bps: float = 0.0
     on_s: float = 0.0
     off_s: float = 0.0
@@ -180,6 +187,7 @@ def _check(spec: FlowSpec) -> None:
     if spec.depth < 0 or spec.chain < 0 or (spec.depth and spec.chain > spec.depth):
         raise UsageError(f"chain ({spec.chain}) cannot be longer than depth ({spec.depth}), nor either be negative")
     check_qp(spec.qp)
+    _check_memory(spec)
     _check_pace(spec)
 
 
@@ -200,6 +208,13 @@ def _check_transport(spec: FlowSpec) -> None:
         raise UsageError(f"a datagram has at most the MTU of {spec.qp.mtu} bytes, got {spec.message_bytes}")
     if spec.latency or spec.spread == "split":
         raise UsageError(f"over {spec.transport} nobody knows when a message has come, nor which parts are of one")
+
+
+def _check_memory(spec: FlowSpec) -> None:
+    if spec.memory not in MEMORIES:
+        raise UsageError(f'no memory "{spec.memory}"; there is {", ".join(MEMORIES)}')
+    if spec.memory == "cuda" and (spec.transport != "rc" or spec.admit or spec.verb == "send"):
+        raise UsageError("memory of a GPU is for writes, reads and atomics over rc, without admission")
 
 
 def _check_pace(spec: FlowSpec) -> None:
@@ -227,6 +242,7 @@ def engine_spec(spec: FlowSpec) -> dict[str, Any]:
         "verb": spec.verb,
         "transport": spec.transport,
         "admit": spec.admit,
+        "gpu": None,
         "spread": spec.spread,
         "part_bytes": spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes,
         "qps": spec.qps,
@@ -251,10 +267,24 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
     common = engine_spec(spec)
     counts = spec.transport != "rc"
     kind = "unreliable" if counts else "admitted" if spec.admit else "flow"
-    tx = TaskPlan(name=f"tx{suffix}", kind=f"{kind}_tx", endpoint=src, spec=common, active=True)
+    there, here = common, common
+    if spec.memory == "cuda":
+        there, here = ({**common, "gpu": _gpu_at(lab.topology, end)} for end in (src, dst))
+    tx = TaskPlan(name=f"tx{suffix}", kind=f"{kind}_tx", endpoint=src, spec=there, active=True)
     after = tx.name if counts else None
-    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=common, active=counts, stops_after=after)
+    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=here, active=counts, stops_after=after)
     return tx, rx
+
+
+def _gpu_at(topology: Topology, end: Endpoint) -> dict[str, Any]:
+    """The GPU at an RNIC's place in its host, as an engine is told of it."""
+    host = topology.host_by_name[end.host]
+    place = [rnic.name for rnic in host.rnics].index(end.rnic)
+    gpu = host.gpus[place] if place < len(host.gpus) else None
+    if gpu is None or gpu.kind == "soft":
+        said = "only a soft GPU" if gpu else "no GPU"
+        raise UsageError(f"{end.name} has {said} at its place; memory of a GPU needs a real one: use host memory")
+    return {"number": place, "pcie": gpu.pcie}
 
 
 def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Sequence[str]) -> Plan:

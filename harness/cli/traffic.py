@@ -23,7 +23,7 @@ from traffic import collective as collective_module
 from traffic import flow as flow_module
 from traffic import recording
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveResult, CollectiveSpec
-from traffic.flow import ATOMIC_BYTES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
+from traffic.flow import ATOMIC_BYTES, MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
 from traffic.matrix import PATTERNS, pairs
 from traffic.plan import QpParams
 from traffic.ranks import WARMUP
@@ -91,6 +91,13 @@ def traffic() -> None:
 @click.option("--rate", "rate_mbps", default=0.0, type=click.FloatRange(0), help="Payload, Mb/s a flow; 0: all it can.")
 @click.option("--on", "on", metavar="TIME", help="Burst for so long, then be silent for --off; again and again.")
 @click.option("--off", "off", metavar="TIME", help="See --on.")
+@click.option(
+    "--memory",
+    default="host",
+    show_default=True,
+    type=click.Choice(MEMORIES),
+    help="cuda: of the GPU at the RNIC's place (rack labs; not yet run on hardware).",
+)
 @click.option("--latency", is_flag=True, help="Time every message, from posting to completion.")
 @click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
@@ -142,6 +149,7 @@ def _flow_specs(
     rate_mbps: float,
     on: str | None,
     off: str | None,
+    memory: str,
     latency: bool,
     probe: bool,
     duration: str,
@@ -157,6 +165,7 @@ def _flow_specs(
         spread=spread,
         depth=depth,
         admit=admit,
+        memory=memory,
         rate_bps=rate_mbps * 1e6,
         on_s=parse_duration(on) if on else 0.0,
         off_s=parse_duration(off) if off else 0.0,

@@ -11,10 +11,10 @@ parts, one on each QP (`split`).
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections import deque
 
+from traffic.node import buffer
 from traffic.node.pacer import Pacer
 from traffic.node.task import RECV_ID, Conn, Task
 from traffic.node.verbs import Rnic, recv_request, request
@@ -32,23 +32,6 @@ CREDITS_IN_FLIGHT = 8
 SEND_WINDOW = 2
 """Receives that are posted, in depths of the sender."""
 MOST_LATENCIES = 200_000
-
-
-class _Buffer:
-    """Page-aligned memory, registered."""
-
-    def __init__(self, rnic: Rnic, size: int) -> None:
-        import ctypes
-
-        self.memory = mmap.mmap(-1, size)
-        self._view = ctypes.c_char.from_buffer(self.memory)
-        self.address = ctypes.addressof(self._view)
-        self.mr = rnic.register(self.address, size)
-
-    def close(self) -> None:
-        self.mr.close()
-        del self._view
-        self.memory.close()
 
 
 class _Lane:
@@ -73,7 +56,7 @@ class FlowReceiver(Task):
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
-        self.buffer = _Buffer(rnic, spec["part_bytes"])
+        self.buffer = buffer.make(rnic, spec["part_bytes"], spec["gpu"])
         self.receives = SEND_WINDOW * spec["depth"] if spec["verb"] == "send" else 0
         self.receive = recv_request(RECV_ID, self.buffer.mr, spec["part_bytes"]) if self.receives else None
         self.credits: dict[int, Any] = {}
@@ -134,7 +117,7 @@ class FlowSender(Task):
         self.in_turn = spec["spread"] == "round-robin"
         self.turn = 0
         self.window = SEND_WINDOW * spec["depth"] if self.verb == "send" else None
-        self.buffer = _Buffer(rnic, self.size)
+        self.buffer = buffer.make(rnic, self.size, spec["gpu"])
         self.receive = recv_request(RECV_ID, self.buffer.mr)
         self.lanes: dict[int, _Lane] = {}
         self.pacer: Pacer | None = None
@@ -307,7 +290,7 @@ class FlowSender(Task):
                 end_ns=max((lane.last_ns for lane in lanes), default=now_ns),
                 undrained=sum(len(lane.flying) * lane.batch for lane in lanes),
                 latencies_ns=self.latencies_ns,
-                last_value=int.from_bytes(self.buffer.memory[:8], "little") if self.verb == "atomic" else None,
+                last_value=int.from_bytes(self.buffer.read(8), "little") if self.verb == "atomic" else None,
                 totals=[
                     {
                         "conn": number,

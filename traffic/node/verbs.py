@@ -128,6 +128,12 @@ class Rnic:
         """Register memory that the caller keeps alive, for local use and all that a peer may do."""
         return MR(self.pd, size, ACCESS, address=address)
 
+    def register_dmabuf(self, fd: int, size: int) -> MR:
+        """Register a dma-buf (kernel: Documentation/driver-api/dma-buf.rst); for verbs it begins at address 0."""
+        from pyverbs.mr import DmaBufMR
+
+        return DmaBufMR(self.pd, size, ACCESS, dmabuf=fd, offset=0)
+
     def drain(self) -> list[Any]:
         """All completions there are, after the descriptor became readable; arms the next notification."""
         with contextlib.suppress(PyverbsRDMAError):  # EAGAIN: no event; polling tells the truth
