@@ -29,8 +29,7 @@ from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.softlab import image, lifecycle
 from traffic import bench as traffic_bench
-from traffic import check, collective, cost, schedules
-from traffic.collective import CollectiveSpec
+from traffic import check, cost, schedules
 
 __all__ = ["main"]
 
@@ -192,17 +191,7 @@ def _memory(inventory: Inventory) -> Iterator[tuple[str, ...]]:
 def _collective(inventory: Inventory) -> Iterator[tuple[str, ...]]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
-        for size in (1 << 18, 1 << 20):
-            spec = CollectiveSpec(size_bytes=size, iterations=8)
-            with collective.start(lab, spec) as running:
-                result = running.wait(300.0)
-            yield (
-                f"{result.algorithm} all-reduce, {size} B, {len(result.ranks)} ranks: busbw",
-                f"{result.busbw_gbytes_per_s * 8:.3f} Gb/s",
-                f"{result.iterations_completed} iterations, {result.wrong_elements} wrong",
-                "",
-                "",
-            )
+        yield from bench_traffic.measure_rings(lab, _ratio)
 
 
 def _faults(inventory: Inventory, drops: int) -> Iterator[tuple[str, ...]]:

@@ -14,9 +14,10 @@ from testbed.errors import LabError
 from testbed.lab import Lab
 from testbed.paths import cache_dir
 from testbed.softlab import image
-from traffic import bench, bench_mpi, collective
+from traffic import bench, bench_mpi, collective, flow
 from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
+from traffic.matrix import pairs
 from traffic.plan import QpParams
 
 __all__ = ["measure_memory", "measure_mpi", "measure_rates"]
@@ -28,6 +29,8 @@ RATE_BYTES = 64
 QPS = (1, 4, 16)
 QPS_BYTES = 65536
 LATENCY_GOAL = 1.3
+RING_SIZES = (1 << 20, 1 << 22)
+RING_S, RING_REPEATS, RING_GOAL = 8.0, 3, 0.85
 ENOUGH_BYTES = 1 << 18
 """From here on, no slower than Open MPI is the goal."""
 MEMORY_S = 600.0
@@ -50,6 +53,25 @@ def measure_rates(
     middle = sorted(trips)[len(trips) // 2]
     what = f"round trip of a write, P50 / 2 x ib_write_lat P50, {bench.LATENCY_BYTES} B"
     yield what, f"{middle:.2f}", spread, f"<= {LATENCY_GOAL}", mark(middle <= LATENCY_GOAL)
+
+
+def measure_rings(lab: Lab, ratio: Callable[[str, Sequence[float], float], Row]) -> Iterator[Row]:
+    """Bus bandwidth of ring all-reduces over what flows around the same ring carry, each link, taking turns."""
+    hosts = lab.topology.hosts[:4]
+    ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in hosts)
+    around = [flow.FlowSpec(src=src, dst=dst, duration_s=RING_S) for src, dst in pairs("permutation", ends, shift=1)]
+    for size in RING_SIZES:
+        found = []
+        for _ in range(RING_REPEATS):
+            flows = flow.start_all(lab, around).wait(RING_S + 60)
+            spec = CollectiveSpec(algorithm="ring", size_bytes=size, duration_s=RING_S, ranks=ends, warmup=1)
+            with collective.start(lab, spec) as running:
+                ring = running.wait(RING_S + 120)
+            if "failed" in (flows.outcome, ring.outcome) or ring.wrong_elements:
+                raise LabError(f"bench: {flows.where or ring.where or 'wrong elements in the ring'}")
+            found.append(ring.busbw_gbytes_per_s * 8e9 / (flows.goodput_bps / len(ends)))
+        what = f"busbw of ring all-reduce / goodput of flows around the ring, {size} B, {len(ends)} ranks"
+        yield ratio(what, found, RING_GOAL)
 
 
 def measure_mpi(lab: Lab, mark: Marked, progress: Callable[[str], None]) -> Iterator[Row]:
