@@ -12,7 +12,7 @@ from typing import Literal
 
 from testbed.inventory import Inventory
 from testbed.paths import cache_dir, home_dir
-from testbed.softlab import accel, image, lifecycle
+from testbed.softlab import accel, image, lifecycle, room
 
 __all__ = ["Finding", "examine"]
 
@@ -57,8 +57,8 @@ def _tool(name: str, package: str, purpose: str) -> Finding:
 
 
 def _memory(inventory: Inventory) -> Finding:
-    needed = lifecycle.needed_mib(inventory) if inventory.kind == "soft" else 0
-    available = lifecycle.available_mib()
+    needed = room.needed_mib(inventory) if inventory.kind == "soft" else 0
+    available = room.available_mib()
     running = inventory.kind == "soft" and lifecycle.status(inventory).state == "up"
     if available >= needed or running:
         return Finding(what="memory", state="ok", found=f"{available} MiB available, {inventory.name} takes {needed}")

@@ -26,7 +26,7 @@ from testbed import lab as lab_module
 from testbed.errors import BootFailed, DirtyLab, LabError, UsageError
 from testbed.inventory import Inventory
 from testbed.paths import lab_dir, private_dir, socket_dir
-from testbed.softlab import accel, image, keys, vm
+from testbed.softlab import accel, image, keys, room, vm
 from testbed.softlab.image import Image
 from testbed.softlab.qmp import Qmp
 from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snapshot, read_state, write
@@ -38,10 +38,8 @@ __all__ = [
     "Progress",
     "Status",
     "VmStatus",
-    "available_mib",
     "check_is_soft",
     "down",
-    "needed_mib",
     "purge",
     "reset",
     "socket_paths",
@@ -51,15 +49,10 @@ __all__ = [
 ]
 
 SNAPSHOT = "provisioned"
-DISK_MIB = 300
-"""Of a VM: what it writes, and its memory as the snapshot keeps it; 160 to 240 were seen."""
-
 BOOT_DEADLINE_S = {"kvm": 90.0, "tcg": 300.0}
 PATIENCE_S = {"look": 3.0, "before ending": 60.0}
 """How long a VM may take to greet over SSH: to be told as it is now, and before it is ended for being dumb. A busy
 machine has taken more than three seconds."""
-HEADROOM_MIB = 60
-"""What QEMU itself takes beside the guest's memory."""
 
 Progress = Callable[[str], None]
 _S = TypeVar("_S")
@@ -117,13 +110,13 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
                 return "already up"
             progress("ending what is left of an earlier lab")
             _end_all(inventory, folder)
-        _check_memory(inventory)
+        room.check_memory(inventory)
         built = image.build(progress)
         accelerator = accel.choose(built, progress)
         key = _key(inventory, built, accelerator)
         snapshot = read_snapshot(folder)
         if snapshot is None:
-            _check_disk(inventory, folder)
+            room.check_disk(inventory, folder)
         try:
             if snapshot and snapshot.complete and snapshot.key == key and not fresh:
                 progress("resuming from the snapshot")
@@ -475,17 +468,6 @@ def check_is_soft(inventory: Inventory) -> None:
         )
 
 
-def needed_mib(inventory: Inventory) -> int:
-    """Memory that the lab's VMs take, in MiB."""
-    return sum(machine.memory_mib + HEADROOM_MIB for machine in machines(inventory))
-
-
-def available_mib() -> int:
-    """Memory that programs can still have, in MiB (`MemAvailable`, proc(5))."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) // 1024
-
-
 def socket_paths(inventory: Inventory) -> list[Path]:
     """Every unix socket that the lab will have."""
     sockets = socket_dir(lab_dir(inventory.name))
@@ -494,21 +476,3 @@ def socket_paths(inventory: Inventory) -> list[Path]:
         sockets / f"{nic.wire}.{nic.end}" for machine in vms(inventory) for nic in machine.machine.nics if nic.wire
     ]
     return found
-
-
-def _check_disk(inventory: Inventory, folder: Path) -> None:
-    needed, free = DISK_MIB * len(machines(inventory)), shutil.disk_usage(folder).free // 2**20
-    if free < needed:
-        raise LabError(
-            f"{inventory.name} needs {needed} MiB of disk for its VMs and their snapshot, {free} MiB are free in "
-            f"{folder}: make room, set FAULTBED_HOME to a larger disk, or take a smaller lab (`--lab soft-mini`)"
-        )
-
-
-def _check_memory(inventory: Inventory) -> None:
-    needed, available = needed_mib(inventory), available_mib()
-    if available < needed:
-        raise LabError(
-            f"{inventory.name} needs {needed} MiB of memory, {available} MiB are available: close something, "
-            "or take a smaller lab (`--lab soft-mini`)"
-        )

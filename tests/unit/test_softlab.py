@@ -15,7 +15,7 @@ import pytest
 from testbed import inventory as inventory_module
 from testbed import shipped
 from testbed.errors import LabError, UsageError
-from testbed.softlab import accel, image, keys, lifecycle, state, vm
+from testbed.softlab import accel, image, keys, lifecycle, room, state, vm
 from testbed.softlab.image import Image
 from testbed.softlab.undisturbed import undisturbed
 from testbed.softlab.vm import Vm
@@ -132,7 +132,7 @@ def test_no_space_is_found_before_building(monkeypatch, tmp_path):
 
 def test_no_memory_is_found_before_booting(monkeypatch, soft, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
-    monkeypatch.setattr(lifecycle, "available_mib", lambda: 100)
+    monkeypatch.setattr(room, "available_mib", lambda: 100)
     with pytest.raises(LabError, match=r"soft needs \d+ MiB of memory, 100 MiB are available.*--lab soft-mini"):
         lifecycle.up(soft, lambda _: None)
 
@@ -141,7 +141,7 @@ def test_no_room_for_the_vms_is_found_before_booting(monkeypatch, soft, tmp_path
     """It was found when the snapshot was taken, as an I/O error, after two minutes."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 150 << 20))
     with pytest.raises(LabError, match=r"soft needs 1500 MiB of disk .* 150 MiB are free .*FAULTBED_HOME"):
-        lifecycle._check_disk(soft, tmp_path)
+        room.check_disk(soft, tmp_path)
 
 
 def test_an_unknown_accelerator_is_refused(monkeypatch):
