@@ -57,7 +57,7 @@ def _background(asked: Request) -> Shot:
     rate_bps = round(asked.params["rate"] * 1e6)
     expected = rate_bps * asked.for_s / 8 / _DATAGRAM_BYTES
     args = {
-        "source": rnic.ip,
+        "sources": [[None, rnic.ip]],
         "destination": target.rnic.ip,
         "rate_bps": rate_bps,
         "flows": asked.params["flows"],
@@ -75,6 +75,44 @@ def _background(asked: Request) -> Shot:
         must_move=(Witness(any_of=(f"{target.node}/ip.InECT1Pkts",), at_least=max(1, round(expected * _ARRIVED))),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"source": rnic.ip, "destination": target.rnic.ip},
+    )
+
+
+def _incast(asked: Request) -> Shot:
+    target = asked.target
+    if target.rnic is None:
+        raise UsageError(f"{asked.where}.target: {target.text} is not an RNIC")
+    own = asked.topology.rnic_link(target.node, target.rnic.name).a.node
+    carrier = on_switch(asked, own).node
+    others = [one for one in asked.topology.switches if one.name != own and one.carrier == carrier]
+    if len(others) < 2:  # noqa: PLR2004 - many to one
+        raise UsageError(f"{asked.where}.target: an incast needs two other switches at least that could send")
+    rate_bps, period_s = round(asked.params["rate"] * 1e6), asked.params["period"] / 1000
+    burst_s = period_s * asked.params["duty"]
+    expected = rate_bps * asked.params["duty"] * asked.for_s / 8 / _DATAGRAM_BYTES
+    args = {
+        "sources": [[one.name, one.loopback] for one in others],
+        "destination": target.rnic.ip,
+        "rate_bps": rate_bps,
+        "flows": 1,
+        "size_bytes": _DATAGRAM_BYTES,
+        "burst_s": burst_s,
+        "period_s": period_s,
+    }
+    names = ", ".join(one.name for one in others)
+    return Shot(
+        place=Place(node=carrier),
+        request=held(asked, "background", args, claims=f"{carrier}/incast/{target.rnic.ip}"),
+        steps=(
+            Step(
+                do=f"UDP from {names} to {target.rnic.ip}, {rate_bps} bit/s together for {burst_s:g} s "
+                f"in every {period_s:g} s, ECT(1)",
+                undo="kill %1   # they also end with the holder",
+            ),
+        ),
+        must_move=(Witness(any_of=(f"{target.node}/ip.InECT1Pkts",), at_least=max(1, round(expected * _ARRIVED))),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"source": ", ".join(one.loopback for one in others), "destination": target.rnic.ip},
     )
 
 
@@ -133,6 +171,7 @@ def _slow(asked: Request) -> Shot:
 BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "congestion.shallow-queue": _shallow,
     "congestion.background": _background,
+    "congestion.incast": _incast,
     "congestion.hash-collision": _collision,
     "congestion.slow-receiver": _slow,
 }

@@ -51,6 +51,23 @@ _BACKGROUND = described(
     colour="#dda15e",
 )
 
+_INCAST = described(
+    name="congestion.incast",
+    summary="many to one: all other switches send bursts of UDP at the same time to the port of this RNIC",
+    binding={"rnic": "unit"},
+    params=(
+        Param(name="rate", type="number", unit="Mbit/s", summary="of all together", low=0.1, high=10_000, default=60),
+        Param(name="period", type="number", unit="ms", summary="of the bursts", low=20, high=60_000, default=200),
+        Param(name="duty", type="number", unit="", summary="share of a burst", low=0.05, high=1, default=0.25),
+    ),
+    fidelity={"soft": "emulated"},
+    armed_by="the sending process in /proc",
+    must_move="InECT1Pkts of the receiver's IP layer: the datagrams are dyed with ECT(1)",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#c97b3d",
+)
+
 _COLLISION = described(
     name="congestion.hash-collision",
     summary="everything that a rack switch sends to other racks takes this one uplink, whatever its hash",
@@ -77,4 +94,4 @@ _SLOW = described(
     colour="#7f5539",
 )
 
-KINDS = (_SHALLOW, _BACKGROUND, _COLLISION, _SLOW)
+KINDS = (_SHALLOW, _BACKGROUND, _INCAST, _COLLISION, _SLOW)

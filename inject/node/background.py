@@ -1,4 +1,4 @@
-"""Load of somebody else: datagrams from this host through the fabric, paced, dyed with ECT(1), read by nobody.
+"""Load of somebody else: datagrams through the fabric, paced or in bursts, dyed with ECT(1), read by nobody.
 
 A child of the holder sends them, so that pacing and the holder's own work do not wait for each other; it ends when its
 parent is gone, and with the unit.
@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any
 
-from inject.node.actuator import Refused
+from inject.node.actuator import Refused, enter_netns
 from inject.node.child import Child
 
 __all__ = ["BackgroundActuator"]
@@ -26,17 +26,32 @@ _HEADERS = 28
 
 
 class BackgroundActuator:
-    """Sends datagrams of `size_bytes` from `source` to `destination` at `rate_bps`, on `flows` source ports in turn."""
+    """Sends datagrams of `size_bytes` to `destination` at `rate_bps`, on `flows` source ports of each source in turn.
+
+    A source is a network namespace (None: this machine's) and an address there. With `burst_s` all of them send for
+    so long in every `period_s`, and are silent in between.
+    """
 
     poll_s = 0.05
 
-    def __init__(self, *, source: str, destination: str, rate_bps: int, flows: int, size_bytes: int) -> None:
-        self._source, self._destination = source, destination
+    def __init__(
+        self,
+        *,
+        sources: list[tuple[str | None, str]],
+        destination: str,
+        rate_bps: int,
+        flows: int,
+        size_bytes: int,
+        burst_s: float = 0.0,
+        period_s: float = 0.0,
+    ) -> None:
+        self._sources, self._destination = sources, destination
         self._rate_bps, self._flows, self._size_bytes = rate_bps, flows, size_bytes
+        self._burst_s, self._period_s = burst_s, period_s
         self._child = Child()
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse an address that is not this host's."""
+        """Refuse an address that is not there."""
         for sender in self._sockets():
             sender.close()
         return self.read()
@@ -60,7 +75,7 @@ class BackgroundActuator:
         """Whether the child is there, and how many datagrams the kernel has taken from it."""
         return {
             "applied": self._child.is_there(),
-            "source": self._source,
+            "source": ", ".join(address for _, address in self._sources),
             "destination": self._destination,
             "sent": self._child.count,
         }
@@ -73,18 +88,21 @@ class BackgroundActuator:
         """Nothing is held open."""
 
     def _sockets(self) -> list[socket.socket]:
-        made = []
-        for _ in range(self._flows):
-            sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-            made.append(sender)
-            sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _ECT1)
-            try:
-                sender.bind((self._source, 0))
-            except OSError as error:
-                for each in made:
-                    each.close()
-                raise Refused(f"{self._source} is not an address of this host: {error}") from None
-        return made
+        """Flow after flow of each source, so that those who take turns are different ones."""
+        made: list[socket.socket] = []
+        try:
+            for namespace, address in self._sources:
+                enter_netns(namespace)
+                for _ in range(self._flows):
+                    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+                    made.append(sender)
+                    sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _ECT1)
+                    sender.bind((address, 0))
+        except OSError as error:
+            for each in made:
+                each.close()
+            raise Refused(f"{address} is not an address here: {error}") from None
+        return [made[index] for flow in range(self._flows) for index in range(flow, len(made), self._flows)]
 
     def _send(self, senders: list[socket.socket]) -> None:
         """Send until nobody wants it; what could not be sent in its slice is not made up for."""
@@ -92,9 +110,13 @@ class BackgroundActuator:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         payload, per_s, owed = bytes(self._size_bytes - _HEADERS), self._rate_bps / 8 / self._size_bytes, 0.0
         turn = itertools.cycle(senders)
-        before = time.monotonic()
+        began = before = time.monotonic()
         while self._child.wanted():
             now = time.monotonic()
+            if self._period_s and (now - began) % self._period_s >= self._burst_s:
+                time.sleep(min(_SLICE_S, self._period_s - (now - began) % self._period_s))
+                owed, before = 0.0, time.monotonic()
+                continue
             owed = min(owed + (now - before) * per_s, 2 * _SLICE_S * per_s + 1)
             before = now
             while owed >= 1:

@@ -37,6 +37,7 @@ CASES = (
     ("host.rank-hang", "host3", 15.0, {}),
     ("packet.forge", "host1:rxe0", 1.5, {"what": "nak"}),
     ("congestion.background", "host3:rxe0", 1.5, {"rate": 5}),
+    ("congestion.incast", "host3:rxe0", 1.5, {"rate": 20}),
     ("congestion.shallow-queue", "host3:rxe0", 1.5, {"packets": 3, "rate": 5}),
     ("congestion.hash-collision", "rtsw1:ctsw1", 2.0, {}),
     # The end that posts: of writes the other one's CPU knows nothing.

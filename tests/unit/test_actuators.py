@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import socket
@@ -176,7 +177,7 @@ def test_datagrams_are_sent_until_nobody_wants_them():
         listener.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
         listener.settimeout(20)
         actuator = BackgroundActuator(
-            source="127.0.0.1", destination="127.0.0.1", rate_bps=8_000_000, flows=2, size_bytes=1000
+            sources=[(None, "127.0.0.1")], destination="127.0.0.1", rate_bps=8_000_000, flows=2, size_bytes=1000
         )
         assert not actuator.prepare()["applied"]
         with pytest.MonkeyPatch.context() as patch:
@@ -198,7 +199,34 @@ def test_datagrams_are_sent_until_nobody_wants_them():
 
 def test_an_address_of_somebody_else_is_refused():
     with pytest.raises(Refused, match=r"192\.0\.2\.1"):
-        BackgroundActuator(source="192.0.2.1", destination="127.0.0.1", rate_bps=1, flows=1, size_bytes=100).prepare()
+        BackgroundActuator(
+            sources=[(None, "192.0.2.1")], destination="127.0.0.1", rate_bps=1, flows=1, size_bytes=100
+        ).prepare()
+
+
+def test_bursts_are_followed_by_silence():
+    """100 ms of sending in every 300 ms, all sources in turn: what comes has gaps of about 200 ms."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        listener.settimeout(10)
+        sources = [(None, "127.0.0.1"), (None, "127.0.0.2"), (None, "127.0.0.3")]
+        actuator = BackgroundActuator(
+            sources=sources, destination="127.0.0.1", rate_bps=4_000_000, flows=1, size_bytes=1000,
+            burst_s=0.1, period_s=0.3,
+        )  # fmt: skip
+        actuator.prepare()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("inject.node.background._DISCARD", listener.getsockname()[1])
+            actuator.on()
+        came = []
+        for _ in range(120):
+            _, (address, _) = listener.recvfrom(2000)
+            came.append((time.monotonic(), address))
+        actuator.off()
+    assert {address for _, address in came} == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
+    gaps = [later - sooner for (sooner, _), (later, _) in itertools.pairwise(came)]
+    assert sum(gap > 0.1 for gap in gaps) >= 2, "no silence between bursts"
 
 
 def test_a_child_ends_with_the_holder_however_that_ends():

@@ -26,10 +26,24 @@ def test_elephants_come_from_another_rack():
     planned = soft("congestion.background", "host1:rxe1", for_s=4.0, rate=16)
     sender = SOFT.host_by_name[planned.place.node]
     assert sender.rack != SOFT.host_by_name["host1"].rack
-    assert planned.request["args"]["source"] in {rnic.ip for rnic in sender.rnics}
+    ((namespace, source),) = planned.request["args"]["sources"]
+    assert namespace is None
+    assert source in {rnic.ip for rnic in sender.rnics}
     assert planned.request["args"]["destination"] == SOFT.host_by_name["host1"].rnics[1].ip
     assert planned.must_move[0].any_of == ("host1/ip.InECT1Pkts",)
     assert planned.must_move[0].at_least == 16e6 * 4 / 8 / 4000 / 10
+
+
+def test_an_incast_comes_from_all_other_switches_in_bursts():
+    """A tenth of what the bursts hold must have come; a lab of one switch has nobody to send."""
+    planned = soft("congestion.incast", "host1:rxe1", for_s=4.0, rate=40, period=100, duty=0.2)
+    args = planned.request["args"]
+    assert [name for name, _ in args["sources"]] == ["rtsw2", "ctsw1", "ctsw2"]
+    assert (args["burst_s"], args["period_s"]) == (pytest.approx(0.02), 0.1)
+    assert planned.place.node == "fabric"
+    assert planned.must_move[0].at_least == round(40e6 * 0.2 * 4 / 8 / 4000 / 10)
+    with pytest.raises(UsageError, match="two other switches"):
+        soft("congestion.incast", "host1:rxe0", topology=MINI)
 
 
 def test_a_collision_is_of_what_goes_to_other_racks():

@@ -86,6 +86,7 @@ SAMPLES = {
     "packet.forge": ("host1:rxe0", {"what": "nak"}),
     "congestion.shallow-queue": ("host1:rxe0", {}),
     "congestion.background": ("host1:rxe0", {}),
+    "congestion.incast": ("host1:rxe0", {}),
     "congestion.hash-collision": ("rtsw1:ctsw1", {}),
     "congestion.slow-receiver": ("host1", {}),
     "host.clock-step": ("host4", {"step": -30}),
