@@ -35,6 +35,7 @@ KINDS = {
     "packet.forge": ("host1:rxe0", {"what": "stray"}),
     "congestion.shallow-queue": ("host1:rxe0", {}),
     "congestion.background": ("host1:rxe0", {}),
+    "congestion.incast": ("host1:rxe0", {}),
     "congestion.hash-collision": ("rtsw1:ctsw1", {}),
     "switch.reboot": ("ctsw1", {}),
     "switch.drain": ("ctsw1", {}),
