@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,13 +10,14 @@ import msgspec
 
 from harness import experiment as experiment_module
 from harness import plan as plan_module
+from harness import repeated, rundir, summary
 from harness import run as run_module
-from harness import rundir, summary
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.history import PAIR, show_comparison
 from harness.observe import observe
 from harness.run import Decided, Finished
-from harness.verdict import Verdict, exit_code
+from harness.statistics import Interval
+from harness.verdict import Verdict, exit_code, worst
 from testbed.holding import hold
 from testbed.softlab import lifecycle
 
@@ -37,17 +39,26 @@ _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "y
     show_default=True,
     help="Folder of run directories.",
 )
+@click.option(
+    "--repeat",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Run it so many times, each with the seed after the one before, and say how often each check held.",
+)
 @json_option
 @pass_session
-def run(session: Session, *, experiment: Path, seed: int | None, only_plan: bool, out: Path, as_json: bool) -> int:
+def run(
+    session: Session, *, experiment: Path, seed: int | None, only_plan: bool, out: Path, repeat: int, as_json: bool
+) -> int:
     """Run an EXPERIMENT: steady state, faults, recovery, verdict.
 
     The lab goes back to its snapshot before, and is compared with it afterwards. Everything is kept in a run directory
     under --out; its report.html is one file that works offline.
     """
     inventory = session.inventory()
-    source = experiment.read_bytes()
-    decided = run_module.decide(experiment_module.load(experiment), source, inventory, seed=seed)
+    source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
+    decided = run_module.decide(loaded, source, inventory, seed=seed)
     if only_plan:
         _show_plan(session, decided, as_json=as_json)
         return 0
@@ -58,9 +69,20 @@ def run(session: Session, *, experiment: Path, seed: int | None, only_plan: bool
     ):
         if inventory.kind == "soft":
             lifecycle.up(inventory, progress)
-        finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
-    _show(session, finished, as_json=as_json)
-    return exit_code(finished.verdict.verdict, finished.verdict.lab_state)
+        runs = [run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)]
+        for number in range(1, repeat):
+            if runs[-1].verdict.lab_state == "DIRTY":
+                break  # nothing after it could be trusted
+            said = runs[-1].verdict
+            progress(f"run {number} of {repeat}, seed {said.seed}: {said.verdict}")
+            following = run_module.decide(loaded, source, inventory, seed=decided.plan.seed + number)
+            runs.append(run_module.execute(following, inventory, out=out, progress=progress, guard=holding.refresh))
+    if repeat == 1:
+        _show(session, runs[0], as_json=as_json)
+    else:
+        _show_repeated(session, runs, repeat, as_json=as_json)
+    dirty = runs[-1].verdict.lab_state == "DIRTY"
+    return exit_code(worst(one.verdict.verdict for one in runs), "DIRTY" if dirty else "CLEAN")
 
 
 @click.command()
@@ -88,6 +110,56 @@ def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, as_js
     _show(session, Finished(run_dir=found, verdict=verdict, report=report_module.render(found.path)), as_json=as_json)
 
 
+def _show_repeated(session: Session, runs: Sequence[Finished], wanted: int, *, as_json: bool) -> None:
+    found = repeated.over([one.verdict for one in runs])
+    if as_json:
+        done = [
+            {**_named(one.verdict, "seed", "verdict", "lab_state"), "run_dir": one.run_dir.path, "report": one.report}
+            for one in runs
+        ]
+        session.json({"runs": done, "checks": [{**msgspec.to_builtins(one), "median": one.median} for one in found]})
+        return
+    session.table(
+        ("seed", "", "run"),
+        [(str(one.verdict.seed), _marked(one.verdict.verdict), str(one.run_dir.path)) for one in runs],
+    )
+    session.out.print()
+    session.table(
+        ("check", "passed", "of all runs", "observed: median", "lowest .. highest", "bound"),
+        [
+            (
+                one.name,
+                f"{one.verdicts[Verdict.PASS]} of {len(runs)}",
+                f"{one.passed.low:.0%} .. {one.passed.high:.0%}",
+                _span(one.median, one.middle, one.unit),
+                " .. ".join(summary.format_value(end(one.values), one.unit) for end in (min, max) if one.values),
+                "" if one.bound is None else summary.format_value(one.bound, one.unit),
+            )
+            for one in found
+        ],
+    )
+    session.out.print(f"\nshares and medians with {repeated.LEVEL:.0%} intervals: exact binomial, order statistics")
+    if len(runs) < wanted:
+        session.out.print(f"ended after {len(runs)} of {wanted}: the lab is DIRTY, `faultbed reset` mends it")
+
+
+def _span(median: float | None, interval: Interval | None, unit: str) -> str:
+    if median is None:
+        return ""
+    text = summary.format_value(median, unit)
+    if interval is None:
+        return text
+    return f"{text} ({summary.format_value(interval.low, unit)} .. {summary.format_value(interval.high, unit)})"
+
+
+def _named(thing: object, *names: str) -> dict[str, object]:
+    return {name: getattr(thing, name) for name in names}
+
+
+def _marked(verdict: Verdict) -> str:
+    return f"[{_COLOURS[verdict]}]{verdict}[/]"
+
+
 def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
     if as_json:
         session.out.print(plan_module.encode(decided.plan).decode(), end="", soft_wrap=True)
@@ -109,7 +181,7 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
     measured = finished.run_dir.read_measurements()
     rows = [
         (
-            f"[{_COLOURS[check.verdict]}]{check.verdict}[/]",
+            _marked(check.verdict),
             check.name,
             summary.format_value(check.observed, check.unit),
             ""
