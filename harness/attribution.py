@@ -7,7 +7,8 @@ looks at them, so that it can be judged against them (`harness.confusion`).
 How each is told:
 
     link-down      a carrier went at an end of a link; at all links of one node, it is the node
-    control-plane  TCP sessions of the switches were closed without a carrier going: the switch common to all of them
+    control-plane  TCP sessions of the switches were closed without a carrier going: the switch common to all of them;
+                   or routes of one switch's prefixes went elsewhere, and nothing else did
     mtu            a switch had packets that it could neither send nor fragment
     loss           gaps at receivers (out_of_seq_request), NAKs at senders (rcvd_seq_err), timers and duplicates,
                    against the signature that each link would leave (`harness.signatures`)
@@ -22,6 +23,7 @@ How each is told:
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -56,7 +58,7 @@ def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Findin
     down = _carriers(blind.topology, deltas)
     found = [*down, *_lost_rank(blind, flights)]
     if not down:
-        found += _control_plane(blind.topology, deltas)
+        found += _control_plane(blind.topology, deltas) or _withdrawn(blind)
     found += _packets(blind, deltas, down)
     found += _slow(blind, deltas)
     found += _stood_still(blind)
@@ -127,6 +129,33 @@ def _control_plane(topology: Topology, deltas: _Deltas) -> list[Finding]:
     worst = max(topology.switch_by_name, key=torn)
     place = place_of_switch(topology, worst)
     return [Finding(cause="control-plane", place=place, name=worst, confidence=0.5, evidence=evidence)]
+
+
+def _withdrawn(run: Measurements) -> list[Finding]:
+    """Routes that others lost to the prefixes of one switch, whose own links and sessions stayed."""
+    owners = {str(ipaddress.ip_network(one.loopback)): one.name for one in run.topology.switches}
+    for host in run.topology.hosts:
+        for rnic in host.rnics:
+            network = ipaddress.ip_interface(rnic.address).network
+            owners[str(network)] = run.topology.rnic_link(host.name, rnic.name).a.node
+    lost: dict[str, set[str]] = {}
+    gone: set[str] = set()
+    for change in run.changes:
+        prefix = next((word for word in change.subject.split() if word in owners), None)
+        if change.subject.startswith("route ") and change.text is None and prefix is not None:
+            lost.setdefault(owners[prefix], set()).add(change.node)
+            gone.add(prefix)
+    if len(lost) != 1:
+        return []
+    ((name, nodes),) = lost.items()
+    nodes.discard(name)
+    if len(nodes) < 2:  # noqa: PLR2004 - one of them could have forgotten by itself
+        return []
+    words = (
+        f"{', '.join(sorted(nodes))} lost {len(gone)} routes, all of them to {name}, whose links and sessions stayed"
+    )
+    place = place_of_switch(run.topology, name)
+    return [Finding(cause="control-plane", place=place, name=name, confidence=0.8, evidence=(words,))]
 
 
 def _packets(run: Measurements, deltas: _Deltas, down: Sequence[Finding]) -> list[Finding]:

@@ -109,6 +109,8 @@ def _wanted(topology: Topology) -> Iterator[_Wanted]:
             yield "gpu.throttle", f"{host.name}:{gpu.name}", {"percent": percent}
     for switch in topology.switches:
         yield "switch.bgp-kill", switch.name, {}
+        if switch.role == "rtsw":  # the others announce nothing that a job talks to
+            yield "switch.withdraw", switch.name, {}
 
 
 def _possible(one: _Wanted, topology: Topology, lab_kind: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from ipaddress import ip_interface
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from harness.confusion import score
 from harness.findings import CAUSES, NOTHING, PLACES
 from harness.measurements import Iteration, RankSeries
 from harness.report import render
+from testbed.telemetry import Change
 from traffic.flight import Entry, Flight
 from traffic.results import Standstill
 
@@ -229,3 +231,25 @@ def test_what_stands_still_with_all_the_others_is_nobodys_fault():
     alone = (*still, Standstill(host="host1", start_ns=5000 * MS, end_ns=7000 * MS))
     (found,) = attribute(msgspec.structs.replace(fed(), standstills=alone))
     assert found.name == "host1"
+
+
+def without_routes(run, *lost):
+    """A run in which switches lost routes: (who, prefix)."""
+    changes = [
+        Change(at_ns=run.t0_ns + 10**9, node=node, subject=f"route main unicast {prefix} metric 20 bgp", text=None)
+        for node, prefix in lost
+    ]
+    return msgspec.structs.replace(run, changes=tuple(changes))
+
+
+def test_a_switch_that_withdraws_its_prefixes_is_named_by_those_who_lost_them():
+    quiet = Network(3).run().measured(None, "")
+    link = quiet.topology.rnic_link("host3", "rxe0")
+    prefixes = [str(ip_interface(rnic.address).network) for rnic in quiet.topology.host_by_name["host3"].rnics]
+    others = [one.name for one in quiet.topology.switches if one.name != link.a.node][:3]
+    (found,) = attribute(without_routes(quiet, *[(node, prefix) for node in others for prefix in prefixes]))
+    assert (found.cause, found.name, found.is_network) == ("control-plane", link.a.node, True)
+    assert attribute(without_routes(quiet, (others[0], prefixes[0]))) == (NOTHING,), "one alone may have forgotten"
+    elsewhere = str(ip_interface(quiet.topology.host_by_name["host1"].rnics[0].address).network)
+    both = [(node, prefix) for node in others for prefix in (*prefixes, elsewhere)]
+    assert attribute(without_routes(quiet, *both)) == (NOTHING,), "of several switches: no single one withdrew"
