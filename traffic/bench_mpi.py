@@ -135,12 +135,15 @@ def install(lab: TrafficLab, hosts: Sequence[str], debs: Sequence[Path]) -> None
     first.run(["sh", "-c", f"mkdir -p -m 700 /root/.ssh; [ -f {KEY} ] || ssh-keygen -q -t ed25519 -N '' -f {KEY}"])
     public = first.run(["cat", f"{KEY}.pub"]).stdout
     program = (Path(__file__).with_name("mpi_program.py")).read_bytes()
+    # Of hosts that are named by an address, PRRTE counts no slots.
+    names = "".join(f"{_front_end(lab.topology, host)} {host}\n" for host in hosts)
     for host in hosts:
         node = lab.node(host)
         node.put(bundle.getvalue(), "/tmp/debs.tar")  # noqa: S108
         node.put(program, PROGRAM)
         node.run(["sh", "-c", UNPACK], timeout_s=120.0)
         node.run(["sh", "-c", "mkdir -p -m 700 /root/.ssh; cat >> /root/.ssh/authorized_keys"], stdin=public)
+        node.run(["sh", "-c", "cat >> /etc/hosts"], stdin=names)
 
 
 def against_open_mpi(
@@ -188,6 +191,10 @@ def against_open_mpi(
     return tuple(rows)
 
 
+def _front_end(topology: Topology, host: str) -> str:
+    return topology.host_by_name[host].front_end_address.split("/")[0]
+
+
 def _first_rnic(topology: Topology, host: str) -> tuple[str, str, str]:
     """Full name, device and netdev."""
     rnic = topology.host_by_name[host].rnics[0]
@@ -198,11 +205,10 @@ def _open_mpi(
     lab: TrafficLab, hosts: Sequence[str], transport: str, sizes: Sequence[int], iterations: int
 ) -> dict[tuple[str, int], list[int]]:
     _, rnic, netdev = _first_rnic(lab.topology, hosts[0])
-    front_ends = [lab.topology.host_by_name[host].front_end_address.split("/")[0] for host in hosts]
     asked = json.dumps({"collectives": COLLECTIVES, "sizes": list(sizes), "iterations": iterations})
     ssh = f"-i {KEY} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     command = ["timeout", f"{MPI_TIMEOUT_S:.0f}", "mpirun.openmpi", "--allow-run-as-root", "-np", str(len(hosts))]
-    command += ["--host", ",".join(f"{address}:1" for address in front_ends), "--prtemca", "plm_ssh_args", ssh]
+    command += ["--host", ",".join(f"{host}:1" for host in hosts), "--prtemca", "plm_ssh_args", ssh]
     # The management interfaces of soft hosts all have one address: daemons must not take that for a way home.
     front_end = lab.topology.host_by_name[hosts[0]].front_end_netdev
     for name in ("prte_if_include", "oob_tcp_if_include"):
