@@ -46,7 +46,7 @@ from traffic.run import Running
 __all__ = ["Decided", "Finished", "decide", "execute", "touched"]
 
 Progress = Callable[[str], None]
-LEAD_S = 3.0
+LEAD_S = 4.0
 """How long before a fault its target is looked at, its baseline counters are read and its holder is told the time."""
 
 

@@ -15,7 +15,11 @@ class Refused(Exception):
 
 
 class Actuator(Protocol):
-    """One way to act. Methods may raise OSError or Refused; none may leave a half-done change that `read` misses."""
+    """One way to act. Methods may raise OSError or Refused; none may leave a half-done change that `read` misses.
+
+    Three more that some have: `aim(qp, psn, ahead)` before arming, for what is only known then; `lay()` when armed, for
+    what takes long and hurts nobody, so that `on` comes at its moment (`off` undoes both); `tick(now_ns)` while on.
+    """
 
     @property
     def poll_s(self) -> float | None:

@@ -62,8 +62,8 @@ class DetourActuator(HopActuator):
             f"{inside}ip link del {self._via} 2>/dev/null; ! {inside}ip link show {self._via} >/dev/null 2>&1; }}; }}"
         )
 
-    def on(self) -> None:
-        """The way first, then the rule that sends packets there."""
+    def lay(self) -> None:
+        """The way, on which nothing goes yet: on a switch that forwards all day its commands take seconds."""
         self._laid = True
         run(["ip", "link", "add", self._via, "up", "type", "ifb"])
         lines = [f"qdisc add dev {self._via} root {self._queue}"]
@@ -73,6 +73,11 @@ class DetourActuator(HopActuator):
                 f"filter add dev {self._device} egress {_FILTER.format(mark=self._mark, via=self._via)}",
             ]
         run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+
+    def on(self) -> None:
+        """The rule that sends packets on the way."""
+        if not self._laid:
+            self.lay()
         super().on()
 
     def off(self) -> None:

@@ -54,6 +54,7 @@ class Holder:
         self.revert_file = ""
         self.actuator: Actuator | None = None
         self.is_on = False
+        self.laid = False
         self.seen = {"count": 0, "first_ns": None, "last_ns": None}
         self.next_poll_ns = 0
         self.failure: str | None = None
@@ -113,6 +114,10 @@ class Holder:
         self.watchdog.take_precedence()
         # Some changes take a while by themselves: not to be taken for dead meanwhile.
         self.watchdog.shorten(max(1.0, self.ttl_ns / 2e9, getattr(self.actuator, "patience_s", 0.0)))
+        lay = getattr(self.actuator, "lay", None)
+        if lay is not None:
+            self.laid = True
+            lay()
         self.start_ns = int(request.get("at_ns") or time.monotonic_ns())
         self.state = "scheduled"
         self.due(time.monotonic_ns())
@@ -229,8 +234,9 @@ class Holder:
         readback: dict[str, Any] = {}
         try:
             self.count_down()
-            if self.is_on or self.failure:
+            if self.is_on or self.failure or self.laid:
                 self.actuator.off()
+                self.laid = False
                 off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
                 if was_on:
                     self.done.append([off_ns, False, self.actuator.read()])

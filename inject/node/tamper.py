@@ -50,10 +50,15 @@ class TamperActuator(HopActuator):
             f"{inside}ip link del {self._via} 2>/dev/null; ! {inside}ip link show {self._via} >/dev/null 2>&1; }}; }}"
         )
 
-    def on(self) -> None:
-        """The device, who reads it, then the rule."""
+    def lay(self) -> None:
+        """The device, to which nothing is sent yet."""
         self._laid = True
         run(["ip", "link", "add", self._via, "mtu", "65000", "up", "type", "dummy"])
+
+    def on(self) -> None:
+        """Who reads the device, then the rule."""
+        if not self._laid:
+            self.lay()
         with _packets(self._via) as taken, _packets(self._device) as out:
             out.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
             self._child.start(lambda: self._change(taken, out))

@@ -48,7 +48,7 @@ name = "serving"
 seed = 1
 
 [workload]
-requests = 12
+requests = 16
 tokens = 6
 prefill = "256KiB"
 decode = "16KiB"
@@ -71,7 +71,7 @@ min = 1
 
 [[expect]]
 metric = "iterations"
-min = 12
+min = 16
 
 [[expect]]
 metric = "wrong_elements"

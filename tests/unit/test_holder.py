@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from inject.channels import LocalChannel, local_python
+from inject.node import holder
 from testbed import clock
 from testbed.errors import Unreachable
 
@@ -214,3 +215,73 @@ def test_a_closed_channel_is_unreachable(held):
     held.close()
     with pytest.raises(Unreachable):
         held.send({"do": "beat"})
+
+
+class Way:
+    """An actuator whose way is laid before its moment."""
+
+    poll_s = None
+
+    def __init__(self, **_):
+        self.calls, self.is_on = [], False
+
+    def lay(self):
+        self.calls.append("lay")
+
+    def prepare(self):
+        return {"applied": False}
+
+    def revert_script(self):
+        return "true"
+
+    def on(self):
+        self.calls.append("on")
+        self.is_on = True
+
+    def off(self):
+        self.calls.append("off")
+        self.is_on = False
+
+    def read(self):
+        return {"applied": self.is_on}
+
+    def hits(self):
+        return None
+
+
+@pytest.fixture
+def prepared(monkeypatch, tmp_path):
+    """A holder in this process, with a way to lay."""
+    monkeypatch.setattr(holder, "make", lambda name, args: Way())
+    made = holder.Holder(1, holder._Watchdog())
+    request = {"actuator": "way", "args": {}, "edges": [[0.0, True]], "window_s": 60, "ttl_s": 60, "id": "t"}
+    assert made.answer({**request, "do": "prepare", "revert_dir": str(tmp_path)})["event"] == "prepared"
+    return made
+
+
+def test_what_takes_long_is_done_when_armed_and_not_at_the_moment(prepared):
+    later = time.monotonic_ns() + 10**10
+    assert prepared.answer({"do": "arm", "at_ns": later})["event"] == "scheduled"
+    assert prepared.actuator.calls == ["lay"]
+    prepared.due(later)
+    assert prepared.actuator.calls == ["lay", "on"]
+    assert prepared.answer({"do": "clear"})["ok"]
+    assert prepared.actuator.calls == ["lay", "on", "off"]
+
+
+def test_what_was_laid_for_a_moment_that_never_came_is_taken_up(prepared):
+    prepared.answer({"do": "arm", "at_ns": time.monotonic_ns() + 10**10})
+    prepared.finish()
+    assert prepared.actuator.calls == ["lay", "off"]
+    assert prepared.cleared["ok"]
+
+
+def test_a_way_that_cannot_be_laid_is_no_arming_and_leaves_nothing(prepared, monkeypatch):
+    def refuse():
+        raise OSError("no ifb")
+
+    monkeypatch.setattr(prepared.actuator, "lay", refuse, raising=False)
+    answer = prepared.answer({"do": "arm"})
+    assert (answer["event"], answer["error"]) == ("error", "no ifb")
+    assert prepared.answer({"do": "clear"})["ok"]
+    assert prepared.actuator.calls == ["off"]

@@ -64,7 +64,8 @@ class Engine:
     def run(self) -> None:
         """Serve until the controller says quit or is gone."""
         self.selector.register(0, selectors.EVENT_READ, self._readable)
-        due_ns, ran_ns = time.monotonic_ns() + TICK_NS, time.process_time_ns()
+        due_ns = time.monotonic_ns() + TICK_NS
+        looked_ns, ran_ns = time.monotonic_ns(), time.process_time_ns()
         while self.open:
             wakes = [task.wake_ns for task in self.tasks.values() if task.wake_ns is not None]
             wait_ns = min(due_ns, *wakes, due_ns) - time.monotonic_ns()
@@ -76,9 +77,10 @@ class Engine:
                     if task.wake_ns is not None and now_ns >= task.wake_ns:
                         task.wake(now_ns)
             if now_ns >= due_ns:
-                ran_before_ns, ran_ns = ran_ns, time.process_time_ns()
-                if now_ns - due_ns - (ran_ns - ran_before_ns) > STOOD_NS:
-                    self.emit("standstill", start_ns=due_ns, end_ns=now_ns)
+                used_ns = time.process_time_ns() - ran_ns
+                if now_ns - looked_ns - used_ns > STOOD_NS:
+                    self.emit("standstill", start_ns=looked_ns, end_ns=now_ns)
+                looked_ns, ran_ns = now_ns, ran_ns + used_ns
                 for task in list(self.tasks.values()):
                     task.tick(now_ns)
                 due_ns = time.monotonic_ns() + TICK_NS
