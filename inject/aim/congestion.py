@@ -89,9 +89,10 @@ def _incast(asked: Request) -> Shot:
         raise UsageError(f"{asked.where}.target: an incast needs two other switches at least that could send")
     rate_bps, period_s = round(asked.params["rate"] * 1e6), asked.params["period"] / 1000
     burst_s = period_s * asked.params["duty"]
+    addresses = {one.name: str(ipaddress.ip_interface(one.loopback).ip) for one in others}
     expected = rate_bps * asked.params["duty"] * asked.for_s / 8 / _DATAGRAM_BYTES
     args = {
-        "sources": [[one.name, one.loopback] for one in others],
+        "sources": [[name, address] for name, address in addresses.items()],
         "destination": target.rnic.ip,
         "rate_bps": rate_bps,
         "flows": 1,
@@ -99,20 +100,19 @@ def _incast(asked: Request) -> Shot:
         "burst_s": burst_s,
         "period_s": period_s,
     }
-    names = ", ".join(one.name for one in others)
     return Shot(
         place=Place(node=carrier),
         request=held(asked, "background", args, claims=f"{carrier}/incast/{target.rnic.ip}"),
         steps=(
             Step(
-                do=f"UDP from {names} to {target.rnic.ip}, {rate_bps} bit/s together for {burst_s:g} s "
+                do=f"UDP from {', '.join(addresses)} to {target.rnic.ip}, {rate_bps} bit/s together for {burst_s:g} s "
                 f"in every {period_s:g} s, ECT(1)",
                 undo="kill %1   # they also end with the holder",
             ),
         ),
         must_move=(Witness(any_of=(f"{target.node}/ip.InECT1Pkts",), at_least=max(1, round(expected * _ARRIVED))),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
-        shows={"source": ", ".join(one.loopback for one in others), "destination": target.rnic.ip},
+        shows={"source": ", ".join(addresses.values()), "destination": target.rnic.ip},
     )
 
 
