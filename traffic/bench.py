@@ -1,10 +1,10 @@
 """The engine against perftest: same two RNICs, taking turns in one run.
 
-Only the ratio means anything on a soft lab. perftest's own settings are left as they are (128 outstanding, one
-completion in 100, retries for ever), except for MTU and GID index, which are those of the engine. The engine's retry
-budget is wide (3.8 s), so that a machine that is busy elsewhere does not count as a fault. perftest ends at the first
-completion with an error, which rxe gives it now and then with several QPs (REM_INV_REQ_ERR): it is run again then, and
-how often is told.
+Only the ratio means anything on a soft lab. perftest's own settings are left as they are (128 outstanding, over all QPs
+together; one completion in 100, retries for ever), except for MTU and GID index, which are those of the engine. The
+engine's retry budget is wide (3.8 s), so that a machine that is busy elsewhere does not count as a fault. perftest ends
+at the first completion with an error, which rxe gives it now and then with several QPs (REM_INV_REQ_ERR): it is run
+again then, and how often is told.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ PORT = 18515
 PATIENT = QpParams(timeout=17)
 TRIES = 4
 """Of one run of perftest."""
+PERFTEST_DEPTH, LEAST_DEPTH = 128, 8
+"""Requests that it has outstanding, over all QPs: its default with one; the fewest of one of many."""
 LATENCY_BYTES, LATENCY_ITERATIONS = 64, 500
 LISTEN_TIMEOUT_S = 20.0
 GRACE_S = 60.0
@@ -165,7 +167,8 @@ def ib_write_bw(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int, qps
     Raises:
         LabError: it failed, or its output is not understood.
     """
-    options = ["-q", str(qps), "-D", f"{max(2, round(seconds))}", "--report_gbits"]
+    depth = str(max(LEAST_DEPTH, PERFTEST_DEPTH // qps))
+    options = ["-q", str(qps), "-t", depth, "-D", f"{max(2, round(seconds))}", "--report_gbits"]
     said = _perftest(lab, src, dst, ["ib_write_bw", "-s", str(size), *options], limit_s=seconds + GRACE_S)
     # Columns: bytes, iterations, peak, average, rate.
     return _column(said, size, 3) * 1e9
