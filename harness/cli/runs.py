@@ -62,21 +62,23 @@ def run(
     if only_plan:
         _show_plan(session, decided, as_json=as_json)
         return 0
-    names = () if inventory.kind == "soft" else run_module.touched(decided)
+    seeds = range(decided.plan.seed, decided.plan.seed + repeat)
+    trials = [run_module.decide(loaded, source, inventory, seed=each) for each in seeds]
+    names = () if inventory.kind == "soft" else {name for one in trials for name in run_module.touched(one)}
     with (
-        hold(inventory, names, why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
+        hold(inventory, sorted(names), why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
         if inventory.kind == "soft":
             lifecycle.up(inventory, progress)
-        runs = [run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)]
-        for number in range(1, repeat):
-            if runs[-1].verdict.lab_state == "DIRTY":
-                break  # nothing after it could be trusted
+        runs: list[Finished] = []
+        for one in trials:
+            runs.append(run_module.execute(one, inventory, out=out, progress=progress, guard=holding.refresh))
             said = runs[-1].verdict
-            progress(f"run {number} of {repeat}, seed {said.seed}: {said.verdict}")
-            following = run_module.decide(loaded, source, inventory, seed=decided.plan.seed + number)
-            runs.append(run_module.execute(following, inventory, out=out, progress=progress, guard=holding.refresh))
+            if repeat > 1:
+                progress(f"run {len(runs)} of {repeat}, seed {said.seed}: {said.verdict}, lab {said.lab_state}")
+            if said.lab_state == "DIRTY":
+                break  # nothing after it could be trusted
     if repeat == 1:
         _show(session, runs[0], as_json=as_json)
     else:
@@ -114,8 +116,9 @@ def _show_repeated(session: Session, runs: Sequence[Finished], wanted: int, *, a
     found = repeated.over([one.verdict for one in runs])
     if as_json:
         done = [
-            {**_named(one.verdict, "seed", "verdict", "lab_state"), "run_dir": one.run_dir.path, "report": one.report}
+            {"seed": said.seed, "verdict": said.verdict, "lab_state": said.lab_state, "run_dir": one.run_dir.path}
             for one in runs
+            for said in [one.verdict]
         ]
         session.json({"runs": done, "checks": [{**msgspec.to_builtins(one), "median": one.median} for one in found]})
         return
@@ -150,10 +153,6 @@ def _span(median: float | None, interval: Interval | None, unit: str) -> str:
     if interval is None:
         return text
     return f"{text} ({summary.format_value(interval.low, unit)} .. {summary.format_value(interval.high, unit)})"
-
-
-def _named(thing: object, *names: str) -> dict[str, object]:
-    return {name: getattr(thing, name) for name in names}
 
 
 def _marked(verdict: Verdict) -> str:
