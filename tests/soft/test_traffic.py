@@ -249,7 +249,7 @@ def test_tokens_come_after_their_prefill_and_hot_shards_send_more(lab):
     )  # fmt: skip
     result = inference.run(lab, spec)
     assert (result.outcome, result.wrong_elements, result.requests_completed) == ("completed", 0, 3), result.where
-    assert min(result.ttft_ns) >= 120e6 - result.clock_error_ns
+    assert min(result.ttft_ns) >= 120e6 - max(result.clock_error_ns.values())
     assert min(time_ns for one in result.tpot_ns for time_ns in one) >= 20e6
     assert result.slo_attainment == 0, "no token can keep a promise of 10 ms that is computed for 20 ms"
 
