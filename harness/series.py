@@ -9,13 +9,12 @@ from traffic.collective import CollectiveResult
 from traffic.entropy import udp_sport
 from traffic.flow import FlowsResult
 from traffic.inference import InferenceResult
-from traffic.job import JobResult
-from traffic.made import MadeResult
+from traffic.ranks_result import RanksResult
 from traffic.results import Sample as TrafficSample
 
 __all__ = ["Result", "connections_of", "ranks_of", "series_of", "serving_of", "summary_of"]
 
-Result = CollectiveResult | FlowsResult | JobResult | MadeResult
+Result = FlowsResult | RanksResult
 
 _GIGABITS = 8.0
 """nccl-tests counts in GB/s, the report in Gb/s."""

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from harness.experiment import Experiment
-from harness.workload_file import Flow, Job, duration_ns
+from harness.workload_file import Collective, Flow, Job, duration_ns
 from testbed.errors import LabError
 from testbed.lab import Lab
 from traffic import collective, flow, inference, job, ranking
@@ -37,57 +37,60 @@ def start(experiment: Experiment, lab: Lab) -> Running[Any]:
     if isinstance(work, RankingSpec):
         return ranking.start(lab, work, on_event=beat)
     if isinstance(work, Flow):
-        specs = [
-            FlowSpec(
-                src=src,
-                dst=dst,
-                message_bytes=work.size_bytes,
-                verb=work.flow,
-                qps=work.qps,
-                spread=work.spread,
-                depth=work.depth,
-                duration_s=work.duration_ns / 1e9,
-                qp=work.qp,
-            )
-            for src, dst in work.pairs
-        ]
-        return flow.start_all(lab, specs, on_event=beat)
+        return flow.start_all(lab, _flows(work), on_event=beat)
     if isinstance(work, Job):
-        return job.start(
-            lab,
-            JobSpec(
-                grid=work.grid,
-                phases=work.phases,
-                dtype=work.dtype,
-                redop=work.op,
-                ranks=work.ranks,
-                iterations=work.iterations,
-                warmup=work.warmup,
-                compute_units=work.compute_units,
-                storage=work.storage,
-                qp=work.qp,
-            ),
-            on_event=beat,
-        )
-    return collective.start(
-        lab,
-        CollectiveSpec(
-            collective=work.collective,
-            algorithm=work.algorithm,
-            dtype=work.dtype,
-            redop=work.op,
-            root=work.root,
-            skew=work.skew,
-            in_place=work.in_place,
-            ranks=work.ranks,
-            size_bytes=work.size_bytes,
-            iterations=work.iterations,
-            duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
-            compute_units=work.compute_units,
-            warmup=work.warmup,
+        return job.start(lab, _job(work), on_event=beat)
+    return collective.start(lab, _collective(work), on_event=beat)
+
+
+def _flows(work: Flow) -> list[FlowSpec]:
+    return [
+        FlowSpec(
+            src=src,
+            dst=dst,
+            message_bytes=work.size_bytes,
+            verb=work.flow,
+            qps=work.qps,
+            spread=work.spread,
+            depth=work.depth,
+            duration_s=work.duration_ns / 1e9,
             qp=work.qp,
-        ),
-        on_event=beat,
+        )
+        for src, dst in work.pairs
+    ]
+
+
+def _job(work: Job) -> JobSpec:
+    return JobSpec(
+        grid=work.grid,
+        phases=work.phases,
+        dtype=work.dtype,
+        redop=work.op,
+        ranks=work.ranks,
+        iterations=work.iterations,
+        warmup=work.warmup,
+        compute_units=work.compute_units,
+        storage=work.storage,
+        qp=work.qp,
+    )
+
+
+def _collective(work: Collective) -> CollectiveSpec:
+    return CollectiveSpec(
+        collective=work.collective,
+        algorithm=work.algorithm,
+        dtype=work.dtype,
+        redop=work.op,
+        root=work.root,
+        skew=work.skew,
+        in_place=work.in_place,
+        ranks=work.ranks,
+        size_bytes=work.size_bytes,
+        iterations=work.iterations,
+        duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
+        compute_units=work.compute_units,
+        warmup=work.warmup,
+        qp=work.qp,
     )
 
 

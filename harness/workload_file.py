@@ -102,7 +102,13 @@ def duration_ns(workload: Workload) -> int | None:
     return workload.duration_ns if isinstance(workload, Collective | Flow) else None
 
 
-class _CollectiveFile(Section, frozen=True, kw_only=True):
+class _RanksFile(Section, frozen=True, kw_only=True):
+    ranks: tuple[str, ...] = ()
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
+    qp: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class _CollectiveFile(_RanksFile, frozen=True, kw_only=True):
     collective: str
     size: str
     algorithm: str = "auto"
@@ -111,12 +117,9 @@ class _CollectiveFile(Section, frozen=True, kw_only=True):
     root: Annotated[int, msgspec.Meta(ge=0)] = 0
     skew: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     in_place: bool = False
-    ranks: tuple[str, ...] = ()
     iterations: Annotated[int, msgspec.Meta(ge=1)] | None = None
     duration: str | None = None
     compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
-    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
-    qp: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class _StorageFile(Section, frozen=True, kw_only=True):
@@ -125,20 +128,17 @@ class _StorageFile(Section, frozen=True, kw_only=True):
     checkpoint: str | None = None
 
 
-class _JobFile(Section, frozen=True, kw_only=True):
+class _JobFile(_RanksFile, frozen=True, kw_only=True):
     grid: str
     phases: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     iterations: Annotated[int, msgspec.Meta(ge=1)]
     dtype: str = "fp32"
     op: str = "sum"
-    ranks: tuple[str, ...] = ()
-    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
     compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
     storage: _StorageFile | None = None
-    qp: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class _InferenceFile(Section, frozen=True, kw_only=True):
+class _InferenceFile(_RanksFile, frozen=True, kw_only=True):
     requests: Annotated[int, msgspec.Meta(ge=1)]
     tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
     prefill_ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -149,20 +149,14 @@ class _InferenceFile(Section, frozen=True, kw_only=True):
     decode_time: str = "0ms"
     slo_ttft: str = "0ms"
     slo_tpot: str = "0ms"
-    ranks: tuple[str, ...] = ()
-    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
-    qp: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class _RankingFile(Section, frozen=True, kw_only=True):
+class _RankingFile(_RanksFile, frozen=True, kw_only=True):
     embedding: str
     iterations: Annotated[int, msgspec.Meta(ge=1)]
     skew: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     dense: str = "256KiB"
     dense_time: str = "0ms"
-    ranks: tuple[str, ...] = ()
-    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
-    qp: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class _FlowFile(Section, frozen=True, kw_only=True):
@@ -208,26 +202,32 @@ def workload_of(raw: dict[str, Any], source: str) -> Workload:
     if "embedding" in raw:
         return _ranking(convert(raw, _RankingFile, source, path="workload", section="ranking", keys=KEYS), source)
     if "flow" in raw:
-        flow = convert(raw, _FlowFile, source, path="workload", section="flow", keys=KEYS)
-        one_of(flow.flow, VERBS, source, "workload.flow")
-        one_of(flow.spread, SPREADS, source, "workload.spread")
-        if flow.pattern is not None:
-            one_of(flow.pattern, PATTERNS, source, "workload.pattern")
-        if bool(flow.src and flow.dst) == bool(flow.pattern) or bool(flow.src) != bool(flow.dst):
-            raise fail(source, "workload", 'name src and dst, or a pattern such as "incast"')
-        return Flow(
-            flow=flow.flow,
-            src=flow.src,
-            dst=flow.dst,
-            pattern=flow.pattern,
-            qps=flow.qps,
-            spread=flow.spread,
-            size_bytes=positive(parse_size_bytes, flow.size, source, "workload.size"),
-            depth=flow.depth,
-            duration_ns=positive(parse_duration_ns, flow.duration, source, "workload.duration"),
-            qp=_qp(flow.qp, source),
-        )
-    collective = convert(raw, _CollectiveFile, source, path="workload", section="collective", keys=KEYS)
+        return _flow(convert(raw, _FlowFile, source, path="workload", section="flow", keys=KEYS), source)
+    return _collective(convert(raw, _CollectiveFile, source, path="workload", section="collective", keys=KEYS), source)
+
+
+def _flow(flow: _FlowFile, source: str) -> Flow:
+    one_of(flow.flow, VERBS, source, "workload.flow")
+    one_of(flow.spread, SPREADS, source, "workload.spread")
+    if flow.pattern is not None:
+        one_of(flow.pattern, PATTERNS, source, "workload.pattern")
+    if bool(flow.src and flow.dst) == bool(flow.pattern) or bool(flow.src) != bool(flow.dst):
+        raise fail(source, "workload", 'name src and dst, or a pattern such as "incast"')
+    return Flow(
+        flow=flow.flow,
+        src=flow.src,
+        dst=flow.dst,
+        pattern=flow.pattern,
+        qps=flow.qps,
+        spread=flow.spread,
+        size_bytes=positive(parse_size_bytes, flow.size, source, "workload.size"),
+        depth=flow.depth,
+        duration_ns=positive(parse_duration_ns, flow.duration, source, "workload.duration"),
+        qp=_qp(flow.qp, source),
+    )
+
+
+def _collective(collective: _CollectiveFile, source: str) -> Collective:
     if (collective.iterations is None) == (collective.duration is None):
         raise fail(source, "workload", "give either iterations or duration")
     one_of(collective.collective, COLLECTIVES, source, "workload.collective")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from testbed.errors import UsageError
 from traffic import cost, metrics, schedules
 from traffic.engine import Engines, TrafficLab
-from traffic.flight import Flight, RankEnd
+from traffic.flight import RankEnd
 from traffic.flow import check_qp
 from traffic.ranks import RanksSpec, ends_of, group_size, place, rank_plan, task_name, window_of
-from traffic.results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
+from traffic.ranks_result import RanksResult, told
+from traffic.results import Endpoint, Window
 from traffic.run import OnEvent, Running, begin
-from traffic.samples import iterations_of, samples_of
+from traffic.samples import iterations_of
 
 __all__ = ["AUTO", "ITEM_BYTES", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "layout", "start"]
 
@@ -53,7 +54,7 @@ class CollectiveSpec(RanksSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveResult:
+class CollectiveResult(RanksResult):
     """A collective job that is over.
 
     `algorithm` is what ran (of account where "auto" was asked for). `ends[r]` says how it ended for rank r, `flights`
@@ -65,34 +66,19 @@ class CollectiveResult:
 
     spec: CollectiveSpec
     algorithm: str
-    outcome: Outcome
-    where: str | None
     ends: tuple[RankEnd, ...]
-    flights: tuple[Flight, ...]
     window: Window
-    ranks: tuple[str, ...]
-    iterations: tuple[tuple[Iteration, ...], ...]
     iterations_completed: int
-    wrong_elements: int
     checked_elements: int
     time_ns: float
     algbw_gbytes_per_s: float
     busbw_gbytes_per_s: float
     straggler: metrics.Straggler | None
-    samples: tuple[Sample, ...]
-    connections: tuple[Connection, ...]
-    qp_errors: tuple[QpError, ...]
-    rebuilds: tuple[Rebuild, ...]
-    clock_error_ns: Mapping[str, int]
 
     @property
     def job_time_ns(self) -> int:
         """Job completion time: from the first rank's start to the last rank's last result."""
         return self.window.duration_ns
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 def _check_buffer(spec: CollectiveSpec) -> None:
@@ -207,25 +193,15 @@ def _finish(
     time_ns = metrics.percentile(times, 50) if times else 0.0
     elements = [sum(count for _, count, *_ in program["results"]) for program in programs]
     return CollectiveResult(
+        **told(running, ranks),
         spec=spec,
         algorithm=made.algorithm,
-        outcome=running.outcome,
-        where=running.failure,
         ends=ends_of(running, ranks),
-        flights=tuple(running.flights.values()),
         window=window_of(running),
-        ranks=tuple(rank.name for rank in ranks),
-        iterations=per_rank,
         iterations_completed=len(times),
-        wrong_elements=sum(item.wrong_elements for rank in per_rank for item in rank),
         checked_elements=sum(len(done) * size for done, size in zip(per_rank, elements, strict=True)),
         time_ns=time_ns,
         algbw_gbytes_per_s=metrics.algbw_gbytes_per_s(spec.size_bytes, time_ns),
         busbw_gbytes_per_s=_busbw(spec, programs, time_ns),
         straggler=metrics.straggler(per_rank) if all(per_rank) else None,
-        samples=samples_of(running),
-        connections=running.connections,
-        qp_errors=running.qp_errors,
-        rebuilds=running.rebuilds,
-        clock_error_ns=running.clock_error_ns,
     )

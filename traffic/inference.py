@@ -18,8 +18,8 @@ from itertools import pairwise
 from testbed.errors import UsageError
 from traffic import metrics, replay
 from traffic.engine import TrafficLab
-from traffic.made import MadeResult, patience_s, told
 from traffic.ranks import RanksSpec, place
+from traffic.ranks_result import RanksResult, told
 from traffic.replay import Execution
 from traffic.results import Iteration
 from traffic.run import OnEvent, Running
@@ -53,7 +53,7 @@ class InferenceSpec(RanksSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceResult(MadeResult):
+class InferenceResult(RanksResult):
     """An inference job that is over. Times are in ns; `ttft_ns` has one a request, `tpot_ns` all of a request's.
 
     `slo_attainment` is the share of requests that kept all promises (their mean TPOT counts), of those asked for.
@@ -132,10 +132,11 @@ def start(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None)
 def run(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -> InferenceResult:
     """Run an inference job and wait for its end. Raises as `start`."""
     with start(lab, spec, on_event) as running:
-        return running.wait(patience_s(running, spec.requests))
+        return running.wait(replay.patience_s(running, spec.requests))
 
 
 def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
+    ((_, running),) = done.runs
     rows = list(zip(*done.iterations[0], strict=False))  # by request, of those that every rank has finished
     tokens = list(enumerate(done.trace.operations))[-spec.tokens :]
     phases = done.batches[0].phases
@@ -150,7 +151,7 @@ def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
     all_ns = [time_ns for one in tpot_ns for time_ns in one]
     kept = sum(_kept(spec, *times) for times in zip(ttft_ns, tpot_ns, strict=True))
     return InferenceResult(
-        **told(done),
+        **told(running, done.ranks),
         spec=spec,
         requests_completed=len(rows),
         ttft_ns=tuple(ttft_ns),

@@ -7,10 +7,9 @@ unaware of them. A rank goes from phase to phase as soon as its own group lets i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -18,11 +17,12 @@ from testbed.errors import UsageError
 from traffic import collective, cost, metrics, schedules, storage
 from traffic.collective import AUTO, CollectiveSpec
 from traffic.engine import Engines, TrafficLab
-from traffic.flight import Flight, RankEnd
+from traffic.flight import RankEnd
 from traffic.ranks import RanksSpec, ends_of, place, rank_plan, task_name, window_of
-from traffic.results import Checkpoint, Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
+from traffic.ranks_result import RanksResult, told
+from traffic.results import Checkpoint, Endpoint, Iteration, Window
 from traffic.run import OnEvent, Running, begin
-from traffic.samples import checkpoints_of, iterations_of, samples_of
+from traffic.samples import checkpoints_of, iterations_of
 from traffic.storage import Storage, StorageTimes
 
 __all__ = ["GroupTime", "JobPhase", "JobResult", "JobSpec", "as_spec", "check", "groups", "job_programs", "start"]
@@ -64,35 +64,20 @@ class GroupTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobResult:
+class JobResult(RanksResult):
     """A job that is over. `iteration_p50_ns` and so on are of the slowest rank of each iteration."""
 
     spec: JobSpec
     algorithms: tuple[str, ...]
-    outcome: Outcome
-    where: str | None
     ends: tuple[RankEnd, ...]
-    flights: tuple[Flight, ...]
     window: Window
-    ranks: tuple[str, ...]
-    iterations: tuple[tuple[Iteration, ...], ...]
     iterations_completed: int
-    wrong_elements: int
     groups: tuple[GroupTime, ...]
     checkpoints: tuple[Checkpoint, ...]
     storage_times: StorageTimes | None
     iteration_p50_ns: float
     iteration_p95_ns: float
     iteration_p99_ns: float
-    samples: tuple[Sample, ...]
-    connections: tuple[Connection, ...]
-    qp_errors: tuple[QpError, ...]
-    rebuilds: tuple[Rebuild, ...]
-    clock_error_ns: Mapping[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 def groups(grid: Sequence[tuple[str, int]], along: str) -> tuple[tuple[int, ...], ...]:
@@ -229,26 +214,16 @@ def _finish(
     stored = tuple(one for rank in range(len(ranks)) for one in checkpoints_of(running, task_name(rank), rank))
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     return JobResult(
+        **told(running, ranks),
         spec=spec,
         algorithms=algorithms,
-        outcome=running.outcome,
-        where=running.failure,
         ends=ends_of(running, ranks),
-        flights=tuple(running.flights.values()),
         window=window_of(running),
-        ranks=tuple(rank.name for rank in ranks),
-        iterations=per_rank,
         iterations_completed=len(whole),
-        wrong_elements=sum(item.wrong_elements for rank in per_rank for item in rank),
         groups=tuple(_group_times(spec, per_rank)),
         checkpoints=stored,
         storage_times=None if spec.storage is None else storage.times_of(per_rank, stored),
         iteration_p50_ns=metrics.percentile(whole, 50),
         iteration_p95_ns=metrics.percentile(whole, 95),
         iteration_p99_ns=metrics.percentile(whole, 99),
-        samples=samples_of(running),
-        connections=running.connections,
-        qp_errors=running.qp_errors,
-        rebuilds=running.rebuilds,
-        clock_error_ns=running.clock_error_ns,
     )

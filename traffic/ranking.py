@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from testbed.errors import UsageError
 from traffic import metrics, replay, schedules
 from traffic.engine import TrafficLab
-from traffic.made import MadeResult, patience_s, told
 from traffic.ranks import RanksSpec, place
+from traffic.ranks_result import RanksResult, told
 from traffic.replay import Execution
 from traffic.run import OnEvent, Running
 from traffic.traces import Operation, Trace
@@ -39,7 +39,7 @@ class RankingSpec(RanksSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankingResult(MadeResult):
+class RankingResult(RanksResult):
     """A ranking job that is over; median times of its parts (the rank that waited least), and of whole iterations.
 
     `mmr` is the most that a rank sends forward over the mean of all: 1 is even.
@@ -118,10 +118,11 @@ def start(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -
 def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> RankingResult:
     """Run a ranking job and wait for its end. Raises as `start`."""
     with start(lab, spec, on_event) as running:
-        return running.wait(patience_s(running, spec.iterations))
+        return running.wait(replay.patience_s(running, spec.iterations))
 
 
 def _result(spec: RankingSpec, done: Execution) -> RankingResult:
+    ((_, running),) = done.runs
     per_rank = done.iterations[0]
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     forward, backward, dense = (
@@ -129,7 +130,7 @@ def _result(spec: RankingSpec, done: Execution) -> RankingResult:
     )
     sent = [sum(row) - row[rank] for rank, row in enumerate(done.trace.operations[0].counts)]
     return RankingResult(
-        **told(done),
+        **told(running, done.ranks),
         spec=spec,
         iterations_completed=len(whole),
         mmr=max(sent) * len(sent) / sum(sent),

@@ -36,6 +36,7 @@ __all__ = [
     "check",
     "execute",
     "operation_times_ns",
+    "patience_s",
     "run",
     "start_made",
 ]
@@ -339,6 +340,12 @@ def start_made(
         return finish(Execution(spec=as_replay, trace=trace, ranks=ranks, batches=made, runs=((0, running),)))
 
     return begin(lab, _plan(as_replay, ranks, made[0], 0, 1), ended, on_event)
+
+
+def patience_s(running: Running[Any], rounds: int) -> float:
+    """How long to wait for so many rounds of what `start_made` has started."""
+    each_s: float = max(task.spec["deadline_ms"] for task in running.plan.tasks) / 1000
+    return SPARE_S + running.plan.stall_deadline_s + rounds * each_s
 
 
 def _itself(running: Running[Any]) -> Running[Any]:
