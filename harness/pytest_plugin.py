@@ -130,7 +130,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _takes_lab(item: pytest.Item) -> bool:
-    return isinstance(item, ExperimentItem) or "lab" in getattr(item, "fixturenames", ())
+    """Whether an item needs the lab: it is an experiment, or its `lab` is our fixture and not one of the same name."""
+    if isinstance(item, ExperimentItem):
+        return True
+    fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}  # noqa: SLF001
+    return "lab" in fixtures and fixtures["lab"][-1].func.__module__ == __name__
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

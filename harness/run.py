@@ -156,14 +156,17 @@ def _guarded(
     """Run it and look at the lab afterwards, whatever happens in between."""
     before: fingerprint.Fingerprint | None = None
     try:
-        if _wants_twin(decided):
-            found.twin = _run_twin(decided, lab, journal, progress)
         _to_known_state(lab, journal, progress)
         before = fingerprint.capture(lab)
+        if _wants_twin(decided):
+            found.twin = _run_twin(decided, lab, journal, progress)
+            _to_known_state(lab, journal, progress)
         _with_faults(decided, lab, journal, found, progress, mutate)
     except FaultbedError as error:
         found.errors.append(str(error))
         journal.note("error", error=str(error))
+    if lab.kind == "soft":
+        found.errors += lifecycle.panics(lab.inventory_model)
     if before is None:
         return
     progress("comparing the lab with what it was before")
@@ -184,7 +187,6 @@ def _wants_twin(decided: Decided) -> bool:
 
 def _run_twin(decided: Decided, lab: Lab, journal: Journal, progress: Progress) -> tuple[RankSeries, ...]:
     """The same workload from the same snapshot, without faults."""
-    _to_known_state(lab, journal, progress)
     progress("fault-free twin: the same workload from the same snapshot")
     # Watched as the run is: their ratio must not hold what watching costs.
     with journal.doing("twin", workload=decided.plan.workload), telemetry.start(lab):

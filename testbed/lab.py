@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from testbed.errors import FaultbedError, LabError, Unreachable, UsageError
 from testbed.inventory import Inventory, Management
 from testbed.node import Node
 from testbed.paths import lab_dir, socket_dir
+from testbed.softlab import console
 from testbed.softlab.state import LabState, read_snapshot, read_state
 from testbed.ssh import Address, SshConnection, SshNode
 from testbed.topology import Topology
@@ -274,10 +276,16 @@ def _soft_addresses(inventory: Inventory, state: LabState, folder: Path) -> dict
             user=SOFT_USER,
             identity=folder / "id_ed25519",
             host_key=snapshot.host_keys[name],
-            remedy="`faultbed status` tells whether its VM lives, `faultbed reset` starts it again",
+            remedy=functools.partial(_remedy_of_a_vm, folder / "vms" / name / console.FILE),
         )
         for name in inventory.machines
     }
+
+
+def _remedy_of_a_vm(path: Path) -> str:
+    words = console.panic(path)
+    known = f"its kernel panicked: {words} ({path})" if words else "`faultbed status` tells whether its VM lives"
+    return f"{known}, `faultbed reset` starts it again"
 
 
 def open_keeper(inventory: Inventory) -> Node:

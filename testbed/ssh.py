@@ -13,7 +13,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,15 @@ CONNECT_TIMEOUT_S = 15.0
 STDERR_TAIL = 2000
 
 
+def _look_at_it() -> str:
+    return "look at its power, its management cable and its SSH server"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """Where a machine answers SSH, and with what. `host_key` is a public key line (`ssh-ed25519 AAAA…`).
 
-    `remedy` says what to do when it does not answer.
+    `remedy` is asked, when it does not answer, what is known of the reason and what to do.
     """
 
     host: str
@@ -42,7 +46,7 @@ class Address:
     user: str
     identity: Path
     host_key: str
-    remedy: str = "look at its power, its management cable and its SSH server"
+    remedy: Callable[[], str] = _look_at_it
 
 
 class SshConnection:
@@ -84,7 +88,7 @@ class SshConnection:
         try:
             raw = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_TIMEOUT_S)
         except OSError as error:
-            raise Unreachable(f"{where} does not answer: {error}; {self.address.remedy}") from error
+            raise Unreachable(f"{where} does not answer: {error}; {self.address.remedy()}") from error
         transport = paramiko.Transport(raw)
         transport.daemon = True
         transport.banner_timeout = CONNECT_TIMEOUT_S
@@ -98,7 +102,7 @@ class SshConnection:
             transport.close()
             raise Unreachable(
                 f"{where} does not answer as an SSH server should: {error or type(error).__name__}; "
-                f"{self.address.remedy}"
+                f"{self.address.remedy()}"
             ) from error
         except BaseException:
             transport.close()

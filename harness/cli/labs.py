@@ -85,6 +85,8 @@ def status(session: Session, *, as_json: bool) -> int:
         ]
         if rows:
             session.table(("VM", "process", "SSH", "at"), rows)
+        for sentence in lifecycle.panics(inventory):
+            session.out.print(f"[red]{sentence}[/red]")
         show_entries(session, entries, now_s)
     return ExitCode.PASS if now.state == "up" else ExitCode.ERROR
 

@@ -21,12 +21,12 @@ from typing import TypeVar
 
 import msgspec
 
-from testbed import dirty, provision, shipped
+from testbed import dirty, nodecode, provision, shipped
 from testbed import lab as lab_module
 from testbed.errors import BootFailed, DirtyLab, LabError, UsageError
 from testbed.inventory import Inventory
 from testbed.paths import lab_dir, private_dir, socket_dir
-from testbed.softlab import accel, image, keys, room, vm
+from testbed.softlab import accel, console, image, keys, room, vm
 from testbed.softlab.image import Image
 from testbed.softlab.qmp import Qmp
 from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snapshot, read_state, write
@@ -40,6 +40,7 @@ __all__ = [
     "VmStatus",
     "check_is_soft",
     "down",
+    "panics",
     "purge",
     "reset",
     "socket_paths",
@@ -61,13 +62,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmStatus:
-    """One VM as it is now: `ssh` tells whether its SSH server answers."""
+    """One VM as it is now: `ssh` tells whether its SSH server answers, `panic` why its kernel has died."""
 
     name: str
     pid: int | None
     alive: bool
     ssh_port: int | None
     ssh: bool
+    panic: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,9 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
             if snapshot and snapshot.complete and snapshot.key == key and not fresh:
                 progress("resuming from the snapshot")
                 _resume(inventory, folder, built, accelerator, snapshot, progress)
+                if snapshot.node_code != nodecode.archive().digest:
+                    progress("its nodes were provisioned by another version of faultbed; provisioning")
+                    _provision(inventory, folder, snapshot.key, snapshot.host_keys, progress)
                 dirty.clean(folder)
                 return "resumed"
             _boot(inventory, folder, built, accelerator, key, progress)
@@ -194,6 +199,7 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
             alive=alive,
             ssh_port=known.ssh_port if known else None,
             ssh=alive and known is not None and _greets(known.ssh_port, timeout_s=patience_s),
+            panic=console.panic(machine.console) if known else None,
         )
 
     found = _each(vms(inventory), look)
@@ -208,6 +214,16 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
         snapshot=snapshot is not None and snapshot.complete,
         vms=tuple(found),
     )
+
+
+def panics(inventory: Inventory) -> list[str]:
+    """A sentence for each VM of a running lab whose kernel has died, with what it said."""
+    words = {machine: console.panic(machine.console) for machine in vms(inventory)}
+    return [
+        f"{machine.machine.name}: its kernel panicked: {said} ({machine.console}); `faultbed reset` starts it again"
+        for machine, said in words.items()
+        if said
+    ]
 
 
 def _boot(
@@ -239,11 +255,18 @@ def _boot(
     progress(f"all VMs answer after {time.monotonic() - started:.0f} s; provisioning")
     _write_runtime(inventory, folder, state, host_keys)
     write(folder / "state.json", msgspec.structs.replace(state, ready=True))
+    _provision(inventory, folder, key, host_keys, progress)
+
+
+def _provision(inventory: Inventory, folder: Path, key: str, host_keys: dict[str, str], progress: Progress) -> None:
+    """Provision and verify the VMs that run, and keep them as they are then as the lab's snapshot."""
     with lab_module.open_lab(inventory) as lab:
         provision.bring_up(lab, progress)
+    kept = Snapshot(key=key, host_keys=host_keys, complete=False, node_code=nodecode.archive().digest)
+    write(folder / "snapshot.json", kept)  # who is killed meanwhile leaves some VMs with the old one, some with the new
     progress("taking the snapshot")
     _each(vms(inventory), _save_snapshot)
-    write(folder / "snapshot.json", Snapshot(key=key, host_keys=host_keys, complete=True))
+    write(folder / "snapshot.json", msgspec.structs.replace(kept, complete=True))
 
 
 def _resume(
@@ -422,7 +445,7 @@ def _pids_of(machine: Vm) -> Iterator[int]:
 
 
 def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> bool:
-    """Whether what runs is this inventory's lab, whole, and made from this image and these playbooks."""
+    """Whether what runs is this inventory's lab, whole, and made from this image, these playbooks, this node code."""
     if running.inventory != str(inventory.path.resolve()) and any(
         vm.is_alive(machine, running.vms[machine.machine.name].pid)
         for machine in vms(inventory)
@@ -435,6 +458,9 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
     built = image.find()
     if built is None or running.key != _key(inventory, built, running.accelerator):
         return False
+    snapshot = read_snapshot(lab_dir(inventory.name))
+    if snapshot is not None and snapshot.node_code != nodecode.archive().digest:
+        return False
     now = status(inventory)
     if silent := [one.name for one in now.vms if one.alive and not one.ssh]:
         patience_s = PATIENCE_S["before ending"]
@@ -444,7 +470,7 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
 
 
 def _key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:
-    """What a snapshot depends on; not the node code, which is pushed when it differs, nor what is only for racks."""
+    """What a snapshot cannot be without; not the node code, with which it is renewed, nor what is only for racks."""
     rest = hashlib.sha256(f"{built.digest} {accelerator} {vm.PROCESSORS[accelerator]} {vm.qemu_version()}".encode())
     playbooks = shipped.playbooks()
     for path in provision.files_of_soft_labs(playbooks):

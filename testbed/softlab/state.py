@@ -39,12 +39,16 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A snapshot inside the VMs' disks (`snapshot.json`), good for `key` only. `host_keys` are public key lines."""
+    """A snapshot inside the VMs' disks (`snapshot.json`), good for `key` only.
+
+    `host_keys` are public key lines; `node_code` is the digest of the node code that the nodes were provisioned with.
+    """
 
     schema: int = SCHEMA
     key: str
     host_keys: dict[str, str]
     complete: bool
+    node_code: str = ""
 
 
 def read_state(lab: Path) -> LabState | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import BootFailed, LabError
+from testbed.softlab import console
 from testbed.softlab.accel import Accelerator
 from testbed.softlab.image import Image
 from testbed.softlab.qmp import Qmp
@@ -37,8 +38,10 @@ _FORWARD = re.compile(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s")
 PROCESSORS = {
     "kvm": ("-accel", "kvm", "-cpu", "host"),
     # The oldest model that Debian's numpy and the kernel's CRC with PCLMUL (rxe's ICRC) can use fully. `max` boots
-    # slower, carries a tenth to a fifth less RoCE traffic, and crashed a guest (AVX or XSAVE, emulated).
-    "tcg": ("-accel", "tcg,tb-size=256", "-cpu", "Westmere"),
+    # slower and carries a tenth to a fifth less RoCE traffic. Without CMPXCHG16B: QEMU 7.2 emulates it so that EFLAGS
+    # are garbage until the next instruction that writes them, and an interrupt just then is a double fault of the guest
+    # (kmem_cache_alloc, every few hundred runs). The kernel has another way to do it, which costs 5 % of RoCE traffic.
+    "tcg": ("-accel", "tcg,tb-size=256", "-cpu", "Westmere,-cx16"),
 }
 _NO_QEMU = "qemu-system-x86_64 not found: `apt-get install qemu-system-x86` installs it, and so does `make demo`"
 
@@ -64,7 +67,7 @@ class Vm:
     @property
     def console(self) -> Path:
         """What the guest's kernel and systemd printed."""
-        return self.folder / "console.log"
+        return self.folder / console.FILE
 
     @property
     def log(self) -> Path:

@@ -15,7 +15,7 @@ import pytest
 from testbed import dirty, fingerprint, provision, shipped
 from testbed import inventory as inventory_module
 from testbed import lab as lab_module
-from testbed.errors import Unreachable
+from testbed.errors import FaultbedError, Unreachable
 from testbed.paths import lab_dir, socket_dir
 from testbed.softlab import lifecycle, vm
 from testbed.softlab.state import read_snapshot, write
@@ -45,6 +45,14 @@ def test_vms_listen_on_loopback_only(lab):
     for machine in lifecycle.status(lab.inventory_model).vms:
         listening = sockets_listening(machine.pid)
         assert [address.partition(":")[0] for address in listening] == ["0100007F"], machine
+
+
+def test_no_guest_has_what_the_emulator_does_wrong(lab):
+    """CMPXCHG16B leaves garbage in EFLAGS under QEMU's TCG: a guest that uses it panics sooner or later."""
+    if lab.accelerator != "tcg":
+        pytest.skip("the processor is a real one")
+    for host in lab.topology.hosts:
+        assert " cx16 " not in lab.node(host.name).run(["cat", "/proc/cpuinfo"]).stdout
 
 
 def test_another_host_key_is_refused(lab):
@@ -125,17 +133,22 @@ def test_provisioning_again_changes_nothing(lab):
 
 
 def test_a_vm_that_dies_is_named_and_reset_starts_it_again(lab):
-    """QEMU is killed: status says which, work ends with a sentence that says what to do, and reset repairs it."""
-    last = lab.topology.hosts[-1].name
+    """QEMU is killed, a kernel panics: status says which, work ends with what to do, and reset repairs it."""
+    first, last = lab.topology.hosts[0].name, lab.topology.hosts[-1].name
     before = fingerprint.capture(lab)
+    with contextlib.suppress(FaultbedError):  # it takes its SSH server with it
+        lab.node(first).run(["sh", "-c", "echo c > /proc/sysrq-trigger"], timeout_s=5)
     pid = next(one.pid for one in lifecycle.status(lab.inventory_model).vms if one.name == last)
     os.kill(pid, signal.SIGKILL)
     lab.forget_connections()
+    with pytest.raises(Unreachable, match=rf"{first} .*kernel panicked: sysrq triggered crash.*faultbed reset"):
+        lab.node(first).run(["true"])
     with pytest.raises(Unreachable, match=rf"{last} .*faultbed reset"):
         lab.node(last).run(["true"])
     now = lifecycle.status(lab.inventory_model)
     assert now.state == "broken"
     assert [one.name for one in now.vms if not one.alive] == [last]
+    assert [one.name for one in now.vms if one.panic] == [first]
     lifecycle.reset(lab.inventory_model, lambda _: None)
     lab.forget_connections()
     assert lifecycle.status(lab.inventory_model, patience_s=30).state == "up"
@@ -158,6 +171,18 @@ def test_a_vm_that_is_slow_to_answer_does_not_end_its_lab(lab):
     assert {one.name: one.pid for one in lifecycle.status(lab.inventory_model).vms} == before
 
 
+def renewed_for_another_version(inventory):
+    """A snapshot of another faultbed's node code is provisioned once more, and once only: its GPUs ran that code."""
+    path = lab_dir(inventory.name) / "snapshot.json"
+    write(path, msgspec.structs.replace(read_snapshot(path.parent), node_code="0" * 16))
+    said: list[str] = []
+    assert lifecycle.up(inventory, said.append) == "resumed"
+    assert any("another version of faultbed" in line for line in said)
+    with lab_module.open_lab(inventory) as again:
+        assert sum(provision.provision(provision.site_of(again)).changed.values()) == 0
+    assert lifecycle.up(inventory, said.append) == "already up"
+
+
 @pytest.mark.slow
 def test_two_labs_side_by_side_and_an_end_without_leftovers(lab):
     """A second lab comes up beside the first one, does not touch it, and leaves no process, socket or file behind."""
@@ -175,6 +200,9 @@ def test_two_labs_side_by_side_and_an_end_without_leftovers(lab):
         with lab_module.open_lab(other) as second:
             assert second.node("host1").run(["hostname"]).stdout.strip() == "host1"
             assert fingerprint.diff(before, fingerprint.capture(lab)) == []
+        lifecycle.down(other)
+        renewed_for_another_version(other)
+        pids |= {machine.name: machine.pid for machine in lifecycle.status(other).vms}
     finally:
         lifecycle.down(other) if had_snapshot else lifecycle.purge(other)
     assert not any(vm.is_alive(machines[name], pid) for name, pid in pids.items())

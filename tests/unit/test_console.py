@@ -1,0 +1,36 @@
+"""What a dead kernel said is found on its console."""
+
+import pytest
+
+from testbed.softlab.console import panic
+
+# As a guest of ours printed it, shortened: an emulated instruction had left garbage in EFLAGS.
+DOUBLE_FAULT = """[  OK  ] Reached target multi-user.target\r
+[  158.196403] traps: PANIC: double fault, error_code: 0x0\r
+[  158.205275] Oops: double fault: 0000 [#1] PREEMPT SMP NOPTI\r
+[  158.207700] RIP: 0010:kmem_cache_alloc_node_noprof+0x6e/0x310\r
+[  158.210847] RIP: 0010:kmem_cache_alloc_node_noprof+0x6e/0x310\r
+[  158.211116] Kernel panic - not syncing: Fatal exception in interrupt\r
+[  158.215567] ---[ end Kernel panic - not syncing: Fatal exception in interrupt ]---\r
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            DOUBLE_FAULT,
+            "Fatal exception in interrupt, double fault, error_code: 0x0, in kmem_cache_alloc_node_noprof",
+        ),
+        ("x" * 100_000 + "\n[    9.1] Kernel panic - not syncing: sysrq triggered crash\n", "sysrq triggered crash"),
+        ("login: Kernel panic - not syncing: said a user\n", None),
+        ("", None),
+    ],
+)
+def test_a_panic_is_found_in_the_kernels_own_words(tmp_path, said, words):
+    (tmp_path / "console.log").write_bytes(said.encode())
+    assert panic(tmp_path / "console.log") == words
+
+
+def test_a_vm_that_never_ran_has_not_panicked(tmp_path):
+    assert panic(tmp_path / "console.log") is None
