@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from inject.plan import FaultSpec, plan
 from testbed.errors import FaultbedError
 from testbed.topology import Topology
 
-__all__ = ["Label", "experiment", "labels"]
+__all__ = ["Label", "experiment", "in_turn", "labels"]
 
 AT_S, FOR_S, DURATION_S = 6, 3, 16
 _PORT_FAULTS: tuple[tuple[str, Mapping[str, str | float]], ...] = (
@@ -60,6 +60,14 @@ def labels(topology: Topology, *, lab_kind: str) -> tuple[Label, ...]:
             found.append(Label(number=len(found), kind=None))
         found.append(Label(number=len(found), kind=kind, target=target, parameters=parameters))
     return tuple(found)
+
+
+def in_turn(some: Iterable[Label]) -> list[Label]:
+    """One run of each kind, then a second one of each: a campaign that is ended early has seen every kind."""
+    by_kind: dict[str | None, list[Label]] = {}
+    for one in some:
+        by_kind.setdefault(one.kind, []).append(one)
+    return [one for rounds in itertools.zip_longest(*by_kind.values()) for one in rounds if one is not None]
 
 
 def experiment(label: Label, topology: Topology) -> bytes:

@@ -83,15 +83,12 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
 def campaign(session: Session, *, only: tuple[str, ...], only_plan: bool, out: Path) -> None:
     """Run one short experiment for each kind of fault at each place: the truth that attribution is held against.
 
-    About half a minute a run. It may be ended at any time and goes on where it was; `attribute` on what is below --out
-    has the score.
+    About half a minute a run, one of each kind in turn. It may be ended at any time and goes on where it was;
+    `attribute` on what is below --out has the score.
     """
     inventory = session.inventory()
-    wanted = [
-        label
-        for label in campaign_module.labels(inventory.topology, lab_kind=inventory.kind)
-        if not only or label.kind in only
-    ]
+    every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind)
+    wanted = campaign_module.in_turn(label for label in every if not only or label.kind in only)
     if only_plan:
         session.table(("run", "fault", "place"), [(one.name, one.kind or "none", one.target) for one in wanted])
         return

@@ -35,6 +35,13 @@ def test_there_are_enough_runs_of_all_sorts(labels):
     assert len({one.name for one in labels}) == len(labels)
 
 
+def test_a_campaign_that_is_ended_early_has_seen_every_kind(labels):
+    ordered = campaign.in_turn(labels)
+    kinds = {one.kind for one in labels}
+    assert {one.kind for one in ordered[: len(kinds)]} == kinds
+    assert sorted(ordered, key=lambda one: one.number) == list(labels)
+
+
 def test_each_run_can_be_planned(labels, lab):
     for one in labels:
         source = campaign.experiment(one, lab.topology)
