@@ -7,7 +7,6 @@ import pytest
 from harness import pytest_plugin as plugin
 from testbed.errors import Unreachable
 
-
 pytest_plugins = ["pytester"]
 
 
