@@ -30,6 +30,7 @@ __all__ = ["SIZES", "Row", "against_perftest", "gid_index", "ib_write_bw", "ib_w
 SIZES = (4096, 65536, 1 << 20)
 PORT = 18515
 PATIENT = QpParams(timeout=17)
+"""Both sides' local ACK timeout: with perftest's own (67 ms) what waits its turn among many QPs is sent again."""
 TRIES = 4
 """Of one run of perftest."""
 PERFTEST_DEPTH, LEAST_DEPTH = 128, 8
@@ -194,7 +195,20 @@ def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str],
         index = str(gid_index(node, place))
         # `timeout` on the node: a server whose client never came must not outlive us.
         limited = ["timeout", f"{limit_s:.0f}", *command]
-        return [*limited, "-d", place.rnic, "-x", index, "-m", "4096", "-p", str(PORT), "-F"]
+        return [
+            *limited,
+            "-d",
+            place.rnic,
+            "-x",
+            index,
+            "-m",
+            "4096",
+            "-u",
+            str(PATIENT.timeout),
+            "-p",
+            str(PORT),
+            "-F",
+        ]
 
     passive, active = at(receiver, dst), at(sender, src)
     with ThreadPoolExecutor(max_workers=1) as pool:
