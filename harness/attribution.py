@@ -32,7 +32,7 @@ import numpy as np
 from harness.findings import NOTHING, Finding, Place
 from harness.measurements import Measurements
 from harness.observe import counter_deltas
-from harness.signatures import Signs, match
+from harness.signatures import Signs, crosses, match, out_of_retries
 from harness.slow_ranks import slow_ranks
 from harness.stalls import culprit
 from testbed.topology import Link, Topology
@@ -47,6 +47,7 @@ _STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
 """How sure long waits make us: of most ranks, of fewer."""
 _HANG_NS, _HUNG = 1_000_000_000, 0.9
 """Below that, a machine with other work to do explains it."""
+_HALF = 0.5
 _FEW = 3
 """Gaps fewer than these may follow from a link that went down."""
 
@@ -56,12 +57,11 @@ def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Findin
     blind = msgspec.structs.replace(run, faults=())
     deltas = counter_deltas(blind)
     down = _carriers(blind.topology, deltas)
-    found = [*down, *_lost_rank(blind, flights)]
-    if not down:
-        found += _control_plane(blind.topology, deltas) or _withdrawn(blind)
-    found += _packets(blind, deltas, down)
+    control = [] if down else _control_plane(blind.topology, deltas) or _withdrawn(blind)
+    hung = _stood_still(blind, down)
+    found = [*down, *control, *hung, *_lost_rank(blind, flights)]
+    found += _packets(blind, deltas, found)
     found += _slow(blind, deltas)
-    found += _stood_still(blind)
     found += _storage(blind)
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)
 
@@ -158,24 +158,12 @@ def _withdrawn(run: Measurements) -> list[Finding]:
     return [Finding(cause="control-plane", place=place, name=name, confidence=0.8, evidence=(words,))]
 
 
-def _packets(run: Measurements, deltas: _Deltas, down: Sequence[Finding]) -> list[Finding]:
-    """What the transport's counters say, where no carrier explains it."""
+def _packets(run: Measurements, deltas: _Deltas, known: Sequence[Finding]) -> list[Finding]:
+    """What the transport's counters say, where nothing that is known already explains it."""
     signs = Signs.of(run, deltas)
+    if too_big := _too_big(run, deltas, signs):
+        return too_big
     found: list[Finding] = []
-    for switch in run.topology.switches:
-        count = deltas.get(switch.name, {}).get("ip.FragFails", 0)
-        if count:
-            best = match(run, signs.losses(), among=run.topology.links_of(switch.name))
-            said = f"{switch.name}: {count} packets too big for their way out"
-            if best is not None and best.link is not None:
-                place = place_of_link(run.topology, best.link)
-                found.append(
-                    Finding(
-                        cause="mtu", place=place, name=best.link.name, confidence=0.9, evidence=(said, *best.evidence)
-                    )
-                )
-    if found:
-        return found
     marked = match(run, signs.marks(), among=run.topology.links)
     if signs.marked and marked is not None and marked.link is not None:
         found.append(
@@ -188,7 +176,7 @@ def _packets(run: Measurements, deltas: _Deltas, down: Sequence[Finding]) -> lis
             )
         )
     best = match(run, signs.losses(), among=run.topology.links, hosts=True)
-    if best is None or _explained(best.link, signs, down):
+    if best is None or _explained(best.link, signs, known):
         return found
     if best.link is None:
         found.append(
@@ -210,12 +198,57 @@ def _packets(run: Measurements, deltas: _Deltas, down: Sequence[Finding]) -> lis
     return found
 
 
-def _explained(link: Link | None, signs: Signs, down: Sequence[Finding]) -> bool:
-    """Timers and duplicates follow from a link that was down; gaps at receivers hardly do."""
-    if not down:
+def _too_big(run: Measurements, deltas: _Deltas, signs: Signs) -> list[Finding]:
+    """Switches with packets that they could not send on whole: the link on which what was lost had to leave them."""
+    found = []
+    for switch in run.topology.switches:
+        count = deltas.get(switch.name, {}).get("ip.FragFails", 0)
+        if not count:
+            continue
+        said = f"{switch.name}: {count} packets too big for their way out"
+        links = run.topology.links_of(switch.name)
+        link = _way_out(run, switch.name, links, signs.dead)
+        evidence: tuple[str, ...] = (said, out_of_retries(signs.dead)) if link else (said,)
+        if link is None and (best := match(run, signs.losses(), among=links)) is not None:
+            link, evidence = best.link, (said, *best.evidence)
+        place, name = (
+            (place_of_switch(run.topology, switch.name), switch.name)
+            if link is None
+            else (place_of_link(run.topology, link), link.name)
+        )
+        confidence = 0.5 if link is None else 0.9
+        found.append(Finding(cause="mtu", place=place, name=name, confidence=confidence, evidence=evidence))
+    return found
+
+
+def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozenset[tuple[str, str]]) -> Link | None:
+    """The link of a switch that all the queue pairs' data, and no other's, had to take from it; the likest of them."""
+
+    def likeness(link: Link) -> float:
+        far = link.other(switch).node
+        takes = {(one.src, one.dst) for one in run.connections if crosses(one, switch, far, rnic=link.rnic)}
+        return len(takes & dead) / len(takes | dead) if takes | dead else 0.0
+
+    best = max(links, key=likeness, default=None)
+    return best if best is not None and likeness(best) >= _HALF else None
+
+
+def _explained(link: Link | None, signs: Signs, known: Sequence[Finding]) -> bool:
+    """Whether what is known has this as a consequence: gaps at receivers hardly are, timers, duplicates and ends are.
+
+    Of a link that was down; of routes that were gone for a while; of a host that stood still, where it is at an end.
+    """
+    causes = {one.cause for one in known}
+    if signs.gaps < _FEW:
+        hung = {one.name for one in known if one.cause == "hung-rank"}
+        if "control-plane" in causes:
+            return True
+        if hung and all(hung & {end.partition(":")[0] for end in pair} for pair in signs.dead):
+            return True
+    if "link-down" not in causes:
         return False
     return (signs.gaps < _FEW and not signs.lost_in) or (
-        link is not None and any(one.name == link.name for one in down)
+        link is not None and any(one.cause == "link-down" and one.name == link.name for one in known)
     )
 
 
@@ -247,10 +280,16 @@ def _slow(run: Measurements, deltas: _Deltas) -> list[Finding]:
     return list(found.values())
 
 
-def _stood_still(run: Measurements) -> list[Finding]:
-    """Hosts whose engine stood still by itself: what happens to all at once happens to the machine beneath them."""
+def _stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
+    """Hosts whose engine stood still by itself: what happens to all at once happens to the machine beneath them.
+
+    Nor one whose link was down: its engine waits for the kernel, which waits for its RNIC.
+    """
+    cut_off = {link.b.node for link in run.topology.links if any(one.name == link.name for one in down)}
     found = []
     for host in dict.fromkeys(one.host for one in run.standstills):
+        if host in cut_off:
+            continue
         others = [one for one in run.standstills if one.host != host]
         own = [one for one in run.standstills if one.host == host]
         longest_ns = max(_length_ns(one) - sum(_overlap_ns(one, other) for other in others) for one in own)

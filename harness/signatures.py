@@ -5,12 +5,14 @@ A queue pair's data goes one way, its ACKs the other. When u→v loses packets,
     of the data that crosses u→v    the receiver sees gaps, the sender gets NAKs or runs into its timer
     of the ACKs that cross u→v      the sender runs into its timer, the receiver gets duplicates
 
-so every directed link predicts another vector over (sign, RNIC). The hypothesis whose vector has the smallest angle to
-the one that was counted explains it best (cosine, 0..1). What a busy machine adds everywhere alike (timers, duplicates)
-is taken out as the median over RNICs first, and what is not well above it counts as nothing. A switch that took in more
-packets than it sent out is where they went: its links are preferred, above all those on the way out, where queues are;
-on a link that delivered fewer than went in, they were lost on the wire. ACKs are taken to come back on the way that the
-data went; a few that are lost show nowhere, for the next one says the same, so that their signs count for less.
+and when u→v lets nothing through for longer than the retries last, all queue pairs of both sorts are lost. So every
+directed link predicts another vector over (sign, RNIC). The hypothesis whose vector has the smallest angle to the one
+that was counted explains it best (cosine, 0..1). What a busy machine adds everywhere alike (timers, duplicates) is
+taken out as the median over RNICs first, and what is not well above it counts as nothing. A switch that took in more
+packets than it sent out is where they went: its links are preferred, above all those on the way out, where queues
+are; on a link that delivered fewer than went in, they were lost on the wire. ACKs are taken to come back on the way
+that the data went; a few that are lost show nowhere, for the next one says the same, so that their signs count for
+less.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ import numpy as np
 from harness.measurements import Connection, Measurements
 from testbed.topology import Link
 
-__all__ = ["Match", "Signs", "match"]
+__all__ = ["Match", "Signs", "crosses", "match", "out_of_retries"]
 
-_WEIGHTS = {"gap": 1.0, "nak": 0.7, "timer": 0.5, "duplicate": 0.3, "mark": 1.0}
+_WEIGHTS = {"gap": 1.0, "nak": 0.7, "timer": 0.5, "duplicate": 0.3, "mark": 1.0, "dead": 1.0}
 _COUNTERS = {
     "gap": ("out_of_seq_request", "packet_seq_err_rx"),
     "nak": ("rcvd_seq_err", "packet_seq_err"),
@@ -36,9 +38,10 @@ _COUNTERS = {
 }
 """By sign: the counter of rdma_rxe, then mlx5's where it has another name."""
 _BACKGROUND = ("timer", "duplicate")
+_RETRIES_EXCEEDED = "RETRY_EXC_ERR"
 _FEW = 3
-_GAPS = 2
-"""Of gaps and NAKs, which no busy machine makes by itself."""
+_LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "gap": 2, "nak": 2, "dead": 1}
+"""Below it, the largest count of a sign says nothing; gaps and NAKs no busy machine makes by itself."""
 _LOST_FEW = 10
 _OUT, _IN, _WIRE = 1.3, 1.15, 1.4
 """How much a link is preferred where packets went missing: on the way out of a switch, on the way in, on the wire."""
@@ -51,7 +54,7 @@ _Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What was counted, by (sign, `host1:rxe0`).
+    """What was counted, by (sign, `host1:rxe0`); queue pairs out of retries by ("dead", `host1:rxe0>host2:rxe0`).
 
     `lost_in`: by how much a switch took in more packets than it sent out; `lost_on`: how many a link took in and did
     not deliver, by the nodes that it leads from and to.
@@ -78,12 +81,22 @@ class Signs:
             for end in used:
                 excess = counts[sign, end] - usual
                 counts[sign, end] = excess if excess > noise else 0.0
+        # Once each: how often it was rebuilt in vain says how long it took, not where it was.
+        counts |= {
+            ("dead", _direction(one.endpoint, one.peer)): 1.0 for one in run.qps_lost if one.status == _RETRIES_EXCEEDED
+        }
         return cls(counts=counts, lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas))
 
     @property
     def gaps(self) -> float:
         """Gaps that all receivers saw."""
         return sum(count for (sign, _), count in self.counts.items() if sign == "gap")
+
+    @property
+    def dead(self) -> frozenset[tuple[str, str]]:
+        """From which RNIC to which one queue pairs ran out of retries."""
+        pairs = (end.split(">") for sign, end in self.counts if sign == "dead")
+        return frozenset((src, dst) for src, dst in pairs)
 
     @property
     def marked(self) -> bool:
@@ -107,7 +120,7 @@ class Signs:
         return {
             (sign, end): _WEIGHTS[sign] * count / largest[sign]
             for (sign, end), count in self.counts.items()
-            if largest[sign] >= (_FEW if sign in _BACKGROUND or sign == "mark" else _GAPS) and count
+            if largest[sign] >= _LEAST_COUNT[sign] and count
         }
 
 
@@ -138,7 +151,7 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
             found.append((likeness, link, ""))
     if hosts and signs.gaps < _FEW and not signs.lost_in and not signs.lost_on:
         names = {one.dst.partition(":")[0] for one in run.connections}
-        found += [(_SILENT * _cosine(seen, _silent(run, host)), None, host) for host in sorted(names)]
+        found += [(_SILENT * _cosine(seen, _silent(run, host, seen)), None, host) for host in sorted(names)]
     best = max(found, key=lambda one: one[0], default=None)
     if best is None or best[0] < _LEAST:
         return None
@@ -154,7 +167,9 @@ def _predicted(run: Measurements, u: str, v: str, seen: Mapping[_Key, float], *,
 
     marks = all(sign == "mark" for sign, _ in seen)
     for one in run.connections:
-        forth, back = _crosses(one, u, v, rnic=rnic), _crosses(one, v, u, rnic=rnic)
+        forth, back = crosses(one, u, v, rnic=rnic), crosses(one, v, u, rnic=rnic)
+        if (forth or back) and _any_dead(seen):
+            add("dead", _direction(one.src, one.dst))
         if forth and marks:
             add("mark", one.dst)
         elif forth:
@@ -169,20 +184,35 @@ def _predicted(run: Measurements, u: str, v: str, seen: Mapping[_Key, float], *,
     return found
 
 
-def _crosses(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
+def _silent(run: Measurements, host: str, seen: Mapping[_Key, float]) -> dict[_Key, float]:
+    found: dict[_Key, float] = {}
+    for one in run.connections:
+        if one.dst.partition(":")[0] == host:
+            if _any_dead(seen):
+                found["dead", _direction(one.src, one.dst)] = _WEIGHTS["dead"]
+            found["timer", one.src] = _WEIGHTS["timer"]
+            found["duplicate", one.dst] = _WEIGHTS["duplicate"]
+    return found
+
+
+def out_of_retries(dead: Iterable[tuple[str, str]]) -> str:
+    """A line of evidence."""
+    return f"queue pairs ran out of retries from {', '.join(f'{src} to {dst}' for src, dst in sorted(dead))}"
+
+
+def crosses(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
     """Whether its data goes from u to v next; a host's link only if it is the link of the RNIC in use."""
     if rnic is not None and f"{u}:{rnic}" != one.src and f"{v}:{rnic}" != one.dst:
         return False
     return (u, v) in itertools.pairwise(one.path)
 
 
-def _silent(run: Measurements, host: str) -> dict[_Key, float]:
-    found: dict[_Key, float] = {}
-    for one in run.connections:
-        if one.dst.partition(":")[0] == host:
-            found["timer", one.src] = _WEIGHTS["timer"]
-            found["duplicate", one.dst] = _WEIGHTS["duplicate"]
-    return found
+def _any_dead(seen: Mapping[_Key, float]) -> bool:
+    return any(sign == "dead" for sign, _ in seen)
+
+
+def _direction(src: str, dst: str) -> str:
+    return f"{src}>{dst}"
 
 
 def _cosine(left: Mapping[_Key, float], right: Mapping[_Key, float]) -> float:
@@ -232,6 +262,8 @@ def _evidence(signs: Signs, lossy: str) -> tuple[str, ...]:
         for (sign, end), count in sorted(signs.counts.items(), key=lambda item: -item[1])
         if count >= _FEW
     ][:6]
+    if signs.dead:
+        lines.append(out_of_retries(signs.dead))
     if signs.lost_in.get(lossy):
         lines.append(f"{lossy}: {signs.lost_in[lossy]:,} packets came in and did not go out")
     lines += [f"{u} to {v}: {count:,} packets were sent and did not arrive" for (u, v), count in signs.lost_on.items()]

@@ -23,7 +23,7 @@ from harness.measurements import Iteration, RankSeries
 from harness.report import render
 from testbed.telemetry import Change
 from traffic.flight import Entry, Flight
-from traffic.results import Standstill
+from traffic.results import QpError, Standstill
 
 
 @pytest.fixture(scope="module")
@@ -253,3 +253,68 @@ def test_a_switch_that_withdraws_its_prefixes_is_named_by_those_who_lost_them():
     elsewhere = str(ip_interface(quiet.topology.host_by_name["host1"].rnics[0].address).network)
     both = [(node, prefix) for node in others for prefix in (*prefixes, elsewhere)]
     assert attribute(without_routes(quiet, *both)) == (NOTHING,), "of several switches: no single one withdrew"
+
+
+def with_dead(run, pairs):
+    """A run some of whose queue pairs ran out of retries: (from, to)."""
+    lost = tuple(
+        QpError(
+            time_ns=run.t0_ns + 10**9, connection=number, endpoint=f"{src}:rxe0", peer=f"{dst}:rxe0", qpn=17 + number,
+            status="RETRY_EXC_ERR", generation=0,
+        )
+        for number, (src, dst) in enumerate(pairs)
+    )  # fmt: skip
+    return msgspec.structs.replace(run, qps_lost=lost)
+
+
+HOSTS = ("host1", "host2", "host3", "host4")
+TO_HOST1 = [(one.src[:5], one.dst[:5]) for one in connections() if one.dst == "host1:rxe0"]
+OF_HOST1 = [(one.src[:5], one.dst[:5]) for one in connections() if "host1:rxe0" in (one.src, one.dst)]
+
+
+def test_a_link_that_lets_nothing_through_is_where_all_dead_queue_pairs_cross():
+    """No gap comes out of a black hole, and the timers of so many peers are usual ones."""
+    (found,) = attribute(with_dead(Network(3).run().measured(None, ""), OF_HOST1))
+    assert (found.cause, found.name) == ("loss", "rtsw1:host1:rxe0")
+    assert "ran out of retries from host1:rxe0 to host2:rxe0" in found.evidence[-1]
+
+
+def test_a_host_that_answers_nobody_kills_the_queue_pairs_towards_it():
+    (found,) = attribute(with_dead(Network(3).run().measured(None, ""), TO_HOST1))
+    assert (found.cause, found.place, found.name) == ("silent-host", "rank", "host1")
+
+
+def test_what_is_too_big_for_a_link_is_all_the_data_that_takes_it():
+    network = Network(3).run()
+    network.counts["rtsw1", "ip.FragFails"] += 1648
+    (found,) = attribute(with_dead(network.measured(None, ""), TO_HOST1))
+    assert (found.cause, found.name, found.confidence) == ("mtu", "rtsw1:host1:rxe0", 0.9)
+    network.counts["rtsw1", "ip.FragFails"] += 1
+    (found,) = attribute(network.measured(None, ""))
+    assert (found.cause, found.name, found.confidence) == ("mtu", "rtsw1", 0.5), "nobody else noticed"
+
+
+def test_what_runs_out_of_retries_while_routes_are_gone_is_no_second_finding():
+    network = Network(7).run().sessions("rtsw1")
+    network.counts["rtsw2", f"{network.ports['rtsw2', 'host3']}.rx_packets"] += 3897
+    across = [(a, b) for a, b in itertools.permutations(HOSTS, 2) if ("host1" in (a, b)) != ("host2" in (a, b))]
+    found = attribute(with_dead(network.measured(None, ""), across))
+    assert [(one.cause, one.name) for one in found] == [("control-plane", "rtsw1")]
+
+
+def test_a_host_that_stood_still_explains_the_queue_pairs_it_let_die():
+    run = Network(8).run().measured(None, "")
+    still = Standstill(host="host1", start_ns=0, end_ns=1100 * MS)
+    found = attribute(msgspec.structs.replace(with_dead(run, TO_HOST1[:1]), standstills=(still,)))
+    assert [(one.cause, one.name) for one in found] == [("hung-rank", "host1")]
+    elsewhere = attribute(msgspec.structs.replace(with_dead(run, [("host3", "host4")]), standstills=(still,)))
+    assert len(elsewhere) == 2, "what died far from it has another reason"
+
+
+def test_an_engine_that_waits_for_an_rnic_without_a_link_is_no_second_finding():
+    network = Network(9).run()
+    link = network.topology.rnic_link("host1", "rxe0")
+    run = network.carrier(link).measured(None, "")
+    still = Standstill(host="host1", start_ns=0, end_ns=2500 * MS)
+    found = attribute(msgspec.structs.replace(run, standstills=(still,)))
+    assert [(one.cause, one.name) for one in found] == [("link-down", link.name)]
