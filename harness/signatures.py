@@ -222,16 +222,19 @@ def _cosine(left: Mapping[_Key, float], right: Mapping[_Key, float]) -> float:
 
 
 def _lost_in(run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Packets that a switch took in and did not send out; one whose carrier changed is left out, its ports drop."""
+    """Packets that a switch took in and did not send out; one whose carrier changed is left out, its ports drop.
+
+    Those to and from the switch itself, its control plane's, are not counted, where it tells how many they are.
+    """
     found = {}
     for switch in run.topology.switches:
         seen = deltas.get(switch.name, {})
         ports = [link.end(switch.name).netdev for link in run.topology.links_of(switch.name)]
         if any(seen.get(f"{port}.carrier_changes", 0) for port in ports):
             continue
-        received = sum(seen.get(f"{port}.rx_packets", 0) for port in ports)
-        sent = sum(seen.get(f"{port}.tx_packets", 0) for port in ports)
-        # What the control plane hears and says is not the same number.
+        received = sum(seen.get(f"{port}.rx_packets", 0) for port in ports) - seen.get("ip.InDelivers", 0)
+        sent = sum(seen.get(f"{port}.tx_packets", 0) for port in ports) - seen.get("ip.OutRequests", 0)
+        # Neighbour discovery has no counter, and the ports are read one after the other.
         if received - sent > _LOST_FEW + received // 5000:
             found[switch.name] = received - sent
     return found

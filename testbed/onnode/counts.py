@@ -46,7 +46,7 @@ _LINK, _STATS_MSG, _TC_MSG = struct.Struct("=BxHiII"), struct.Struct("=BxHII"), 
 _STATS64 = struct.Struct("=8Q")
 _STATS_NAMES = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", None, None, "rx_dropped", "tx_dropped")
 _LINK_NUMBERS = {4: "mtu", 33: "carrier", 35: "carrier_changes", 47: "carrier_up_count", 48: "carrier_down_count"}
-_IP = frozenset({"InCEPkts", "InECT1Pkts", "InNoRoutes", "FragFails"})
+_IP = frozenset({"InCEPkts", "InECT1Pkts", "InDelivers", "InNoRoutes", "FragFails", "OutRequests"})
 _TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
 """What is kept of the IP and TCP layers (RFC 4293, RFC 4022, the kernel's IpExt): a namespace has its own."""
 

@@ -20,7 +20,9 @@ from harness.cli.main import cli
 from harness.confusion import score
 from harness.findings import CAUSES, NOTHING, PLACES
 from harness.measurements import Iteration, RankSeries
+from harness.observe import counter_deltas
 from harness.report import render
+from harness.signatures import Signs
 from testbed.telemetry import Change
 from traffic.flight import Entry, Flight
 from traffic.results import QpError, Standstill
@@ -318,3 +320,14 @@ def test_an_engine_that_waits_for_an_rnic_without_a_link_is_no_second_finding():
     still = Standstill(host="host1", start_ns=0, end_ns=2500 * MS)
     found = attribute(msgspec.structs.replace(run, standstills=(still,)))
     assert [(one.cause, one.name) for one in found] == [("link-down", link.name)]
+
+
+def test_what_a_switch_says_and_hears_itself_is_no_loss():
+    """Its BGP packets come in and do not go out: thirty of them once made a link next to it the culprit."""
+    network = Network(4).run()
+    network.counts["rtsw1", "host2-rxe0.rx_packets"] += 2000
+    lossy = Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in
+    assert lossy == {"rtsw1": 2000}
+    network.counts["rtsw1", "ip.InDelivers"] += 2040
+    network.counts["rtsw1", "ip.OutRequests"] += 40
+    assert Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in == {}
