@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from harness import bench_faults, bench_packets, bench_soft_errors, bench_traffic
+from harness import bench_faults, bench_packets, bench_soft_errors, bench_telemetry, bench_traffic
 from harness.cli.context import Session
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
@@ -34,7 +34,9 @@ from traffic import check, cost, schedules
 __all__ = ["main"]
 
 RESETS, RESUMES, REPEATS = 5, 3, 3
-PARTS = ("packets", "soft-errors", "schedule", "lab", "flow", "rate", "collective", "mpi", "lease", "faults")
+PARTS = (
+    *("packets", "soft-errors", "schedule", "lab", "flow", "rate", "collective", "mpi", "telemetry", "lease", "faults"),
+)
 SLOW = ("memory",)
 TTL_S = 10.0
 LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
@@ -97,6 +99,7 @@ def bench(*, cold: bool, drops: int, parts: tuple[str, ...]) -> None:
         "collective": lambda: _collective(inventory),
         "mpi": lambda: _mpi(session, inventory),
         "memory": lambda: _memory(inventory),
+        "telemetry": lambda: _telemetry(inventory),
         "lease": lambda: _lease(inventory),
         "faults": lambda: _faults(inventory, drops),
     }
@@ -157,22 +160,30 @@ def _lab(inventory: Inventory, *, cold: bool) -> Iterator[tuple[str, ...]]:
 
 def _flow(inventory: Inventory) -> Iterator[tuple[str, ...]]:
     lifecycle.reset(inventory, lambda _: None)
-    first, last = inventory.topology.hosts[0], inventory.topology.hosts[-1]
+    src, dst = _ends(inventory)
     with open_lab(inventory) as lab:
-        rows = traffic_bench.against_perftest(
-            lab, src=f"{first.name}:{first.rnics[0].name}", dst=f"{last.name}:{last.rnics[0].name}"
-        )
+        rows = traffic_bench.against_perftest(lab, src=src, dst=dst)
     for row in rows:
         goal = 0.9 if row.message_bytes < 65536 else 0.95  # noqa: PLR2004 (the goals of the README)
         yield _ratio(f"goodput / ib_write_bw, {row.message_bytes} B, {row.qps} QP", row.ratios, goal)
 
 
+def _telemetry(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_telemetry.measure(lab, *_ends(inventory), lambda reached: _mark(reached=reached))
+
+
+def _ends(inventory: Inventory) -> tuple[str, str]:
+    """RNICs of the first host and of the last one, which is in another rack where there is more than one."""
+    first, last = inventory.topology.hosts[0], inventory.topology.hosts[-1]
+    return f"{first.name}:{first.rnics[0].name}", f"{last.name}:{last.rnics[0].name}"
+
+
 def _rate(inventory: Inventory) -> Iterator[tuple[str, ...]]:
     lifecycle.reset(inventory, lambda _: None)
-    first, last = inventory.topology.hosts[0], inventory.topology.hosts[-1]
-    ends = f"{first.name}:{first.rnics[0].name}", f"{last.name}:{last.rnics[0].name}"
     with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_rates(lab, *ends, _ratio, lambda reached: _mark(reached=reached))
+        yield from bench_traffic.measure_rates(lab, *_ends(inventory), _ratio, lambda reached: _mark(reached=reached))
 
 
 def _mpi(session: Session, inventory: Inventory) -> Iterator[tuple[str, ...]]:
