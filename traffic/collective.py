@@ -59,9 +59,9 @@ class CollectiveResult(RanksResult):
 
     `algorithm` is what ran (of account where "auto" was asked for). `ends[r]` says how it ended for rank r, `flights`
     are the recorders of a run that failed. `iterations[r]` are rank r's. `time_ns` is the median time of an operation
-    (`metrics.operation_times_ns`), and algbw and busbw are those of nccl-tests for it, in GB/s (10^9 bytes).
-    `wrong_elements` is summed over all ranks and iterations, and an input that was changed counts; `checked_elements`
-    says how many elements of results there were.
+    (`metrics.operation_times_ns`), `time_p95_ns` and so on are its tail; algbw and busbw are those of nccl-tests for
+    the median, in GB/s (10^9 bytes). `wrong_elements` is summed over all ranks and iterations, and an input that was
+    changed counts; `checked_elements` says how many elements of results there were.
     """
 
     spec: CollectiveSpec
@@ -71,6 +71,9 @@ class CollectiveResult(RanksResult):
     iterations_completed: int
     checked_elements: int
     time_ns: float
+    time_p95_ns: float
+    time_p99_ns: float
+    time_max_ns: float
     algbw_gbytes_per_s: float
     busbw_gbytes_per_s: float
     straggler: metrics.Straggler | None
@@ -190,7 +193,7 @@ def _finish(
 ) -> CollectiveResult:
     per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
     times = metrics.operation_times_ns(per_rank)
-    time_ns = metrics.percentile(times, 50) if times else 0.0
+    time_ns, p95_ns, p99_ns, max_ns = (metrics.percentile(times, one) if times else 0.0 for one in (50, 95, 99, 100))
     elements = [sum(count for _, count, *_ in program["results"]) for program in programs]
     return CollectiveResult(
         **told(running, ranks),
@@ -201,6 +204,9 @@ def _finish(
         iterations_completed=len(times),
         checked_elements=sum(len(done) * size for done, size in zip(per_rank, elements, strict=True)),
         time_ns=time_ns,
+        time_p95_ns=p95_ns,
+        time_p99_ns=p99_ns,
+        time_max_ns=max_ns,
         algbw_gbytes_per_s=metrics.algbw_gbytes_per_s(spec.size_bytes, time_ns),
         busbw_gbytes_per_s=_busbw(spec, programs, time_ns),
         straggler=metrics.straggler(per_rank) if all(per_rank) else None,

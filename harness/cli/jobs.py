@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import click
 
+from harness import rows_file
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
-from harness.cli.recording import check_record, record_options, write_record
+from harness.cli.recording import check_record, out_option, record_options, write_record, write_rows
 from harness.cli.traffic import exit_code, run_ranks, traffic
 from harness.job_words import parse_grid, parse_phase, storage_of
 from harness.verdict import ExitCode
@@ -54,6 +55,7 @@ T = TypeVar("T")
     help=f"What every rank stores every so many iterations (10); {', '.join(MODES)} (sync).",
 )
 @qp_option
+@out_option
 @record_options
 @json_option
 @pass_session
@@ -70,6 +72,7 @@ def job(
     ingest: str,
     checkpoint: str,
     qp: QpParams,
+    out: Path | None,
     record: Path | None,
     record_format: str,
     as_json: bool,
@@ -89,6 +92,7 @@ def job(
     result = run_ranks(session, ranks, f"job {grid}", lambda lab, tell: job_module.start(lab, spec, on_event=tell))
     if record is not None:
         write_record(session, recording.of_job(result), record, record_format)
+    write_rows(session, rows_file.of_ranks(result), out)
     if as_json:
         session.json(result.to_dict())
     else:

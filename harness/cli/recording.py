@@ -1,4 +1,4 @@
-"""The options by which traffic is recorded as a trace."""
+"""The options by which traffic is kept in files: as a table, as a trace."""
 
 from __future__ import annotations
 
@@ -8,12 +8,38 @@ from typing import Any
 
 import click
 
+from harness import rows_file
 from harness.cli.context import Session
+from harness.rows_file import Rows
 from testbed.errors import UsageError
 from traffic import traces
 from traffic.traces import Trace
 
-__all__ = ["check_record", "record_options", "write_record"]
+__all__ = ["check_record", "out_option", "record_options", "write_record", "write_rows"]
+
+
+def out_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option for a table of what was measured, refused before anything runs where it could not be written."""
+
+    def checked(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+        if path is not None:
+            rows_file.check(path)
+        return path
+
+    return click.option(
+        "--out",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=checked,
+        metavar="FILE",
+        help="Write iterations (of flows: bins of 100 ms) as a table: FILE.csv or FILE.parquet.",
+    )(command)
+
+
+def write_rows(session: Session, rows: Rows, path: Path | None) -> None:
+    """Write the table that was asked for, and say so."""
+    if path is not None:
+        rows_file.write(rows, path)
+        session.err.print(f"{len(rows)} rows in {path}", soft_wrap=True)
 
 
 def record_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from harness import rows_file
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
+from harness.cli.recording import out_option, write_rows
 from harness.cli.traffic import exit_code, read_size, teller, traffic
 from harness.verdict import ExitCode
 from testbed.lab import Lab
@@ -40,6 +43,7 @@ RANK = click.option(
 @click.option("--slo-share", default=0.99, show_default=True, type=click.FloatRange(0, 1), help="Of requests.")
 @RANK
 @qp_option
+@out_option
 @json_option
 @pass_session
 def inference_command(
@@ -51,6 +55,7 @@ def inference_command(
     decode: str,
     ranks: tuple[str, ...],
     slo_share: float,
+    out: Path | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -63,6 +68,7 @@ def inference_command(
         **options,
     )
     result = _run(session, ranks, "inference", lambda lab, tell: inference.run(lab, spec, on_event=tell))
+    write_rows(session, rows_file.of_ranks(result), out)
     if as_json:
         session.json(result.to_dict())
     else:
@@ -98,6 +104,7 @@ def _tell(session: Session, result: InferenceResult) -> None:
 @click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
 @RANK
 @qp_option
+@out_option
 @json_option
 @pass_session
 def ranking_command(
@@ -110,6 +117,7 @@ def ranking_command(
     iterations: int,
     ranks: tuple[str, ...],
     qp: QpParams,
+    out: Path | None,
     as_json: bool,
 ) -> int:
     """A ranking job: skewed all-to-allv forward and backward, and an all-reduce."""
@@ -123,6 +131,7 @@ def ranking_command(
         qp=qp,
     )
     result = _run(session, ranks, "ranking", lambda lab, tell: ranking.run(lab, spec, on_event=tell))
+    write_rows(session, rows_file.of_ranks(result), out)
     if as_json:
         session.json(result.to_dict())
     else:

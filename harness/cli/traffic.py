@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
+from harness import rows_file
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.faults import parse_duration
 from harness.cli.qp import qp_option
-from harness.cli.recording import check_record, record_options, write_record
+from harness.cli.recording import check_record, out_option, record_options, write_record, write_rows
 from harness.quantities import parse_size_bytes
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
@@ -102,10 +103,19 @@ def traffic() -> None:
 @click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @qp_option
+@out_option
 @json_option
 @pass_session
 def flow(
-    session: Session, /, *, src: str | None, dst: str | None, pattern: str | None, as_json: bool, **options: Any
+    session: Session,
+    /,
+    *,
+    src: str | None,
+    dst: str | None,
+    pattern: str | None,
+    out: Path | None,
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """Flow from SRC to DST (RNICs, such as host1:rxe0), or a whole --pattern of flows.
 
@@ -123,6 +133,7 @@ def flow(
         progress(f"connecting {len(specs)} flows")
         with flow_module.start_all(lab, specs, on_event=teller(lab, progress)) as running:
             result = running.wait((specs[0].duration_s or 0) + PATIENCE_S)
+    write_rows(session, rows_file.of_flows(result.flows), out)
     if as_json:
         session.json(result.to_dict())
     else:
@@ -227,6 +238,7 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
 )
 @qp_option
+@out_option
 @record_options
 @json_option
 @pass_session
@@ -246,6 +258,7 @@ def collective(
     warmup: int,
     compute_units: int,
     qp: QpParams,
+    out: Path | None,
     record: Path | None,
     record_format: str,
     as_json: bool,
@@ -272,13 +285,15 @@ def collective(
     )
     if record is not None:
         write_record(session, recording.of_collective(result), record, record_format)
+    write_rows(session, rows_file.of_ranks(result), out)
     if as_json:
         session.json(result.to_dict())
     else:
         session.table(COLUMNS, [_collective_row(result)])
         session.out.print(
-            f"{result.iterations_completed} iterations; {len(result.qp_errors)} QP errors, "
-            f"{len(result.rebuilds)} rebuilds"
+            f"{result.iterations_completed} iterations: P95 {result.time_p95_ns / 1e3:.0f} us, "
+            f"P99 {result.time_p99_ns / 1e3:.0f}, longest {result.time_max_ns / 1e3:.0f}; "
+            f"{len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
         )
     if result.wrong_elements:
         return ExitCode.FAIL
