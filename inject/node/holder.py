@@ -193,6 +193,8 @@ class Holder:
                 self.is_on = True
                 now_ns = time.monotonic_ns()
                 self.actuator.on()
+                # The readback takes longer than the first packet: its time is not to be that of the look after it.
+                self.sample(time.monotonic_ns())
             else:
                 self.count_down()
                 self.actuator.off()

@@ -285,3 +285,25 @@ def test_a_way_that_cannot_be_laid_is_no_arming_and_leaves_nothing(prepared, mon
     assert (answer["event"], answer["error"]) == ("error", "no ifb")
     assert prepared.answer({"do": "clear"})["ok"]
     assert prepared.actuator.calls == ["off"]
+
+
+def test_what_is_hit_at_once_is_not_stamped_with_the_readback():
+    """Reading back takes a switch some 50 ms, in which hundreds of packets go: they all had the time of its end."""
+    read_ns = []
+
+    class Hop:
+        def on(self):
+            """Nothing to do."""
+
+        def hits(self):
+            return 3
+
+        def read(self):
+            read_ns.append(time.monotonic_ns())
+            return {"applied": True}
+
+    one = holder.Holder(-1, watchdog=None)
+    one.actuator = Hop()
+    one.edge(on=True)
+    assert one.seen["count"] == 3
+    assert one.done[0][0] <= one.seen["first_ns"] <= read_ns[0]
