@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -65,8 +66,19 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
     if total.single:
         session.out.print(
             f"{total.single} runs of at most one fault: culprit right in {total.right}, "
-            f"network or not right in {total.network_right}"
+            f"network or not right in {total.network_right}. Kind of place that it was, and that was said:"
         )
+        session.table(*_square(total.matrix))
+
+
+def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows of the confusion matrix: in each row a place that it was."""
+    said = sorted({one for _, one in matrix})
+    rows = [
+        (true, *(str(matrix[true, one] or "") for one in said), str(sum(matrix[true, one] for one in said)))
+        for true in sorted({one for one, _ in matrix})
+    ]
+    return ("it was / said", *said, "runs"), rows
 
 
 @click.command()

@@ -167,7 +167,9 @@ def test_the_command_holds_runs_against_their_faults(tmp_path, labelled):
     said = json.loads(done.output)
     assert said["judged"] == said["single"]["runs"] == 3
     assert said["recall"]["of"] == 3
-    assert "precision" in CliRunner().invoke(cli, ["attribute", *map(str, kept)], standalone_mode=False).output
+    text = CliRunner().invoke(cli, ["attribute", *map(str, kept)], standalone_mode=False).output
+    assert "precision" in text
+    assert "it was / said" in text
 
 
 def test_recordings_come_back_from_the_run_directory_and_onto_the_page(tmp_path):
