@@ -18,6 +18,7 @@ How each is told:
     lost-rank      a flight recorder ends before the others' (`harness.stalls`)
     hung-rank      the engine of one host did not run for a while in which those of the others did
     slow-storage   ranks that did run waited for data or checkpoints much longer than they do in this run
+    busy-host      programs of one host waited for a CPU much longer than on the others, and nothing else is found there
     nothing        none of the above
 """
 
@@ -47,6 +48,8 @@ _STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
 """How sure long waits make us: of most ranks, of fewer."""
 _HANG_NS, _HUNG = 1_000_000_000, 0.9
 """Below that, a machine with other work to do explains it."""
+_WAITED, _TOLD = 0.3, 0.45
+"""A host is busy from that share of the run in which somebody waited, beyond the usual; and how sure that makes us."""
 _HALF = 0.5
 _FEW = 3
 """Gaps fewer than these may follow from a link that went down."""
@@ -63,6 +66,7 @@ def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Findin
     found += _packets(blind, deltas, found)
     found += _slow(blind, deltas)
     found += _storage(blind)
+    found += _busy(blind, deltas, {one.name.partition(":")[0] for one in found})
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)
 
 
@@ -176,7 +180,7 @@ def _packets(run: Measurements, deltas: _Deltas, known: Sequence[Finding]) -> li
             )
         )
     best = match(run, signs.losses(), among=run.topology.links, hosts=True)
-    if best is None or _explained(best.link, signs, known):
+    if best is None or _explained(run, best.link, signs, known):
         return found
     if best.link is None:
         found.append(
@@ -233,23 +237,35 @@ def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozen
     return best if best is not None and likeness(best) >= _HALF else None
 
 
-def _explained(link: Link | None, signs: Signs, known: Sequence[Finding]) -> bool:
+def _explained(run: Measurements, link: Link | None, signs: Signs, known: Sequence[Finding]) -> bool:
     """Whether what is known has this as a consequence: gaps at receivers hardly are, timers, duplicates and ends are.
 
     Of a link that was down; of routes that were gone for a while; of a host that stood still, where it is at an end.
     """
-    causes = {one.cause for one in known}
-    if signs.gaps < _FEW:
-        hung = {one.name for one in known if one.cause == "hung-rank"}
-        if "control-plane" in causes:
-            return True
-        if hung and all(hung & {end.partition(":")[0] for end in pair} for pair in signs.dead):
-            return True
-    if "link-down" not in causes:
+    down = {one.name for one in known if one.cause == "link-down"}
+    if link is not None and link.name in down:
+        return True
+    if signs.gaps >= _FEW:
         return False
-    return (signs.gaps < _FEW and not signs.lost_in) or (
-        link is not None and any(one.cause == "link-down" and one.name == link.name for one in known)
-    )
+    hung = {one.name for one in known if one.cause == "hung-rank"}
+    if hung and all(hung & {end.partition(":")[0] for end in pair} for pair in signs.dead):
+        return True
+    if any(one.cause == "control-plane" for one in known):
+        return True
+    return bool(down) and (not signs.lost_in or _all_take(run, signs.dead, down))
+
+
+def _all_take(run: Measurements, dead: frozenset[tuple[str, str]], names: set[str]) -> bool:
+    """Whether all queue pairs that ran out of retries, and there are some, had their way over one of these links."""
+    links = [link for link in run.topology.links if link.name in names]
+    taken = {
+        (one.src, one.dst)
+        for one in run.connections
+        for link in links
+        if crosses(one, link.a.node, link.b.node, rnic=link.rnic)
+        or crosses(one, link.b.node, link.a.node, rnic=link.rnic)
+    }
+    return bool(dead) and dead <= taken
 
 
 def _slow(run: Measurements, deltas: _Deltas) -> list[Finding]:
@@ -348,6 +364,28 @@ def _storage(run: Measurements) -> list[Finding]:
     # One rank that has to wait keeps the others from asking; one whose own host is slow waits alone, too.
     sure = _STORAGE_ALL if len(waited) >= len(run.series) / 2 else _STORAGE_ONE
     return [Finding(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
+
+
+def _busy(run: Measurements, deltas: _Deltas, known: set[str]) -> list[Finding]:
+    """A host whose programs wait for its CPUs; told, and not blamed: a rank with more to do looks alike."""
+    waits = {
+        host: sum(
+            ns for name, ns in deltas.get(host, {}).items() if name.startswith("cpu") and name.endswith(".wait_us")
+        )
+        for host in dict.fromkeys(rank.host for rank in run.ranks)
+    }
+    if len(waits) < 3:  # noqa: PLR2004 - of two nobody knows which is the usual one
+        return []
+    worst = max(waits, key=lambda host: waits[host])
+    usual_us = float(np.median([us for host, us in waits.items() if host != worst]))
+    if (
+        worst in known
+        or waits[worst] < 2 * usual_us
+        or waits[worst] - usual_us < _WAITED * (run.end_ns - run.t0_ns) / 1e3
+    ):
+        return []
+    words = f"{worst}: programs waited {waits[worst] / 1e6:.1f} s for a CPU, on the other hosts {usual_us / 1e6:.1f} s"
+    return [Finding(cause="busy-host", place="rank", name=worst, confidence=_TOLD, evidence=(words,))]
 
 
 def _only_gpu(topology: Topology, host: str) -> str:

@@ -19,6 +19,7 @@ Cause = Literal[
     "lost-rank",
     "hung-rank",
     "slow-storage",
+    "busy-host",
     "nothing",
 ]
 Place = Literal[

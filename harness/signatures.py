@@ -10,9 +10,9 @@ directed link predicts another vector over (sign, RNIC). The hypothesis whose ve
 that was counted explains it best (cosine, 0..1). What a busy machine adds everywhere alike (timers, duplicates) is
 taken out as the median over RNICs first, and what is not well above it counts as nothing. A switch that took in more
 packets than it sent out is where they went: its links are preferred, above all those on the way out, where queues
-are; on a link that delivered fewer than went in, they were lost on the wire. ACKs are taken to come back on the way
-that the data went; a few that are lost show nowhere, for the next one says the same, so that their signs count for
-less.
+are; on a link that delivered fewer than went in, they were lost on the wire; a mark came on a link of which one end
+sees marks and the other does not. ACKs are taken to come back on the way that the data went; a few that are lost show
+nowhere, for the next one says the same, so that their signs count for less.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ class Signs:
     """What was counted, by (sign, `host1:rxe0`); queue pairs out of retries by ("dead", `host1:rxe0>host2:rxe0`).
 
     `lost_in`: by how much a switch took in more packets than it sent out; `lost_on`: how many a link took in and did
-    not deliver, by the nodes that it leads from and to.
+    not deliver, by the nodes that it leads from and to. `marked_in`: packets with CE marks that a node took in.
     """
 
     counts: Mapping[_Key, float]
     lost_in: Mapping[str, int] = field(default_factory=dict)
     lost_on: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    marked_in: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> Signs:
@@ -85,7 +86,9 @@ class Signs:
         counts |= {
             ("dead", _direction(one.endpoint, one.peer)): 1.0 for one in run.qps_lost if one.status == _RETRIES_EXCEEDED
         }
-        return cls(counts=counts, lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas))
+        # A node that counts none is another thing than one that does not count.
+        marked_in = {node: seen["ip.InCEPkts"] for node, seen in deltas.items() if "ip.InCEPkts" in seen}
+        return cls(counts=counts, lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas), marked_in=marked_in)
 
     @property
     def gaps(self) -> float:
@@ -105,7 +108,14 @@ class Signs:
 
     def marks(self) -> Signs:
         """The marks alone."""
-        return Signs(counts={key: count for key, count in self.counts.items() if key[0] == "mark"})
+        marks = {key: count for key, count in self.counts.items() if key[0] == "mark"}
+        return Signs(counts=marks, marked_in=self.marked_in)
+
+    def begins_on(self, link: Link) -> bool:
+        """Whether packets were marked on a link: one end of it took in marks, and the other hardly any."""
+        ends = [self.marked_in.get(link.a.node), self.marked_in.get(link.b.node)]
+        seen = [count for count in ends if count is not None]
+        return len(seen) == len(ends) and max(seen) >= _FEW and min(seen) < max(seen) / 2
 
     def losses(self) -> Signs:
         """All but the marks."""
@@ -141,10 +151,11 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
         return None
     lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
     found: list[tuple[float, Link | None, str]] = []
-    for link in among:
+    links = list(among)
+    for link in [one for one in links if signs.begins_on(one)] or links:
         for u, v in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
             likeness = _cosine(seen, _predicted(run, u, v, seen, rnic=link.rnic))
-            if signs.lost_on.get((u, v)):
+            if signs.lost_on.get((u, v)) or signs.begins_on(link):
                 likeness *= _WIRE
             elif lossy in (u, v):
                 likeness *= _OUT if lossy == u else _IN

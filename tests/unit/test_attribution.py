@@ -333,3 +333,40 @@ def test_what_a_switch_says_and_hears_itself_is_no_loss():
     network.counts["rtsw1", "ip.InDelivers"] += 2040
     network.counts["rtsw1", "ip.OutRequests"] += 40
     assert Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in == {}
+
+
+def test_what_died_on_a_link_that_was_down_is_no_second_finding():
+    """A switch beside it dropped what it could not deliver; queue pairs that died elsewhere have another reason."""
+    network = Network(9).run()
+    link = network.topology.rnic_link("host1", "rxe0")
+    network.counts["rtsw2", "host3-rxe0.rx_packets"] += 300
+    run = network.carrier(link).measured(None, "")
+    assert [one.cause for one in attribute(with_dead(run, TO_HOST1))] == ["link-down"]
+    elsewhere = [pair for pair in ((one.src[:5], one.dst[:5]) for one in connections()) if "host3" in pair]
+    assert len(attribute(with_dead(run, elsewhere))) == 2
+
+
+def test_marks_are_placed_before_the_first_node_that_sees_them():
+    """Two links on the way of all marked packets: the switch between them has seen the marks already."""
+    network = Network(4).run()
+    network.counts["host3", "ip.InCEPkts"] += 60
+    for switch in network.topology.switches:
+        network.counts[switch.name, "ip.InCEPkts"] += 0
+    for host in ("host1", "host2", "host4"):
+        network.counts[host, "ip.InCEPkts"] += 0
+    on_the_host_link = attribute(network.measured(None, ""))[0]
+    assert (on_the_host_link.cause, on_the_host_link.name) == ("congestion", "rtsw2:host3:rxe0")
+    network.counts["rtsw2", "ip.InCEPkts"] += 60
+    network.counts["ctsw1", "ip.InCEPkts"] += 60
+    earlier = attribute(network.measured(None, ""))[0]
+    assert (earlier.cause, earlier.name) == ("congestion", "rtsw1:ctsw1")
+
+
+def test_a_host_whose_programs_wait_for_a_cpu_is_told_with_little_confidence():
+    network = Network(3).run()
+    for number, host in enumerate(HOSTS):
+        network.counts[host, "cpu0.wait_us"] += 9_000_000 + 100_000 * number
+    assert attribute(network.measured(None, "")) == (NOTHING,)
+    network.counts["host4", "cpu0.wait_us"] += 60_000_000
+    (found,) = attribute(network.measured(None, ""))
+    assert (found.cause, found.name, found.confidence < 0.5) == ("busy-host", "host4", True)
