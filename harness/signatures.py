@@ -10,9 +10,9 @@ directed link predicts another vector over (sign, RNIC). The hypothesis whose ve
 that was counted explains it best (cosine, 0..1). What a busy machine adds everywhere alike (timers, duplicates) is
 taken out as the median over RNICs first, and what is not well above it counts as nothing. A switch that took in more
 packets than it sent out is where they went: its links are preferred, above all those on the way out, where queues
-are; on a link that delivered fewer than went in, they were lost on the wire; a mark came on a link of which one end
-sees marks and the other does not. ACKs are taken to come back on the way that the data went; a few that are lost show
-nowhere, for the next one says the same, so that their signs count for less.
+are; on a link that delivered fewer than went in, they were lost on the wire. ACKs are taken to come back on the way
+that the data went; a few that are lost show nowhere, for the next one says the same, so that their signs count for
+less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from testbed.topology import Link
 
 __all__ = ["Match", "Signs", "crosses", "match", "out_of_retries"]
 
-_WEIGHTS = {"gap": 1.0, "nak": 0.7, "timer": 0.5, "duplicate": 0.3, "mark": 1.0, "dead": 1.0}
+_WEIGHTS = {"gap": 1.0, "nak": 0.7, "timer": 0.5, "duplicate": 0.3, "mark": 1.0, "passed": 1.0, "dead": 1.0}
 _COUNTERS = {
     "gap": ("out_of_seq_request", "packet_seq_err_rx"),
     "nak": ("rcvd_seq_err", "packet_seq_err"),
@@ -40,7 +40,8 @@ _COUNTERS = {
 _BACKGROUND = ("timer", "duplicate")
 _RETRIES_EXCEEDED = "RETRY_EXC_ERR"
 _FEW = 3
-_LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "gap": 2, "nak": 2, "dead": 1}
+_LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "passed": _FEW, "gap": 2, "nak": 2, "dead": 1}
+_MARKS = ("mark", "passed")
 """Below it, the largest count of a sign says nothing; gaps and NAKs no busy machine makes by itself."""
 _LOST_FEW = 10
 _OUT, _IN, _WIRE = 1.3, 1.15, 1.4
@@ -48,6 +49,7 @@ _OUT, _IN, _WIRE = 1.3, 1.15, 1.4
 _SILENT = 1.25
 _ACKS = 0.4
 _LEAST = 0.6
+_ALIKE = 1e-6
 
 _Key = tuple[str, str]
 
@@ -56,14 +58,15 @@ _Key = tuple[str, str]
 class Signs:
     """What was counted, by (sign, `host1:rxe0`); queue pairs out of retries by ("dead", `host1:rxe0>host2:rxe0`).
 
+    Packets with CE marks that a switch took in, if it counts them, are ("passed", `ctsw1`).
+
     `lost_in`: by how much a switch took in more packets than it sent out; `lost_on`: how many a link took in and did
-    not deliver, by the nodes that it leads from and to. `marked_in`: packets with CE marks that a node took in.
+    not deliver, by the nodes that it leads from and to.
     """
 
     counts: Mapping[_Key, float]
     lost_in: Mapping[str, int] = field(default_factory=dict)
     lost_on: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    marked_in: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> Signs:
@@ -86,9 +89,12 @@ class Signs:
         counts |= {
             ("dead", _direction(one.endpoint, one.peer)): 1.0 for one in run.qps_lost if one.status == _RETRIES_EXCEEDED
         }
-        # A node that counts none is another thing than one that does not count.
-        marked_in = {node: seen["ip.InCEPkts"] for node, seen in deltas.items() if "ip.InCEPkts" in seen}
-        return cls(counts=counts, lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas), marked_in=marked_in)
+        counts |= {
+            ("passed", switch.name): float(deltas[switch.name]["ip.InCEPkts"])
+            for switch in run.topology.switches
+            if "ip.InCEPkts" in deltas.get(switch.name, {})
+        }
+        return cls(counts=counts, lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas))
 
     @property
     def gaps(self) -> float:
@@ -108,18 +114,11 @@ class Signs:
 
     def marks(self) -> Signs:
         """The marks alone."""
-        marks = {key: count for key, count in self.counts.items() if key[0] == "mark"}
-        return Signs(counts=marks, marked_in=self.marked_in)
-
-    def begins_on(self, link: Link) -> bool:
-        """Whether packets were marked on a link: one end of it took in marks, and the other hardly any."""
-        ends = [self.marked_in.get(link.a.node), self.marked_in.get(link.b.node)]
-        seen = [count for count in ends if count is not None]
-        return len(seen) == len(ends) and max(seen) >= _FEW and min(seen) < max(seen) / 2
+        return Signs(counts={key: count for key, count in self.counts.items() if key[0] in _MARKS})
 
     def losses(self) -> Signs:
         """All but the marks."""
-        counts = {key: count for key, count in self.counts.items() if key[0] != "mark"}
+        counts = {key: count for key, count in self.counts.items() if key[0] not in _MARKS}
         return Signs(counts=counts, lost_in=self.lost_in, lost_on=self.lost_on)
 
     def vector(self) -> dict[_Key, float]:
@@ -151,55 +150,63 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
         return None
     lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
     found: list[tuple[float, Link | None, str]] = []
-    links = list(among)
-    for link in [one for one in links if signs.begins_on(one)] or links:
+    for link in among:
         for u, v in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
-            likeness = _cosine(seen, _predicted(run, u, v, seen, rnic=link.rnic))
-            if signs.lost_on.get((u, v)) or signs.begins_on(link):
+            likeness = _cosine(seen, _predicted(run, u, v, signs, rnic=link.rnic))
+            if signs.lost_on.get((u, v)):
                 likeness *= _WIRE
             elif lossy in (u, v):
                 likeness *= _OUT if lossy == u else _IN
             found.append((likeness, link, ""))
     if hosts and signs.gaps < _FEW and not signs.lost_in and not signs.lost_on:
         names = {one.dst.partition(":")[0] for one in run.connections}
-        found += [(_SILENT * _cosine(seen, _silent(run, host, seen)), None, host) for host in sorted(names)]
+        found += [(_SILENT * _cosine(seen, _silent(run, host, signs)), None, host) for host in sorted(names)]
     best = max(found, key=lambda one: one[0], default=None)
     if best is None or best[0] < _LEAST:
         return None
-    return Match(link=best[1], host=best[2], likeness=min(1.0, best[0]), evidence=_evidence(signs, lossy))
+    alike = sorted(
+        {link.name for likeness, link, _ in found if link and link != best[1] and likeness > best[0] - _ALIKE}
+    )
+    evidence = _evidence(signs, lossy)
+    if best[1] is not None and alike:
+        evidence += (f"{', '.join(alike)} would leave the same traces",)
+    return Match(link=best[1], host=best[2], likeness=min(1.0, best[0]), evidence=evidence)
 
 
-def _predicted(run: Measurements, u: str, v: str, seen: Mapping[_Key, float], *, rnic: str | None) -> dict[_Key, float]:
-    """What loss on u→v would leave; for marks, only what carries data is marked."""
+def _predicted(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
+    """What loss on u→v would leave, or marks where signs are of marks; an ACK counts for less than data."""
     found: dict[_Key, float] = {}
 
     def add(sign: str, end: str, share: float = 1.0) -> None:
         found[sign, end] = max(found.get((sign, end), 0.0), share * _WEIGHTS[sign])
 
-    marks = all(sign == "mark" for sign, _ in seen)
+    marks = all(sign in _MARKS for sign, _ in signs.counts)
     for one in run.connections:
         forth, back = crosses(one, u, v, rnic=rnic), crosses(one, v, u, rnic=rnic)
-        if (forth or back) and _any_dead(seen):
+        if marks and (forth or back):
+            path, share = (one.path, 1.0) if forth else (one.path[::-1], _ACKS)
+            add("mark", one.dst if forth else one.src, share)
+            for node in path[path.index(v) :]:
+                if ("passed", node) in signs.counts:
+                    add("passed", node, share)
+            continue
+        if signs.dead and (forth or back):
             add("dead", _direction(one.src, one.dst))
-        if forth and marks:
-            add("mark", one.dst)
-        elif forth:
+        if forth:
             add("gap", one.dst)
             add("nak", one.src)
             add("timer", one.src)
-        elif back and marks:
-            add("mark", one.src)
         elif back:
             add("timer", one.src, _ACKS)
             add("duplicate", one.dst, _ACKS)
     return found
 
 
-def _silent(run: Measurements, host: str, seen: Mapping[_Key, float]) -> dict[_Key, float]:
+def _silent(run: Measurements, host: str, signs: Signs) -> dict[_Key, float]:
     found: dict[_Key, float] = {}
     for one in run.connections:
         if one.dst.partition(":")[0] == host:
-            if _any_dead(seen):
+            if signs.dead:
                 found["dead", _direction(one.src, one.dst)] = _WEIGHTS["dead"]
             found["timer", one.src] = _WEIGHTS["timer"]
             found["duplicate", one.dst] = _WEIGHTS["duplicate"]
@@ -216,10 +223,6 @@ def crosses(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
     if rnic is not None and f"{u}:{rnic}" != one.src and f"{v}:{rnic}" != one.dst:
         return False
     return (u, v) in itertools.pairwise(one.path)
-
-
-def _any_dead(seen: Mapping[_Key, float]) -> bool:
-    return any(sign == "dead" for sign, _ in seen)
 
 
 def _direction(src: str, dst: str) -> str:
@@ -270,6 +273,7 @@ def _evidence(signs: Signs, lossy: str) -> tuple[str, ...]:
         "timer": "timers of its queue pairs more than usual in this run",
         "duplicate": "duplicates received more than usual in this run",
         "mark": "packets with CE marks received",
+        "passed": "packets with CE marks came in",
     }
     lines = [
         f"{end}: {count:,.0f} {words[sign]}"

@@ -370,3 +370,15 @@ def test_a_host_whose_programs_wait_for_a_cpu_is_told_with_little_confidence():
     network.counts["host4", "cpu0.wait_us"] += 60_000_000
     (found,) = attribute(network.measured(None, ""))
     assert (found.cause, found.name, found.confidence < 0.5) == ("busy-host", "host4", True)
+
+
+def test_links_that_nothing_tells_apart_are_all_told():
+    """What is broken on the way to a spine or from it looks alike to the RNICs, where no switch misses a packet."""
+    network = Network(11)
+    for one in connections():
+        if "ctsw2" in one.path and one.path[1] == "rtsw1":
+            network.counts[one.dst[:5], "rxe0.out_of_seq_request"] += 20
+            network.counts[one.src[:5], "rxe0.rcvd_seq_err"] += 18
+    (found,) = attribute(network.run().measured(None, ""))
+    named = {found.name, *found.evidence[-1].removesuffix(" would leave the same traces").split(", ")}
+    assert named == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
