@@ -12,7 +12,8 @@ taken out as the median over RNICs first, and what is not well above it counts a
 packets than it sent out is where they went: its links are preferred, above all those on the way out, where queues
 are; on a link that delivered fewer than went in, they were lost on the wire. ACKs are taken to come back on the way
 that the data went; a few that are lost show nowhere, for the next one says the same, so that their signs count for
-less.
+less. Of hypotheses that are nearly as like, that one is best whose queue pairs explain which gaps belong to which
+NAKs.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ _LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "passed": _FEW, 
 _MARKS = ("mark", "passed")
 """Below it, the largest count of a sign says nothing; gaps and NAKs no busy machine makes by itself."""
 _LOST_FEW = 10
-_OUT, _IN, _WIRE = 1.3, 1.15, 1.4
+_OUT, _IN, _WIRE = 1.2, 1.15, 1.4
 """How much a link is preferred where packets went missing: on the way out of a switch, on the way in, on the wire."""
 _SILENT = 1.25
 _ACKS = 0.4
 _LEAST = 0.6
-_ALIKE = 1e-6
+_NEAR, _ALIKE = 0.05, 1e-6
 
 _Key = tuple[str, str]
 
@@ -150,9 +151,12 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
         return None
     lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
     found: list[tuple[float, Link | None, str]] = []
+    unfit: dict[str, float] = {}
+    alike: list[str] = []
     for link in among:
         for u, v in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
             likeness = _cosine(seen, _predicted(run, u, v, signs, rnic=link.rnic))
+            unfit[link.name] = min(unfit.get(link.name, 1.0), _unfit(run, u, v, signs, rnic=link.rnic))
             if signs.lost_on.get((u, v)):
                 likeness *= _WIRE
             elif lossy in (u, v):
@@ -164,11 +168,14 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
     best = max(found, key=lambda one: one[0], default=None)
     if best is None or best[0] < _LEAST:
         return None
-    alike = sorted(
-        {link.name for likeness, link, _ in found if link and link != best[1] and likeness > best[0] - _ALIKE}
-    )
+    if best[1] is not None:
+        near = [(unfit[one[1].name], one) for one in found if one[1] is not None and one[0] > best[0] - _NEAR]
+        least, best = min(near, key=lambda one: (one[0], -one[1][0]))
+        alike = sorted(
+            {link.name for other, (_, link, _) in near if link and link != best[1] and other < least + _ALIKE}
+        )
     evidence = _evidence(signs, lossy)
-    if best[1] is not None and alike:
+    if alike:
         evidence += (f"{', '.join(alike)} would leave the same traces",)
     return Match(link=best[1], host=best[2], likeness=min(1.0, best[0]), evidence=evidence)
 
@@ -200,6 +207,25 @@ def _predicted(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | N
             add("timer", one.src, _ACKS)
             add("duplicate", one.dst, _ACKS)
     return found
+
+
+def _unfit(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> float:
+    """How little losses on u→v, so many of each queue pair's data, explain the gaps and NAKs: 0 all, 1 nothing.
+
+    A packet lost is a gap at its receiver and a NAK at its sender, so that pairs which cross another link do not fit.
+    """
+    ends = sorted({end for one in run.connections for end in (one.src, one.dst)})
+    place = {(sign, end): row for row, (sign, end) in enumerate((s, e) for s in ("gap", "nak") for e in ends)}
+    counted = np.array([signs.counts.get(key, 0.0) for key in place])
+    taken = sorted({(one.src, one.dst) for one in run.connections if crosses(one, u, v, rnic=rnic)})
+    size = float(np.linalg.norm(counted))
+    if not taken or not size:
+        return 1.0
+    lost = np.zeros((len(place), len(taken)))
+    for column, (src, dst) in enumerate(taken):
+        lost[place["gap", dst], column] = lost[place["nak", src], column] = 1.0
+    best = np.linalg.lstsq(lost, counted, rcond=None)[0]
+    return float(np.linalg.norm(lost @ best.clip(min=0.0) - counted)) / size
 
 
 def _silent(run: Measurements, host: str, signs: Signs) -> dict[_Key, float]:
