@@ -1,5 +1,8 @@
 """Traffic over real queue pairs: collectives by every algorithm, ranks that go away, a job, flows of every kind."""
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -272,3 +275,14 @@ def test_a_path_mtu_that_a_port_does_not_carry_is_refused_with_its_name(lab):
             flow.start(lab, spec)
     finally:
         lab.node(host.name).run(["ip", "link", "set", rnic.netdev, "mtu", before])
+
+
+def test_a_healthy_lab_loses_no_queue_pair_by_its_own_load(lab):
+    """All ranks send at once to all others, as from the command line: that alone once cost 21 queue pairs."""
+    words = ["traffic", "collective", "--algorithm", "full-mesh", "--iterations", "5", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    said = json.loads(done.stdout)
+    assert (said["outcome"], said["wrong_elements"], said["qp_errors"]) == ("completed", 0, [])
