@@ -27,7 +27,7 @@ WANTED = {
 LOOK = """\
 cat /proc/sys/net/core/rmem_max /proc/sys/vm/min_free_kbytes /proc/sys/vm/nr_hugepages
 ls /etc/sysctl.d /etc/security/limits.d /etc/systemd/system.conf.d /var/lib/faultbed/found 2>/dev/null
-ls -ln /etc/frr /etc/systemd/network /etc/systemd/system /etc/linuxptp 2>/dev/null | grep -v ^total
+ls -ln --time-style=+ /etc/frr /etc/systemd/network /etc/systemd/system /etc/linuxptp 2>/dev/null | grep -v ^total
 cat /etc/frr/frr.conf /etc/frr/daemons 2>/dev/null | sha256sum
 cat /proc/sys/net/ipv4/fib_multipath_hash_policy /proc/sys/net/ipv4/conf/be0/accept_redirects
 cat /sys/kernel/config/rdma_cm/*/ports/1/default_roce_tos 2>/dev/null
