@@ -160,7 +160,7 @@ def _lab(inventory: Inventory, *, cold: bool) -> Iterator[tuple[str, ...]]:
 
 def _flow(inventory: Inventory) -> Iterator[tuple[str, ...]]:
     lifecycle.reset(inventory, lambda _: None)
-    src, dst = _ends(inventory)
+    src, dst = bench_faults.ends(inventory.topology)
     with open_lab(inventory) as lab:
         rows = traffic_bench.against_perftest(lab, src=src, dst=dst)
     for row in rows:
@@ -171,19 +171,17 @@ def _flow(inventory: Inventory) -> Iterator[tuple[str, ...]]:
 def _telemetry(inventory: Inventory) -> Iterator[tuple[str, ...]]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
-        yield from bench_telemetry.measure(lab, *_ends(inventory), lambda reached: _mark(reached=reached))
-
-
-def _ends(inventory: Inventory) -> tuple[str, str]:
-    """RNICs of the first host and of the last one, which is in another rack where there is more than one."""
-    first, last = inventory.topology.hosts[0], inventory.topology.hosts[-1]
-    return f"{first.name}:{first.rnics[0].name}", f"{last.name}:{last.rnics[0].name}"
+        yield from bench_telemetry.measure(
+            lab, *bench_faults.ends(inventory.topology), lambda reached: _mark(reached=reached)
+        )
 
 
 def _rate(inventory: Inventory) -> Iterator[tuple[str, ...]]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_rates(lab, *_ends(inventory), _ratio, lambda reached: _mark(reached=reached))
+        yield from bench_traffic.measure_rates(
+            lab, *bench_faults.ends(inventory.topology), _ratio, lambda reached: _mark(reached=reached)
+        )
 
 
 def _mpi(session: Session, inventory: Inventory) -> Iterator[tuple[str, ...]]:

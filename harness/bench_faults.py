@@ -26,7 +26,7 @@ from traffic import flow
 from traffic.flow import FlowSpec
 from traffic.plan import QpParams
 
-__all__ = ["DROPS", "measure"]
+__all__ = ["DROPS", "ends", "measure"]
 
 DROPS, ONSETS, FLAPS = 100, 10, 10
 _TOGETHER = 10
@@ -44,14 +44,15 @@ def measure(lab: Lab, *, drops: int = DROPS) -> Iterator[tuple[str, ...]]:
         yield _period(lab, journal)
 
 
-def _ends(topology: Topology) -> tuple[str, str]:
+def ends(topology: Topology) -> tuple[str, str]:
+    """RNICs of the first host and of the last one, which is in another rack where there is more than one."""
     one, two = topology.hosts[0], topology.hosts[-1]
     return f"{one.name}:{one.rnics[0].name}", f"{two.name}:{two.rnics[0].name}"
 
 
 @contextlib.contextmanager
 def _work(lab: Lab) -> Iterator[None]:
-    src, dst = _ends(lab.topology)
+    src, dst = ends(lab.topology)
     spec = FlowSpec(
         src=src,
         dst=dst,
@@ -75,14 +76,14 @@ def _work(lab: Lab) -> Iterator[None]:
 def _fault(
     lab: Lab, index: int, params: Mapping[str, Any], *, kind: str = "packet.drop", for_s: float = 120.0
 ) -> PlannedFault:
-    target = _ends(lab.topology)[1] if kind == "packet.drop" else lab.topology.uplinks[0].name
+    target = ends(lab.topology)[1] if kind == "packet.drop" else lab.topology.uplinks[0].name
     spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
     return plan(spec, lab.topology, lab_kind=lab.kind, index=index)
 
 
 def _exactness(lab: Lab, journal: Journal, drops: int) -> tuple[str, ...]:
     """As many packets by their PSN as were asked for, some of them on the way at once: each one hit and one gap."""
-    host, _, rnic = _ends(lab.topology)[1].partition(":")
+    host, _, rnic = ends(lab.topology)[1].partition(":")
     hits = gaps = proved = 0
     with Injector(lab, journal) as injector:
         for begin in range(0, drops, _TOGETHER):

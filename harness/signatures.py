@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,9 +41,9 @@ _COUNTERS = {
 _BACKGROUND = ("timer", "duplicate")
 _RETRIES_EXCEEDED = "RETRY_EXC_ERR"
 _FEW = 3
-_LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "passed": _FEW, "gap": 2, "nak": 2, "dead": 1}
-_MARKS = ("mark", "passed")
+_LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "passed": _FEW, "gap": 2, "nak": 2}
 """Below it, the largest count of a sign says nothing; gaps and NAKs no busy machine makes by itself."""
+_MARKS = ("mark", "passed")
 _LOST_FEW = 10
 _OUT, _IN, _WIRE = 1.2, 1.15, 1.4
 """How much a link is preferred where packets went missing: on the way out of a switch, on the way in, on the wire."""
@@ -57,15 +57,15 @@ _Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What was counted, by (sign, `host1:rxe0`); queue pairs out of retries by ("dead", `host1:rxe0>host2:rxe0`).
+    """What was counted, by (sign, `host1:rxe0`); packets with CE marks that a switch took in by ("passed", `ctsw1`).
 
-    Packets with CE marks that a switch took in, if it counts them, are ("passed", `ctsw1`).
-
+    `dead`: from which RNIC to which one queue pairs ran out of retries, however often they were rebuilt in vain.
     `lost_in`: by how much a switch took in more packets than it sent out; `lost_on`: how many a link took in and did
     not deliver, by the nodes that it leads from and to.
     """
 
     counts: Mapping[_Key, float]
+    dead: frozenset[tuple[str, str]] = frozenset()
     lost_in: Mapping[str, int] = field(default_factory=dict)
     lost_on: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
@@ -86,27 +86,18 @@ class Signs:
             for end in used:
                 excess = counts[sign, end] - usual
                 counts[sign, end] = excess if excess > noise else 0.0
-        # Once each: how often it was rebuilt in vain says how long it took, not where it was.
-        counts |= {
-            ("dead", _direction(one.endpoint, one.peer)): 1.0 for one in run.qps_lost if one.status == _RETRIES_EXCEEDED
-        }
         counts |= {
             ("passed", switch.name): float(deltas[switch.name]["ip.InCEPkts"])
             for switch in run.topology.switches
             if "ip.InCEPkts" in deltas.get(switch.name, {})
         }
-        return cls(counts=counts, lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas))
+        dead = frozenset((one.endpoint, one.peer) for one in run.qps_lost if one.status == _RETRIES_EXCEEDED)
+        return cls(counts=counts, dead=dead, lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas))
 
     @property
     def gaps(self) -> float:
         """Gaps that all receivers saw."""
         return sum(count for (sign, _), count in self.counts.items() if sign == "gap")
-
-    @property
-    def dead(self) -> frozenset[tuple[str, str]]:
-        """From which RNIC to which one queue pairs ran out of retries."""
-        pairs = (end.split(">") for sign, end in self.counts if sign == "dead")
-        return frozenset((src, dst) for src, dst in pairs)
 
     @property
     def marked(self) -> bool:
@@ -120,18 +111,19 @@ class Signs:
     def losses(self) -> Signs:
         """All but the marks."""
         counts = {key: count for key, count in self.counts.items() if key[0] not in _MARKS}
-        return Signs(counts=counts, lost_in=self.lost_in, lost_on=self.lost_on)
+        return replace(self, counts=counts)
 
     def vector(self) -> dict[_Key, float]:
         """Each sign relative to its own largest count and weighted; a sign that hardly moved is 0."""
         largest: dict[str, float] = {}
         for (sign, _), count in self.counts.items():
             largest[sign] = max(largest.get(sign, 0.0), count)
-        return {
+        counted = {
             (sign, end): _WEIGHTS[sign] * count / largest[sign]
             for (sign, end), count in self.counts.items()
             if largest[sign] >= _LEAST_COUNT[sign] and count
         }
+        return counted | {_died(*pair): _WEIGHTS["dead"] for pair in self.dead}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +190,7 @@ def _predicted(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | N
                     add("passed", node, share)
             continue
         if signs.dead and (forth or back):
-            add("dead", _direction(one.src, one.dst))
+            add(*_died(one.src, one.dst))
         if forth:
             add("gap", one.dst)
             add("nak", one.src)
@@ -233,7 +225,7 @@ def _silent(run: Measurements, host: str, signs: Signs) -> dict[_Key, float]:
     for one in run.connections:
         if one.dst.partition(":")[0] == host:
             if signs.dead:
-                found["dead", _direction(one.src, one.dst)] = _WEIGHTS["dead"]
+                found[_died(one.src, one.dst)] = _WEIGHTS["dead"]
             found["timer", one.src] = _WEIGHTS["timer"]
             found["duplicate", one.dst] = _WEIGHTS["duplicate"]
     return found
@@ -251,8 +243,8 @@ def crosses(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
     return (u, v) in itertools.pairwise(one.path)
 
 
-def _direction(src: str, dst: str) -> str:
-    return f"{src}>{dst}"
+def _died(src: str, dst: str) -> _Key:
+    return "dead", f"{src}>{dst}"
 
 
 def _cosine(left: Mapping[_Key, float], right: Mapping[_Key, float]) -> float:

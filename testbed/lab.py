@@ -283,9 +283,8 @@ def _soft_addresses(inventory: Inventory, state: LabState, folder: Path) -> dict
 
 
 def _remedy_of_a_vm(path: Path) -> str:
-    words = console.panic(path)
-    known = f"its kernel panicked: {words} ({path})" if words else "`faultbed status` tells whether its VM lives"
-    return f"{known}, `faultbed reset` starts it again"
+    usual = "`faultbed status` tells whether its VM lives, `faultbed reset` starts it again"
+    return console.panic_told(path) or usual
 
 
 def open_keeper(inventory: Inventory) -> Node:

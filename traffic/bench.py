@@ -22,15 +22,15 @@ from testbed.topology import Topology
 from traffic import flow
 from traffic.engine import TrafficLab, endpoint
 from traffic.metrics import percentile
-from traffic.plan import QpParams
+from traffic.plan import PATIENT_TIMEOUT, QpParams
 from traffic.results import Endpoint
 
 __all__ = ["SIZES", "Row", "against_perftest", "gid_index", "ib_write_bw", "ib_write_lat", "round_trips"]
 
 SIZES = (4096, 65536, 1 << 20)
 PORT = 18515
-PATIENT = QpParams(timeout=17)
-"""Both sides' local ACK timeout: with perftest's own (67 ms) what waits its turn among many QPs is sent again."""
+PATIENT = QpParams(timeout=PATIENT_TIMEOUT)
+"""Of both sides: perftest's own timeout is 67 ms."""
 TRIES = 4
 """Of one run of perftest."""
 PERFTEST_DEPTH, LEAST_DEPTH = 128, 8
@@ -195,20 +195,8 @@ def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str],
         index = str(gid_index(node, place))
         # `timeout` on the node: a server whose client never came must not outlive us.
         limited = ["timeout", f"{limit_s:.0f}", *command]
-        return [
-            *limited,
-            "-d",
-            place.rnic,
-            "-x",
-            index,
-            "-m",
-            "4096",
-            "-u",
-            str(PATIENT.timeout),
-            "-p",
-            str(PORT),
-            "-F",
-        ]
+        patient = ["-u", str(PATIENT.timeout)]
+        return [*limited, "-d", place.rnic, "-x", index, "-m", "4096", *patient, "-p", str(PORT), "-F"]
 
     passive, active = at(receiver, dst), at(sender, src)
     with ThreadPoolExecutor(max_workers=1) as pool:

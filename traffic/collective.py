@@ -11,11 +11,10 @@ from traffic import cost, metrics, schedules
 from traffic.engine import Engines, TrafficLab
 from traffic.flight import RankEnd
 from traffic.flow import check_qp
-from traffic.ranks import RanksSpec, ends_of, group_size, place, rank_plan, task_name, window_of
+from traffic.ranks import RanksSpec, ends_of, group_size, place, rank_plan, window_of
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Endpoint, Window
 from traffic.run import OnEvent, Running, begin
-from traffic.samples import iterations_of
 
 __all__ = ["AUTO", "ITEM_BYTES", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "layout", "start"]
 
@@ -191,12 +190,13 @@ def _finish(
     programs: Sequence[Mapping[str, Any]],
     ranks: tuple[Endpoint, ...],
 ) -> CollectiveResult:
-    per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
+    common = told(running, ranks)
+    per_rank = common["iterations"]
     times = metrics.operation_times_ns(per_rank)
     time_ns, p95_ns, p99_ns, max_ns = (metrics.percentile(times, one) if times else 0.0 for one in (50, 95, 99, 100))
     elements = [sum(count for _, count, *_ in program["results"]) for program in programs]
     return CollectiveResult(
-        **told(running, ranks),
+        **common,
         spec=spec,
         algorithm=made.algorithm,
         ends=ends_of(running, ranks),

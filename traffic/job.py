@@ -22,7 +22,7 @@ from traffic.ranks import RanksSpec, ends_of, place, rank_plan, task_name, windo
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Checkpoint, Endpoint, Iteration, Window
 from traffic.run import OnEvent, Running, begin
-from traffic.samples import checkpoints_of, iterations_of
+from traffic.samples import checkpoints_of
 from traffic.storage import Storage, StorageTimes
 
 __all__ = ["GroupTime", "JobPhase", "JobResult", "JobSpec", "as_spec", "check", "groups", "job_programs", "start"]
@@ -210,11 +210,12 @@ def _phase_ns(item: Iteration, number: int) -> int:
 def _finish(
     running: Running[JobResult], spec: JobSpec, algorithms: tuple[str, ...], ranks: tuple[Endpoint, ...]
 ) -> JobResult:
-    per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
+    common = told(running, ranks)
+    per_rank = common["iterations"]
     stored = tuple(one for rank in range(len(ranks)) for one in checkpoints_of(running, task_name(rank), rank))
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     return JobResult(
-        **told(running, ranks),
+        **common,
         spec=spec,
         algorithms=algorithms,
         ends=ends_of(running, ranks),

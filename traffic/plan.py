@@ -10,7 +10,11 @@ from typing import Any
 from testbed.errors import UsageError
 from traffic.results import Endpoint
 
-__all__ = ["Cable", "Plan", "QpParams", "TaskPlan"]
+__all__ = ["PATIENT_TIMEOUT", "Cable", "Plan", "QpParams", "TaskPlan"]
+
+PATIENT_TIMEOUT = 17
+"""Of queue pairs that are measured without faults: an ACK is waited for 0.5 s. With 67 ms, by which faults are noticed
+early, many queue pairs that send at once on emulated machines are sent again, and lost, by their own load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,13 @@ import click
 
 from testbed.errors import UsageError
 from traffic.flow import check_qp
-from traffic.plan import QpParams
+from traffic.plan import PATIENT_TIMEOUT, QpParams
 
 __all__ = ["qp_option"]
 
-PATIENCE = 17
-"""Of traffic that is measured without faults: a local ACK timeout of 0.5 s. With 67 ms, which faults are met with
-elsewhere, ranks that all send at once on emulated machines lose queue pairs by their own load."""
-
 
 def _read(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> QpParams:
-    values = {"timeout": PATIENCE}
+    values = {"timeout": PATIENT_TIMEOUT}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not value.strip().isdecimal():
@@ -32,5 +28,5 @@ qp_option = click.option(
     multiple=True,
     metavar="NAME=NUMBER",
     callback=_read,
-    help=f"A parameter of the queue pairs, repeatable: {', '.join(QpParams.__slots__)} (timeout={PATIENCE}).",
+    help=f"A parameter of the queue pairs, repeatable: {', '.join(QpParams.__slots__)} (timeout={PATIENT_TIMEOUT}).",
 )

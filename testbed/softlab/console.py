@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["FILE", "panic"]
+__all__ = ["FILE", "panic", "panic_told"]
 
 FILE = "console.log"
 """In the folder of a VM."""
@@ -39,3 +39,9 @@ def panic(console: Path) -> str | None:
     if work := _WORK.search(before):
         words.append(f"in {work[1]}")
     return ", ".join(words)
+
+
+def panic_told(console: Path) -> str | None:
+    """The same in a sentence that says what to do."""
+    words = panic(console)
+    return words and f"its kernel panicked: {words} ({console}); `faultbed reset` starts it again"

@@ -218,12 +218,8 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
 
 def panics(inventory: Inventory) -> list[str]:
     """A sentence for each VM of a running lab whose kernel has died, with what it said."""
-    words = {machine: console.panic(machine.console) for machine in vms(inventory)}
-    return [
-        f"{machine.machine.name}: its kernel panicked: {said} ({machine.console}); `faultbed reset` starts it again"
-        for machine, said in words.items()
-        if said
-    ]
+    told = {machine.machine.name: console.panic_told(machine.console) for machine in vms(inventory)}
+    return [f"{name}: {said}" for name, said in told.items() if said]
 
 
 def _boot(
