@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -167,6 +168,7 @@ def _packets(run: Measurements, deltas: _Deltas, known: Sequence[Finding]) -> li
     signs = Signs.of(run, deltas)
     if too_big := _too_big(run, deltas, signs):
         return too_big
+    some_died, signs = bool(signs.dead), replace(signs, dead=_unexplained(run, signs.dead, known))
     found: list[Finding] = []
     marked = match(run, signs.marks(), among=run.topology.links)
     if signs.marked and marked is not None and marked.link is not None:
@@ -180,7 +182,7 @@ def _packets(run: Measurements, deltas: _Deltas, known: Sequence[Finding]) -> li
             )
         )
     best = match(run, signs.losses(), among=run.topology.links, hosts=True)
-    if best is None or _explained(run, best.link, signs, known):
+    if best is None or _explained(best.link, signs, known, some_died=some_died):
         return found
     if best.link is None:
         found.append(
@@ -237,35 +239,43 @@ def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozen
     return best if best is not None and likeness(best) >= _HALF else None
 
 
-def _explained(run: Measurements, link: Link | None, signs: Signs, known: Sequence[Finding]) -> bool:
-    """Whether what is known has this as a consequence: gaps at receivers hardly are, timers, duplicates and ends are.
+def _unexplained(
+    run: Measurements, dead: frozenset[tuple[str, str]], known: Sequence[Finding]
+) -> frozenset[tuple[str, str]]:
+    """Of queue pairs that ran out of retries, those that nothing known has cut off.
 
-    Of a link that was down; of routes that were gone for a while; of a host that stood still, where it is at an end.
+    Known are links that were down on their way, a host that stood still at an end, routes that were gone for a while.
     """
+    if any(one.cause == "control-plane" for one in known):
+        return frozenset()
     down = {one.name for one in known if one.cause == "link-down"}
-    if link is not None and link.name in down:
+    hung = {one.name for one in known if one.cause == "hung-rank"}
+    cut_off = {
+        (one.src, one.dst)
+        for one in run.connections
+        for link in run.topology.links
+        if link.name in down
+        and (
+            crosses(one, link.a.node, link.b.node, rnic=link.rnic)
+            or crosses(one, link.b.node, link.a.node, rnic=link.rnic)
+        )
+    }
+    return frozenset(pair for pair in dead - cut_off if not hung & {end.partition(":")[0] for end in pair})
+
+
+def _explained(link: Link | None, signs: Signs, known: Sequence[Finding], *, some_died: bool) -> bool:
+    """Whether what is known has the rest as a consequence: gaps at receivers hardly are, timers and duplicates are.
+
+    `signs` are without the queue pairs that are explained; `some_died` says whether there were any.
+    """
+    causes = {one.cause for one in known}
+    if link is not None and any(one.cause == "link-down" and one.name == link.name for one in known):
         return True
     if signs.gaps >= _FEW:
         return False
-    hung = {one.name for one in known if one.cause == "hung-rank"}
-    if hung and all(hung & {end.partition(":")[0] for end in pair} for pair in signs.dead):
-        return True
-    if any(one.cause == "control-plane" for one in known):
-        return True
-    return bool(down) and (not signs.lost_in or _all_take(run, signs.dead, down))
-
-
-def _all_take(run: Measurements, dead: frozenset[tuple[str, str]], names: set[str]) -> bool:
-    """Whether all queue pairs that ran out of retries, and there are some, had their way over one of these links."""
-    links = [link for link in run.topology.links if link.name in names]
-    taken = {
-        (one.src, one.dst)
-        for one in run.connections
-        for link in links
-        if crosses(one, link.a.node, link.b.node, rnic=link.rnic)
-        or crosses(one, link.b.node, link.a.node, rnic=link.rnic)
-    }
-    return bool(dead) and dead <= taken
+    if "link-down" in causes and not signs.lost_in:
+        return True  # while routes move, queue pairs of other ways die, too
+    return not signs.dead and (bool(causes & {"hung-rank", "control-plane"}) or ("link-down" in causes and some_died))
 
 
 def _slow(run: Measurements, deltas: _Deltas) -> list[Finding]:

@@ -407,3 +407,24 @@ def test_which_gaps_belong_to_which_naks_tells_spines_apart():
     )
     (found,) = attribute(msgspec.structs.replace(network.measured(None, ""), connections=crossing))
     assert {found.name, found.evidence[-1].split()[0]} == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
+
+
+def test_a_queue_pair_that_a_flap_has_cost_says_nothing_of_a_loss_elsewhere():
+    """As in the demo: an uplink flaps and costs one queue pair, later a host's link loses packets."""
+    network = Network(13)
+    network.carrier(next(link for link in network.topology.uplinks if link.name == "rtsw1:ctsw1"))
+    network.counts["host3", "rxe0.out_of_seq_request"] += 34
+    network.counts["host2", "rxe0.rcvd_seq_err"] += 30
+    network.counts["host2", "rxe0.completer_retry_err"] += 28
+    network.counts["rtsw2", "host3-rxe0.rx_packets"] += 198
+    ring = (
+        ("host1", "rtsw1", "host2"), ("host2", "rtsw1", "ctsw2", "rtsw2", "host3"),
+        ("host3", "rtsw2", "host4"), ("host4", "rtsw2", "ctsw1", "rtsw1", "host1"),
+    )  # fmt: skip
+    around = tuple(
+        msgspec.structs.replace(connections()[0], src=f"{path[0]}:rxe0", dst=f"{path[-1]}:rxe0", path=path)
+        for path in ring
+    )
+    run = msgspec.structs.replace(network.measured(None, ""), connections=around)
+    found = attribute(with_dead(run, [("host4", "host1")]))
+    assert [(one.cause, one.name) for one in found] == [("link-down", "rtsw1:ctsw1"), ("loss", "rtsw2:host3:rxe0")]
