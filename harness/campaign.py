@@ -1,4 +1,4 @@
-"""A truth-labelled campaign: one short run for each kind of fault at each place that carries the job. Pure.
+"""A truth-labelled campaign: short runs, one for each kind of fault at some of the places that carry the job. Pure.
 
 The job is an all-to-all, so that every RNIC of the job talks to every other one. Each run has one fault, some have
 none; `harness.confusion` holds what attribution says of each against it.
@@ -7,9 +7,11 @@ none; `harness.confusion` holds what attribution says of each against it.
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from inject.plan import FaultSpec, plan
 from testbed.errors import FaultbedError
@@ -18,20 +20,37 @@ from testbed.topology import Topology
 __all__ = ["Label", "experiment", "in_turn", "labels"]
 
 AT_S, FOR_S, DURATION_S = 6, 3, 16
-_PORT_FAULTS: tuple[tuple[str, Mapping[str, str | float]], ...] = (
-    ("packet.drop", {"share": 0.05, "direction": "to"}),
-    ("packet.drop", {"share": 0.05, "direction": "from"}),
-    ("packet.corrupt", {"share": 0.05}),
-    ("packet.mark", {"share": 0.2}),
-    ("link.flap", {}),
-    ("link.oneway", {}),
-    ("link.mtu", {"mtu": 1000}),
+
+_Where = Literal["link", "rnic", "host", "gpu", "switch", "rtsw"]
+_Range = tuple[float, float]
+_ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
+    ("packet.drop", "link", {"share": (0.02, 0.1), "direction": "to"}),
+    ("packet.drop", "link", {"share": (0.02, 0.1), "direction": "from"}),
+    ("packet.corrupt", "link", {"share": (0.02, 0.1)}),
+    ("packet.mark", "link", {"share": (0.1, 0.4)}),
+    ("packet.reorder", "link", {"share": (0.05, 0.2)}),
+    ("link.down", "link", {}),
+    ("link.flap", "link", {}),
+    ("link.oneway", "link", {}),
+    ("link.rate", "link", {"rate": (2, 6)}),
+    ("link.mtu", "link", {"mtu": (800, 1200)}),
+    ("congestion.shallow-queue", "link", {"packets": (2, 6), "rate": (8, 16)}),
+    ("rnic.reset", "rnic", {}),
+    ("host.freeze", "host", {}),
+    ("host.rank-hang", "host", {}),
+    ("host.rank-kill", "host", {}),
+    ("host.cpu-steal", "host", {"share": (0.5, 0.8)}),
+    ("host.memory-pressure", "host", {"left": (4, 12)}),
+    ("gpu.throttle", "gpu", {"percent": (40, 85)}),
+    ("gpu.thermal", "gpu", {"low": (10, 30), "high": (60, 90), "period": (2, 4)}),
+    ("gpu.noisy-neighbour", "gpu", {"neighbours": (2, 4)}),
+    ("gpu.lost", "gpu", {}),
+    ("switch.bgp-kill", "switch", {}),
+    ("switch.bgp-reset", "switch", {}),
+    ("switch.reboot", "switch", {}),
+    ("switch.withdraw", "rtsw", {}),  # the others announce nothing that a job talks to
 )
-_HOST_FAULTS: tuple[tuple[str, Mapping[str, str | float]], ...] = (
-    ("host.freeze", {}),
-    ("host.rank-hang", {}),
-    ("host.cpu-steal", {"share": 0.6}),
-)
+"""Kinds that a job must not notice (clock-step, disk-full, drain, hash-policy, freeze) leave nothing to attribute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +58,7 @@ class Label:
     """What one run of the campaign does; `kind` None: nothing."""
 
     number: int
+    seed: int
     kind: str | None
     target: str = ""
     parameters: Mapping[str, str | float] = field(default_factory=dict)
@@ -46,19 +66,23 @@ class Label:
     @property
     def name(self) -> str:
         """The experiment's name: letters, digits, dots and dashes."""
-        if self.kind is None:
-            return f"truth-{self.number:03}-none"
-        return re.sub(r"[^a-z0-9.-]", "-", f"truth-{self.number:03}-{self.kind}-{self.target}".lower())[:63]
+        what = "none" if self.kind is None else f"{self.kind}-{self.target}"
+        return re.sub(r"[^a-z0-9.-]", "-", f"truth-{self.seed}-{self.number:03}-{what}".lower())[:63]
 
 
-def labels(topology: Topology, *, lab_kind: str) -> tuple[Label, ...]:
-    """All runs for a lab: what its kinds of faults can do at its places. Every tenth run has no fault."""
-    wanted = [one for one in _wanted(topology) if _possible(one, topology, lab_kind)]
+def labels(topology: Topology, *, lab_kind: str, seed: int, places: int) -> tuple[Label, ...]:
+    """All runs for a lab: what its kinds of faults can do, each at so many of its places. Every tenth has no fault.
+
+    `seed` draws the places and how strong each fault is.
+    """
     found: list[Label] = []
-    for kind, target, parameters in wanted:
+    for one in _wanted(topology, seed, places):
+        if not _possible(one, topology, lab_kind):
+            continue
         if len(found) % 10 == 9:  # noqa: PLR2004 - every tenth
-            found.append(Label(number=len(found), kind=None))
-        found.append(Label(number=len(found), kind=kind, target=target, parameters=parameters))
+            found.append(Label(number=len(found), seed=seed, kind=None))
+        kind, target, parameters = one
+        found.append(Label(number=len(found), seed=seed, kind=kind, target=target, parameters=parameters))
     return tuple(found)
 
 
@@ -75,7 +99,7 @@ def experiment(label: Label, topology: Topology) -> bytes:
     ranks = ", ".join(f'"{host.name}:{host.rnics[0].name}"' for host in topology.hosts)
     lines = [
         f'name = "{label.name}"',
-        f"seed = {label.number + 1}",
+        f"seed = {1000 * label.seed + label.number}",
         "[workload]",
         'collective = "all-to-all"',
         'size = "256KiB"',
@@ -105,20 +129,32 @@ def experiment(label: Label, topology: Topology) -> bytes:
 _Wanted = tuple[str, str, Mapping[str, str | float]]
 
 
-def _wanted(topology: Topology) -> Iterator[_Wanted]:
+def _wanted(topology: Topology, seed: int, places: int) -> Iterator[_Wanted]:
+    every = _places(topology)
+    for kind, where, ranges in _ROWS:
+        drawn = random.Random(f"{seed}:{kind}:{ranges.get('direction')}")  # noqa: S311 - an experiment, no secret
+        for target in drawn.sample(every[where], min(places, len(every[where]))):
+            yield kind, target, {name: _drawn(drawn, within) for name, within in ranges.items()}
+
+
+def _places(topology: Topology) -> dict[_Where, list[str]]:
     first = {host.name: host.rnics[0].name for host in topology.hosts}
-    links = [link for link in topology.links if link.is_uplink or first.get(link.b.node) == link.rnic]
-    for (kind, parameters), link in itertools.product(_PORT_FAULTS, links):
-        yield kind, link.name, parameters
-    for (kind, parameters), host in itertools.product(_HOST_FAULTS, topology.hosts):
-        yield kind, host.name, parameters
-    for host in topology.hosts:
-        for gpu, percent in itertools.product(host.gpus, (50, 80)):
-            yield "gpu.throttle", f"{host.name}:{gpu.name}", {"percent": percent}
-    for switch in topology.switches:
-        yield "switch.bgp-kill", switch.name, {}
-        if switch.role == "rtsw":  # the others announce nothing that a job talks to
-            yield "switch.withdraw", switch.name, {}
+    return {
+        "link": [link.name for link in topology.links if link.is_uplink or first.get(link.b.node) == link.rnic],
+        "rnic": [f"{host}:{rnic}" for host, rnic in first.items()],
+        "host": list(first),
+        "gpu": [f"{host.name}:{gpu.name}" for host in topology.hosts for gpu in host.gpus],
+        "switch": [one.name for one in topology.switches],
+        "rtsw": [one.name for one in topology.switches if one.role == "rtsw"],
+    }
+
+
+def _drawn(drawn: random.Random, within: str | _Range) -> str | float:
+    """A value of a range, whole numbers where both its ends are."""
+    if isinstance(within, str):
+        return within
+    low, high = within
+    return drawn.randint(int(low), int(high)) if float(low).is_integer() else round(drawn.uniform(low, high), 3)
 
 
 def _possible(one: _Wanted, topology: Topology, lab_kind: str) -> bool:

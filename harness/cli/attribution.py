@@ -83,6 +83,10 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
 
 @click.command()
 @click.option("--only", multiple=True, metavar="KIND", help="Only faults of this kind; repeatable.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Draws the places and how strong faults are.")
+@click.option(
+    "--places", type=click.IntRange(min=1), default=3, show_default=True, help="Of each kind, at most so many places."
+)
 @click.option("--plan", "only_plan", is_flag=True, help="List the runs, and do nothing.")
 @click.option(
     "--out",
@@ -92,17 +96,26 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
     help="Folder of run directories; runs that are there already are not done again.",
 )
 @pass_session
-def campaign(session: Session, *, only: tuple[str, ...], only_plan: bool, out: Path) -> None:
-    """Run one short experiment for each kind of fault at each place: the truth that attribution is held against.
+def campaign(session: Session, *, only: tuple[str, ...], seed: int, places: int, only_plan: bool, out: Path) -> None:
+    """Run short experiments, each kind of fault at several places: the truth that attribution is held against.
 
     About half a minute a run, one of each kind in turn. It may be ended at any time and goes on where it was;
-    `attribute` on what is below --out has the score.
+    another seed is another campaign. `attribute` on what is below --out has the score.
     """
     inventory = session.inventory()
-    every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind)
+    every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places)
     wanted = campaign_module.in_turn(label for label in every if not only or label.kind in only)
     if only_plan:
-        session.table(("run", "fault", "place"), [(one.name, one.kind or "none", one.target) for one in wanted])
+        rows = [
+            (
+                one.name,
+                one.kind or "none",
+                one.target,
+                ", ".join(f"{name} {value}" for name, value in one.parameters.items()),
+            )
+            for one in wanted
+        ]
+        session.table(("run", "fault", "place", "with"), rows)
         return
     with (
         hold(inventory, (), why="campaign", mode="exclusive") as holding,

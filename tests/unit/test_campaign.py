@@ -24,15 +24,35 @@ def lab():
 
 @pytest.fixture(scope="module")
 def labels(lab):
-    return campaign.labels(lab.topology, lab_kind="soft")
+    return campaign.labels(lab.topology, lab_kind="soft", seed=1, places=3)
 
 
 def test_there_are_enough_runs_of_all_sorts(labels):
     kinds = Counter(one.kind for one in labels)
     assert len(labels) >= 60
     assert kinds[None] >= 6
-    assert {"packet.drop", "link.flap", "gpu.throttle", "host.freeze", "switch.bgp-kill"} <= set(kinds)
+    unnoticed = {"host.clock-step", "host.disk-full"}
+    harmful = {name for name, kind in CATALOGUE.items() if name.startswith(("link.", "host.", "gpu."))} - unnoticed
+    assert {name for name in harmful if "soft" in CATALOGUE[name].fidelity} <= set(kinds)
     assert len({one.name for one in labels}) == len(labels)
+
+
+def test_a_seed_draws_places_and_strengths(lab, labels):
+    """The same seed is the same campaign; another one has other places, or other strengths, of the same kinds."""
+
+    def drawn(seed):
+        found = campaign.labels(lab.topology, lab_kind="soft", seed=seed, places=3)
+        return [(one.kind, one.target, one.parameters) for one in found]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert Counter(kind for kind, *_ in drawn(1)) == Counter(kind for kind, *_ in drawn(2))
+    assert drawn(1) == [(one.kind, one.target, one.parameters) for one in labels]
+
+
+def test_a_campaign_of_all_places_has_each_once(lab):
+    found = campaign.labels(lab.topology, lab_kind="soft", seed=1, places=100)
+    links = [one.target for one in found if one.kind == "link.down"]
+    assert len(links) == len(set(links)) == 8
 
 
 def test_a_campaign_that_is_ended_early_has_seen_every_kind(labels):
@@ -53,7 +73,7 @@ def test_each_run_can_be_planned(labels, lab):
 def test_a_lab_has_only_what_it_can_do_in_its_campaign(labels):
     """A rack lab has no way to hold packets back, nor a VM to stop."""
     rack = load(SOFT.with_name("rack-h100.example.yml"))
-    on_rack = {one.kind for one in campaign.labels(rack.topology, lab_kind="rack")} - {None}
+    on_rack = {one.kind for one in campaign.labels(rack.topology, lab_kind="rack", seed=1, places=3)} - {None}
     assert on_rack
     assert on_rack <= {name for name, kind in CATALOGUE.items() if "rack" in kind.fidelity}
     assert on_rack < {one.kind for one in labels}
@@ -62,5 +82,5 @@ def test_a_lab_has_only_what_it_can_do_in_its_campaign(labels):
 def test_the_command_lists_it():
     done = CliRunner().invoke(cli, ["--lab", str(SOFT), "campaign", "--plan", "--only", "gpu.throttle"])
     assert done.exit_code == 0
-    assert "host2:gpu0" in done.output
+    assert "host3:gpu0  percent 51" in done.output
     assert "packet.drop" not in done.output
