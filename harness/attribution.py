@@ -15,6 +15,7 @@ How each is told:
     silent-host    the same, of a host that hangs: timers at its peers, no gap anywhere, no packet missing in a switch
     congestion     CE marks, placed by the same signatures
     slow-rank      the detector of slow ranks (`harness.slow_ranks`), or the one GPU that counted throttling
+    gpu-error      a GPU's driver told the kernel's log of errors (XID events)
     lost-rank      a flight recorder ends before the others' (`harness.stalls`)
     hung-rank      the engine of one host did not run for a while in which those of the others did
     slow-storage   ranks that did run waited for data or checkpoints much longer than they do in this run
@@ -25,6 +26,7 @@ How each is told:
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -37,6 +39,7 @@ from harness.observe import counter_deltas
 from harness.signatures import Signs, crosses, match, out_of_retries
 from harness.slow_ranks import slow_ranks
 from harness.stalls import culprit
+from testbed.onnode.xid import event
 from testbed.topology import Link, Topology
 from traffic.flight import Flight
 from traffic.results import Standstill
@@ -66,6 +69,7 @@ def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Findin
     found = [*down, *control, *hung, *_lost_rank(blind, flights)]
     found += _packets(blind, deltas, found)
     found += _slow(blind, deltas)
+    found += _gpu_errors(blind)
     found += _storage(blind)
     found += _busy(blind, deltas, {one.name.partition(":")[0] for one in found})
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)
@@ -304,6 +308,31 @@ def _slow(run: Measurements, deltas: _Deltas) -> list[Finding]:
             node, Finding(cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(said,))
         )
     return list(found.values())
+
+
+def _gpu_errors(run: Measurements) -> list[Finding]:
+    events: dict[str, Counter[int]] = {}
+    for one in run.kernel:
+        if (said := event(one.text or "")) is not None:
+            events.setdefault(_gpu_at(run.topology, one.node, said[0]), Counter())[said[1]] += 1
+    return [
+        Finding(
+            cause="gpu-error",
+            place="gpu",
+            name=name,
+            confidence=0.9,
+            evidence=(f"{name}: " + ", ".join(f"XID {xid}, {count} times" for xid, count in sorted(seen.items())),),
+        )
+        for name, seen in events.items()
+    ]
+
+
+def _gpu_at(topology: Topology, host: str, address: str) -> str:
+    """The GPU of a host that has this PCIe address, of which the driver tells domain, bus and device; else its host."""
+    for gpu in topology.host_by_name[host].gpus if host in topology.host_by_name else ():
+        if gpu.name == address or (gpu.pcie or "").lower().startswith(address.lower()):
+            return f"{host}:{gpu.name}"
+    return host
 
 
 def _stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:

@@ -20,6 +20,8 @@ from testbed.topology import Topology
 __all__ = ["Label", "experiment", "in_turn", "labels"]
 
 AT_S, FOR_S, DURATION_S = 6, 3, 16
+_LONGER_S = {"host.memory-pressure": 8}
+"""Memory is taken bit by bit."""
 
 _Where = Literal["link", "rnic", "host", "gpu", "switch", "rtsw"]
 _Range = tuple[float, float]
@@ -45,6 +47,7 @@ _ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
     ("gpu.thermal", "gpu", {"low": (10, 30), "high": (60, 90), "period": (2, 4)}),
     ("gpu.noisy-neighbour", "gpu", {"neighbours": (2, 4)}),
     ("gpu.lost", "gpu", {}),
+    ("gpu.xid", "gpu", {"xid": (13, 95)}),
     ("switch.bgp-kill", "switch", {}),
     ("switch.bgp-reset", "switch", {}),
     ("switch.reboot", "switch", {}),
@@ -120,7 +123,7 @@ def experiment(label: Label, topology: Topology) -> bytes:
             f'kind = "{label.kind}"',
             f'target = "{label.target}"',
             f'at = "{AT_S}s"',
-            f'for = "{FOR_S}s"',
+            f'for = "{_LONGER_S.get(label.kind, FOR_S)}s"',
             f"set = {{ {values} }}",
         ]
     return ("\n".join(lines) + "\n").encode()

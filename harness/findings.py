@@ -16,6 +16,7 @@ Cause = Literal[
     "silent-host",
     "congestion",
     "slow-rank",
+    "gpu-error",
     "lost-rank",
     "hung-rank",
     "slow-storage",

@@ -52,10 +52,8 @@ class Found:
 
 
 def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found: Found) -> Measurements:
-    """All that was found, in the form of `measurements.json`; a workload that failed is one of the run's errors."""
+    """All that was found, in the form of `measurements.json`."""
     result = found.result
-    if result is not None and result.outcome == "failed":
-        found.errors.append(f"the workload failed: {result.where}")
     found.errors += kernel_log.broken(found.recorded.changes)
     return Measurements(
         lab=lab.name,
@@ -89,6 +87,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         watched=found.recorded.machines,
         lab_state=found.lab_state,
         lab_diff=found.lab_diff,
+        failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",
         errors=tuple(found.errors),
     )
 

@@ -55,6 +55,7 @@ def judge(
     problems = {fault.plan.id: unproven(fault.receipt) or fault.doubts for fault in run.faults}
     checks = [
         *_error_checks(run.errors),
+        *_workload_checks(run.failure),
         *(_fault_check(fault, problems[fault.plan.id], run.t0_ns) for fault in run.faults),
         *(
             check
@@ -215,6 +216,23 @@ def _error_checks(errors: Sequence[str]) -> tuple[Check, ...]:
             detail=sentence,
         )
         for sentence in errors
+    )
+
+
+def _workload_checks(failure: str | None) -> tuple[Check, ...]:
+    """A job that died is what the experiment has found out, and no error of the harness."""
+    if failure is None:
+        return ()
+    return (
+        Check(
+            name="workload",
+            verdict=Verdict.FAIL,
+            observed=None,
+            bound=None,
+            unit="",
+            rule="The workload ran to its end",
+            detail=f"it failed: {failure}",
+        ),
     )
 
 

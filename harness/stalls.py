@@ -24,6 +24,9 @@ _WAITS = re.compile(
 _WHERE = re.compile(r"iteration (?P<iteration>\d+), (?P<phase>.*)")
 
 
+_UNHEARD = 0.9
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
     """Rank `waiter` waits in a step for a segment; `sender` is who has to send it. `psn` -1: not recorded."""
@@ -91,11 +94,11 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
 
 
 def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
-    """Who is at the root of a job that stands still; None: no recording, or nobody waits."""
+    """Who is at the root of a job that failed; None: no recording, or nothing stands out."""
     waiting = {one.waiter: one for one in stalls(flights)}
-    if not waiting:
-        return None
     recorded = {flight.rank: flight for flight in flights}
+    if not waiting:
+        return _unheard(recorded, run)
     votes: dict[int, list[str]] = {}
     for start in waiting:
         rank, seen = start, [start]
@@ -116,6 +119,16 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
     share = len(votes[root]) / len(waiting)
     first = min(waiting.values(), key=lambda one: (one.iteration, one.step))
     return Culprit(rank=root, confidence=0.6 + 0.35 * share, words=(why, max(votes[root], key=len), first.told()))
+
+
+def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | None:
+    """Nobody waits yet: the one rank that left no recording, where the others did."""
+    silent = [one.rank for one in run.ranks if one.rank not in recorded]
+    if len(silent) != 1 or not recorded:
+        return None
+    where = next(iter(recorded.values())).standing
+    words = (f"rank {silent[0]} left no recording, the others did when the job failed: {where}",)
+    return Culprit(rank=silent[0], confidence=_UNHEARD, words=words)
 
 
 def _by_gap(waiting: Mapping[int, Stall], run: Measurements) -> Culprit | None:

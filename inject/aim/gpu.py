@@ -1,11 +1,11 @@
-"""Faults of GPUs: slower by a percentage, by a wave, or by a neighbour; gone."""
+"""Faults of GPUs: slower by a percentage, by a wave, or by a neighbour; gone; with errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inject.aim.shot import Request, Shot, Step, Witness, held, on_host
+from inject.aim.shot import Request, Shot, Step, Witness, held, on_host, trains
 from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
@@ -81,6 +81,25 @@ def _lost(asked: Request) -> Shot:
     )
 
 
+def _xid(asked: Request) -> Shot:
+    name, _ = _gpu(asked)
+    gpu = name.partition("/")[2]
+    edges = trains(asked)
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "xid", {"gpu": gpu, "xid": asked.params["xid"]}, claims=f"{name}/xid", edges=edges),
+        steps=(
+            Step(
+                do=f"echo '<3>NVRM: Xid (PCI:{gpu}): {asked.params['xid']}, synthetic' > /dev/kmsg",
+                undo="# (nothing: it has been said)",
+            ),
+        ),
+        must_move=(Witness(any_of=(f"{name}.xids",), at_least=sum(on for _, on in edges)),),
+        must_not_move=_other_gpus(asked, "xids"),
+        shows={"gpu": gpu},
+    )
+
+
 def _gpu(asked: Request) -> tuple[str, str]:
     target = asked.target
     if target.gpu is None:
@@ -103,4 +122,5 @@ BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "gpu.thermal": _thermal,
     "gpu.noisy-neighbour": _noisy_neighbour,
     "gpu.lost": _lost,
+    "gpu.xid": _xid,
 }

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 MOST_FLAPS = 100_000
+_HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,7 @@ def link_of(asked: Request) -> tuple[Link, Port]:
 
 
 def trains(asked: Request) -> list[list[Any]]:
-    """Edges (seconds from the onset, on) of a fault that comes and goes: `period`, `duty`, `count`."""
+    """Edges (seconds from the onset, on) of a fault that comes and goes: `period`, `duty` (else half), `count`."""
     period_s, count = asked.params.get("period"), asked.params.get("count")
     if period_s is None:
         if count not in (None, 1):
@@ -155,7 +156,7 @@ def trains(asked: Request) -> list[list[Any]]:
         return [[0.0, True]]
     edges: list[list[Any]] = []
     for k in itertools.count():
-        down_s, up_s = round(k * period_s, 6), round((k + asked.params["duty"]) * period_s, 6)
+        down_s, up_s = round(k * period_s, 6), round((k + asked.params.get("duty", _HALF)) * period_s, 6)
         if down_s >= asked.for_s or k == count:
             return edges
         if k == MOST_FLAPS:

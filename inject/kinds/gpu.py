@@ -1,4 +1,4 @@
-"""GPUs: slower than they should be, or gone."""
+"""GPUs: slower than they should be, gone, or with errors."""
 
 from __future__ import annotations
 
@@ -72,4 +72,30 @@ _LOST = described(
     colour="#5e3b6d",
 )
 
-KINDS = (_THROTTLE, _THERMAL, _NEIGHBOUR, _LOST)
+_XID = described(
+    name="gpu.xid",
+    summary="error events of a GPU (XID) as monitoring sees them: once, or again and again as from a repeat offender; "
+    "synthetic, the GPU has nothing",
+    binding={"gpu": "unit"},
+    params=(
+        Param(
+            name="xid",
+            type="integer",
+            unit="",
+            summary="the event's number: 48 and 63 are memory errors, 79 fallen off the bus",
+            low=1,
+            high=200,
+            default=79,
+        ),
+        Param(name="period", type="number", unit="s", summary="from one event to the next", low=0.05, high=3600),
+        Param(name="count", type="integer", unit="", summary="events, at most", low=1, high=100_000),
+    ),
+    fidelity={"soft": "modelled"},
+    armed_by="the event, read back from where monitoring reads it: the kernel's log, or DCGM",
+    must_move="events of this GPU in the kernel's log (soft lab)",
+    must_not_move="events of every other GPU",
+    reversible=True,
+    colour="#94d2bd",
+)
+
+KINDS = (_THROTTLE, _THERMAL, _NEIGHBOUR, _LOST, _XID)

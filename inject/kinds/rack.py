@@ -30,18 +30,4 @@ _POWER_CAP = described(
     tried=(),
 )
 
-_XID = described(
-    name="gpu.xid",
-    summary="an XID event (79: fallen off the bus) as monitoring sees it; synthetic, the GPU has nothing",
-    binding={"gpu": "unit"},
-    params=(Param(name="xid", type="integer", unit="", summary="the event's number", low=1, high=200, default=79),),
-    fidelity={},
-    armed_by="the field of DCGM, read back",
-    must_move="nothing: no packet and no GPU shows it",
-    must_not_move="nothing",
-    reversible=True,
-    colour="#94d2bd",
-    tried=(),
-)
-
-KINDS = (_POWER_CAP, _XID)
+KINDS = (_POWER_CAP,)

@@ -72,6 +72,7 @@ _ACTUATORS = {
     "tamper": ("tamper", "TamperActuator"),
     "steer": ("steer", "SteerActuator"),
     "sysctl": ("sysctl", "SysctlActuator"),
+    "xid": ("xid", "XidActuator"),
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.aim.shot import Request, Shot
+from inject.aim.shot import Request, Shot, trains
 from inject.rack.rnic import removed
 from inject.rack.way import Commands, Way, commanded
 from testbed.errors import Unsupported
@@ -117,7 +117,7 @@ def _xid(asked: Request) -> Shot:
         normal=f"^GPU +{entity} +(0|N/A)( |$)",
     )
     claims = f"{asked.target.node}/gpu{entity}/dcgm"
-    return commanded(asked, commands, node=asked.target.node, claims=claims, shows={"gpu": bus})
+    return commanded(asked, commands, node=asked.target.node, claims=claims, shows={"gpu": bus}, edges=trains(asked))
 
 
 def _lost(asked: Request) -> Shot:

@@ -21,6 +21,7 @@ import time
 
 from testbed.onnode import netns
 from testbed.onnode.netlink import attributes
+from testbed.onnode.xid import XidLog
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Place:
         self._names: dict[int, str] = {}
         self._seen: dict[object, bytes] = {}
         self._hardware = _Files() if namespace is None else None
+        self._xids = XidLog() if namespace is None else None
 
     def is_stale(self) -> bool:
         """Whether its namespace has been made anew since."""
@@ -112,6 +114,8 @@ class Place:
             for name, text in self._hardware.texts():
                 found.update(_decoded(name, text))
             found.update(_machine())
+        if self._xids is not None:
+            found.update(_xids(self._xids))
         return found
 
     def sample(self) -> dict[str, int]:
@@ -154,8 +158,9 @@ class Place:
     def close(self) -> None:
         """Close sockets and files."""
         self._route.close()
-        if self._hardware is not None:
-            self._hardware.close()
+        for each in (self._hardware, self._xids):
+            if each is not None:
+                each.close()
 
 
 def link_counts(name: str, flags: int, inside: dict[int, bytes]) -> Counts:
@@ -259,6 +264,13 @@ def _machine() -> Counts:
             yield from _limits(folder)
     if shutil.which(_REASONS[0]):
         yield from clock_reasons(subprocess.run(_REASONS, check=False, capture_output=True, text=True).stdout)
+
+
+def _xids(log: XidLog) -> Counts:
+    """Of each GPU; a soft one that has had none is 0."""
+    events = log.counts()
+    for gpu in {_unit(f"{folder}/") for folder in glob.glob(f"{_SLICE}/*.service")} | events.keys():
+        yield f"{gpu}.xids", events[gpu]
 
 
 def clock_reasons(text: str) -> Counts:

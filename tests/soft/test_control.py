@@ -47,6 +47,7 @@ CASES = (
     ("rnic.reset", "host3:rxe0", 1.5, {}),
     ("rnic.remove", "host2:rxe1", 15.0, {}),
     ("gpu.lost", "host2:gpu0", 15.0, {}),
+    ("gpu.xid", "host2:gpu0", 2.0, {"xid": 63, "period": 0.5, "count": 3}),
 )
 
 LONGEST_S = 5.0

@@ -42,6 +42,7 @@ KINDS = {
     "rnic.reset": ("host4:rxe1", {}),
     "rnic.remove": ("host4:rxe1", {}),
     "gpu.lost": ("host2:gpu0", {}),
+    "gpu.xid": ("host2:gpu0", {}),
     "switch.bgp-kill": ("ctsw1", {}),
     "switch.bgp-reset": ("ctsw1", {}),
     "switch.freeze": ("ctsw1", {}),

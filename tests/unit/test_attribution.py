@@ -149,6 +149,15 @@ def test_a_circle_over_broken_queue_pairs_points_at_the_rank_where_they_end():
     assert stalls.culprit(whole, synthetic_run()) is None
 
 
+def test_a_rank_that_left_no_recording_is_at_the_root_before_anybody_waits():
+    """Killed while all compute; where two are silent, neither stands out."""
+    run = synthetic_run()
+    flights = [Flight(rank=one.rank, endpoint="", standing="iteration 3, compute", entries=()) for one in run.ranks]
+    assert stalls.culprit(flights[:2] + flights[3:], run).rank == 2
+    assert stalls.culprit(flights[2:], run) is None
+    assert stalls.culprit(flights, run) is None
+
+
 def test_nobody_waits_nobody_is_named():
     assert stalls.culprit([], synthetic_run()) is None
     assert stalls.stalls([Flight(rank=0, endpoint="a", standing="iteration 1, compute", entries=())]) == ()
@@ -428,3 +437,18 @@ def test_a_queue_pair_that_a_flap_has_cost_says_nothing_of_a_loss_elsewhere():
     run = msgspec.structs.replace(network.measured(None, ""), connections=around)
     found = attribute(with_dead(run, [("host4", "host1")]))
     assert [(one.cause, one.name) for one in found] == [("link-down", "rtsw1:ctsw1"), ("loss", "rtsw2:host3:rxe0")]
+
+
+def test_what_a_gpus_driver_tells_of_errors_names_the_gpu():
+    """By its address, and how often; one that no GPU of the inventory has is its host's."""
+    run = synthetic_run()
+    host = run.topology.hosts[0]
+    gpu = host.gpus[0].name
+
+    def told(address, xid):
+        return Change(at_ns=run.t0_ns, node=host.name, subject="kernel", text=f"3 NVRM: Xid (PCI:{address}): {xid}, x")
+
+    log = (told(gpu, 63), told(gpu, 63), told("0000:ff:00", 79))
+    found = {one.name: one for one in attribute(msgspec.structs.replace(run, kernel=log)) if one.cause == "gpu-error"}
+    assert found.keys() == {f"{host.name}:{gpu}", host.name}
+    assert found[f"{host.name}:{gpu}"].evidence == (f"{host.name}:{gpu}: XID 63, 2 times",)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed import counters
-from testbed.onnode import counts
+from testbed.onnode import counts, xid
 
 UP = 1
 
@@ -77,3 +77,10 @@ def test_increments_are_flat_and_without_states():
     before = {"host1": {"be0.carrier": 1, "rxe0.send_err": 2}}
     after = {"host1": {"be0.carrier": 0, "rxe0.send_err": 5, "rxe1.send_err": 1}}
     assert counters.flat_deltas(before, after) == {"host1/rxe0.send_err": 3, "host1/rxe1.send_err": 1}
+
+
+def test_events_of_gpus_are_told_by_address_and_number():
+    """As NVIDIA's driver writes them, behind the head of a record of /dev/kmsg; anything else is none."""
+    line = "3,1021,5140900,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
+    assert xid.event(line) == ("0000:1b:00", 79)
+    assert xid.event("6,1,2,-;NVRM: loading NVIDIA UNIX Open Kernel Module") is None

@@ -98,6 +98,7 @@ SAMPLES = {
     "rnic.reset": ("host1:rxe0", {}),
     "rnic.remove": ("host1:rxe0", {}),
     "gpu.lost": ("host1:gpu0", {}),
+    "gpu.xid": ("host1:gpu0", {"period": 0.25, "count": 2}),
     "switch.bgp-kill": ("rtsw1", {}),
     "switch.bgp-reset": ("ctsw1", {}),
     "switch.freeze": ("ctsw1", {}),
@@ -351,7 +352,11 @@ def test_a_lab_that_cannot_do_it_says_so():
     with pytest.raises(Unsupported, match="rack lab"):
         plan(FaultSpec(kind="gpu.thermal", target="host1:gpu0", for_s=1.0), SOFT, lab_kind="rack")
     with pytest.raises(Unsupported, match="soft lab"):
-        plan(FaultSpec(kind="gpu.xid", target="host1:gpu0", for_s=1.0), SOFT, lab_kind="soft")
+        plan(
+            FaultSpec(kind="gpu.power-cap", target="host1:gpu0", for_s=1.0, params={"percent": 30}),
+            SOFT,
+            lab_kind="soft",
+        )
 
 
 def test_faults_that_change_the_same_thing_at_once_are_refused():

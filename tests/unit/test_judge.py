@@ -226,6 +226,17 @@ def test_an_unproven_fault_taints_its_own_recovery_only():
     assert found["recovery.loss"] is INCONCLUSIVE
 
 
+def test_a_job_that_died_is_a_fail_with_where_and_no_error_of_the_harness():
+    verdict = verdict_of(
+        msgspec.structs.replace(synthetic_run(), failure="host3: the traffic engine is gone"),
+        at_most("wrong_elements", 0),
+    )
+
+    assert verdict.verdict is FAIL
+    (check,) = [check for check in verdict.checks if check.name == "workload"]
+    assert "host3: the traffic engine is gone" in check.detail
+
+
 def test_a_dirty_lab_is_never_a_pass_and_says_what_differs():
     verdict = verdict_of(synthetic_run(lab_state="DIRTY"), at_most("wrong_elements", 0))
 
