@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from inject.channels import revert_dir
 from inject.node.cgroup import UNLIMITED
 from inject.node.disk import FILE
+from inject.node.hog import BY_NAME
 from inject.node.holder import REVERT_DIR
 from inject.node.limit import CGROUPS
 from inject.node.qmp import set_link
@@ -77,7 +78,7 @@ done
 if [ -e {FILE} ]; then
   if rm -f {FILE}; then echo "{_MARK} removed {FILE}"; else echo "failed: {FILE}"; fi
 fi
-for p in $(grep -lsz -- '^inject.node.hog$' /proc/[0-9]*/cmdline | cut -d/ -f3); do
+for p in $({BY_NAME}); do
   kill -KILL $p && echo "{_MARK} ended busy process $p"
 done
 for p in $(grep -ls '^State:.T' /proc/[0-9]*/status | cut -d/ -f3); do

@@ -56,7 +56,7 @@ def _noisy_neighbour(asked: Request) -> Shot:
         place=on_host(asked),
         request=held(asked, "hog", {"count": count, "share": 1.0, "cgroup": cgroup}, claims=f"{asked.target.node}/hog"),
         steps=(
-            Step(do=f"python3 -m inject.node.hog 1 $$ &   # {count} times, into {cgroup}/cgroup.procs", undo="kill %1"),
+            Step(do=f"sh -c 'while :; do :; done' &   # {count} times, into {cgroup}/cgroup.procs", undo="kill %1"),
         ),
         must_move=(Witness(any_of=(f"{name}.wait_us",), at_least=waited_us),),
         must_not_move=_other_gpus(asked, "nr_throttled"),

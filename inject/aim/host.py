@@ -39,7 +39,9 @@ def _steal(asked: Request) -> Shot:
     return Shot(
         place=on_host(asked),
         request=held(asked, "hog", args, claims=f"{host}/hog"),
-        steps=(Step(do=f"python3 -m inject.node.hog {share:g} $$ &   # SCHED_FIFO 5", undo="kill %1"),),
+        steps=(
+            Step(do=f"chrt -f 5 sh -c 'while :; do :; done' &   # busy for {share:g} of each 10 ms", undo="kill %1"),
+        ),
         must_move=(Witness(any_of=(f"{host}/cpu0.wait_us",), at_least=waited_us),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"cgroup": None},

@@ -1,82 +1,66 @@
 """CPU taken away by others: busy processes beside, or inside the cgroup of, what is robbed.
 
-As a program (`python3 -m inject.node.hog SHARE PARENT`) one such process: busy for that share of each 10 ms, until its
-parent process is gone.
+Each has a name of its own (proc_pid_comm(5)), by which others than the holder can count it, and ends with the holder.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import glob
 import os
-import subprocess
-import sys
 import time
 from typing import Any
 
 from inject.node.actuator import Refused
+from inject.node.child import Child
 
-__all__ = ["NAME", "HogActuator", "main"]
+__all__ = ["BY_NAME", "NAME", "HogActuator"]
 
-MODULE = "inject.node.hog"
 NAME = "faultbed-hog"
-SLICE_S = 0.01
+_SLICE_S = 0.01
+_PATIENCE_S = 2.0
+BY_NAME = f"grep -lsx {NAME} /proc/[0-9]*/comm | cut -d/ -f3"
+"""Shell: the processes that have it."""
 
 
 class HogActuator:
-    """Starts `count` processes, busy for `share` of the time: in `cgroup`, or, `realtime`, ahead of all others."""
+    """Has `count` processes busy for `share` of the time: in `cgroup`, or, `realtime`, ahead of all others."""
 
     poll_s = None
-    patience_s = 15.0
 
     def __init__(self, *, count: int, share: float, cgroup: str | None = None, realtime: bool = False) -> None:
-        self._count, self._share, self._cgroup, self._realtime = count, share, cgroup, realtime
-        self._hogs: list[subprocess.Popen[bytes]] = []
+        self._share, self._cgroup, self._realtime = share, cgroup, realtime
+        self._hogs = [Child() for _ in range(count)]
 
     def prepare(self) -> dict[str, Any]:
         """Refuse a group that has no process to be robbed, and hogs of somebody else."""
         if self._cgroup is not None and not _members(self._cgroup):
             raise Refused(f"no process is in {self._cgroup}: is the soft GPU running?")
-        if left := _hogs():
+        if left := _named():
             raise Refused(f"{len(left)} busy processes of an earlier fault are there: run `faultbed heal`")
         return self.read()
 
     def revert_script(self) -> str:
         """End every hog; they also end by themselves when the holder is gone."""
-        find = f"grep -lsz -- '^{MODULE}$' /proc/[0-9]*/cmdline | cut -d/ -f3"
-        return f'for p in $({find}); do kill -KILL $p 2>/dev/null; done; sleep 0.1; [ -z "$({find})" ]'
+        return f'for p in $({BY_NAME}); do kill -KILL $p 2>/dev/null; done; sleep 0.1; [ -z "$({BY_NAME})" ]'
 
     def on(self) -> None:
-        """Start them, in their place and class."""
-        for _ in range(self._count):
-            hog = subprocess.Popen(
-                [sys.executable, "-m", MODULE, f"{self._share:g}", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            self._hogs.append(hog)
-            # Behind the holder (10), ahead of everything normal; or as normal as what they compete with.
-            policy, priority = (os.SCHED_FIFO, 5) if self._realtime else (os.SCHED_OTHER, 0)
-            os.sched_setscheduler(hog.pid, policy, os.sched_param(priority))
-            if self._cgroup is not None:
-                with open(f"{self._cgroup}/cgroup.procs", "w", encoding="ascii") as procs:  # noqa: PTH123
-                    procs.write(str(hog.pid))
-        # Busy from when they have their name: an interpreter takes its time among those whom it robs.
-        deadline = time.monotonic() + self.patience_s
-        while sum(_name(hog.pid) == NAME for hog in self._hogs) < self._count and time.monotonic() < deadline:
-            time.sleep(0.01)
+        """Start them, and see that they are in their place."""
+        ready = [hog.count + 1 for hog in self._hogs]
+        for hog in self._hogs:
+            hog.start(functools.partial(self._rob, hog))
+        deadline = time.monotonic() + _PATIENCE_S
+        while [hog.count for hog in self._hogs] != ready and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def off(self) -> None:
         """End them."""
         for hog in self._hogs:
-            hog.kill()
-        for hog in self._hogs:
-            hog.wait(timeout=5)
-        self._hogs.clear()
+            hog.stop()
 
     def read(self) -> dict[str, Any]:
         """How many are there, by /proc, and how many of them in the cgroup."""
-        there = _hogs()
+        there = _named()
         inside = there & _members(self._cgroup) if self._cgroup else there
         return {"applied": bool(inside), "hogs": len(there), "inside": len(inside), "cgroup": self._cgroup}
 
@@ -85,6 +69,23 @@ class HogActuator:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _rob(self, hog: Child) -> None:
+        with open("/proc/self/comm", "w", encoding="ascii") as comm:  # noqa: PTH123 - start-up time
+            comm.write(NAME)
+        if self._cgroup is not None:
+            with open(f"{self._cgroup}/cgroup.procs", "w", encoding="ascii") as procs:  # noqa: PTH123
+                procs.write(str(os.getpid()))
+        hog.add()
+        # Behind the holder (10), ahead of everything normal; or as normal as what they compete with.
+        policy, priority = (os.SCHED_FIFO, 5) if self._realtime else (os.SCHED_OTHER, 0)
+        os.sched_setscheduler(0, policy, os.sched_param(priority))
+        while hog.wanted():
+            end = time.monotonic() + self._share * _SLICE_S
+            while time.monotonic() < end:
+                pass
+            if self._share < 1:
+                time.sleep((1 - self._share) * _SLICE_S)
 
 
 def _members(cgroup: str) -> set[int]:
@@ -95,38 +96,13 @@ def _members(cgroup: str) -> set[int]:
         return set()
 
 
-def _name(pid: int) -> str:
+def _named() -> set[int]:
+    return {int(path.split("/")[2]) for path in glob.glob("/proc/[0-9]*/comm") if _name(path) == NAME}  # noqa: PTH207
+
+
+def _name(path: str) -> str:
     try:
-        with open(f"/proc/{pid}/comm", encoding="ascii") as comm:  # noqa: PTH123 - start-up time
+        with open(path, encoding="ascii", errors="replace") as comm:  # noqa: PTH123 - start-up time
             return comm.read().strip()
-    except OSError:
+    except OSError:  # it has ended
         return ""
-
-
-def _hogs() -> set[int]:
-    found = set()
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - start-up time
-        if entry.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/cmdline", "rb") as file:  # noqa: PTH123
-                if MODULE.encode() in file.read().split(b"\0"):
-                    found.add(int(entry))
-    return found
-
-
-def main() -> None:
-    """Be busy until nobody wants it any more."""
-    # Told, not asked: who dies before we have started would leave us to somebody else for ever.
-    share, parent = float(sys.argv[1]), int(sys.argv[2])
-    # A name of its own, by which others than the holder can count it (proc_pid_comm(5)).
-    with open("/proc/self/comm", "w", encoding="ascii") as comm:  # noqa: PTH123 - start-up time
-        comm.write(NAME)
-    while os.getppid() == parent:
-        end = time.monotonic() + share * SLICE_S
-        while time.monotonic() < end:
-            pass
-        if share < 1:
-            time.sleep((1 - share) * SLICE_S)
-
-
-if __name__ == "__main__":
-    main()

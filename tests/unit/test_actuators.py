@@ -112,9 +112,8 @@ def test_what_is_not_as_it_must_be_is_refused(sleeper):
         ProcessActuator(find=found(sleeper), how="STOP").prepare()
 
 
-def test_busy_processes_come_and_go(monkeypatch):
+def test_busy_processes_come_and_go():
     """As many as were asked for, seen in /proc, and none afterwards; they need nobody to end them."""
-    monkeypatch.setenv("PYTHONPATH", str(HOUSE))
     actuator = HogActuator(count=2, share=0.1)
     assert not actuator.prepare()["applied"]
     actuator.on()
@@ -128,15 +127,13 @@ def test_busy_processes_come_and_go(monkeypatch):
 def test_a_busy_process_ends_with_the_one_that_started_it():
     """A killed holder leaves nothing that is busy."""
     code = (
-        "import os,subprocess,sys;"
-        "p=subprocess.Popen([sys.executable,'-m','inject.node.hog','0.1',str(os.getpid())],stdout=2);"
-        "print(p.pid,flush=True);sys.stdin.read()"
+        "import sys; from inject.node import hog; one = hog.HogActuator(count=1, share=0.1); one.on();"
+        "print(*hog._named(), flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(HOUSE)},
     )
     hog = int(parent.stdout.readline())

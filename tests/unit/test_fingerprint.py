@@ -106,7 +106,7 @@ def test_programs_of_ours_are_told_by_their_module_and_a_watcher_is_none():
     """One that stays behind is seen: a script that held a GPU once made a later job stand still for a minute."""
     for command, program in (
         ("python3 -m traffic.node.engine", "traffic.node.engine"),
-        ("/usr/bin/python3 -m inject.node.hog 0.5 17", "inject.node.hog"),
+        ("/usr/bin/python3 -m inject.node.holder 0.5 17", "inject.node.holder"),
         ("python3 -c import time", "-c"),
         ("python3 -m testbed.onnode.watch", None),
         ("python3 -m http.server", None),

@@ -390,7 +390,7 @@ def test_what_heals_a_machine_is_shell():
     lab = SimpleNamespace(topology=SOFT, carrier=lambda name: SimpleNamespace(name=name), netns=lambda _: None)
     text = script(lab, "rtsw1")
     assert_shell(text)
-    assert all(mark in text for mark in ("faultbed-fault-", "faultbed_", "fbvia", "cpu.max", "inject.node.hog"))
+    assert all(mark in text for mark in ("faultbed-fault-", "faultbed_", "fbvia", "cpu.max", "faultbed-hog"))
 
 
 @pytest.mark.parametrize("kind", SOFT_KINDS)
