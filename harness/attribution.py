@@ -19,6 +19,7 @@ How each is told:
     lost-rank      a flight recorder ends before the others' (`harness.stalls`)
     hung-rank      the engine of one host did not run for a while in which those of the others did
     slow-storage   ranks that did run waited for data or checkpoints much longer than they do in this run
+    low-memory     programs of one host waited for memory
     busy-host      programs of one host waited for a CPU much longer than on the others, and nothing else is found there
     nothing        none of the above
 """
@@ -54,6 +55,8 @@ _HANG_NS, _HUNG = 1_000_000_000, 0.9
 """Below that, a machine with other work to do explains it."""
 _WAITED, _TOLD = 0.3, 0.45
 """A host is busy from that share of the run in which somebody waited, beyond the usual; and how sure that makes us."""
+_STALLED_US, _SHORT = 200_000, 0.8
+"""Waits for memory that a host does not have by itself; and how sure they make us."""
 _HALF = 0.5
 _FEW = 3
 """Gaps fewer than these may follow from a link that went down."""
@@ -71,6 +74,7 @@ def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Findin
     found += _slow(blind, deltas)
     found += _gpu_errors(blind)
     found += _storage(blind)
+    found += _low_memory(blind, deltas)
     found += _busy(blind, deltas, {one.name.partition(":")[0] for one in found})
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)
 
@@ -425,6 +429,26 @@ def _busy(run: Measurements, deltas: _Deltas, known: set[str]) -> list[Finding]:
         return []
     words = f"{worst}: programs waited {waits[worst] / 1e6:.1f} s for a CPU, on the other hosts {usual_us / 1e6:.1f} s"
     return [Finding(cause="busy-host", place="rank", name=worst, confidence=_TOLD, evidence=(words,))]
+
+
+def _low_memory(run: Measurements, deltas: _Deltas) -> list[Finding]:
+    """Hosts whose programs had to wait for memory (pressure stall information): a healthy one's hardly ever do."""
+    stalled = {
+        host: deltas.get(host, {}).get("memory.stalled_us", 0)
+        for host in dict.fromkeys(rank.host for rank in run.ranks)
+    }
+    usual_us = float(np.median(list(stalled.values()))) if stalled else 0.0
+    return [
+        Finding(
+            cause="low-memory",
+            place="rank",
+            name=host,
+            confidence=_SHORT,
+            evidence=(f"{host}: programs waited {us / 1e6:.2f} s for memory, on most hosts {usual_us / 1e6:.2f} s",),
+        )
+        for host, us in stalled.items()
+        if us - usual_us > _STALLED_US
+    ]
 
 
 def _only_gpu(topology: Topology, host: str) -> str:

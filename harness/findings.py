@@ -20,6 +20,7 @@ Cause = Literal[
     "lost-rank",
     "hung-rank",
     "slow-storage",
+    "low-memory",
     "busy-host",
     "nothing",
 ]

@@ -452,3 +452,20 @@ def test_what_a_gpus_driver_tells_of_errors_names_the_gpu():
     found = {one.name: one for one in attribute(msgspec.structs.replace(run, kernel=log)) if one.cause == "gpu-error"}
     assert found.keys() == {f"{host.name}:{gpu}", host.name}
     assert found[f"{host.name}:{gpu}"].evidence == (f"{host.name}:{gpu}: XID 63, 2 times",)
+
+
+def test_a_host_that_waits_for_memory_is_named():
+    """A healthy one's programs hardly ever do; a little is nobody's trouble."""
+    run = synthetic_run()
+
+    def stalled(us):
+        after = {node: dict(names) for node, names in run.counters_after.items()}
+        before = {node: dict(names) for node, names in run.counters_before.items()}
+        for host in run.topology.hosts:
+            before.setdefault(host.name, {})["memory.stalled_us"] = 5
+            after.setdefault(host.name, {})["memory.stalled_us"] = 5 + (us if host.name == "host2" else 0)
+        found = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
+        return [one.name for one in found if one.cause == "low-memory"]
+
+    assert stalled(900_000) == ["host2"]
+    assert stalled(20_000) == []
