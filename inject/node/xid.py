@@ -37,7 +37,8 @@ class XidActuator:
 
     def on(self) -> None:
         """Write it."""
-        line = f"<{_ERROR}>NVRM: Xid (PCI:{self._gpu}): {self._xid}, synthetic: written by a fault injector"
+        # Without its end of line a record waits for more, and nobody can read it (kernel/printk/printk.c).
+        line = f"<{_ERROR}>NVRM: Xid (PCI:{self._gpu}): {self._xid}, synthetic: written by a fault injector\n"
         file = os.open("/dev/kmsg", os.O_WRONLY)
         try:
             os.write(file, line.encode())
