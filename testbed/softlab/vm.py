@@ -37,11 +37,12 @@ _FORWARD = re.compile(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s")
 
 PROCESSORS = {
     "kvm": ("-accel", "kvm", "-cpu", "host"),
-    # The oldest model that Debian's numpy and the kernel's CRC with PCLMUL (rxe's ICRC) can use fully. `max` boots
-    # slower and carries a tenth to a fifth less RoCE traffic. Without CMPXCHG16B: QEMU 7.2 emulates it so that EFLAGS
-    # are garbage until the next instruction that writes them, and an interrupt just then is a double fault of the guest
-    # (kmem_cache_alloc, every few hundred runs). The kernel has another way to do it, which costs 5 % of RoCE traffic.
-    "tcg": ("-accel", "tcg,tb-size=256", "-cpu", "Westmere,-cx16"),
+    # The oldest model that Debian's numpy can use fully; `max` boots slower. Two things it has are left out, which QEMU
+    # 7.2 emulates badly. After CMPXCHG16B EFLAGS are garbage until the next instruction that writes them, and an
+    # interrupt just then is a double fault of the guest (kmem_cache_alloc, every few hundred runs); the kernel has
+    # another way to do it. PCLMULQDQ is done bit by bit: without it the kernel's CRC-32 (rxe's ICRC) goes by tables,
+    # and RoCE carries half as much again.
+    "tcg": ("-accel", "tcg,tb-size=256", "-cpu", "Westmere,-cx16,-pclmulqdq"),
 }
 _NO_QEMU = "qemu-system-x86_64 not found: `apt-get install qemu-system-x86` installs it, and so does `make demo`"
 
