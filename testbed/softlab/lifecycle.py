@@ -467,7 +467,8 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
 
 def _key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:
     """What a snapshot cannot be without; not the node code, with which it is renewed, nor what is only for racks."""
-    rest = hashlib.sha256(f"{built.digest} {accelerator} {vm.PROCESSORS[accelerator]} {vm.qemu_version()}".encode())
+    machine = f"{vm.PROCESSORS[accelerator]} {vm.KERNEL_OPTIONS[accelerator]} {vm.qemu_version()}"
+    rest = hashlib.sha256(f"{built.digest} {accelerator} {machine}".encode())
     playbooks = shipped.playbooks()
     for path in provision.files_of_soft_labs(playbooks):
         rest.update(str(path.relative_to(playbooks)).encode() + b"\0" + path.read_bytes())

@@ -47,7 +47,7 @@ def test_vms_listen_on_loopback_only(lab):
         assert [address.partition(":")[0] for address in listening] == ["0100007F"], machine
 
 
-def test_no_guest_has_what_the_emulator_does_badly(lab):
+def test_no_kernel_uses_what_the_emulator_does_badly(lab):
     """CMPXCHG16B, after which a guest panics sooner or later, and PCLMULQDQ, which makes every ICRC slow."""
     if lab.accelerator != "tcg":
         pytest.skip("the processor is a real one")
