@@ -5,6 +5,7 @@ Several flows make a traffic matrix (`traffic.matrix`: incast, permutation and s
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -111,9 +112,12 @@ class Latency:
 
     count: int
     min_ns: float
+    mean_ns: float
+    stdev_ns: float
     p50_ns: float
     p95_ns: float
     p99_ns: float
+    p999_ns: float
     max_ns: float
 
 
@@ -447,5 +451,15 @@ def _latency(times_ns: Sequence[int]) -> Latency | None:
     if not times_ns:
         return None
     ordered = sorted(times_ns)
-    p50, p95, p99 = (metrics.percentile(ordered, percent) for percent in (50, 95, 99))
-    return Latency(count=len(ordered), min_ns=ordered[0], p50_ns=p50, p95_ns=p95, p99_ns=p99, max_ns=ordered[-1])
+    p50, p95, p99, p999 = (metrics.percentile(ordered, percent) for percent in (50, 95, 99, 99.9))
+    return Latency(
+        count=len(ordered),
+        min_ns=ordered[0],
+        mean_ns=statistics.fmean(ordered),
+        stdev_ns=statistics.pstdev(ordered),
+        p50_ns=p50,
+        p95_ns=p95,
+        p99_ns=p99,
+        p999_ns=p999,
+        max_ns=ordered[-1],
+    )

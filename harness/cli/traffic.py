@@ -22,8 +22,11 @@ from testbed.lab import Lab
 from testbed.topology import Topology
 from traffic import collective as collective_module
 from traffic import flow as flow_module
+from traffic import perftest_json as perftest_json_module
 from traffic import recording
+from traffic.bench import gid_index
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveResult, CollectiveSpec
+from traffic.engine import endpoint
 from traffic.flow import ATOMIC_BYTES, MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
 from traffic.matrix import PATTERNS, pairs
 from traffic.plan import QpParams
@@ -104,6 +107,12 @@ def traffic() -> None:
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @qp_option
 @out_option
+@click.option(
+    "--perftest-json",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the flow as perftest does with --out_json (--latency: as its latency tests).",
+)
 @json_option
 @pass_session
 def flow(
@@ -114,6 +123,7 @@ def flow(
     dst: str | None,
     pattern: str | None,
     out: Path | None,
+    perftest_json: Path | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -124,6 +134,7 @@ def flow(
     inventory = session.inventory()
     if pattern is not None and src is not None:
         raise UsageError("name SRC and DST, or a --pattern, not both")
+    _check_perftest(perftest_json, pattern, options["spread"])
     ends = _ends(inventory.topology)
     chosen = pairs(pattern, ends) if pattern else ((src or ends[0], dst or ends[-1]),)
     specs = [spec for pair in chosen for spec in _flow_specs(*pair, **options)]
@@ -133,6 +144,10 @@ def flow(
         progress(f"connecting {len(specs)} flows")
         with flow_module.start_all(lab, specs, on_event=teller(lab, progress)) as running:
             result = running.wait((specs[0].duration_s or 0) + PATIENCE_S)
+        if perftest_json is not None:
+            sender = endpoint(lab.topology, specs[0].src)
+            said = perftest_json_module.document(result.flows[0], gid_index=gid_index(lab.node(sender.host), sender))
+            perftest_json.write_text(said)
     write_rows(session, rows_file.of_flows(result.flows), out)
     if as_json:
         session.json(result.to_dict())
@@ -196,6 +211,18 @@ def _flow_specs(
         qp=qp,
     )
     return [main, beside] if probe else [main]
+
+
+def _check_perftest(path: Path | None, pattern: str | None, spread: str) -> None:
+    """Refuse, before anything runs, what perftest has no file for."""
+    if path is None:
+        return
+    if pattern is not None:
+        raise UsageError("--perftest-json: perftest has one flow in a file; name SRC and DST instead of a --pattern")
+    if spread == "split":
+        raise UsageError("--perftest-json: perftest splits no message over queue pairs; take another --spread")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--perftest-json {path}: there is no folder {path.parent}")
 
 
 def _flow_row(result: FlowResult) -> tuple[str, ...]:
