@@ -360,9 +360,7 @@ class Running(Generic[Result]):
             self._news.notify_all()
 
     def _on_standstill(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
-        offset = self._engines.offsets[host]
-        start_ns, end_ns = (offset.to_controller(message[name]) for name in ("start_ns", "end_ns"))
-        self.standstills.append(Standstill(host=host, start_ns=start_ns, end_ns=end_ns))
+        self.standstills.append(Standstill(host=host, start_ns=message["start_ns"], end_ns=message["end_ns"]))
 
     def _on_overdue(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
         took_s = message["after_ms"] / 1000

@@ -16,6 +16,11 @@ from testbed.errors import CommandFailed, LabError
 from traffic import flow
 
 
+def node_ns():
+    """The time of the engines' hosts, which is not the controller's."""
+    return time.monotonic_ns() - 77_000 * 10**9
+
+
 class Engine:
     """One host's engine: connects whatever it is asked to; `on_start` decides what happens then."""
 
@@ -42,7 +47,7 @@ class Engine:
         self.ended = True
 
     def do_clock(self):
-        self.emit("clock", monotonic_ns=time.monotonic_ns())
+        self.emit("clock", monotonic_ns=node_ns())
 
     def do_task(self, task, **_):
         self.emit("task", task=task)
@@ -58,7 +63,7 @@ class Engine:
 
     def do_go(self, task, conn, generation):
         if task == "tx" and generation == 1:
-            self.emit("recovered", task=task, conn=conn, generation=1, at_ns=time.monotonic_ns())
+            self.emit("recovered", task=task, conn=conn, generation=1, at_ns=node_ns())
             self.done()
 
     def do_start(self, task):
@@ -73,11 +78,11 @@ class Engine:
     def error(self):
         self.emit(
             "qp_error", task="tx", conn=0, generation=self.generation, qpn=self.qpn, status="RETRY_EXC_ERR",
-            at_ns=time.monotonic_ns(),
+            at_ns=node_ns(),
         )  # fmt: skip
 
     def done(self):
-        now_ns = time.monotonic_ns()
+        now_ns = node_ns()
         totals = [{"conn": 0, "messages": 10, "first_ns": now_ns, "last_ns": now_ns}]
         self.emit("sample", task="tx", start_ns=now_ns, sizes=[40960, 0])
         self.emit("done", task="tx", start_ns=now_ns - 1_000_000, end_ns=now_ns, totals=totals)
@@ -122,6 +127,22 @@ def test_a_clean_flow_is_completed_and_counted():
     assert [event["event"] for event in events] == ["qps", "ready", "sample", "done"]
     assert all(engine.ended for engine in lab.engines)
     assert result.to_dict()["spec"]["qp"]["retry_cnt"] == 6
+
+
+def test_when_an_engine_stood_still_is_told_in_the_controllers_time():
+    """Once it was moved by the hosts' offset twice, and what stood still before the job counted as in it."""
+
+    def stood(engine):
+        now_ns = node_ns()
+        engine.emit("standstill", start_ns=now_ns - 5, end_ns=now_ns)
+        engine.done()
+
+    begun_ns = time.monotonic_ns()
+    running = Lab(stood).start()
+    running.wait(10)
+    (one,) = running.standstills
+    assert one.end_ns - one.start_ns == 5
+    assert begun_ns - 10**9 < one.end_ns < time.monotonic_ns() + 10**9
 
 
 def test_a_lost_qp_is_rebuilt_and_reported():
