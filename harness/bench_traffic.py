@@ -15,6 +15,8 @@ from testbed.lab import Lab
 from testbed.paths import cache_dir
 from testbed.softlab import image
 from traffic import bench, bench_mpi, collective, flow
+from traffic.bench import PATIENT
+from traffic.bench_tcp import tcp_goodput
 from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
 from traffic.matrix import pairs
@@ -83,6 +85,7 @@ def measure_mpi(lab: Lab, mark: Marked, progress: Callable[[str], None]) -> Iter
     folder = cache_dir() / "open-mpi"
     folder.mkdir(parents=True, exist_ok=True)
     hosts = [host.name for host in lab.topology.hosts[:4]]
+    yield _wires(lab, progress)
     progress("fetching Open MPI and unpacking it on the hosts")
     bench_mpi.install(lab, hosts, bench_mpi.fetch(folder, mirror=image.MIRROR, suite=image.SUITE))
     for transport in bench_mpi.TRANSPORTS:
@@ -97,6 +100,25 @@ def measure_mpi(lab: Lab, mark: Marked, progress: Callable[[str], None]) -> Iter
             took = f"{row.mpi_ns / 1e6:.1f} / {row.ours_ns / 1e6:.1f} ms"
             wanted = row.size_bytes >= ENOUGH_BYTES
             yield what, f"{row.ratio:.2f}", took, ">= 1" if wanted else "", mark(row.ratio >= 1) if wanted else ""
+
+
+def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
+    """What TCP carries around a ring of all hosts over what RoCE does: no collective over RoCE can make that good."""
+    progress("TCP and RoCE around the same ring, by turns")
+    ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
+    around = pairs("permutation", ends, shift=1)
+    specs = [
+        flow.FlowSpec(src=src, dst=dst, message_bytes=1 << 20, duration_s=RING_S, qp=PATIENT) for src, dst in around
+    ]
+    ratios = []
+    for _ in range(RING_REPEATS):
+        roce = flow.start_all(lab, specs).wait(RING_S + 60)
+        if roce.outcome == "failed":
+            raise LabError(f"bench: flows around the ring failed: {roce.where}")
+        ratios.append(tcp_goodput(lab, around, seconds=RING_S) / roce.goodput_bps)
+    spread = f"{min(ratios):.2f}..{max(ratios):.2f}, n={len(ratios)}"
+    what = f"goodput of TCP / of RoCE writes around a ring of {len(ends)} hosts"
+    return what, f"{sorted(ratios)[len(ratios) // 2]:.2f}", spread, "", ""
 
 
 def measure_memory(lab: Lab, mark: Marked, *, seconds: float = MEMORY_S) -> Iterator[Row]:
