@@ -29,6 +29,7 @@ from harness.cli import (
     safety,
     serving,
     sharing,
+    shrinking,
     watching,
 )
 from harness.cli.context import Session
@@ -90,6 +91,7 @@ for module in (
     replay,
     serving,
     runs,
+    shrinking,
     attribution,
     history,
     packets,

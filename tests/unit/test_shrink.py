@@ -1,0 +1,74 @@
+"""The smallest part that fails is found, in few runs, and its file is the old one with less in it."""
+
+from __future__ import annotations
+
+import tomllib
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import experiment
+from harness.shrink import smallest, without
+from testbed.errors import UsageError
+
+DEMO = (Path(__file__).parents[1] / "experiments" / "demo.toml").read_bytes()
+IDS = [fault.id for fault in experiment.decode(DEMO, source="demo").faults]
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_what_is_to_blame_is_what_is_left(drawn):
+    """Whatever faults it takes together: those, no others, and each subset is tried once."""
+    count, guilty = drawn
+    asked = []
+
+    def fails(some):
+        asked.append(some)
+        return guilty <= set(some)
+
+    assert set(smallest(count, fails)) == guilty
+    assert len(asked) == len(set(asked))
+
+
+@given(st.integers(2, 7), st.data())
+def test_no_single_fault_of_what_is_left_can_be_left_out(count, data):
+    """Also where more faults may hide a failure: of what is left, nothing less fails by one."""
+    every = [some for size in range(count + 1) for some in combinations(range(count), size)]
+    failing = data.draw(st.sets(st.sampled_from(every))) | {tuple(range(count))}
+    left = smallest(count, lambda some: some in failing)
+    assert left in failing
+    assert all(tuple(other for other in left if other != one) not in failing for one in left)
+
+
+def test_one_of_sixteen_takes_few_runs():
+    asked = []
+    assert smallest(16, lambda some: bool(asked.append(some)) or 11 in some) == (11,)
+    assert len(asked) <= 9
+
+
+@pytest.mark.parametrize("keep", [(), (1,), (0, 2), (0, 1, 2)])
+def test_a_file_keeps_its_other_parts_and_asks_nothing_of_faults_that_are_gone(keep):
+    made = without(DEMO, IDS, keep)
+    raw, old = tomllib.loads(made.decode()), tomllib.loads(DEMO.decode())
+    assert [one["id"] for one in raw.get("faults", ())] == [IDS[number] for number in keep]
+    assert raw["workload"] == old["workload"]
+    assert ("recovery.uplink" in {one["metric"] for one in raw["expect"]}) == (0 in keep)
+    decoded = experiment.decode(made, source="smaller")
+    assert [fault.id for fault in decoded.faults] == [IDS[number] for number in keep]
+
+
+def test_names_that_were_implied_stay_as_they_were():
+    """The second of two flaps has a number; without it the seed would draw another moment."""
+    flap = '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = ["1s", "9s"]\nfor = "1s"\n'
+    source = (DEMO.decode().partition("# An uplink")[0] + flap + flap).encode()
+    ids = [fault.id for fault in experiment.decode(source, source="two").faults]
+    (left,) = experiment.decode(without(source, ids, [1]), source="one").faults
+    assert left.id == ids[1] != ids[0]
+
+
+def test_faults_in_one_line_are_refused():
+    source = b'name = "a"\nfaults = [{kind = "link.flap"}]\n'
+    with pytest.raises(UsageError, match="a table of its own"):
+        without(source, ["link.flap"], [])
