@@ -21,10 +21,11 @@ from typing import Any
 
 from inject import aim, rack
 from inject.catalogue import Binding, FaultKind, Fidelity, Param, find
+from inject.claims import both_claim
 from testbed.errors import Unsupported, UsageError
 from testbed.topology import Target, Topology
 
-__all__ = ["FaultSpec", "PlannedFault", "plan", "plan_all"]
+__all__ = ["FaultSpec", "PlannedFault", "beside", "plan", "plan_all"]
 
 PSN_COUNT = 1 << 24
 
@@ -179,24 +180,21 @@ def plan_all(
     ]
     for second, fault in enumerate(planned):
         for first, other in enumerate(planned[:second]):
-            if _collide(fault, other):
+            if thing := both_claim(other, fault, topology):
                 raise UsageError(
-                    f"{where}[{second}]: {fault.kind} on {fault.target.text} overlaps {where}[{first}], which changes "
-                    f"the same thing; move one of the windows"
+                    f"{where}[{second}]: {fault.kind} on {fault.target.text} overlaps {where}[{first}] "
+                    f"({other.kind} on {other.target.text}): both change {thing}; move one of the windows"
                 )
+    return beside(planned)
+
+
+def beside(planned: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
+    """The same faults, of which none calls a bystander what another one of them moves on purpose."""
     moved = {key for fault in planned for witness in fault.must_move for key in witness.any_of}
     return tuple(
         dataclasses.replace(fault, must_not_move=tuple(k for k in fault.must_not_move if k not in moved))
         for fault in planned
     )
-
-
-def _collide(one: PlannedFault, two: PlannedFault) -> bool:
-    overlap = one.at_s < two.at_s + two.for_s and two.at_s < one.at_s + one.for_s
-    # Each packet fault is a table of its own in the hop, so any number of them compose: its claim is its table, whose
-    # name holds the position in the experiment.
-    same = one.place == two.place and one.request["claims"] == two.request["claims"]
-    return overlap and same
 
 
 def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str) -> Target:
