@@ -474,6 +474,20 @@ def test_a_gpu_that_another_fault_throttles_is_no_bystander():
     assert one.must_not_move == two.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
 
 
+def test_a_thing_that_another_fault_takes_away_is_no_bystander():
+    """A GPU that is gone has no counters; that they can no longer be read is not the throttle's doing."""
+    lost, throttle = plan_all(
+        [
+            FaultSpec(kind="gpu.lost", target="host1:gpu0", for_s=1.0),
+            FaultSpec(kind="gpu.throttle", target="host2:gpu0", for_s=1.0, params={"percent": 50}),
+        ],
+        SOFT,
+        lab_kind="soft",
+    )
+    assert throttle.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+    assert lost.must_not_move == throttle.must_not_move
+
+
 def assert_shell(text):
     """POSIX shell that parses: a revert that does not is found when nobody is there to mend it."""
     checked = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False, timeout=20)
