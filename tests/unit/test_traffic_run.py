@@ -14,6 +14,7 @@ import pytest
 from testbed import inventory
 from testbed.errors import CommandFailed, LabError
 from traffic import flow
+from traffic.plan import QpParams
 
 
 class Engine:
@@ -122,6 +123,15 @@ def test_a_clean_flow_is_completed_and_counted():
     assert [event["event"] for event in events] == ["qps", "ready", "sample", "done"]
     assert all(engine.ended for engine in lab.engines)
     assert result.to_dict()["spec"]["qp"]["retry_cnt"] == 6
+
+
+@pytest.mark.parametrize(("transport", "label"), [("rc", 77), ("uc", 77), ("ud", 0)])
+def test_a_connection_says_by_which_flow_label_it_goes(transport, label):
+    """Of datagrams rxe looks at none: their QP has no address handle."""
+    lab = Lab(lambda engine: engine.done())
+    with lab.start(qp=QpParams(flow_label=77), transport=transport, verb="send") as running:
+        assert [one.flow_label for one in running.connections] == [label]
+        running.abort("it has been seen")
 
 
 def test_a_lost_qp_is_rebuilt_and_reported():
