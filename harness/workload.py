@@ -16,7 +16,7 @@ from traffic.flow import FlowSpec
 from traffic.inference import InferenceSpec
 from traffic.job import JobSpec
 from traffic.ranking import RankingSpec
-from traffic.run import Running
+from traffic.run import OnEvent, Running
 
 __all__ = ["paths_of", "patience_s", "start"]
 
@@ -24,14 +24,19 @@ GRACE_S = 60.0
 """How much longer than planned a workload may take before it is ended."""
 
 
-def start(experiment: Experiment, lab: Lab) -> Running[Any]:
-    """Start it; its progress is the lab's heartbeat.
+def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None) -> Running[Any]:
+    """Start it; its progress is the lab's heartbeat. `also` is told of every event, on the workload's own thread.
 
     Raises:
         UsageError: the lab cannot carry it.
         LabError: it could not be started; nothing is left running.
     """
-    work, beat = experiment.workload, lambda _event: lab.heartbeat()
+    work = experiment.workload
+
+    def beat(event: dict[str, Any]) -> None:
+        lab.heartbeat()
+        also(event)
+
     if isinstance(work, InferenceSpec):
         return inference.start(lab, work, on_event=beat)
     if isinstance(work, RankingSpec):

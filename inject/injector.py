@@ -13,7 +13,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -201,16 +201,25 @@ class Prepared:
         with self._injector.journal.doing("baseline", fault=self.planned.id):
             self._before = counters.read(self._lab, self.planned.reads)
 
-    def arm(self, *, at_ns: int | None = None, qp: int | None = None, psn: int | None = None) -> Armed:
+    def arm(
+        self,
+        *,
+        at_ns: int | None = None,
+        qp: int | None = None,
+        psn: int | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> Armed:
         """Make the fault be, now or at a controller time (CLOCK_MONOTONIC, ns), and read it back.
 
         Args:
             at_ns: when; the target waits on its own clock, so that no SSH round trip is in the timing.
             qp: destination QP for a packet fault planned with `qp = any`, instead of asking the RNIC.
             psn: PSN likewise, instead of a relative one.
+            given_up: asked until its time has come, once a second or more often; when it says so, the fault is not
+                waited for any longer, and `clear` calls it off.
 
         Raises:
-            FaultError: the target could not do it.
+            FaultError: the target could not do it, or it was given up.
         """
         if self._before is None:
             self.baseline()
@@ -224,7 +233,9 @@ class Prepared:
                 answer = self._ask(request)
                 while answer["event"] == "scheduled" or answer.get("state") == "scheduled":
                     remaining_s = (self._to_node(at_ns) - self._node_now()) / 1e9
-                    self._stop.wait(min(max(remaining_s, 0.01), 1.0))
+                    if given_up():
+                        raise FaultError(f"{self._where()}: given up before its time")
+                    self._stop.wait(min(max(remaining_s, 0.01), 0.5))
                     answer = self._ask({"do": "observe"})
                 if answer["event"] == "observed":
                     if answer["failure"]:
