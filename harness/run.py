@@ -33,6 +33,7 @@ from harness.rundir import RunDir
 from harness.series import series_of
 from harness.stop import Guard, judged
 from harness.verdict import VerdictFile
+from inject import blast
 from inject import plan as fault_plan
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
@@ -133,7 +134,9 @@ def execute(
     Raises:
         LabError: the lab is not up. Anything later ends in the verdict.
         DirtyLab: it is marked DIRTY.
+        Forbidden: the faults hurt more at one time than the lab's owner allows.
     """
+    blast.check(decided.faults, inventory)
     with open_lab(inventory) as lab:
         lab.guard = guard
         dirty.refuse(lab.state_dir, lab.name)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject import safety
+from inject import blast, safety
 from inject.channels import START_S, UNIT_PREFIX, local_args, open_holder, revert_dir, revert_file
 from inject.node.holder import REVERT_DIR
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
@@ -66,6 +66,7 @@ class Injector:
         self.mutate = mutate
         self.confirmed = confirmed
         self._open: list[Prepared] = []
+        self._opening = threading.Lock()
 
     def prepare(self, planned: PlannedFault, *, later: bool = False) -> Prepared:
         """Start the holder on its target and let it look: capability, ownership, the revert. Changes nothing.
@@ -74,26 +75,28 @@ class Injector:
         may not be there yet.
 
         Raises:
-            Forbidden: the lab's owner does not allow it.
+            Forbidden: the lab's owner does not allow it, or not beside the faults that are there.
             FaultError: the target refuses; the message says why.
             Unreachable: it does not answer.
         """
+        prepared = Prepared(self, planned)
         try:
             safety.check(planned, self.lab.inventory_model, confirmed=self.confirmed)
+            with self._opening:
+                blast.check([*(each.planned for each in self._open), planned], self.lab.inventory_model)
+                self._open.append(prepared)
         except safety.Forbidden as error:
             self.audit("forbidden", planned, detail=str(error))
             raise
-        with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
-            prepared = Prepared(self, planned)
-            self._open.append(prepared)
-            try:
+        try:
+            with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
                 prepared.start()
                 if not (later and planned.of_workload):
                     outcome["before"] = prepared.look()
-            except BaseException:
-                self._open.remove(prepared)
-                prepared.let_go()
-                raise
+        except BaseException:
+            self.forget(prepared)
+            prepared.let_go()
+            raise
         return prepared
 
     def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
