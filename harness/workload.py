@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from harness.experiment import Experiment
+from harness.flow_words import between
 from harness.workload_file import Collective, Flow, Job, duration_ns
 from testbed.errors import LabError
 from testbed.lab import Lab
@@ -49,20 +50,24 @@ def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None)
 
 
 def _flows(work: Flow) -> list[FlowSpec]:
-    return [
-        FlowSpec(
-            src=src,
-            dst=dst,
-            message_bytes=work.size_bytes,
-            verb=work.flow,
-            qps=work.qps,
-            spread=work.spread,
-            depth=work.depth,
-            duration_s=work.duration_ns / 1e9,
-            qp=work.qp,
-        )
-        for src, dst in work.pairs
-    ]
+    one = FlowSpec(
+        src="",
+        dst="",
+        message_bytes=work.size_bytes,
+        verb=work.flow,
+        transport=work.transport,
+        qps=work.qps,
+        spread=work.spread,
+        depth=work.depth,
+        admit=work.admit,
+        rate_bps=work.rate_bps,
+        on_s=work.on_s,
+        off_s=work.off_s,
+        latency=work.latency,
+        duration_s=work.duration_ns / 1e9,
+        qp=work.qp,
+    )
+    return [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
 
 
 def _job(work: Job) -> JobSpec:
