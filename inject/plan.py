@@ -280,7 +280,7 @@ def _value(given: Any, param: Param, *, where: str) -> Any:
         return text
     if param.type == "psn":
         return _psn(text, wrong)
-    if param.type == "qpn" and text == "any":
+    if param.type == "rnic" or (param.type == "qpn" and text == "any"):
         return text
     try:
         number = float(text)

@@ -20,7 +20,18 @@ from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switc
 from testbed.errors import UsageError
 from testbed.topology import Port
 
-__all__ = ["ACTS", "Hop", "detour_request", "detour_steps", "hop_of", "hop_request", "hop_steps", "matches", "ruleset"]
+__all__ = [
+    "ACTS",
+    "Hop",
+    "detour_request",
+    "detour_steps",
+    "ends_of",
+    "hop_of",
+    "hop_request",
+    "hop_steps",
+    "matches",
+    "ruleset",
+]
 
 ROCE_PORT = 4791
 MARK = 0xFB000001
@@ -86,7 +97,7 @@ def matches(asked: Request) -> tuple[list[str], Learn | None]:
         if link is None or link.rnic is None or params["direction"] != "to":
             raise UsageError(f"{where}: a relative psn, or qp = any, needs one receiving RNIC; aim `to` an RNIC")
         learn = Learn(host=link.b.node, rnic=link.rnic, qp=qp if qp is not None else "any", psn_ahead=ahead)
-    match = [f"udp dport {ROCE_PORT}", *OPCODES[params.get("opcode", "any")]]
+    match = [*_ends(asked), f"udp dport {ROCE_PORT}", *OPCODES[params.get("opcode", "any")]]
     if qp is not None:
         match.append(f"{_QP} {'@qp@' if qp == 'any' else qp}")
     if psn is not None:
@@ -97,6 +108,42 @@ def matches(asked: Request) -> tuple[list[str], Learn | None]:
     elif share is not None and share < 1:
         match.append(f"numgen random mod 1000000 < {max(1, round(share * 1_000_000))}")
     return match, learn
+
+
+def ends_of(asked: Request) -> dict[str, str]:
+    """The addresses of `src` and `dst`, of those that were said.
+
+    Raises:
+        UsageError: one is no RNIC of this lab, or no such packet passes the hop.
+    """
+    params, where, link = asked.params, asked.where, asked.target.link
+    found = {}
+    for name in ("src", "dst"):
+        if (text := params.get(name)) is None:
+            continue
+        try:
+            end = asked.topology.resolve(text)
+        except UsageError as error:
+            raise UsageError(f"{where}.{name}: {error}") from None
+        if end.rnic is None:
+            raise UsageError(f'{where}.{name}: "{text}" is a {end.kind}, not an RNIC; write one like host1:rxe0')
+        alone = "dst" if params.get("direction", "to") == "to" else "src"
+        if link is not None and link.rnic is not None and name == alone and end.link != link:
+            raise UsageError(
+                f"{where}.{name}: no packet {'to' if name == 'dst' else 'of'} {text} passes there: it is the link of "
+                f"{link.b.node}:{link.rnic}"
+            )
+        found[name] = end.rnic.ip
+    if len(set(found.values())) == 1 < len(found):
+        raise UsageError(f"{where}.dst: {params['dst']} sends nothing to itself over the fabric")
+    if "src" in found and params.get("qp") == "any":
+        raise UsageError(f"{where}.src: the lowest connected QP may be of another sender; name the qp")
+    return found
+
+
+def _ends(asked: Request) -> list[str]:
+    fields = {"src": "saddr", "dst": "daddr"}
+    return [f"ip {fields[name]} {address}" for name, address in ends_of(asked).items()]
 
 
 def table_of(asked: Request) -> str:

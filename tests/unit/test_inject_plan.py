@@ -240,6 +240,25 @@ def test_filters_become_expressions_of_the_rule(params, words):
     assert all(word in rules for word in words), rules
 
 
+@pytest.mark.parametrize("kind", ["packet.drop", "packet.mark", "packet.delay"])
+def test_one_sender_and_one_receiver_at_an_uplink(kind):
+    """host1 to host3 and nobody else: by the addresses of their RNICs, before anything is counted."""
+    extra = {"delay": 5} if kind == "packet.delay" else {"every": 10}
+    planned = soft(kind, "rtsw1:ctsw1", src="host1:rxe0", dst="host3:rxe0", **extra)
+    (rule,) = (line for line in planned.request["args"]["ruleset"].splitlines() if "udp dport" in line)
+    src, dst = (SOFT.resolve(name).rnic.ip for name in ("host1:rxe0", "host3:rxe0"))
+    assert rule.strip().startswith(f"ip saddr {src} ip daddr {dst} udp dport 4791")
+    plain = soft(kind, "rtsw1:ctsw1", **extra)
+    assert planned.must_not_move == plain.must_not_move
+    assert "ip saddr" not in plain.request["args"]["ruleset"]
+
+
+def test_at_an_rnics_own_link_the_other_end_is_what_can_be_chosen():
+    assert soft("packet.drop", "host3:rxe0", share=0.1, src="host1:rxe0").place.netns == "rtsw2"
+    assert soft("packet.drop", "rtsw2:host3:rxe0", share=0.1, src="host1:rxe0", dst="host3:rxe0")
+    assert soft("packet.drop", "host3:rxe0", share=0.1, direction="from", dst="host1:rxe0")
+
+
 def test_a_burst_has_the_mean_that_was_asked_for():
     """Gilbert: mean loss p/(p+r), mean burst 1/r; the drops are counted where they happen."""
     args = soft("packet.drop", "host1:rxe0", share=0.01, burst=4).request["args"]
@@ -336,6 +355,24 @@ def test_half_of_a_gpu_is_left_in_short_periods():
         ("packet.drop", "rtsw1:ctsw1", {"psn": "+4", "qp": 17}, ["one receiving RNIC"]),
         ("packet.drop", "host1:rxe0", {"share": True}, ["fault.share"]),
         ("packet.drop", "host1:rxe0", {"share": "nan"}, ["fault.share"]),
+        ("packet.drop", "rtsw1:ctsw1", {"share": 1, "src": "host9:rxe0"}, ["fault.src", "did you mean"]),
+        ("packet.drop", "rtsw1:ctsw1", {"share": 1, "dst": "host1"}, ["fault.dst", "not an RNIC"]),
+        ("packet.drop", "rtsw1:ctsw1", {"share": 1, "dst": 3}, ["fault.dst", "no target"]),
+        ("packet.drop", "host3:rxe0", {"share": 1, "dst": "host1:rxe0"}, ["fault.dst", "link of host3:rxe0"]),
+        (
+            "packet.drop",
+            "rtsw2:host3:rxe0",
+            {"share": 1, "src": "host1:rxe0", "direction": "from"},
+            ["fault.src", "no packet of host1:rxe0"],
+        ),
+        (
+            "packet.mark",
+            "rtsw1:ctsw1",
+            {"src": "host1:rxe0", "dst": "host1:rxe0"},
+            ["fault.dst", "nothing to itself"],
+        ),
+        ("packet.drop", "host3:rxe0", {"psn": "+9", "qp": "any", "src": "host1:rxe0"}, ["fault.src", "name the qp"]),
+        ("packet.forge", "host1:rxe0", {"what": "nak", "src": "host2:rxe0"}, ["fault.src", "no parameter"]),
         ("gpu.throttle", "host1:gpu0", {}, ["needs percent"]),
         ("gpu.throttle", "host1:gpu0", {"percent": 100}, ["fault.percent", "1..99"]),
     ],
