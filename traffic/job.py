@@ -170,8 +170,8 @@ def _local(phase: JobPhase, found: set[int]) -> int:
     if len(found) != 1 or found == {1}:
         raise UsageError(
             f"hierarchical {phase.collective} along {phase.along} needs groups over several hosts (or else racks), "
-            "each with the same number of their ranks, more than one, which follow each other; order ranks or grid so, or "
-            "take another algorithm"
+            "each with the same number of their ranks, more than one, which follow each other; order ranks or grid so, "
+            "or take another algorithm"
         )
     return found.pop()
 

@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switch
+from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switch, rnic_counters
 from testbed.errors import UsageError
-from testbed.topology import Port
+from testbed.topology import Port, Target
 
 __all__ = [
     "ACTS",
     "Hop",
+    "counters_of_ends",
     "detour_request",
     "detour_steps",
     "ends_of",
@@ -110,14 +111,14 @@ def matches(asked: Request) -> tuple[list[str], Learn | None]:
     return match, learn
 
 
-def ends_of(asked: Request) -> dict[str, str]:
-    """The addresses of `src` and `dst`, of those that were said.
+def ends_of(asked: Request) -> dict[str, Target]:
+    """The RNICs `src` and `dst`, those of them that were said.
 
     Raises:
         UsageError: one is no RNIC of this lab, or no such packet passes the hop.
     """
     params, where, link = asked.params, asked.where, asked.target.link
-    found = {}
+    found: dict[str, Target] = {}
     for name in ("src", "dst"):
         if (text := params.get(name)) is None:
             continue
@@ -133,8 +134,8 @@ def ends_of(asked: Request) -> dict[str, str]:
                 f"{where}.{name}: no packet {'to' if name == 'dst' else 'of'} {text} passes there: it is the link of "
                 f"{link.b.node}:{link.rnic}"
             )
-        found[name] = end.rnic.ip
-    if len(set(found.values())) == 1 < len(found):
+        found[name] = end
+    if len({end.text for end in found.values()}) == 1 < len(found):
         raise UsageError(f"{where}.dst: {params['dst']} sends nothing to itself over the fabric")
     if "src" in found and params.get("qp") == "any":
         raise UsageError(f"{where}.src: the lowest connected QP may be of another sender; name the qp")
@@ -143,7 +144,25 @@ def ends_of(asked: Request) -> dict[str, str]:
 
 def _ends(asked: Request) -> list[str]:
     fields = {"src": "saddr", "dst": "daddr"}
-    return [f"ip {fields[name]} {address}" for name, address in ends_of(asked).items()]
+    return [f"ip {fields[name]} {end.rnic.ip}" for name, end in ends_of(asked).items() if end.rnic is not None]
+
+
+def counters_of_ends(asked: Request, *names: str) -> tuple[str, ...]:
+    """Counters of the RNICs whose packets may pass the hop; first of those that are surely an end of each of them.
+
+    The RNIC whose link it is, and `src` and `dst`. Where both ends are known, nobody else can tell of it; where one is,
+    no other RNIC of its host: soft RoCE does not talk to itself over the fabric.
+    """
+    link = asked.target.link
+    known = [f"{end.node}/{end.rnic.name}" for end in ends_of(asked).values() if end.rnic is not None]
+    if link is not None and link.rnic is not None:
+        known.insert(0, f"{link.b.node}/{link.rnic}")
+    known = list(dict.fromkeys(known))
+    sure = tuple(f"{end}.{name}" for end in known for name in names)
+    if len(known) > 1:
+        return sure
+    host = known[0].partition("/")[0] if known else None
+    return (*sure, *rnic_counters(asked.topology, *names, but=host))
 
 
 def table_of(asked: Request) -> str:

@@ -153,7 +153,8 @@ def _drop(asked: Request) -> Shot:
         )
     port, _ = facing(asked)
     fields = {"src": "SRC_IP", "dst": "DST_IP"}
-    ends = tuple(word for name, address in ends_of(asked).items() for word in (fields[name], f"{address}/32"))
+    known = {fields[name]: end.rnic.ip for name, end in ends_of(asked).items() if end.rnic is not None}
+    ends = tuple(word for field, address in known.items() for word in (field, f"{address}/32"))
     return _acl(asked, port, {"L3": ("IP_PROTOCOL", "17", "L4_DST_PORT", ROCE_PORT, *ends)})
 
 

@@ -253,6 +253,27 @@ def test_one_sender_and_one_receiver_at_an_uplink(kind):
     assert "ip saddr" not in plain.request["args"]["ruleset"]
 
 
+def rnics_of(witness):
+    """RNICs of a witness' counters, in the order in which they are believed."""
+    return list(dict.fromkeys(key.partition(".")[0] for key in witness.any_of))
+
+
+def test_a_loss_is_witnessed_by_those_whose_packets_pass():
+    """Any RNIC's timer was proof of a loss at any link; now first that of the link, and no other of its host."""
+    at_link = rnics_of(soft("packet.drop", "host1:rxe0", share=0.1).must_move[0])
+    assert at_link[0] == "host1/rxe0"
+    assert "host1/rxe1" not in at_link
+    assert {"host2/rxe0", "host4/rxe1"} < set(at_link)
+    burst = soft("packet.drop", "rtsw1:host1:rxe0", share=0.1, burst=3)
+    assert rnics_of(burst.must_move[0]) == at_link
+    both = soft("packet.drop", "rtsw1:ctsw1", share=0.1, src="host2:rxe1", dst="host3:rxe0")
+    assert rnics_of(both.must_move[0]) == ["host2/rxe1", "host3/rxe0"]
+    own = soft("packet.corrupt", "host3:rxe0", every=9, src="host1:rxe1")
+    assert rnics_of(own.must_move[0]) == ["host3/rxe0", "host1/rxe1"]
+    anybody = soft("packet.reorder", "rtsw1:ctsw1", every=9)
+    assert len(rnics_of(anybody.must_move[0])) == sum(len(host.rnics) for host in SOFT.hosts)
+
+
 def test_at_an_rnics_own_link_the_other_end_is_what_can_be_chosen():
     assert soft("packet.drop", "host3:rxe0", share=0.1, src="host1:rxe0").place.netns == "rtsw2"
     assert soft("packet.drop", "rtsw2:host3:rxe0", share=0.1, src="host1:rxe0", dst="host3:rxe0")
