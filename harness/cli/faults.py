@@ -18,6 +18,7 @@ from harness.quantities import parse_duration_ns
 from harness.verdict import ExitCode
 from inject import blast, catalogue, document, safety
 from inject.heal import heal as heal_lab
+from inject.heal import is_foreign
 from inject.injector import Injector, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec, PlannedFault
@@ -138,7 +139,8 @@ def heal(session: Session, *, panic: bool, as_json: bool) -> int:
 def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
     for line in done:
         session.out.print(line, soft_wrap=True)
-    session.out.print("nothing to heal" if not done else f"{len(done)} reverted")
+    reverted = sum(not is_foreign(line) for line in done)
+    session.out.print("nothing to heal" if not reverted else f"{reverted} reverted")
     if left:
         session.out.print("[red]DIRTY[/red] still; `faultbed reset` goes back to the snapshot")
         for line in left:
