@@ -9,6 +9,9 @@ workload's start, or a range `["6s", "9s"]` from which the seed draws), `for`, o
 kind, numbered when it repeats), and the kind's own parameters under `set = { ... }`, which go to the injector
 as they are.
 
+Keys of `[[stop]]`: `metric` (`harness.stop.METRICS`), its bound (`min` or `max`), optionally `for` (how long it has to
+hold) and `verdict` (`FAIL`, or `INCONCLUSIVE`): faults are cleared at once, and the run ends.
+
 `[capture]` has `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
 port that faces it, or `rtsw1:ctsw1`).
 """
@@ -19,14 +22,18 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from harness.metrics import METRICS, Metric, lookup, nearest
 from harness.needs import Need, parse_need
 from harness.quantities import parse_duration_ns
-from harness.strict import Section, convert, fail, positive, read
+from harness.stop import METRICS as STOP_METRICS
+from harness.stop import Condition
+from harness.stop import Metric as StopMetric
+from harness.strict import Section, convert, fail, one_of, positive, read
+from harness.verdict import Verdict
 from harness.workload_file import Workload, workload_of
 from testbed.errors import ConfigError
 
@@ -70,6 +77,7 @@ class Experiment:
     expectations: tuple[Expectation, ...]
     source: str
     capture: tuple[str, ...] = ()
+    stops: tuple[Condition, ...] = ()
 
 
 class _LabFile(Section, frozen=True, kw_only=True):
@@ -96,6 +104,14 @@ class _ExpectFile(Section, frozen=True, kw_only=True):
     equals: Scalar | None = None
 
 
+class _StopFile(Section, frozen=True, kw_only=True):
+    metric: str
+    min: str | int | float | None = None
+    max: str | int | float | None = None
+    duration: str = msgspec.field(name="for", default="0s")
+    verdict: Literal["FAIL", "INCONCLUSIVE"] = "FAIL"
+
+
 class _ExperimentFile(Section, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9.-]{0,62}$")]
     workload: dict[str, Any]
@@ -103,14 +119,16 @@ class _ExperimentFile(Section, frozen=True, kw_only=True):
     lab: _LabFile = msgspec.field(default_factory=_LabFile)
     capture: _CaptureFile | None = None
     faults: tuple[_FaultFile, ...] = ()
+    stop: tuple[_StopFile, ...] = ()
     expect: tuple[_ExpectFile, ...] = ()
 
 
 _KEYS = {
-    "": ("name", "seed", "lab", "workload", "faults", "expect", "capture"),
+    "": ("name", "seed", "lab", "workload", "faults", "stop", "expect", "capture"),
     "capture": ("ports",),
     "lab": ("needs",),
     "faults": ("id", "kind", "target", "at", "for", "set"),
+    "stop": ("metric", "min", "max", "for", "verdict"),
     "expect": ("metric", "min", "max", "equals"),
 }
 
@@ -153,6 +171,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
         ),
         source=source,
         capture=parsed.capture.ports if parsed.capture else (),
+        stops=tuple(_stop(item, f"stop[{index}]", source, faults) for index, item in enumerate(parsed.stop)),
     )
 
 
@@ -201,6 +220,19 @@ def _fault(item: _FaultFile, path: str, source: str, fault_id: str) -> Fault:
     )
 
 
+def _stop(item: _StopFile, path: str, source: str, faults: tuple[Fault, ...]) -> Condition:
+    if not faults:
+        raise fail(source, path, "stop conditions are looked at while faults are on, and this experiment has none")
+    one_of(item.metric, tuple(STOP_METRICS), source, f"{path}.metric")
+    metric = STOP_METRICS[item.metric]
+    given = {"min": item.min, "max": item.max}
+    if given[metric.bound] is None or sum(value is not None for value in given.values()) > 1:
+        raise fail(source, path, f"{metric.name} is bounded by {metric.bound} alone")
+    bound = _bound(given[metric.bound], metric, f"{path}.{metric.bound}", source)
+    lasting_ns = read(parse_duration_ns, item.duration, source, f"{path}.for")
+    return Condition(metric=metric, bound=bound or 0.0, for_ns=lasting_ns, verdict=Verdict(item.verdict))
+
+
 def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault, ...]) -> Expectation:
     ids = [fault.id for fault in faults]
     metric = lookup(item.metric, ids)
@@ -222,7 +254,7 @@ def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault,
     )
 
 
-def _bound(value: str | float | None, metric: Metric, path: str, source: str) -> float | None:
+def _bound(value: str | float | None, metric: Metric | StopMetric, path: str, source: str) -> float | None:
     """A bound in the metric's unit: "3s" for a time, a bare number for all others."""
     if value is None:
         return None

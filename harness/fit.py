@@ -38,6 +38,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
     workload = _fit_workload(experiment, topology)
     _fit_faults(experiment, topology)
     _fit_expectations(experiment, lab_kind)
+    _fit_stops(experiment)
     return replace(experiment, workload=workload, capture=_fit_capture(experiment, topology, lab_kind))
 
 
@@ -187,4 +188,16 @@ def _fit_expectations(experiment: Experiment, lab_kind: str) -> None:
                 path,
                 f"{metric.name} compares with the run's own fault-free start, which needs "
                 f"{MIN_BASELINE_NS / 1e9:g} s; the first fault may come at {first_ns / 1e9:g} s",
+            )
+
+
+def _fit_stops(experiment: Experiment) -> None:
+    first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=0)
+    for index, condition in enumerate(experiment.stops):
+        if condition.metric.name == "goodput_ratio" and first_ns < MIN_BASELINE_NS:
+            raise _error(
+                experiment,
+                f"stop[{index}].metric",
+                f"goodput_ratio compares with the run's own fault-free start, which needs {MIN_BASELINE_NS / 1e9:g} s; "
+                f"the first fault may come at {first_ns / 1e9:g} s",
             )

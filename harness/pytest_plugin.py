@@ -32,8 +32,7 @@ from harness.told import told
 from harness.verdict import Verdict
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
-from inject.plan import FaultSpec
-from inject.plan import plan as plan_fault
+from inject.plan import FaultSpec, plan_beside
 from testbed import fingerprint, shipped
 from testbed import inventory as inventory_module
 from testbed.errors import FaultbedError, Unsupported
@@ -370,14 +369,23 @@ def fault_mutation() -> Mutation | None:
 def inject(
     lab: Lab, tmp_path: Path, request: pytest.FixtureRequest, fault_mutation: Mutation | None
 ) -> Iterator[Inject]:
-    """Faults on the lab; what a test does not clear is cleared for it. Receipts go to JUnit properties."""
+    """Faults on the lab; what a test does not clear is cleared for it. Receipts go to JUnit properties.
+
+    Faults that are there together are planned together: one that would change what another one changes is refused.
+    """
     made: list[Prepared] = []
     with Journal(tmp_path / "journal.jsonl") as journal, Injector(lab, journal, mutate=fault_mutation) as injector:
 
         def prepare(kind: str, target: str, *, for_s: float = 60.0, **params: Any) -> Prepared:
             spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
-            planned = plan_fault(spec, lab.topology, lab_kind=lab.kind, index=len(made))
+            active = injector.active()
+            *before, planned = plan_beside(
+                spec, [each.planned for each in active], lab.topology, lab_kind=lab.kind, index=len(made)
+            )
             made.append(injector.prepare(planned))
+            # What the new one moves on purpose no longer speaks against those that are there.
+            for each, anew in zip(active, before, strict=True):
+                each.planned = anew
             return made[-1]
 
         yield prepare

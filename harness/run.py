@@ -24,13 +24,16 @@ from harness import plan as plan_module
 from harness.experiment import Experiment
 from harness.fit import fit, hosts_of, refuse_absent
 from harness.found import Found, measurements_of, windows
+from harness.live import Live, Watching
 from harness.measurements import RankSeries
 from harness.needs import unmet
 from harness.packets import evidence
 from harness.plan import Plan
 from harness.rundir import RunDir
 from harness.series import series_of
+from harness.stop import Guard, judged
 from harness.verdict import VerdictFile
+from inject import blast
 from inject import plan as fault_plan
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
@@ -131,7 +134,9 @@ def execute(
     Raises:
         LabError: the lab is not up. Anything later ends in the verdict.
         DirtyLab: it is marked DIRTY.
+        Forbidden: the faults hurt more at one time than the lab's owner allows.
     """
+    blast.check(decided.faults, inventory)
     with open_lab(inventory) as lab:
         lab.guard = guard
         dirty.refuse(lab.state_dir, lab.name)
@@ -144,14 +149,20 @@ def execute(
             started=datetime.now(UTC),
         )
         run_dir.write_plan(decided.plan)
-        found = Found()
+        found, stops = Found(), Guard(decided.experiment.stops)
         with Journal(run_dir.journal) as journal:
-            _guarded(decided, lab, journal, found, progress, mutate)
-        return _conclude(decided, lab, run_dir, found)
+            _guarded(decided, lab, journal, found, stops, progress, mutate)
+        return _conclude(decided, lab, run_dir, found, stops)
 
 
 def _guarded(
-    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, mutate: Mutation | None
+    decided: Decided,
+    lab: Lab,
+    journal: Journal,
+    found: Found,
+    stops: Guard,
+    progress: Progress,
+    mutate: Mutation | None,
 ) -> None:
     """Run it and look at the lab afterwards, whatever happens in between."""
     before: fingerprint.Fingerprint | None = None
@@ -161,7 +172,7 @@ def _guarded(
         if _wants_twin(decided):
             found.twin = _run_twin(decided, lab, journal, progress)
             _to_known_state(lab, journal, progress)
-        _with_faults(decided, lab, journal, found, progress, mutate)
+        _with_faults(decided, lab, journal, found, stops, progress, mutate)
     except FaultbedError as error:
         found.errors.append(str(error))
         journal.note("error", error=str(error))
@@ -205,10 +216,16 @@ def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
 
 
 def _with_faults(
-    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, mutate: Mutation | None
+    decided: Decided,
+    lab: Lab,
+    journal: Journal,
+    found: Found,
+    stops: Guard,
+    progress: Progress,
+    mutate: Mutation | None,
 ) -> None:
     found.before = counters.read(lab)
-    ports = decided.experiment.capture
+    ports, live = decided.experiment.capture, Live()
     with Injector(lab, journal, mutate=mutate) as injector, contextlib.ExitStack() as taps:
         if ports:
             progress(f"capturing at {', '.join(ports)}")
@@ -216,15 +233,20 @@ def _with_faults(
         if decided.faults:
             progress(f"preparing {len(decided.faults)} faults on their targets")
         ready = _prepare_all(injector, decided.faults)
-        following = taps.enter_context(telemetry.start(lab))
+        following = taps.enter_context(telemetry.start(lab, on_change=live.on_change))
+        live.heard_ns = following.heard_ns
         with journal.doing("workload", workload=decided.plan.workload):
-            running = workload.start(decided.experiment, lab)
+            running = workload.start(decided.experiment, lab, live.on_event)
             with running:
                 found.t0_ns = running.started_ns
                 progress("workload is running")
                 with journal.doing("paths"):
                     found.paths = workload.paths_of(lab, running)
-                _drive_all(decided, lab, ready, running, found, progress)
+                if ready:
+                    live.begin(start_ns=found.t0_ns, fault_ns=found.t0_ns + decided.plan.faults[0].at_ns)
+                    with Watching(stops, live, lab.guard) as watching:
+                        _drive_all(decided, lab, ready, running, found, watching, progress)
+                    _end_early(watching, stops, running, journal, found, progress)
                 found.result = running.wait(workload.patience_s(decided.experiment))
         found.end_ns = running.ended_ns
         # Not those of connecting: that waits for the kernel now and then.
@@ -253,8 +275,31 @@ def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) 
     return [ready[planned.id] for planned in faults]
 
 
+def _end_early(
+    watching: Watching, stops: Guard, running: Running[Any], journal: Journal, found: Found, progress: Progress
+) -> None:
+    """All faults are cleared: where they had to be, the workload has nothing left to show."""
+    if not watching.stopped.is_set():
+        return
+    if stops.held is not None:
+        held = stops.held
+        said = f"stopped: {held.condition.metric.name} was {held.value:g}, bound {held.condition.bound:g}"
+    else:
+        said = f"stopped: {watching.error}"
+        found.errors.append(str(watching.error))
+    journal.note("stop", said=said)
+    progress(said)
+    running.stop()
+
+
 def _drive_all(
-    decided: Decided, lab: Lab, ready: Sequence[Prepared], running: Running[Any], found: Found, progress: Progress
+    decided: Decided,
+    lab: Lab,
+    ready: Sequence[Prepared],
+    running: Running[Any],
+    found: Found,
+    watching: Watching,
+    progress: Progress,
 ) -> None:
     """Each fault on a thread of its own, so that faults may overlap; their errors are the run's."""
 
@@ -263,7 +308,8 @@ def _drive_all(
         try:
             with contextlib.suppress(FaultbedError):
                 # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
-                _drive(lab, prepared, found.t0_ns + planned.at_ns, planned.duration_ns, running, progress)
+                at_ns = found.t0_ns + planned.at_ns
+                _drive(lab, prepared, at_ns, planned.duration_ns, running, watching.stopped, progress)
             found.receipts[planned.id] = prepared.clear()
             progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
         except FaultbedError as error:
@@ -273,23 +319,30 @@ def _drive_all(
 
 
 def _drive(
-    lab: Lab, prepared: Prepared, at_ns: int, duration_ns: int, running: Running[Any], progress: Progress
+    lab: Lab,
+    prepared: Prepared,
+    at_ns: int,
+    duration_ns: int,
+    running: Running[Any],
+    stopped: threading.Event,
+    progress: Progress,
 ) -> None:
     planned = prepared.planned
-    _wait_until(at_ns - int(LEAD_S * 1e9), running)
+    _wait_until(at_ns - int(LEAD_S * 1e9), running, stopped)
+    if stopped.is_set():
+        return
     prepared.baseline()
     lab.guard()
-    prepared.arm(at_ns=max(at_ns, time.monotonic_ns()))
+    prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), given_up=stopped.is_set)
     progress(f"{planned.kind} on {planned.target.text}: armed")
-    _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running)
+    _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running, stopped)
 
 
-def _wait_until(time_ns: int, running: Running[Any]) -> None:
-    """Until a controller time; returns early when the workload has ended, for then there is nothing left to hurt."""
+def _wait_until(time_ns: int, running: Running[Any], stopped: threading.Event) -> None:
+    """Until a controller time; returns early when all has to stop, or the workload has ended: nothing left to hurt."""
     while (left_ns := time_ns - time.monotonic_ns()) > 0:
-        if running.is_over:
+        if running.is_over or stopped.wait(min(left_ns / 1e9, 0.2)):
             return
-        threading.Event().wait(min(left_ns / 1e9, 0.2))
 
 
 def _all_threads(threads: Sequence[threading.Thread]) -> None:
@@ -308,7 +361,7 @@ def _brief(receipt: FaultReceipt) -> str:
     return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, cleared"
 
 
-def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Finished:
+def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, stops: Guard) -> Finished:
     if found.captured is not None:
         found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
         run_dir.write_packets(found.packets)
@@ -333,6 +386,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Fini
         floor=noise.load(lab.state_dir, decided.plan.workload),
         flights=flights,
     )
+    verdict = judged(verdict, stops, t0_ns=found.t0_ns)
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
     from harness import report  # noqa: PLC0415

@@ -50,7 +50,7 @@ def connections_of(result: Result | None, paths: Mapping[int, tuple[str, ...]]) 
             dst=item.dst,
             lqpn=item.lqpn,
             rqpn=item.rqpn,
-            udp_sport=udp_sport(item.lqpn, item.rqpn),
+            udp_sport=udp_sport(item.lqpn, item.rqpn, item.flow_label),
             path=paths.get(item.index, ()),
         )
         for item in (result.connections if result else ())

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from harness.experiment import Experiment
+from harness.flow_words import between
 from harness.workload_file import Collective, Flow, Job, duration_ns
 from testbed.errors import LabError
 from testbed.lab import Lab
@@ -16,7 +17,7 @@ from traffic.flow import FlowSpec
 from traffic.inference import InferenceSpec
 from traffic.job import JobSpec
 from traffic.ranking import RankingSpec
-from traffic.run import Running
+from traffic.run import OnEvent, Running
 
 __all__ = ["paths_of", "patience_s", "start"]
 
@@ -24,14 +25,19 @@ GRACE_S = 60.0
 """How much longer than planned a workload may take before it is ended."""
 
 
-def start(experiment: Experiment, lab: Lab) -> Running[Any]:
-    """Start it; its progress is the lab's heartbeat.
+def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None) -> Running[Any]:
+    """Start it; its progress is the lab's heartbeat. `also` is told of every event, on the workload's own thread.
 
     Raises:
         UsageError: the lab cannot carry it.
         LabError: it could not be started; nothing is left running.
     """
-    work, beat = experiment.workload, lambda _event: lab.heartbeat()
+    work = experiment.workload
+
+    def beat(event: dict[str, Any]) -> None:
+        lab.heartbeat()
+        also(event)
+
     if isinstance(work, InferenceSpec):
         return inference.start(lab, work, on_event=beat)
     if isinstance(work, RankingSpec):
@@ -44,20 +50,24 @@ def start(experiment: Experiment, lab: Lab) -> Running[Any]:
 
 
 def _flows(work: Flow) -> list[FlowSpec]:
-    return [
-        FlowSpec(
-            src=src,
-            dst=dst,
-            message_bytes=work.size_bytes,
-            verb=work.flow,
-            qps=work.qps,
-            spread=work.spread,
-            depth=work.depth,
-            duration_s=work.duration_ns / 1e9,
-            qp=work.qp,
-        )
-        for src, dst in work.pairs
-    ]
+    one = FlowSpec(
+        src="",
+        dst="",
+        message_bytes=work.size_bytes,
+        verb=work.flow,
+        transport=work.transport,
+        qps=work.qps,
+        spread=work.spread,
+        depth=work.depth,
+        admit=work.admit,
+        rate_bps=work.rate_bps,
+        on_s=work.on_s,
+        off_s=work.off_s,
+        latency=work.latency,
+        duration_s=work.duration_ns / 1e9,
+        qp=work.qp,
+    )
+    return [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
 
 
 def _job(work: Job) -> JobSpec:

@@ -8,12 +8,13 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from harness.flow_words import flow_of
 from harness.job_words import parse_grid, parse_phase, storage_of
 from harness.quantities import parse_duration_ns, parse_size_bytes
 from harness.strict import Section, convert, fail, one_of, positive, read
 from testbed.errors import UsageError
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS
-from traffic.flow import SPREADS, VERBS, check_qp
+from traffic.flow import SPREADS, TRANSPORTS, VERBS, check, check_qp
 from traffic.inference import InferenceSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.job import check as check_job
@@ -59,9 +60,10 @@ class Collective:
 class Flow:
     """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
 
-    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flow.FlowSpec`. With a
-    `pattern` (`traffic.matrix`) there are several alike, between `pairs` that `harness.fit` finds; `src` and `dst` are
-    empty then.
+    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flow.FlowSpec`, and so are
+    `transport` to `latency`. With a `probe` each has a flow of small timed writes beside it (`harness.flow_words`).
+    With a `pattern` (`traffic.matrix`) there are several alike, between `pairs` that `harness.fit` finds; `src` and
+    `dst` are empty then.
     """
 
     flow: str
@@ -74,6 +76,13 @@ class Flow:
     size_bytes: int
     depth: int
     duration_ns: int
+    transport: str = "rc"
+    admit: int = 0
+    rate_bps: float = 0.0
+    on_s: float = 0.0
+    off_s: float = 0.0
+    latency: bool = False
+    probe: bool = False
     qp: QpParams = field(default_factory=QpParams)
 
 
@@ -168,7 +177,14 @@ class _FlowFile(Section, frozen=True, kw_only=True):
     spread: str = "each"
     size: str = "64KiB"
     qps: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    depth: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
+    depth: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 16
+    transport: str = "rc"
+    admit: Annotated[int, msgspec.Meta(ge=0)] = 0
+    rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    on: str | None = None
+    off: str | None = None
+    latency: bool = False
+    probe: bool = False
     qp: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -209,21 +225,56 @@ def workload_of(raw: dict[str, Any], source: str) -> Workload:
 def _flow(flow: _FlowFile, source: str) -> Flow:
     one_of(flow.flow, VERBS, source, "workload.flow")
     one_of(flow.spread, SPREADS, source, "workload.spread")
+    one_of(flow.transport, tuple(TRANSPORTS), source, "workload.transport")
     if flow.pattern is not None:
         one_of(flow.pattern, PATTERNS, source, "workload.pattern")
     if bool(flow.src and flow.dst) == bool(flow.pattern) or bool(flow.src) != bool(flow.dst):
         raise fail(source, "workload", 'name src and dst, or a pattern such as "incast"')
+
+    def of(parser: Callable[[str], _T], text: str, name: str) -> _T:
+        found = read(parser, text, source, f"workload.{name}")
+        if not found:
+            raise fail(source, f"workload.{name}", "must be more than 0")
+        return found
+
+    spec = flow_of(
+        of,
+        verb=flow.flow,
+        transport=flow.transport,
+        size=flow.size,
+        qps=flow.qps,
+        spread=flow.spread,
+        depth=flow.depth,
+        admit=flow.admit,
+        rate=flow.rate,
+        on=flow.on,
+        off=flow.off,
+        latency=flow.latency,
+        duration=flow.duration,
+        qp=_qp(flow.qp, source),
+    )
+    try:
+        check(spec)
+    except UsageError as error:
+        raise fail(source, "workload", str(error)) from error
     return Flow(
-        flow=flow.flow,
+        flow=spec.verb,
         src=flow.src,
         dst=flow.dst,
         pattern=flow.pattern,
-        qps=flow.qps,
-        spread=flow.spread,
-        size_bytes=positive(parse_size_bytes, flow.size, source, "workload.size"),
-        depth=flow.depth,
-        duration_ns=positive(parse_duration_ns, flow.duration, source, "workload.duration"),
-        qp=_qp(flow.qp, source),
+        qps=spec.qps,
+        spread=spec.spread,
+        size_bytes=spec.message_bytes,
+        depth=spec.depth,
+        duration_ns=parse_duration_ns(flow.duration),
+        transport=spec.transport,
+        admit=spec.admit,
+        rate_bps=spec.rate_bps,
+        on_s=spec.on_s,
+        off_s=spec.off_s,
+        latency=spec.latency,
+        probe=flow.probe,
+        qp=spec.qp,
     )
 
 

@@ -3,9 +3,13 @@
 It goes by marks: units named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named
 `fbvia*` and the redirections to them, a rule to the table that steers, a file that fills the disk, busy processes and
 stopped ones, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down, links of VMs
-without carrier. One command a machine, all machines at once; one that does not answer does not keep the others
-waiting. What has no mark of its own (a setting, a line of a configuration, a killed daemon) lives no longer than its
-machine, and so does its stored revert.
+without carrier. On a rack a port that is down may be somebody's maintenance, and a stopped process somebody's
+debugging: there only ports that were up before the run that left the lab DIRTY are brought up, and only programs of
+ours go on; all others are told as not ours, and left as they are.
+
+One command a machine, all machines at once; one that does not answer does not keep the others waiting. What has no mark
+of its own (a setting, a line of a configuration, a killed daemon) lives no longer than its machine, and so does its
+stored revert.
 """
 
 from __future__ import annotations
@@ -23,16 +27,19 @@ from inject.node.holder import REVERT_DIR
 from inject.node.limit import CGROUPS
 from inject.node.qmp import set_link
 from inject.node.steer import PRIORITY, TABLE
-from testbed import counters
+from testbed import counters, dirty
 from testbed.errors import LabError, RevertFailed
+from testbed.fingerprint import Fingerprint
+from testbed.topology import Port
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["PANIC_S", "heal", "script"]
+__all__ = ["PANIC_S", "heal", "is_foreign", "script"]
 
 PANIC_S = 5.0
 _MARK = "healed:"
+_FOREIGN = "not ours:"
 
 # Killed, not asked: ExecStopPost of each unit then runs its stored revert, and so do we for what has no unit any more.
 _FAULTS = f"""\
@@ -81,9 +88,18 @@ fi
 for p in $({BY_NAME}); do
   kill -KILL $p && echo "{_MARK} ended busy process $p"
 done
+"""
+# A soft machine runs nobody else's programs; on a rack those that are ours have a module of ours as an argument.
+_OURS = {
+    "soft": "true",
+    "rack": "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE '(traffic|inject|testbed)([.][a-z_]+)+'",
+}
+_STOPPED = f"""\
 for p in $(grep -ls '^State:.T' /proc/[0-9]*/status | cut -d/ -f3); do
   case $(cat /proc/$p/comm) in
-  bgpd|zebra|python3*) kill -CONT $p && echo "{_MARK} process $p ($(cat /proc/$p/comm)) goes on" ;;
+  bgpd|zebra|python3*)
+    if %s; then kill -CONT $p && echo "{_MARK} process $p ($(cat /proc/$p/comm)) goes on"
+    else echo "{_FOREIGN} process $p ($(cat /proc/$p/comm)) is stopped; left as it is"; fi ;;
   esac
 done
 """
@@ -99,7 +115,8 @@ def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]
         timeout_s: how long one machine may take.
 
     Returns:
-        What was done, one line each; empty when there was nothing.
+        What was done, one line each, and what looks like a fault and is not known to be ours (`is_foreign`); empty when
+        there was nothing.
 
     Raises:
         RevertFailed: something is left, or a machine does not answer and may still hold a fault; the others are done.
@@ -107,7 +124,7 @@ def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]
     wait_s = PANIC_S if panic else timeout_s
 
     def one(machine: str) -> list[str]:
-        text = _FAULTS if panic else script(lab, machine)
+        text = _marked(lab) if panic else script(lab, machine)
         try:
             ran = lab.node(machine).run(["sh", "-c", text], check=False, timeout_s=wait_s)
         except LabError as error:
@@ -125,24 +142,44 @@ def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]
         failed = [line for line in lines if ": failed: " in line]
     if failed:
         raise RevertFailed(f"{'; '.join(failed)}; a `faultbed reset` brings the lab back as a whole")
-    return [line.replace(f"{_MARK} ", "", 1) for line in lines if f": {_MARK}" in line]
+    told = [line for line in lines if f": {_MARK}" in line or f": {_FOREIGN}" in line]
+    return [line.replace(f"{_MARK} ", "", 1) for line in told]
+
+
+def is_foreign(line: str) -> bool:
+    """Whether a line of `heal` tells of something that was left as it is."""
+    return f": {_FOREIGN}" in line
+
+
+def _marked(lab: Lab) -> str:
+    return _FAULTS + _STOPPED.replace("%s", _OURS[lab.kind])
 
 
 def script(lab: Lab, machine: str) -> str:
     """The shell that heals one machine."""
-    lines = [_FAULTS]
+    lines = [_marked(lab)]
+    before = dirty.baseline(lab.state_dir) if lab.kind == "rack" else None
     for link in lab.topology.links:
         for port in (link.a, link.b):
             if lab.carrier(port.node).name != machine:
                 continue
             netns = lab.netns(port.node)
-            at = f"-n {netns} " if netns else ""
-            lines.append(
-                f'[ -n "$(ip {at}link show dev {port.netdev} up 2>/dev/null)" ] || '
-                f"{{ ip {at}link set dev {port.netdev} up && echo '{_MARK} brought up {port.node}:{port.netdev}' || "
-                f"echo 'failed: {port.node}:{port.netdev} is down'; }}"
-            )
+            at, name = f"-n {netns} " if netns else "", f"{port.node}:{port.netdev}"
+            is_up = f'[ -n "$(ip {at}link show dev {port.netdev} up 2>/dev/null)" ]'
+            if lab.kind == "soft" or _was_up(before, port):
+                lines.append(
+                    f"{is_up} || {{ ip {at}link set dev {port.netdev} up && echo '{_MARK} brought up {name}' || "
+                    f"echo 'failed: {name} is down'; }}"
+                )
+            else:
+                lines.append(f"{is_up} || echo '{_FOREIGN} {name} is down; left as it is'")
     return "\n".join([*lines, "true"])
+
+
+def _was_up(before: Fingerprint | None, port: Port) -> bool:
+    """Whether a port was up when the run began that left the lab DIRTY; nobody knows of a lab that is not."""
+    said = before.nodes.get(port.node, {}).get(f"link {port.netdev}", "") if before else ""
+    return "UP" in said.split()
 
 
 def _tried(what: Callable[[], list[str]]) -> list[str]:

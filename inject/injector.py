@@ -13,11 +13,11 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject import safety
+from inject import blast, safety
 from inject.channels import START_S, UNIT_PREFIX, local_args, open_holder, revert_dir, revert_file
 from inject.node.holder import REVERT_DIR
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
@@ -66,6 +66,7 @@ class Injector:
         self.mutate = mutate
         self.confirmed = confirmed
         self._open: list[Prepared] = []
+        self._opening = threading.Lock()
 
     def prepare(self, planned: PlannedFault, *, later: bool = False) -> Prepared:
         """Start the holder on its target and let it look: capability, ownership, the revert. Changes nothing.
@@ -74,26 +75,28 @@ class Injector:
         may not be there yet.
 
         Raises:
-            Forbidden: the lab's owner does not allow it.
+            Forbidden: the lab's owner does not allow it, or not beside the faults that are there.
             FaultError: the target refuses; the message says why.
             Unreachable: it does not answer.
         """
+        prepared = Prepared(self, planned)
         try:
             safety.check(planned, self.lab.inventory_model, confirmed=self.confirmed)
+            with self._opening:
+                blast.check([*(each.planned for each in self._open), planned], self.lab.inventory_model)
+                self._open.append(prepared)
         except safety.Forbidden as error:
             self.audit("forbidden", planned, detail=str(error))
             raise
-        with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
-            prepared = Prepared(self, planned)
-            self._open.append(prepared)
-            try:
+        try:
+            with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
                 prepared.start()
                 if not (later and planned.of_workload):
                     outcome["before"] = prepared.look()
-            except BaseException:
-                self._open.remove(prepared)
-                prepared.let_go()
-                raise
+        except BaseException:
+            self.forget(prepared)
+            prepared.let_go()
+            raise
         return prepared
 
     def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
@@ -201,16 +204,25 @@ class Prepared:
         with self._injector.journal.doing("baseline", fault=self.planned.id):
             self._before = counters.read(self._lab, self.planned.reads)
 
-    def arm(self, *, at_ns: int | None = None, qp: int | None = None, psn: int | None = None) -> Armed:
+    def arm(
+        self,
+        *,
+        at_ns: int | None = None,
+        qp: int | None = None,
+        psn: int | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> Armed:
         """Make the fault be, now or at a controller time (CLOCK_MONOTONIC, ns), and read it back.
 
         Args:
             at_ns: when; the target waits on its own clock, so that no SSH round trip is in the timing.
             qp: destination QP for a packet fault planned with `qp = any`, instead of asking the RNIC.
             psn: PSN likewise, instead of a relative one.
+            given_up: asked until its time has come, once a second or more often; when it says so, the fault is not
+                waited for any longer, and `clear` calls it off.
 
         Raises:
-            FaultError: the target could not do it.
+            FaultError: the target could not do it, or it was given up.
         """
         if self._before is None:
             self.baseline()
@@ -224,7 +236,9 @@ class Prepared:
                 answer = self._ask(request)
                 while answer["event"] == "scheduled" or answer.get("state") == "scheduled":
                     remaining_s = (self._to_node(at_ns) - self._node_now()) / 1e9
-                    self._stop.wait(min(max(remaining_s, 0.01), 1.0))
+                    if given_up():
+                        raise FaultError(f"{self._where()}: given up before its time")
+                    self._stop.wait(min(max(remaining_s, 0.01), 0.5))
                     answer = self._ask({"do": "observe"})
                 if answer["event"] == "observed":
                     if answer["failure"]:

@@ -15,7 +15,7 @@ Fidelity = Literal["real", "emulated", "modelled"]
 Binding = Literal["fd", "unit", "local"]
 """Who reverts when the holder dies: the kernel with its socket, PID 1 of the target, or the guardian beside QEMU."""
 
-ParamType = Literal["number", "integer", "psn", "qpn", "choice"]
+ParamType = Literal["number", "integer", "psn", "qpn", "rnic", "choice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,8 @@ class Param:
             return "0..16777215 or +1..+8388607"
         if self.type == "qpn":
             return "1..16777215 or any"
+        if self.type == "rnic":
+            return "an RNIC, such as host1:rxe0"
         low = "" if self.low is None else f"{self.low:g}"
         high = "" if self.high is None else f"{self.high:g}"
         return f"{low}..{high}"

@@ -21,10 +21,11 @@ from typing import Any
 
 from inject import aim, rack
 from inject.catalogue import Binding, FaultKind, Fidelity, Param, find
+from inject.claims import both_claim
 from testbed.errors import Unsupported, UsageError
 from testbed.topology import Target, Topology
 
-__all__ = ["FaultSpec", "PlannedFault", "plan", "plan_all"]
+__all__ = ["FaultSpec", "PlannedFault", "plan", "plan_all", "plan_beside"]
 
 PSN_COUNT = 1 << 24
 
@@ -167,7 +168,7 @@ def plan_all(
 ) -> tuple[PlannedFault, ...]:
     """Plan the faults of one experiment together, in order.
 
-    A counter that one of them moves on purpose is no longer a bystander of the others.
+    A counter that one of them moves, or takes away, on purpose is no longer a bystander of the others.
 
     Raises:
         UsageError: as `plan`, or two faults that would change the same thing at the same time.
@@ -179,24 +180,56 @@ def plan_all(
     ]
     for second, fault in enumerate(planned):
         for first, other in enumerate(planned[:second]):
-            if _collide(fault, other):
+            if thing := both_claim(other, fault, topology):
                 raise UsageError(
-                    f"{where}[{second}]: {fault.kind} on {fault.target.text} overlaps {where}[{first}], which changes "
-                    f"the same thing; move one of the windows"
+                    f"{where}[{second}]: {fault.kind} on {fault.target.text} overlaps {where}[{first}] "
+                    f"({other.kind} on {other.target.text}): both change {thing}; move one of the windows"
                 )
-    moved = {key for fault in planned for witness in fault.must_move for key in witness.any_of}
+    return _beside(planned)
+
+
+def plan_beside(
+    spec: FaultSpec,
+    active: Sequence[PlannedFault],
+    topology: Topology,
+    *,
+    lab_kind: str,
+    index: int,
+    where: str = "fault",
+) -> tuple[PlannedFault, ...]:
+    """Plan one fault beside those that are there already, whatever their windows.
+
+    Returns:
+        Those, and the new one last; none calls a bystander what another one moves.
+
+    Raises:
+        UsageError: as `plan`, or it would change what one of them changes.
+        Unsupported: as `plan`.
+    """
+    planned = plan(spec, topology, lab_kind=lab_kind, index=index, where=where)
+    for other in active:
+        if thing := both_claim(other, planned, topology, at_any_time=True):
+            raise UsageError(
+                f"{where}: {planned.kind} on {planned.target.text} beside {other.kind} on {other.target.text}: both "
+                f"change {thing}; clear that one first"
+            )
+    return _beside([*active, planned])
+
+
+def _beside(planned: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
+    """The same faults, of which none calls a bystander what another one of them moves, or takes away, on purpose."""
     return tuple(
-        dataclasses.replace(fault, must_not_move=tuple(k for k in fault.must_not_move if k not in moved))
+        dataclasses.replace(
+            fault, must_not_move=_still_bystanders(fault, [other for other in planned if other is not fault])
+        )
         for fault in planned
     )
 
 
-def _collide(one: PlannedFault, two: PlannedFault) -> bool:
-    overlap = one.at_s < two.at_s + two.for_s and two.at_s < one.at_s + one.for_s
-    # Each packet fault is a table of its own in the hop, so any number of them compose: its claim is its table, whose
-    # name holds the position in the experiment.
-    same = one.place == two.place and one.request["claims"] == two.request["claims"]
-    return overlap and same
+def _still_bystanders(fault: PlannedFault, others: Sequence[PlannedFault]) -> tuple[str, ...]:
+    moved = {key for other in others for witness in other.must_move for key in witness.any_of}
+    gone = {key.rpartition(".")[0] for other in others for key, value in other.while_on if value is None}
+    return tuple(key for key in fault.must_not_move if key not in moved and key.rpartition(".")[0] not in gone)
 
 
 def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str) -> Target:
@@ -247,7 +280,7 @@ def _value(given: Any, param: Param, *, where: str) -> Any:
         return text
     if param.type == "psn":
         return _psn(text, wrong)
-    if param.type == "qpn" and text == "any":
+    if param.type == "rnic" or (param.type == "qpn" and text == "any"):
         return text
     try:
         number = float(text)

@@ -123,16 +123,25 @@ def schedule(
     count = profile.events if events is None else events
     if count < 1:
         raise UsageError(f"a schedule expects at least one event, got {count}")
-    free_at: dict[str, float] = {}
-    found = []
+    found: list[FaultSpec] = []
     for spec in profile.make(_Draws(seed, name), topology, duration_s, count):
-        at_s = round(max(spec.at_s, free_at.get(spec.target, 0.0)), 3)
+        free_s = max((each.at_s + each.for_s + _REST_S for each in found if _exclude(each, spec)), default=0.0)
+        at_s = round(max(spec.at_s, free_s), 3)
         for_s = round(spec.for_s, 3)
         # A fault that would outlive the schedule is none of it.
         if at_s + for_s <= duration_s:
-            free_at[spec.target] = at_s + for_s + _REST_S
             found.append(FaultSpec(kind=spec.kind, target=spec.target, at_s=at_s, for_s=for_s, params=spec.params))
     return tuple(sorted(found, key=lambda spec: (spec.at_s, spec.target, spec.kind)))
+
+
+def _exclude(one: FaultSpec, two: FaultSpec) -> bool:
+    """Whether two faults of a profile have to come one after the other: a frozen host is no place for anything else."""
+    if one.target == two.target:
+        return True
+    return any(
+        frozen.kind == "host.freeze" and frozen.target in other.target.split(":")
+        for frozen, other in ((one, two), (two, one))
+    )
 
 
 def digest(specs: tuple[FaultSpec, ...]) -> str:

@@ -19,7 +19,7 @@ from testbed.fingerprint import Fingerprint
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["clean", "is_marked", "mark", "refuse", "settle"]
+__all__ = ["baseline", "clean", "is_marked", "mark", "refuse", "settle"]
 
 
 def mark(folder: Path, reasons: list[str], before: Fingerprint | None) -> None:
@@ -53,6 +53,12 @@ def refuse(folder: Path, name: str) -> None:
         )
 
 
+def baseline(folder: Path) -> Fingerprint | None:
+    """What a marked lab looked like before the run that left it so; None: it is not marked, or nobody knows."""
+    before = _read(folder).get("before")
+    return None if before is None else Fingerprint(nodes=before)
+
+
 def settle(lab: Lab) -> list[str]:
     """Compare a marked lab with what it was before; without a difference the mark goes.
 
@@ -62,10 +68,10 @@ def settle(lab: Lab) -> list[str]:
     folder = lab.state_dir
     if not is_marked(folder):
         return []
-    before = _read(folder).get("before")
+    before = baseline(folder)
     if before is None:
         return ["nobody knows what it looked like before: only `faultbed reset` can tell"]
-    left = fingerprint.settle(lab, Fingerprint(nodes=before))
+    left = fingerprint.settle(lab, before)
     if not left:
         clean(folder)
     return left

@@ -110,6 +110,13 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
     if lab.safety.longest_fault_s <= 0:
         what = f"{lab.safety.longest_fault_s:g} s: no fault is that short"
         yield Finding(place="all.safety.longest_fault_s", what=what, do="give seconds, above 0")
+    for field in ("most_links", "most_hosts", "most_switches"):
+        most = getattr(lab.safety, field)
+        if most is not None and most < 1:
+            what = f"{most}: nothing could ever be hurt"
+            yield Finding(
+                place=f"all.safety.{field}", what=what, do="give 1 or more; may_disrupt says what, if anything"
+            )
 
 
 def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:

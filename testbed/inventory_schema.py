@@ -132,13 +132,19 @@ class SafetyVars(_Strict, frozen=True, kw_only=True):
 
     `may_disrupt` are patterns of target names (`host1:*`, `rtsw1:host1:*`); `longest_fault_s` is the longest window;
     `irreversible` kinds are refused, done when confirmed by hand, or done; a BMC's power cycle is planned never, or
-    when heal has failed.
+    when heal has failed. `most_links`, `most_hosts` and `most_switches` may be hurt at once, and `all_uplinks` of a
+    rack switch never, or where that is allowed; what is not said of these is 1 and never on a rack lab, and without a
+    limit on a soft lab.
     """
 
     may_disrupt: list[str] = []
     longest_fault_s: float = 60.0
     irreversible: Literal["never", "confirm", "allow"] = "confirm"
     power_cycle: Literal["never", "after-heal"] = "never"
+    most_links: int | None = None
+    most_hosts: int | None = None
+    most_switches: int | None = None
+    all_uplinks: Literal["never", "allow"] | None = None
 
 
 class ManagementVars(_Strict, frozen=True, kw_only=True):

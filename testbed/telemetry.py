@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class _Heard:
     changes: list[Change] = field(default_factory=list)
     count: int = 0
     busy_ns: int = 0
+    at_ns: int = field(default_factory=time.monotonic_ns)
 
 
 def start(
@@ -137,8 +139,14 @@ class Following:
         with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
             list(pool.map(one, machines))
 
+    def heard_ns(self) -> dict[str, int]:
+        """When each machine has told something last (controller's clock, ns); they tell their samples every second."""
+        with self._lock:
+            return {name: heard.at_ns for name, heard in self._heard.items()}
+
     def _take(self, heard: _Heard, message: Mapping[str, Any]) -> None:
         offset = heard.watcher.offset
+        heard.at_ns = time.monotonic_ns()
         if message["event"] == "change":
             change = Change(
                 at_ns=offset.to_controller(message["at_ns"]),

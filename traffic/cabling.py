@@ -226,4 +226,10 @@ class Cabling:
             sq_psn=here["psn"],
             rq_psn=there["psn"],
             generation=link.generation,
+            flow_label=_flow_label(self._tasks[link.cable.src].spec),
         )
+
+
+def _flow_label(spec: Mapping[str, Any]) -> int:
+    """The flow label that a task's packets go by; rxe looks at none for a datagram (rxe_verbs.c, rxe_modify_qp)."""
+    return 0 if spec.get("transport") == "ud" else int(spec.get("qp", {}).get("flow_label", 0))

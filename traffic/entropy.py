@@ -1,8 +1,9 @@
 """Which way a queue pair takes through ECMP: its UDP source port, and the path that the switches' own kernels give it.
 
-rxe derives the source port from both QPNs when the address handle carries no flow label (Linux 6.12:
-`rdma_calc_flow_label` and `rdma_flow_label_to_udp_sport` in include/rdma/ib_verbs.h; measured on the wire for 48 of 48
-QPs). The path is asked of each switch (`ip route get` with the whole 5-tuple), never guessed from a hash.
+rxe derives the source port of a connection from the flow label of its address handle, or, without one, from both QPNs
+(Linux 6.12: `rdma_get_udp_sport`, `rdma_calc_flow_label` and `rdma_flow_label_to_udp_sport` in
+include/rdma/ib_verbs.h; without a label measured on the wire for 48 of 48 QPs). The path is asked of each switch
+(`ip route get` with the whole 5-tuple), never guessed from a hash.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class Flow5:
     sport: int
 
 
-def udp_sport(lqpn: int, rqpn: int) -> int:
-    """The UDP source port of packets from QP `lqpn` to QP `rqpn`, without a flow label."""
-    product = lqpn * rqpn
-    product ^= product >> 20
-    product ^= product >> 40
-    label = product & 0xFFFFF
+def udp_sport(lqpn: int, rqpn: int, flow_label: int = 0) -> int:
+    """The UDP source port of packets from QP `lqpn` to QP `rqpn`; with a flow label (not 0) by that alone."""
+    label = flow_label
+    if not label:
+        product = lqpn * rqpn
+        product ^= product >> 20
+        product ^= product >> 40
+        label = product & 0xFFFFF
     return 0xC000 | ((label & 0x3FFF) ^ ((label & 0xFC000) >> 14))
 
 
@@ -71,7 +74,7 @@ def ways(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ..
         LabError: a switch could not tell.
     """
     flows = {
-        one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=udp_sport(one.lqpn, one.rqpn))
+        one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=udp_sport(one.lqpn, one.rqpn, one.flow_label))
         for one in connections
     }
     found = paths(lab, flows.values())

@@ -30,6 +30,7 @@ __all__ = [
     "FlowsResult",
     "Latency",
     "QpTotal",
+    "check",
     "check_qp",
     "engine_spec",
     "start",
@@ -170,7 +171,12 @@ def check_qp(qp: QpParams) -> None:
         raise UsageError(f"min_rnr_timer must be 0 to 31, got {qp.min_rnr_timer}")
 
 
-def _check(spec: FlowSpec) -> None:
+def check(spec: FlowSpec) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        UsageError: in one sentence.
+    """
     if spec.verb not in VERBS:
         raise UsageError(f'no verb "{spec.verb}"; there is {", ".join(VERBS)}')
     if spec.spread not in SPREADS:
@@ -264,7 +270,7 @@ def engine_spec(spec: FlowSpec) -> dict[str, Any]:
 
 
 def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, TaskPlan]:
-    _check(spec)
+    check(spec)
     src, dst = endpoint(lab.topology, spec.src), endpoint(lab.topology, spec.dst)
     if src == dst:
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")

@@ -7,7 +7,7 @@ unaware of them. A rank goes from phase to phase as soon as its own group lets i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import prod
 
@@ -18,7 +18,7 @@ from traffic import collective, cost, metrics, schedules, storage
 from traffic.collective import AUTO, CollectiveSpec
 from traffic.engine import Engines, TrafficLab
 from traffic.flight import RankEnd
-from traffic.ranks import RanksSpec, ends_of, place, rank_plan, task_name, window_of
+from traffic.ranks import RanksSpec, ends_of, group_size, place, rank_plan, task_name, window_of
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Checkpoint, Endpoint, Iteration, Window
 from traffic.run import OnEvent, Running, begin
@@ -132,8 +132,13 @@ def as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:
     )
 
 
-def job_programs(spec: JobSpec, network: cost.Network) -> tuple[list[schedules.Program], tuple[str, ...]]:
+def job_programs(
+    spec: JobSpec, network: cost.Network, sharing: Callable[[tuple[int, ...]], int] = lambda _: 1
+) -> tuple[list[schedules.Program], tuple[str, ...]]:
     """What every rank of the grid has to do in an iteration, and the algorithm of each phase.
+
+    `sharing` tells of the members of a group how many that follow each other share a host or a rack, as
+    `traffic.ranks.group_size`: a phase that is asked to be hierarchical is so by that.
 
     Raises:
         UsageError: a phase that cannot be had.
@@ -144,8 +149,9 @@ def job_programs(spec: JobSpec, network: cost.Network) -> tuple[list[schedules.P
     for number, phase in enumerate(spec.phases):
         one = as_spec(spec, phase)
         teams = groups(spec.grid, phase.along)
-        shape = cost.shape_for(len(teams[0]), phase.size_bytes)
         algorithm = phase.algorithm
+        local = _local(phase, {sharing(members) for members in teams}) if algorithm == "hierarchical" else 1
+        shape = cost.shape_for(len(teams[0]), phase.size_bytes, group=local)
         if algorithm == AUTO:
             algorithm = cost.best_algorithm(phase.collective, shape, phase.size_bytes, network)
         schedule = schedules.build(phase.collective, algorithm, shape)
@@ -157,6 +163,17 @@ def job_programs(spec: JobSpec, network: cost.Network) -> tuple[list[schedules.P
         algorithms.append(algorithm)
         steps += schedule.steps
     return [program for program in made if program is not None], tuple(algorithms)
+
+
+def _local(phase: JobPhase, found: set[int]) -> int:
+    """How many ranks that follow each other share a place, the same in all groups of a phase."""
+    if len(found) != 1 or found == {1}:
+        raise UsageError(
+            f"hierarchical {phase.collective} along {phase.along} needs groups over several hosts (or else racks), "
+            "each with the same number of their ranks, more than one, which follow each other; order ranks or grid so, "
+            "or take another algorithm"
+        )
+    return found.pop()
 
 
 def start(
@@ -174,7 +191,9 @@ def start(
     if len(ranks) != wanted:
         said = " x ".join(f"{name} {size}" for name, size in spec.grid)
         raise UsageError(f"a grid of {said} has {wanted} ranks, but {len(ranks)} RNICs are named")
-    programs, algorithms = job_programs(spec, cost.NETWORKS[lab.kind])
+    programs, algorithms = job_programs(
+        spec, cost.NETWORKS[lab.kind], lambda members: group_size(lab.topology, [ranks[rank] for rank in members])
+    )
     server = None if spec.storage is None else storage.serve(lab, spec.storage.host)
     plan = rank_plan(
         f"job of {len(ranks)} ranks",

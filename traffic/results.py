@@ -42,7 +42,7 @@ class Connection:
 
     `src` sends data, `dst` receives it. `lqpn` and `sq_psn` belong to `src`; `rqpn` is the QP at `dst`, and `rq_psn`
     the first PSN that `dst` sends with. A data packet on the wire carries destination QP `rqpn` and a PSN from
-    `sq_psn` on.
+    `sq_psn` on. `flow_label` is that of a connection's address handles (0: none).
     """
 
     index: int
@@ -55,6 +55,7 @@ class Connection:
     sq_psn: int
     rq_psn: int
     generation: int
+    flow_label: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

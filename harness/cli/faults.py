@@ -16,8 +16,9 @@ import click
 from harness.cli.context import Session, json_option, pass_session
 from harness.quantities import parse_duration_ns
 from harness.verdict import ExitCode
-from inject import catalogue, document, safety
+from inject import blast, catalogue, document, safety
 from inject.heal import heal as heal_lab
+from inject.heal import is_foreign
 from inject.injector import Injector, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec, PlannedFault
@@ -97,7 +98,7 @@ def inject(
         _show_plan(session, planned, as_json=as_json)
         _tell_policy(session, planned, inventory, confirmed)
         return ExitCode.PASS
-    safety.check(planned, inventory, confirmed=confirmed)
+    _refuse(planned, inventory, confirmed)
     with session.working(inventory, [planned.target.text], why=f"inject {kind} {target}") as lab:
         before = fingerprint.capture(lab)
         path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
@@ -138,7 +139,8 @@ def heal(session: Session, *, panic: bool, as_json: bool) -> int:
 def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
     for line in done:
         session.out.print(line, soft_wrap=True)
-    session.out.print("nothing to heal" if not done else f"{len(done)} reverted")
+    reverted = sum(not is_foreign(line) for line in done)
+    session.out.print("nothing to heal" if not reverted else f"{reverted} reverted")
     if left:
         session.out.print("[red]DIRTY[/red] still; `faultbed reset` goes back to the snapshot")
         for line in left:
@@ -190,10 +192,15 @@ def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
     session.out.print()
 
 
+def _refuse(planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, ...]) -> None:
+    safety.check(planned, inventory, confirmed=confirmed)
+    blast.check([planned], inventory)
+
+
 def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, ...]) -> None:
     """Whether the lab's owner would allow it; on stderr, so that a plan in JSON stays one document."""
     try:
-        safety.check(planned, inventory, confirmed=confirmed)
+        _refuse(planned, inventory, confirmed)
     except safety.Forbidden as reason:
         session.err.print(f"would be refused: {reason}", soft_wrap=True, markup=False)
 

@@ -12,9 +12,9 @@ import click
 
 from harness import rows_file
 from harness.cli.context import Session, json_option, pass_session
-from harness.cli.faults import parse_duration
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, out_option, record_options, write_record, write_rows
+from harness.flow_words import between, flow_of
 from harness.quantities import parse_size_bytes
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
@@ -27,7 +27,7 @@ from traffic import recording
 from traffic.bench import gid_index
 from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveResult, CollectiveSpec
 from traffic.engine import endpoint
-from traffic.flow import ATOMIC_BYTES, MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
+from traffic.flow import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
 from traffic.matrix import PATTERNS, pairs
 from traffic.plan import QpParams
 from traffic.ranks import WARMUP
@@ -35,13 +35,11 @@ from traffic.results import Outcome
 from traffic.run import OnEvent, Running
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 
-__all__ = ["COMMANDS", "exit_code", "read_size", "run_ranks", "traffic"]
+__all__ = ["COMMANDS", "exit_code", "flow_specs", "read_size", "run_ranks", "traffic"]
 
 T = TypeVar("T")
 
 PATIENCE_S = 120.0
-PROBE_BYTES = 64
-PROBES_PER_S = 100
 FLOW_COLUMNS = (
     "src",
     "dst",
@@ -92,9 +90,9 @@ def traffic() -> None:
 @click.option("--spread", default="each", show_default=True, type=click.Choice(SPREADS), help="Of messages over QPs.")
 @click.option("--depth", default=0, type=click.IntRange(0), help="Outstanding messages a QP; 0 chooses by size.")
 @click.option("--admit", default=0, type=click.IntRange(0), help="Receivers grant so many chains; 0: none do.")
-@click.option("--rate", "rate_mbps", default=0.0, type=click.FloatRange(0), help="Payload, Mb/s a flow; 0: all it can.")
-@click.option("--on", "on", metavar="TIME", help="Burst for so long, then be silent for --off; again and again.")
-@click.option("--off", "off", metavar="TIME", help="See --on.")
+@click.option("--rate", default=0.0, type=click.FloatRange(0), help="Payload, Mb/s a flow; 0: all it can.")
+@click.option("--on", metavar="TIME", help="Burst for so long, then be silent for --off; again and again.")
+@click.option("--off", metavar="TIME", help="See --on.")
 @click.option(
     "--memory",
     default="host",
@@ -137,7 +135,7 @@ def flow(
     _check_perftest(perftest_json, pattern, options["spread"])
     ends = _ends(inventory.topology)
     chosen = pairs(pattern, ends) if pattern else ((src or ends[0], dst or ends[-1]),)
-    specs = [spec for pair in chosen for spec in _flow_specs(*pair, **options)]
+    specs = flow_specs(chosen, **options)
     hosts = sorted({name.partition(":")[0] for pair in chosen for name in pair})
     why = f"traffic flow {pattern or ' '.join(chosen[0])}"
     with session.working(inventory, hosts, why=why) as lab, session.progress() as progress:
@@ -161,56 +159,17 @@ def flow(
     return exit_code(session, result.outcome, result.where)
 
 
-def _flow_specs(
-    src: str,
-    dst: str,
-    *,
-    verb: str,
-    transport: str,
-    size: str,
-    qps: int,
-    spread: str,
-    depth: int,
-    admit: int,
-    rate_mbps: float,
-    on: str | None,
-    off: str | None,
-    memory: str,
-    latency: bool,
-    probe: bool,
-    duration: str,
-    qp: QpParams,
-) -> list[FlowSpec]:
-    main = FlowSpec(
-        src=src,
-        dst=dst,
-        verb=verb,
-        transport=transport,
-        message_bytes=ATOMIC_BYTES if verb == "atomic" else read_size(size),
-        qps=qps,
-        spread=spread,
-        depth=depth,
-        admit=admit,
-        memory=memory,
-        rate_bps=rate_mbps * 1e6,
-        on_s=parse_duration(on) if on else 0.0,
-        off_s=parse_duration(off) if off else 0.0,
-        latency=latency,
-        duration_s=parse_duration(duration),
-        qp=qp,
-    )
-    beside = FlowSpec(
-        src=src,
-        dst=dst,
-        message_bytes=PROBE_BYTES,
-        depth=1,
-        chain=1,
-        latency=True,
-        rate_bps=PROBES_PER_S * PROBE_BYTES * 8,
-        duration_s=main.duration_s,
-        qp=qp,
-    )
-    return [main, beside] if probe else [main]
+def flow_specs(chosen: Sequence[tuple[str, str]], *, probe: bool, **options: Any) -> list[FlowSpec]:
+    """The flows between some pairs of RNICs, by the options of `traffic flow`."""
+
+    def read(parser: Callable[[str], T], text: str, name: str) -> T:
+        try:
+            return parser(text)
+        except ValueError as error:
+            raise UsageError(f"--{'for' if name == 'duration' else name} {text}: {error}") from error
+
+    flow = flow_of(read, **options)
+    return [spec for pair in chosen for spec in between(flow, *pair, probe=probe)]
 
 
 def _check_perftest(path: Path | None, pattern: str | None, spread: str) -> None:

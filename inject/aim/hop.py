@@ -16,11 +16,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switch
+from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switch, rnic_counters
 from testbed.errors import UsageError
-from testbed.topology import Port
+from testbed.topology import Port, Target
 
-__all__ = ["ACTS", "Hop", "detour_request", "detour_steps", "hop_of", "hop_request", "hop_steps", "matches", "ruleset"]
+__all__ = [
+    "ACTS",
+    "Hop",
+    "counters_of_ends",
+    "detour_request",
+    "detour_steps",
+    "ends_of",
+    "hop_of",
+    "hop_request",
+    "hop_steps",
+    "matches",
+    "ruleset",
+]
 
 ROCE_PORT = 4791
 MARK = 0xFB000001
@@ -86,7 +98,7 @@ def matches(asked: Request) -> tuple[list[str], Learn | None]:
         if link is None or link.rnic is None or params["direction"] != "to":
             raise UsageError(f"{where}: a relative psn, or qp = any, needs one receiving RNIC; aim `to` an RNIC")
         learn = Learn(host=link.b.node, rnic=link.rnic, qp=qp if qp is not None else "any", psn_ahead=ahead)
-    match = [f"udp dport {ROCE_PORT}", *OPCODES[params.get("opcode", "any")]]
+    match = [*_ends(asked), f"udp dport {ROCE_PORT}", *OPCODES[params.get("opcode", "any")]]
     if qp is not None:
         match.append(f"{_QP} {'@qp@' if qp == 'any' else qp}")
     if psn is not None:
@@ -97,6 +109,60 @@ def matches(asked: Request) -> tuple[list[str], Learn | None]:
     elif share is not None and share < 1:
         match.append(f"numgen random mod 1000000 < {max(1, round(share * 1_000_000))}")
     return match, learn
+
+
+def ends_of(asked: Request) -> dict[str, Target]:
+    """The RNICs `src` and `dst`, those of them that were said.
+
+    Raises:
+        UsageError: one is no RNIC of this lab, or no such packet passes the hop.
+    """
+    params, where, link = asked.params, asked.where, asked.target.link
+    found: dict[str, Target] = {}
+    for name in ("src", "dst"):
+        if (text := params.get(name)) is None:
+            continue
+        try:
+            end = asked.topology.resolve(text)
+        except UsageError as error:
+            raise UsageError(f"{where}.{name}: {error}") from None
+        if end.rnic is None:
+            raise UsageError(f'{where}.{name}: "{text}" is a {end.kind}, not an RNIC; write one like host1:rxe0')
+        alone = "dst" if params.get("direction", "to") == "to" else "src"
+        if link is not None and link.rnic is not None and name == alone and end.link != link:
+            raise UsageError(
+                f"{where}.{name}: no packet {'to' if name == 'dst' else 'of'} {text} passes there: it is the link of "
+                f"{link.b.node}:{link.rnic}"
+            )
+        found[name] = end
+    if len({end.text for end in found.values()}) == 1 < len(found):
+        raise UsageError(f"{where}.dst: {params['dst']} sends nothing to itself over the fabric")
+    if "src" in found and params.get("qp") == "any":
+        raise UsageError(f"{where}.src: the lowest connected QP may be of another sender; name the qp")
+    return found
+
+
+def _ends(asked: Request) -> list[str]:
+    fields = {"src": "saddr", "dst": "daddr"}
+    return [f"ip {fields[name]} {end.rnic.ip}" for name, end in ends_of(asked).items() if end.rnic is not None]
+
+
+def counters_of_ends(asked: Request, *names: str) -> tuple[str, ...]:
+    """Counters of the RNICs whose packets may pass the hop; first of those that are surely an end of each of them.
+
+    The RNIC whose link it is, and `src` and `dst`. Where both ends are known, nobody else can tell of it; where one is,
+    no other RNIC of its host: soft RoCE does not talk to itself over the fabric.
+    """
+    link = asked.target.link
+    known = [f"{end.node}/{end.rnic.name}" for end in ends_of(asked).values() if end.rnic is not None]
+    if link is not None and link.rnic is not None:
+        known.insert(0, f"{link.b.node}/{link.rnic}")
+    known = list(dict.fromkeys(known))
+    sure = tuple(f"{end}.{name}" for end in known for name in names)
+    if len(known) > 1:
+        return sure
+    host = known[0].partition("/")[0] if known else None
+    return (*sure, *rnic_counters(asked.topology, *names, but=host))
 
 
 def table_of(asked: Request) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from inject.aim.hop import (
     ACTS,
     Hop,
+    counters_of_ends,
     detour_act,
     detour_request,
     detour_steps,
@@ -61,7 +62,7 @@ def _on_detour(asked: Request, queue: str, witness: Witness, *, count: str = "hi
 
 
 def _lost(asked: Request) -> Witness:
-    return Witness(any_of=rnic_counters(asked.topology, *_LOSS))
+    return Witness(any_of=counters_of_ends(asked, *_LOSS))
 
 
 def _seen(asked: Request, hop: Hop, counter: str) -> Witness:
@@ -122,7 +123,7 @@ def _reorder(asked: Request) -> Shot:
             f"{asked.where}: packet.reorder lets some packets be overtaken; add share (below 1), every or psn"
         )
     late_ms = asked.params["late"]
-    witness = Witness(any_of=rnic_counters(asked.topology, "out_of_seq_request", "rcvd_seq_err", "duplicate_request"))
+    witness = Witness(any_of=counters_of_ends(asked, "out_of_seq_request", "rcvd_seq_err", "duplicate_request"))
     return _on_detour(asked, f"netem {_LIMIT} delay {late_ms:g}ms", witness, drain_ms=late_ms)
 
 

@@ -104,7 +104,7 @@ class Shot:
 def held(
     asked: Request, actuator: str, args: dict[str, Any], *, claims: str, edges: list[list[Any]] | None = None
 ) -> dict[str, Any]:
-    """The holder's request; `claims` names what is changed, so that two faults that change the same thing collide."""
+    """The holder's request; `claims` is the path of what is changed, by which faults collide (`inject.claims`)."""
     return {
         "do": "prepare",
         "id": asked.id,

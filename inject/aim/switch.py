@@ -71,7 +71,7 @@ def _bgp_reset(asked: Request) -> Shot:
     place = on_switch(asked, asked.target.node)
     return Shot(
         place=place,
-        request=held(asked, "bgp_reset", {"netns": place.netns}, claims=f"{place.netns}/bgpd"),
+        request=held(asked, "bgp_reset", {"netns": place.netns}, claims=f"{place.netns}/bgpd/sessions"),
         steps=(Step(do=f"vtysh -N {place.netns} -d bgpd -c 'clear bgp *'", undo="# sessions come back by themselves"),),
         must_move=(_sessions(asked),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
@@ -169,7 +169,7 @@ def _drain(asked: Request) -> Shot:
             asked,
             "frr",
             {"netns": place.netns, "path": path, "line": line, "add": True},
-            claims=f"{place.netns}/{line}",
+            claims=f"{place.netns}/bgpd/{line}",
         ),
         steps=(
             Step(

@@ -31,6 +31,8 @@ FILTERS = (
         choices=("any", "data", "ack", "nak", "rnr-nak", "cnp", "read-request", "read-response", "atomic"),
         default="any",
     ),
+    Param(name="src", type="rnic", unit="", summary="only packets that this RNIC has sent"),
+    Param(name="dst", type="rnic", unit="", summary="only packets to this RNIC"),
     DIRECTION,
 )
 _RULE = "the nftables table and its hook, listed back"

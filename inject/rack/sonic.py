@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from inject.aim.hop import ends_of
 from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, trains
 from inject.rack.way import Commands, Way, commanded, retries
 from testbed.errors import Unsupported, UsageError
@@ -148,10 +149,13 @@ def _drop(asked: Request) -> Shot:
     if params.get("share") != 1 or not plain:
         raise Unsupported(
             f"{asked.where}: not supported on this lab: a switch's ACL cannot choose packets by chance, QP, PSN or "
-            "opcode; share = 1 alone drops all RoCEv2 in one direction"
+            "opcode; share = 1 alone drops all RoCEv2 in one direction (of one src, to one dst)"
         )
     port, _ = facing(asked)
-    return _acl(asked, port, {"L3": ("IP_PROTOCOL", "17", "L4_DST_PORT", ROCE_PORT)})
+    fields = {"src": "SRC_IP", "dst": "DST_IP"}
+    known = {fields[name]: end.rnic.ip for name, end in ends_of(asked).items() if end.rnic is not None}
+    ends = tuple(word for field, address in known.items() for word in (field, f"{address}/32"))
+    return _acl(asked, port, {"L3": ("IP_PROTOCOL", "17", "L4_DST_PORT", ROCE_PORT, *ends)})
 
 
 def _acl(asked: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Shot:

@@ -1,9 +1,15 @@
 """UDP source ports of RoCEv2, and paths."""
 
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traffic.entropy import udp_sport
+from testbed import inventory
+from testbed.shipped import inventories
+from traffic.entropy import udp_sport, ways
+from traffic.results import Connection
 
 QPN = st.integers(min_value=1, max_value=(1 << 24) - 1)
 
@@ -17,3 +23,32 @@ def test_a_port_seen_on_the_wire():
 def test_ports_are_in_the_dynamic_range_and_the_same_both_ways(one, two):
     assert 0xC000 <= udp_sport(one, two) <= 0xFFFF
     assert udp_sport(one, two) == udp_sport(two, one)
+
+
+@given(QPN, QPN, QPN, st.integers(1, (1 << 20) - 1))
+def test_a_flow_label_alone_decides(one, two, other, label):
+    """Whatever the queue pairs: all flows with one label take one port, and so one way between the same RNICs."""
+    assert udp_sport(one, two, label) == udp_sport(other, one, label)
+    assert 0xC000 <= udp_sport(one, two, label) <= 0xFFFF
+
+
+@pytest.mark.parametrize(("label", "sport"), [(1, 0xC001), (0x3FFF, 0xFFFF), (0x4000, 0xC001), (0xFFFFF, 0xFFC0)])
+def test_ports_of_flow_labels(label, sport):
+    """The low 14 bits, and the high 6 folded into them."""
+    assert udp_sport(65, 66, label) == sport
+
+
+def test_the_way_of_a_flow_with_a_label_is_asked_with_its_port():
+    """The switches were asked for the way of another port than that of the packets."""
+    asked = []
+
+    def ask(machine, question, *, timeout_s):
+        asked.extend(five[3] for _, fives in question["flows"].values() for five in fives)
+        return {"ports": {node: [None] * len(fives) for node, (_, fives) in question["flows"].items()}}
+
+    topology = inventory.load(inventories() / "soft.yml").topology
+    lab = SimpleNamespace(topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask)
+    made = {"src": "host1:rxe0", "dst": "host3:rxe0", "src_ip": "10.77.1.1", "dst_ip": "10.77.2.1"}
+    made |= {"lqpn": 65, "rqpn": 65, "sq_psn": 1, "rq_psn": 1, "generation": 0}
+    ways(lab, [Connection(index=0, **made), Connection(index=1, **made, flow_label=2)])
+    assert asked == [0xD081, 0xC002]

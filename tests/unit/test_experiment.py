@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness import run
+from harness import run, workload
+from harness.cli.traffic import flow as flow_command
+from harness.cli.traffic import flow_specs
 from harness.experiment import decode, load
 from harness.fit import fit
 from harness.needs import parse_need, unmet
 from harness.plan import decode as plan_decode
 from harness.plan import encode, plan
-from harness.workload_file import Collective, Flow, duration_ns
+from harness.workload_file import KEYS, Collective, Flow, duration_ns, workload_of
 from testbed import inventory, shipped
-from testbed.errors import ConfigError
+from testbed.errors import ConfigError, UsageError
+from traffic.flow import SPREADS, TRANSPORTS, VERBS, check
 from traffic.inference import InferenceSpec
+from traffic.plan import QpParams
 from traffic.ranking import RankingSpec
 
 DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
@@ -94,6 +100,63 @@ qps = 4
         duration_ns=9_000_000_000,
         pairs=(("host1:rxe0", "host3:rxe0"),),
     )
+
+
+flow_words = st.fixed_dictionaries(
+    {
+        "verb": st.sampled_from(VERBS),
+        "transport": st.sampled_from(sorted(TRANSPORTS)),
+        "size": st.sampled_from(["64", "4KiB", "64KiB", "1MB"]),
+        "qps": st.integers(1, 4),
+        "spread": st.sampled_from(SPREADS),
+        "depth": st.integers(0, 64),
+        "admit": st.integers(0, 2),
+        "rate": st.floats(0, 1000),
+        "on": st.sampled_from([None, "20ms", "1.5s"]),
+        "off": st.sampled_from([None, "250us", "1m"]),
+        "latency": st.booleans(),
+        "probe": st.booleans(),
+        "duration": st.sampled_from(["9s", "500ms"]),
+    }
+)
+
+
+@given(flow_words)
+def test_a_flow_of_an_experiment_is_that_of_the_command_line(words):
+    """The same words give the same flows; what cannot be meant is refused by both."""
+    ends = ("host1:rxe0", "host3:rxe0")
+    typed = flow_specs([ends], **words, memory="host", qp=QpParams())
+    said = {("flow" if name == "verb" else name): value for name, value in words.items() if value is not None}
+    try:
+        work = workload_of({**said, "src": ends[0], "dst": ends[1]}, "x.toml")
+    except ConfigError:
+        with pytest.raises(UsageError):
+            check(typed[0])
+    else:
+        check(typed[0])
+        assert workload._flows(replace(work, pairs=(ends,))) == typed
+
+
+def test_an_experiment_can_say_all_of_a_flow():
+    """Every option of the command but that of GPU memory, and those of how it is told; nobody may be forgotten."""
+    options = {parameter.name for parameter in flow_command.params} - {"memory", "out", "as_json", "verb"}
+    assert options <= set(KEYS["flow"]), options - set(KEYS["flow"])
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ('transport = "tcp"', 'workload.transport: no transport "tcp"; there is rc, uc, ud'),
+        ('on = "20ms"', "workload: a flow with bursts needs both"),
+        ('on = "20"', 'workload.on: "20" is not a duration'),
+        ("rate = -1", "workload.rate"),
+        ("admit = 1\nlatency = true", "workload: an admitted flow"),
+        ('transport = "ud"\nsize = "1KiB"', "workload: ud carries send"),
+    ],
+)
+def test_what_a_flow_cannot_be_is_refused(more, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read(PATTERN.format(f'pattern = "incast"\n{more}'))
 
 
 PATTERN = 'name = "x"\n[workload]\nflow = "write"\nduration = "9s"\n{}\n'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -15,8 +17,9 @@ from inject.catalogue import CATALOGUE, find
 from inject.heal import script
 from inject.node.actuator import make
 from inject.plan import FaultSpec, plan, plan_all
-from testbed import inventory
+from testbed import dirty, inventory
 from testbed.errors import Unsupported, UsageError
+from testbed.fingerprint import Fingerprint
 from testbed.shipped import inventories
 
 SOFT = inventory.load(inventories() / "soft.yml").topology
@@ -240,6 +243,46 @@ def test_filters_become_expressions_of_the_rule(params, words):
     assert all(word in rules for word in words), rules
 
 
+@pytest.mark.parametrize("kind", ["packet.drop", "packet.mark", "packet.delay"])
+def test_one_sender_and_one_receiver_at_an_uplink(kind):
+    """host1 to host3 and nobody else: by the addresses of their RNICs, before anything is counted."""
+    extra = {"delay": 5} if kind == "packet.delay" else {"every": 10}
+    planned = soft(kind, "rtsw1:ctsw1", src="host1:rxe0", dst="host3:rxe0", **extra)
+    (rule,) = (line for line in planned.request["args"]["ruleset"].splitlines() if "udp dport" in line)
+    src, dst = (SOFT.resolve(name).rnic.ip for name in ("host1:rxe0", "host3:rxe0"))
+    assert rule.strip().startswith(f"ip saddr {src} ip daddr {dst} udp dport 4791")
+    plain = soft(kind, "rtsw1:ctsw1", **extra)
+    assert planned.must_not_move == plain.must_not_move
+    assert "ip saddr" not in plain.request["args"]["ruleset"]
+
+
+def rnics_of(witness):
+    """RNICs of a witness' counters, in the order in which they are believed."""
+    return list(dict.fromkeys(key.partition(".")[0] for key in witness.any_of))
+
+
+def test_a_loss_is_witnessed_by_those_whose_packets_pass():
+    """Any RNIC's timer was proof of a loss at any link; now first that of the link, and no other of its host."""
+    at_link = rnics_of(soft("packet.drop", "host1:rxe0", share=0.1).must_move[0])
+    assert at_link[0] == "host1/rxe0"
+    assert "host1/rxe1" not in at_link
+    assert {"host2/rxe0", "host4/rxe1"} < set(at_link)
+    burst = soft("packet.drop", "rtsw1:host1:rxe0", share=0.1, burst=3)
+    assert rnics_of(burst.must_move[0]) == at_link
+    both = soft("packet.drop", "rtsw1:ctsw1", share=0.1, src="host2:rxe1", dst="host3:rxe0")
+    assert rnics_of(both.must_move[0]) == ["host2/rxe1", "host3/rxe0"]
+    own = soft("packet.corrupt", "host3:rxe0", every=9, src="host1:rxe1")
+    assert rnics_of(own.must_move[0]) == ["host3/rxe0", "host1/rxe1"]
+    anybody = soft("packet.reorder", "rtsw1:ctsw1", every=9)
+    assert len(rnics_of(anybody.must_move[0])) == sum(len(host.rnics) for host in SOFT.hosts)
+
+
+def test_at_an_rnics_own_link_the_other_end_is_what_can_be_chosen():
+    assert soft("packet.drop", "host3:rxe0", share=0.1, src="host1:rxe0").place.netns == "rtsw2"
+    assert soft("packet.drop", "rtsw2:host3:rxe0", share=0.1, src="host1:rxe0", dst="host3:rxe0")
+    assert soft("packet.drop", "host3:rxe0", share=0.1, direction="from", dst="host1:rxe0")
+
+
 def test_a_burst_has_the_mean_that_was_asked_for():
     """Gilbert: mean loss p/(p+r), mean burst 1/r; the drops are counted where they happen."""
     args = soft("packet.drop", "host1:rxe0", share=0.01, burst=4).request["args"]
@@ -336,6 +379,24 @@ def test_half_of_a_gpu_is_left_in_short_periods():
         ("packet.drop", "rtsw1:ctsw1", {"psn": "+4", "qp": 17}, ["one receiving RNIC"]),
         ("packet.drop", "host1:rxe0", {"share": True}, ["fault.share"]),
         ("packet.drop", "host1:rxe0", {"share": "nan"}, ["fault.share"]),
+        ("packet.drop", "rtsw1:ctsw1", {"share": 1, "src": "host9:rxe0"}, ["fault.src", "did you mean"]),
+        ("packet.drop", "rtsw1:ctsw1", {"share": 1, "dst": "host1"}, ["fault.dst", "not an RNIC"]),
+        ("packet.drop", "rtsw1:ctsw1", {"share": 1, "dst": 3}, ["fault.dst", "no target"]),
+        ("packet.drop", "host3:rxe0", {"share": 1, "dst": "host1:rxe0"}, ["fault.dst", "link of host3:rxe0"]),
+        (
+            "packet.drop",
+            "rtsw2:host3:rxe0",
+            {"share": 1, "src": "host1:rxe0", "direction": "from"},
+            ["fault.src", "no packet of host1:rxe0"],
+        ),
+        (
+            "packet.mark",
+            "rtsw1:ctsw1",
+            {"src": "host1:rxe0", "dst": "host1:rxe0"},
+            ["fault.dst", "nothing to itself"],
+        ),
+        ("packet.drop", "host3:rxe0", {"psn": "+9", "qp": "any", "src": "host1:rxe0"}, ["fault.src", "name the qp"]),
+        ("packet.forge", "host1:rxe0", {"what": "nak", "src": "host2:rxe0"}, ["fault.src", "no parameter"]),
         ("gpu.throttle", "host1:gpu0", {}, ["needs percent"]),
         ("gpu.throttle", "host1:gpu0", {"percent": 100}, ["fault.percent", "1..99"]),
     ],
@@ -369,6 +430,101 @@ def test_faults_that_change_the_same_thing_at_once_are_refused():
     assert len({fault.id for fault in plan_all([flap, later, drop, drop], SOFT, lab_kind="soft")}) == 4
 
 
+COMPOSE = ("packet.drop", "packet.mark", "packet.corrupt", "data.corrupt", "packet.forge")
+"""Each has a rule of its own: the same one twice is two of them. What takes a detour towards a port does not."""
+
+
+def sample(kind, **more):
+    target, params = SAMPLES[kind]
+    return FaultSpec(kind=kind, target=target, for_s=5.0, params=params, **more)
+
+
+def collide(*specs):
+    """The refusal of two faults at one time, or None."""
+    try:
+        plan_all(specs, SOFT, lab_kind="soft")
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+@given(samples, samples)
+def test_collision_is_symmetric(one, two):
+    """Whichever is written first."""
+    assert (collide(one, two) is None) == (collide(two, one) is None)
+
+
+@pytest.mark.parametrize("kind", SOFT_KINDS)
+def test_the_same_fault_twice_collides_unless_it_composes(kind):
+    """At one time; one after the other all go together."""
+    refused = collide(sample(kind), sample(kind))
+    detour_from_port = kind == "packet.delay"  # its sample comes from the port: a table and a device of its own
+    assert (refused is None) == (kind in COMPOSE or detour_from_port), refused
+    assert collide(sample(kind), sample(kind, at_s=5.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "thing"),
+    [
+        (("switch.reboot", "rtsw1"), ("link.down", "rtsw1:ctsw1"), "link rtsw1:ctsw1"),
+        (("switch.reboot", "rtsw1"), ("link.down", "ctsw1:rtsw1"), "link rtsw1:ctsw1"),
+        (("switch.reboot", "rtsw1"), ("switch.bgp-kill", "rtsw1"), "bgpd of switch rtsw1"),
+        (("switch.reboot", "rtsw1"), ("packet.mark", "host1:rxe0"), "of switch rtsw1"),
+        (("link.down", "rtsw1:ctsw1"), ("link.flap", "ctsw1:rtsw1"), "link rtsw1:ctsw1"),
+        (("link.down", "rtsw1:ctsw1"), ("link.oneway", "ctsw1:rtsw1"), "link rtsw1:ctsw1"),
+        (("switch.bgp-kill", "ctsw1"), ("switch.drain", "ctsw1"), "bgpd/bgp graceful-shutdown of switch ctsw1"),
+        (("host.freeze", "host1"), ("host.cpu-steal", "host1"), "hog of host host1"),
+        (("host.freeze", "host1"), ("link.down", "host1:rxe0"), "link rtsw1:host1:rxe0"),
+        (("host.freeze", "host1"), ("gpu.thermal", "host1:gpu0"), "of host host1"),
+        (("rnic.reset", "host1:rxe0"), ("rnic.remove", "host1:rxe0"), "host1:rxe0"),
+        (("rnic.reset", "host1:rxe0"), ("link.down", "host1:rxe0"), "link rtsw1:host1:rxe0"),
+        (("rnic.remove", "host1:rxe0"), ("link.down", "rtsw1:host1:rxe0"), "link rtsw1:host1:rxe0"),
+        (("gpu.lost", "host1:gpu0"), ("gpu.noisy-neighbour", "host1:gpu0"), "hog of host host1"),
+        (("host.cpu-steal", "host1"), ("gpu.noisy-neighbour", "host1:gpu0"), "hog of host host1"),
+    ],
+)
+def test_what_is_inside_a_claimed_thing_collides(one, two, thing):
+    """The conflict is named with both faults and the thing, whichever comes first."""
+    specs = [
+        FaultSpec(kind=kind, target=target, for_s=5.0, params=SAMPLES[kind][1] if kind in SAMPLES else {})
+        for kind, target in (one, two)
+    ]
+    for pair in (specs, specs[::-1]):
+        refused = collide(*pair)
+        assert refused is not None
+        assert all(f"{spec.kind} on {spec.target}" in refused for spec in pair)
+        assert f"{thing};" in refused
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [("packet.drop", "host1:rxe0"), ("packet.drop", "host1:rxe0")],
+        [("packet.drop", "host1:rxe0"), ("packet.mark", "host1:rxe0")],
+        [("host.cpu-steal", "host1"), ("packet.drop", "host1:rxe0")],
+        [("host.freeze", "host1"), ("link.down", "rtsw1:ctsw1"), ("packet.drop", "host1:rxe0")],
+        [("gpu.lost", "host1:gpu0"), ("gpu.xid", "host1:gpu0"), ("gpu.thermal", "host2:gpu0")],
+        [("link.down", "rtsw1:ctsw1"), ("link.down", "rtsw1:ctsw2"), ("link.mtu", "rtsw1:ctsw1")],
+        [("rnic.reset", "host1:rxe0"), ("rnic.remove", "host1:rxe1"), ("switch.bgp-kill", "rtsw1")],
+        [("switch.withdraw", "rtsw1"), ("switch.bgp-reset", "rtsw1"), ("switch.hash-policy", "rtsw1")],
+        [("switch.reboot", "ctsw1"), ("switch.reboot", "ctsw2"), ("host.rank-hang", "host1")],
+    ],
+)
+def test_faults_that_change_different_things_go_together(specs):
+    """Inside one machine, on one port, at the two uplinks of a switch."""
+    faults = [FaultSpec(kind=kind, target=target, for_s=5.0, params=SAMPLES[kind][1]) for kind, target in specs]
+    assert collide(*faults) is None
+
+
+def test_two_ways_of_one_link_compose_and_one_way_twice_does_not():
+    """Silence in one direction is not that in the other, whichever end it is named from."""
+    there = FaultSpec(kind="link.oneway", target="rtsw1:ctsw1", for_s=5.0)
+    back = FaultSpec(kind="link.oneway", target="ctsw1:rtsw1", for_s=5.0)
+    same = FaultSpec(kind="link.oneway", target="ctsw1:rtsw1", for_s=5.0, params={"direction": "from"})
+    assert collide(there, back) is None
+    assert collide(there, same)
+
+
 def test_a_gpu_that_another_fault_throttles_is_no_bystander():
     """Each throttle names the other GPUs as bystanders, except those that are throttled on purpose."""
     one, two = plan_all(
@@ -379,18 +535,82 @@ def test_a_gpu_that_another_fault_throttles_is_no_bystander():
     assert one.must_not_move == two.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
 
 
+def test_a_thing_that_another_fault_takes_away_is_no_bystander():
+    """A GPU that is gone has no counters; that they can no longer be read is not the throttle's doing."""
+    lost, throttle = plan_all(
+        [
+            FaultSpec(kind="gpu.lost", target="host1:gpu0", for_s=1.0),
+            FaultSpec(kind="gpu.throttle", target="host2:gpu0", for_s=1.0, params={"percent": 50}),
+        ],
+        SOFT,
+        lab_kind="soft",
+    )
+    assert throttle.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+    assert lost.must_not_move == throttle.must_not_move
+
+
 def assert_shell(text):
     """POSIX shell that parses: a revert that does not is found when nobody is there to mend it."""
     checked = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False, timeout=20)
     assert checked.returncode == 0, checked.stderr
 
 
-def test_what_heals_a_machine_is_shell():
+def healed(tmp_path, kind="soft", topology=SOFT):
+    return SimpleNamespace(
+        topology=topology,
+        kind=kind,
+        state_dir=tmp_path,
+        carrier=lambda name: SimpleNamespace(name=name),
+        netns=lambda _: None,
+    )
+
+
+def test_what_heals_a_machine_is_shell(tmp_path):
     """The script of every machine, with all its marks."""
-    lab = SimpleNamespace(topology=SOFT, carrier=lambda name: SimpleNamespace(name=name), netns=lambda _: None)
-    text = script(lab, "rtsw1")
+    text = script(healed(tmp_path), "rtsw1")
     assert_shell(text)
     assert all(mark in text for mark in ("faultbed-fault-", "faultbed_", "fbvia", "cpu.max", "faultbed-hog"))
+    assert "ip link set dev ctsw1 up" in text
+    assert "not ours: rtsw1" not in text
+
+
+def test_a_port_of_a_rack_that_is_down_may_be_somebodys_maintenance(tmp_path):
+    """Only what was up before the run that left the lab DIRTY is brought up; the others are named."""
+    lab = healed(tmp_path, "rack")
+    text = script(lab, "rtsw1")
+    assert_shell(text)
+    assert "link set dev" not in text
+    assert "not ours: rtsw1:ctsw1 is down" in text
+    before = {"rtsw1": {"link ctsw1": "UP LOWER_UP mtu 4200", "link ctsw2": "mtu 4200"}}
+    dirty.mark(tmp_path, ["a port is down"], Fingerprint(nodes=before))
+    text = script(lab, "rtsw1")
+    assert_shell(text)
+    assert "ip link set dev ctsw1 up" in text
+    assert "ip link set dev ctsw2 up" not in text
+    assert "not ours: rtsw1:ctsw2 is down" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "goes_on"),
+    [("soft", "somebody", True), ("rack", "somebody", False), ("rack", "traffic.node.engine", True)],
+)
+def test_a_stopped_process_of_a_rack_may_be_somebodys(tmp_path, kind, argument, goes_on):
+    """A real process that is stopped: on a rack it goes on only when it is a program of ours."""
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        ["python3", "-c", program, argument], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        text = script(healed(tmp_path, kind, SimpleNamespace(links=())), "host1")
+        only = text[text.index("for p in $(grep -ls '^State") :].replace(
+            "/proc/[0-9]*/status", f"/proc/{process.pid}/status"
+        )
+        said = subprocess.run(["sh", "-c", only], capture_output=True, text=True, check=True, timeout=20).stdout
+        process.send_signal(signal.SIGCONT)
+        process.communicate()
+    assert said.startswith(f"{'healed:' if goes_on else 'not ours:'} process {process.pid} (python3")
 
 
 @pytest.mark.parametrize("kind", SOFT_KINDS)

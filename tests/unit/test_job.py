@@ -65,16 +65,46 @@ def test_all_phases_are_right_whoever_is_slow(sizes, names, segment, choice):
         for name in names
     )
     made, _ = job.job_programs(JobSpec(grid=grid, phases=phases), NETWORK)
+    right_whoever_is_slow(made, len(phases), segment, choice)
+
+
+def right_whoever_is_slow(made, phases, segment, choice):
+    """Run programs in any order that they allow, and hold every result against the sum of its inputs."""
     longest = 10_000  # patterns of later phases begin further on
     lanes = Lanes(made, longest, segment=segment, slots=2)
     while ready := list(lanes.moves()):
         lanes.do(*choice.choice(ready))
     for program, memory, plan in zip(made, lanes.data, lanes.plans, strict=True):
-        assert len(plan.phases) == len(phases)
+        assert len(plan.phases) == phases
         for offset, count, source, index in program["results"]:
             members = program["groups"][-1 - source] if source < 0 else [source]
             want = sum(inputs_of(rank, longest)[index : index + count] for rank in members)
             assert (memory[offset : offset + count] == want).all()
+
+
+@given(
+    name=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast"]),
+    choice=st.randoms(use_true_random=False),
+)
+@settings(max_examples=30)
+def test_a_hierarchical_phase_goes_by_where_its_ranks_are(name, choice):
+    """Four of a group on two places: first within, then across, as two steps of no ring; and right."""
+    phase = JobPhase(along="dp", collective=name, size_bytes=4 * 24, algorithm="hierarchical")
+    spec = JobSpec(grid=(("dp", 4), ("tp", 2)), phases=(phase,))
+    made, algorithms = job.job_programs(spec, NETWORK, lambda members: 2)
+    assert algorithms == ("hierarchical",)
+    across = {(src, dst) for src, dst in schedules.peers_of(made) if src // 2 != dst // 2}
+    if name != "broadcast":
+        assert all(src % 2 == dst % 2 for src, dst in across), "only ranks of one local index talk across places"
+    right_whoever_is_slow(made, 1, 7, choice)
+
+
+@pytest.mark.parametrize("found", [{(0, 1): 1, (2, 3): 1}, {(0, 1): 2, (2, 3): 1}])
+def test_a_hierarchical_phase_without_a_hierarchy_is_refused(found):
+    """It was a plain ring under that name."""
+    phase = JobPhase(along="dp", collective="all-reduce", size_bytes=96, algorithm="hierarchical")
+    with pytest.raises(UsageError, match="hierarchical all-reduce along dp needs groups over several hosts"):
+        job.job_programs(JobSpec(grid=(("dp", 2), ("tp", 2)), phases=(phase,)), NETWORK, found.__getitem__)
 
 
 DP = JobPhase(along="dp", collective="all-reduce", size_bytes=4096)
@@ -92,6 +122,10 @@ DP = JobPhase(along="dp", collective="all-reduce", size_bytes=4096)
         ({"phases": (JobPhase(along="dp", collective="all-reduce", size_bytes=0),)}, "multiple of 4 bytes"),
         ({"phases": (JobPhase(along="dp", collective="gossip", size_bytes=64),)}, 'no collective "gossip"'),
         ({"iterations": 0}, "at least 1 iteration"),
+        (
+            {"phases": (JobPhase(along="dp", collective="all-reduce", size_bytes=96, algorithm="hierarchical"),)},
+            "hierarchical all-reduce along dp",
+        ),
     ],
 )
 def test_refusals(change, says):

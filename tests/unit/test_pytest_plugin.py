@@ -38,3 +38,57 @@ def test_a_lab_that_is_lost_is_opened_anew_by_the_next_test(monkeypatch):
     with plugin._or_give_up(config):
         pass
     assert plugin._keeper(config).lab is opened[1]
+
+
+THROTTLES = """
+import pytest
+from types import SimpleNamespace
+from harness import pytest_plugin as plugin
+from testbed import inventory
+from testbed.errors import UsageError
+from testbed.shipped import inventories
+
+
+class Stand:
+    def __init__(self, lab, journal, *, mutate=None):
+        self.open = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error): ...
+
+    def active(self):
+        return tuple(self.open)
+
+    def prepare(self, planned):
+        receipt = SimpleNamespace(id=planned.id, to_json=dict)
+        prepared = SimpleNamespace(planned=planned)
+        prepared.clear = lambda: prepared in self.open and self.open.remove(prepared) or receipt
+        self.open.append(prepared)
+        return prepared
+
+
+@pytest.fixture
+def lab(monkeypatch):
+    monkeypatch.setattr(plugin, "Injector", Stand)
+    return SimpleNamespace(topology=inventory.load(inventories() / "soft.yml").topology, kind="soft")
+
+
+def test_two(inject):
+    one, two = (inject("gpu.throttle", f"host{n}:gpu0", percent=50) for n in (1, 2))
+    others = ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+    assert one.planned.must_not_move == two.planned.must_not_move == others
+    with pytest.raises(UsageError, match="gpu.thermal on host2:gpu0 beside gpu.throttle on host2:gpu0"):
+        inject("gpu.thermal", "host2:gpu0")
+    two.clear()
+    assert "host2/gpu0.nr_throttled" not in one.planned.must_not_move
+    three = inject("gpu.thermal", "host2:gpu0")
+    assert three.planned.must_not_move == others
+"""
+
+
+def test_faults_of_one_test_are_planned_together(pytester):
+    """Two throttled GPUs spoke against each other, and neither was proved."""
+    pytester.makepyfile(test_throttles=THROTTLES)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)

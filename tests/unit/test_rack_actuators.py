@@ -74,6 +74,14 @@ def test_every_way_has_a_sample():
     assert all(CATALOGUE[kind].on_rack == way.by for kind, way in WAYS.items() if kind in CATALOGUE)
 
 
+def test_an_acl_takes_one_sender_and_one_receiver():
+    """What a software hop selects by addresses, an ACL can, too."""
+    planned = shot("packet.drop", "rtsw1:ctsw1", share=1, src="host1:mlx5_0", dst="host3:mlx5_0")
+    rule = next(step.do for step in planned.steps if "ACL_RULE" in step.do)
+    src, dst = (RACK.resolve(name).rnic.ip for name in ("host1:mlx5_0", "host3:mlx5_0"))
+    assert f"L4_DST_PORT 4791 SRC_IP {src}/32 DST_IP {dst}/32" in rule
+
+
 @pytest.mark.parametrize(("kind", "target", "params"), CASES)
 def test_a_plan_shows_every_change_with_its_revert(kind, target, params):
     planned = shot(kind, target, **params)

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import faultbed  # noqa: F401 - a fixture
 
-from inject import safety
+from inject import blast, safety
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
+from inject.plan import FaultSpec, plan, plan_all
 from inject.safety import Forbidden
 from testbed import auditlog, powercycle
 from testbed import inventory as inventory_module
@@ -89,6 +89,71 @@ def test_more_patterns_never_forbid_more(patterns, for_s):
     assert allowed(["*"]) == (for_s <= 500.0)
 
 
+def together(inventory, *faults):
+    """Faults (kind, target, at, for) of one run, or why they are refused."""
+    specs = [FaultSpec(kind=kind, target=target, at_s=at_s, for_s=for_s) for kind, target, at_s, for_s in faults]
+    try:
+        blast.check(plan_all(specs, inventory.topology, lab_kind=inventory.kind), inventory)
+    except Forbidden as refused:
+        return str(refused)
+    return None
+
+
+RNICS = [("link.down", f"host1:mlx5_{n}", 1.0, 5.0) for n in range(3)]
+
+
+def test_a_rack_is_hurt_in_one_place_at_a_time_unless_its_owner_says_otherwise():
+    """A second link while the first is down; not one after the other, and not a link beside a GPU."""
+    cautious = under(may_disrupt=["*"])
+    assert together(cautious, RNICS[0], ("gpu.lost", "host2:gpu0", 1.0, 5.0)) is None
+    assert together(cautious, RNICS[0], ("link.down", "host1:mlx5_1", 6.0, 5.0)) is None
+    said = together(cautious, RNICS[0], RNICS[1])
+    assert "2 links would be hurt at 1 s (rtsw1:host1:mlx5_0, rtsw" in said
+    assert "allows 1 (faultbed_safety.most_links)" in said
+    assert together(under(may_disrupt=["*"], most_links=2), *RNICS[:2]) is None
+    assert "3 links" in together(under(may_disrupt=["*"], most_links=2), *RNICS)
+    assert "most_hosts" in together(cautious, *(("gpu.lost", f"host{n}:gpu0", 0.0, 5.0) for n in (1, 2)))
+
+
+def test_all_uplinks_of_a_rack_switch_are_never_hurt_unless_that_is_allowed():
+    """By each of them, by the switches at their far ends, or by the switch itself."""
+    ups = [link.name for link in RACK.topology.links_of("rtsw1") if link.is_uplink]
+    spines = sorted({link.other("rtsw1").node for link in RACK.topology.links_of("rtsw1") if link.is_uplink})
+    by_links = [("link.down", name, 0.0, 5.0) for name in ups]
+    by_spines = [("switch.bgp-kill", name, 0.0, 5.0) for name in spines]
+    by_itself = [("switch.bgp-kill", "rtsw1", 0.0, 5.0)]
+    wide = {"may_disrupt": ["*"], "most_links": 99, "most_switches": 99}
+    for faults in (by_links, by_spines, by_itself):
+        assert "all uplinks of rtsw1 would be hurt at once" in together(under(**wide), *faults)
+        assert together(under(**wide, all_uplinks="allow"), *faults) is None
+    assert together(under(**wide), *by_links[1:]) is None
+    assert together(under(**wide), ("switch.hash-policy", "rtsw1", 0.0, 5.0)) is None
+
+
+def test_a_soft_lab_has_no_limit_but_those_that_it_is_given():
+    faults = [("link.down", link.name, 0.0, 5.0) for link in SOFT.topology.links]
+    assert together(SOFT, *faults) is None
+    assert together(replace(SOFT, safety=SafetyVars(may_disrupt=["*"])), *faults) is None
+    limited = replace(SOFT, safety=SafetyVars(may_disrupt=["*"], most_links=2))
+    assert "most_links" in together(limited, *faults[:3])
+
+
+def test_the_injector_counts_what_is_there_already(tmp_path, monkeypatch):
+    """By hand there are no windows: what is prepared is there until it is cleared."""
+    monkeypatch.setattr("inject.injector.Prepared.start", lambda _: None)
+    monkeypatch.setattr("inject.injector.Prepared.look", lambda _: {})
+    limited = under(may_disrupt=["*"])
+    lab = SimpleNamespace(inventory_model=limited, state_dir=tmp_path / "state", topology=RACK.topology)
+    with Journal(tmp_path / "journal") as journal:
+        injector = Injector(lab, journal)
+        first = injector.prepare(planned("link.down", "host1:mlx5_0"))
+        with pytest.raises(Forbidden, match="most_links"):
+            injector.prepare(planned("link.down", "host1:mlx5_1"))
+        assert injector.active() == (first,)
+        injector.forget(first)
+        injector.prepare(planned("link.down", "host1:mlx5_1"))
+
+
 def test_the_injector_asks_before_it_does_anything(tmp_path):
     """No channel is opened, nothing is prepared; the refusal is written down with its revert."""
     lab = SimpleNamespace(inventory_model=RACK, state_dir=tmp_path / "state", topology=RACK.topology)
@@ -128,6 +193,8 @@ def test_a_policy_that_names_nothing_is_found(tmp_path):
     policy = "faultbed_safety: {may_disrupt: ['host1:*', 'host9'], longest_fault_s: 0}, faultbed_schema: 1"
     path.write_text(text.replace("faultbed_schema: 1", policy))
     assert [found.place for found in audit(path)] == ["all.safety.longest_fault_s", "all.safety.may_disrupt[1]"]
+    path.write_text(text.replace("faultbed_schema: 1", "faultbed_safety: {most_hosts: 0}, faultbed_schema: 1"))
+    assert [found.place for found in audit(path)] == ["all.safety.most_hosts"]
 
 
 def test_a_power_cycle_needs_policy_need_and_bmc():

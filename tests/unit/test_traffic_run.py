@@ -14,6 +14,7 @@ import pytest
 from testbed import inventory
 from testbed.errors import CommandFailed, LabError
 from traffic import flow
+from traffic.plan import QpParams
 
 
 def node_ns():
@@ -143,6 +144,15 @@ def test_when_an_engine_stood_still_is_told_in_the_controllers_time():
     (one,) = running.standstills
     assert one.end_ns - one.start_ns == 5
     assert begun_ns - 10**9 < one.end_ns < time.monotonic_ns() + 10**9
+
+
+@pytest.mark.parametrize(("transport", "label"), [("rc", 77), ("uc", 77), ("ud", 0)])
+def test_a_connection_says_by_which_flow_label_it_goes(transport, label):
+    """Of datagrams rxe looks at none: their QP has no address handle."""
+    lab = Lab(lambda engine: engine.done())
+    with lab.start(qp=QpParams(flow_label=77), transport=transport, verb="send") as running:
+        assert [one.flow_label for one in running.connections] == [label]
+        running.abort("it has been seen")
 
 
 def test_a_lost_qp_is_rebuilt_and_reported():

@@ -1,0 +1,227 @@
+"""Stop conditions: what is seen live, when a condition holds, and what is done then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_run import soft_topology
+
+from harness import run as run_module
+from harness.experiment import decode
+from harness.fit import fit
+from harness.live import Live, Watching
+from harness.stop import METRICS, Condition, Guard, judged
+from harness.verdict import Check, Verdict, VerdictFile
+from inject.injector import Prepared
+from inject.plan import FaultSpec, plan
+from testbed.errors import ConfigError, FaultError, LabError
+from testbed.telemetry import Change
+
+S = 1_000_000_000
+FILE = """
+name = "x"
+[workload]
+collective = "all-reduce"
+size = "1MiB"
+duration = "30s"
+[[faults]]
+kind = "link.flap"
+target = "rtsw1:ctsw1"
+at = "8s"
+for = "1s"
+[[stop]]
+metric = "goodput_ratio"
+min = 0.2
+for = "5s"
+[[stop]]
+metric = "silence"
+max = "10s"
+verdict = "INCONCLUSIVE"
+"""
+LOST = Condition(metric=METRICS["qp_errors"], bound=2)
+SLOW = Condition(metric=METRICS["goodput_ratio"], bound=0.2, for_ns=5 * S, verdict=Verdict.INCONCLUSIVE)
+
+
+def test_conditions_of_an_experiment():
+    slow, silent = decode(FILE.encode(), source="x.toml").stops
+    assert (slow.metric.name, slow.bound, slow.for_ns, slow.verdict) == ("goodput_ratio", 0.2, 5 * S, Verdict.FAIL)
+    assert (silent.bound, silent.for_ns, silent.verdict) == (10.0, 0, Verdict.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"silence"', '"silense"', ["stop[1].metric", "did you mean silence"]),
+        ("min = 0.2", "max = 0.2", ["stop[0]", "bounded by min alone"]),
+        ("min = 0.2", "", ["stop[0]", "bounded by min alone"]),
+        ("min = 0.2", "min = 0.2\nmax = 0.9", ["stop[0]", "bounded by min alone"]),
+        ('max = "10s"', "max = 10", ["stop[1].max", "unit"]),
+        ("min = 0.2", 'min = "20%"', ["stop[0].min", "plain number"]),
+        ('for = "5s"\n[[stop]]', 'for = "5"\n[[stop]]', ["stop[0].for"]),
+        ('for = "5s"\n[[stop]]', 'fro = "5s"\n[[stop]]', ["stop[0]", "did you mean for"]),
+        ('"INCONCLUSIVE"', '"PASS"', ["stop[1].verdict", "PASS"]),
+        ('at = "8s"', 'at = "0s"', ["stop[0].metric", "fault-free start"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(old, new, words):
+    assert old in FILE
+    with pytest.raises(ConfigError) as caught:
+        fit(decode(FILE.replace(old, new).encode(), source="x.toml"), soft_topology(), "soft")
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_conditions_without_faults_are_refused():
+    head, _, rest = FILE.partition("[[faults]]")
+    with pytest.raises(ConfigError, match=r"stop\[0\].*has none"):
+        decode((head + rest[rest.index("[[stop]]") :]).encode(), source="x.toml")
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=60))
+def test_a_condition_stops_once_it_has_held_for_its_time(values):
+    """Every half second a value: stopped at the first look that ends five seconds of values below the bound."""
+    guard, expected, run = Guard([SLOW]), None, 0
+    for index, value in enumerate(values):
+        run = run + 1 if value is not None and value < 0.2 else 0
+        if expected is None and run == 11:  # the first look, and ten half seconds after it
+            expected = index * S // 2
+        guard.look(index * S // 2, {"goodput_ratio": value})
+    assert (guard.held.at_ns if guard.held else None) == expected
+    if guard.held:
+        assert guard.held.at_ns - guard.held.since_ns == 5 * S
+
+
+def verdict_of(*checks):
+    check = Check(name="a", verdict=Verdict.PASS, observed=1, bound=1, unit="", rule="observed = bound")
+    return VerdictFile(
+        experiment="x", seed=1, lab="soft", verdict=Verdict.PASS, checks=(check, *checks), faults=(), lab_state="CLEAN"
+    )
+
+
+def test_what_held_is_named_with_time_and_value():
+    """The run is what the condition says; the others that were looked at have passed."""
+    guard = Guard([LOST, SLOW])
+    guard.look(100 * S, {"qp_errors": 1, "goodput_ratio": 0.9})
+    guard.look(102 * S, {"qp_errors": 3, "goodput_ratio": 0.1})
+    said = judged(verdict_of(), guard, t0_ns=90 * S)
+    assert said.verdict is Verdict.FAIL
+    lost, slow = said.checks[1:]
+    assert (lost.name, lost.observed, lost.bound, lost.verdict) == ("stop.qp_errors", 3, 2, Verdict.FAIL)
+    assert "at 12.0 s all faults were cleared" in lost.detail
+    assert lost.rule.split()[1] == "<="
+    assert (slow.name, slow.verdict) == ("stop.goodput_ratio", Verdict.PASS)
+
+
+def test_what_nobody_could_look_at_proves_nothing():
+    guard = Guard([SLOW])
+    guard.look(1 * S, {"goodput_ratio": None})
+    assert judged(verdict_of(), guard, t0_ns=0).verdict is Verdict.INCONCLUSIVE
+    assert judged(verdict_of(), Guard([]), t0_ns=0) == verdict_of()
+
+
+def sample(start_ns, *sizes):
+    return {"event": "sample", "start_ns": start_ns, "sizes": sizes}
+
+
+def test_goodput_is_a_share_of_what_it_was_before_the_first_fault():
+    """Of whole seconds that are told; nothing before the fault, and zeros where nothing came."""
+    live = Live()
+    live.begin(start_ns=10 * S, fault_ns=12 * S)
+    for second in range(9, 14):
+        live.on_event(sample(second * S, *[100] * 10))
+    live.on_event(sample(14 * S, *[50] * 10))
+    assert live.values(13 * S)["goodput_ratio"] is None
+    assert live.values(14 * S)["goodput_ratio"] == pytest.approx(1.0)
+    assert live.values(16 * S)["goodput_ratio"] == pytest.approx(0.5)
+    assert live.values(30 * S)["goodput_ratio"] == 0.0
+
+
+def test_what_else_is_seen_live():
+    live = Live()
+    assert live.values(S) == {"qp_errors": 0, "goodput_ratio": None, "silence": None, "kernel.broken": 0}
+    live.heard_ns = lambda: {"host1": 3 * S, "fabric": 5 * S}
+    live.on_event({"event": "qp_error"})
+    live.on_change(Change(at_ns=S, node="host2", subject="kernel", text="1 BUG: unable to handle page fault"))
+    live.on_change(Change(at_ns=S, node="host2", subject="link be0", text="DOWN"))
+    assert live.values(7 * S) == {"qp_errors": 1, "goodput_ratio": None, "silence": 4.0, "kernel.broken": 1}
+    assert set(live.values(7 * S)) == set(METRICS)
+
+
+def test_it_is_looked_at_by_itself_and_stops():
+    live = Live()
+    for _ in range(3):
+        live.on_event({"event": "qp_error"})
+    with Watching(Guard([LOST]), live, lambda: None) as watching:
+        assert watching.stopped.wait(10)
+    assert watching.error is None
+
+
+def test_a_lab_that_is_no_longer_ours_stops_everything():
+    """A reservation that was lost inside a window was noticed only after it."""
+
+    def lost():
+        raise LabError("soft is reserved by somebody else")
+
+    watching = Watching(Guard([]), Live(), lost)
+    watching.look()
+    assert watching.stopped.is_set()
+    assert "somebody else" in str(watching.error)
+
+
+class Fault:
+    """A prepared fault that writes down what is asked of it."""
+
+    planned = SimpleNamespace(kind="link.down", target=SimpleNamespace(text="rtsw1:ctsw1"))
+
+    def __init__(self, stopped=None):
+        self.asked, self.stopped = [], stopped
+
+    def baseline(self):
+        self.asked.append("baseline")
+
+    def arm(self, *, at_ns, given_up):
+        self.asked.append("arm")
+        if self.stopped is not None:
+            assert not given_up()
+            self.stopped.set()
+            assert given_up()
+
+
+def drive(fault, stopped):
+    lab, running = SimpleNamespace(guard=lambda: None), SimpleNamespace(is_over=False)
+    at_ns = time.monotonic_ns()
+    run_module._drive(lab, fault, at_ns, 3600 * S, running, stopped, lambda _: None)
+
+
+def test_a_window_ends_when_all_has_to_stop():
+    """An hour's window, left at once; the caller clears it."""
+    stopped = threading.Event()
+    fault = Fault(stopped)
+    drive(fault, stopped)
+    assert fault.asked == ["baseline", "arm"]
+
+
+def test_nothing_is_armed_any_more_when_all_has_to_stop():
+    stopped, fault = threading.Event(), Fault()
+    stopped.set()
+    drive(fault, stopped)
+    assert fault.asked == []
+
+
+def test_a_fault_that_waits_for_its_time_is_given_up():
+    """The holder has its time; the controller calls it off before."""
+    spec = FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=1.0)
+    planned = plan(spec, soft_topology(), lab_kind="soft")
+    journal = SimpleNamespace(doing=lambda *_, **__: __import__("contextlib").nullcontext({}))
+    injector = SimpleNamespace(lab=SimpleNamespace(), ttl_s=10.0, journal=journal, audit=lambda *_, **__: None)
+    prepared = Prepared(injector, planned)
+    prepared._before = {}
+    sent = []
+    prepared._channel = SimpleNamespace(send=sent.append, receive=lambda timeout_s: {"event": "scheduled"})
+    with pytest.raises(FaultError, match="given up"):
+        prepared.arm(at_ns=time.monotonic_ns() + 3600 * S, given_up=lambda: True)
+    assert [message["do"] for message in sent] == ["arm"]
