@@ -34,7 +34,7 @@ _ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
     ("link.down", "link", {}),
     ("link.flap", "link", {}),
     ("link.oneway", "link", {}),
-    ("link.rate", "link", {"rate": (2, 6)}),
+    ("link.rate", "link", {"rate": (1, 3)}),
     ("link.mtu", "link", {"mtu": (800, 1200)}),
     ("congestion.shallow-queue", "link", {"packets": (2, 6), "rate": (8, 16)}),
     ("rnic.reset", "rnic", {}),

@@ -69,6 +69,9 @@ _FULL = 0.002
 
 _SLICE = "/sys/fs/cgroup/faultbed.slice"
 
+_ENGINE = b"traffic.node.engine"
+"""What a process that is a host's part of a job has among its arguments."""
+
 
 class Place:
     """A machine (`namespace` None) or a switch that is a namespace of it: its sockets and files, kept open."""
@@ -252,13 +255,15 @@ def _machine() -> Counts:
         yield "memory.stalled_us", int(file.readline().rpartition("total=")[2])
     yield "clock.stepped", stepped_s()
     yield "disk.full", int(is_full("/var/lib"))
-    stopped = busy = 0
+    stopped = busy = engines = 0
     for path in glob.glob("/proc/[0-9]*/stat"):
         name, state = _process(path)
         stopped += state == "T"
         busy += name == "faultbed-hog"
+        engines += name.startswith("python") and _ENGINE in _arguments(path)
     yield "processes.stopped", stopped
     yield "hogs.running", busy
+    yield "engines.running", engines
     for folder in glob.glob(f"{_SLICE}/*.service"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             yield from _limits(folder)
@@ -312,6 +317,15 @@ def is_full(path: str) -> bool:
     """Whether hardly anything is left of the file system of `path` for anybody but root and the system itself."""
     seen = os.statvfs(path)
     return seen.f_bavail < seen.f_blocks * _FULL
+
+
+def _arguments(path: str) -> list[bytes]:
+    """Of the same process; none: it is gone."""
+    try:
+        with open(f"{path.rpartition('/')[0]}/cmdline", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
 
 
 def _process(path: str) -> tuple[str, str]:

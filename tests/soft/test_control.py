@@ -92,7 +92,7 @@ def test_every_other_kind_is_proved(lab, tmp_path, busy):
 
 @pytest.mark.slow
 def test_a_killed_rank_is_proved(lab, tmp_path):
-    """Its peer's retry timer runs out (67 ms at timeout=14) before the traffic is told that an engine is gone."""
+    """The watcher of its host finds no engine there any more."""
     one, _, three, _ = lab.topology.hosts[:4]
     running = flow.start(
         lab,
