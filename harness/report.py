@@ -9,6 +9,7 @@ markup.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from harness import packet_stalls, plots, summary
+from harness import counter_plot, counter_timeline, packet_stalls, plots, summary
 from harness.attribution import attribute
+from harness.charts import Band, Chart
 from harness.drawing import Mark, fabric_svg
 from harness.findings import Finding
 from harness.judge import unproven
@@ -28,7 +30,6 @@ from harness.metrics import METRICS, lookup
 from harness.observe import Observed, counter_deltas, observe
 from harness.packets.evidence import Evidence
 from harness.phases import Phase
-from harness.plots import Band, Chart
 from harness.prediction import predictions
 from harness.quantities import format_bytes, format_duration, format_rate
 from harness.rundir import RunDir, open_run
@@ -37,6 +38,7 @@ from harness.stalls import Stall, stalls
 from harness.timeline import Impact
 from harness.verdict import Check, Receipt, VerdictFile
 from testbed.errors import UsageError
+from testbed.telemetry import Recorded
 
 __all__ = ["render", "render_html"]
 
@@ -115,6 +117,7 @@ def render_html(run: RunDir) -> str:
             faults=faults,
             fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
             goodput=_markup(plots.goodput_chart(measured, observed, bands)),
+            **_over_time(run, measured, bands),
             iterations=_markup(plots.iterations_chart(measured, bands)),
             cut=_cut(measured),
             kernel=measured.kernel,
@@ -134,6 +137,32 @@ def render_html(run: RunDir) -> str:
             **_packets(packets),
         )
     )
+
+
+def _over_time(run: RunDir, measured: Measurements, bands: Sequence[Band]) -> dict[str, Any]:
+    """What the section about counters and news shows."""
+    recorded = run.read_telemetry()
+    if recorded is None:
+        return {"telemetry": None}
+    inside = {"t0_ns": measured.t0_ns, "end_ns": measured.end_ns}
+    series = counter_timeline.series(recorded.samples, **inside)
+    news = counter_timeline.news(recorded.changes, **inside)
+    sampled = {node: one for node, one in _sampled(recorded, measured).items() if one}
+    return {
+        "telemetry": _markup(counter_plot.counters_chart(measured, series, news, bands)) or {},
+        "telemetry_series": series,
+        "telemetry_shown": counter_timeline.MOST,
+        "telemetry_news": news,
+        "telemetry_rates": (min(sampled.values()), max(sampled.values())) if sampled else None,
+        "telemetry_lost": [one for one in measured.watched if one.lost],
+    }
+
+
+def _sampled(recorded: Recorded, run: Measurements) -> dict[str, float]:
+    """Samples a second in which anything of a node had moved, while the workload ran."""
+    seconds = max(1e-9, (run.end_ns - run.t0_ns) / 1e9)
+    counted = Counter(one.node for one in recorded.samples if run.t0_ns <= one.at_ns <= run.end_ns)
+    return {node: count / seconds for node, count in counted.items()}
 
 
 def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
