@@ -19,7 +19,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from harness import counter_plot, counter_timeline, packet_stalls, plots, summary
+from harness import counter_plot, counter_timeline, link_load, packet_stalls, plots, summary
 from harness.attribution import attribute
 from harness.charts import Band, Chart
 from harness.drawing import Mark, fabric_svg
@@ -117,6 +117,7 @@ def render_html(run: RunDir) -> str:
             faults=faults,
             fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
             goodput=_markup(plots.goodput_chart(measured, observed, bands)),
+            **_loads(measured),
             **_over_time(run, measured, bands),
             iterations=_markup(plots.iterations_chart(measured, bands)),
             cut=_cut(measured),
@@ -155,6 +156,17 @@ def _over_time(run: RunDir, measured: Measurements, bands: Sequence[Band]) -> di
         "telemetry_news": news,
         "telemetry_rates": (min(sampled.values()), max(sampled.values())) if sampled else None,
         "telemetry_lost": [one for one in measured.watched if one.lost],
+    }
+
+
+def _loads(run: Measurements) -> dict[str, Any]:
+    """What the table of links shows."""
+    loads = link_load.link_loads(run)
+    return {
+        "loads": loads,
+        "load_most": max((way.size_bytes or 0 for one in loads for way in (one.up, one.down)), default=0),
+        "load_layers": link_load.layers(loads, run.topology),
+        "load_fans": link_load.fans(loads, run.topology),
     }
 
 
