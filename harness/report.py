@@ -19,7 +19,16 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from harness import counter_plot, counter_timeline, link_load, packet_stalls, plots, summary
+from harness import (
+    counter_plot,
+    counter_timeline,
+    drawing_states,
+    fabric_states,
+    link_load,
+    packet_stalls,
+    plots,
+    summary,
+)
 from harness.attribution import attribute
 from harness.charts import Band, Chart
 from harness.drawing import Mark, fabric_svg
@@ -38,7 +47,7 @@ from harness.stalls import Stall, stalls
 from harness.timeline import Impact
 from harness.verdict import Check, Receipt, VerdictFile
 from testbed.errors import UsageError
-from testbed.telemetry import Recorded
+from testbed.telemetry import Change, Recorded
 
 __all__ = ["render", "render_html"]
 
@@ -95,6 +104,7 @@ def render_html(run: RunDir) -> str:
     """The page as text."""
     verdict, measured = run.read_verdict(), run.read_measurements()
     observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
+    recorded = run.read_telemetry()
     findings = attribute(measured, flights)
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]
@@ -118,7 +128,8 @@ def render_html(run: RunDir) -> str:
             fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
             goodput=_markup(plots.goodput_chart(measured, observed, bands)),
             **_loads(measured),
-            **_over_time(run, measured, bands),
+            **_over_time(measured, recorded, bands),
+            **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
             iterations=_markup(plots.iterations_chart(measured, bands)),
             cut=_cut(measured),
             kernel=measured.kernel,
@@ -140,9 +151,29 @@ def render_html(run: RunDir) -> str:
     )
 
 
-def _over_time(run: RunDir, measured: Measurements, bands: Sequence[Band]) -> dict[str, Any]:
+def _moments(
+    run: Measurements, faults: Sequence[_FaultView], marks: Sequence[Mark], changes: Sequence[Change]
+) -> dict[str, Any]:
+    """The drawings of the fabric by moment."""
+    windows = [
+        fabric_states.Window(
+            number=one.number,
+            kind=one.run.plan.kind,
+            target=one.run.plan.target,
+            start_ns=run.t0_ns + round(one.band.start_s * 1e9),
+            end_ns=run.t0_ns + round(one.band.end_s * 1e9),
+        )
+        for one in faults
+        if one.band is not None
+    ]
+    found = fabric_states.moments(run.topology, windows, changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
+    drawn = [Markup(one) for one in drawing_states.moments_svg(run.topology, found, marks)]  # noqa: S704 - escaped
+    plain = drawing_states.plain_svg(run.topology, run.connections) if found else ""
+    return {"moments": list(zip(found, drawn, strict=True)), "plain_fabric": Markup(plain)}  # noqa: S704 - escaped
+
+
+def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
     """What the section about counters and news shows."""
-    recorded = run.read_telemetry()
     if recorded is None:
         return {"telemetry": None}
     inside = {"t0_ns": measured.t0_ns, "end_ns": measured.end_ns}
@@ -215,6 +246,7 @@ def _environment() -> jinja2.Environment:
         rate=format_rate,
         value=summary.format_value,
         pretty=_pretty,
+        capitalize_first=lambda text: text[:1].upper() + text[1:],
         verdict_mark=lambda name: _MARKS[str(name)],
     )
     return environment
