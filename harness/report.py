@@ -24,9 +24,11 @@ from harness import (
     counter_timeline,
     drawing_states,
     fabric_states,
+    gantt_plot,
     link_load,
     packet_stalls,
     plots,
+    step_gantt,
     summary,
 )
 from harness.attribution import attribute
@@ -48,6 +50,7 @@ from harness.timeline import Impact
 from harness.verdict import Check, Receipt, VerdictFile
 from testbed.errors import UsageError
 from testbed.telemetry import Change, Recorded
+from traffic.flight import Flight
 
 __all__ = ["render", "render_html"]
 
@@ -106,6 +109,7 @@ def render_html(run: RunDir) -> str:
     observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
     recorded = run.read_telemetry()
     findings = attribute(measured, flights)
+    waits = packet_stalls.waits(measured, packets, findings) if packets else ()
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]
     marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.plan.target) for fault in faults]
@@ -130,6 +134,7 @@ def render_html(run: RunDir) -> str:
             **_loads(measured),
             **_over_time(measured, recorded, bands),
             **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
+            gantts=_gantts(measured, observed, (faults, bands), flights=flights, waits=waits, findings=findings),
             iterations=_markup(plots.iterations_chart(measured, bands)),
             cut=_cut(measured),
             kernel=measured.kernel,
@@ -141,7 +146,7 @@ def render_html(run: RunDir) -> str:
             predictions=predictions(measured, observed),
             findings=findings,
             stalled=[_stall(one, measured, findings) for one in stalls(flights)],
-            waits=packet_stalls.told(measured, packets, findings) if packets else (),
+            waits=[one.words for one in waits],
             observed=observed,
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),
@@ -155,7 +160,14 @@ def _moments(
     run: Measurements, faults: Sequence[_FaultView], marks: Sequence[Mark], changes: Sequence[Change]
 ) -> dict[str, Any]:
     """The drawings of the fabric by moment."""
-    windows = [
+    found = fabric_states.moments(run.topology, _windows(run, faults), changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
+    drawn = [Markup(one) for one in drawing_states.moments_svg(run.topology, found, marks)]  # noqa: S704 - escaped
+    plain = drawing_states.plain_svg(run.topology, run.connections) if found else ""
+    return {"moments": list(zip(found, drawn, strict=True)), "plain_fabric": Markup(plain)}  # noqa: S704 - escaped
+
+
+def _windows(run: Measurements, faults: Sequence[_FaultView]) -> list[fabric_states.Window]:
+    return [
         fabric_states.Window(
             number=one.number,
             kind=one.run.plan.kind,
@@ -166,10 +178,34 @@ def _moments(
         for one in faults
         if one.band is not None
     ]
-    found = fabric_states.moments(run.topology, windows, changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
-    drawn = [Markup(one) for one in drawing_states.moments_svg(run.topology, found, marks)]  # noqa: S704 - escaped
-    plain = drawing_states.plain_svg(run.topology, run.connections) if found else ""
-    return {"moments": list(zip(found, drawn, strict=True)), "plain_fabric": Markup(plain)}  # noqa: S704 - escaped
+
+
+def _gantts(
+    run: Measurements,
+    observed: Observed,
+    shown: tuple[Sequence[_FaultView], Sequence[Band]],
+    *,
+    flights: Sequence[Flight],
+    waits: Sequence[packet_stalls.Wait],
+    findings: Sequence[Finding],
+) -> list[tuple[step_gantt.Gantt, Mapping[str, Markup] | None]]:
+    """The charts of steps around each fault."""
+    faults, bands = shown
+    recovered_ns = {
+        one.number: impact.recovered_ns
+        for one in faults
+        if (impact := observed.impacts.get(one.run.plan.id)) is not None and impact.recovered_ns is not None
+    }
+    found = step_gantt.gantts(
+        run,
+        _windows(run, faults),
+        recovered_ns=recovered_ns,
+        flights=flights,
+        stalled=[(one, _stall(one, run, findings)) for one in stalls(flights)],
+        waits=waits,
+        findings=findings,
+    )
+    return [(one, _markup(gantt_plot.gantt_chart(one, bands))) for one in found]
 
 
 def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
