@@ -40,9 +40,9 @@ from harness.measurements import FaultRun, Measurements
 from harness.metrics import METRICS, lookup
 from harness.observe import Observed, counter_deltas, observe
 from harness.packets.evidence import Evidence
-from harness.phases import Phase
 from harness.prediction import predictions
 from harness.quantities import format_bytes, format_duration, format_rate
+from harness.recovery_bars import PhaseBar, end_of_bound, phase_bars, recovery_check
 from harness.rundir import RunDir, open_run
 from harness.slow_ranks import slow_ranks
 from harness.stalls import Stall, stalls
@@ -64,6 +64,8 @@ _FIDELITY = {
 }
 _EPISODES = 60
 """Goings back that are shown one by one; packets.json has more."""
+_MARKED = 40
+"""Flows with CE marks that are shown; packets.json has all."""
 _MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
 _MOST_LOST = 40
 """Queue pairs in the table; a fabric that is cut loses hundreds."""
@@ -85,7 +87,7 @@ class _FaultView:
     after_share: float
     bound_share: float | None
     bound: Check | None
-    phases: tuple[tuple[Phase, float, float], ...]
+    phases: tuple[PhaseBar, ...]
 
 
 def render(run_dir: Path) -> Path:
@@ -151,7 +153,7 @@ def render_html(run: RunDir) -> str:
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),
             quiet=_quiet_counters(measured),
-            **_packets(packets),
+            **_packets(packets, is_soft=measured.lab_kind == "soft"),
         )
     )
 
@@ -254,14 +256,21 @@ def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
     return one.told(path, next((name for name in lost if links[name] <= set(path)), None))
 
 
-def _packets(found: Evidence | None) -> dict[str, Any]:
-    """What the section about packets shows: flows with trouble, and their episodes in order of time."""
+def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:
+    """What the section about packets shows: flows with trouble, their episodes in order of time, flows with marks."""
     if found is None:
         return {"packets": None}
     flows = [flow for flow in found.analysis.flows if flow.missing or flow.again or flow.broken or flow.reordered]
     episodes = sorted(((flow, one) for flow in flows for one in flow.episodes), key=lambda pair: pair[1].resent_ns)
+    marks = sorted(
+        (flow for flow in found.analysis.flows if flow.congestion is not None),
+        key=lambda flow: -flow.congestion.marked if flow.congestion else 0,
+    )
     return {
         "packets": found,
+        "packet_marks": marks[:_MARKED],
+        "packet_marks_more": len(marks[_MARKED:]),
+        "packet_unanswered": is_soft and not any(flow.congestion.notified for flow in marks if flow.congestion),
         "packet_flows": flows,
         "packet_episodes": episodes[:_EPISODES],
         "packet_episodes_more": sum(sum(flow.causes.values()) for flow in flows) - len(episodes[:_EPISODES]),
@@ -317,8 +326,8 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
         (max(one.recovery_ns, one.cleared_ns - one.fired_ns) for one in observed.impacts.values()),
         default=1,
     )
-    bounds = {fault.plan.id: _recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
-    longest_ns = max([longest_ns, *(_end_of_bound(bounds[key], one) for key, one in observed.impacts.items())])
+    bounds = {fault.plan.id: recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
+    longest_ns = max([longest_ns, *(end_of_bound(bounds[key], one) for key, one in observed.impacts.items())])
     views = []
     for index, fault in enumerate(run.faults):
         one = observed.impacts.get(fault.plan.id)
@@ -336,43 +345,12 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
                 fidelity_means=_FIDELITY[fault.receipt.fidelity] if fault.receipt else "",
                 held_share=100 * held_ns / longest_ns,
                 after_share=0 if one is None else 100 * (one.recovery_ns - held_ns) / longest_ns,
-                bound_share=None if bound is None or one is None else 100 * _end_of_bound(bound, one) / longest_ns,
+                bound_share=None if bound is None or one is None else 100 * end_of_bound(bound, one) / longest_ns,
                 bound=bound,
-                phases=() if one is None else _phase_bars(observed.phases.get(fault.plan.id, ()), one),
+                phases=() if one is None else phase_bars(observed.phases.get(fault.plan.id, ()), one, verdict.checks),
             )
         )
     return views
-
-
-def _phase_bars(steps: Sequence[Phase], impact: Impact) -> tuple[tuple[Phase, float, float], ...]:
-    """The phases that took time, each with where its bar begins and how wide it is, in percent of this recovery.
-
-    None when there is but one: that is the fault's own bar.
-    """
-    whole_ns = max([1, impact.recovery_ns, *(one.end_ns - impact.fired_ns for one in steps)])
-    bars = tuple(
-        (one, 100 * (one.start_ns - impact.fired_ns) / whole_ns, 100 * one.length_ns / whole_ns)
-        for one in steps
-        if one.length_ns
-    )
-    return bars if len(bars) > 1 else ()
-
-
-def _recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:
-    """The bound drawn on a fault's recovery bar: its own before the total's, recovery before after_clear."""
-    for name in (f"recovery.{fault_id}", f"after_clear.{fault_id}", "recovery.total", "after_clear.total"):
-        for check in checks:
-            if check.name == name and isinstance(check.bound, int | float) and "<=" in check.rule:
-                return check
-    return None
-
-
-def _end_of_bound(check: Check | None, one: Impact) -> int:
-    """Where a bound lies on the bar, in ns since the fault fired."""
-    if check is None or not isinstance(check.bound, int | float):
-        return 0
-    begin = one.cleared_ns - one.fired_ns if check.name.startswith("after_clear") else 0
-    return begin + int(check.bound * 1e9)
 
 
 def _band(run: Measurements, fault: FaultRun, index: int) -> Band | None:
