@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from harness.charts import FAIL, GOODPUT, INK, MUTED, SOFT, STYLE, Band, Chart, named_row, svg, time_axis, twice
-from harness.counter_timeline import MOST, News, NewsKind, Series
+from harness.counter_timeline import MOST, News, NewsKind, Series, Step, thinned
 from harness.measurements import Measurements
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ __all__ = ["MOST_NODES", "counters_chart"]
 MOST_NODES = 8
 """Rows of news; the list below the chart has all nodes."""
 _FEW = 4
+_MOST_STEPS, _MOST_TICKS, _MOST_MARKS = 300, 60, 300
+"""In one row: more are finer than a screen, and make the page heavy."""
 
 _SIGNS: dict[NewsKind, tuple[str, str]] = {
     "down": ("v", FAIL),
@@ -53,12 +55,14 @@ def counters_chart(
         )[:, 0]
         seconds = (run.end_ns - run.t0_ns) / 1e9
         for axes, one in zip(rows, shown, strict=False):
-            _steps(axes, one)
-            named_row(axes, one.label if not narrow else f"{one.place} {one.words}", one.peak_per_s * 1.1, bands)
-            axes.set_yticks([one.peak_per_s], [f"{one.peak_per_s:.3g}/s"])
+            steps = thinned(one.steps, seconds / _MOST_STEPS)
+            peak = max(step.per_s for step in steps)
+            _steps(axes, steps)
+            named_row(axes, one.label if not narrow else f"{one.place} {one.words}", peak * 1.1, bands)
+            axes.set_yticks([peak], [f"{peak:.3g}/s"])
         for axes, (name, told) in zip(rows[len(shown) :], rows_of_news.items(), strict=True):
             named_row(axes, name, 1.0, bands)
-            _marks(axes, told, seconds, inches=width - 0.72, narrow=narrow)
+            _marks(axes, told[:_MOST_MARKS], seconds, inches=width - 0.72, narrow=narrow)
         time_axis(list(rows), run)
         return svg(figure, f"counters-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.24)
 
@@ -76,13 +80,14 @@ def _rows(news: Sequence[News]) -> dict[str, list[News]]:
     return rows
 
 
-def _steps(axes: Axes, one: Series) -> None:
-    edges = np.array([step.start_s for step in one.steps] + [one.steps[-1].end_s])
-    heights = [step.per_s for step in one.steps]
+def _steps(axes: Axes, steps: Sequence[Step]) -> None:
+    edges = np.array([step.start_s for step in steps] + [steps[-1].end_s])
+    heights = [step.per_s for step in steps]
     axes.stairs(heights, edges, fill=True, color=SOFT, linewidth=0)
     axes.stairs(heights, edges, color=GOODPUT, linewidth=1.0)
-    # Where the counter was looked at: nothing is known between two ticks.
-    axes.plot(edges, np.zeros(len(edges)), "|", color=MUTED, markersize=5, markeredgewidth=0.8, clip_on=False)
+    if len(edges) <= _MOST_TICKS:
+        # Where the counter was looked at: nothing is known between two ticks.
+        axes.plot(edges, np.zeros(len(edges)), "|", color=MUTED, markersize=5, markeredgewidth=0.8, clip_on=False)
 
 
 def _marks(axes: Axes, news: Sequence[News], seconds: float, *, inches: float, narrow: bool) -> None:

@@ -18,7 +18,19 @@ from typing import Literal
 from testbed.counters import delta
 from testbed.telemetry import Change, Sample
 
-__all__ = ["MOST", "TOGETHER_NS", "TROUBLE", "News", "NewsKind", "Series", "Step", "link_state", "news", "series"]
+__all__ = [
+    "MOST",
+    "TOGETHER_NS",
+    "TROUBLE",
+    "News",
+    "NewsKind",
+    "Series",
+    "Step",
+    "link_state",
+    "news",
+    "series",
+    "thinned",
+]
 
 NewsKind = Literal["down", "up", "link", "routes", "gone", "kernel"]
 
@@ -143,6 +155,26 @@ def _series(
     if not grown:
         return None
     return Series(node=node, name=name, words=TROUBLE[name.rpartition(".")[2]], grown=grown, steps=tuple(steps))
+
+
+def thinned(steps: Sequence[Step], width_s: float) -> tuple[Step, ...]:
+    """Steps of at least `width_s`, but for the last: neighbours that are shorter become one, with their mean rate."""
+    found: list[Step] = []
+    pending: list[Step] = []
+    for step in steps:
+        pending.append(step)
+        if step.end_s - pending[0].start_s >= width_s:
+            found.append(_joined(pending))
+            pending = []
+    return (*found, *([_joined(pending)] if pending else ()))
+
+
+def _joined(steps: Sequence[Step]) -> Step:
+    start_s, end_s = steps[0].start_s, steps[-1].end_s
+    if len(steps) == 1:
+        return steps[0]
+    grown = sum(one.per_s * (one.end_s - one.start_s) for one in steps)
+    return Step(start_s=start_s, end_s=end_s, per_s=grown / (end_s - start_s))
 
 
 def link_state(text: str | None) -> Literal["up", "no carrier", "down", "gone"]:

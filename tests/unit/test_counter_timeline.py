@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from synthetic_run import T0, S, synthetic_run
 from test_report import finished
@@ -11,7 +12,7 @@ from test_report import finished
 from harness import report, telemetry_file
 from harness.charts import Band
 from harness.counter_plot import counters_chart
-from harness.counter_timeline import Step, link_state, news, series
+from harness.counter_timeline import Step, link_state, news, series, thinned
 from testbed.errors import UsageError
 from testbed.telemetry import Change, Recorded, Sample
 
@@ -138,6 +139,29 @@ def test_what_is_written_is_read_again(tmp_path):
     telemetry_file.write(RECORDED, t0_ns=T0, telemetry=telemetry, changes=changes)
 
     assert telemetry_file.read(telemetry=telemetry, changes=changes) == RECORDED
+
+
+def test_steps_that_are_too_short_to_see_become_one_with_their_mean():
+    """1 s at 4 and 3 s at 0 are 4 s at 1; one of 5 s is long enough; what is left over is a step of its own."""
+    steps = tuple(
+        Step(start_s=start, end_s=end, per_s=rate) for start, end, rate in ((0, 1, 4), (1, 4, 0), (4, 9, 2), (9, 10, 3))
+    )
+
+    assert [(one.start_s, one.end_s, one.per_s) for one in thinned(steps, 4)] == [(0, 4, 1), (4, 9, 2), (9, 10, 3)]
+    assert thinned(steps, 0.5) == steps
+    assert thinned((), 4) == ()
+
+
+def test_ten_samples_a_second_for_ten_minutes_do_not_make_the_page_heavy():
+    run = msgspec.structs.replace(synthetic_run(), end_ns=T0 + 600 * S)
+    samples = [
+        sample(number / 10, node=f"host{n}", rxe0__rcvd_seq_err=number * number, rxe0__send_err=number // 2)
+        for number in range(6000)
+        for n in (1, 2, 3, 4)
+    ]
+    chart = counters_chart(run, series(samples, t0_ns=T0, end_ns=run.end_ns), (), [])
+
+    assert len(chart.wide) + len(chart.narrow) < 600_000
 
 
 def test_a_telemetry_file_that_is_none_is_named(tmp_path):
