@@ -6,6 +6,7 @@ iteration 41, rank 1→2 waited 134 ms for a timer after PSN 512 was lost at rts
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from harness.findings import Finding
 from harness.measurements import Measurements, RankSeries
@@ -14,13 +15,32 @@ from harness.packets.episodes import Episode
 from harness.packets.evidence import Evidence
 from harness.quantities import format_duration
 
-__all__ = ["told"]
+__all__ = ["Wait", "told", "waits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A wait of the ranks `sender` and `receiver` for a packet, until it passed again at `until_ns` (controller)."""
+
+    iteration: int | None
+    sender: int
+    receiver: int
+    waited_ns: int
+    until_ns: int
+    words: str
 
 
 def told(run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10) -> tuple[str, ...]:
     """The longest waits, longest first; a link that `findings` name is told where the packet's way leads over it."""
+    return tuple(one.words for one in waits(run, packets, findings, most=most))
+
+
+def waits(
+    run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10
+) -> tuple[Wait, ...]:
+    """The same, not only in words."""
     ranks = _ranks_by_ip(run)
-    waits = sorted(
+    found = sorted(
         (
             (_waited_ns(one), flow, one)
             for flow in packets.analysis.flows
@@ -30,10 +50,17 @@ def told(run: Measurements, packets: Evidence, findings: Sequence[Finding] = (),
         key=lambda item: -item[0],
     )
     return tuple(
-        _sentence(
-            run, flow, one, ranks=(ranks[flow.src], ranks[flow.dst]), epoch_ns=packets.epoch_offset_ns, by=findings
+        Wait(
+            iteration=_iteration_at(run.series, ranks[flow.dst], one.resent_ns - packets.epoch_offset_ns),
+            sender=ranks[flow.src],
+            receiver=ranks[flow.dst],
+            waited_ns=waited_ns,
+            until_ns=one.resent_ns - packets.epoch_offset_ns,
+            words=_sentence(
+                run, flow, one, ranks=(ranks[flow.src], ranks[flow.dst]), epoch_ns=packets.epoch_offset_ns, by=findings
+            ),
         )
-        for _, flow, one in waits[:most]
+        for waited_ns, flow, one in found[:most]
     )
 
 

@@ -9,6 +9,7 @@ markup.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,20 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from harness import packet_stalls, plots, summary
+from harness import (
+    counter_plot,
+    counter_timeline,
+    drawing_states,
+    fabric_states,
+    gantt_plot,
+    link_load,
+    packet_stalls,
+    plots,
+    step_gantt,
+    summary,
+)
 from harness.attribution import attribute
+from harness.charts import Band, Chart
 from harness.drawing import Mark, fabric_svg
 from harness.findings import Finding
 from harness.judge import unproven
@@ -27,16 +40,17 @@ from harness.measurements import FaultRun, Measurements
 from harness.metrics import METRICS, lookup
 from harness.observe import Observed, counter_deltas, observe
 from harness.packets.evidence import Evidence
-from harness.phases import Phase
-from harness.plots import Band, Chart
 from harness.prediction import predictions
 from harness.quantities import format_bytes, format_duration, format_rate
+from harness.recovery_bars import PhaseBar, end_of_bound, phase_bars, recovery_check
 from harness.rundir import RunDir, open_run
 from harness.slow_ranks import slow_ranks
 from harness.stalls import Stall, stalls
 from harness.timeline import Impact
 from harness.verdict import Check, Receipt, VerdictFile
 from testbed.errors import UsageError
+from testbed.telemetry import Change, Recorded
+from traffic.flight import Flight
 
 __all__ = ["render", "render_html"]
 
@@ -50,6 +64,8 @@ _FIDELITY = {
 }
 _EPISODES = 60
 """Goings back that are shown one by one; packets.json has more."""
+_MARKED = 40
+"""Flows with CE marks that are shown; packets.json has all."""
 _MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
 _MOST_LOST = 40
 """Queue pairs in the table; a fabric that is cut loses hundreds."""
@@ -71,7 +87,7 @@ class _FaultView:
     after_share: float
     bound_share: float | None
     bound: Check | None
-    phases: tuple[tuple[Phase, float, float], ...]
+    phases: tuple[PhaseBar, ...]
 
 
 def render(run_dir: Path) -> Path:
@@ -93,7 +109,9 @@ def render_html(run: RunDir) -> str:
     """The page as text."""
     verdict, measured = run.read_verdict(), run.read_measurements()
     observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
+    recorded = run.read_telemetry()
     findings = attribute(measured, flights)
+    waits = packet_stalls.waits(measured, packets, findings) if packets else ()
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]
     marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.plan.target) for fault in faults]
@@ -115,6 +133,10 @@ def render_html(run: RunDir) -> str:
             faults=faults,
             fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
             goodput=_markup(plots.goodput_chart(measured, observed, bands)),
+            **_loads(measured),
+            **_over_time(measured, recorded, bands),
+            **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
+            gantts=_gantts(measured, observed, (faults, bands), flights=flights, waits=waits, findings=findings),
             iterations=_markup(plots.iterations_chart(measured, bands)),
             cut=_cut(measured),
             kernel=measured.kernel,
@@ -126,14 +148,102 @@ def render_html(run: RunDir) -> str:
             predictions=predictions(measured, observed),
             findings=findings,
             stalled=[_stall(one, measured, findings) for one in stalls(flights)],
-            waits=packet_stalls.told(measured, packets, findings) if packets else (),
+            waits=[one.words for one in waits],
             observed=observed,
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),
             quiet=_quiet_counters(measured),
-            **_packets(packets),
+            **_packets(packets, is_soft=measured.lab_kind == "soft"),
         )
     )
+
+
+def _moments(
+    run: Measurements, faults: Sequence[_FaultView], marks: Sequence[Mark], changes: Sequence[Change]
+) -> dict[str, Any]:
+    """The drawings of the fabric by moment."""
+    found = fabric_states.moments(run.topology, _windows(run, faults), changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
+    drawn = [Markup(one) for one in drawing_states.moments_svg(run.topology, found, marks)]  # noqa: S704 - escaped
+    plain = drawing_states.plain_svg(run.topology, run.connections) if found else ""
+    return {"moments": list(zip(found, drawn, strict=True)), "plain_fabric": Markup(plain)}  # noqa: S704 - escaped
+
+
+def _windows(run: Measurements, faults: Sequence[_FaultView]) -> list[fabric_states.Window]:
+    return [
+        fabric_states.Window(
+            number=one.number,
+            kind=one.run.plan.kind,
+            target=one.run.plan.target,
+            start_ns=run.t0_ns + round(one.band.start_s * 1e9),
+            end_ns=run.t0_ns + round(one.band.end_s * 1e9),
+        )
+        for one in faults
+        if one.band is not None
+    ]
+
+
+def _gantts(
+    run: Measurements,
+    observed: Observed,
+    shown: tuple[Sequence[_FaultView], Sequence[Band]],
+    *,
+    flights: Sequence[Flight],
+    waits: Sequence[packet_stalls.Wait],
+    findings: Sequence[Finding],
+) -> list[tuple[step_gantt.Gantt, Mapping[str, Markup] | None]]:
+    """The charts of steps around each fault."""
+    faults, bands = shown
+    recovered_ns = {
+        one.number: impact.recovered_ns
+        for one in faults
+        if (impact := observed.impacts.get(one.run.plan.id)) is not None and impact.recovered_ns is not None
+    }
+    found = step_gantt.gantts(
+        run,
+        _windows(run, faults),
+        recovered_ns=recovered_ns,
+        flights=flights,
+        stalled=[(one, _stall(one, run, findings)) for one in stalls(flights)],
+        waits=waits,
+        findings=findings,
+    )
+    return [(one, _markup(gantt_plot.gantt_chart(one, bands))) for one in found]
+
+
+def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
+    """What the section about counters and news shows."""
+    if recorded is None:
+        return {"telemetry": None}
+    inside = {"t0_ns": measured.t0_ns, "end_ns": measured.end_ns}
+    series = counter_timeline.series(recorded.samples, **inside)
+    news = counter_timeline.news(recorded.changes, **inside)
+    sampled = {node: one for node, one in _sampled(recorded, measured).items() if one}
+    return {
+        "telemetry": _markup(counter_plot.counters_chart(measured, series, news, bands)) or {},
+        "telemetry_series": series,
+        "telemetry_shown": counter_timeline.MOST,
+        "telemetry_news": news,
+        "telemetry_rates": (min(sampled.values()), max(sampled.values())) if sampled else None,
+        "telemetry_lost": [one for one in measured.watched if one.lost],
+    }
+
+
+def _loads(run: Measurements) -> dict[str, Any]:
+    """What the table of links shows."""
+    loads = link_load.link_loads(run)
+    return {
+        "loads": loads,
+        "load_most": max((way.size_bytes or 0 for one in loads for way in (one.up, one.down)), default=0),
+        "load_layers": link_load.layers(loads, run.topology),
+        "load_fans": link_load.fans(loads, run.topology),
+    }
+
+
+def _sampled(recorded: Recorded, run: Measurements) -> dict[str, float]:
+    """Samples a second in which anything of a node had moved, while the workload ran."""
+    seconds = max(1e-9, (run.end_ns - run.t0_ns) / 1e9)
+    counted = Counter(one.node for one in recorded.samples if run.t0_ns <= one.at_ns <= run.end_ns)
+    return {node: count / seconds for node, count in counted.items()}
 
 
 def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
@@ -146,14 +256,21 @@ def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
     return one.told(path, next((name for name in lost if links[name] <= set(path)), None))
 
 
-def _packets(found: Evidence | None) -> dict[str, Any]:
-    """What the section about packets shows: flows with trouble, and their episodes in order of time."""
+def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:
+    """What the section about packets shows: flows with trouble, their episodes in order of time, flows with marks."""
     if found is None:
         return {"packets": None}
     flows = [flow for flow in found.analysis.flows if flow.missing or flow.again or flow.broken or flow.reordered]
     episodes = sorted(((flow, one) for flow in flows for one in flow.episodes), key=lambda pair: pair[1].resent_ns)
+    marks = sorted(
+        (flow for flow in found.analysis.flows if flow.congestion is not None),
+        key=lambda flow: -flow.congestion.marked if flow.congestion else 0,
+    )
     return {
         "packets": found,
+        "packet_marks": marks[:_MARKED],
+        "packet_marks_more": len(marks[_MARKED:]),
+        "packet_unanswered": is_soft and not any(flow.congestion.notified for flow in marks if flow.congestion),
         "packet_flows": flows,
         "packet_episodes": episodes[:_EPISODES],
         "packet_episodes_more": sum(sum(flow.causes.values()) for flow in flows) - len(episodes[:_EPISODES]),
@@ -174,6 +291,7 @@ def _environment() -> jinja2.Environment:
         rate=format_rate,
         value=summary.format_value,
         pretty=_pretty,
+        capitalize_first=lambda text: text[:1].upper() + text[1:],
         verdict_mark=lambda name: _MARKS[str(name)],
     )
     return environment
@@ -208,8 +326,8 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
         (max(one.recovery_ns, one.cleared_ns - one.fired_ns) for one in observed.impacts.values()),
         default=1,
     )
-    bounds = {fault.plan.id: _recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
-    longest_ns = max([longest_ns, *(_end_of_bound(bounds[key], one) for key, one in observed.impacts.items())])
+    bounds = {fault.plan.id: recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
+    longest_ns = max([longest_ns, *(end_of_bound(bounds[key], one) for key, one in observed.impacts.items())])
     views = []
     for index, fault in enumerate(run.faults):
         one = observed.impacts.get(fault.plan.id)
@@ -227,43 +345,12 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
                 fidelity_means=_FIDELITY[fault.receipt.fidelity] if fault.receipt else "",
                 held_share=100 * held_ns / longest_ns,
                 after_share=0 if one is None else 100 * (one.recovery_ns - held_ns) / longest_ns,
-                bound_share=None if bound is None or one is None else 100 * _end_of_bound(bound, one) / longest_ns,
+                bound_share=None if bound is None or one is None else 100 * end_of_bound(bound, one) / longest_ns,
                 bound=bound,
-                phases=() if one is None else _phase_bars(observed.phases.get(fault.plan.id, ()), one),
+                phases=() if one is None else phase_bars(observed.phases.get(fault.plan.id, ()), one, verdict.checks),
             )
         )
     return views
-
-
-def _phase_bars(steps: Sequence[Phase], impact: Impact) -> tuple[tuple[Phase, float, float], ...]:
-    """The phases that took time, each with where its bar begins and how wide it is, in percent of this recovery.
-
-    None when there is but one: that is the fault's own bar.
-    """
-    whole_ns = max([1, impact.recovery_ns, *(one.end_ns - impact.fired_ns for one in steps)])
-    bars = tuple(
-        (one, 100 * (one.start_ns - impact.fired_ns) / whole_ns, 100 * one.length_ns / whole_ns)
-        for one in steps
-        if one.length_ns
-    )
-    return bars if len(bars) > 1 else ()
-
-
-def _recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:
-    """The bound drawn on a fault's recovery bar: its own before the total's, recovery before after_clear."""
-    for name in (f"recovery.{fault_id}", f"after_clear.{fault_id}", "recovery.total", "after_clear.total"):
-        for check in checks:
-            if check.name == name and isinstance(check.bound, int | float) and "<=" in check.rule:
-                return check
-    return None
-
-
-def _end_of_bound(check: Check | None, one: Impact) -> int:
-    """Where a bound lies on the bar, in ns since the fault fired."""
-    if check is None or not isinstance(check.bound, int | float):
-        return 0
-    begin = one.cleared_ns - one.fired_ns if check.name.startswith("after_clear") else 0
-    return begin + int(check.bound * 1e9)
 
 
 def _band(run: Measurements, fault: FaultRun, index: int) -> Band | None:

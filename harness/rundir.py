@@ -84,6 +84,15 @@ class RunDir:
         with _whole(self.path / "telemetry.parquet") as telemetry, _whole(self.path / "changes.parquet") as changes:
             telemetry_file.write(recorded, t0_ns=t0_ns, telemetry=telemetry, changes=changes)
 
+    def read_telemetry(self) -> Recorded | None:
+        """Read `telemetry.parquet` and `changes.parquet`; None: this run has none."""
+        telemetry, changes = self.path / "telemetry.parquet", self.path / "changes.parquet"
+        if not telemetry.exists() or not changes.exists():
+            return None
+        from harness import telemetry_file  # noqa: PLC0415 (as above)
+
+        return telemetry_file.read(telemetry=telemetry, changes=changes)
+
     def write_verdict(self, verdict: VerdictFile) -> None:
         """Write `verdict.json`."""
         self._write("verdict.json", verdict_file.encode(verdict))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from testbed.telemetry import Recorded
+from testbed.errors import UsageError
+from testbed.telemetry import Change, Recorded, Sample
 
-__all__ = ["CHANGES_SCHEMA", "TELEMETRY_SCHEMA", "write"]
+__all__ = ["CHANGES_SCHEMA", "TELEMETRY_SCHEMA", "read", "write"]
 
 _AT = [
     pa.field("t_ns", pa.int64(), nullable=False, metadata={"meaning": "when, controller monotonic ns"}),
@@ -53,3 +55,30 @@ def write(recorded: Recorded, *, t0_ns: int, telemetry: Path, changes: Path) -> 
         schema=CHANGES_SCHEMA,
     )
     pq.write_table(table.replace_schema_metadata({"t0_ns": str(t0_ns)}), changes)
+
+
+def read(*, telemetry: Path, changes: Path) -> Recorded:
+    """Read both files. What each machine's watching cost is not in them (`watched` in measurements.json).
+
+    Raises:
+        UsageError: one of them is not there, or is not such a file.
+    """
+    values: dict[tuple[int, str], dict[str, int]] = {}
+    for row in _rows(telemetry, TELEMETRY_SCHEMA):
+        values.setdefault((row["t_ns"], row["node"]), {})[row["name"]] = row["value"]
+    return Recorded(
+        samples=tuple(Sample(at_ns=at_ns, node=node, values=moved) for (at_ns, node), moved in values.items()),
+        changes=tuple(
+            Change(at_ns=row["t_ns"], node=row["node"], subject=row["subject"], text=row["text"])
+            for row in _rows(changes, CHANGES_SCHEMA)
+        ),
+    )
+
+
+def _rows(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
+    try:
+        table = pq.read_table(path, columns=schema.names)
+    except (OSError, pa.ArrowException) as error:
+        raise UsageError(f"{path}: cannot be read: {error}; copy the run directory again, or remove it") from error
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows

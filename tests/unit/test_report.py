@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gbn_model import go_back_n
+from gbn_model import LQPN, A, B, Wire, frame, go_back_n
 from synthetic_run import lost_at, soft_topology, synthetic_run
 
 from harness import judge, plan, report, rundir
@@ -219,6 +219,59 @@ def test_captured_packets_are_told_flow_by_flow(tmp_path):
     linked = [value for name, value in page.attributes if name == "href" and value.endswith(".pcapng")]
     assert linked == ["capture.pcapng", "capture-loss.pcapng"]
     assert all((directory.path / name).exists() for name in linked)
+
+
+def packets_of(tmp_path, frames):
+    """The section about packets of a run that captured these."""
+    directory = finished(tmp_path, synthetic_run())
+    proof = PortProof(name=frames.interfaces[0], captured=len(frames), counted=len(frames), drops=0)
+    captured = Captured(frames=frames, proofs=(proof,), epoch_offset_ns=0, clock_error_ns=1000)
+    directory.write_packets(evidence.keep(captured, directory.path, {}))
+    page = report.render(directory.path).read_text(encoding="utf-8")
+    section = page[page.index('id="h-packets"') :]
+    return " ".join(section[: section.index("</section>")].split())
+
+
+def test_marks_and_their_notifications_are_told_by_flow(tmp_path):
+    """Two CEs; a CNP 4 us after the first of them, and one without a mark 85 us later."""
+    wire = Wire()
+    wire.request(0, 1)
+    wire.response(50, 1)
+    wire.request(1000, 2, ecn=3)
+    wire.request(2000, 3, ecn=3)
+    for at_ns in (5000, 90_000):
+        wire.put(at_ns, frame(B, A, opcode=0x81, dqpn=LQPN, psn=0, payload=16, becn=1), outbound=False)
+
+    said = packets_of(tmp_path, wire.frames())
+
+    for label, value in (
+        ("Marked CE", "2"),
+        ("CNPs back", "2"),
+        ("Without a mark", "1"),
+        ("Median delay", "4 µs"),
+        ("Closest two", "85 µs"),
+    ):
+        assert f'data-label="{label}">{value}</td>' in said
+    assert "No RNIC here answers a mark" not in said
+
+
+def test_marks_that_nobody_answers_are_told_as_that(tmp_path):
+    wire = Wire()
+    wire.request(0, 1)
+    wire.request(1000, 2, ecn=3)
+
+    assert "No RNIC here answers a mark" in packets_of(tmp_path, wire.frames())
+
+
+def test_packets_that_came_late_by_themselves_are_counted(tmp_path):
+    wire = Wire()
+    for at_ns, psn in ((0, 1), (1000, 3), (2000, 2), (3000, 4)):
+        wire.request(at_ns, psn)
+
+    said = packets_of(tmp_path, wire.frames())
+
+    assert 'data-label="Reordered">1</td>' in said
+    assert "No packet was marked CE, and no CNP was sent." in said
 
 
 def test_what_the_lab_says_is_escaped(tmp_path):

@@ -1,0 +1,114 @@
+"""A real Chromium without a window, spoken to over two pipes (the DevTools protocol), for tests of pages.
+
+It is started with a profile folder of its own, and ended, by its process group, with that folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 120.0
+"""For one answer: an emulated or busy machine takes its time."""
+
+
+def installed() -> str | None:
+    """Where it is, by the names that distributions give it."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+class Browser:
+    """The two pipes; every message ends with a NUL."""
+
+    def __init__(self, to_browser: int, from_browser: int) -> None:
+        self._out, self._in = to_browser, from_browser
+        self._heard = b""
+        self._asked = 0
+        self._session: str | None = None
+        self.requested: list[str] = []
+
+    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer."""
+        self._asked += 1
+        message = {"id": self._asked, "method": method, "params": params}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        answer = self._until(lambda heard: heard.get("id") == self._asked)
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return answer["result"]
+
+    def open(self, page: Path, *, width: int, height: int = 900) -> None:
+        """Show a page in a viewport of this width, and wait until it is loaded."""
+        self._session = None
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.ask("Page.enable")
+        self.ask("Network.enable")
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.ask("Page.navigate", url=page.as_uri())
+        self._until(lambda heard: heard.get("method") == "Page.loadEventFired")
+
+    def value(self, expression: str) -> Any:
+        """What an expression is in the page. The page's own policy forbids its scripts, not the debugger's."""
+        answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def _until(self, wanted: Any) -> dict[str, Any]:
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            while b"\0" in self._heard:
+                one, _, self._heard = self._heard.partition(b"\0")
+                message = json.loads(one)
+                if message.get("method") == "Network.requestWillBeSent":
+                    self.requested.append(message["params"]["request"]["url"])
+                if wanted(message):
+                    return message
+            left = deadline - time.monotonic()
+            assert left > 0, f"Chromium did not answer within {TIMEOUT_S:g} s"
+            if select.select([self._in], [], [], left)[0]:
+                more = os.read(self._in, 1 << 16)
+                assert more, "Chromium has ended"
+                self._heard += more
+
+
+@contextlib.contextmanager
+def browser(program: str, profile: Path) -> Iterator[Browser]:
+    """A Chromium while the block runs; it reads commands from its descriptor 3 and answers on 4."""
+    command_out, command_in = os.pipe()
+    answer_out, answer_in = os.pipe()
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    options += ["--hide-scrollbars", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+    # The pipes first go where neither of them can be overwritten by the other's redirection.
+    shell = 'commands=$1 answers=$2; shift 2; eval "exec \\"\\$@\\" 3<&$commands 4>&$answers"'
+    process = subprocess.Popen(
+        ["bash", "-c", shell, "bash", str(command_out), str(answer_in), program, *options],
+        pass_fds=(command_out, answer_in),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(command_out)
+    os.close(answer_in)
+    try:
+        yield Browser(command_in, answer_out)
+    finally:
+        os.close(command_in)
+        with contextlib.suppress(ProcessLookupError):
+            # Of its own session: nothing but it and what it started.
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(TIMEOUT_S)
+        os.close(answer_out)
+        shutil.rmtree(profile, ignore_errors=True)

@@ -1,0 +1,217 @@
+"""Counters over time are steps between samples; what the kernels told is one mark where it says the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+from synthetic_run import T0, S, synthetic_run
+from test_report import finished
+
+from harness import report, telemetry_file
+from harness.charts import Band
+from harness.counter_plot import counters_chart
+from harness.counter_timeline import Step, link_state, news, series, thinned
+from testbed.errors import UsageError
+from testbed.telemetry import Change, Recorded, Sample
+
+UP = "LOWER_UP UP mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"
+NO_CARRIER = "UP mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"
+DOWN = "down mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"
+END = T0 + 10 * S
+
+
+def sample(at_s, node="host1", **values):
+    named = {name.replace("__", "."): value for name, value in values.items()}
+    return Sample(at_ns=T0 + round(at_s * S), node=node, values=named)
+
+
+def change(at_s, node, subject, text):
+    return Change(at_ns=T0 + round(at_s * S), node=node, subject=subject, text=text)
+
+
+def of(*samples):
+    return series(samples, t0_ns=T0, end_ns=END)
+
+
+def told(*changes):
+    return [(one.start_s, one.node, one.kind, one.words) for one in news(changes, t0_ns=T0, end_ns=END)]
+
+
+def test_a_step_is_the_growth_between_two_samples_of_the_node():
+    """A sample without the counter says that it has not moved; 6 within 4 s are 1.5 a second."""
+    (one,) = of(
+        sample(1, rxe0__rcvd_seq_err=4),
+        sample(3, be0__rx_bytes=1),
+        sample(2, node="host2", be0__rx_bytes=1),
+        sample(7, rxe0__rcvd_seq_err=10),
+    )
+
+    assert (one.node, one.name, one.grown, one.peak_per_s) == ("host1", "rxe0.rcvd_seq_err", 6, 1.5)
+    assert one.steps == (Step(start_s=1, end_s=3, per_s=0), Step(start_s=3, end_s=7, per_s=1.5))
+    assert one.label == "host1:rxe0 NAKs received (rcvd_seq_err)"
+
+
+def test_what_lies_outside_the_run_is_cut_off():
+    """12 within 6 s, of which 4 s before the start: still 2 a second, drawn from 0."""
+    (one,) = of(sample(-4, rxe0__send_err=0), sample(2, rxe0__send_err=12), sample(14, rxe0__send_err=24))
+
+    assert one.steps == (Step(start_s=0, end_s=2, per_s=2), Step(start_s=2, end_s=10, per_s=1))
+
+
+def test_a_counter_that_began_anew_counts_from_zero():
+    (one,) = of(sample(0, rxe0__rcvd_seq_err=100), sample(1, rxe0__rcvd_seq_err=3))
+
+    assert one.grown == 3
+
+
+def test_what_did_not_move_in_the_run_is_not_shown():
+    assert of(sample(0, rxe0__rcvd_seq_err=7), sample(5, rxe0__rcvd_seq_err=7), sample(6, be0__rx_bytes=99)) == ()
+    assert of(sample(-5, rxe0__rcvd_seq_err=0), sample(-1, rxe0__rcvd_seq_err=9), sample(5, be0__rx_bytes=9)) == ()
+
+
+def test_every_kind_of_trouble_has_its_turn_before_the_second_of_any():
+    found = of(
+        *(sample(0, node=f"host{n}", rxe0__duplicate_request=0, rxe0__send_err=0) for n in (1, 2)),
+        sample(1, node="host1", rxe0__duplicate_request=90, rxe0__send_err=1),
+        sample(1, node="host2", rxe0__duplicate_request=95),
+    )
+
+    assert [(one.node, one.words) for one in found] == [
+        ("host2", "duplicates received"),
+        ("host1", "failed to send"),
+        ("host1", "duplicates received"),
+    ]
+
+
+@pytest.mark.parametrize(("text", "state"), [(UP, "up"), (NO_CARRIER, "no carrier"), (DOWN, "down"), (None, "gone")])
+def test_the_state_of_a_link(text, state):
+    assert link_state(text) == state
+
+
+def test_a_link_that_goes_and_comes_back():
+    """The second of two equal news is none; a link whose setting changed while it was up is not one that came up."""
+    assert told(
+        change(1, "rtsw1", "link ctsw2", DOWN),
+        change(2, "rtsw1", "link ctsw2", UP),
+        change(2.1, "rtsw1", "link ctsw2", UP),
+        change(3, "rtsw1", "link ctsw2", UP.replace("4200", "1500")),
+        change(4, "rtsw1", "link ctsw1", UP),
+    ) == [
+        (1, "rtsw1", "down", "ctsw2 down"),
+        (2, "rtsw1", "up", "ctsw2 up"),
+        (3, "rtsw1", "link", "ctsw2 mtu 1500 qdisc noqueue"),
+        (4, "rtsw1", "link", "ctsw1 mtu 4200 qdisc noqueue"),
+    ]
+
+
+def test_routes_that_say_the_same_together_are_one_mark():
+    one_way, two_ways = "via 169.254.0.1 dev ctsw1", "via 169.254.0.1 dev ctsw1, via 169.254.0.1 dev ctsw2"
+    assert told(
+        change(1.0, "rtsw1", "route main unicast 10.77.2.0/31 metric 20 bgp", one_way),
+        change(1.2, "rtsw1", "route main unicast 10.77.2.2/31 metric 20 bgp", one_way),
+        change(1.4, "rtsw1", "route main unicast 10.77.2.4/31 metric 20 bgp", None),
+        change(1.4, "rtsw1", "route main unicast 10.77.2.6/31 metric 20 bgp", None),
+        change(1.45, "rtsw1", "route main unicast 10.77.2.8/31 metric 20 bgp", one_way),
+        change(5.0, "rtsw1", "route main unicast 10.77.2.0/31 metric 20 bgp", two_ways),
+    ) == [
+        (1.0, "rtsw1", "routes", "3 routes → ctsw1"),
+        (1.4, "rtsw1", "gone", "2 routes gone"),
+        (5.0, "rtsw1", "routes", "route → ctsw1, ctsw2"),
+    ]
+
+
+def test_news_from_before_the_start_are_known_but_not_shown():
+    assert told(change(-1, "rtsw1", "link ctsw2", DOWN), change(1, "rtsw1", "link ctsw2", UP)) == [
+        (1, "rtsw1", "up", "ctsw2 up")
+    ]
+
+
+RECORDED = Recorded(
+    samples=(sample(0, rxe0__rcvd_seq_err=0), sample(9, rxe0__rcvd_seq_err=3), sample(20, rxe0__rcvd_seq_err=30)),
+    changes=(change(9.5, "rtsw1", "link ctsw1", DOWN), change(10.6, "rtsw1", "link ctsw1", None)),
+)
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    telemetry, changes = tmp_path / "telemetry.parquet", tmp_path / "changes.parquet"
+    telemetry_file.write(RECORDED, t0_ns=T0, telemetry=telemetry, changes=changes)
+
+    assert telemetry_file.read(telemetry=telemetry, changes=changes) == RECORDED
+
+
+def test_steps_that_are_too_short_to_see_become_one_with_their_mean():
+    """1 s at 4 and 3 s at 0 are 4 s at 1; one of 5 s is long enough; what is left over is a step of its own."""
+    steps = tuple(
+        Step(start_s=start, end_s=end, per_s=rate) for start, end, rate in ((0, 1, 4), (1, 4, 0), (4, 9, 2), (9, 10, 3))
+    )
+
+    assert [(one.start_s, one.end_s, one.per_s) for one in thinned(steps, 4)] == [(0, 4, 1), (4, 9, 2), (9, 10, 3)]
+    assert thinned(steps, 0.5) == steps
+    assert thinned((), 4) == ()
+
+
+def test_ten_samples_a_second_for_ten_minutes_do_not_make_the_page_heavy():
+    run = msgspec.structs.replace(synthetic_run(), end_ns=T0 + 600 * S)
+    samples = [
+        sample(number / 10, node=f"host{n}", rxe0__rcvd_seq_err=number * number, rxe0__send_err=number // 2)
+        for number in range(6000)
+        for n in (1, 2, 3, 4)
+    ]
+    chart = counters_chart(run, series(samples, t0_ns=T0, end_ns=run.end_ns), (), [])
+
+    assert len(chart.wide) + len(chart.narrow) < 600_000
+
+
+def test_a_telemetry_file_that_is_none_is_named(tmp_path):
+    directory = finished(tmp_path, synthetic_run())
+    directory.write_telemetry(RECORDED, t0_ns=T0)
+    (directory.path / "telemetry.parquet").write_bytes(b"not a parquet file")
+
+    with pytest.raises(UsageError, match=r"telemetry\.parquet: cannot be read"):
+        report.render(directory.path)
+
+
+def test_the_chart_names_its_rows_and_its_marks():
+    run = synthetic_run()
+    inside = {"t0_ns": run.t0_ns, "end_ns": run.end_ns}
+    chart = counters_chart(
+        run,
+        series(RECORDED.samples, **inside),
+        news(RECORDED.changes, **inside),
+        [Band(start_s=9.4, end_s=10.5, number=1, colour="#d1495b")],
+    )
+
+    assert "host1:rxe0 NAKs received (rcvd_seq_err)" in chart.wide
+    assert "host1:rxe0 NAKs received" in chart.narrow
+    assert "ctsw1 down" in chart.wide
+    assert counters_chart(run, (), (), []) is None
+
+
+def test_the_report_tells_what_moved_and_when(tmp_path):
+    directory = finished(tmp_path, synthetic_run())
+    directory.write_telemetry(RECORDED, t0_ns=T0)
+
+    page = " ".join(report.render(directory.path).read_text(encoding="utf-8").split())
+
+    assert "Counters that moved: growth a second from one sample to the next" in page
+    assert "Nodes were sampled 0.1 to 0.1 times a second" in page
+    assert "2 changes in words" in page
+    assert "9.500 s" in page
+
+
+def test_a_run_without_telemetry_says_so(tmp_path):
+    page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
+
+    assert "No telemetry was kept of this run" in page
+
+
+def test_a_quiet_run_says_that_nothing_moved(tmp_path):
+    directory = finished(tmp_path, synthetic_run())
+    quiet = dataclasses.replace(RECORDED, samples=(sample(1, be0__rx_bytes=5),), changes=())
+    directory.write_telemetry(quiet, t0_ns=T0)
+
+    page = " ".join(report.render(directory.path).read_text(encoding="utf-8").split())
+
+    assert "No counter of trouble moved, and no link and no route changed." in page

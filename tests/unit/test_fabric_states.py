@@ -1,0 +1,141 @@
+"""What was amiss on the fabric at which moment, and that the report draws it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from synthetic_run import T0, S, soft_topology, synthetic_run
+from test_counter_timeline import DOWN, UP, change
+from test_report import finished, parsed
+
+from harness import report
+from harness.drawing import Mark
+from harness.drawing_states import moments_svg, plain_svg
+from harness.fabric_states import MOST, Window, moments
+
+ROUTE = "route main unicast 10.77.2.0/31 metric 20 bgp"
+TWO, ONE = "via 169.254.0.1 dev ctsw1, via 169.254.0.1 dev ctsw2", "via 169.254.0.1 dev ctsw2"
+FLAP = (
+    change(10.1, "rtsw1", "link ctsw1", DOWN),
+    change(10.4, "rtsw1", ROUTE, ONE),
+    change(13.1, "rtsw1", "link ctsw1", UP),
+    change(15.0, "rtsw1", ROUTE, TWO),
+)
+
+
+def window(number=1, target="rtsw1:ctsw1", start_s=10, end_s=13, kind="link.down"):
+    return Window(number=number, kind=kind, target=target, start_ns=T0 + start_s * S, end_ns=T0 + end_s * S)
+
+
+def at(windows, changes):
+    found = moments(soft_topology(), windows, changes, t0_ns=T0, end_ns=T0 + 20 * S)
+    return {one.title: one for one in found}
+
+
+def test_a_link_goes_down_and_its_switch_routes_around_it():
+    seen = at([window()], FLAP)
+
+    assert [(one.title, one.at_s) for one in seen.values()] == [
+        ("before", 9.999999999),
+        ("1 on", 11),
+        ("1 lifted", 13),
+        ("end", 20),
+    ]
+    assert (seen["before"].links, seen["before"].nodes, seen["before"].told) == ({}, {}, "nothing amiss")
+    assert seen["1 on"].links == {"rtsw1:ctsw1": ("fault", "down")}
+    assert seen["1 on"].nodes == {"rtsw1": ("routes",)}
+    assert seen["1 on"].faults == (1,)
+    assert seen["1 lifted"].links == {"rtsw1:ctsw1": ("down",)}
+    assert seen["1 lifted"].told == "no carrier: rtsw1:ctsw1; routes otherwise: 1 on rtsw1"
+    assert seen["end"].links == {"rtsw1:ctsw1": ("recovered",)}
+    assert seen["end"].nodes == {"rtsw1": ("recovered",)}
+
+
+def test_a_route_that_never_came_back_is_never_as_before():
+    for text in (None, ONE):
+        assert at([window()], [change(11, "rtsw1", ROUTE, text)])["end"].nodes == {"rtsw1": ("routes",)}
+    again = [change(11, "rtsw1", ROUTE, ONE), change(12, "rtsw1", ROUTE, TWO), change(14, "rtsw1", ROUTE, ONE)]
+    seen = at([window()], again)
+    assert [seen[title].nodes for title in ("1 on", "1 lifted", "end")] == [
+        {"rtsw1": ("routes",)},
+        {"rtsw1": ("recovered",)},
+        {"rtsw1": ("routes",)},
+    ]
+
+
+def test_a_route_that_a_fault_brought_and_took_away_again_is_as_before_at_the_end():
+    seen = at([window()], [change(10.5, "rtsw1", ROUTE, ONE), change(13, "rtsw1", ROUTE, None)])
+
+    assert seen["1 on"].nodes == {"rtsw1": ("routes",)}
+    assert seen["end"].nodes == {"rtsw1": ("recovered",)}
+
+
+def test_a_fault_is_where_it_was_aimed():
+    """An RNIC, a GPU and a host are marked themselves; an uplink by either of its names."""
+    targets = ["host3:rxe0", "host2:gpu0", "host4", "ctsw2", "ctsw1:rtsw2"]
+    seen = at([window(number, target) for number, target in enumerate(targets, 1)], ())["end"]
+    on = at([window(number, target) for number, target in enumerate(targets, 1)], ())["1 on"]
+
+    assert set(on.nodes) == {"host3:rxe0", "host2:gpu0", "host4", "ctsw2"}
+    assert on.links == {"rtsw2:ctsw1": ("fault",)}
+    assert on.faults == (1, 2, 3, 4, 5)
+    assert set(seen.nodes.values()) == {("recovered",)}
+
+
+def test_many_faults_are_a_handful_of_moments_in_order_of_time():
+    windows = [window(number, start_s=number, end_s=number + 1) for number in range(1, 16)]
+    found = moments(soft_topology(), windows, (), t0_ns=T0, end_ns=T0 + 40 * S)
+
+    assert len(found) == MOST
+    assert [one.at_s for one in found] == sorted(one.at_s for one in found)
+    assert moments(soft_topology(), [], FLAP, t0_ns=T0, end_ns=T0 + 40 * S) == ()
+
+
+def test_each_state_is_drawn_over_the_plain_fabric():
+    topology = soft_topology()
+    found = moments(topology, [window()], FLAP, t0_ns=T0, end_ns=T0 + 20 * S)
+    before, on, lifted, end = moments_svg(topology, found, [Mark(number=1, colour="#d1495b", target="rtsw1:ctsw1")])
+
+    parsed(plain_svg(topology) + on)
+    assert 'id="fabric-plain"' in plain_svg(topology)
+    assert all(one.count('href="#fabric-plain"') == 1 for one in (before, on, lifted, end))
+    assert "state" not in before
+    assert "s-fault" in on
+    assert "stroke:#d1495b" in on
+    assert "s-down" in on
+    assert "s-routes" in on
+    assert 'class="badge"' in on
+    assert "s-fault" not in lifted
+    assert 'class="badge"' not in lifted
+    assert end.count("s-recovered") == 2
+
+
+def test_the_report_chooses_moments_without_a_script(tmp_path):
+    run = msgspec.structs.replace(synthetic_run(), changes=FLAP)
+    page = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
+
+    radios = re.findall(r'<input class="sr" type="radio" name="moment" id="(moment-\d+)"', page)
+    # Three faults: before, on and lifted each, the end; and the whole run, which is chosen first.
+    assert radios == [f"moment-{number}" for number in range(9)]
+    assert page.count(" checked>") == 1
+    assert 'id="moment-0" checked>' in page
+    assert (
+        len(
+            re.findall(
+                r"<figure>.*?</figure>", page[page.index('class="frames"') : page.index('class="faults"')], re.DOTALL
+            )
+        )
+        == 9
+    )
+    for number in range(MOST + 1):
+        assert f"#moment-{number}:checked" in page
+    assert "no carrier: rtsw1:ctsw1" in page
+
+
+def test_a_run_without_faults_has_one_drawing(tmp_path):
+    run = msgspec.structs.replace(synthetic_run(), faults=())
+    page = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
+
+    assert 'type="radio"' not in page
+    assert page.count('class="fabric"') == 1

@@ -1,0 +1,131 @@
+"""Bytes of each link, each way; MMR and Jain's index, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from synthetic_run import soft_topology, synthetic_run
+from test_report import finished
+
+from harness import report
+from harness.link_load import Fan, Layer, fans, jain, layers, link_loads, max_over_mean
+
+
+def counted(sizes, *, before=1000):
+    """A run whose ports counted so much: (node, `netdev.tx_bytes`) to growth."""
+    start, end = {}, {}
+    for (node, name), size in sizes.items():
+        start.setdefault(node, {})[name] = before
+        end.setdefault(node, {})[name] = before + size
+    return msgspec.structs.replace(synthetic_run(), counters_before=start, counters_after=end)
+
+
+UPLINKS = {
+    ("rtsw1", "ctsw1.tx_bytes"): 3000,
+    ("rtsw1", "ctsw2.tx_bytes"): 1000,
+    ("rtsw2", "ctsw1.tx_bytes"): 2000,
+    ("rtsw2", "ctsw2.tx_bytes"): 2000,
+    ("ctsw1", "rtsw1.tx_bytes"): 500,
+    ("ctsw2", "rtsw1.tx_bytes"): 0,
+    ("ctsw1", "rtsw2.tx_bytes"): 500,
+    ("ctsw2", "rtsw2.tx_bytes"): 500,
+}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mmr", "jfi"),
+    [
+        ([5, 5, 5, 5], 1, 1),
+        ([8, 0, 0, 0], 4, 0.25),
+        # mean 2: 3 / 2; sum 4 squared is 16, 2 * (9 + 1) is 20.
+        ([3, 1], 1.5, 0.8),
+        # mean 2; 36 / (3 * 14).
+        ([1, 2, 3], 1.5, 6 / 7),
+        ([7], None, None),
+        ([0, 0], None, None),
+        ([], None, None),
+    ],
+)
+def test_how_even_links_are_used(sizes, mmr, jfi):
+    assert max_over_mean(sizes) == (mmr if mmr is None else pytest.approx(mmr))
+    assert jain(sizes) == (jfi if jfi is None else pytest.approx(jfi))
+
+
+def test_each_way_of_a_link_is_what_its_sender_sent():
+    loads = {one.name: one for one in link_loads(counted(UPLINKS))}
+
+    one = loads["rtsw1:ctsw1"]
+    assert (one.up.src, one.up.dst, one.up.size_bytes, one.up.share) == ("rtsw1", "ctsw1", 3000, 0.75)
+    assert (one.down.src, one.down.dst, one.down.size_bytes, one.down.share) == ("ctsw1", "rtsw1", 500, 1.0)
+    assert loads["rtsw2:ctsw1"].down.share == 0.5
+
+
+def test_layers_and_rack_switches():
+    """Up: 3, 1, 2, 2 thousand, mean 2. Down: 500, 0, 500, 500, mean 375. rtsw1: 16 / (2 * 10); rtsw2 is even."""
+    run = counted(UPLINKS)
+    loads = link_loads(run)
+
+    assert layers(loads, run.topology) == (
+        Layer(src="rtsw", dst="ctsw", count=4, mmr=1.5),
+        Layer(src="ctsw", dst="rtsw", count=4, mmr=500 / 375),
+    )
+    assert fans(loads, run.topology) == (
+        Fan(switch="rtsw1", count=2, mmr=1.5, jfi=0.8),
+        Fan(switch="rtsw2", count=2, mmr=1.0, jfi=1.0),
+    )
+
+
+def test_a_host_link_goes_up_from_the_host():
+    loads = {
+        one.name: one
+        for one in link_loads(counted({("host1", "be0.tx_bytes"): 70, ("rtsw1", "host1-rxe0.tx_bytes"): 90}))
+    }
+
+    one = loads["rtsw1:host1:rxe0"]
+    assert (one.up.src, one.up.size_bytes, one.up.share) == ("host1", 70, None)
+    assert (one.down.src, one.down.size_bytes) == ("rtsw1", 90)
+    assert list(loads).index("rtsw2:ctsw2") < list(loads).index("rtsw1:host1:rxe0")
+
+
+def test_the_far_end_counts_where_the_sender_saw_less():
+    """A hardware RNIC's netdev does not see RDMA; the switch port that receives it does."""
+    loads = {
+        one.name: one
+        for one in link_loads(counted({("host1", "be0.tx_bytes"): 7, ("rtsw1", "host1-rxe0.rx_bytes"): 900}))
+    }
+
+    assert loads["rtsw1:host1:rxe0"].up.size_bytes == 900
+
+
+def test_a_port_that_nobody_read_has_no_bytes_and_none_are_made_up():
+    run = counted({})
+    loads = link_loads(run)
+
+    assert all(way.size_bytes is None and way.share is None for one in loads for way in (one.up, one.down))
+    assert layers(loads, run.topology) == () == fans(loads, run.topology)
+
+
+def test_a_counter_that_began_anew_gives_a_lower_bound():
+    run = counted(UPLINKS)
+    after = {**run.counters_after, "rtsw1": {**run.counters_after["rtsw1"], "ctsw1.tx_bytes": 40}}
+    loads = {one.name: one for one in link_loads(msgspec.structs.replace(run, counters_after=after))}
+
+    assert loads["rtsw1:ctsw1"].up.size_bytes == 40
+    assert loads["rtsw1:ctsw1"].up.at_least
+    assert not loads["rtsw1:ctsw2"].up.at_least
+
+
+def test_the_report_has_a_row_for_each_link(tmp_path):
+    page = report.render(finished(tmp_path, counted(UPLINKS)).path).read_text(encoding="utf-8")
+    said = " ".join(page.split())
+
+    for link in soft_topology().uplinks:
+        assert f"<code>{link.name}</code>" in page
+    assert "rtsw → ctsw: MMR 1.50 over 4 links" in said
+    assert "rtsw1: JFI 0.80, MMR 1.50 over 2 uplinks" in said
+
+
+def test_a_report_without_bytes_says_so(tmp_path):
+    page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
+
+    assert "No port's bytes were read" in page

@@ -1,0 +1,88 @@
+"""Each phase has its own bar and its own bound, on the scale of its recovery."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from synthetic_run import T0, S, synthetic_run
+from test_report import finished
+
+from harness import report
+from harness.phases import Phase
+from harness.recovery_bars import phase_bars
+from harness.timeline import Impact
+from harness.verdict import Check
+
+
+def impact(took_s=4):
+    return Impact(
+        fired_ns=T0,
+        cleared_ns=T0 + S,
+        recovered_ns=T0 + took_s * S,
+        recovery_ns=took_s * S,
+        after_clear_ns=(took_s - 1) * S,
+        censored=False,
+        min_ratio=0.1,
+        lost_bytes=1,
+    )
+
+
+def phase(name, start_s, end_s):
+    return Phase(name=name, start_ns=T0 + round(start_s * S), end_ns=T0 + round(end_s * S), detail="")
+
+
+def check(name, bound, rule="observed <= bound"):
+    return Check(name=name, verdict="PASS", observed=1, bound=bound, unit="s", rule=rule, detail="")
+
+
+STEPS = (phase("detect", 0, 1), phase("qp_error", 0, 0), phase("hold", 1, 4))
+
+
+def test_bars_and_ticks_are_on_one_scale():
+    """Recovery takes 4 s; the bound of detect ends at 2 s, that of hold, which begins at 1 s, at 3 s."""
+    detect, hold = phase_bars(STEPS, impact(), [check("recovery.detect", 2), check("recovery.hold", 2)])
+
+    assert (detect.left, detect.width, detect.bound_s, detect.bound_left, detect.broken) == (0, 25, 2, 50, False)
+    assert (hold.left, hold.width, hold.bound_s, hold.bound_left, hold.broken) == (25, 75, 2, 75, True)
+
+
+def test_the_scale_grows_for_a_bound_that_reaches_further():
+    """The bound of hold ends at 1 + 7 = 8 s."""
+    detect, hold = phase_bars(STEPS, impact(), [check("recovery.hold", 7)])
+
+    assert (detect.width, detect.bound_s, detect.bound_left) == (12.5, None, None)
+    assert (hold.left, hold.bound_left) == (12.5, 100)
+
+
+def test_a_bound_far_off_the_scale_is_told_but_not_drawn():
+    detect, _ = phase_bars(STEPS, impact(), [check("recovery.detect", 100)])
+
+    assert (detect.width, detect.bound_s, detect.bound_left, detect.broken) == (25, 100, None, False)
+
+
+def test_a_phase_that_did_not_happen_is_shown_only_with_a_bound():
+    assert [one.phase.name for one in phase_bars(STEPS, impact(), [])] == ["detect", "hold"]
+    shown = phase_bars(STEPS, impact(), [check("recovery.qp_error", 1)])
+    assert [one.phase.name for one in shown] == ["detect", "qp_error", "hold"]
+
+
+def test_a_lower_bound_is_no_bound_of_a_phase():
+    assert phase_bars(STEPS, impact(), [check("recovery.detect", 2, rule="observed >= bound")])[0].bound_s is None
+
+
+def test_one_phase_alone_is_the_faults_own_bar_unless_it_has_a_bound():
+    assert phase_bars([phase("hold", 0, 4)], impact(), []) == ()
+    assert len(phase_bars([phase("hold", 0, 4)], impact(), [check("recovery.hold", 5)])) == 1
+
+
+@pytest.mark.parametrize(("bound", "shown"), [(60, "of 60 s"), (0.001, "broken")])
+def test_the_report_has_a_bound_for_a_phase(tmp_path, bound, shown):
+    directory = finished(tmp_path, synthetic_run())
+    verdict = directory.read_verdict()
+    more = (*verdict.checks, check("recovery.hold", bound))
+    directory.write_verdict(msgspec.structs.replace(verdict, checks=more))
+
+    page = report.render(directory.path).read_text(encoding="utf-8")
+
+    assert 'class="phases bounded"' in page
+    assert shown in page[page.index('class="phases bounded"') :]

@@ -1,0 +1,90 @@
+"""The report in a real browser: it fits a phone and a screen, fetches nothing, and its moments can be chosen."""
+
+from __future__ import annotations
+
+import re
+
+import chromium
+import pytest
+from synthetic_run import T0, synthetic_run
+from test_counter_timeline import RECORDED
+from test_report import finished
+
+from harness import report
+
+PROGRAM = chromium.installed()
+MOST_BYTES = 3 << 20
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed (apt-get install chromium)")
+
+TOO_WIDE = """
+[...document.querySelectorAll("main *")]
+  .filter(one => one.getBoundingClientRect().right > document.documentElement.clientWidth + 1
+                 && getComputedStyle(one).position !== "absolute" && !one.closest("svg") )
+  .map(one => one.tagName + "." + one.className).slice(0, 5)
+"""
+SHOWN = """[...document.querySelectorAll(".frames > figure")].map(one => getComputedStyle(one).display !== "none")"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    directory = finished(tmp_path_factory.mktemp("runs"), synthetic_run())
+    directory.write_telemetry(RECORDED, t0_ns=T0)
+    return report.render(directory.path)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium.browser(PROGRAM, tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("width", [500, 1200])
+def test_nothing_is_wider_than_the_window(browser, page, width):
+    browser.open(page, width=width)
+
+    inside = browser.value("document.documentElement.clientWidth")
+    assert inside <= width
+    assert browser.value("document.documentElement.scrollWidth") <= inside
+    assert browser.value(TOO_WIDE) == []
+
+
+@pytest.mark.parametrize(("width", "seen", "hidden"), [(500, "narrow", "wide"), (1200, "wide", "narrow")])
+def test_each_width_has_its_own_charts(browser, page, width, seen, hidden):
+    browser.open(page, width=width)
+
+    shown = f'[...document.querySelectorAll(".only-{seen} svg")].every(one => one.getBoundingClientRect().height > 50)'
+    assert browser.value(shown)
+    assert browser.value(
+        f'[...document.querySelectorAll(".only-{hidden} svg")].every(one => !one.getClientRects().length)'
+    )
+
+
+def test_nothing_but_the_file_is_asked_for(browser, page):
+    before = len(browser.requested)
+    browser.open(page, width=1200)
+
+    assert browser.requested[before:] == [page.as_uri()]
+    assert not re.search(r"https?://(?!www\.w3\.org/)", page.read_text(encoding="utf-8"))
+    assert page.stat().st_size <= MOST_BYTES
+
+
+def test_a_moment_is_chosen_without_a_script(browser, page):
+    """One drawing is seen at a time, the chosen one; and the plain fabric below it is really drawn."""
+    browser.open(page, width=1200)
+    count = browser.value('document.querySelectorAll("input[name=moment]").length')
+
+    for chosen in range(count):
+        browser.value(f'document.getElementById("moment-{chosen}").click()')
+        assert browser.value(SHOWN) == [number == chosen for number in range(count)]
+    drawn = 'getComputedStyle(document.querySelector("#fabric-plain .switch rect")).strokeWidth'
+    assert browser.value(drawn) == "1.3px"
+    assert browser.value('document.querySelectorAll(".frames > figure:last-of-type use")[0].getBBox().width > 100')
+
+
+def test_print_shows_every_moment(browser, page):
+    browser.open(page, width=1200)
+    browser.ask("Emulation.setEmulatedMedia", media="print")
+
+    assert all(browser.value(SHOWN))
+    assert browser.value("document.documentElement.scrollWidth") <= 1200
