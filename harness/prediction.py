@@ -117,9 +117,15 @@ def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
     return tuple(found)
 
 
+def _qp_of(run: Measurements) -> QpParams:
+    """What the run's queue pairs were made with; runs of before it was written down had what is usual."""
+    asked = run.workload.get("qp") or {}
+    return QpParams.of({name: value for name, value in asked.items() if name in QpParams.__slots__})
+
+
 def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
     """The first error after each fault; only of faults that made one before they were lifted or soon after."""
-    params = QpParams()
+    params = _qp_of(run)
     least_ns, found = qp_error_ns(params), []
     for fault_id, one in observed.impacts.items():
         until_ns = one.cleared_ns + _SLACK * least_ns

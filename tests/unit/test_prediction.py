@@ -69,6 +69,18 @@ def test_a_queue_pair_that_dies_too_early_is_outside():
     assert "first" not in of(run)
 
 
+def test_a_queue_pair_dies_as_its_own_parameters_say():
+    """Timeout 8 and one retry: 2 x 1.05 ms. The usual ones would need 470 ms, and call it outside."""
+    run = synthetic_run()
+    died = (lost_at(run.faults[0].receipt.fired.first_ns + 4 * MS),)
+    quick = {**QpParams().to_dict(), "timeout": 8, "retry_cnt": 1}
+    asked = msgspec.structs.replace(run, qps_lost=died, workload={**run.workload, "qp": quick}, clock_error_ns=0)
+    assert of(asked)["first"].holds is True
+    assert of(asked)["first"].model == "2 sendings, timeout 8"
+    of_before = msgspec.structs.replace(run, qps_lost=died, clock_error_ns=0)
+    assert of(of_before)["first"].holds is False
+
+
 def test_it_stands_in_the_report(tmp_path):
     run = synthetic_run()
     early = msgspec.structs.replace(run, qps_lost=(lost_at(run.faults[0].receipt.fired.first_ns + 100 * MS),))
