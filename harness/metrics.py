@@ -168,13 +168,15 @@ _TABLE = (
         name="nak_episodes",
         unit="count",
         about_faults=True,
-        meaning="Growth of out_of_seq_request on all RNICs: a receiver saw a gap in the PSNs and NAKed once",
+        meaning="Growth of out_of_seq_request (mlx5: out_of_sequence) on all RNICs: a receiver saw a gap in the PSNs "
+        "and NAKed once",
     ),
     Metric(
         name="go_back_n",
         unit="count",
         about_faults=True,
-        meaning="Growth of rcvd_seq_err on all RNICs: a sender got such a NAK and went back to the lost PSN",
+        meaning="Growth of rcvd_seq_err (mlx5: packet_seq_err) on all RNICs: a sender got such a NAK and went back to "
+        "the lost PSN",
     ),
 )
 

@@ -20,6 +20,7 @@ from harness.quantities import format_bytes, format_duration
 from harness.routing import Routing, routing
 from harness.slow_ranks import slow_ranks
 from harness.statistics import Interval
+from testbed import counters
 
 __all__ = ["Observation", "Observed", "Slowdown", "counter_deltas", "observe", "slowdowns"]
 
@@ -411,29 +412,23 @@ def _packets(run: Measurements) -> dict[str, Observation]:
 
 
 def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:
-    """Node to counter to growth over the run, for counters read both times."""
-    return {
-        node: {
-            name: value - run.counters_before.get(node, {})[name]
-            for name, value in after.items()
-            if name in run.counters_before.get(node, {})
-        }
-        for node, after in run.counters_after.items()
-    }
+    """Node to counter to growth over the run, for counters read both times; what was reset began again at 0."""
+    return counters.deltas(run.counters_before, run.counters_after)
 
 
 def _counters(run: Measurements) -> dict[str, Observation]:
     deltas = counter_deltas(run)
 
-    def growth(suffix: str) -> Observation:
+    def growth(counter: str) -> Observation:
+        names = counter, counters.MLX5[counter]
         found: dict[str, Any] = {
             f"{node}:{name}": delta
-            for node, names in deltas.items()
-            for name, delta in names.items()
-            if re.split(r"[./:]", name)[-1] == suffix
+            for node, values in deltas.items()
+            for name, delta in values.items()
+            if re.split(r"[./:]", name)[-1] in names
         }
         if not found:
-            return Observation(value=None, detail=f"no RNIC gave its {suffix} before and after the run")
+            return Observation(value=None, detail=f"no RNIC gave its {' or '.join(names)} before and after the run")
         moved = [f"{name} +{delta}" for name, delta in found.items() if delta]
         return Observation(value=sum(found.values()), detail=", ".join(moved) or "moved nowhere")
 
