@@ -120,6 +120,19 @@ def test_every_packet_twice(numbered):
     assert flow.causes == before[0]["causes"]
 
 
+def test_a_packet_that_is_corrupted_twice_is_no_copy_of_itself():
+    """`packet.corrupt` writes one number into all that it hits, and it may hit what is sent again."""
+    wire = Wire()
+    for time_ns, psn in ((0, 5), (100, 6), (200, 7), (70 * MS, 6), (70 * MS + 100, 7), (140 * MS, 6), (141 * MS, 7)):
+        wire.request(time_ns, psn)
+    number(wire)
+    for place in (1, 3):
+        time_ns, content, outbound = wire.packets[place]
+        wire.packets[place] = time_ns, content[:18] + b"\xbe\xef" + content[20:], outbound
+    flow = only_flow(wire)
+    assert (flow.duplicates, flow.again, flow.causes) == (0, 4, {"timer": 2})
+
+
 def test_a_timer_that_runs_out_early_sends_again():
     """rxe starts its timer before the packet that it sends again: new numbers, 3 us after it passed."""
     wire = Wire()
