@@ -117,6 +117,13 @@ _TABLE = (
         meaning="Time to finish the first k iterations over the fault-free twin's time for the same k",
     ),
     Metric(
+        name="ettr",
+        unit="ratio",
+        about_faults=True,
+        meaning="Effective training time ratio: iterations finished times the time of one in the fault-free start, "
+        "over the wall time",
+    ),
+    Metric(
         name="goodput_min_ratio",
         unit="ratio",
         about_faults=True,

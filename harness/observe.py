@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness import intervals, kernel_log, timeline
+from harness.ettr import Ettr, ettr
 from harness.measurements import FaultRun, Measurements, RankSeries, Serving
 from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
@@ -72,6 +73,7 @@ class Observed:
     job_time: timeline.JobTime | None
     slowdowns: tuple[Slowdown, ...]
     routing: Mapping[str, Routing]
+    training: Ettr | None = None
 
 
 def observe(run: Measurements) -> Observed:
@@ -92,6 +94,7 @@ def observe(run: Measurements) -> Observed:
     by_routing = routing(run.changes, fired)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin)
     slow = slowdowns(run, fired, first_ns)
+    training = ettr(run, base, impacts.values(), first_fault_ns=first_ns)
     metrics = {
         **_plain(run),
         **_rates(run, whole),
@@ -99,6 +102,7 @@ def observe(run: Measurements) -> Observed:
         **_phases(run, base, by_phase),
         **_dips(base, impacts),
         "jct_ratio": _jct(run, job_time),
+        "ettr": _ettr(training),
         "straggler": _straggler(slow),
         **_routing(run, by_routing),
         **_slow_rank(run, fired),
@@ -116,6 +120,7 @@ def observe(run: Measurements) -> Observed:
         job_time=job_time,
         slowdowns=slow,
         routing=by_routing,
+        training=training,
     )
 
 
@@ -310,6 +315,16 @@ def _jct(run: Measurements, job_time: timeline.JobTime | None) -> Observation:
         value=job_time.ratio,
         detail=f"{format_duration(job_time.run_ns)} for {job_time.iterations} iterations, "
         f"twin {format_duration(job_time.twin_ns)}",
+    )
+
+
+def _ettr(training: Ettr | None) -> Observation:
+    if training is None:
+        return Observation(value=None, detail="not a job with iterations, or too few of them before the first fault")
+    return Observation(
+        value=training.ratio,
+        detail=f"{training.iterations} iterations of {format_duration(training.healthy_ns)} in "
+        f"{format_duration(training.wall_ns)}",
     )
 
 

@@ -14,6 +14,8 @@ for the least and the most that n can be, against the hop's own count.
 **Goodput under loss.** A sender that goes back n packets for each one that is lost: (1 - p) / (1 - p + n p), with n
 what a queue pair has in flight, against the mean while the fault acted over that of the fault-free start. Waiting for
 NAKs and timers comes on top, so it is the most that there can be.
+
+**Training time.** Time lost to faults and storage, by `harness.ettr`, against the iterations that were finished.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ def predictions(run: Measurements, observed: Observed) -> tuple[Prediction, ...]
         *_qp_errors(run, observed),
         *_losses(run),
         *_goodput_under_loss(run, observed),
+        *_training(observed),
     )
 
 
@@ -139,6 +142,20 @@ def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Predi
             measured=f"{float(np.mean(rates)) / base.mean:.2f}",
             holds=None,
         )
+
+
+def _training(observed: Observed) -> Iterator[Prediction]:
+    one = observed.training
+    if one is None or one.predicted is None:
+        return
+    yield Prediction(
+        what="effective training time ratio",
+        model=f"{format_duration(one.lost_ns)} lost by goodput of {format_duration(one.wall_ns)}; "
+        f"{format_duration(one.storage_ns)} of waiting for storage in each iteration",
+        predicted=f"{one.predicted:.3f}",
+        measured=f"{one.ratio:.3f}",
+        holds=None,
+    )
 
 
 def _collective(run: Measurements) -> tuple[Prediction, ...]:
