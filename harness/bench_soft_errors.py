@@ -1,7 +1,8 @@
 """How soon a slow rank is found, and how often one is named that is not: made-up step times with the truth known.
 
 The noise is as jobs have it: ranks that differ, 1 to 3 % from iteration to iteration, some of it remembered, here and
-there an iteration that is much longer, a part common to all ranks, and a day's curve of 2 % on top.
+there an iteration that is much longer, a part common to all ranks, and a day's curve of 2 % on top. With `racks`, that
+curve comes to each rack a tenth of a day after the one before.
 """
 
 from __future__ import annotations
@@ -24,21 +25,28 @@ JOBS, FAULT_FREE, HEALTHY, SLOW, AFTER = 10, 2000, 24, 400, 200
 SHARES = (0.5, 0.05, 0.02, 0.01)
 _DAY = 2000
 """Iterations of a day's curve: some 40 s each."""
+_APART = 200
+"""Iterations from the curve of one rack to that of the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """`deviation` of a step, its `memory` (lag-1 correlation), share of `long` iterations; `ranks` of the job."""
+    """`deviation` of a step, its `memory` (lag-1 correlation), share of `long` iterations; `ranks`, in `racks`."""
 
     deviation: float
     memory: float
     long: float
     ranks: int
+    racks: int = 1
+
+    @property
+    def rack_of(self) -> list[str]:
+        """The rack of each rank."""
+        return [f"rack{1 + rank * self.racks // self.ranks}" for rank in range(self.ranks)]
 
     def __str__(self) -> str:
-        return (
-            f"noise {100 * self.deviation:g} %, memory {self.memory:g}, {100 * self.long:g} % long, {self.ranks} ranks"
-        )
+        words = f"noise {100 * self.deviation:g} %, memory {self.memory:g}, {100 * self.long:g} % long"
+        return f"{words}, {self.ranks} ranks" + (f" in {self.racks} racks" if self.racks > 1 else "")
 
 
 NOISES = (
@@ -48,6 +56,9 @@ NOISES = (
     Noise(deviation=0.02, memory=0.5, long=0.02, ranks=8),
     Noise(deviation=0.03, memory=0.0, long=0.02, ranks=8),
     Noise(deviation=0.03, memory=0.3, long=0.02, ranks=16),
+    Noise(deviation=0.01, memory=0.0, long=0.0, ranks=8, racks=2),
+    Noise(deviation=0.02, memory=0.0, long=0.01, ranks=8, racks=2),
+    Noise(deviation=0.02, memory=0.0, long=0.01, ranks=4, racks=2),
 )
 
 
@@ -61,8 +72,10 @@ def made_up(noise: Noise, iterations: int, rng: np.random.Generator, *, day: flo
     times = np.exp(noise.deviation * own + 0.05 * rng.normal(size=noise.ranks))
     long = rng.random((iterations, noise.ranks)) < noise.long
     times *= np.where(long, 1 + rng.exponential(0.3, size=times.shape), 1)
-    common = np.exp(0.02 * rng.normal(size=iterations)) * (1 + day * np.sin(2 * np.pi * np.arange(iterations) / _DAY))
-    slowed: NDArray[np.float64] = times * common[:, None]
+    common = np.exp(0.02 * rng.normal(size=iterations))
+    later = _APART * np.unique(noise.rack_of, return_inverse=True)[1]
+    heat = 1 + day * np.sin(2 * np.pi * (np.arange(iterations)[:, None] - later) / _DAY)
+    slowed: NDArray[np.float64] = times * common[:, None] * heat
     return slowed
 
 
@@ -70,7 +83,7 @@ def measure() -> Iterator[tuple[str, ...]]:
     """Rows for `python -m harness.bench soft-errors`."""
     for noise in NOISES:
         rng = np.random.default_rng(3)
-        false = sum(len(detect(made_up(noise, FAULT_FREE, rng))) for _ in range(JOBS))
+        false = sum(len(detect(made_up(noise, FAULT_FREE, rng), racks=noise.rack_of)) for _ in range(JOBS))
         rate = 1000 * false / (JOBS * FAULT_FREE)
         sure = share_interval(false, JOBS * FAULT_FREE)
         yield (
@@ -101,7 +114,7 @@ def _delay(noise: Noise, share: float, rng: np.random.Generator) -> float:
     """Iterations from the slow-down of rank 1 until it is named; infinity: not within `AFTER`."""
     times = made_up(noise, SLOW + AFTER, rng)
     times[SLOW:, 1] *= 1 + share
-    detector = Detector(noise.ranks)
+    detector = Detector(noise.ranks, racks=noise.rack_of)
     for row in times[:SLOW]:
         detector.add(row)
     for index, row in enumerate(times[SLOW:]):

@@ -17,6 +17,7 @@ from harness.measurements import (
     RebuildMark,
 )
 from harness.packets.evidence import Evidence
+from harness.passed import passed
 from harness.plan import Plan
 from harness.series import Result, connections_of, ranks_of, series_of, serving_of, summary_of
 from harness.verdict import LabState, Receipt
@@ -130,6 +131,9 @@ def _fault_runs(plan: Plan, faults: Sequence[PlannedFault], found: Found) -> Ite
             doubts=got.doubts if got else (),
             edges=got.edges if got else (),
             colour=kind.colour,
+            passed=passed(found.recorded.samples, receipt, node=kind.place.netns or kind.place.node)
+            if receipt is not None
+            else None,
         )
 
 

@@ -117,6 +117,13 @@ _TABLE = (
         meaning="Time to finish the first k iterations over the fault-free twin's time for the same k",
     ),
     Metric(
+        name="ettr",
+        unit="ratio",
+        about_faults=True,
+        meaning="Effective training time ratio: iterations finished times the time of one in the fault-free start, "
+        "over the wall time",
+    ),
+    Metric(
         name="goodput_min_ratio",
         unit="ratio",
         about_faults=True,
@@ -168,13 +175,15 @@ _TABLE = (
         name="nak_episodes",
         unit="count",
         about_faults=True,
-        meaning="Growth of out_of_seq_request on all RNICs: a receiver saw a gap in the PSNs and NAKed once",
+        meaning="Growth of out_of_seq_request (mlx5: out_of_sequence) on all RNICs: a receiver saw a gap in the PSNs "
+        "and NAKed once",
     ),
     Metric(
         name="go_back_n",
         unit="count",
         about_faults=True,
-        meaning="Growth of rcvd_seq_err on all RNICs: a sender got such a NAK and went back to the lost PSN",
+        meaning="Growth of rcvd_seq_err (mlx5: packet_seq_err) on all RNICs: a sender got such a NAK and went back to "
+        "the lost PSN",
     ),
 )
 

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from harness import intervals, kernel_log, timeline
+from harness.ettr import Ettr, ettr
 from harness.measurements import FaultRun, Measurements, RankSeries, Serving
 from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
 from harness.routing import Routing, routing
 from harness.slow_ranks import slow_ranks
 from harness.statistics import Interval
+from testbed import counters
 
 __all__ = ["Observation", "Observed", "Slowdown", "counter_deltas", "observe", "slowdowns"]
 
@@ -71,6 +73,7 @@ class Observed:
     job_time: timeline.JobTime | None
     slowdowns: tuple[Slowdown, ...]
     routing: Mapping[str, Routing]
+    training: Ettr | None = None
 
 
 def observe(run: Measurements) -> Observed:
@@ -91,6 +94,7 @@ def observe(run: Measurements) -> Observed:
     by_routing = routing(run.changes, fired)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin)
     slow = slowdowns(run, fired, first_ns)
+    training = ettr(run, base, impacts.values(), first_fault_ns=first_ns)
     metrics = {
         **_plain(run),
         **_rates(run, whole),
@@ -98,6 +102,7 @@ def observe(run: Measurements) -> Observed:
         **_phases(run, base, by_phase),
         **_dips(base, impacts),
         "jct_ratio": _jct(run, job_time),
+        "ettr": _ettr(training),
         "straggler": _straggler(slow),
         **_routing(run, by_routing),
         **_slow_rank(run, fired),
@@ -115,6 +120,7 @@ def observe(run: Measurements) -> Observed:
         job_time=job_time,
         slowdowns=slow,
         routing=by_routing,
+        training=training,
     )
 
 
@@ -312,6 +318,16 @@ def _jct(run: Measurements, job_time: timeline.JobTime | None) -> Observation:
     )
 
 
+def _ettr(training: Ettr | None) -> Observation:
+    if training is None:
+        return Observation(value=None, detail="not a job with iterations, or too few of them before the first fault")
+    return Observation(
+        value=training.ratio,
+        detail=f"{training.iterations} iterations of {format_duration(training.healthy_ns)} in "
+        f"{format_duration(training.wall_ns)}",
+    )
+
+
 def slowdowns(run: Measurements, fired: Mapping[str, tuple[int, int]], first_ns: int) -> tuple[Slowdown, ...]:
     """Growth of each rank's compute phase under each fault: medians over iterations begun within it."""
     hosts = {rank.rank: rank.host for rank in run.ranks}
@@ -411,29 +427,23 @@ def _packets(run: Measurements) -> dict[str, Observation]:
 
 
 def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:
-    """Node to counter to growth over the run, for counters read both times."""
-    return {
-        node: {
-            name: value - run.counters_before.get(node, {})[name]
-            for name, value in after.items()
-            if name in run.counters_before.get(node, {})
-        }
-        for node, after in run.counters_after.items()
-    }
+    """Node to counter to growth over the run, for counters read both times; what was reset began again at 0."""
+    return counters.deltas(run.counters_before, run.counters_after)
 
 
 def _counters(run: Measurements) -> dict[str, Observation]:
     deltas = counter_deltas(run)
 
-    def growth(suffix: str) -> Observation:
+    def growth(counter: str) -> Observation:
+        names = counter, counters.MLX5[counter]
         found: dict[str, Any] = {
             f"{node}:{name}": delta
-            for node, names in deltas.items()
-            for name, delta in names.items()
-            if re.split(r"[./:]", name)[-1] == suffix
+            for node, values in deltas.items()
+            for name, delta in values.items()
+            if re.split(r"[./:]", name)[-1] in names
         }
         if not found:
-            return Observation(value=None, detail=f"no RNIC gave its {suffix} before and after the run")
+            return Observation(value=None, detail=f"no RNIC gave its {' or '.join(names)} before and after the run")
         moved = [f"{name} +{delta}" for name, delta in found.items() if delta]
         return Observation(value=sum(found.values()), detail=", ".join(moved) or "moved nowhere")
 

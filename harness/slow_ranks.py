@@ -50,7 +50,7 @@ def slow_ranks(run: Measurements) -> SlowRanks:
         return SlowRanks(slow=(), smallest=None, begins_ns=(), words="no two ranks with a compute phase to compare")
     hosts = {rank.rank: rank.host for rank in run.ranks}
     ends = np.array([[step.end_ns for step in rank] for rank in ordered]).max(axis=0)
-    detector = Detector(len(ordered))
+    detector = Detector(len(ordered), racks=_racks(run))
     alarms = [alarm for row in times for alarm in detector.add(row)]
     found = tuple(
         SlowRank(
@@ -69,6 +69,13 @@ def slow_ranks(run: Measurements) -> SlowRanks:
         begins_ns=tuple(min(rank[index].start_ns for rank in ordered) for index in range(count)),
         words=_words(found, detector.smallest, count),
     )
+
+
+def _racks(run: Measurements) -> list[str]:
+    """Of each series, the rack of its rank."""
+    known = {name: host.rack for name, host in run.topology.host_by_name.items()}
+    racks = {rank.rank: known.get(rank.host, "") for rank in run.ranks}
+    return [racks.get(series.rank, "") for series in run.series]
 
 
 def _words(found: tuple[SlowRank, ...], smallest: float | None, count: int) -> str:

@@ -17,7 +17,7 @@ from testbed.errors import LabError
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["STATES", "Snapshot", "delta", "flat_deltas", "read"]
+__all__ = ["MLX5", "STATES", "Snapshot", "delta", "deltas", "flat_deltas", "read"]
 
 Snapshot = Mapping[str, Mapping[str, int]]
 """Counter values by node and name."""
@@ -29,6 +29,19 @@ STATES = frozenset(
     }
 )
 """Last parts of names that are states: 0 or 1, a setting, what waits, seconds, or a limit (`quota_us` -1: none)."""
+
+MLX5 = {
+    "out_of_seq_request": "out_of_sequence",
+    "rcvd_seq_err": "packet_seq_err",
+    "completer_retry_err": "local_ack_timeout_err",
+    "retry_exceeded_err": "req_transport_retries_exceeded",
+    "rcvd_rnr_err": "rnr_nak_retry_err",
+    "retry_rnr_exceeded_err": "req_rnr_retries_exceeded",
+}
+"""Counters of rdma_rxe, and those of mlx5 that tell the same (drivers/infiniband/hw/mlx5/counters.c).
+
+What is not here has one name in both, such as `duplicate_request`. Those of mlx5 are not yet run on hardware.
+"""
 
 
 def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.0) -> dict[str, dict[str, int]]:
@@ -61,11 +74,28 @@ def delta(before: int, after: int) -> int:
     return after - before if after >= before else after
 
 
+def deltas(before: Snapshot, after: Snapshot) -> dict[str, dict[str, int]]:
+    """By node and name, how far each has come that was read both times; of a state, by how much it stands otherwise."""
+    return {
+        node: {
+            name: value - was[name] if _is_state(name) else delta(was[name], value)
+            for name, value in values.items()
+            if name in was
+        }
+        for node, values in after.items()
+        for was in (before.get(node, {}),)
+    }
+
+
+def _is_state(name: str) -> bool:
+    return name.rsplit(".", 1)[-1] in STATES
+
+
 def flat_deltas(before: Snapshot, after: Snapshot) -> dict[str, int]:
     """Increments as `node/name`, for counters that are in both (or appeared since, counted from 0), without states."""
     return {
         f"{node}/{name}": delta(before.get(node, {}).get(name, 0), value)
         for node, values in after.items()
         for name, value in values.items()
-        if name.rsplit(".", 1)[-1] not in STATES
+        if not _is_state(name)
     }

@@ -46,7 +46,8 @@ def packets(session: Session, *, capture: Path, as_json: bool) -> int:
 
 def _show(session: Session, analysis: Analysis) -> None:
     session.out.print(f"{analysis.frames:,} frames, {analysis.roce:,} of them RoCEv2, {len(analysis.flows)} flows")
-    columns = ("flow", "seen at", "requests", "missing", "again", "NAK", "RNR", "timer", "reordered", "broken rules")
+    counted = ("requests", "missing", "again", "NAK", "RNR", "timer", "reordered", "duplicates")
+    columns = ("flow", "seen at", *counted, "broken rules")
     session.table(columns, [_row(flow) for flow in analysis.flows])
     told = list(_episodes(analysis))
     if told:
@@ -79,6 +80,7 @@ def _row(flow: FlowReport) -> tuple[str, ...]:
         str(flow.again),
         *causes,
         str(flow.reordered),
+        str(flow.duplicates),
         broken,
     )
 

@@ -23,17 +23,16 @@ from testbed.lab import Lab, open_lab
 __all__ = ["COMMANDS"]
 
 _RECENT = 8
+_RNIC_ERRORS = ("out_of_seq_request", "rcvd_seq_err", "retry_exceeded_err", "rcvd_rnr_err")
 _ERRORS = (
-    "out_of_seq_request",
-    "rcvd_seq_err",
+    *_RNIC_ERRORS,
+    *(counters_module.MLX5[name] for name in _RNIC_ERRORS),
     "duplicate_request",
-    "retry_exceeded_err",
-    "rcvd_rnr_err",
     "send_err",
     "queue_drops",
     "rx_dropped",
 )
-"""What a person looks for first."""
+"""What a person looks for first, by the names of rdma_rxe and of mlx5."""
 
 
 @click.command()
@@ -79,14 +78,10 @@ def _matching(lab: Lab, nodes: tuple[str, ...], pattern: str) -> dict[str, dict[
 
 
 def _moved(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    return {
-        node: {
-            name: value - before[node].get(name, 0)
-            for name, value in values.items()
-            if value != before[node].get(name, 0)
-        }
-        for node, values in after.items()
-    }
+    found = counters_module.deltas(before, after)
+    for node, values in after.items():
+        found[node] |= {name: value for name, value in values.items() if name not in before.get(node, {})}
+    return {node: {name: count for name, count in sorted(values.items()) if count} for node, values in found.items()}
 
 
 @dataclass(kw_only=True)
@@ -105,8 +100,8 @@ class _Screen:
             for name, value in one.values.items():
                 key = (one.node, name)
                 at_ns, before = self.last.get(key, (one.at_ns, value))
-                if name.endswith("_bytes") and one.at_ns > at_ns:
-                    self.rates[key] = (value - before) * 8e9 / (one.at_ns - at_ns)
+                if name.endswith("x_bytes") and one.at_ns > at_ns:  # of rx and tx; what waits in a queue has none
+                    self.rates[key] = counters_module.delta(before, value) * 8e9 / (one.at_ns - at_ns)
                 self.last[key] = (one.at_ns, value)
                 self.first.setdefault(key, value)
 
@@ -127,9 +122,10 @@ class _Screen:
             }
             busiest = sorted(live.items(), key=lambda item: -item[1])[: max(4, rows - _RECENT - 8)]
             trouble = [
-                (node, name, value - self.first[node, name])
+                (node, name, moved)
                 for (node, name), (_, value) in sorted(self.last.items())
-                if name.rpartition(".")[2] in _ERRORS and value > self.first[node, name]
+                if name.rpartition(".")[2] in _ERRORS
+                and (moved := counters_module.delta(self.first[node, name], value))
             ]
             table = Table(box=None, pad_edge=False, header_style="bold", title="Ctrl-C ends it", title_justify="left")
             for column in ("node", "what", "now"):

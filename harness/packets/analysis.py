@@ -11,6 +11,7 @@ import numpy as np
 
 from harness.packets import gobackn
 from harness.packets.congestion import Congestion, congestion
+from harness.packets.duplicates import duplicates, without
 from harness.packets.episodes import Episode, episodes
 from harness.packets.flows import Flow, Side, flows_of
 from harness.packets.gobackn import Violation
@@ -32,7 +33,8 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
 
     requests         packets of the requester, `responses` those back
     payload_bytes    of the requests, each transmission counted
-    again            requests that had passed before
+    again            requests that had passed before, and were sent again
+    duplicates       requests that had passed before and that nobody sent again: copies made on the way
     missing          PSNs that were jumped over: lost before this port, or late
     returned         of these, the ones that came when they were sent again
     reordered        of these, the ones that came late by themselves
@@ -67,6 +69,7 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     episodes: tuple[Episode, ...]
     violations: tuple[Violation, ...]
     congestion: Congestion | None
+    duplicates: int = 0
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +108,8 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
     )
 
 
-def _report(packets: Packets, flow: Flow, port: str) -> FlowReport:
+def _report(packets: Packets, whole: Flow, port: str) -> FlowReport:
+    flow = without(whole, duplicates(packets, whole))
     seen = gobackn.track(packets, flow)
     found, broken = list(episodes(packets, flow, seen)), gobackn.violations(packets, flow, seen)
     syndrome = packets.syndrome[flow.responses]
@@ -113,7 +117,7 @@ def _report(packets: Packets, flow: Flow, port: str) -> FlowReport:
     late = _late(flow, seen)
     distinct, covered = _distinct(flow, seen)
     never = int(seen.top[-1] - flow.psn.min() - covered)
-    times = packets.time_ns[np.concatenate([flow.requests[[0, -1]], flow.responses[-1:]])]
+    times = packets.time_ns[np.concatenate([whole.requests[[0, -1]], flow.responses[-1:]])]
     return FlowReport(
         port=port,
         side=flow.side,
@@ -124,9 +128,9 @@ def _report(packets: Packets, flow: Flow, port: str) -> FlowReport:
         mtu=flow.mtu,
         first_ns=int(times.min()),
         last_ns=int(times.max()),
-        requests=len(flow.requests),
+        requests=len(whole.requests),
         responses=len(flow.responses),
-        payload_bytes=int(packets.payload[flow.requests].sum()),
+        payload_bytes=int(packets.payload[whole.requests].sum()),
         again=len(flow.psn) - distinct,
         missing=missing,
         returned=max(0, missing - never - late),
@@ -139,7 +143,8 @@ def _report(packets: Packets, flow: Flow, port: str) -> FlowReport:
         broken=dict(Counter(one.rule for one in broken)),
         episodes=tuple(found[:KEPT]),
         violations=tuple(broken[:KEPT]),
-        congestion=congestion(packets, flow),
+        congestion=congestion(packets, whole),
+        duplicates=len(whole.psn) - len(flow.psn),
     )
 
 

@@ -22,6 +22,7 @@ Rules, and where the capture has to stand for them to be exact (`Flow.side`):
 from __future__ import annotations
 
 import bisect
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     Indices = NDArray[np.int64]
 
-__all__ = ["RULES", "Track", "Violation", "track", "violations"]
+__all__ = ["RULES", "TIMERS_FROM_NS", "Track", "Violation", "answers", "track", "violations"]
 
 RULES = (
     "skipped-psn",
@@ -51,7 +52,7 @@ RULES = (
 )
 
 
-_TIMERS_FROM_NS = 500_000
+TIMERS_FROM_NS = 500_000
 """No RNIC's ACK timer is shorter in practice (4.096 us * 2**7); packets overtake each other by less."""
 
 
@@ -91,10 +92,10 @@ class Track:
 
 
 def track(packets: Packets, flow: Flow) -> Track:
-    """Follow a flow through its packets."""
+    """Follow a flow through its packets. Duplicates have to be taken out before (`harness.packets.duplicates`)."""
     psn, after = flow.psn, flow.psn + flow.span
     place = np.searchsorted(flow.requests, flow.responses)
-    answer = _answers(packets, flow, place)
+    answer = answers(packets, flow, place)
     rewinds = _rewinds(packets, flow, place, answer)
     breaks = np.flatnonzero(psn[1:] != after[:-1]) + 1
     begin = np.unique(np.concatenate([[0], breaks, [at for at in rewinds if 0 < at < len(psn)]])).astype(np.int64)
@@ -128,7 +129,7 @@ def track(packets: Packets, flow: Flow) -> Track:
         ahead=ahead,
         begin=begin,
         end=end,
-        backwards=np.setdiff1d(backwards, late),
+        backwards=_goings_back(packets, flow, starts, top, set(late.tolist()), asked),
         jumps=jumps,
         reordered=late,
         place=place,
@@ -137,8 +138,8 @@ def track(packets: Packets, flow: Flow) -> Track:
     )
 
 
-def _answers(packets: Packets, flow: Flow, place: Indices) -> Indices:
-    """Responses' PSNs, unwrapped: the one nearest to the request that came just before."""
+def answers(packets: Packets, flow: Flow, place: Indices) -> Indices:
+    """Responses' PSNs, unwrapped: the one nearest to the request that came just before (`place` requests did)."""
     near = flow.psn[np.maximum(place - 1, 0)]
     return near + distance(packets.psn[flow.responses], near % PSN_SPACE)
 
@@ -163,6 +164,28 @@ def _rewinds(packets: Packets, flow: Flow, place: Indices, answer: Indices) -> d
     return {int(place[at]): (int(answer[at]), bool(lost[at])) for at in np.flatnonzero(rnr | lost)}
 
 
+def _goings_back(
+    packets: Packets, flow: Flow, starts: Indices, top: Indices, late: set[int], asked: set[int]
+) -> Indices:
+    """Runs that begin before the top, but for those that came late, and those that a going back skips to.
+
+    What was sent again and lost again, or was acknowledged meanwhile, leaves a gap in a going back, which is one still.
+    """
+    found = []
+    after = flow.psn + flow.span
+    here = int(after[starts[0] - 1]) if len(starts) else 0
+    for at, end in itertools.pairwise([*starts.tolist(), len(flow.psn)]):
+        low = int(flow.psn[at])
+        if at in late:
+            continue
+        if low < int(top[at - 1]):
+            silence = int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]])
+            if low < here or low in asked or silence >= TIMERS_FROM_NS:
+                found.append(at)
+        here = int(after[end - 1])
+    return np.array(found, dtype=np.int64)
+
+
 def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int], asked: set[int]) -> Indices:
     """Runs that came late, but only once: they fill a hole, stop short of the top, and the flow goes on there.
 
@@ -179,7 +202,7 @@ def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int],
         # Holes are in order, and those that open later begin at a top that `high` cannot reach.
         hole = bisect.bisect_right(opened, low) - 1
         silence = int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]])
-        if hole >= 0 and high <= holes[hole][1] and silence < _TIMERS_FROM_NS:
+        if hole >= 0 and high <= holes[hole][1] and silence < TIMERS_FROM_NS:
             late.append(at)
     return np.array(late, dtype=np.int64)
 

@@ -9,17 +9,16 @@ from typing import Any
 
 from inject.aim.shot import Place, Request, Shot, Step, Witness, held
 from inject.kind import Fidelity
+from testbed import counters
 from testbed.topology import Topology
 
 __all__ = ["COUNTERS", "Commands", "Way", "commanded", "retries"]
 
 COUNTERS = {
-    "out_of_seq_request": "out_of_sequence",
-    "rcvd_seq_err": "packet_seq_err",
-    "completer_retry_err": "local_ack_timeout_err",
-    "retry_exceeded_err": "req_transport_retries_exceeded",
+    name: counters.MLX5[name]
+    for name in ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_exceeded_err")
 }
-"""Counters of rxe, and those of mlx5 that tell the same (drivers/infiniband/hw/mlx5/counters.c)."""
+"""Counters of retransmission by rxe's names, and those of mlx5 that tell the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

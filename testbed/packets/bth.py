@@ -17,6 +17,8 @@ __all__ = [
     "ACKNOWLEDGE",
     "ATOMIC_ACKNOWLEDGE",
     "CNP",
+    "COMPARE_SWAP",
+    "FETCH_ADD",
     "HAS_AETH",
     "HAS_RETH",
     "IS_REQUEST",
@@ -36,6 +38,7 @@ ROCE_PORT = 4791
 PSN_SPACE = 1 << 24
 CNP = 0x81
 ACKNOWLEDGE, ATOMIC_ACKNOWLEDGE, READ_REQUEST = 0x11, 0x12, 0x0C
+COMPARE_SWAP, FETCH_ADD = 0x13, 0x14
 NAK_SEQUENCE = 0x60
 """AETH syndrome of a NAK for a PSN sequence error."""
 

@@ -41,6 +41,7 @@ class Packets:
     src, dst    into `addresses`
     sport       UDP source port
     ecn         two bits of the IP header; 3 is congestion experienced
+    ident       identification in the IPv4 header, -1 for IPv6
     opcode, dqpn, psn, ack_req      BTH
     syndrome    AETH, -1 where there is none
     msn         AETH, -1 likewise
@@ -58,6 +59,7 @@ class Packets:
     dst: NDArray[np.int32]
     sport: NDArray[np.int32]
     ecn: NDArray[np.int8]
+    ident: NDArray[np.int32]
     opcode: NDArray[np.uint8]
     dqpn: Indices
     psn: Indices
@@ -112,6 +114,7 @@ def decode(frames: Frames) -> Packets:
         dst=dst,
         sport=_u16(data, at).astype(np.int32),
         ecn=np.where(v4, data[ip + 1], data[ip + 1] >> 4).astype(np.int8) & 3,
+        ident=np.where(v4, _u16(data, ip + 4), -1).astype(np.int32),
         opcode=opcode,
         dqpn=_u24(data, bth + 5),
         psn=_u24(data, bth + 9),

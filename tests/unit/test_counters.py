@@ -84,3 +84,10 @@ def test_events_of_gpus_are_told_by_address_and_number():
     line = "3,1021,5140900,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
     assert xid.event(line) == ("0000:1b:00", 79)
     assert xid.event("6,1,2,-;NVRM: loading NVIDIA UNIX Open Kernel Module") is None
+
+
+def test_what_was_reset_is_counted_from_its_new_start_and_what_is_gone_not_at_all():
+    """An RNIC that was reset, one that was removed; a state stands otherwise, and that may be lower."""
+    before = {"host1": {"rxe0.send_err": 900, "rxe1.send_err": 4, "be0.carrier": 1}, "host2": {"rxe0.send_err": 1}}
+    after = {"host1": {"rxe0.send_err": 7, "rxe2.send_err": 3, "be0.carrier": 0}}
+    assert counters.deltas(before, after) == {"host1": {"rxe0.send_err": 7, "be0.carrier": -1}}

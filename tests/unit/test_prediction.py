@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from labelled_run import connections
 from synthetic_run import MS, lost_at, synthetic_run
 from test_report import finished
 
 from harness.observe import observe
-from harness.prediction import max_over_mean, predictions, qp_error_ns
+from harness.passed import passed
+from harness.prediction import goodput_share, losses, max_over_mean, predictions, qp_error_ns
 from harness.report import render
+from testbed.telemetry import Sample
 from traffic.plan import QpParams
 
 
@@ -67,6 +72,82 @@ def test_a_queue_pair_that_dies_too_early_is_outside():
     assert of(early)["first"].holds is False
     assert of(late)["first"].measured == "520 ms"
     assert "first" not in of(run)
+
+
+def test_a_queue_pair_dies_as_its_own_parameters_say():
+    """Timeout 8 and one retry: 2 x 1.05 ms. The usual ones would need 470 ms, and call it outside."""
+    run = synthetic_run()
+    died = (lost_at(run.faults[0].receipt.fired.first_ns + 4 * MS),)
+    quick = {**QpParams().to_dict(), "timeout": 8, "retry_cnt": 1}
+    asked = msgspec.structs.replace(run, qps_lost=died, workload={**run.workload, "qp": quick}, clock_error_ns=0)
+    assert of(asked)["first"].holds is True
+    assert of(asked)["first"].model == "2 sendings, timeout 8"
+    of_before = msgspec.structs.replace(run, qps_lost=died, clock_error_ns=0)
+    assert of(of_before)["first"].holds is False
+
+
+def lossy(run, *, passed, share=0.02, **more):
+    """The run with its fault of 61 hits, a `share` of what passed."""
+    fault = run.faults[1]
+    plan = msgspec.structs.replace(fault.plan, parameters={"share": share, **more})
+    return msgspec.structs.replace(run, faults=(msgspec.structs.replace(fault, plan=plan, passed=passed),))
+
+
+def test_what_is_lost_lies_within_the_binomial():
+    """61 of 3,000 packets at 2 % are as many as there should be; of 10,000 they are too few, of 900 too many."""
+    run = synthetic_run()
+    one = of(lossy(run, passed=(2_900, 3_100)))["packets"]
+    assert (one.predicted, one.measured, one.holds) == ("27 to 94", "61", True)
+    assert of(lossy(run, passed=(10_000, 10_000)))["packets"].holds is False
+    assert of(lossy(run, passed=(900, 900)))["packets"].holds is False
+
+
+def test_what_is_not_a_share_of_all_packets_is_not_predicted():
+    run = synthetic_run()
+    assert "packets" not in of(lossy(run, passed=None))
+    assert "packets" not in of(lossy(run, passed=(1, 2), opcode="ack"))
+    assert "packets" not in of(lossy(run, passed=(1, 2), burst=4.0))
+
+
+@given(share=st.floats(0.001, 1), packets=st.integers(0, 5_000), seed=st.integers(0, 1_000))
+def test_hardly_any_draw_lies_outside(share, packets, seed):
+    """4 sigma: of a hundred draws none, but where the binomial is far from normal one or two."""
+    low, high = losses(share, packets, packets)
+    drawn = np.random.default_rng(seed).binomial(packets, share, size=100)
+    assert ((drawn >= low) & (drawn <= high)).mean() >= 0.95
+
+
+def test_go_back_n_keeps_what_it_need_not_send_again():
+    """Nothing lost, all kept; 32 packets again for each hundredth one: three quarters; and so beside a flow's."""
+    assert goodput_share(0, 32) == 1
+    assert goodput_share(0.01, 32) == pytest.approx(0.99 / 1.31)
+    flow = {"flow": "write", "size_bytes": 65536, "depth": 2, "qps": 4}
+    run = msgspec.structs.replace(lossy(synthetic_run(), passed=None), workload=flow)
+    one = of(run)["goodput"]
+    assert "32 packets again" in one.model
+    assert one.predicted == "0.60 at most"
+    assert 0 < float(one.measured) < 1
+
+
+def sampled(at_s, value):
+    return Sample(at_ns=int(at_s * 1000) * MS, node="rtsw2", values={"host3-rxe0.tx_packets": value})
+
+
+def test_packets_that_passed_are_counted_between_two_bounds():
+    """10 a tenth of a second: inside the hits at least, outside arming and removal at most, with what was dropped."""
+    run = synthetic_run()
+    start = run.faults[1].receipt.fired.first_ns / 1e9
+    receipt = msgspec.structs.replace(
+        run.faults[1].receipt,
+        armed={"at_ns": int(start * 1e9), "readback": {"device": "host3-rxe0", "hook": "egress"}},
+        cleared={"at_ns": int((start + 3) * 1e9)},
+        fired=msgspec.structs.replace(run.faults[1].receipt.fired, last_ns=int((start + 3) * 1e9)),
+    )
+    samples = [sampled(start - 1.05 + 0.1 * place, 10 * place) for place in range(60)]
+    assert passed(samples, receipt, node="rtsw2") == (290, 350 + 61)
+    assert passed(samples[:3] + samples[-3:], receipt, node="rtsw2") == (0, 550 + 61)
+    assert passed(samples[20:], receipt, node="rtsw2") is None
+    assert passed(samples, receipt, node="rtsw1") is None
 
 
 def test_it_stands_in_the_report(tmp_path):

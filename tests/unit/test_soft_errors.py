@@ -66,6 +66,36 @@ def test_the_curve_of_a_day_does_not_page(day):
     assert len(detect(made_up(QUIET, 3000, rng, day=day))) <= 3
 
 
+@pytest.mark.parametrize(("ranks", "racks", "day"), [(8, 2, 0.02), (4, 2, 0.02), (8, 4, 0.01), (4, 4, 0.02)])
+def test_heat_that_comes_to_racks_at_different_times_does_not_page(ranks, racks, day):
+    """A tenth of a day apart, at 1 % noise: against all others that was up to sixty alarms."""
+    noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=ranks, racks=racks)
+    times = made_up(noise, 3000, np.random.default_rng(2), day=day)
+    assert len(detect(times, racks=noise.rack_of)) <= 3
+    assert len(detect(times)) > 3
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_two_percent_are_found_among_racks_that_drift(ranks):
+    """At 2 % noise within 60 iterations, in racks of two and of four ranks; the half of all jobs, and more."""
+    noise = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=ranks, racks=2)
+    found = []
+    for seed in range(12):
+        times = made_up(noise, 500, np.random.default_rng(seed))
+        times[400:, 1] *= 1.02
+        found += [one for one in detect(times, racks=noise.rack_of) if one.rank == 1 and one.iteration >= 400][:1]
+    assert np.median([one.iteration - 400 for one in found] + [100] * (12 - len(found))) < 60
+
+
+def test_a_rank_alone_in_its_rack_is_held_against_its_own_line():
+    noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=4, racks=4)
+    times = made_up(noise, 700, np.random.default_rng(3))
+    times[600:, 2] *= 1.02
+    (alarm,) = (one for one in detect(times, racks=noise.rack_of) if one.iteration >= 600)
+    assert (alarm.rank, alarm.iteration - 600 < 60) == (2, True)
+    assert alarm.slowdown == pytest.approx(0.02, abs=0.01)
+
+
 def test_a_slower_job_is_no_slow_rank():
     times = made_up(QUIET, 600, np.random.default_rng(3))
     times[300:] *= 1.5
@@ -110,6 +140,8 @@ def test_times_that_are_none_are_refused():
         Detector(1)
     with pytest.raises(ValueError, match="above 0"):
         Detector(2).add([1.0, 0.0])
+    with pytest.raises(ValueError, match="1 racks are given for 2 ranks"):
+        Detector(2, racks=["rack1"])
 
 
 def test_a_run_names_its_slow_host_without_looking_at_its_faults():

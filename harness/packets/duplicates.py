@@ -1,0 +1,168 @@
+"""Copies of requests that nobody sent again: made by the network, or by a fault like `packet.duplicate`. Pure.
+
+Where the sender numbers its packets (identification of the IPv4 header; rxe does), a copy has the number of another,
+and what was sent again has one of its own.
+
+Where it does not, the reason decides. A requester sends a packet again for three (InfiniBand Architecture
+Specification, volume 1, 9.7.5 and 9.7.6):
+
+    NAK, RNR   it was asked for that very PSN;
+    timer      it had not been acknowledged for the queue pair's ACK timeout, 4.096 us * 2**t, since it was sent;
+    response   of a READ or an atomic, a packet of the response is missing, which asks without a NAK.
+
+A copy with none of these before it is a duplicate. Of the timer only the shortest that there is counts: rxe starts its
+own before the packet that it sends again, which then comes sooner than the timeout after itself. And where a port does
+not see a flow's responses (they may take another way), a NAK cannot be ruled out: there only copies that come sooner
+than any answer could are told apart.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.packets.gobackn import TIMERS_FROM_NS, answers
+from testbed.packets.bth import COMPARE_SWAP, FETCH_ADD, NAK_SEQUENCE, READ_REQUEST, is_rnr
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from harness.packets.flows import Flow
+    from testbed.packets.columns import Packets
+
+    Indices = NDArray[np.int64]
+
+__all__ = ["duplicates", "without"]
+
+_NO_ANSWER_NS = 1_000
+"""No fabric carries a packet and its NAK there and back in less."""
+
+_CORRUPTED = 0xBEEF
+"""What `packet.corrupt` makes of the number (`inject.aim.hop`): one that is corrupted twice is no copy of itself."""
+_NUMBERED = 0.25
+"""Share of packets that must have another number than the one before; each one doubled leaves half."""
+
+
+def duplicates(packets: Packets, flow: Flow) -> NDArray[np.bool_]:
+    """Of each request of a flow, whether it is a duplicate."""
+    after = flow.psn + flow.span
+    top = np.maximum.accumulate(after)
+    starts = np.flatnonzero(flow.psn[1:] != after[:-1]) + 1
+    if not (flow.psn[starts] < top[starts - 1]).any():
+        return np.zeros(len(flow.psn), dtype=np.bool_)
+    ident = packets.ident[flow.requests]
+    if np.mean(ident[1:] != ident[:-1]) > _NUMBERED:
+        found: NDArray[np.bool_] = _twice(flow.psn << 16 | ident) & (ident != _CORRUPTED)
+        return found
+    return _without_reason(packets, flow, starts, top)
+
+
+def _twice(numbers: Indices) -> NDArray[np.bool_]:
+    """Which of them were there before."""
+    order = np.argsort(numbers, kind="stable")
+    found = np.zeros(len(numbers), dtype=np.bool_)
+    found[order[1:]] = numbers[order[1:]] == numbers[order[:-1]]
+    return found
+
+
+def _without_reason(packets: Packets, flow: Flow, starts: Indices, top: Indices) -> NDArray[np.bool_]:
+    found, after = np.zeros(len(flow.psn), dtype=np.bool_), flow.psn + flow.span
+    judge = _Judge.of(packets, flow, starts)
+    here = int(after[starts[0] - 1])
+    for at, end in itertools.pairwise([*starts.tolist(), len(flow.psn)]):
+        if int(flow.psn[at]) < here:
+            # The run may go on beyond its copies: that is the flow, where it had been.
+            known = int(np.searchsorted(flow.psn[at:end], here))
+            if judge.is_copy(at, known):
+                found[at : at + known] = True
+                judge.copies.update(range(at, at + known))
+                here = here if at + known == end else int(after[end - 1])
+                continue
+            judge.back = at
+            if end < len(flow.psn) and after[end - 1] < top[at - 1] <= flow.psn[end]:
+                continue  # a packet that came late: the flow goes on where it had been
+        here = int(after[end - 1])
+    return found
+
+
+def without(flow: Flow, which: NDArray[np.bool_]) -> Flow:
+    """The flow as it was sent: less these requests."""
+    if not which.any():
+        return flow
+    return replace(flow, requests=flow.requests[~which], psn=flow.psn[~which], span=flow.span[~which])
+
+
+@dataclass(kw_only=True)
+class _Judge:
+    """What is known when a run begins before where the flow had been.
+
+    `asked` are the PSNs of NAKs and RNRs, `place` the number of requests before each, `heard` that of every response.
+    `at_psn` is where the PSNs pass that may be copies. `back` is where the flow went back last, `copies` are the
+    duplicates so far, and `filled` the PSN that a NAK asked for and that came without having passed before: late by
+    itself, perhaps, and then the answer to the NAK comes still.
+    """
+
+    flow: Flow
+    times: Indices
+    asked: Indices
+    place: Indices
+    heard: Indices
+    by_response: NDArray[np.bool_]
+    at_psn: dict[int, list[int]]
+    back: int = 0
+    copies: set[int] = field(default_factory=set)
+    filled: int | None = None
+
+    @classmethod
+    def of(cls, packets: Packets, flow: Flow, starts: Indices) -> _Judge:
+        heard = np.searchsorted(flow.requests, flow.responses)
+        answer = answers(packets, flow, heard)
+        syndrome = packets.syndrome[flow.responses]
+        signals = (syndrome == NAK_SEQUENCE) | is_rnr(syndrome)
+        at_psn: dict[int, list[int]] = {}
+        for at in np.flatnonzero(np.isin(flow.psn, np.concatenate([flow.psn[starts], answer[signals]]))).tolist():
+            at_psn.setdefault(int(flow.psn[at]), []).append(at)
+        return cls(
+            flow=flow,
+            times=packets.time_ns[flow.requests],
+            asked=answer[signals],
+            place=heard[signals],
+            heard=heard,
+            by_response=np.isin(packets.opcode[flow.requests], (READ_REQUEST, COMPARE_SWAP, FETCH_ADD)),
+            at_psn=at_psn,
+        )
+
+    def is_copy(self, at: int, known: int) -> bool:
+        """Whether nothing made the sender send request `at` again, and the `known` - 1 that follow it."""
+        low = int(self.flow.psn[at])
+        first, last = (int(np.searchsorted(self.place, one, side="right")) for one in (self.back, at))
+        is_asked = bool((self.asked[first:last] == low).any())
+        sent = next((one for one in reversed(self._passes(low, at)) if one not in self.copies), None)
+        if sent is None:
+            self.filled = low if is_asked else None
+            return False
+        if is_asked or self.times[at] - self.times[sent] >= TIMERS_FROM_NS:
+            return False
+        if low == self.filled and known > 1:
+            self.filled = None
+            return False
+        if not len(self.heard) and self.flow.side == "between":
+            return bool(self.times[at] - self.times[sent] < _NO_ANSWER_NS)
+        if self.by_response[at] and ((self.heard > sent) & (self.heard <= at)).any():
+            return False
+        # Where an earlier PSN was asked for, this is a sender that goes back to the wrong one, unless that comes soon.
+        lower = np.flatnonzero(self.asked[first:last] < low)
+        return not len(lower) or self._comes_soon(first + int(lower[-1]), at)
+
+    def _passes(self, psn: int, before: int) -> list[int]:
+        places = self.at_psn[psn]
+        return places[: bisect.bisect_left(places, before)]
+
+    def _comes_soon(self, signal: int, at: int) -> bool:
+        places = self.at_psn.get(int(self.asked[signal]), [])
+        after = bisect.bisect_left(places, int(self.place[signal]))
+        return after < len(places) and bool(self.times[places[after]] - self.times[at] < TIMERS_FROM_NS)

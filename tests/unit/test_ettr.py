@@ -1,0 +1,78 @@
+"""Effective training time ratio: what was lost is missing, and the formula agrees where it must."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_run import MS, T0, S, synthetic_run
+
+from harness.ettr import ettr
+from harness.measurements import Iteration, RankSeries
+from harness.observe import observe
+from harness.prediction import predictions
+from harness.timeline import Baseline, Impact
+
+BASE = Baseline(start_ns=T0, end_ns=T0 + S, mean=1e6, floor=9e5, window_ns=S)
+
+
+def impact(lost_ns):
+    """A fault that cost so much time of a goodput of 1 MB/s."""
+    return Impact(
+        fired_ns=T0,
+        cleared_ns=T0,
+        recovered_ns=T0,
+        recovery_ns=lost_ns,
+        after_clear_ns=0,
+        censored=False,
+        min_ratio=0.0,
+        lost_bytes=lost_ns / 1e9 * 1e6,
+    )
+
+
+def job(count, *, stall_ns=0, at=50, ingest_ns=0):
+    """Two ranks, iterations of 100 ms one after the other, and one stall before iteration `at`."""
+    steps, now = [], T0
+    for index in range(count):
+        now += stall_ns if index == at else 0
+        step = Iteration(
+            index=index, start_ns=now, compute_ns=60 * MS, comm_ns=30 * MS, wait_ns=10 * MS, ingest_ns=ingest_ns
+        )
+        steps.append(step)
+        now = step.end_ns
+    series = tuple(RankSeries(rank=rank, iterations=tuple(steps)) for rank in (0, 1))
+    return msgspec.structs.replace(synthetic_run(), series=series, end_ns=now)
+
+
+@given(count=st.integers(20, 200), stall_ms=st.integers(0, 20_000), ingest_ms=st.integers(0, 50))
+def test_a_stall_and_waiting_for_storage_are_all_that_is_missing(count, stall_ms, ingest_ms):
+    """Measured by iterations and predicted from the bytes that the stall kept back: one number."""
+    run = job(count, stall_ns=stall_ms * MS, at=10, ingest_ns=ingest_ms * MS)
+    one = ettr(run, BASE, [impact(stall_ms * MS)], first_fault_ns=T0 + 9 * (100 + ingest_ms) * MS)
+    assert one.healthy_ns == pytest.approx(100 * MS)
+    assert one.ratio == pytest.approx(count * 100 / (count * (100 + ingest_ms) + stall_ms))
+    assert one.predicted == pytest.approx(one.ratio)
+
+
+def test_a_run_without_faults_is_productive_all_the_time():
+    one = ettr(job(30), BASE, (), first_fault_ns=T0 + 100 * S)
+    assert (one.ratio, one.predicted) == (1.0, 1.0)
+
+
+def test_what_has_no_healthy_iterations_has_none():
+    assert ettr(job(30), BASE, (), first_fault_ns=T0 + 250 * MS) is None
+    flow = msgspec.structs.replace(job(30), series=(RankSeries(rank=0),))
+    assert ettr(flow, BASE, (), first_fault_ns=T0 + 100 * S) is None
+    one = observe(flow).metrics["ettr"]
+    assert (one.value, one.detail.partition(",")[0]) == (None, "not a job with iterations")
+
+
+def test_it_is_a_metric_and_stands_beside_its_prediction():
+    run = synthetic_run()
+    observed = observe(run)
+    value = observed.metrics["ettr"].value
+    assert 0.75 < value < 1
+    (said,) = (one for one in predictions(run, observed) if one.what.startswith("effective"))
+    assert said.measured == f"{value:.3f}"
+    assert float(said.predicted) == pytest.approx(value, abs=0.1)

@@ -1,0 +1,69 @@
+"""What the counters of RNICs say of a run, whatever RNICs they are, and whatever happened to them meanwhile."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from synthetic_run import synthetic_run
+
+from harness.cli.watching import _moved, _Screen
+from harness.observe import counter_deltas, observe
+from inject.rack.way import COUNTERS
+from testbed.telemetry import Sample
+
+S = 1_000_000_000
+
+
+def counted(before, after):
+    return msgspec.structs.replace(synthetic_run(), counters_before=before, counters_after=after)
+
+
+def test_an_rnic_that_was_reset_has_lost_nothing_from_the_sum():
+    """It stood at 500, was reset, and stands at 3: 3 and not -497, which the other RNIC's 10 would have hidden in."""
+    names = ("rxe0.out_of_seq_request", "rxe0.rcvd_seq_err")
+    run = counted(
+        {"host1": dict.fromkeys(names, 500), "host2": dict.fromkeys(names, 0)},
+        {"host1": dict.fromkeys(names, 3), "host2": dict.fromkeys(names, 10)},
+    )
+    assert counter_deltas(run)["host1"]["rxe0.out_of_seq_request"] == 3
+    metrics = observe(run).metrics
+    assert (metrics["nak_episodes"].value, metrics["go_back_n"].value) == (13, 13)
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"), [("nak_episodes", "out_of_sequence"), ("go_back_n", "packet_seq_err")], ids=["gap", "nak"]
+)
+def test_mlx5_counts_by_its_own_names(metric, name):
+    run = counted({"host1": {f"mlx5_0.{name}": 5}}, {"host1": {f"mlx5_0.{name}": 12}})
+    one = observe(run).metrics[metric]
+    assert (one.value, one.detail) == (7, f"host1:mlx5_0.{name} +7")
+
+
+def test_an_rnic_that_tells_nothing_is_said_so_by_both_names():
+    one = observe(counted({}, {})).metrics["nak_episodes"]
+    assert one.value is None
+    assert "out_of_seq_request or out_of_sequence" in one.detail
+
+
+def test_faults_of_racks_look_at_retransmission_alone():
+    """The table holds refusals too: no fault of a lost packet is proved by those."""
+    assert "rcvd_rnr_err" not in COUNTERS
+    assert COUNTERS["rcvd_seq_err"] == "packet_seq_err"
+
+
+def test_top_shows_trouble_of_mlx5_and_of_what_was_reset():
+    screen = _Screen()
+    for at_ns, value in ((0, 50), (S, 20)):
+        screen.sample(
+            Sample(at_ns=at_ns, node="host1", values={"mlx5_0.packet_seq_err": value, "be0.tx_bytes": 10 * value})
+        )
+    table = screen.table(40)
+    assert "mlx5_0.packet_seq_err" in list(table.columns[1].cells)
+    assert "[yellow]+20[/yellow]" in list(table.columns[2].cells)
+    assert screen.rates["host1", "be0.tx_bytes"] == 1600
+
+
+def test_what_moves_is_never_negative_but_a_state():
+    before = {"host1": {"be0.mtu": 4200, "rxe0.send_err": 9, "rxe0.sent_pkts": 4}}
+    after = {"host1": {"be0.mtu": 1500, "rxe0.send_err": 2, "rxe0.sent_pkts": 4, "rxe1.sent_pkts": 6}}
+    assert _moved(before, after) == {"host1": {"be0.mtu": -2700, "rxe0.send_err": 2, "rxe1.sent_pkts": 6}}

@@ -1,0 +1,211 @@
+"""Copies that the network made are duplicates, and what was sent again is none, whatever it was sent again for."""
+
+import struct
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from gbn_model import NAK, RQPN, A, B, Wire, frame, go_back_n
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.cli.main import cli
+from harness.found import _packets
+from harness.packets.analysis import analyse
+from harness.packets.evidence import Evidence
+from testbed.packets.capture_file import write_pcapng
+
+SPACE = 1 << 24
+US, MS = 1000, 1_000_000
+OWN = ("requests", "duplicates", "payload_bytes", "episodes", "violations")
+
+
+def only_flow(wire):
+    (flow,) = analyse(wire.frames()).flows
+    return flow
+
+
+def number(wire):
+    """Give every request a number of its own, as rxe does (identification of the IPv4 header)."""
+    outgoing = wire.packets[0][2]
+    for place, (time_ns, content, outbound) in enumerate(wire.packets):
+        if outbound == outgoing:
+            wire.packets[place] = time_ns, content[:18] + struct.pack(">H", place % 65536) + content[20:], outbound
+
+
+def double(wire, chosen, *, after=0):
+    """Copy the `chosen` requests, 1 ns later; `after`: so many packets later. How many copies there are."""
+    outgoing = wire.packets[0][2]
+    asked = [place for place, one in enumerate(wire.packets) if one[2] == outgoing]
+    places = sorted({asked[one % len(asked)] for one in chosen}, reverse=True)
+    for place in places:
+        behind = min(place + after, len(wire.packets) - 1)
+        wire.packets.insert(behind + 1, (wire.packets[behind][0] + 1, *wire.packets[place][1:]))
+    return len(places)
+
+
+def story(flow):
+    """All but what copies change, and the numbers of frames."""
+    found = {name: value for name, value in msgspec.structs.asdict(flow).items() if name not in OWN}
+    episodes = [(one.cause, one.psn, one.missing, one.resent, one.retry, one.signal_ns) for one in flow.episodes]
+    return found, episodes
+
+
+plays = st.builds(
+    dict,
+    count=st.integers(1, 120),
+    losses=st.sets(st.integers(0, 140), max_size=12),
+    first_psn=st.sampled_from([0, 5, SPACE // 2 - 30, SPACE - 40, SPACE - 1]),
+    message=st.sampled_from([1, 2, 4]),
+    window=st.integers(1, 16),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    play=plays,
+    at=st.sampled_from(["receiver", "sender"]),
+    chosen=st.lists(st.integers(0, 10_000), min_size=1, max_size=40),
+    numbered=st.booleans(),
+)
+def test_no_planted_copy_is_a_going_back(play, at, chosen, numbered):
+    """Copies a nanosecond later: each is counted as one, and the rest of the account is as it would be without."""
+    played = go_back_n(**play, at=at)
+    if numbered:
+        number(played.wire)
+    before = story(only_flow(played.wire))
+    planted = double(played.wire, chosen)
+    flow = only_flow(played.wire)
+    assert flow.duplicates == planted
+    before[0]["last_ns"] = flow.last_ns
+    assert story(flow) == before
+
+
+@settings(max_examples=100, deadline=None)
+@given(play=plays, chosen=st.lists(st.integers(0, 10_000), min_size=1, max_size=10), after=st.integers(1, 30))
+def test_numbered_copies_are_found_however_late_they_come(play, chosen, after):
+    """Behind other packets, behind a NAK, amid a going back."""
+    played = go_back_n(**play)
+    number(played.wire)
+    before = only_flow(played.wire)
+    planted = double(played.wire, chosen, after=after)
+    flow = only_flow(played.wire)
+    assert flow.duplicates == planted
+    assert (flow.again, flow.missing, flow.reordered) == (before.again, before.missing, before.reordered)
+    assert [one.psn for one in flow.episodes] == [one.psn for one in before.episodes]
+
+
+def test_one_copy_is_no_retransmission_and_no_mark_of_recovery():
+    """The packet again, one nanosecond later: nothing was sent again, and no going back begins a phase."""
+    wire = Wire()
+    for time_ns, psn in ((0, 5), (1000, 6), (1001, 6), (2000, 7)):
+        wire.request(time_ns, psn)
+    wire.response(3000, 7)
+    analysis = analyse(wire.frames())
+    (flow,) = analysis.flows
+    assert (flow.duplicates, flow.again, flow.causes, flow.requests) == (1, 0, {}, 4)
+    found = Evidence(epoch_offset_ns=0, clock_error_ns=0, proofs=(), slices={}, analysis=analysis)
+    assert _packets(found).goings_back == ()
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_every_packet_twice(numbered):
+    played = go_back_n(count=100, losses={21, 22}, window=16)
+    if numbered:
+        number(played.wire)
+    before = story(only_flow(played.wire))
+    planted = double(played.wire, range(10_000))
+    flow = only_flow(played.wire)
+    assert flow.duplicates == planted == flow.requests / 2
+    assert flow.causes == before[0]["causes"]
+
+
+def test_a_packet_that_is_corrupted_twice_is_no_copy_of_itself():
+    """`packet.corrupt` writes one number into all that it hits, and it may hit what is sent again."""
+    wire = Wire()
+    for time_ns, psn in ((0, 5), (100, 6), (200, 7), (70 * MS, 6), (70 * MS + 100, 7), (140 * MS, 6), (141 * MS, 7)):
+        wire.request(time_ns, psn)
+    number(wire)
+    for place in (1, 3):
+        time_ns, content, outbound = wire.packets[place]
+        wire.packets[place] = time_ns, content[:18] + b"\xbe\xef" + content[20:], outbound
+    flow = only_flow(wire)
+    assert (flow.duplicates, flow.again, flow.causes) == (0, 4, {"timer": 2})
+
+
+def test_a_timer_that_runs_out_early_sends_again():
+    """rxe starts its timer before the packet that it sends again: new numbers, 3 us after it passed."""
+    wire = Wire()
+    for time_ns, psn in ((0, 5), (40 * MS, 6), (40 * MS + 3 * US, 6), (40 * MS + 5 * US, 7)):
+        wire.request(time_ns, psn)
+    number(wire)
+    flow = only_flow(wire)
+    assert (flow.duplicates, flow.again, flow.causes) == (0, 1, {"timer": 1})
+
+
+def test_a_read_is_sent_again_for_a_response_that_is_missing():
+    """No NAK asks for it; without any response in between, nothing does, and it is a copy."""
+    reth = struct.pack(">QII", 0, 0, 4096)
+    read = frame(A, B, opcode=0x0C, dqpn=RQPN, psn=100, extended=reth)
+    wire = Wire()
+    wire.put(0, read, outbound=True)
+    for part in (0, 1, 3):
+        back = frame(B, A, opcode=0x0E, dqpn=0x11, psn=100 + part, payload=1024)
+        wire.put(100 + part, back, outbound=False)
+    wire.put(50_000, read, outbound=True)
+    wire.put(50_001, read, outbound=True)
+    flow = only_flow(wire)
+    assert (flow.again, flow.duplicates) == (1, 1)
+
+
+def test_a_late_packet_its_copy_and_the_answer_to_its_nak():
+    """12 is overtaken by 13 and doubled: the NAK is answered all the same, and that is the one going back."""
+    wire = Wire()
+    for time_ns, psn in ((0, 10), (100, 11), (200, 13)):
+        wire.request(time_ns, psn)
+    wire.response(250, 12, NAK)
+    for time_ns, psn in ((300, 12), (301, 12), (400, 14), (90_000, 12), (90_100, 13), (90_200, 14), (90_300, 15)):
+        wire.request(time_ns, psn)
+    flow = only_flow(wire)
+    assert (flow.duplicates, flow.again) == (1, 3)
+    assert len(flow.episodes) == 2
+
+
+def test_where_responses_take_another_way_only_what_no_answer_can_have_asked_for_is_a_copy():
+    wire = Wire(name="ctsw1:rtsw1")
+    for time_ns, psn in ((0, 10), (100, 11), (101, 11), (200, 12), (90_000, 11), (90_100, 12), (90_200, 13)):
+        wire.request(time_ns, psn)
+    flow = only_flow(wire)
+    assert (flow.side, flow.duplicates, flow.again) == ("between", 1, 2)
+
+
+def test_what_is_lost_again_while_it_is_sent_again_is_one_going_back():
+    """10 to 15 again, of which 12 does not come: at 13 nobody went back."""
+    wire = Wire()
+    wire.request(0, 9)
+    for index in range(6):
+        wire.request(1000 + index, 10 + index)
+    for index in (0, 1, 3, 4, 5):
+        wire.request(70 * MS + index, 10 + index)
+    wire.response(70 * MS + 100, 12, NAK)
+    for index in range(2, 8):
+        wire.request(71 * MS + index, 10 + index)
+    assert [(one.cause, one.psn) for one in only_flow(wire).episodes] == [("timer", 10), ("nak", 12)]
+
+
+def test_the_command_counts_them(tmp_path):
+    played = go_back_n(count=40, losses=set())
+    double(played.wire, [3, 9, 20])
+    write_pcapng(tmp_path / "capture.pcapng", played.wire.frames())
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
+    assert done.return_value == 0
+    assert "duplicates" in done.output
+    shown = CliRunner().invoke(cli, ["packets", str(tmp_path), "--json"], standalone_mode=False)
+    assert '"duplicates": 3' in shown.output
+
+
+def test_packets_of_before_are_still_read():
+    """A `packets.json` without the count of duplicates."""
+    analysis = analyse(go_back_n(count=20, losses=set()).wire.frames())
+    content = msgspec.json.encode(analysis).replace(b',"duplicates":0', b"")
+    assert msgspec.json.decode(content, type=type(analysis)) == analysis
