@@ -75,6 +75,17 @@ def test_our_own_inventories_have_nothing_wrong():
         assert audit(path) == [], path
 
 
+def test_ports_of_one_switch_may_have_one_mac(findings):
+    """SONiC gives all its ports the switch's."""
+
+    def as_sonic(hosts):
+        for name in ("rtsw1", "rtsw2", "ctsw1"):
+            for one in hosts[name]["faultbed_ports"]:
+                one["mac"] = port(hosts, name, 0)["mac"]
+
+    assert findings(as_sonic) == []
+
+
 CASES = [
     (
         "duplicate address",
@@ -87,6 +98,14 @@ CASES = [
         lambda h: put(rnic(h, "host2", 0), mac="02:fb:01:01:01:00"),
         "hosts.host2.rnics[0].mac",
         "already hosts.host1.rnics[0].mac",
+    ),
+    (
+        "a switch's one MAC on another machine",
+        lambda h: [
+            put(one, mac=port(h, "rtsw1", 0)["mac"]) for one in (*h["rtsw1"]["faultbed_ports"], rnic(h, "host3", 0))
+        ],
+        "rtsw.rtsw1.ports[0].mac",
+        "already hosts.host3.rnics[0].mac",
     ),
     (
         "cabling that does not match",
