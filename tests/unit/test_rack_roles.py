@@ -1,5 +1,6 @@
 """Roles of rack labs: what was found is put back whatever happened between, and a SONiC switch gets what it needs."""
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -291,6 +292,57 @@ def test_acs_is_read_from_configuration_space(program, tmp_path):
     looped = bytearray(4096)
     looped[0x100:0x104] = (0x0001 | 0x100 << 20).to_bytes(4, "little")
     assert look.acs_control(bytes(looped)) == 0
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role gpu_host over a stand-in nvidia-smi of one GPU; gives what it said that it changed."""
+    gpu_host, root, folder = program("gpu_host"), tmp_path / "root", tmp_path / "found"
+    said, boot = tmp_path / "said", root / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("first\n")
+    (tmp_path / "nvidia-smi").write_text(
+        f'#!/bin/sh\ncase "$*" in *query*) echo 0, Enabled;; *) echo $@ >>{said};; esac\n'
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpu_host, "Found", functools.partial(found, folder=str(folder), root=str(root)))
+    wanted = {"gpus": [{"kind": "h100-pcie"}], "persistence": True, "fabric_manager": True}
+
+    def bring(lock_mhz, *, check=False):
+        made = changes(check=check)
+        gpu_host._bring({**wanted, "lock_mhz": lock_mhz}, made)
+        return made.made
+
+    bring.commands = lambda: said.read_text().splitlines() if said.exists() else []
+    bring.reboot = lambda: boot.write_text("second\n")
+    bring.teardown = lambda: found("gpu_host", changes(check=False), folder=str(folder), root=str(root)).put_back()
+    return bring
+
+
+def test_a_new_clock_takes_effect_and_an_old_one_is_locked_again_after_a_reboot(gpus):
+    assert len(gpus(1410)) == 1
+    assert gpus(1410) == []
+    assert gpus(1200, check=True) == ["gpu0 clocks: 1200 (we had set 1410 in this boot)"]
+    assert len(gpus(1200)) == 1
+    assert gpus(1200) == []
+    gpus.reboot()
+    assert gpus(1200) == ["gpu0 clocks: 1200 (we had set nothing in this boot)"]
+    assert gpus(1200) == []
+    assert gpus.commands() == [f"-i 0 -lgc {mhz},{mhz}" for mhz in (1410, 1200, 1200)]
+    assert gpus.teardown() == 1
+    assert gpus.commands()[-1] == "-i 0 -rgc"
+
+
+def test_no_clock_any_more_unlocks_what_was_locked_once(gpus):
+    assert gpus(0) == []
+    gpus(1410)
+    assert gpus(0) == ["gpu0 clocks: as it was (we had set 1410 in this boot)"]
+    assert gpus(0) == []
+    assert gpus.commands() == ["-i 0 -lgc 1410,1410", "-i 0 -rgc"]
+    gpus(1410)
+    gpus.reboot()
+    assert gpus(0) == []
 
 
 def test_gpu_modes_are_read(program):
