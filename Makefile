@@ -20,10 +20,11 @@ unit: setup ## what needs no lab (seconds)
 bench: setup ## the numbers of the README, as ratios within one run
 	@$(RUN)python -m harness.bench
 
-lint: setup
+lint: setup ## style, types, and the playbooks by ansible-lint's profile production
 	@$(RUN)ruff check .
 	@$(RUN)ruff format --check .
 	@$(RUN)mypy
+	@cd playbooks && PATH="$(CURDIR)/$(RUN):$$PATH" ANSIBLE_ACTION_PLUGINS="$(CURDIR)/playbooks/action_plugins" ansible-lint -q
 
 smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong with it, a lease holds
 	@$(RUN)faultbed --lab soft-mini up

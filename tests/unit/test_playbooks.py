@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from testbed.presets import PRESETS, _tree
 from testbed.shipped import inventories, playbooks
@@ -46,6 +47,16 @@ def test_playbook_is_well_formed(playbook):
     done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+
+
+def test_the_linter_is_locked_and_make_lint_runs_it():
+    """It takes most of a minute, too long for this suite; what it must find nothing with is said in its own file."""
+    house = Path(__file__).parents[2]
+    assert "ansible-lint==" in (house / "requirements.lock").read_text()
+    recipe = (house / "Makefile").read_text().partition("\nlint: ")[2].partition("\n\n")[0]
+    assert "ansible-lint" in recipe
+    said = yaml.safe_load((playbooks() / ".ansible-lint").read_text())
+    assert (said["profile"], said["skip_list"]) == ("production", ["fqcn[canonical]"])
 
 
 def test_rack_switch_has_every_far_prefix_over_every_uplink(program):
