@@ -377,6 +377,66 @@ def test_the_back_end_has_a_table_for_each_rnic_and_no_default_route(program):
     assert "DefaultRouteOnDevice" not in made
 
 
+_CONVERGE = """\
+import importlib.util, json, subprocess, sys
+house, folder, infiniband = sys.argv[1:]
+sys.path.insert(0, house + "/module_utils")
+spec = importlib.util.spec_from_file_location("split_host", house + "/roles/split_host/files/split_host.py")
+role = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(role)
+from faultbed_found import Found
+from faultbed_state import Changes, StateError
+ip = lambda line: subprocess.run(["ip", *line.split()], check=True, capture_output=True, text=True).stdout
+ip("link set dev lo up")
+ip("tuntap add dev rail3 mode tap")
+ip("link set dev rail3 address 02:fb:01:01:01:03")
+role.INFINIBAND = infiniband
+role.sysctls = lambda wanted: {}
+one = {"name": "mlx5_3", "netdev": "rail3", "mac": "02:fb:01:01:01:03"}
+one |= {"address": "10.77.1.7/31", "gateway": "10.77.1.6"}
+wanted = {"front_end": {"netdev": "lo"}, "rnics": [one], "mtu": 9000, "networkd": False, "folder": ""}
+role.Found = lambda name, changes: Found(name, changes, folder=folder)
+look = lambda: [ip(x) for x in ("-br link show rail3", "-br -4 address show rail3", "rule", "route show table all")]
+def run(check=False, **edit):
+    made = Changes(check=check)
+    try:
+        role._bring(wanted | {"rnics": [one | edit]}, made)
+    except StateError as error:
+        return str(error)
+    return made.made
+said = {"before": look(), "wrong_mac": run(mac="02:00:00:00:00:01"), "strange": None, "check": run(check=True)}
+said |= {"after_check": look(), "first": run(), "mtu": json.loads(ip("-j link show rail3"))[0]["mtu"], "second": run()}
+said |= {"route": ip("route get 10.99.0.1 from 10.77.1.7"), "strange": run(address="10.77.1.9/31")}
+for _ in range(2):
+    Found("split_host", Changes(check=False), folder=folder).put_back()
+said["after"] = look()
+ip("link set dev rail3 up"); run(); ip("address flush dev rail3"); ip("rule del priority 1000")
+Found("split_host", Changes(check=False), folder=folder).put_back()
+print(json.dumps(said))
+"""
+
+
+def test_the_back_end_is_set_now_and_put_back(tmp_path):
+    """For real, in a network namespace of its own: a tap stands in for the RNIC's interface."""
+    (tmp_path / "infiniband/mlx5_3").mkdir(parents=True)
+    argv = ["unshare", "-rn", sys.executable, "-c", _CONVERGE, playbooks(), tmp_path / "found", tmp_path / "infiniband"]
+    if subprocess.run(["unshare", "-rn", "ip", "tuntap", "add", "dev", "a", "mode", "tap"], check=False).returncode:
+        pytest.skip("no network namespaces for this user here")
+    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert "has the MAC 02:fb:01:01:01:03" in said["wrong_mac"]
+    assert "has 10.77.1.7/31, the inventory says 10.77.1.9/31" in said["strange"]
+    assert said["check"] == said["first"]
+    assert [line.partition(":")[0] for line in said["first"]] == [
+        "rail3 MTU", "rail3 address", "rail3 state", "rail3 route of table 100", "rail3 rule",
+    ]  # fmt: skip
+    assert said["second"] == []
+    assert "via 10.77.1.6 dev rail3" in said["route"]
+    assert said["mtu"] == 9000
+    assert said["after_check"] == said["after"] == said["before"]
+
+
 def test_a_storage_target_is_a_file_on_a_port_of_the_front_end(program, tmp_path):
     """The shell, over a folder in place of configfs, which there makes the files that are written to."""
     target = program("storage_target")
