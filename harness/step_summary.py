@@ -192,6 +192,9 @@ def markdown(
     if unsteady := flaky(cases):
         lines += ["### Flaky: passed and failed in this session", ""]
         lines += [f"- `{name}`: failed {failed} of {of}" for name, failed, of in unsteady] + [""]
+    if left_out := [case for case in cases if case.outcome == "skipped" and "experiments" in case.name]:
+        lines += ["### Experiments that were skipped: they show nothing", ""]
+        lines += [f"- `{case.name}`: {_plain(case.said)[:300]}" for case in left_out] + [""]
     if quarantined := [case for case in cases if case.quarantined]:
         lines += ["### In quarantine: failed, and failed nobody", ""]
         lines += [f"- `{case.name}`: {_plain(case.said)[:300]}" for case in quarantined] + [""]
