@@ -271,6 +271,45 @@ def test_what_rnic_tools_print_is_read(program):
     }
 
 
+MLNX_QOS_TOOL = """\
+#!{python}
+# mlnx_qos of one interface, over its state in a file: what its help says of these options.
+import json, pathlib, sys
+path = pathlib.Path({state!r})
+state = json.loads(path.read_text())
+for option, value in zip(sys.argv[3::2], sys.argv[4::2]):
+    what, dscp, priority = value.split(",")
+    state[dscp] = int(priority) if what == "set" else 0
+path.write_text(json.dumps(state))
+print("Priority trust state: dscp\\ndscp2prio mapping:")
+for priority in range(8):
+    some = [dscp for dscp in state if state[dscp] == priority]
+    print(f"\\tprio:{{priority}} dscp:" + "".join(f"{{int(dscp):02d}}," for dscp in some)) if some else None
+"""
+
+
+def test_the_dscp_map_of_an_rnic_is_the_inventory_s_and_comes_back(tmp_path, monkeypatch, program, found, changes):
+    """Preflight holds every RNIC to the map; now the role sets it. The stand-in does as the tool's help says."""
+    rnic, state = program("rnic_host"), tmp_path / "state.json"
+    before = {str(dscp): dscp >> 3 for dscp in range(64)} | {"26": 0}
+    state.write_text(json.dumps(before))
+    (tmp_path / "mlnx_qos").write_text(MLNX_QOS_TOOL.format(python=sys.executable, state=str(state)))
+    (tmp_path / "mlnx_qos").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert rnic.dscp_map(MLNX_QOS) == {}
+
+    def bring(*, check=False):
+        made = changes(check=check)
+        rnic._dscp_map(found("rnic_host", made, folder=str(tmp_path / "found")), "rail0", {0: 0, 26: 3, 48: 6})
+        return made.made
+
+    assert bring(check=True) == bring() == ["rail0 DSCP 26: 3 (was 0)"]
+    assert bring() == []
+    assert json.loads(state.read_text())["26"] == 3
+    assert found("rnic_host", changes(check=False), folder=str(tmp_path / "found")).put_back() == 1
+    assert json.loads(state.read_text()) == before
+
+
 def test_acs_is_read_from_configuration_space(program, tmp_path):
     look = program("gpudirect_host")
 
