@@ -1,8 +1,12 @@
 # Each target makes what it needs: system packages, .venv/, VM image, lab. Second runs reuse everything.
-.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak setup clean
+.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak history setup clean
 
 RUN = .venv/bin/
 RUNS = runs
+# Where `make history` keeps runs of earlier days, and how many; a folder for what CI keeps of a level, if there is one.
+HISTORY = runs-kept
+KEPT = 60
+OUT =
 
 setup:
 	@./bootstrap
@@ -20,14 +24,15 @@ unit: setup ## what needs no lab (seconds)
 bench: setup ## the numbers of the README, as ratios within one run
 	@$(RUN)python -m harness.bench
 
-lint: setup
+lint: setup ## style, types, and the playbooks by ansible-lint's profile production
 	@$(RUN)ruff check .
 	@$(RUN)ruff format --check .
 	@$(RUN)mypy
+	@cd playbooks && PATH="$(CURDIR)/$(RUN):$$PATH" ANSIBLE_ACTION_PLUGINS="$(CURDIR)/playbooks/action_plugins" ansible-lint -q
 
 smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong with it, a lease holds
 	@$(RUN)faultbed --lab soft-mini up
-	@$(RUN)faultbed --lab soft-mini preflight
+	@$(RUN)faultbed --lab soft-mini preflight $(if $(OUT),--out $(OUT)/preflight.json)
 	@$(RUN)python -m pytest tests/soft/test_lease.py --lab soft-mini
 
 nightly: setup ## the demo experiment and the soft tests, several times over
@@ -46,6 +51,12 @@ rack-nightly: setup ## the experiments and every test that fits a rack, slow one
 
 rack-soak: setup ## the same, again and again
 	@$(RUN)python -m pytest tests/experiments tests/soft -m "" --repeat 20
+
+history: setup ## keep the runs of RUNS beside those of earlier days, and mark what got worse
+	@mkdir -p $(RUNS) $(HISTORY)
+	@cp -R $(RUNS)/. $(HISTORY)
+	@ls -d $(HISTORY)/*/ 2>/dev/null | sort | head -n -$(KEPT) | xargs -r rm -rf --
+	@$(RUN)faultbed history --runs $(HISTORY)
 
 clean: ## end the default lab and remove everything of it
 	@$(RUN)faultbed down --purge

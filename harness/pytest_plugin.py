@@ -4,7 +4,8 @@
   error of that test. The lab is reset for the first test and after each failure, or for every test with `--reset-each`.
 * Tests that need no lab come first; a soft lab that is down comes up meanwhile.
 * Every `*.toml` file under a folder named `experiments` is an item: PASS passes, FAIL fails, and so do INCONCLUSIVE and
-  ERROR, because neither shows anything. An experiment that the lab is too small for is skipped, with the reason.
+  ERROR, because neither shows anything. An experiment that the lab is too small for, or that names what it does not
+  have, is skipped, with the reason; a session that skipped experiments and ran nothing ends with 5: no tests.
 * Receipts and checks go to JUnit properties.
 
 Markers: `soft` (a soft lab), `lab` (a rack), `gpu`, `needs("uplinks >= 2")`.
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -27,6 +28,7 @@ from harness import experiment as experiment_module
 from harness import quarantine
 from harness import run as run_module
 from harness.ahead import Ahead
+from harness.fit import absent
 from harness.needs import parse_need, unmet
 from harness.told import told
 from harness.verdict import Verdict
@@ -57,6 +59,8 @@ _STARTED_HERE = pytest.StashKey[bool]()
 _TRAFFIC = pytest.StashKey[list[Running[Any]]]()
 _AHEAD = pytest.StashKey[Ahead]()
 _UP_FAILED = pytest.StashKey[FaultbedError]()
+_SKIPPED = pytest.StashKey[bool]()
+_RAN = pytest.StashKey[bool]()
 _HOLD_S = 1800.0
 """How long the session's reservation outlives its last test's start: two of the longest tests."""
 _MARKERS = (
@@ -180,6 +184,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _HOLDING in session.config.stash:
         os.environ.pop(INHERITED, None)
         session.config.stash[_HOLDING][0].close()
+    if _proved_nothing(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def _proved_nothing(config: pytest.Config) -> bool:
+    """Whether experiments were skipped and nothing else has run: that must not look like a pass."""
+    return config.stash.get(_SKIPPED, False) and not config.stash.get(_RAN, False)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the exit code means."""
+    if _proved_nothing(config):
+        terminalreporter.write_line("every experiment was skipped and nothing else ran: that is no pass", red=True)
 
 
 def _inventory(config: pytest.Config) -> Inventory:
@@ -338,6 +355,8 @@ class Traffic:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that failed tells what its workloads have done."""
     report = yield
+    if report.when == "call" and not report.skipped:
+        item.config.stash[_RAN] = True
     if report.when == "call" and report.failed:
         report.sections += [("traffic", told(one)) for one in item.stash.get(_TRAFFIC, ())]
     return report
@@ -415,10 +434,13 @@ class ExperimentItem(pytest.Item):
     def runtest(self) -> None:
         """Run it, and raise what is not a PASS."""
         inventory = _inventory(self.config)
+        experiment = experiment_module.load(self.path)
+        if missing := absent(experiment, inventory.topology):
+            self._skip(f"{inventory.name} has no {', '.join(missing)}: it is an experiment of another lab")
         try:
-            decided = run_module.decide(experiment_module.load(self.path), self.path.read_bytes(), inventory)
+            decided = run_module.decide(experiment, self.path.read_bytes(), inventory)
         except Unsupported as reason:
-            pytest.skip(str(reason))
+            self._skip(str(reason))
         keeper = _keeper(self.config)
         out = Path(self.config.getoption("--runs"))
         guard = _hold(self.config).refresh
@@ -442,6 +464,10 @@ class ExperimentItem(pytest.Item):
             self.user_properties.append((f"receipt.{receipt.id}", str(receipt)))
         if verdict.verdict is not Verdict.PASS or verdict.lab_state != "CLEAN":
             raise ExperimentFailed(finished)
+
+    def _skip(self, reason: str) -> NoReturn:
+        self.config.stash[_SKIPPED] = True
+        pytest.skip(reason)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """What is wrong, in words; a traceback only for what we did not foresee."""

@@ -1,8 +1,8 @@
 """A page of Markdown for CI from what a session left: JUnit files and run directories.
 
-Shows first what somebody has to do something about: failures with their first line, runs that are no PASS, tests that
-passed and failed in one session. A summary of nothing is said to be that, so that a job which ran no test never looks
-green.
+Shows first what somebody has to do something about: the step at which the job stopped, what preflight found, failures
+with their first line, runs that are no PASS, tests that passed and failed in one session. A summary of nothing is said
+to be that, so that a job which ran no test never looks green; nor does one whose tests never wrote their file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from harness.verdict import VerdictFile, decode
 from testbed.errors import UsageError
 
-__all__ = ["Case", "flaky", "markdown", "read_junit", "read_verdicts"]
+__all__ = ["Case", "Step", "flaky", "markdown", "parse_step", "read_junit", "read_preflight", "read_verdicts"]
 
 SHOWN_FAILURES = 30
 _ROUND = re.compile(r"-?round\d+-?|\[round\d+\]")
@@ -37,16 +37,69 @@ class Case:
     quarantined: bool = False
 
 
-def read_junit(paths: Iterable[Path]) -> list[Case]:
-    """The tests of JUnit files.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step of the job as CI tells it; `outcome` is GitHub's or GitLab's word."""
+
+    name: str
+    outcome: str
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job ended here. A step that was not reached is no news: the one before it is."""
+        return self.outcome not in ("success", "skipped", "")
+
+
+def parse_step(text: str) -> Step:
+    """Read `preflight=failure`.
 
     Raises:
-        UsageError: a file is missing or no JUnit XML.
+        UsageError: it has no name.
+    """
+    name, _, outcome = text.rpartition("=")
+    if not name:
+        raise UsageError(f"--step {text}: write it as NAME=OUTCOME")
+    return Step(name=name, outcome=outcome)
+
+
+def read_preflight(path: Path) -> list[str]:
+    """What `faultbed preflight --out` found wrong, a sentence each; nothing of a file that is not there.
+
+    Raises:
+        UsageError: it is no such file.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Preflight)
+    except FileNotFoundError:
+        return []
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path}: not what `faultbed preflight --out` writes: {error}") from error
+    return [f"{wrong.check}: {wrong.where}: {wrong.found}, right is {wrong.wanted}" for wrong in found.wrong]
+
+
+class _Wrong(msgspec.Struct, frozen=True, kw_only=True):
+    check: str
+    where: str
+    found: str
+    wanted: str
+
+
+class _Preflight(msgspec.Struct, frozen=True, kw_only=True):
+    wrong: tuple[_Wrong, ...]
+
+
+def read_junit(paths: Iterable[Path]) -> list[Case]:
+    """The tests of JUnit files; a file that is not there has none (`markdown` is told its name).
+
+    Raises:
+        UsageError: a file cannot be read or is no JUnit XML.
     """
     cases = []
     for path in paths:
         try:
             tree = ET.parse(path)  # noqa: S314 (our own pytest wrote it a moment ago)
+        except FileNotFoundError:
+            continue
         except (OSError, ET.ParseError) as error:
             raise UsageError(f"{path}: not a JUnit file: {error}") from error
         cases += [_case(element) for element in tree.iter("testcase")]
@@ -96,13 +149,35 @@ def flaky(cases: Sequence[Case]) -> list[tuple[str, int, int]]:
     ]
 
 
-def markdown(title: str, cases: Sequence[Case], verdicts: Sequence[VerdictFile], unfinished: Sequence[str] = ()) -> str:
-    """The page."""
+def markdown(
+    title: str,
+    cases: Sequence[Case],
+    verdicts: Sequence[VerdictFile],
+    unfinished: Sequence[str] = (),
+    *,
+    steps: Sequence[Step] = (),
+    missing: Sequence[str] = (),
+    preflight: Sequence[str] = (),
+) -> str:
+    """The page.
+
+    Args:
+        title: the headline.
+        cases: of JUnit files.
+        verdicts: of runs.
+        unfinished: names of runs without a verdict.
+        steps: of the job, in their order.
+        missing: JUnit files that the tests should have written.
+        preflight: what preflight found wrong.
+    """
+    stopped = [step for step in steps if step.stopped]
     bad = [case for case in cases if case.outcome in ("failed", "error")]
     dirty = [verdict for verdict in verdicts if verdict.lab_state != "CLEAN"]
     ran = any(case.outcome != "skipped" for case in cases) or bool(verdicts)
-    good = ran and not bad and not dirty and not unfinished and all(v.verdict == "PASS" for v in verdicts)
+    troubles = (bad, dirty, unfinished, stopped, missing, preflight)
+    good = ran and not any(troubles) and all(v.verdict == "PASS" for v in verdicts)
     lines = [f"## {'✅' if good else '❌'} {_plain(title)}", "", _totals(cases, verdicts, ran=ran), ""]
+    lines += _stops(stopped, missing, preflight)
     if verdicts:
         lines += ["| | experiment | seed | lab | faults fired | verdict |", "|---|---|---|---|---|---|"]
         lines += [_verdict_row(verdict) for verdict in verdicts]
@@ -117,10 +192,26 @@ def markdown(title: str, cases: Sequence[Case], verdicts: Sequence[VerdictFile],
     if unsteady := flaky(cases):
         lines += ["### Flaky: passed and failed in this session", ""]
         lines += [f"- `{name}`: failed {failed} of {of}" for name, failed, of in unsteady] + [""]
+    if left_out := [case for case in cases if case.outcome == "skipped" and "experiments" in case.name]:
+        lines += ["### Experiments that were skipped: they show nothing", ""]
+        lines += [f"- `{case.name}`: {_plain(case.said)[:300]}" for case in left_out] + [""]
     if quarantined := [case for case in cases if case.quarantined]:
         lines += ["### In quarantine: failed, and failed nobody", ""]
         lines += [f"- `{case.name}`: {_plain(case.said)[:300]}" for case in quarantined] + [""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _stops(stopped: Sequence[Step], missing: Sequence[str], preflight: Sequence[str]) -> list[str]:
+    """Where the job stopped, and what that left undone."""
+    lines = [f"**Stopped at {_plain(step.name)}**: {_plain(step.outcome)}." for step in stopped[:1]]
+    lines += [f"Also not well: {_plain(step.name)}: {_plain(step.outcome)}." for step in stopped[1:]]
+    lines += [f"`{name}` was not written: its tests did not start, or were killed." for name in missing]
+    lines = [line for text in lines for line in (text, "")]
+    if preflight:
+        lines += ["### Preflight", ""]
+        lines += [f"- {_plain(told)[:300]}" for told in preflight[:SHOWN_FAILURES]]
+        lines += [f"- … and {len(preflight) - SHOWN_FAILURES} more"] * (len(preflight) > SHOWN_FAILURES) + [""]
+    return lines
 
 
 def _totals(cases: Sequence[Case], verdicts: Sequence[VerdictFile], *, ran: bool) -> str:

@@ -19,7 +19,9 @@ from testbed.fingerprint import Fingerprint
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["baseline", "clean", "is_marked", "mark", "refuse", "settle"]
+__all__ = ["baseline", "clean", "is_marked", "mark", "reasons", "refuse", "settle"]
+
+_UNKNOWN = "nobody can tell what it is like"
 
 
 def mark(folder: Path, reasons: list[str], before: Fingerprint | None) -> None:
@@ -38,17 +40,21 @@ def is_marked(folder: Path) -> bool:
     return _path(folder).exists()
 
 
+def reasons(folder: Path) -> tuple[str, ...]:
+    """Why the lab is marked; empty when it is not."""
+    return tuple(_read(folder).get("reasons") or [_UNKNOWN]) if is_marked(folder) else ()
+
+
 def refuse(folder: Path, name: str) -> None:
     """Refuse work on a marked lab.
 
     Raises:
         DirtyLab: it is marked; the sentence names the way out.
     """
-    if is_marked(folder):
-        reasons = _read(folder).get("reasons") or ["nobody can tell what it is like"]
-        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    if known := reasons(folder):
+        more = f" (and {len(known) - 1} more)" if len(known) > 1 else ""
         raise DirtyLab(
-            f"{name} is DIRTY and refuses work: {reasons[0]}{more}; `faultbed heal` reverts what faults left behind, "
+            f"{name} is DIRTY and refuses work: {known[0]}{more}; `faultbed heal` reverts what faults left behind, "
             "`faultbed reset` goes back to the snapshot"
         )
 

@@ -25,6 +25,7 @@ from testbed.inventory_schema import (
     LabVars,
     ManagementVars,
     Mistakes,
+    PduVars,
     QosVars,
     SafetyVars,
     SwitchVars,
@@ -85,7 +86,8 @@ class Inventory:
     `jump` is the jump host of a rack lab (its name, how to reach it), which is no part of the lab that faults or
     comparisons look at. `vms` has the resources of each soft machine, `netns` the namespace of each soft switch;
     `mtu` is the back end's. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map, `safety` what its owner
-    allows, `bmcs` the hosts' baseboard management controllers, `busbw` how fast collectives must be.
+    allows, `bmcs` the hosts' baseboard management controllers, `pdus` its power distribution units, `busbw` how fast
+    collectives must be.
     """
 
     path: Path
@@ -104,6 +106,7 @@ class Inventory:
     safety: SafetyVars | None = None
     bmcs: Mapping[str, BmcVars] = field(default_factory=dict)
     busbw: tuple[BusbwVars, ...] = ()
+    pdus: tuple[PduVars, ...] = ()
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -148,6 +151,7 @@ def load(path: Path) -> Inventory:
         priority_of_dscp={line.dscp: line.priority for line in lab.dscp_map},
         safety=lab.safety,
         busbw=tuple(lab.busbw),
+        pdus=tuple(lab.pdus),
         bmcs={name: host.bmc for name, host in entries.hosts.items() if host.bmc is not None},
         jump=next(((name, _reached(None, answer, name)) for name in entries.jumps), None),
     )

@@ -29,6 +29,10 @@ RDMA_MTU_BYTES = 4096
 _PRIORITIES = range(8)
 _DSCPS = range(64)
 _REACH_TIMEOUT_S = 5.0
+_REDFISH_PORT, _IPMI_PORT = 443, 623
+_PDU_PORTS = (443, 80, 22, 23)
+_PRESENCE_PING = bytes([6, 0, 0xFF, 6, 0, 0, 0x11, 0xBE, 0x80, 0, 0, 0])
+"""RMCP header (version 6, no sequence, class ASF), ASF's enterprise number, message type 80h."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,25 +66,76 @@ def audit(path: Path) -> list[Finding]:
 
 
 def unreachable(inventory: Inventory) -> list[Finding]:
-    """Machines whose SSH port does not answer from here; of a soft lab none, because its ports are not in the file."""
-    machines = dict([*inventory.management.items(), *([inventory.jump] if inventory.jump else [])])
+    """What does not answer from here: machines by SSH, BMCs by Redfish or IPMI, PDUs by anything that they may speak.
 
-    def one(name: str) -> Finding | None:
-        at = (machines[name].address or name, machines[name].port or 22)
-        try:
-            with socket.create_connection(at, timeout=_REACH_TIMEOUT_S):
-                return None
-        except OSError as error:
-            return Finding(
-                place=f"{name}.ansible_host",
-                what=f"{at[0]} port {at[1]} does not answer: {error}",
-                do="look at the machine's power and its management cable, or correct the address",
-            )
-
+    Of a soft lab nothing, because its ports are not in the file.
+    """
     if inventory.kind == "soft":
         return []
     with ThreadPoolExecutor(max_workers=32) as pool:
-        return [finding for finding in pool.map(one, machines) if finding]
+        return [finding for finding in pool.map(_unanswered, _doors(inventory)) if finding]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Door:
+    """Where something may be reached: one of `ports` has to answer, by TCP, or as IPMI does (`rmcp`)."""
+
+    place: str
+    address: str
+    ports: tuple[int, ...]
+    do: str
+    rmcp: bool = False
+
+
+def _doors(inventory: Inventory) -> Iterator[_Door]:
+    for name, way in [*inventory.management.items(), *([inventory.jump] if inventory.jump else [])]:
+        yield _Door(
+            place=f"{name}.ansible_host",
+            address=way.address or name,
+            ports=(way.port or 22,),
+            do="look at the machine's power and its management cable, or correct the address",
+        )
+    for name, bmc in inventory.bmcs.items():
+        ipmi = bmc.protocol == "ipmi"
+        yield _Door(
+            place=f"hosts.{name}.bmc.address",
+            address=bmc.address,
+            ports=(_IPMI_PORT if ipmi else _REDFISH_PORT,),
+            do="look at its cable, its VLAN and its service (Redfish or IPMI), or correct address and protocol",
+            rmcp=ipmi,
+        )
+    for pdu in inventory.pdus:
+        yield _Door(
+            place=f"all.pdus[{pdu.name}].address",
+            address=pdu.address,
+            ports=_PDU_PORTS,
+            do="look at its cable and its VLAN, or correct the address",
+        )
+
+
+def _unanswered(door: _Door) -> Finding | None:
+    told = ""
+    for port in door.ports:
+        try:
+            if door.rmcp:
+                _ping_rmcp(door.address, port)
+            else:
+                socket.create_connection((door.address, port), timeout=_REACH_TIMEOUT_S).close()
+        except OSError as error:
+            told = str(error)
+        else:
+            return None
+    ports = " or ".join(map(str, door.ports))
+    return Finding(place=door.place, what=f"{door.address} port {ports} does not answer: {told}", do=door.do)
+
+
+def _ping_rmcp(address: str, port: int) -> None:
+    """An ASF presence ping, which needs no login (ASF 2.0, 3.2.4.1); raises OSError when no answer comes."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.settimeout(_REACH_TIMEOUT_S)
+        asking.connect((address, port))
+        asking.send(_PRESENCE_PING)
+        asking.recv(64)
 
 
 def _beyond(entries: Entries) -> Iterator[Finding]:

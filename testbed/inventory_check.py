@@ -1,7 +1,8 @@
 """Whether the nodes of an inventory fit together, and the topology they make.
 
 Every reference must lead somewhere, every name, address and MAC be one node's alone, and both ends of a link
-must say the same. The first thing wrong is told with its place in the file.
+must say the same. The first thing wrong is told with its place in the file. Interfaces have a MAC of their own, but for
+those of a switch that is a machine: SONiC gives all its ports the switch's MAC.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ class Entries:
 
 
 class _Taken:
-    """What must be one place's alone."""
+    """What must be one place's alone, or one owner's, where an owner may use it at several places."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._by: dict[tuple[str, str], str] = {}
+        self._by: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def take(self, what: str, value: str, place: str) -> None:
-        first = self._by.setdefault((what, value), place)
-        if first != place:
+    def take(self, what: str, value: str, place: str, *, owner: str | None = None) -> None:
+        first, whose = self._by.setdefault((what, value), (place, owner or place))
+        if whose != (owner or place):
             raise mistake(self.file, place, f"{what} {value} is already {first}")
 
 
@@ -133,7 +134,8 @@ def _check_values(entries: Entries, mistakes: Mistakes) -> None:
             if not _MTU_MIN <= node.mtu <= _MTU_MAX:
                 raise mistake(file, f"{place}.mtu", f"must be {_MTU_MIN} to {_MTU_MAX}, not {node.mtu}")
             if node.management is not None:
-                _take_netdev(file, taken, f"{place}.management", name, node.management.netdev, node.management.mac)
+                at, way_in, shared = f"{place}.management", node.management, _shares_mac(node)
+                _take_netdev(file, taken, at, name, way_in.netdev, way_in.mac, shared=shared)
         if isinstance(node, HostVars):
             _check_host_values(taken, mistakes, place, name, node)
         elif isinstance(node, SwitchVars):
@@ -167,7 +169,7 @@ def _check_switch_values(taken: _Taken, mistakes: Mistakes, place: str, name: st
     for index, port in enumerate(switch.ports):
         at = f"{place}.ports[{index}]"
         with mistakes.part():
-            _take_netdev(file, taken, at, name, port.netdev, port.mac)
+            _take_netdev(file, taken, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
             if (port.rnic is None) != (port.address is None):
                 raise mistake(file, at, "a host port has both rnic and address, an uplink neither")
             if port.address is not None:
@@ -186,13 +188,20 @@ def _check_carrier_values(
                 raise mistake(entries.file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, hosts)}')
 
 
-def _take_netdev(file: Path, taken: _Taken, place: str, node: str, netdev: str, mac: str) -> None:
+def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
+    """Whether the interfaces of this node may have one MAC together: those of a switch that is a machine."""
+    return isinstance(node, SwitchVars) and node.kind == "rack"
+
+
+def _take_netdev(
+    file: Path, taken: _Taken, place: str, node: str, netdev: str, mac: str, *, shared: bool = False
+) -> None:
     if not _NETDEV.fullmatch(netdev):
         raise mistake(file, f"{place}.netdev", f'not an interface name of 1 to 15 characters "{netdev}"')
     taken.take(f"the interface {node}", netdev, f"{place}.netdev")
     if not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1:
         raise mistake(file, f"{place}.mac", f'not a unicast MAC in small letters "{mac}"')
-    taken.take("MAC", mac, f"{place}.mac")
+    taken.take("MAC", mac, f"{place}.mac", owner=node if shared else None)
 
 
 def _take_address(file: Path, taken: _Taken, place: str, address: str) -> None:

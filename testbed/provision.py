@@ -1,7 +1,7 @@
 """Provision a lab, and prove it: our playbooks through ansible-runner.
 
-Ansible gets two inventories, the lab's and the running lab's (where each machine answers), and an environment that
-holds nothing of the person's but PATH, HOME and the locale, because ansible-runner writes its environment to disk.
+Ansible gets the lab's inventory, of a soft lab the running lab's too (where each machine answers), and an environment
+that holds nothing of the person's but PATH, HOME and the locale, because ansible-runner writes its environment to disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,12 +34,14 @@ from testbed.shipped import playbooks
 
 __all__ = [
     "Event",
+    "OnEvent",
     "ProvisionResult",
     "Site",
     "bring_up",
     "files_of_soft_labs",
     "play",
     "provision",
+    "roles_of",
     "site_of",
     "verify",
 ]
@@ -93,12 +95,13 @@ OnEvent = Callable[[Event], None]
 class Site:
     """A running lab as Ansible needs it.
 
-    `runtime_inventory` says where each machine answers; `artifacts` is a folder for ansible-runner's files (the last
-    runs are kept; it holds no secrets); `control` is a folder for SSH's sockets, whose path must be short (unix(7)).
+    `runtime_inventory` says where each machine of a soft lab answers (a rack's inventory does); `artifacts` is
+    a folder for ansible-runner's files (the last runs are kept; it holds no secrets); `control` is a folder for SSH's
+    sockets, whose path must be short (unix(7)).
     """
 
     inventory: Inventory
-    runtime_inventory: Path
+    runtime_inventory: Path | None
     artifacts: Path
     control: Path
 
@@ -125,12 +128,21 @@ def bring_up(lab: Lab, progress: Callable[[str], None]) -> None:
 
 def site_of(lab: Lab) -> Site:
     """The site of an open lab."""
+    sockets = socket_dir(lab.state_dir)
+    for folder in (lab.state_dir, sockets.parent, sockets):  # of a rack lab, nobody has made them yet
+        private_dir(folder)
     return Site(
         inventory=lab.inventory_model,
-        runtime_inventory=runtime_inventory(lab.state_dir),
+        runtime_inventory=runtime_inventory(lab.state_dir) if lab.kind == "soft" else None,
         artifacts=lab.state_dir / "artifacts",
-        control=socket_dir(lab.state_dir) / "ssh",
+        control=sockets / "ssh",
     )
+
+
+def roles_of(name: str) -> tuple[str, ...]:
+    """The roles of one of our playbooks, in its order. Those of `rack` are its tags too."""
+    text = (playbooks() / f"{name}.yml").read_text(encoding="utf-8")
+    return tuple(re.findall(r"- role: (\w+)", text))
 
 
 def provision(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
@@ -163,6 +175,8 @@ def play(
     *,
     extra: Mapping[str, Any] | None = None,
     check: bool = False,
+    tags: Sequence[str] = (),
+    machines: Sequence[str] = (),
     on_event: OnEvent | None = None,
 ) -> ProvisionResult:
     """Run another of our playbooks (`rack`, `rack-teardown`).
@@ -172,12 +186,17 @@ def play(
         name: the playbook, without `.yml`.
         extra: variables that win over all others.
         check: only tell what would be changed.
+        tags: only these roles; without any, all.
+        machines: only these machines; without any, all.
         on_event: as in `provision`.
 
     Errors are those of `provision`.
     """
     with _connections(site):
-        return _run(_Play(name=name, timeout_s=600, extra=extra or {}, check=check), site, on_event)
+        wanted = _Play(
+            name=name, timeout_s=600, extra=extra or {}, check=check, tags=tuple(tags), machines=tuple(machines)
+        )
+        return _run(wanted, site, on_event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +205,16 @@ class _Play:
     timeout_s: int
     extra: Mapping[str, Any] = field(default_factory=dict)
     check: bool = False
+    tags: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> str | None:
+        """What ansible-playbook is told besides; all of it are words of ours or names of the inventory."""
+        words = ["--check"] if self.check else []
+        words += ["--tags", ",".join(self.tags)] if self.tags else []
+        words += ["--limit", ",".join(self.machines)] if self.machines else []
+        return " ".join(words) or None
 
 
 _RACK_ONLY = frozenset({"faultbed_found", "faultbed_sonic"})
@@ -255,10 +284,10 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             private_data_dir=str(folder),
             project_dir=str(playbooks()),
             playbook=str(playbooks() / f"{play.name}.yml"),
-            inventory=[str(site.inventory.path.resolve()), str(site.runtime_inventory.resolve())],
+            inventory=[str(path.resolve()) for path in (site.inventory.path, site.runtime_inventory) if path],
             extravars={"faultbed_node_code": _node_code(folder), **play.extra},
             envvars=environment,
-            cmdline="--check" if play.check else None,
+            cmdline=play.options,
             settings={"pexpect_timeout": 1, "suppress_ansible_output": True},
             quiet=True,
             ident="run",

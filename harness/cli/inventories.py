@@ -27,7 +27,7 @@ def inventory() -> None:
 
 
 @inventory.command()
-@click.option("--reach", is_flag=True, help="Also try each machine's SSH port (rack labs).")
+@click.option("--reach", is_flag=True, help="Also try machines by SSH, BMCs and PDUs (rack labs).")
 @json_option
 @pass_session
 def check(session: Session, *, reach: bool, as_json: bool) -> int:

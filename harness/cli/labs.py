@@ -12,12 +12,16 @@ import click
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.sharing import entries_of, show_entries, to_json
 from harness.verdict import ExitCode
+from testbed import dirty, rackstatus
 from testbed import doctor as doctor_module
 from testbed.errors import LabError, UsageError
 from testbed.holding import hold
+from testbed.inventory import Inventory
 from testbed.lab import open_lab
 from testbed.paths import lab_dir
+from testbed.reservation import Entry
 from testbed.softlab import lifecycle
+from testbed.topology import Topology
 
 __all__ = ["COMMANDS"]
 
@@ -62,21 +66,26 @@ def up(session: Session, *, fresh: bool) -> None:
 @json_option
 @pass_session
 def status(session: Session, *, as_json: bool) -> int:
-    """Show the lab as it is now. Ends with 0 when it is up, 3 when it is down or broken."""
+    """Show the lab as it is now. Ends with 0 when it is up, 3 when it is down or broken.
+
+    Of a soft lab: its VMs. Of a rack lab: which machines answer SSH, and whose host key is pinned here; nobody logs in.
+    Of both: why it is DIRTY, if it is, and who holds or has reserved what.
+    """
     inventory = session.inventory()
+    if inventory.kind == "rack":
+        return _rack_status(session, inventory, as_json=as_json)
     now = lifecycle.status(inventory)
     entries, now_s = entries_of(inventory)
+    marked = dirty.reasons(lab_dir(inventory.name))
     if as_json:
-        session.json({**dataclasses.asdict(now), "reservations": [to_json(entry, now_s) for entry in entries]})
+        told = {"dirty": marked, "reservations": [to_json(entry, now_s) for entry in entries]}
+        session.json({**dataclasses.asdict(now), **told})
     else:
-        topology = inventory.topology
         session.out.print(
             f"[bold]{now.name}[/bold]: {now.state}"
             + (f", {now.accelerator}" if now.accelerator else "")
             + (", snapshot" if now.snapshot else "")
-            + f"; {len(topology.racks)} racks, {len(topology.hosts)} hosts, "
-            f"{sum(len(host.rnics) for host in topology.hosts)} RNICs, {len(topology.switches)} switches, "
-            f"{len(topology.uplinks)} uplinks"
+            + f"; {_size(inventory.topology)}"
         )
         rows = [
             (x.name, "alive" if x.alive else "dead", "answers" if x.ssh else "silent", f"127.0.0.1:{x.ssh_port or '-'}")
@@ -87,8 +96,46 @@ def status(session: Session, *, as_json: bool) -> int:
             session.table(("VM", "process", "SSH", "at"), rows)
         for sentence in lifecycle.panics(inventory):
             session.out.print(f"[red]{sentence}[/red]")
+        _show_dirty(session, marked)
         show_entries(session, entries, now_s)
     return ExitCode.PASS if now.state == "up" else ExitCode.ERROR
+
+
+def _rack_status(session: Session, inventory: Inventory, *, as_json: bool) -> int:
+    now = rackstatus.status(inventory)
+    unread: str | None = None
+    entries: tuple[Entry, ...] = ()
+    now_s = 0.0
+    try:
+        entries, now_s = entries_of(inventory)
+    except LabError as error:  # the rest of what is known is told all the same
+        unread = str(error)
+    if as_json:
+        told = None if unread else [to_json(entry, now_s) for entry in entries]
+        session.json({**dataclasses.asdict(now), "reservations": told, "reservations_unread": unread})
+    else:
+        session.out.print(f"[bold]{now.name}[/bold]: {now.state}; {_size(inventory.topology)}", soft_wrap=True)
+        rows = [(x.name, x.role, "answers" if x.ssh else "silent", x.at, x.why or "") for x in now.machines]
+        session.table(("machine", "is a", "SSH", "at", "in the way"), rows)
+        _show_dirty(session, now.dirty)
+        if unread:
+            session.out.print(f"[red]who holds what is not known[/red]: {unread}", soft_wrap=True)
+        show_entries(session, entries, now_s)
+    return ExitCode.PASS if now.state == "up" and unread is None else ExitCode.ERROR
+
+
+def _size(topology: Topology) -> str:
+    return (
+        f"{len(topology.racks)} racks, {len(topology.hosts)} hosts, {sum(len(host.rnics) for host in topology.hosts)} "
+        f"RNICs, {len(topology.switches)} switches, {len(topology.uplinks)} uplinks"
+    )
+
+
+def _show_dirty(session: Session, reasons: tuple[str, ...]) -> None:
+    if reasons:
+        session.out.print("[red]DIRTY[/red]: it refuses work until `faultbed heal` has reverted this:")
+    for reason in reasons:
+        session.out.print(f"  {reason}", soft_wrap=True, markup=False)
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,9 +29,12 @@ __all__ = ["COMMANDS"]
     metavar="FILE",
     help="Only hold what nccl-tests printed into FILE to the inventory's faultbed_busbw; the lab is not touched.",
 )
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON of --json there too.")
 @json_option
 @pass_session
-def preflight(session: Session, *, no_burn_in: bool, only_list: bool, busbw: Path | None, as_json: bool) -> int:
+def preflight(
+    session: Session, *, no_burn_in: bool, only_list: bool, busbw: Path | None, out: Path | None, as_json: bool
+) -> int:
     """Is the lab what its inventory says, and as fast between all pairs? Changes nothing.
 
     Links, MTU on both ends, GIDs, queues, hash policy, routes, BGP, ECMP width, clocks, leftovers, stale
@@ -58,6 +62,9 @@ def preflight(session: Session, *, no_burn_in: bool, only_list: bool, busbw: Pat
     ):
         lab.guard = holding.refresh
         found = preflight_module.preflight(lab, progress, with_burnin=not no_burn_in)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
     if as_json:
         session.json(found.to_dict())
     else:

@@ -14,7 +14,7 @@ from typing import Any
 
 from inject.node.actuator import Refused
 from inject.node.command import run
-from inject.node.link import management_interfaces
+from inject.node.management import management_interfaces
 
 __all__ = ["CommandsActuator"]
 

@@ -10,9 +10,10 @@ import struct
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
+from inject.node.management import management_interfaces
 from testbed.onnode.netlink import ACK, REQUEST, Netlink, attribute, attributes
 
-__all__ = ["LinkActuator", "MtuActuator", "management_interfaces"]
+__all__ = ["LinkActuator", "MtuActuator"]
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if.h
 _RTM_NEWLINK, _RTM_GETLINK = 16, 18
@@ -136,14 +137,3 @@ class MtuActuator(LinkActuator):
     def _resize(self, mtu: int) -> None:
         info = _INFO.pack(socket.AF_UNSPEC, 0, self._index, 0, 0)
         self._ask(_RTM_NEWLINK, info + attribute(_IFLA_MTU, struct.pack("=I", mtu)), flags=REQUEST | ACK)
-
-
-def management_interfaces() -> set[str]:
-    """Interfaces that carry a default route, or are named so by provisioning."""
-    names = {"lo", "mgmt0"}
-    try:
-        with open("/proc/net/route", encoding="ascii") as table:  # noqa: PTH123 - pathlib costs start-up time
-            names |= {line.split()[0] for line in table if line.split()[1] == "00000000"}
-    except OSError:
-        pass
-    return names

@@ -20,6 +20,7 @@ class Found:
     """The record of one role: `sysctls` (path below /proc/sys -> value), `files` (path -> text, None: not there).
 
     `values` are files of sysfs or configfs (path -> value), `undo` what puts a tool's setting back (key -> argv).
+    `told` is what we told a tool that cannot tell its setting (key -> value, and the boot in which it holds).
 
     Folders that had to be made for files are in `folders`; those that are empty then go again.
     """
@@ -28,7 +29,7 @@ class Found:
         self.path = os.path.join(folder, f"{role}.json")
         self.root = root
         self.changes = changes
-        self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}}
+        self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}, "told": {}}
         with contextlib.suppress(FileNotFoundError), open(self.path, encoding="utf-8") as file:
             self.record |= json.load(file)
 
@@ -62,6 +63,24 @@ class Found:
             return False
         self._keep("undo", key, undo)
         run(do)
+        return True
+
+    def told(self, key, *, want, do, undo):
+        """As `command`, of a setting that its tool cannot tell and a reboot forgets; without a `want`, `undo` it.
+
+        What we told the tool is written down after it took it: a run that was cut short in between tells it again.
+        """
+        mine = {"value": want, "boot": self._boot()}
+        have = self.record["told"].get(key, {})
+        if have == mine or (not want and have.get("boot") != mine["boot"]):
+            return False
+        since = (have["value"] if have.get("boot") == mine["boot"] else "") or "nothing"
+        if not self.changes.really(f"{key}: {want or 'as it was'} (we had set {since} in this boot)"):
+            return False
+        self._keep("undo", key, undo)
+        run(do if want else undo)
+        self.record["told"][key] = mine
+        self._save()
         return True
 
     def file(self, path, text):
@@ -110,6 +129,13 @@ class Found:
         if path in self.record[kind]:
             return
         self.record[kind][path] = value
+        self._save()
+
+    def _boot(self):
+        with open(os.path.join(self.root, "proc/sys/kernel/random/boot_id"), encoding="ascii") as file:
+            return file.read().strip()
+
+    def _save(self):
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         with open(f"{self.path}.new", "w", encoding="utf-8") as file:
             json.dump(self.record, file, indent=1)

@@ -6,6 +6,9 @@ Four ways to know, in the order in which they are believed:
     neighbour   the port hears the other end's MAC, by ARP or neighbour discovery: BGP unnumbered lives by these
     address     the other end is the only other port in the port's subnet
     bgp         the port's BGP peer has an AS number that one switch has, which has one session back
+
+A MAC that several ports have tells nobody's port: SONiC gives all ports of a switch the same one. The switch still
+tells its hosts by theirs; between two such switches the other ways have to, and `untold` names where none did.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 
 from testbed.discover.facts import Interface, LldpPeer, Machine, Space
 
-__all__ = ["Cable", "End", "Node", "cables", "nodes_of"]
+__all__ = ["Cable", "End", "Node", "cables", "nodes_of", "untold"]
 
 End = tuple[str, str]
 """One end of a cable: the node and its interface."""
@@ -86,6 +89,18 @@ def cables(nodes: Mapping[str, Node]) -> tuple[dict[End, Cable], list[tuple[End,
     return {near: cable for near, cable in told.items() if near not in bad}, torn
 
 
+def untold(nodes: Mapping[str, Node], told: Mapping[End, Cable]) -> list[tuple[End, str]]:
+    """Ports that hear a MAC of several ports of a switch, and have no cable in `told`: which port, nobody can say."""
+    of_mac = _ends_of_macs(nodes)
+    found = []
+    for (name, dev), _ in _ports(nodes):
+        for mac in sorted(nodes[name].space.neighbours.get(dev, ())):
+            others = {node for node, _ in of_mac.get(mac, ()) if node != name}
+            if (name, dev) not in told and len(of_mac.get(mac, ())) > 1 and others:
+                found.append(((name, dev), f"hears {mac}, which several ports of {', '.join(sorted(others))} have"))
+    return found
+
+
 def _ports(nodes: Mapping[str, Node]) -> Iterable[tuple[End, Interface]]:
     return (((name, dev), port) for name, node in nodes.items() for dev, port in node.ports.items())
 
@@ -103,13 +118,20 @@ def _by_lldp(nodes: Mapping[str, Node]) -> dict[End, End]:
 
 
 def _by_neighbour(nodes: Mapping[str, Node]) -> dict[End, End]:
-    of_mac = {port.mac: end for end, port in _ports(nodes)}
+    of_mac = {mac: ends[0] for mac, ends in _ends_of_macs(nodes).items() if len(ends) == 1}
     found = {}
     for (name, dev), _ in _ports(nodes):
         heard = {of_mac[mac] for mac in nodes[name].space.neighbours.get(dev, ()) if mac in of_mac} - {(name, dev)}
         if len(heard) == 1:
             found[name, dev] = heard.pop()
     return found
+
+
+def _ends_of_macs(nodes: Mapping[str, Node]) -> dict[str, list[End]]:
+    ends: dict[str, list[End]] = defaultdict(list)
+    for end, port in _ports(nodes):
+        ends[port.mac].append(end)
+    return ends
 
 
 def _by_address(nodes: Mapping[str, Node]) -> dict[End, End]:

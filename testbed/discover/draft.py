@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from testbed.discover.affinity import gpu_beside
-from testbed.discover.cabling import Cable, End, Node, cables, nodes_of
+from testbed.discover.cabling import Cable, End, Node, cables, nodes_of, untold
 from testbed.discover.facts import Interface, Machine
 
 __all__ = ["Draft", "Open", "draft", "text"]
@@ -81,6 +81,8 @@ def draft(machines: Iterable[Machine], *, name: str, reached: Mapping[str, Mappi
     )
     for (node, dev), what in torn:
         lab.leave(f"{node}:{dev}", what, "look at the cable, at both ends")
+    for (node, dev), what in untold(nodes, found):
+        lab.leave(f"{node}:{dev}", what, "run lldpd on both ends and ask again, or write the cable by hand")
     roles = _roles(lab)
     racks = _racks(lab, roles)
     zones = _zones(lab, roles)

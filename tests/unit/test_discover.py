@@ -1,6 +1,7 @@
 """Discovery: what the machines of a lab would say gives back its inventory; gaps are told, never guessed."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -195,6 +196,46 @@ def test_a_rack_keeps_pcie_speed_gpu_mtu_and_bmc(tmp_path):
     assert got["host1"]["faultbed_bmc"] == {"address": "198.51.100.11"}
     assert got["rtsw1"]["faultbed_nos"] == "sonic"
     assert found.cables == {"lldp": len(inventory.topology.links)}
+
+
+@pytest.fixture
+def sonic(tmp_path):
+    """The rack example as SONiC has it: one MAC on all ports of a switch."""
+    tree = yaml.safe_load((shipped.inventories() / "rack-h100.example.yml").read_text())
+    groups = tree["all"]["children"]["rack_h100"]["children"]
+    roles = groups["switches"]["children"].values()
+    for entry in (entry for role in roles for entry in role["hosts"].values()):
+        for port in entry["faultbed_ports"]:
+            port["mac"] = entry["faultbed_ports"][0]["mac"]
+    shutil.copytree(shipped.inventories() / "group_vars", tmp_path / "group_vars")
+    path = tmp_path / "sonic.yml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return inventory_module.load(path)
+
+
+def test_switches_with_one_mac_are_cabled_by_lldp(sonic, tmp_path):
+    found = drafted(said(sonic, lldp=True), "sonic")
+    assert found.open == ()
+    assert loaded(found, tmp_path).topology == sonic.topology
+    assert found.cables == {"lldp": len(sonic.topology.links)}
+
+
+def test_a_mac_of_several_ports_names_none_of_them(sonic):
+    """Without LLDP, switches tell their hosts by MAC; which port of another switch they face, MACs do not tell."""
+    answers = said(sonic)
+    for switch in sonic.topology.switches:
+        dumb = json.dumps({"as": switch.asn, "peers": {}})
+        answers[switch.name] = Answers(own={**answers[switch.name].own, "bgp": dumb})
+    found = drafted(answers, "sonic")
+    assert found.cables == {"address": 32}
+    places = {one.place: one for one in found.open}
+    uplinks = [link for link in sonic.topology.links if link.is_uplink]
+    for end in (uplinks[0].a, uplinks[-1].b):
+        assert "several ports" in places[f"{end.node}:{end.netdev}"].what
+        assert "lldpd" in places[f"{end.node}:{end.netdev}"].do
+    by_bgp = drafted(said(sonic), "sonic")
+    assert by_bgp.open == ()
+    assert by_bgp.cables["bgp"] == len(uplinks)
 
 
 SOFT = inventory_module.load(shipped.inventories() / "soft.yml")

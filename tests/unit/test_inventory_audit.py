@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from testbed import inventory_audit, inventory_json_schema, inventory_listing, p
 from testbed.errors import ConfigError
 from testbed.inventory import Management, load
 from testbed.inventory_audit import audit, unreachable
+from testbed.inventory_schema import BmcVars, PduVars
 from testbed.shipped import inventories
 
 RACK = inventories() / "rack-h100.example.yml"
@@ -75,6 +77,17 @@ def test_our_own_inventories_have_nothing_wrong():
         assert audit(path) == [], path
 
 
+def test_ports_of_one_switch_may_have_one_mac(findings):
+    """SONiC gives all its ports the switch's."""
+
+    def as_sonic(hosts):
+        for name in ("rtsw1", "rtsw2", "ctsw1"):
+            for one in hosts[name]["faultbed_ports"]:
+                one["mac"] = port(hosts, name, 0)["mac"]
+
+    assert findings(as_sonic) == []
+
+
 CASES = [
     (
         "duplicate address",
@@ -87,6 +100,14 @@ CASES = [
         lambda h: put(rnic(h, "host2", 0), mac="02:fb:01:01:01:00"),
         "hosts.host2.rnics[0].mac",
         "already hosts.host1.rnics[0].mac",
+    ),
+    (
+        "a switch's one MAC on another machine",
+        lambda h: [
+            put(one, mac=port(h, "rtsw1", 0)["mac"]) for one in (*h["rtsw1"]["faultbed_ports"], rnic(h, "host3", 0))
+        ],
+        "rtsw.rtsw1.ports[0].mac",
+        "already hosts.host3.rnics[0].mac",
     ),
     (
         "cabling that does not match",
@@ -239,10 +260,44 @@ def test_a_machine_that_does_not_answer(monkeypatch):
             listener.listen()
             open_ = dataclasses.replace(closed, port=listener.getsockname()[1])
             object.__setattr__(inventory, "management", {"host1": closed, "host2": open_})
-            object.__setattr__(inventory, "jump", None)
+            for name, none in (("jump", None), ("bmcs", {}), ("pdus", ())):
+                object.__setattr__(inventory, name, none)
             found = unreachable(inventory)
     assert [finding.place for finding in found] == ["host1.ansible_host"]
     assert unreachable(load(inventories() / "soft.yml")) == []
+
+
+def test_a_bmc_or_a_pdu_that_does_not_answer(monkeypatch):
+    """By the protocol that the inventory says; IPMI is asked as ipmitool's own ping asks."""
+    inventory = load(RACK)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as https,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ipmi,
+        socket.create_server(("127.0.0.1", 0)) as shut,
+    ):
+        ipmi.bind(("127.0.0.1", 0))
+        open_, closed = https.getsockname()[1], shut.getsockname()[1]
+        shut.close()
+
+        def answer():
+            asked, asker = ipmi.recvfrom(64)
+            ipmi.sendto(asked, asker)
+
+        threading.Thread(target=answer, daemon=True).start()
+        here = {"address": "127.0.0.1"}
+        bmcs = {"host1": BmcVars(**here), "host2": BmcVars(**here, protocol="ipmi")}
+        pdus = tuple(PduVars(name=name, outlets=1, **here) for name in ("a", "b"))
+        changed = dataclasses.replace(inventory, management={}, jump=None, bmcs=bmcs, pdus=pdus)
+        monkeypatch.setattr(inventory_audit, "_REDFISH_PORT", open_)
+        monkeypatch.setattr(inventory_audit, "_IPMI_PORT", ipmi.getsockname()[1])
+        monkeypatch.setattr(inventory_audit, "_PDU_PORTS", (closed, open_))
+        assert unreachable(changed) == []
+        monkeypatch.setattr(inventory_audit, "_REDFISH_PORT", closed)
+        monkeypatch.setattr(inventory_audit, "_IPMI_PORT", closed)
+        monkeypatch.setattr(inventory_audit, "_PDU_PORTS", (closed,))
+        places = ["hosts.host1.bmc.address", "hosts.host2.bmc.address", "all.pdus[a].address", "all.pdus[b].address"]
+        assert [finding.place for finding in unreachable(changed)] == places
+    assert len(inventory.pdus) == 4
 
 
 def test_the_rack_example_is_what_its_generator_writes_and_has_the_size_it_says():

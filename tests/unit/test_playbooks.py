@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from testbed.presets import PRESETS, _tree
+from testbed.provision import roles_of
 from testbed.shipped import inventories, playbooks
 
 BIN = Path(sys.executable).parent
@@ -46,6 +49,34 @@ def test_playbook_is_well_formed(playbook):
     done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+
+
+def test_a_rack_gets_every_role_that_is_not_a_soft_lab_s_and_each_has_a_tag():
+    soft = {"roce_host", "fabric_switch", "soft_gpu", "node_code", "verify_host", "verify_fabric"}
+    there = {path.name for path in (playbooks() / "roles").iterdir()}
+    assert set(roles_of("rack")) == there - soft - {"host_teardown"}
+    argv = [BIN / "ansible-playbook", "--list-tasks", "-i", inventories() / "rack-h100.example.yml"]
+    environment = {"PATH": f"{BIN}:/usr/bin:/bin", "HOME": "/", "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg")}
+    environment |= {
+        f"ANSIBLE_{kind}_PLUGINS": str(playbooks() / f"{kind.lower()}_plugins") for kind in ("ACTION", "FILTER")
+    }
+    done = subprocess.run(
+        [*map(str, argv), str(playbooks() / "rack.yml")], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    listed = re.findall(r"^ +(\w+) : .*TAGS: \[(.*)\]$", done.stdout, re.MULTILINE)
+    assert {role for role, _ in listed} == set(roles_of("rack"))
+    assert all(tags == role for role, tags in listed)
+
+
+def test_the_linter_is_locked_and_make_lint_runs_it():
+    """It takes most of a minute, too long for this suite; what it must find nothing with is said in its own file."""
+    house = Path(__file__).parents[2]
+    assert "ansible-lint==" in (house / "requirements.lock").read_text()
+    recipe = (house / "Makefile").read_text().partition("\nlint: ")[2].partition("\n\n")[0]
+    assert "ansible-lint" in recipe
+    said = yaml.safe_load((playbooks() / ".ansible-lint").read_text())
+    assert (said["profile"], said["skip_list"]) == ("production", ["fqcn[canonical]"])
 
 
 def test_rack_switch_has_every_far_prefix_over_every_uplink(program):

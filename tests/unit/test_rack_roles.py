@@ -1,5 +1,6 @@
 """Roles of rack labs: what was found is put back whatever happened between, and a SONiC switch gets what it needs."""
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -270,6 +271,45 @@ def test_what_rnic_tools_print_is_read(program):
     }
 
 
+MLNX_QOS_TOOL = """\
+#!{python}
+# mlnx_qos of one interface, over its state in a file: what its help says of these options.
+import json, pathlib, sys
+path = pathlib.Path({state!r})
+state = json.loads(path.read_text())
+for option, value in zip(sys.argv[3::2], sys.argv[4::2]):
+    what, dscp, priority = value.split(",")
+    state[dscp] = int(priority) if what == "set" else 0
+path.write_text(json.dumps(state))
+print("Priority trust state: dscp\\ndscp2prio mapping:")
+for priority in range(8):
+    some = [dscp for dscp in state if state[dscp] == priority]
+    print(f"\\tprio:{{priority}} dscp:" + "".join(f"{{int(dscp):02d}}," for dscp in some)) if some else None
+"""
+
+
+def test_the_dscp_map_of_an_rnic_is_the_inventory_s_and_comes_back(tmp_path, monkeypatch, program, found, changes):
+    """Preflight holds every RNIC to the map; now the role sets it. The stand-in does as the tool's help says."""
+    rnic, state = program("rnic_host"), tmp_path / "state.json"
+    before = {str(dscp): dscp >> 3 for dscp in range(64)} | {"26": 0}
+    state.write_text(json.dumps(before))
+    (tmp_path / "mlnx_qos").write_text(MLNX_QOS_TOOL.format(python=sys.executable, state=str(state)))
+    (tmp_path / "mlnx_qos").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert rnic.dscp_map(MLNX_QOS) == {}
+
+    def bring(*, check=False):
+        made = changes(check=check)
+        rnic._dscp_map(found("rnic_host", made, folder=str(tmp_path / "found")), "rail0", {0: 0, 26: 3, 48: 6})
+        return made.made
+
+    assert bring(check=True) == bring() == ["rail0 DSCP 26: 3 (was 0)"]
+    assert bring() == []
+    assert json.loads(state.read_text())["26"] == 3
+    assert found("rnic_host", changes(check=False), folder=str(tmp_path / "found")).put_back() == 1
+    assert json.loads(state.read_text()) == before
+
+
 def test_acs_is_read_from_configuration_space(program, tmp_path):
     look = program("gpudirect_host")
 
@@ -291,6 +331,57 @@ def test_acs_is_read_from_configuration_space(program, tmp_path):
     looped = bytearray(4096)
     looped[0x100:0x104] = (0x0001 | 0x100 << 20).to_bytes(4, "little")
     assert look.acs_control(bytes(looped)) == 0
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role gpu_host over a stand-in nvidia-smi of one GPU; gives what it said that it changed."""
+    gpu_host, root, folder = program("gpu_host"), tmp_path / "root", tmp_path / "found"
+    said, boot = tmp_path / "said", root / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("first\n")
+    (tmp_path / "nvidia-smi").write_text(
+        f'#!/bin/sh\ncase "$*" in *query*) echo 0, Enabled;; *) echo $@ >>{said};; esac\n'
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpu_host, "Found", functools.partial(found, folder=str(folder), root=str(root)))
+    wanted = {"gpus": [{"kind": "h100-pcie"}], "persistence": True, "fabric_manager": True}
+
+    def bring(lock_mhz, *, check=False):
+        made = changes(check=check)
+        gpu_host._bring({**wanted, "lock_mhz": lock_mhz}, made)
+        return made.made
+
+    bring.commands = lambda: said.read_text().splitlines() if said.exists() else []
+    bring.reboot = lambda: boot.write_text("second\n")
+    bring.teardown = lambda: found("gpu_host", changes(check=False), folder=str(folder), root=str(root)).put_back()
+    return bring
+
+
+def test_a_new_clock_takes_effect_and_an_old_one_is_locked_again_after_a_reboot(gpus):
+    assert len(gpus(1410)) == 1
+    assert gpus(1410) == []
+    assert gpus(1200, check=True) == ["gpu0 clocks: 1200 (we had set 1410 in this boot)"]
+    assert len(gpus(1200)) == 1
+    assert gpus(1200) == []
+    gpus.reboot()
+    assert gpus(1200) == ["gpu0 clocks: 1200 (we had set nothing in this boot)"]
+    assert gpus(1200) == []
+    assert gpus.commands() == [f"-i 0 -lgc {mhz},{mhz}" for mhz in (1410, 1200, 1200)]
+    assert gpus.teardown() == 1
+    assert gpus.commands()[-1] == "-i 0 -rgc"
+
+
+def test_no_clock_any_more_unlocks_what_was_locked_once(gpus):
+    assert gpus(0) == []
+    gpus(1410)
+    assert gpus(0) == ["gpu0 clocks: as it was (we had set 1410 in this boot)"]
+    assert gpus(0) == []
+    assert gpus.commands() == ["-i 0 -lgc 1410,1410", "-i 0 -rgc"]
+    gpus(1410)
+    gpus.reboot()
+    assert gpus(0) == []
 
 
 def test_gpu_modes_are_read(program):
@@ -323,6 +414,66 @@ def test_the_back_end_has_a_table_for_each_rnic_and_no_default_route(program):
     assert "[RoutingPolicyRule]\nFrom=10.77.1.7\nTable=103\nPriority=1003" in made
     assert "Gateway=10.77.1.6\nTable=103" in made
     assert "DefaultRouteOnDevice" not in made
+
+
+_CONVERGE = """\
+import importlib.util, json, subprocess, sys
+house, folder, infiniband = sys.argv[1:]
+sys.path.insert(0, house + "/module_utils")
+spec = importlib.util.spec_from_file_location("split_host", house + "/roles/split_host/files/split_host.py")
+role = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(role)
+from faultbed_found import Found
+from faultbed_state import Changes, StateError
+ip = lambda line: subprocess.run(["ip", *line.split()], check=True, capture_output=True, text=True).stdout
+ip("link set dev lo up")
+ip("tuntap add dev rail3 mode tap")
+ip("link set dev rail3 address 02:fb:01:01:01:03")
+role.INFINIBAND = infiniband
+role.sysctls = lambda wanted: {}
+one = {"name": "mlx5_3", "netdev": "rail3", "mac": "02:fb:01:01:01:03"}
+one |= {"address": "10.77.1.7/31", "gateway": "10.77.1.6"}
+wanted = {"front_end": {"netdev": "lo"}, "rnics": [one], "mtu": 9000, "networkd": False, "folder": ""}
+role.Found = lambda name, changes: Found(name, changes, folder=folder)
+look = lambda: [ip(x) for x in ("-br link show rail3", "-br -4 address show rail3", "rule", "route show table all")]
+def run(check=False, **edit):
+    made = Changes(check=check)
+    try:
+        role._bring(wanted | {"rnics": [one | edit]}, made)
+    except StateError as error:
+        return str(error)
+    return made.made
+said = {"before": look(), "wrong_mac": run(mac="02:00:00:00:00:01"), "strange": None, "check": run(check=True)}
+said |= {"after_check": look(), "first": run(), "mtu": json.loads(ip("-j link show rail3"))[0]["mtu"], "second": run()}
+said |= {"route": ip("route get 10.99.0.1 from 10.77.1.7"), "strange": run(address="10.77.1.9/31")}
+for _ in range(2):
+    Found("split_host", Changes(check=False), folder=folder).put_back()
+said["after"] = look()
+ip("link set dev rail3 up"); run(); ip("address flush dev rail3"); ip("rule del priority 1000")
+Found("split_host", Changes(check=False), folder=folder).put_back()
+print(json.dumps(said))
+"""
+
+
+def test_the_back_end_is_set_now_and_put_back(tmp_path):
+    """For real, in a network namespace of its own: a tap stands in for the RNIC's interface."""
+    (tmp_path / "infiniband/mlx5_3").mkdir(parents=True)
+    argv = ["unshare", "-rn", sys.executable, "-c", _CONVERGE, playbooks(), tmp_path / "found", tmp_path / "infiniband"]
+    if subprocess.run(["unshare", "-rn", "ip", "tuntap", "add", "dev", "a", "mode", "tap"], check=False).returncode:
+        pytest.skip("no network namespaces for this user here")
+    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert "has the MAC 02:fb:01:01:01:03" in said["wrong_mac"]
+    assert "has 10.77.1.7/31, the inventory says 10.77.1.9/31" in said["strange"]
+    assert said["check"] == said["first"]
+    assert [line.partition(":")[0] for line in said["first"]] == [
+        "rail3 MTU", "rail3 address", "rail3 state", "rail3 route of table 100", "rail3 rule",
+    ]  # fmt: skip
+    assert said["second"] == []
+    assert "via 10.77.1.6 dev rail3" in said["route"]
+    assert said["mtu"] == 9000
+    assert said["after_check"] == said["after"] == said["before"]
 
 
 def test_a_storage_target_is_a_file_on_a_port_of_the_front_end(program, tmp_path):

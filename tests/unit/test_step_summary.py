@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
-from harness.step_summary import flaky, markdown, read_junit, read_verdicts
+from harness.cli.main import cli
+from harness.step_summary import Step, flaky, markdown, parse_step, read_junit, read_preflight, read_verdicts
 from harness.verdict import Fired, Receipt, Verdict, VerdictFile, encode
 from testbed.errors import UsageError
 
@@ -94,3 +96,43 @@ def test_what_is_no_junit_is_told(tmp_path):
     (tmp_path / "x.xml").write_text("<testsuite")
     with pytest.raises(UsageError, match="not a JUnit file"):
         read_junit([tmp_path / "x.xml"])
+
+
+def test_a_job_that_never_got_to_its_tests_has_a_page(tmp_path):
+    """`up`, `reserve` or `preflight` failed: there is no JUnit file, and just then the page is needed."""
+    left = tmp_path / "artifacts/preflight.json"
+    left.parent.mkdir()
+    wrong = {"check": "mtu", "where": "host1:rxe0", "found": "1500", "wanted": "4200", "do": "x", "nodes": ["host1"]}
+    left.write_text(json.dumps({"lab": "soft", "checked": ["mtu"], "wrong": [wrong], "burnin": None, "bad_nodes": []}))
+    argv = ["summary", "--junit", str(tmp_path / "junit.xml"), "--runs", str(tmp_path / "runs")]
+    argv += ["--step", "reserve=success", "--step", "preflight=failure", "--step", "tests=skipped"]
+    argv += ["--preflight", str(left), "--to", str(tmp_path / "new/page.md")]
+    done = CliRunner().invoke(cli, argv)
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "new/page.md").read_text()
+    assert page.startswith("## ❌ faultbed")
+    for words in (
+        "No test and no experiment ran",
+        "**Stopped at preflight**: failure.",
+        "junit.xml` was not written",
+        "- mtu: host1:rxe0: 1500, right is 4200",
+    ):
+        assert words in page, words
+    assert "reserve" not in page
+
+
+@pytest.mark.parametrize(
+    "left", [{"steps": [Step(name="x", outcome="cancelled")]}, {"missing": ["junit.xml"]}, {"preflight": ["mtu: x"]}]
+)
+def test_a_job_that_stopped_is_not_green_even_when_something_passed(left):
+    assert markdown("x", [], [verdict()], steps=[Step(name="a", outcome="success")]).startswith("## ✅")
+    assert markdown("x", [], [verdict()], **left).startswith("## ❌")
+
+
+def test_a_file_that_is_none_of_ours_is_told(tmp_path):
+    assert read_preflight(tmp_path / "none") == []
+    (tmp_path / "p").write_text("{}")
+    with pytest.raises(UsageError, match="preflight --out"):
+        read_preflight(tmp_path / "p")
+    with pytest.raises(UsageError, match="NAME=OUTCOME"):
+        parse_step("failure")

@@ -23,11 +23,10 @@ def _bring(wanted, changes):
         if wanted["persistence"]:
             tool = ["nvidia-smi", "-i", index, "-pm"]
             found.command(f"gpu{index} persistence", have=mode, want="Enabled", do=[*tool, "1"], undo=[*tool, "0"])
-        if wanted["lock_mhz"]:
-            key, want = f"gpu{index} clocks", str(wanted["lock_mhz"])
-            lock, unlock = ["nvidia-smi", "-i", index, "-lgc", f"{want},{want}"], ["nvidia-smi", "-i", index, "-rgc"]
-            have = want if key in found.record["undo"] else "not locked by us"
-            found.command(key, have=have, want=want, do=lock, undo=unlock)
+        # nvidia-smi tells no lock, and a reboot forgets it: what we have set, and in which boot, is in the record.
+        want = str(wanted["lock_mhz"] or "")
+        lock, unlock = ["nvidia-smi", "-i", index, "-lgc", f"{want},{want}"], ["nvidia-smi", "-i", index, "-rgc"]
+        found.told(f"gpu{index} clocks", want=want, do=lock, undo=unlock)
     if wanted["fabric_manager"] and any(gpu["kind"].endswith("-sxm") for gpu in wanted["gpus"]):
         have = run(["systemctl", "is-active", MANAGER], ok=(0, 3, 4)).strip()
         start, stop = ["systemctl", "start", MANAGER], ["systemctl", "stop", MANAGER]

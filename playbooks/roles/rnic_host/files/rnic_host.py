@@ -2,7 +2,7 @@
 
     default type of service   configfs rdma_cm (Linux, Documentation/ABI/testing/configfs-rdma_cm)
     DCQCN                     /sys/class/net/DEV/ecn (MLNX_OFED, "Explicit Congestion Notification")
-    trust, PFC                mlnx_qos (MLNX_OFED)
+    trust, PFC, DSCP map      mlnx_qos (MLNX_OFED)
     firmware                  mlxconfig (MFT), counts from the next reset
     PFC timeout               ethtool --set-tunable pfc-prevention-tout (ethtool(8))
 
@@ -36,6 +36,8 @@ def _bring(wanted, changes):
             priority = {line["dscp"]: line["priority"] for line in wanted["dscp_map"]}
             _dcqcn(found, rnic["netdev"], qos, priority, wanted["dcqcn"])
             _trust_and_pfc(found, rnic["netdev"], qos)
+            if qos["trust"] == "dscp":
+                _dscp_map(found, rnic["netdev"], priority)
         later += _firmware(found, rnic, wanted["firmware"])
         if wanted["pfc_timeout"]:
             _pfc_timeout(found, rnic["netdev"], str(wanted["pfc_timeout"]))
@@ -86,6 +88,24 @@ def _trust_and_pfc(found, netdev, qos):
     )
     wanted = ",".join(str(int(priority in qos["pfc_priorities"])) for priority in range(8))
     found.command(f"{netdev} pfc", have=pfc, want=wanted, do=[*tool, "--pfc", wanted], undo=[*tool, "--pfc", pfc])
+
+
+def _dscp_map(found, netdev, priority):
+    """The lines of the inventory; what they do not name stays. mlnx_qos shows a map only while DSCP is trusted."""
+    have, tool = dscp_map(run(["mlnx_qos", "-i", netdev])), ["mlnx_qos", "-i", netdev, "--dscp2prio"]
+    if not have and not found.changes.check:
+        raise StateError(f"mlnx_qos -i {netdev} shows no DSCP map although it trusts DSCP: look at it by hand")
+    for dscp, wanted in priority.items():
+        old = have.get(dscp, "unknown")
+        undo = f"del,{dscp},{wanted}" if old == "unknown" else f"set,{dscp},{old}"
+        key, do = f"{netdev} DSCP {dscp}", [*tool, f"set,{dscp},{wanted}"]
+        found.command(key, have=old, want=wanted, do=do, undo=[*tool, undo])
+
+
+def dscp_map(said):
+    """DSCP -> priority, of what mlnx_qos prints."""
+    lines = re.findall(r"^\s*prio:(\d)\s+dscp:([\d,]+)", said, re.MULTILINE)
+    return {int(dscp): int(priority) for priority, some in lines for dscp in some.split(",") if dscp}
 
 
 def trust_and_pfc(said):

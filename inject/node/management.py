@@ -1,0 +1,122 @@
+"""Interfaces that people come in by, which no fault may touch.
+
+    named so        lo, and mgmt0, which provisioning calls it
+    default route   of the main table
+    SSH             carries the local end of an open SSH connection, anybody's: to port 22, or to a port that
+                    $SSH_CONNECTION of a process here names (systemd starts a holder: its own environment has none)
+    VRF             is a VRF called mgmt or enslaved to it: SONiC's, whose routes are in a table of its own
+
+Formats: proc(5), ssh(1), linux/if_addr.h, Linux' Documentation/ABI/testing/sysfs-class-net.
+"""
+
+# Importing pathlib costs start-up time.
+# ruff: noqa: PTH114, PTH115, PTH118, PTH119, PTH123, PTH208
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+
+from testbed.onnode.netlink import Netlink, attributes
+
+__all__ = ["management_interfaces", "of_vrf", "ssh_addresses"]
+
+_RTM_GETADDR, _RTM_NEWADDR = 22, 20
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_INFO = struct.Struct("=BBBBI")
+_ESTABLISHED, _SSH_PORT = "01", 22
+_MAPPED = bytes(10) + b"\xff\xff"
+_VRF = "mgmt"
+
+
+def management_interfaces() -> set[str]:
+    """Names of them, in the network namespace of this process."""
+    names = {"lo", "mgmt0"} | of_vrf()
+    for line in _lines("/proc/net/route"):
+        words = line.split()
+        if words[1] == "00000000":
+            names.add(words[0])
+    ways_in = ssh_addresses()
+    return names | ({name for name, address in _addresses() if address in ways_in} if ways_in else set())
+
+
+def of_vrf(sysfs: str = "/sys/class/net") -> set[str]:
+    """The VRF called mgmt and what is enslaved to it."""
+    found = set()
+    for name in os.listdir(sysfs):
+        master = os.path.join(sysfs, name, "master")
+        if name == _VRF or (os.path.islink(master) and os.path.basename(os.readlink(master)) == _VRF):
+            found.add(name)
+    return found
+
+
+def ssh_addresses() -> set[bytes]:
+    """Local addresses, as bytes, of SSH connections that are open now; that of $SSH_CONNECTION in any case."""
+    found, ports = set(), {_SSH_PORT}
+    for mine, words in _connections():
+        ports.add(int(words[3]))
+        if mine:
+            address = words[2].partition("%")[0]
+            found.add(_plain(socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)))
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in _lines(table):
+            local, state = line.split()[1], line.split()[3]
+            address, _, port = local.partition(":")
+            if state == _ESTABLISHED and int(port, 16) in ports:
+                found.add(_plain(_of_hex(address)))
+    return found
+
+
+def _connections() -> Iterator[tuple[bool, list[str]]]:
+    """$SSH_CONNECTION of this process (first of the pair: true) and of all others, in words."""
+    said = [(True, os.environ.get("SSH_CONNECTION", ""))]
+    for number in os.listdir("/proc"):
+        if number.isdigit():
+            for line in _read(f"/proc/{number}/environ").split("\0"):
+                name, _, value = line.partition("=")
+                if name == "SSH_CONNECTION":
+                    said.append((False, value))
+    for mine, value in said:
+        words = value.split()
+        if len(words) == 4 and words[3].isdigit():  # noqa: PLR2004 (client, its port, server, its port)
+            yield mine, words
+
+
+def _of_hex(text: str) -> bytes:
+    """An address of /proc/net/tcp: words of four bytes, each in the machine's order."""
+    raw = bytes.fromhex(text)
+    words = [raw[at : at + 4] for at in range(0, len(raw), 4)]
+    return b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+
+
+def _plain(address: bytes) -> bytes:
+    """An IPv4 address that a server of IPv6 sees, as IPv4."""
+    return address.removeprefix(_MAPPED) if len(address) == 16 else address  # noqa: PLR2004 (bytes of IPv6)
+
+
+def _addresses() -> Iterator[tuple[str, bytes]]:
+    """Every interface with every address of its own."""
+    route = Netlink(socket.NETLINK_ROUTE)
+    try:
+        for kind, body in route.dump(_RTM_GETADDR, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+            if kind == _RTM_NEWADDR:
+                attrs = attributes(body[_INFO.size :])
+                name = socket.if_indextoname(_INFO.unpack_from(body)[4])
+                yield name, attrs.get(_IFA_LOCAL) or attrs.get(_IFA_ADDRESS, b"")
+    finally:
+        route.close()
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a table of /proc/net, without its head."""
+    return _read(path).splitlines()[1:]
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:  # a process that has ended, a kernel without IPv6
+        return ""

@@ -1,0 +1,113 @@
+"""`faultbed provision`: what it refuses, what Ansible is told, and what is written down of it."""
+
+import json
+import re
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.main import cli
+from harness.cli.provisioning import allow, machines_of, playbook_of
+from inject.safety import Forbidden
+from testbed import auditlog, holding, lab, provision
+from testbed.errors import UsageError
+from testbed.inventory import load
+from testbed.paths import lab_dir
+from testbed.reservation_book import local_store
+from testbed.shipped import inventories
+
+RACK = load(inventories() / "rack-h100.example.yml")
+SOFT = load(inventories() / "soft-mini.yml")
+
+
+def asked(inventory, *, check=False, roles=(), teardown=False):
+    return playbook_of(inventory, check=check, roles=roles, teardown=teardown)
+
+
+def test_what_each_kind_of_lab_can_do():
+    assert asked(RACK) == asked(RACK, check=True, roles=("rnic_host", "gpu_host")) == "rack"
+    assert asked(RACK, teardown=True) == "rack-teardown"
+    assert asked(SOFT, check=True) == "provision"
+    for wrong in ({}, {"teardown": True}, {"check": True, "roles": ("base_host",)}):
+        with pytest.raises(UsageError, match="`faultbed up` provisions it"):
+            asked(SOFT, **wrong)
+    with pytest.raises(UsageError, match="did you mean rnic_host"):
+        asked(RACK, roles=("rnic_hots",))
+    with pytest.raises(UsageError, match="leave out --tags"):
+        asked(RACK, roles=("rnic_host",), teardown=True)
+
+
+def test_only_machines_that_may_be_disrupted():
+    assert len(machines_of(RACK, ())) == 10
+    with pytest.raises(UsageError, match="did you mean host1"):
+        machines_of(RACK, ["hots1"])
+    allow(RACK, ["host1", "host2"])
+    with pytest.raises(Forbidden, match="does not allow host3, rtsw1 to be disrupted"):
+        allow(RACK, ["host1", "host3", "rtsw1"])
+    allow(SOFT, machines_of(SOFT, ()))
+
+
+@pytest.fixture
+def rack(tmp_path, monkeypatch):
+    """A rack of closed ports of this machine, whose book is kept here, with keys that need no pinning."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(lab, "_rack_addresses", lambda _inventory: {})
+    monkeypatch.setattr(holding, "book_of", lambda one: local_store(tmp_path / "book", lab=one.name))
+    shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
+    path = tmp_path / "rack.yml"
+    path.write_text(re.sub(r"ansible_host: 192\.0\.2\.[0-9]+", "ansible_host: 127.0.0.1", RACK.path.read_text()))
+    variables = tmp_path / "group_vars/rack_h100.yml"
+    variables.write_text(variables.read_text() + "ansible_port: 1\nansible_ssh_common_args: -F none\n")
+    return path
+
+
+def call(path, *argv):
+    return CliRunner().invoke(cli, ["--lab", str(path), "provision", *argv], standalone_mode=False)
+
+
+def test_a_rack_needs_no_runtime_file_and_failure_is_written_down(rack, tmp_path):
+    done = call(rack, "host1", "host2", "--tags", "base_host, split_host")
+    assert "host1: " in str(done.exception)
+    assert "refused" in str(done.exception)
+    assert "rtsw1" not in str(done.exception)
+    audit = list(auditlog.entries(lab_dir("rack-h100")))
+    assert [entry["event"] for entry in audit] == ["provisioning", "provisioning failed"]
+    assert audit[0]["kind"] == "rack base_host split_host"
+    assert audit[0]["target"] == "host1 host2"
+    assert audit[0]["revert"] == ["faultbed provision --teardown host1 host2"]
+    (command,) = (lab_dir("rack-h100") / "artifacts").rglob("command")
+    assert {"--tags", "base_host,split_host", "--limit", "host1,host2"} <= set(
+        json.loads(command.read_text())["command"]
+    )
+    assert local_store(tmp_path / "book", lab="rack-h100").read().book == ()
+
+
+def test_a_check_is_no_change_and_is_not_written_down(rack):
+    done = call(rack, "--check")
+    assert "host4: " in str(done.exception)
+    assert "--check" in json.loads(next(lab_dir("rack-h100").rglob("command")).read_text())["command"]
+    assert list(auditlog.entries(lab_dir("rack-h100"))) == []
+
+
+def test_it_is_refused_before_anything_is_asked(rack):
+    assert isinstance(call(rack).exception, Forbidden)
+    assert not lab_dir("rack-h100").exists()
+
+
+def test_what_changed_is_shown(rack, monkeypatch):
+    done = provision.ProvisionResult(
+        changed={"host1": 2, "host2": 0, "rtsw1": 1}, ok=(), failed=(), unreachable=(),
+        changes={"host1": ("sysctl a=1", "file [b]")}, results={}, seconds=1.0,
+    )  # fmt: skip
+    monkeypatch.setattr(provision, "play", lambda *_args, **_options: done)
+    text = call(rack, "--check").stdout
+    assert "would be changed" in text
+    assert "file [b]" in text
+    assert re.search(r"rtsw1 +1 tasks", text)
+    assert "2 machines would change" in text
+    said = json.loads(call(rack, "--check", "--json").stdout)
+    assert said["changes"] == {"host1": ["sysctl a=1", "file [b]"]}
+    assert (said["changed_tasks"], said["check"]) == ({"host1": 2, "rtsw1": 1}, True)

@@ -1,0 +1,120 @@
+"""`faultbed status` of a rack lab: who answers, whose key is pinned, what is DIRTY; of a book out of reach, why."""
+
+import base64
+import contextlib
+import json
+import re
+import shutil
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.main import cli
+from testbed import dirty, rackstatus
+from testbed.inventory import load
+from testbed.paths import lab_dir
+from testbed.shipped import inventories
+
+RACK = inventories() / "rack-h100.example.yml"
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path / "cache"))
+
+
+@contextlib.contextmanager
+def greeting(words):
+    """A server on a port of this machine that says `words` to everybody."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    caller, _ = server.accept()
+                    with caller:
+                        caller.sendall(words)
+
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+
+
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def pin(home, port):
+    """A key in known_hosts, as ssh-keygen would write it."""
+    kind = b"ssh-ed25519"
+    blob = len(kind).to_bytes(4, "big") + kind + (32).to_bytes(4, "big") + bytes(32)
+    (home / ".ssh").mkdir(exist_ok=True)
+    with (home / ".ssh/known_hosts").open("a") as file:
+        file.write(f"[127.0.0.1]:{port} ssh-ed25519 {base64.b64encode(blob).decode()}\n")
+
+
+def test_machines_that_answer_and_machines_that_do_not(tmp_path):
+    inventory = load(RACK)
+    with greeting(b"SSH-2.0-x\r\n") as good, greeting(b"HTTP/1.1 400") as web:
+        ports = {"host1": good, "host2": web, "rtsw1": closed_port(), "jump1": good}
+        pin(tmp_path, web)
+        ways = {name: replace(way, address="127.0.0.1", port=ports.get(name, good))
+                for name, way in [*inventory.management.items(), inventory.jump]}  # fmt: skip
+        jump = ("jump1", ways.pop("jump1"))
+        found = rackstatus.status(replace(inventory, management=ways, jump=jump))
+        by_name = {machine.name: machine for machine in found.machines}
+        assert (found.state, len(found.machines)) == ("broken", 11)
+        assert [by_name[x].role for x in ("host1", "rtsw1", "ctsw1", "jump1")] == ["host", "rtsw", "ctsw", "jump"]
+        assert (by_name["host1"].ssh, by_name["host1"].pinned) == (True, False)
+        assert "host key" in by_name["host1"].why
+        assert (by_name["host2"].ssh, by_name["host2"].pinned) == (False, True)
+        assert "no SSH server" in by_name["host2"].why
+        assert not by_name["rtsw1"].ssh
+        assert "refused" in by_name["rtsw1"].why
+        pin(tmp_path, good)
+        all_well = {name: replace(way, port=good) for name, way in ways.items()}
+        assert rackstatus.status(replace(inventory, management=all_well, jump=jump)).state == "up"
+
+
+@pytest.fixture
+def rack(tmp_path):
+    """The example, with every machine at a port of this machine where nobody listens."""
+    shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
+    path = tmp_path / "rack.yml"
+    path.write_text(re.sub(r"ansible_host: 192\.0\.2\.[0-9]+", "ansible_host: 127.0.0.1", RACK.read_text()))
+    variables = tmp_path / "group_vars/rack_h100.yml"
+    variables.write_text(variables.read_text() + f"ansible_port: {closed_port()}\n")
+    return path
+
+
+def test_status_tells_what_it_can(rack):
+    folder = lab_dir("rack-h100")
+    folder.mkdir(parents=True)
+    dirty.mark(folder, ["rtsw1: [x] differs"], None)
+    done = CliRunner().invoke(cli, ["--lab", str(rack), "status", "--json"], standalone_mode=False)
+    assert done.return_value == 3
+    said = json.loads(done.stdout)
+    assert (said["name"], said["state"], said["dirty"]) == ("rack-h100", "broken", ["rtsw1: [x] differs"])
+    assert {(machine["ssh"], machine["pinned"]) for machine in said["machines"]} == {(False, False)}
+    assert said["reservations"] is None
+    assert "jump1" in said["reservations_unread"]
+    text = CliRunner().invoke(cli, ["--lab", str(rack), "status"]).stdout
+    assert "2 racks, 4 hosts, 32 RNICs, 6 switches, 8 uplinks" in text
+    assert "rtsw1: [x] differs" in text
+    assert "who holds what is not known" in text
+
+
+def test_a_soft_lab_tells_that_it_is_dirty_too():
+    folder = lab_dir("soft-mini")
+    folder.mkdir(parents=True)
+    dirty.mark(folder, [], None)
+    done = CliRunner().invoke(cli, ["--lab", "soft-mini", "status", "--json"])
+    assert json.loads(done.stdout)["dirty"] == ["nobody can tell what it is like"]
