@@ -333,6 +333,8 @@ def _drive(
         return
     prepared.baseline()
     lab.guard()
+    if stopped.is_set():
+        return
     prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), given_up=stopped.is_set)
     progress(f"{planned.kind} on {planned.target.text}: armed")
     _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running, stopped)

@@ -212,6 +212,14 @@ def test_nothing_is_armed_any_more_when_all_has_to_stop():
     assert fault.asked == []
 
 
+def test_nor_after_a_last_look():
+    """The baseline takes a while on a busy machine: what holds meanwhile counts."""
+    stopped, fault = threading.Event(), Fault()
+    fault.baseline = stopped.set
+    drive(fault, stopped)
+    assert fault.asked == []
+
+
 def test_a_fault_that_waits_for_its_time_is_given_up():
     """The holder has its time; the controller calls it off before."""
     spec = FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=1.0)
