@@ -67,7 +67,10 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A whole experiment file. `source` is where it came from, for messages; `capture` are switch ports."""
+    """A whole experiment file. `source` is where it came from, for messages; `capture` are switch ports.
+
+    `lab_kind` is the kind of lab that its names and bounds are for; None: either.
+    """
 
     name: str
     seed: int
@@ -77,10 +80,12 @@ class Experiment:
     expectations: tuple[Expectation, ...]
     source: str
     capture: tuple[str, ...] = ()
+    lab_kind: Literal["soft", "rack"] | None = None
     stops: tuple[Condition, ...] = ()
 
 
 class _LabFile(Section, frozen=True, kw_only=True):
+    kind: Literal["soft", "rack"] | None = None
     needs: tuple[str, ...] = ()
 
 
@@ -126,7 +131,7 @@ class _ExperimentFile(Section, frozen=True, kw_only=True):
 _KEYS = {
     "": ("name", "seed", "lab", "workload", "faults", "stop", "expect", "capture"),
     "capture": ("ports",),
-    "lab": ("needs",),
+    "lab": ("kind", "needs"),
     "faults": ("id", "kind", "target", "at", "for", "set"),
     "stop": ("metric", "min", "max", "for", "verdict"),
     "expect": ("metric", "min", "max", "equals"),
@@ -161,6 +166,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
     return Experiment(
         name=parsed.name,
         seed=parsed.seed,
+        lab_kind=parsed.lab.kind,
         needs=tuple(
             read(parse_need, text, source, f"lab.needs[{index}]") for index, text in enumerate(parsed.lab.needs)
         ),

@@ -1,8 +1,7 @@
 """Hold an experiment against a lab: do its names exist there, do its bounds make sense there.
 
-Three different answers: `needs.unmet` says that this lab is too small, `absent` that the experiment is of another lab,
-because it names what is not here (as a test it is skipped, with that reason); `fit` says that the file is wrong for it
-(the run is refused, with the path inside the file).
+Two different answers: `needs.unmet` says that this lab is too small (as a test the experiment is skipped, with that
+reason); `fit` says that the file is wrong for it (the run is refused, with the path inside the file).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from traffic.inference import InferenceSpec
 from traffic.matrix import pairs
 from traffic.ranking import RankingSpec
 
-__all__ = ["absent", "fit", "hosts_of", "refuse_absent"]
+__all__ = ["fit", "hosts_of", "refuse_absent"]
 
 _NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "dip", "straggler")
 
@@ -41,25 +40,6 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
     _fit_expectations(experiment, lab_kind)
     _fit_stops(experiment)
     return replace(experiment, workload=workload, capture=_fit_capture(experiment, topology, lab_kind))
-
-
-def absent(experiment: Experiment, topology: Topology) -> tuple[str, ...]:
-    """What the experiment names and this lab does not have: targets, ends and ranks, the host of storage."""
-    workload = experiment.workload
-    names = [name for fault in experiment.faults for name in fault.targets]
-    if isinstance(workload, Flow):
-        names += [end for end in (workload.src, workload.dst) if end]
-    else:
-        names += workload.ranks
-    if isinstance(workload, Job) and workload.storage is not None:
-        names.append(workload.storage.host)
-    missing = []
-    for name in dict.fromkeys(names):
-        try:
-            topology.resolve(name)
-        except UsageError:
-            missing.append(name)
-    return tuple(missing)
 
 
 def hosts_of(workload: Workload) -> tuple[str, ...]:

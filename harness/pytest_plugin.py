@@ -4,8 +4,8 @@
   error of that test. The lab is reset for the first test and after each failure, or for every test with `--reset-each`.
 * Tests that need no lab come first; a soft lab that is down comes up meanwhile.
 * Every `*.toml` file under a folder named `experiments` is an item: PASS passes, FAIL fails, and so do INCONCLUSIVE and
-  ERROR, because neither shows anything. An experiment that the lab is too small for, or that names what it does not
-  have, is skipped, with the reason; a session that skipped experiments and ran nothing ends with 5: no tests.
+  ERROR, because neither shows anything. An experiment that the lab is too small for, or of the wrong kind for, is
+  skipped, with the reason; a session that skipped experiments and ran nothing ends with 5: no tests.
 * Receipts and checks go to JUnit properties.
 
 Markers: `soft` (a soft lab), `lab` (a rack), `gpu`, `needs("uplinks >= 2")`.
@@ -28,7 +28,6 @@ from harness import experiment as experiment_module
 from harness import quarantine
 from harness import run as run_module
 from harness.ahead import Ahead
-from harness.fit import absent
 from harness.needs import parse_need, unmet
 from harness.told import told
 from harness.verdict import Verdict
@@ -435,8 +434,6 @@ class ExperimentItem(pytest.Item):
         """Run it, and raise what is not a PASS."""
         inventory = _inventory(self.config)
         experiment = experiment_module.load(self.path)
-        if missing := absent(experiment, inventory.topology):
-            self._skip(f"{inventory.name} has no {', '.join(missing)}: it is an experiment of another lab")
         try:
             decided = run_module.decide(experiment, self.path.read_bytes(), inventory)
         except Unsupported as reason:

@@ -80,6 +80,8 @@ def decide(experiment: Experiment, source: bytes, inventory: Inventory, *, seed:
         UsageError: a fault that does not exist or does not fit its target.
         Unsupported: the lab is too small, or has no way to do a fault.
     """
+    if experiment.lab_kind not in (None, inventory.kind):
+        raise Unsupported(f"{experiment.source}: it is for a {experiment.lab_kind} lab; {inventory.name} is none")
     lacking = unmet(experiment.needs, inventory.topology)
     if lacking:
         raise Unsupported(f"{experiment.source}: {inventory.name} is not enough for it: {'; '.join(lacking)}")

@@ -139,7 +139,13 @@ def test_a_flow_of_an_experiment_is_that_of_the_command_line(words):
 
 def test_an_experiment_can_say_all_of_a_flow():
     """Every option of the command but that of GPU memory, and those of how it is told; nobody may be forgotten."""
-    options = {parameter.name for parameter in flow_command.params} - {"memory", "out", "as_json", "verb"}
+    options = {parameter.name for parameter in flow_command.params} - {
+        "memory",
+        "out",
+        "perftest_json",
+        "as_json",
+        "verb",
+    }
     assert options <= set(KEYS["flow"]), options - set(KEYS["flow"])
 
 

@@ -1,4 +1,4 @@
-"""Experiments of one lab: those of racks fit the example; on a lab without their names an experiment is skipped."""
+"""Experiments of one kind of lab: those of racks fit the example; on a lab of the other kind one is skipped."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import pytest
 
 from harness import experiment as experiment_module
 from harness import run
-from harness.fit import absent
 from harness.step_summary import markdown, read_junit
 from inject import safety
+from testbed.errors import Unsupported
 from testbed.inventory import load
 from testbed.paths import cache_dir
 from testbed.shipped import inventories
@@ -27,14 +27,13 @@ def test_it_can_be_done_on_the_example_and_its_owner_allows_it(path):
     assert decided.faults
     for fault in decided.faults:
         safety.check(fault, RACK)
-    assert absent(decided.experiment, SOFT.topology)
+    with pytest.raises(Unsupported, match="it is for a rack lab; soft is none"):
+        run.decide(decided.experiment, path.read_bytes(), SOFT)
 
 
 def test_there_are_some_for_racks_and_the_demo_is_not_one():
     assert len(OF_RACKS) >= 2
-    demo = experiment_module.load(FOLDER / "demo.toml")
-    assert absent(demo, RACK.topology) == ("host3:rxe0",)
-    assert absent(demo, SOFT.topology) == ()
+    assert experiment_module.load(FOLDER / "demo.toml").lab_kind == "soft"
 
 
 @pytest.fixture
@@ -48,16 +47,14 @@ def of_the_demo(pytester, monkeypatch):
     return lambda *argv: pytester.runpytest_inprocess("--rootdir=.", "-rs", "--lab", str(RACK.path), *argv)
 
 
-def test_names_that_a_lab_does_not_have_are_a_skip_and_no_pass(of_the_demo, pytester):
+def test_an_experiment_of_the_other_kind_of_lab_is_a_skip_and_no_pass(of_the_demo, pytester):
     done = of_the_demo("--junitxml=junit.xml", "experiments")
     done.assert_outcomes(skipped=1)
     assert done.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    done.stdout.fnmatch_lines(
-        ["*that is no pass*", "*rack-h100 has no host3:rxe0: it is an experiment of another lab*"]
-    )
+    done.stdout.fnmatch_lines(["*that is no pass*", "*it is for a soft lab; rack-h100 is none*"])
     page = markdown("x", read_junit([pytester.path / "junit.xml"]), [])
     assert page.startswith("## ❌")
-    assert "has no host3:rxe0" in page
+    assert "it is for a soft lab" in page
 
 
 def test_beside_something_that_ran_a_skip_is_only_that(of_the_demo, pytester):
