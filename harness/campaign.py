@@ -36,7 +36,7 @@ _ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
     ("link.oneway", "link", {}),
     ("link.rate", "link", {"rate": (1, 3)}),
     ("link.mtu", "link", {"mtu": (800, 1200)}),
-    ("congestion.shallow-queue", "link", {"packets": (2, 6), "rate": (8, 16)}),
+    ("congestion.shallow-queue", "link", {"packets": (2, 4), "rate": (3, 8)}),
     ("rnic.reset", "rnic", {}),
     ("host.freeze", "host", {}),
     ("host.rank-hang", "host", {}),

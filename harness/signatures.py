@@ -26,18 +26,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from harness.measurements import Connection, Measurements
+from testbed.counters import MLX5
 from testbed.topology import Link
 
 __all__ = ["Match", "Signs", "crosses", "match", "out_of_retries"]
 
 _WEIGHTS = {"gap": 1.0, "nak": 0.7, "timer": 0.5, "duplicate": 0.3, "mark": 1.0, "passed": 1.0, "dead": 1.0}
-_COUNTERS = {
-    "gap": ("out_of_seq_request", "packet_seq_err_rx"),
-    "nak": ("rcvd_seq_err", "packet_seq_err"),
-    "timer": ("completer_retry_err", "local_ack_timeout_err"),
-    "duplicate": ("duplicate_request",),
+_RXE = {
+    "gap": "out_of_seq_request",
+    "nak": "rcvd_seq_err",
+    "timer": "completer_retry_err",
+    "duplicate": "duplicate_request",
 }
-"""By sign: the counter of rdma_rxe, then mlx5's where it has another name."""
+_COUNTERS = {sign: (name, MLX5.get(name, name)) for sign, name in _RXE.items()}
+"""By sign: the counter of rdma_rxe, and mlx5's."""
 _BACKGROUND = ("timer", "duplicate")
 _RETRIES_EXCEEDED = "RETRY_EXC_ERR"
 _FEW = 3
