@@ -20,6 +20,7 @@ from harness.packets.evidence import Evidence
 from harness.passed import passed
 from harness.plan import Plan
 from harness.series import Result, connections_of, ranks_of, series_of, serving_of, summary_of
+from harness.stop import Guard
 from harness.verdict import LabState, Receipt
 from inject.plan import PlannedFault
 from inject.receipt import Receipt as FaultReceipt
@@ -37,6 +38,7 @@ class Found:
 
     t0_ns: int = 0
     end_ns: int = 0
+    stops: Guard = field(default_factory=Guard)
     result: Result | None = None
     twin: tuple[RankSeries, ...] | None = None
     receipts: dict[str, FaultReceipt] = field(default_factory=dict)

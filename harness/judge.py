@@ -204,36 +204,20 @@ def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
     )
 
 
-def _error_checks(errors: Sequence[str]) -> tuple[Check, ...]:
-    return tuple(
-        Check(
-            name="harness",
-            verdict=Verdict.ERROR,
-            observed=None,
-            bound=None,
-            unit="",
-            rule="The harness itself did its work",
-            detail=sentence,
-        )
-        for sentence in errors
-    )
+def _ended(name: str, verdict: Verdict, rule: str, detail: str) -> Check:
+    """A check of something that has no number: it went wrong, in words."""
+    return Check(name=name, verdict=verdict, observed=None, bound=None, unit="", rule=rule, detail=detail)
 
 
-def _workload_checks(failure: str | None) -> tuple[Check, ...]:
+def _error_checks(errors: Sequence[str]) -> list[Check]:
+    return [_ended("harness", Verdict.ERROR, "The harness itself did its work", sentence) for sentence in errors]
+
+
+def _workload_checks(failure: str | None) -> list[Check]:
     """A job that died is what the experiment has found out, and no error of the harness."""
     if failure is None:
-        return ()
-    return (
-        Check(
-            name="workload",
-            verdict=Verdict.FAIL,
-            observed=None,
-            bound=None,
-            unit="",
-            rule="The workload ran to its end",
-            detail=f"it failed: {failure}",
-        ),
-    )
+        return []
+    return [_ended("workload", Verdict.FAIL, "The workload ran to its end", f"it failed: {failure}")]
 
 
 def _lab_checks(state: LabState, diff: Sequence[str]) -> tuple[Check, ...]:

@@ -11,11 +11,12 @@ counts where it has more (the netdev of an RNIC in hardware does not count RDMA)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.measurements import Measurements
 from testbed.counters import delta
 from testbed.topology import Link, Port, Topology
+from traffic.metrics import jain_index
 
 __all__ = ["Fan", "Layer", "LinkLoad", "Way", "fans", "jain", "layers", "link_loads", "max_over_mean"]
 
@@ -79,17 +80,10 @@ def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
         whole = sums.get((load.up.src, is_up), 0)
         if not load.is_uplink or way.size_bytes is None or not whole:
             return way
-        share = way.size_bytes / whole
-        return Way(src=way.src, dst=way.dst, size_bytes=way.size_bytes, at_least=way.at_least, share=share)
+        return replace(way, share=way.size_bytes / whole)
 
     return tuple(
-        LinkLoad(
-            name=load.name,
-            is_uplink=load.is_uplink,
-            up=shared(load, load.up, is_up=True),
-            down=shared(load, load.down, is_up=False),
-        )
-        for load in found
+        replace(load, up=shared(load, load.up, is_up=True), down=shared(load, load.down, is_up=False)) for load in found
     )
 
 
@@ -135,7 +129,7 @@ def jain(sizes: Sequence[float]) -> float | None:
     """1/n to 1; None: fewer than two links, or nothing carried."""
     if len(sizes) < 2 or not sum(sizes):  # noqa: PLR2004 - as above
         return None
-    return sum(sizes) ** 2 / (len(sizes) * sum(one * one for one in sizes))
+    return jain_index(sizes)
 
 
 def _load(run: Measurements, link: Link) -> LinkLoad:

@@ -151,20 +151,14 @@ def execute(
             started=datetime.now(UTC),
         )
         run_dir.write_plan(decided.plan)
-        found, stops = Found(), Guard(decided.experiment.stops)
+        found = Found(stops=Guard(decided.experiment.stops))
         with Journal(run_dir.journal) as journal:
-            _guarded(decided, lab, journal, found, stops, progress, mutate)
-        return _conclude(decided, lab, run_dir, found, stops)
+            _guarded(decided, lab, journal, found, progress, mutate)
+        return _conclude(decided, lab, run_dir, found)
 
 
 def _guarded(
-    decided: Decided,
-    lab: Lab,
-    journal: Journal,
-    found: Found,
-    stops: Guard,
-    progress: Progress,
-    mutate: Mutation | None,
+    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, mutate: Mutation | None
 ) -> None:
     """Run it and look at the lab afterwards, whatever happens in between."""
     before: fingerprint.Fingerprint | None = None
@@ -174,7 +168,7 @@ def _guarded(
         if _wants_twin(decided):
             found.twin = _run_twin(decided, lab, journal, progress)
             _to_known_state(lab, journal, progress)
-        _with_faults(decided, lab, journal, found, stops, progress, mutate)
+        _with_faults(decided, lab, journal, found, progress, mutate)
     except FaultbedError as error:
         found.errors.append(str(error))
         journal.note("error", error=str(error))
@@ -218,13 +212,7 @@ def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
 
 
 def _with_faults(
-    decided: Decided,
-    lab: Lab,
-    journal: Journal,
-    found: Found,
-    stops: Guard,
-    progress: Progress,
-    mutate: Mutation | None,
+    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, mutate: Mutation | None
 ) -> None:
     found.before = counters.read(lab)
     ports, live = decided.experiment.capture, Live()
@@ -246,9 +234,9 @@ def _with_faults(
                     found.paths = workload.paths_of(lab, running)
                 if ready:
                     live.begin(start_ns=found.t0_ns, fault_ns=found.t0_ns + decided.plan.faults[0].at_ns)
-                    with Watching(stops, live, lab.guard) as watching:
+                    with Watching(found.stops, live, lab.guard) as watching:
                         _drive_all(decided, lab, ready, running, found, watching, progress)
-                    _end_early(watching, stops, running, journal, found, progress)
+                    _end_early(watching, running, journal, found, progress)
                 found.result = running.wait(workload.patience_s(decided.experiment))
         found.end_ns = running.ended_ns
         # Not those of connecting: that waits for the kernel now and then.
@@ -277,14 +265,11 @@ def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) 
     return [ready[planned.id] for planned in faults]
 
 
-def _end_early(
-    watching: Watching, stops: Guard, running: Running[Any], journal: Journal, found: Found, progress: Progress
-) -> None:
+def _end_early(watching: Watching, running: Running[Any], journal: Journal, found: Found, progress: Progress) -> None:
     """All faults are cleared: where they had to be, the workload has nothing left to show."""
     if not watching.stopped.is_set():
         return
-    if stops.held is not None:
-        held = stops.held
+    if (held := found.stops.held) is not None:
         said = f"stopped: {held.condition.metric.name} was {held.value:g}, bound {held.condition.bound:g}"
     else:
         said = f"stopped: {watching.error}"
@@ -365,7 +350,7 @@ def _brief(receipt: FaultReceipt) -> str:
     return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, cleared"
 
 
-def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, stops: Guard) -> Finished:
+def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Finished:
     if found.captured is not None:
         found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
         run_dir.write_packets(found.packets)
@@ -390,7 +375,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, stops: 
         floor=noise.load(lab.state_dir, decided.plan.workload),
         flights=flights,
     )
-    verdict = judged(verdict, stops, t0_ns=found.t0_ns)
+    verdict = judged(verdict, found.stops, t0_ns=found.t0_ns)
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
     from harness import report  # noqa: PLC0415

@@ -85,7 +85,7 @@ class Held:
 class Guard:
     """Looks at conditions again and again, and remembers how long each has held."""
 
-    def __init__(self, conditions: Sequence[Condition]) -> None:
+    def __init__(self, conditions: Sequence[Condition] = ()) -> None:
         self.conditions = tuple(conditions)
         self.held: Held | None = None
         self.seen: dict[Condition, float] = {}

@@ -9,7 +9,6 @@ end of the lease.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from inject import blast, safety
 from inject.channels import START_S, UNIT_PREFIX, local_args, open_holder, revert_dir, revert_file
+from inject.learned import learn
 from inject.node.holder import REVERT_DIR
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
 from testbed import auditlog, clock, counters
@@ -226,7 +226,7 @@ class Prepared:
         """
         if self._before is None:
             self.baseline()
-        learned = self._learn(qp, psn)
+        learned = learn(self._lab, self.planned.learn, qp=qp, psn=psn, where=self._where(), timeout_s=ANSWER_S)
         request: dict[str, Any] = {"do": "arm", **learned}
         if at_ns is not None:
             request["at_ns"] = at_ns - self._offset.offset_ns
@@ -393,32 +393,6 @@ class Prepared:
         return ours
 
     # Before and after
-
-    def _learn(self, qp: int | None, psn: int | None) -> dict[str, int]:
-        learn = self.planned.learn
-        if learn is None:
-            return {}
-        learned = {name: value for name, value in (("qp", qp), ("psn", psn)) if value is not None}
-        if "qp" in learned and ("psn" in learned or learn.psn_ahead is None):
-            return learned
-        wanted = qp if qp is not None else learn.qp
-        argv = ["rdma", "-j", "-d", "resource", "show", "qp", "link", f"{learn.rnic}/1"]
-        listed = json.loads(self._lab.node(learn.host).run(argv, timeout_s=ANSWER_S).stdout or "[]")
-        connected = sorted(
-            (each for each in listed if each.get("type") == "RC" and each.get("state") in ("RTR", "RTS")),
-            key=lambda each: int(each["lqpn"]),
-        )
-        found = next((each for each in connected if wanted in ("any", int(each["lqpn"]))), None)
-        if found is None:
-            there = ", ".join(str(each["lqpn"]) for each in connected) or "none"
-            raise FaultError(
-                f"{self._where()}: {learn.host}:{learn.rnic} has no connected QP {wanted} (connected: {there}); "
-                "is the workload running?"
-            )
-        learned["qp"] = int(found["lqpn"])
-        if learn.psn_ahead is not None and "psn" not in learned:
-            learned["ahead"] = learn.psn_ahead
-        return learned
 
     def _states(self, keys: Iterable[str]) -> dict[str, int | None]:
         """States as they are now, by another way than through the holder."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.packets.gobackn import TIMERS_FROM_NS, answers
+from inject.aim.hop import CORRUPTED_ID
 from testbed.packets.bth import COMPARE_SWAP, FETCH_ADD, NAK_SEQUENCE, READ_REQUEST, is_rnr
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ __all__ = ["duplicates", "without"]
 _NO_ANSWER_NS = 1_000
 """No fabric carries a packet and its NAK there and back in less."""
 
-_CORRUPTED = 0xBEEF
-"""What `packet.corrupt` makes of the number (`inject.aim.hop`): one that is corrupted twice is no copy of itself."""
 _NUMBERED = 0.25
 """Share of packets that must have another number than the one before; each one doubled leaves half."""
 
@@ -56,7 +55,8 @@ def duplicates(packets: Packets, flow: Flow) -> NDArray[np.bool_]:
         return np.zeros(len(flow.psn), dtype=np.bool_)
     ident = packets.ident[flow.requests]
     if np.mean(ident[1:] != ident[:-1]) > _NUMBERED:
-        found: NDArray[np.bool_] = _twice(flow.psn << 16 | ident) & (ident != _CORRUPTED)
+        # One that `packet.corrupt` has hit twice is no copy of itself.
+        found: NDArray[np.bool_] = _twice(flow.psn << 16 | ident) & (ident != CORRUPTED_ID)
         return found
     return _without_reason(packets, flow, starts, top)
 

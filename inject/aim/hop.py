@@ -22,6 +22,7 @@ from testbed.topology import Port, Target
 
 __all__ = [
     "ACTS",
+    "CORRUPTED_ID",
     "Hop",
     "counters_of_ends",
     "detour_request",
@@ -53,12 +54,15 @@ OPCODES: Mapping[str, tuple[str, ...]] = {
 }
 """RC opcodes by class (InfiniBand 9.2.1, table 38); CNP: annex A17.9.3."""
 
+CORRUPTED_ID = 0xBEEF
+"""What `packet.corrupt` makes of the IP identification."""
+
 ACTS: Mapping[str, str] = {
     "drop": 'counter name "hits" drop',
     # rxe ignores CE: nothing but the receiver's IP layer shows it.
     "mark": 'ip ecn set ce counter name "hits"',
     # The identification is covered by the ICRC and by nothing else that RoCE looks at (InfiniBand annex A17.3.3).
-    "corrupt": 'ip id set 0xbeef counter name "hits"',
+    "corrupt": f'ip id set {CORRUPTED_ID:#x} counter name "hits"',
 }
 
 

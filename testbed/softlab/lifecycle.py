@@ -7,7 +7,6 @@ running lab back into the snapshot. Whatever ends `up` early (an error, Ctrl-C) 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
 import socket
 import subprocess
@@ -21,12 +20,12 @@ from typing import TypeVar
 
 import msgspec
 
-from testbed import dirty, nodecode, provision, shipped
+from testbed import dirty, nodecode, provision
 from testbed import lab as lab_module
 from testbed.errors import BootFailed, DirtyLab, LabError, UsageError
 from testbed.inventory import Inventory
 from testbed.paths import lab_dir, private_dir, socket_dir
-from testbed.softlab import accel, console, image, keys, room, vm
+from testbed.softlab import accel, console, image, keys, madefrom, room, vm
 from testbed.softlab.image import Image
 from testbed.softlab.qmp import Qmp
 from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snapshot, read_state, write
@@ -115,7 +114,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
         room.check_memory(inventory)
         built = image.build(progress)
         accelerator = accel.choose(built, progress)
-        key = _key(inventory, built, accelerator)
+        key = madefrom.key(inventory, built, accelerator)
         snapshot = read_snapshot(folder)
         if snapshot is None:
             room.check_disk(inventory, folder)
@@ -452,7 +451,7 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
             "ends it, or give this inventory another faultbed_name"
         )
     built = image.find()
-    if built is None or running.key != _key(inventory, built, running.accelerator):
+    if built is None or running.key != madefrom.key(inventory, built, running.accelerator):
         return False
     snapshot = read_snapshot(lab_dir(inventory.name))
     if snapshot is not None and snapshot.node_code != nodecode.archive().digest:
@@ -463,20 +462,6 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
         progress(f"{', '.join(silent)}: slow to answer; waiting up to {patience_s:.0f} s")
         now = status(inventory, patience_s=patience_s)
     return now.state == "up"
-
-
-def _key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:
-    """What a snapshot cannot be without; not the node code, with which it is renewed, nor what is only for racks."""
-    machine = f"{vm.PROCESSORS[accelerator]} {vm.KERNEL_OPTIONS[accelerator]} {vm.qemu_version()}"
-    rest = hashlib.sha256(f"{built.digest} {accelerator} {machine}".encode())
-    playbooks = shipped.playbooks()
-    for path in provision.files_of_soft_labs(playbooks):
-        rest.update(str(path.relative_to(playbooks)).encode() + b"\0" + path.read_bytes())
-    return f"{_inventory_digest(inventory)}-{rest.hexdigest()[:12]}"
-
-
-def _inventory_digest(inventory: Inventory) -> str:
-    return hashlib.sha256(repr((inventory.topology, machines(inventory), inventory.mtu)).encode()).hexdigest()[:12]
 
 
 def check_is_soft(inventory: Inventory) -> None:
