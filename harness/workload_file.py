@@ -13,7 +13,7 @@ from harness.job_words import parse_grid, parse_phase, storage_of
 from harness.quantities import parse_duration_ns, parse_size_bytes
 from harness.strict import Section, convert, fail, one_of, positive, read
 from testbed.errors import UsageError
-from traffic.collective import AUTO, ITEM_BYTES, REDOPS
+from traffic.collective import AUTO, REDOPS
 from traffic.flow import SPREADS, TRANSPORTS, VERBS, check, check_qp
 from traffic.inference import InferenceSpec
 from traffic.job import JobPhase, JobSpec
@@ -21,7 +21,7 @@ from traffic.job import check as check_job
 from traffic.matrix import PATTERNS
 from traffic.plan import QpParams
 from traffic.ranking import RankingSpec
-from traffic.ranks import WARMUP
+from traffic.ranks import ITEM_BYTES, WARMUP
 from traffic.schedules import COLLECTIVES, algorithms_for
 from traffic.storage import Storage
 

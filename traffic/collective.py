@@ -11,15 +11,13 @@ from traffic import cost, metrics, schedules
 from traffic.engine import Engines, TrafficLab
 from traffic.flight import RankEnd
 from traffic.flow import check_qp
-from traffic.ranks import RanksSpec, ends_of, group_size, place, rank_plan, window_of
+from traffic.ranks import ITEM_BYTES, RanksSpec, ends_of, group_size, place, rank_plan, window_of
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Endpoint, Window
 from traffic.run import OnEvent, Running, begin
 
-__all__ = ["AUTO", "ITEM_BYTES", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "layout", "start"]
+__all__ = ["AUTO", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "layout", "start"]
 
-ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
-"""Bytes of an element, by type."""
 REDOPS = ("sum", "max", "avg")
 AUTO = "auto"
 MAX_BYTES = 1 << 30
@@ -162,13 +160,11 @@ def start(
     programs = schedules.programs(
         made, layout(spec, len(ranks)), in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
     )
-    segment_bytes = min(spec.segment_bytes, max(spec.size_bytes, ITEM_BYTES[spec.dtype]))
     plan = rank_plan(
         f"{spec.collective} ({made.algorithm}) over {len(ranks)} ranks",
         spec,
         ranks,
         programs,
-        segment_bytes=segment_bytes,
         iterations=spec.iterations,
         duration_s=spec.duration_s,
     )

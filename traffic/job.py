@@ -200,7 +200,6 @@ def start(
         spec,
         ranks,
         programs,
-        segment_bytes=spec.segment_bytes,
         iterations=spec.iterations,
         storage=server.told(spec.storage, len(ranks)) if server and spec.storage else None,
     )

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from traffic import collective
-from traffic.collective import ITEM_BYTES, CollectiveResult, CollectiveSpec
+from traffic.collective import CollectiveResult, CollectiveSpec
 from traffic.job import JobResult, as_spec, groups
+from traffic.ranks import ITEM_BYTES
 from traffic.results import Iteration
 from traffic.schedules import ROOTED
 from traffic.traces import Operation, Trace

@@ -16,11 +16,11 @@ import numpy as np
 
 from testbed.errors import UsageError
 from traffic import cost, metrics, schedules
-from traffic.collective import ITEM_BYTES, REDOPS
+from traffic.collective import REDOPS
 from traffic.engine import Engines, TrafficLab
 from traffic.flow import check_qp
 from traffic.plan import Plan
-from traffic.ranks import RanksSpec, place, rank_plan, task_name, window_of
+from traffic.ranks import ITEM_BYTES, RanksSpec, place, rank_plan, task_name, window_of
 from traffic.results import Endpoint, Iteration, Outcome, QpError, Rebuild
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of
@@ -362,7 +362,6 @@ def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int
         patient,
         ranks,
         batch.programs,
-        segment_bytes=spec.segment_bytes,
         iterations=spec.repeat if of == 1 else 1,
     )
 

@@ -18,9 +18,9 @@ from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from traffic import job as job_module
 from traffic import recording
-from traffic.collective import ITEM_BYTES
 from traffic.job import JobSpec
 from traffic.plan import QpParams
+from traffic.ranks import ITEM_BYTES
 from traffic.storage import MODES, Storage, StorageTimes
 
 __all__ = ["COMMANDS"]

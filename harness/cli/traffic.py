@@ -25,12 +25,12 @@ from traffic import flow as flow_module
 from traffic import perftest_json as perftest_json_module
 from traffic import recording
 from traffic.bench import gid_index
-from traffic.collective import AUTO, ITEM_BYTES, REDOPS, CollectiveResult, CollectiveSpec
+from traffic.collective import AUTO, REDOPS, CollectiveResult, CollectiveSpec
 from traffic.engine import endpoint
 from traffic.flow import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
 from traffic.matrix import PATTERNS, pairs
 from traffic.plan import QpParams
-from traffic.ranks import WARMUP
+from traffic.ranks import ITEM_BYTES, WARMUP
 from traffic.results import Outcome
 from traffic.run import OnEvent, Running
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED

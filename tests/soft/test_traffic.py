@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import LabError
-from traffic import collective, flow, inference, job, matrix, metrics, ranking, recording, replay, traces
+from traffic import collective, flow, inference, job, matrix, metrics, ranking, ranks, recording, replay, traces
 from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
 from traffic.flow import FlowSpec
@@ -45,7 +45,7 @@ def test_every_algorithm_gives_the_right_result(lab, subtests):
                 redop=REDOPS[number % len(REDOPS)],
                 root=number % 4,
                 skew=0.7,
-                size_bytes=elements * collective.ITEM_BYTES[dtype],
+                size_bytes=elements * ranks.ITEM_BYTES[dtype],
                 segment_bytes=8192,
                 slots=4,
                 iterations=2,

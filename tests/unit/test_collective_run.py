@@ -11,9 +11,11 @@ import pytest
 from test_traffic_run import Engine, Lab
 
 from testbed.errors import UsageError
-from traffic import collective, flight
+from traffic import collective, cost, flight, schedules
 from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
+from traffic.ranks import rank_plan
+from traffic.results import Endpoint
 
 RANK_OF = {"host1": 0, "host2": 1, "host3": 2, "host4": 3}
 FIELDS = ("at_ns", "what", "iteration", "step", "peer", "qpn", "segment", "psn")
@@ -162,3 +164,17 @@ def test_engines_on_too_few_hosts_are_refused():
 )
 def test_a_rank_that_waits_for_nobody_says_so(message, says):
     assert flight.standing(message) == says
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8, 16, 32])
+@pytest.mark.parametrize("size_bytes", [4, 1 << 16, 1 << 24])
+def test_what_a_rank_may_have_under_way_does_not_grow_with_its_peers(count, size_bytes):
+    spec = CollectiveSpec(collective="all-to-all", size_bytes=size_bytes * count)
+    made = schedules.build("all-to-all", "full-mesh", cost.shape_for(count, spec.size_bytes))
+    places = [Endpoint(host=f"host{rank}", rnic="rxe0", address="192.0.2.1") for rank in range(count)]
+    plan = rank_plan("x", spec, places, schedules.programs(made, collective.layout(spec, count)), iterations=1)
+    for task in plan.tasks:
+        segment_bytes, lanes = task.spec["segment_bytes"], len(task.spec["lanes"]) // 2
+        assert 0 < segment_bytes <= min(spec.segment_bytes, size_bytes)
+        under_way = task.spec["slots"] * segment_bytes * lanes
+        assert under_way <= max(2 * spec.slots * spec.segment_bytes, 4 * 65536 * lanes)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 from memory_fabric import Fabric, Rnic, modules
 from test_traces import DATA
 
-from traffic import cost, flow, inference, ranking, replay, traces
+from traffic import collective, cost, flow, inference, ranking, replay, schedules, traces
+from traffic.collective import CollectiveSpec
 from traffic.inference import InferenceSpec
 from traffic.ranking import RankingSpec
 from traffic.ranks import rank_plan
@@ -31,9 +34,9 @@ TRACES = {
 @pytest.mark.parametrize("name", TRACES)
 def test_ranks_go_through_a_trace_in_order_with_its_pauses_and_all_is_right(name, monkeypatch):
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
-    spec = ReplaySpec(repeat=3, batch_bytes=1 << 26)
+    spec = ReplaySpec(repeat=3, batch_bytes=1 << 26, segment_bytes=8192)
     (batch,) = replay.batches(TRACES[name](), spec, cost.NETWORKS["soft"])
-    plan = rank_plan(name, spec, PLACES, batch.programs, segment_bytes=8192, iterations=spec.repeat)
+    plan = rank_plan(name, spec, PLACES, batch.programs, iterations=spec.repeat)
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
         fabric.tasks[task.name] = made
@@ -53,6 +56,26 @@ def test_ranks_go_through_a_trace_in_order_with_its_pauses_and_all_is_right(name
                 if any(steps[phase] <= step < steps[phase + 1] for step, *_ in program["sends"]):
                     assert ends[phase] >= not_before_ns, "what it sends waits for its time"
         assert fabric.tasks[f"rank{rank}"].wake_ns is None
+
+
+def test_memory_of_a_rank_is_free_as_soon_as_it_is_closed(monkeypatch):
+    """An engine that served one collective after the other kept the buffers of all, until the VM killed it."""
+    node, fabric = modules(monkeypatch), Fabric(random.Random(7))
+    spec = CollectiveSpec(size_bytes=1 << 16, segment_bytes=8192)
+    schedule = schedules.build("all-reduce", "ring", cost.shape_for(4, spec.size_bytes))
+    programs = schedules.programs(schedule, collective.layout(spec, 4))
+    plan = rank_plan("x", spec, PLACES, programs, iterations=1)
+    task = plan.tasks[0]
+    gc.disable()
+    try:
+        made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
+        made.conns = {lane[0]: node.task.Conn(made, lane[0]) for lane in task.spec["lanes"]}
+        buffer = weakref.ref(made.data)
+        made.close()
+        del made
+        assert buffer() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -470,6 +470,7 @@ class RankTask(Task):
             self.gpu.close()
         if self.feed is not None:
             self.feed.close()
+        self.gpu = self.feed = None  # they call back
         for lane in self.ins.values():
             lane.mr.close()
         self.data_mr.close()

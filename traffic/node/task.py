@@ -95,10 +95,11 @@ class Task:
         """Tell where the work is, for whoever looks into a failure."""
 
     def close(self) -> None:
-        """Give all resources back."""
+        """Give all resources back. A task and its connections name each other: memory would wait for the collector."""
         for conn in self.conns.values():
             if conn.rc is not None:
                 conn.rc.close()
+        self.conns.clear()
 
     # What is the same for all.
 
