@@ -47,7 +47,7 @@ class RanksSpec:
     `ranks` are RNIC names in rank order (empty: the first RNIC of every host). `redop` means something to reductions.
     With `compute_units` above 0 every iteration begins with that much work on the host's GPU `gpu`. `segment_bytes` is
     the pipelining grain, `slots` how many segments a rank may have under way. Each segment costs a completion at both
-    ends and its share of a credit, and an emulated CPU feels that: with 64 KiB a soft lab took 1.3 to 1.8 times as long.
+    ends and its share of a credit, and an emulated CPU feels that: of 64 KiB, a soft lab took 1.3 to 1.8 times as long.
     An operation that takes a rank longer than `deadline_s` is a failure. The first `warmup` iterations are done and
     checked, but not counted.
     """
