@@ -37,6 +37,7 @@ __all__ = [
     "is_full",
     "link_counts",
     "protocol_counts",
+    "queue_stats_at",
     "stepped_s",
 ]
 
@@ -44,6 +45,7 @@ _GETLINK, _GETQDISC, _GETSTATS = 18, 38, 94
 _ROOT = 0xFFFFFFFF
 _UP = 1
 _LINK, _STATS_MSG, _TC_MSG = struct.Struct("=BxHiII"), struct.Struct("=BxHII"), struct.Struct("=BxxxiIII")
+_TCA_STATS = (3).to_bytes(2, "little")
 _STATS64 = struct.Struct("=8Q")
 _STATS_NAMES = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", None, None, "rx_dropped", "tx_dropped")
 _LINK_NUMBERS = {4: "mtu", 33: "carrier", 35: "carrier_changes", 47: "carrier_up_count", 48: "carrier_down_count"}
@@ -83,6 +85,7 @@ class Place:
         self._born = self._identity()
         self._names: dict[int, str] = {}
         self._seen: dict[object, bytes] = {}
+        self._stats_at: dict[int, int] = {}
         self._hardware = _Files() if namespace is None else None
         self._xids = XidLog() if namespace is None else None
 
@@ -150,13 +153,17 @@ class Place:
     def _queues(self, *, only_new: bool = False) -> Counts:
         for _, body in self._route.dump(_GETQDISC, bytes(_TC_MSG.size)):
             _family, index, _handle, parent, _info = _TC_MSG.unpack_from(body)
-            if parent == _ROOT and index in self._names and (not only_new or self._is_new(("queue", index), body)):
-                inside = attributes(body[_TC_MSG.size :])
-                # struct tc_stats: bytes, packets, drops, overlimits, bps, pps, qlen, backlog
-                if 3 in inside:  # noqa: PLR2004 (TCA_STATS)
-                    drops, backlog = struct.unpack_from("=12xI16xI", inside[3])
-                    yield f"{self._names[index]}.queue_drops", drops
-                    yield f"{self._names[index]}.queue_bytes", backlog
+            if parent != _ROOT or index not in self._names:
+                continue
+            at = self._stats_at.get(index, 0)
+            if not _is_queue_stats(body, at):  # a queue of another kind tells more before it, or less
+                at = self._stats_at[index] = queue_stats_at(body)
+            # struct tc_stats: bytes, packets, drops, overlimits, bps, pps, qlen, backlog. Only two of them are told.
+            told = body[at + 16 : at + 20] + body[at + 36 : at + 40]
+            if at and (not only_new or self._is_new(("queue", index), told)):
+                drops, backlog = struct.unpack("=II", told)
+                yield f"{self._names[index]}.queue_drops", drops
+                yield f"{self._names[index]}.queue_bytes", backlog
 
     def close(self) -> None:
         """Close sockets and files."""
@@ -164,6 +171,20 @@ class Place:
         for each in (self._hardware, self._xids):
             if each is not None:
                 each.close()
+
+
+def _is_queue_stats(body: bytes, at: int) -> bool:
+    return bool(at) and body[at + 2 : at + 4] == _TCA_STATS
+
+
+def queue_stats_at(body: bytes) -> int:
+    """Where the attribute TCA_STATS begins; 0: there is none."""
+    at = _TC_MSG.size
+    while at + 4 <= len(body):
+        if _is_queue_stats(body, at):
+            return at
+        at += max(4, (int.from_bytes(body[at : at + 2], "little") + 3) & ~3)
+    return 0
 
 
 def link_counts(name: str, flags: int, inside: dict[int, bytes]) -> Counts:

@@ -15,6 +15,9 @@ __all__ = ["ACK", "DUMP", "ECHO", "REQUEST", "Netlink", "attribute", "attributes
 REQUEST, ACK, ECHO, DUMP = 1, 4, 8, 0x300
 _ERROR, _DONE = 2, 3
 _HEADER, _ATTR = struct.Struct("=IHHII"), struct.Struct("=HH")
+_MOST = 1 << 17
+"""No piece of a dump is longer (af_netlink.c, netlink_dump). It is read into a buffer that is kept: under emulation, to
+ask for memory for a megabyte with each piece and give it back made a dump cost five times as much."""
 _NESTED_OR_ORDER = 0xC000
 
 
@@ -25,6 +28,7 @@ class Netlink:
         self._seq = 0
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
         self._socket.settimeout(2)
+        self._buffer = bytearray(_MOST)
 
     def ask(self, kind: int, body: bytes, *, flags: int = REQUEST) -> bytes:
         """Send a request; the body of its answer.
@@ -54,7 +58,8 @@ class Netlink:
         self._seq += 1
         self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, REQUEST | DUMP, self._seq, 0) + body)
         while True:
-            for answered, seq, found in messages(self._socket.recv(1 << 20)):
+            length = self._socket.recv_into(self._buffer)
+            for answered, seq, found in messages(memoryview(self._buffer)[:length]):
                 if seq != self._seq:
                     continue
                 if answered == _DONE:
@@ -69,12 +74,12 @@ class Netlink:
         self._socket.close()
 
 
-def messages(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
+def messages(raw: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
     """Type, sequence number and body of each message in what a netlink socket gave."""
     at = 0
     while at + _HEADER.size <= len(raw):
         length, kind, _flags, seq, _pid = _HEADER.unpack_from(raw, at)
-        yield kind, seq, raw[at + _HEADER.size : at + length]
+        yield kind, seq, bytes(raw[at + _HEADER.size : at + length])
         at += (length + 3) & ~3
 
 

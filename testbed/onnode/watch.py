@@ -166,7 +166,7 @@ class News:
         now_ns = time.monotonic_ns()
         try:
             while True:
-                for kind, _, body in messages(self.socket.recv(1 << 18)):
+                for kind, _, body in messages(self.socket.recv(1 << 16)):
                     for subject, text in self._facts(kind, body):
                         say("change", at_ns=now_ns, node=self.node, subject=subject, text=text)
         except BlockingIOError:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from testbed import counters
 from testbed.onnode import counts, xid
+from testbed.onnode.netlink import attribute
 
 UP = 1
 
@@ -91,3 +92,12 @@ def test_what_was_reset_is_counted_from_its_new_start_and_what_is_gone_not_at_al
     before = {"host1": {"rxe0.send_err": 900, "rxe1.send_err": 4, "be0.carrier": 1}, "host2": {"rxe0.send_err": 1}}
     after = {"host1": {"rxe0.send_err": 7, "rxe2.send_err": 3, "be0.carrier": 0}}
     assert counters.deltas(before, after) == {"host1": {"rxe0.send_err": 7, "be0.carrier": -1}}
+
+
+@given(st.lists(st.tuples(st.integers(4, 9), st.binary(max_size=40))), st.binary(min_size=36, max_size=40))
+def test_the_counters_of_a_queue_are_found_behind_whatever_its_kind_tells_first(before, stats):
+    head = struct.pack("=BxxxiIII", 0, 2, 0x8001 << 16, 0xFFFFFFFF, 2)
+    others = b"".join(attribute(kind, value) for kind, value in before)
+    at = counts.queue_stats_at(head + others + attribute(3, stats) + attribute(7, b"after"))
+    assert at == len(head) + len(others)
+    assert counts.queue_stats_at(head + others) == 0
