@@ -7,13 +7,13 @@ with the shortest round trip bounds the offset best (Cristian 1989; the same rul
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from testbed.errors import LabError
 from testbed.node import Channel
 
-__all__ = ["ClockOffset", "Exchange", "estimate", "measure"]
+__all__ = ["ClockOffset", "Exchange", "drifted_ns", "estimate", "measure", "measure_by"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +44,32 @@ def estimate(exchanges: Sequence[Exchange]) -> ClockOffset:
     return ClockOffset(offset_ns=middle_ns - best.node_ns, error_ns=(best.received_ns - best.sent_ns + 1) // 2)
 
 
+def drifted_ns(before: ClockOffset, after: ClockOffset) -> int:
+    """By how much two measurements of one clock contradict each other: it has moved by at least so much."""
+    return max(0, abs(before.offset_ns - after.offset_ns) - before.error_ns - after.error_ns)
+
+
+def measure_by(ask: Callable[[], int], *, rounds: int = 5) -> ClockOffset:
+    """Ask for a node's time, which `ask` gives in ns, a few times."""
+    exchanges = []
+    for _ in range(rounds):
+        sent_ns = time.monotonic_ns()
+        node_ns = ask()
+        exchanges.append(Exchange(sent_ns=sent_ns, node_ns=node_ns, received_ns=time.monotonic_ns()))
+    return estimate(exchanges)
+
+
 def measure(channel: Channel, *, rounds: int = 5, timeout_s: float = 10.0) -> ClockOffset:
     """Ask a node program for its clock a few times.
 
     Call it before the program sends events of its own: an answer that is not the clock's is an error here.
     """
-    exchanges = []
-    for _ in range(rounds):
-        sent_ns = time.monotonic_ns()
+
+    def ask() -> int:
         channel.send({"do": "clock"})
         answer = channel.receive(timeout_s=timeout_s)
-        received_ns = time.monotonic_ns()
         if answer is None or answer.get("event") != "clock":
             raise LabError(f"asked a node program for its clock, got {answer!r}")
-        exchanges.append(Exchange(sent_ns=sent_ns, node_ns=int(answer["monotonic_ns"]), received_ns=received_ns))
-    return estimate(exchanges)
+        return int(answer["monotonic_ns"])
+
+    return measure_by(ask, rounds=rounds)

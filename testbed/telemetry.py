@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from testbed.clock import drifted_ns
 from testbed.errors import FaultbedError, LabError
 from testbed.watcher import Watcher
 
@@ -58,7 +59,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What watching cost a machine: CPU time in ns, number of samples; and how wrong its times may be."""
+    """What watching cost a machine: CPU time in ns, number of samples; and how wrong its times may be.
+
+    Its clock is measured before and after: what the two say differently is in `clock_error_ns`.
+    """
 
     name: str
     samples: int
@@ -87,6 +91,7 @@ class _Heard:
     count: int = 0
     busy_ns: int = 0
     at_ns: int = field(default_factory=time.monotonic_ns)
+    drift_ns: int = 0
 
 
 def start(
@@ -132,6 +137,7 @@ class Following:
 
         def one(machine: str) -> None:
             watcher = self._lab.watcher(machine)
+            watcher.renew_clock()
             heard = self._heard[machine] = _Heard(watcher=watcher)
             watcher.on_news = lambda message: self._take(heard, message)
             self._lab.ask(machine, {"do": "follow", "nodes": machines[machine], "every_ms": every_ms})
@@ -180,7 +186,7 @@ class Following:
                         name=name,
                         samples=one.count,
                         busy_ns=one.busy_ns,
-                        clock_error_ns=one.watcher.offset.error_ns,
+                        clock_error_ns=one.watcher.offset.error_ns + one.drift_ns,
                         lost=self._lost.get(name),
                     )
                     for name, one in heard.items()
@@ -196,6 +202,7 @@ class Following:
                 if watcher.on_news is not None:
                     # Not through `Lab.ask`: a watcher that was started anew follows nothing.
                     watcher.ask({"do": "unfollow"}, timeout_s=20.0)
+                    self._heard[machine].drift_ns = drifted_ns(watcher.offset, watcher.clock())
             except LabError as error:
                 self._lost[machine] = str(error)
             watcher.on_news = None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from testbed import clock
+from testbed.clock import ClockOffset
 from testbed.errors import CommandFailed, FaultbedError, LabError, Unreachable
 
 if TYPE_CHECKING:
@@ -63,6 +64,21 @@ class Watcher:
             except Unreachable as error:
                 raise WatcherGone(str(error)) from error
             return self._answer(str(request["do"]), time.monotonic() + timeout_s, timeout_s)
+
+    def clock(self) -> ClockOffset:
+        """The machine's clock as it is now.
+
+        Raises:
+            WatcherGone: it has ended.
+            CommandFailed: no answer in time.
+        """
+        return clock.measure_by(lambda: int(self.ask({"do": "clock"})["monotonic_ns"]))
+
+    def renew_clock(self) -> None:
+        """Measure its offset again: the narrower one counts, but when the clock has moved, what it is now."""
+        now = self.clock()
+        if now.error_ns < self.offset.error_ns or clock.drifted_ns(self.offset, now):
+            self.offset = now
 
     def _answer(self, what: str, deadline: float, timeout_s: float) -> dict[str, Any]:
         while True:

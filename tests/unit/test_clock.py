@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.clock import Exchange, estimate
+from testbed.clock import ClockOffset, Exchange, drifted_ns, estimate
 
 DELAYS = st.integers(min_value=0, max_value=50_000_000)
 
@@ -27,3 +27,19 @@ def test_the_shortest_round_trip_decides():
     quick = Exchange(sent_ns=100, node_ns=150, received_ns=200)
     assert estimate([slow, quick]).offset_ns == 0
     assert estimate([slow, quick]).error_ns == 50
+
+
+OFFSETS = st.integers(min_value=-(10**9), max_value=10**9)
+
+
+@given(
+    before=OFFSETS, moved=OFFSETS, errors=st.tuples(DELAYS, DELAYS), wrong=st.tuples(st.floats(-1, 1), st.floats(-1, 1))
+)
+def test_only_a_clock_that_has_moved_is_said_to_have_drifted(before, moved, errors, wrong):
+    """And by no more than it has, however wrong both measurements were within their errors."""
+    first, second = (
+        ClockOffset(offset_ns=true + int(share * error), error_ns=error)
+        for true, share, error in zip((before, before + moved), wrong, errors, strict=True)
+    )
+    assert drifted_ns(first, second) <= abs(moved)
+    assert drifted_ns(first, second) >= abs(moved) - 2 * sum(errors)

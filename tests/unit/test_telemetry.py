@@ -18,6 +18,7 @@ import pytest
 from harness import telemetry_file
 from harness.prometheus import exposition
 from testbed import telemetry
+from testbed.clock import ClockOffset
 from testbed.errors import CommandFailed, Unreachable
 from testbed.jsonlines import next_message
 from testbed.lab import Lab
@@ -111,6 +112,17 @@ def test_samples_come_with_times_and_cost(lab, tmp_path):
     assert table.schema.names == telemetry_file.TELEMETRY_SCHEMA.names
     assert "lo.rx_bytes" in table.column("name").to_pylist()
     assert pq.read_table(tmp_path / "changes.parquet").num_rows == len(recorded.changes)
+
+
+def test_a_clock_that_moved_while_it_was_followed_is_in_the_error(lab):
+    with telemetry.start(lab, every_ms=50) as following:
+        watcher = lab.watcher("here")
+        watcher.offset = ClockOffset(offset_ns=watcher.offset.offset_ns + 10**9, error_ns=watcher.offset.error_ns)
+        (machine,) = following.stop().machines
+    assert 9 * 10**8 < machine.clock_error_ns <= 10**9 + watcher.offset.error_ns
+    with telemetry.start(lab, every_ms=50) as following:
+        (machine,) = following.stop().machines
+    assert machine.clock_error_ns < 10**8, "it is measured again each time"
 
 
 def test_a_watcher_that_died_is_named(lab):
