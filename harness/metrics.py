@@ -148,6 +148,18 @@ _TABLE = (
         meaning="From a fault's first firing to the first link, next hop or route that changed on a switch; the worst",
     ),
     Metric(
+        name="routing.next-hop",
+        unit="s",
+        about_faults=True,
+        meaning="From a fault's first firing to the first route led away from a link by who had lost it; the worst",
+    ),
+    Metric(
+        name="routing.withdrawn",
+        unit="s",
+        about_faults=True,
+        meaning="From a fault's first firing to the first route that BGP changed where no link was lost; the worst",
+    ),
+    Metric(
         name="routing.converged",
         unit="s",
         about_faults=True,

@@ -7,7 +7,7 @@ never 0 and never left out: the judge makes INCONCLUSIVE of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -378,11 +378,16 @@ def _straggler(slow: Sequence[Slowdown]) -> Observation:
 def _routing(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:
     """The worst fault in each; None where routing changed for none of them."""
     found = {}
-    for name in ("detected", "converged", "restored"):
+    told: dict[str, Callable[[Routing], int | None]] = {
+        "detected": lambda one: one.detected_ns,
+        "next-hop": lambda one: one.stage_ns("next hop"),
+        "withdrawn": lambda one: one.stage_ns("withdrawn"),
+        "converged": lambda one: one.converged_ns,
+        "restored": lambda one: one.restored_ns,
+    }
+    for name, of in told.items():
         each = [
-            (value, fault_id, one.detected_by)
-            for fault_id, one in by_routing.items()
-            if (value := getattr(one, f"{name}_ns")) is not None
+            (value, fault_id, one.detected_by) for fault_id, one in by_routing.items() if (value := of(one)) is not None
         ]
         why = "routing did not change for any fault" if run.watched else "the lab was not watched"
         found[f"routing.{name}"] = Observation(value=None, detail=why)

@@ -42,3 +42,36 @@ def test_a_change_that_comes_only_after_the_removal_was_not_detected_under_the_f
     """BGP may need longer than the fault lasts."""
     one = routing((change(12.5, "route x"),), {"flap": (10 * S, 12 * S)})["flap"]
     assert (one.detected_ns, one.restored_ns) == (None, S // 2)
+
+
+def told(at_s, node, subject, text):
+    return NetworkChange(at_ns=int(at_s * S), node=node, subject=subject, text=text)
+
+
+def test_the_way_from_a_lost_link_to_the_far_switch_is_told_in_stages():
+    """As a soft lab told it of an uplink that went down: both ends lose it, both reroute, BGP tells the others."""
+    changes = (
+        told(9.0, "rtsw1", "route 10.77.9.0/31", "via dev ctsw1"),
+        told(10.06, "rtsw2", "link ctsw2", "down mtu 4200 qdisc noqueue"),
+        told(10.15, "ctsw2", "link rtsw2", "UP mtu 4200 qdisc noqueue"),
+        told(10.30, "rtsw2", "route 10.77.7.0/31", "via 169.254.0.1 dev ctsw1, via 169.254.0.1 dev ctsw2"),
+        told(10.48, "rtsw2", "route 10.77.1.0/31", "via 169.254.0.1 dev ctsw1"),
+        told(10.56, "ctsw2", "route 10.78.0.101/32", None),
+        told(10.78, "rtsw1", "route 10.78.0.2/32", "via 169.254.0.1 dev ctsw1"),
+        told(13.0, "rtsw2", "link ctsw2", "LOWER_UP UP mtu 4200 qdisc noqueue"),
+        told(13.2, "ctsw1", "route 10.77.1.0/31", "via x"),
+    )
+    one = routing(changes, {"cut": (10 * S, 12 * S)})["cut"]
+    assert [(stage.name, stage.node, round(stage.after_ns / S, 2)) for stage in one.stages] == [
+        ("carrier", "rtsw2", 0.06),
+        ("next hop", "rtsw2", 0.48),
+        ("withdrawn", "rtsw1", 0.78),
+    ]
+    assert one.stage_ns("withdrawn") == 780_000_000
+
+
+def test_routes_that_change_without_a_lost_link_are_no_stages():
+    """A daemon was killed: nobody lost a carrier, and what came first is not known to have been told by BGP."""
+    one = routing((told(10.5, "rtsw1", "route x", None),), {"kill": (10 * S, 12 * S)})["kill"]
+    assert one.stages == ()
+    assert one.stage_ns("next hop") is None
