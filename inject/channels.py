@@ -110,6 +110,9 @@ def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
     args = request["args"]
     if request["actuator"] == "process":
         return {"find": {**args["find"], "pid": lab.vm_pid(args["host"])}}
+    if request["actuator"] == "vm_reset":
+        rejoin = [*local_python(), "-m", "inject.rejoin", str(lab.inventory.resolve()), args["host"]]
+        return {"socket": str(lab.qmp_socket(args["host"])), "rejoin": rejoin}
     return {
         "socket": str(lab.qmp_socket(args["host"])),
         "nic": lab.nic_id(args["host"], args["netdev"]),

@@ -108,6 +108,7 @@ SAMPLES = {
     "switch.withdraw": ("rtsw1", {}),
     "switch.hash-policy": ("rtsw1", {}),
     "host.freeze": ("host1", {}),
+    "host.reboot": ("host1", {}),
     "host.cpu-steal": ("host1", {"share": 0.5}),
     "host.memory-pressure": ("host1", {}),
     "host.rank-kill": ("host1", {}),
@@ -476,6 +477,7 @@ def test_the_same_fault_twice_collides_unless_it_composes(kind):
         (("host.freeze", "host1"), ("host.cpu-steal", "host1"), "hog of host host1"),
         (("host.freeze", "host1"), ("link.down", "host1:rxe0"), "link rtsw1:host1:rxe0"),
         (("host.freeze", "host1"), ("gpu.thermal", "host1:gpu0"), "of host host1"),
+        (("host.reboot", "host1"), ("host.disk-full", "host1"), "of host host1"),
         (("rnic.reset", "host1:rxe0"), ("rnic.remove", "host1:rxe0"), "host1:rxe0"),
         (("rnic.reset", "host1:rxe0"), ("link.down", "host1:rxe0"), "link rtsw1:host1:rxe0"),
         (("rnic.remove", "host1:rxe0"), ("link.down", "rtsw1:host1:rxe0"), "link rtsw1:host1:rxe0"),
@@ -621,6 +623,8 @@ def test_every_kind_can_be_planned_and_made(kind):
     args = dict(planned.request["args"])
     if planned.request["actuator"] == "qmp":
         args |= {"socket": "/none", "nic": "nic-be0", "python": ["python3"]}
+    if planned.request["actuator"] == "vm_reset":
+        args |= {"socket": "/none", "rejoin": ["python3", "-m", "inject.rejoin", "soft.yml", "host1"]}
     actuator = make(planned.request["actuator"], args)
     assert planned.target.kind in CATALOGUE[kind].targets
     assert actuator.hits() in (None, 0)
