@@ -66,6 +66,8 @@ class Injector:
         self.ttl_s = ttl_s
         self.mutate = mutate
         self.confirmed = confirmed
+        self.abandoned: tuple[str, ...] = ()
+        """Faults of which nobody has seen the end: their targets revert by themselves."""
         self._open: list[Prepared] = []
         self._opening = threading.Lock()
 
@@ -151,6 +153,7 @@ class Injector:
             self.clear_all()
         except BaseException:
             # A second Ctrl-C, or worse: the end of its channel tells each holder to revert by itself.
+            self.abandoned = tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in self._open)
             for prepared in self._open[:]:
                 prepared.let_go()
             self._open.clear()

@@ -5,18 +5,16 @@ QMP server and program are stand-ins behind the seams that the real ones have; t
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shlex
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from qmp_server import Qemu
 
 from inject.boots import Boots, boot_of
 from inject.channels import LocalChannel
@@ -29,39 +27,6 @@ from testbed.inventory_schema import SafetyVars
 from testbed.shipped import inventories
 
 SOFT = inventory.load(inventories() / "soft.yml")
-
-
-class Qemu:
-    """A QMP server that counts resets, and tells of each a moment later as QEMU does."""
-
-    def __init__(self, path: Path) -> None:
-        self.resets, self.status, self.tells = 0, "running", True
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(str(path))
-        self._server.listen()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._thread.join(timeout=5)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                return
-            with client, client.makefile("rwb", buffering=0) as lines, contextlib.suppress(OSError):
-                lines.write(b'{"QMP": {}}\n')
-                for line in lines:
-                    command = json.loads(line)["execute"]
-                    told = [{"return": {"status": self.status} if command == "query-status" else {}}]
-                    if command == "system_reset":
-                        self.resets += 1
-                        told += [{"event": "RESET", "data": {"guest": False}}] * self.tells
-                    lines.write(b"".join(json.dumps(each).encode() + b"\n" for each in told))
 
 
 @pytest.fixture
