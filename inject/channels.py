@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 from testbed.node import Channel
 
 __all__ = [
+    "REJOIN",
     "UNIT_PREFIX",
     "LocalChannel",
     "local_args",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 MODULE = "inject.node.holder"
+REJOIN = "inject.rejoin"
+"""The program that brings a host back that has booted."""
 # Longest life of a unit beyond its fault's window: preparing, waiting for its moment, clearing.
 SLACK_S = 600.0
 START_S = 60.0
@@ -111,7 +114,7 @@ def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
     if request["actuator"] == "process":
         return {"find": {**args["find"], "pid": lab.vm_pid(args["host"])}}
     if request["actuator"] == "vm_reset":
-        rejoin = [*local_python(), "-m", "inject.rejoin", str(lab.inventory.resolve()), args["host"]]
+        rejoin = [*local_python(), "-m", REJOIN, str(lab.inventory.resolve()), args["host"]]
         return {"socket": str(lab.qmp_socket(args["host"])), "rejoin": rejoin}
     return {
         "socket": str(lab.qmp_socket(args["host"])),

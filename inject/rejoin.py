@@ -26,9 +26,9 @@ from testbed.lab import Lab, open_lab
 from testbed.softlab.lifecycle import BOOT_DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["look", "main", "rejoin"]
+__all__ = ["look", "main", "provision_machines", "rejoin"]
 
 _TRY_EVERY_S = 0.5
 
@@ -49,7 +49,7 @@ def look(lab: Lab, host: str, *, own: str) -> str:
     return found
 
 
-def rejoin(lab: Lab, host: str, *, unless: str, provision_it: Callable[[Lab, str], None]) -> bool:
+def rejoin(lab: Lab, host: str, *, unless: str, provision_it: Callable[[Lab, Sequence[str]], None]) -> bool:
     """Wait until a host answers, and provision it unless it is in the boot `unless`.
 
     Returns:
@@ -71,17 +71,21 @@ def rejoin(lab: Lab, host: str, *, unless: str, provision_it: Callable[[Lab, str
             if time.monotonic() > deadline:
                 raise RevertFailed(f"{host} is not back after {deadline_s:.0f} s: {error}") from error
             time.sleep(_TRY_EVERY_S)
-    provision_it(lab, host)
+    provision_it(lab, [host])
     return True
 
 
-def _provision(lab: Lab, host: str) -> None:
-    """One at a time in a lab: Ansible's connections are shared by all that provision it."""
+def provision_machines(lab: Lab, machines: Sequence[str]) -> None:
+    """Provision some machines of a soft lab; one at a time, for Ansible's connections are shared by all that do.
+
+    Raises:
+        LabError: a task failed or a machine did not answer.
+    """
     folder = revert_dir(lab)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "rejoin.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        provision.play(provision.site_of(lab), "provision", machines=[host])
+        provision.play(provision.site_of(lab), "provision", machines=machines)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
                 own = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
                 sys.stdout.write(f"{look(lab, asked.host, own=own)}\n")
             else:
-                rejoin(lab, asked.host, unless=asked.unless, provision_it=_provision)
+                rejoin(lab, asked.host, unless=asked.unless, provision_it=provision_machines)
     except FaultbedError as error:
         sys.stderr.write(f"{asked.host}: {error}\n")
         return 1

@@ -605,7 +605,8 @@ def test_a_stopped_process_of_a_rack_may_be_somebodys(tmp_path, kind, argument, 
         process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        text = script(healed(tmp_path, kind, SimpleNamespace(links=())), "host1")
+        bare = SimpleNamespace(links=(), switches=(), host_by_name={})
+        text = script(healed(tmp_path, kind, bare), "host1")
         only = text[text.index("for p in $(grep -ls '^State") :].replace(
             "/proc/[0-9]*/status", f"/proc/{process.pid}/status"
         )

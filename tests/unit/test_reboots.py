@@ -173,7 +173,7 @@ def test_what_is_no_boot_is_refused():
 def test_a_host_is_waited_for_and_provisioned_once():
     machine = Machine(Unreachable("no answer"), Unreachable("no answer"), "b\n1.0 1.0\n")
     lab, done = lab_of(machine), []
-    assert rejoin(lab, "host1", unless="a", provision_it=lambda _, host: done.append(host))
+    assert rejoin(lab, "host1", unless="a", provision_it=lambda _, hosts: done.extend(hosts))
     assert done == ["host1"]
     assert lab.forgotten == ["host1", "host1"]
 
