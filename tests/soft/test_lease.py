@@ -1,4 +1,4 @@
-"""Whoever dies, the target restores itself within its lease: controller killed, holder killed or stopped, network cut."""
+"""Whoever dies, the target restores itself within its lease: controller or holder killed or stopped, network cut."""
 
 from __future__ import annotations
 
