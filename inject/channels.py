@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from inject.node.holder import REVERT_DIR
 from testbed.errors import Unreachable
 from testbed.jsonlines import next_message
+from testbed.paths import home_dir
 
 if TYPE_CHECKING:
     from inject.plan import PlannedFault
@@ -114,7 +115,9 @@ def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
     if request["actuator"] == "process":
         return {"find": {**args["find"], "pid": lab.vm_pid(args["host"])}}
     if request["actuator"] == "vm_reset":
-        rejoin = [*local_python(), "-m", REJOIN, str(lab.inventory.resolve()), args["host"]]
+        # It may be run by anybody, from any folder.
+        home = f"FAULTBED_HOME={home_dir().resolve()}"
+        rejoin = ["env", home, *local_python(), "-m", REJOIN, str(lab.inventory.resolve()), args["host"]]
         return {"socket": str(lab.qmp_socket(args["host"])), "rejoin": rejoin}
     return {
         "socket": str(lab.qmp_socket(args["host"])),

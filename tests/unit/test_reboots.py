@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from qmp_server import Qemu
 
 from inject.boots import Boots, boot_of
-from inject.channels import LocalChannel
+from inject.channels import LocalChannel, local_args
 from inject.plan import FaultSpec, plan
 from inject.rejoin import look, rejoin
 from inject.safety import Forbidden, check
@@ -196,6 +197,19 @@ def test_nothing_unwritten_is_lost_and_the_controllers_own_machine_is_no_target(
     assert machine.asked == ["cat", "sync"]
     with pytest.raises(UsageError, match="faultbed itself runs on"):
         look(lab_of(Machine("a\n1.0 1.0\n")), "host1", own="a")
+
+
+def test_the_program_that_brings_it_back_can_be_run_by_anybody_from_anywhere(tmp_path, monkeypatch):
+    """As whoever heals later runs it: no folder and no environment of ours; here the lab is not up, and it says so."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
+    lab = SimpleNamespace(inventory=inventories() / "soft.yml", qmp_socket=lambda _: tmp_path / "qmp")
+    args = local_args(lab, planned.request)
+    assert args["socket"] == str(tmp_path / "qmp")
+    monkeypatch.delenv("FAULTBED_HOME")
+    done = subprocess.run([*args["rejoin"], "--look"], cwd="/", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("host2: soft is not up")
 
 
 def test_it_is_planned_beside_qemu_and_witnessed_by_its_boot():
