@@ -52,6 +52,7 @@ _ACTUATORS = {
     "background": ("background", "BackgroundActuator"),
     "bgp_reset": ("frr", "BgpResetActuator"),
     "clock_step": ("clockstep", "ClockStepActuator"),
+    "burst": ("burst", "BurstActuator"),
     "cgroup": ("cgroup", "CgroupActuator"),
     "commands": ("commands", "CommandsActuator"),
     "detour": ("detour", "DetourActuator"),

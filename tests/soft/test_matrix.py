@@ -87,7 +87,9 @@ def test_the_matrix_has_every_kind():
     """A kind that is added is added here too, unless nothing can revert it or it needs a job."""
     on_soft = {name for name, kind in CATALOGUE.items() if "soft" in kind.fidelity}
     assert (
-        KINDS.keys() | {"host.rank-kill", "host.rank-hang", "congestion.slow-receiver", "storage.slow", "storage.stall"}
+        KINDS.keys()
+        | {"host.rank-kill", "host.rank-hang", "congestion.slow-receiver"}
+        | {"storage.slow", "storage.stall", "storage.burst"}
         == on_soft
     )
 

@@ -97,6 +97,7 @@ SAMPLES = {
     "host.disk-full": ("host4", {}),
     "storage.slow": ("host4", {}),
     "storage.stall": ("host4", {}),
+    "storage.burst": ("host4", {}),
     "switch.reboot": ("ctsw1", {}),
     "switch.drain": ("ctsw1", {}),
     "rnic.reset": ("host1:rxe0", {}),
