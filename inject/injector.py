@@ -67,7 +67,7 @@ class Injector:
         self.mutate = mutate
         self.confirmed = confirmed
         self.abandoned: tuple[str, ...] = ()
-        """Faults of which nobody has seen the end: their targets revert by themselves."""
+        """Faults of which nobody has seen the end, whose targets have to revert by themselves."""
         self._open: list[Prepared] = []
         self._opening = threading.Lock()
 
@@ -139,6 +139,7 @@ class Injector:
             receipts.append(receipt)
             if not receipt.cleared.ok:
                 failed.append(f"{receipt.kind} on {receipt.target}: {receipt.cleared.error}")
+                self.abandoned += (f"{receipt.kind} on {receipt.target}",)
         if failed:
             raise RevertFailed(f"{'; '.join(failed)}; run `faultbed heal`")
         return tuple(receipts)
@@ -153,7 +154,7 @@ class Injector:
             self.clear_all()
         except BaseException:
             # A second Ctrl-C, or worse: the end of its channel tells each holder to revert by itself.
-            self.abandoned = tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in self._open)
+            self.abandoned += tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in self._open)
             for prepared in self._open[:]:
                 prepared.let_go()
             self._open.clear()

@@ -13,11 +13,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from qmp_server import Qemu
 
+from inject.injector import Injector
+from inject.journal import Journal
 from testbed import dirty
+from testbed.errors import RevertFailed
 
 HOUSE = Path(__file__).resolve().parents[2]
 START_S = 60.0
@@ -97,6 +101,23 @@ def test_one_ctrl_c_clears_and_leaves_no_doubt(qemu, tmp_path):
         process.communicate(timeout=START_S)
     assert is_restored(qemu, tmp_path)
     assert not dirty.is_marked(tmp_path)
+
+
+def test_a_fault_that_does_not_go_away_is_abandoned_and_the_others_are_cleared(tmp_path):
+    """Ctrl-C in the middle of two faults, one of which cannot be reverted: who asks is told which."""
+    cleared = []
+
+    def stands_for(target, *, ok):
+        receipt = SimpleNamespace(kind="link.flap", target=target, cleared=SimpleNamespace(ok=ok, error="no QEMU"))
+        return SimpleNamespace(clear=lambda: cleared.append(target) or receipt)
+
+    with Journal(tmp_path / "journal") as journal:
+        injector = Injector(SimpleNamespace(), journal)
+        injector._open += [stands_for("host1:rxe0", ok=True), stands_for("host2:rxe0", ok=False)]
+        with pytest.raises(RevertFailed, match="host2:rxe0: no QEMU"):
+            injector.clear_all()
+    assert cleared == ["host2:rxe0", "host1:rxe0"]
+    assert injector.abandoned == ("link.flap on host2:rxe0",)
 
 
 @pytest.mark.parametrize("how", ["signal", "thread", "SIGKILL"])
