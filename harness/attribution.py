@@ -18,6 +18,7 @@ How each is told:
     gpu-error      a GPU's driver told the kernel's log of errors (XID events)
     lost-rank      a flight recorder ends before the others' (`harness.stalls`)
     hung-rank      the engine of one host did not run for a while in which those of the others did
+    host-reboot    what a host's kernel counts from its boot on, and never takes back, stands lower than before
     slow-storage   ranks that did run waited for data or checkpoints much longer than they do in this run
     low-memory     programs of one host waited for memory
     busy-host      programs of one host waited for a CPU much longer than on the others, and nothing else is found there
@@ -40,6 +41,7 @@ from harness.observe import counter_deltas
 from harness.signatures import Signs, crosses, match, out_of_retries
 from harness.slow_ranks import slow_ranks
 from harness.stalls import culprit
+from testbed.counters import STATES
 from testbed.onnode.xid import event
 from testbed.topology import Link, Topology
 from traffic.flight import Flight
@@ -57,6 +59,10 @@ _WAITED, _TOLD = 0.3, 0.45
 """A host is busy from that share of the run in which somebody waited, beyond the usual; and how sure that makes us."""
 _STALLED_US, _SHORT = 200_000, 0.8
 """Waits for memory that a host does not have by itself; and how sure they make us."""
+_BOOT_COUNTERS, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
+"""Counters that only a boot sets back, and how many of them have to stand lower: one may have been torn in reading."""
+_AWAY = frozenset({"hung-rank", "host-reboot"})
+"""Causes by which a host no longer answers its peers."""
 _HALF = 0.5
 _FEW = 3
 """Gaps fewer than these may follow from a link that went down."""
@@ -66,10 +72,13 @@ def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Findin
     """Findings, the surest first; `NOTHING` alone when there is none."""
     blind = msgspec.structs.replace(run, faults=())
     deltas = counter_deltas(blind)
+    rebooted = _rebooted(blind)
+    # What such a host counts now is of its boot and of its provisioning, and of nothing before.
+    deltas = {node: names for node, names in deltas.items() if node not in {one.name for one in rebooted}}
     down = _carriers(blind.topology, deltas)
     control = [] if down else _control_plane(blind.topology, deltas) or _withdrawn(blind)
     hung = _stood_still(blind, down)
-    found = [*down, *control, *hung, *_lost_rank(blind, flights)]
+    found = [*rebooted, *down, *control, *hung, *_lost_rank(blind, flights)]
     found += _packets(blind, deltas, found)
     found += _slow(blind, deltas)
     found += _gpu_errors(blind)
@@ -116,6 +125,23 @@ def _carriers(topology: Topology, deltas: _Deltas) -> list[Finding]:
         Finding(cause="link-down", place=place_of_link(topology, link), name=name, confidence=0.97, evidence=(words,))
         for name, (link, words) in gone.items()
     ]
+
+
+def _rebooted(run: Measurements) -> list[Finding]:
+    found = []
+    for host in run.topology.host_by_name:
+        was, now = (counted.get(host, {}) for counted in (run.counters_before, run.counters_after))
+        fell = [
+            f"{name} from {was[name]} to {now[name]}"
+            for name in was
+            if name.startswith(_BOOT_COUNTERS)
+            and name.rpartition(".")[2] not in STATES
+            and now.get(name, was[name]) < was[name]
+        ]
+        if len(fell) >= _FELL:
+            evidence = (f"{host} counts anew, as after a boot: {', '.join(fell[:3])}",)
+            found.append(Finding(cause="host-reboot", place="rank", name=host, confidence=0.95, evidence=evidence))
+    return found
 
 
 def _control_plane(topology: Topology, deltas: _Deltas) -> list[Finding]:
@@ -257,7 +283,7 @@ def _unexplained(
     if any(one.cause == "control-plane" for one in known):
         return frozenset()
     down = {one.name for one in known if one.cause == "link-down"}
-    hung = {one.name for one in known if one.cause == "hung-rank"}
+    hung = {one.name for one in known if one.cause in _AWAY}
     cut_off = {
         (one.src, one.dst)
         for one in run.connections
@@ -283,7 +309,7 @@ def _explained(link: Link | None, signs: Signs, known: Sequence[Finding], *, som
         return False
     if "link-down" in causes and not signs.lost_in:
         return True  # while routes move, queue pairs of other ways die, too
-    return not signs.dead and (bool(causes & {"hung-rank", "control-plane"}) or ("link-down" in causes and some_died))
+    return not signs.dead and (bool(causes & {*_AWAY, "control-plane"}) or ("link-down" in causes and some_died))
 
 
 def _slow(run: Measurements, deltas: _Deltas) -> list[Finding]:

@@ -39,6 +39,7 @@ _ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
     ("congestion.shallow-queue", "link", {"packets": (2, 4), "rate": (3, 8)}),
     ("rnic.reset", "rnic", {}),
     ("host.freeze", "host", {}),
+    ("host.reboot", "host", {}),
     ("host.rank-hang", "host", {}),
     ("host.rank-kill", "host", {}),
     ("host.cpu-steal", "host", {"share": (0.5, 0.8)}),

@@ -19,6 +19,7 @@ Cause = Literal[
     "gpu-error",
     "lost-rank",
     "hung-rank",
+    "host-reboot",
     "slow-storage",
     "low-memory",
     "busy-host",

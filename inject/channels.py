@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from inject.node.holder import REVERT_DIR
 from testbed.errors import Unreachable
 from testbed.jsonlines import next_message
+from testbed.paths import home_dir
 
 if TYPE_CHECKING:
     from inject.plan import PlannedFault
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 from testbed.node import Channel
 
 __all__ = [
+    "REJOIN",
     "UNIT_PREFIX",
     "LocalChannel",
     "local_args",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 MODULE = "inject.node.holder"
+REJOIN = "inject.rejoin"
+"""The program that brings a host back that has booted."""
 # Longest life of a unit beyond its fault's window: preparing, waiting for its moment, clearing.
 SLACK_S = 600.0
 START_S = 60.0
@@ -110,6 +114,11 @@ def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
     args = request["args"]
     if request["actuator"] == "process":
         return {"find": {**args["find"], "pid": lab.vm_pid(args["host"])}}
+    if request["actuator"] == "vm_reset":
+        # It may be run by anybody, from any folder.
+        home = f"FAULTBED_HOME={home_dir().resolve()}"
+        rejoin = ["env", home, *local_python(), "-m", REJOIN, str(lab.inventory.resolve()), args["host"]]
+        return {"socket": str(lab.qmp_socket(args["host"])), "rejoin": rejoin}
     return {
         "socket": str(lab.qmp_socket(args["host"])),
         "nic": lab.nic_id(args["host"], args["netdev"]),

@@ -21,7 +21,7 @@ __all__ = ["Claim", "both_claim", "claims_of"]
 Path = tuple[str, ...]
 
 # Kinds that leave nothing of their target as it is: what else is done inside it meanwhile is lost, or cannot be told.
-_WHOLE = frozenset({"switch.reboot", "host.freeze", "rnic.reset", "rnic.remove", "gpu.lost"})
+_WHOLE = frozenset({"switch.reboot", "host.freeze", "host.reboot", "rnic.reset", "rnic.remove", "gpu.lost"})
 # Kinds that decide whether anything passes over a link. The claim of `link.oneway` is one direction of that.
 _STATE = frozenset({"link.down", "link.flap"})
 # Something is said of the GPU, by the log of its host; nothing is done to it.

@@ -9,17 +9,20 @@ ours go on; all others are told as not ours, and left as they are.
 
 One command a machine, all machines at once; one that does not answer does not keep the others waiting. What has no mark
 of its own (a setting, a line of a configuration, a killed daemon) lives no longer than its machine, and so does its
-stored revert.
+stored revert. A machine of a soft lab that has booted lacks what provisioning makes: it is provisioned again.
 """
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inject.channels import revert_dir
+from inject import rejoin
+from inject.channels import REJOIN, revert_dir
 from inject.node.cgroup import UNLIMITED
 from inject.node.disk import FILE
 from inject.node.hog import BY_NAME
@@ -38,9 +41,45 @@ if TYPE_CHECKING:
 __all__ = ["PANIC_S", "heal", "is_foreign", "script"]
 
 PANIC_S = 5.0
+_REVERT_S, _BACK_S = 30.0, 900.0
+"""How long a revert beside QEMU may take; and one that waits for a host to boot."""
+_UNMADE = "not made:"
 _MARK = "healed:"
 _FOREIGN = "not ours:"
 
+# What faults leave in one network namespace. A process costs a tenth of a second under emulation, so that the shell
+# looks for words itself; `$1` says where it is.
+_SWEEP = f"""\
+for w in $(nft list tables netdev 2>/dev/null); do
+  case $w in faultbed_*)
+    if nft delete table netdev "$w"; then echo "{_MARK} removed nft table $w$1"; else echo "failed: nft table $w$1"; fi
+  esac
+done
+kind= before=
+for w in $(tc qdisc show 2>/dev/null); do
+  [ "$before" = qdisc ] && kind=$w
+  if [ "$before $kind" = "dev clsact" ]; then
+    case $(tc filter show dev "$w" egress) in *"mark 0xfb"*)
+      if tc qdisc del dev "$w" clsact; then echo "{_MARK} removed a redirection at $w$1"
+      else echo "failed: clsact of $w$1"; fi
+    esac
+  fi
+  before=$w
+done
+devices=
+while read -r w _; do
+  case $w in fbvia*) devices="$devices ${{w%%:*}}" ;; esac
+done </proc/net/dev
+for w in $devices; do
+  if ip link del "$w"; then echo "{_MARK} removed $w$1"; else echo "failed: $w$1"; fi
+done
+case $(ip rule show priority {PRIORITY} 2>/dev/null) in *"lookup {TABLE}"*)
+  if ip rule del priority {PRIORITY}; then echo "{_MARK} removed the rule to table {TABLE}$1"
+  else echo "failed: rule {PRIORITY}$1"; fi
+  ip route flush table {TABLE} 2>/dev/null
+esac
+true
+"""
 # Killed, not asked: ExecStopPost of each unit then runs its stored revert, and so do we for what has no unit any more.
 _FAULTS = f"""\
 units=$(systemctl list-units --all --plain --no-legend 'faultbed-fault-*' | cut -d' ' -f1)
@@ -52,25 +91,10 @@ for f in {REVERT_DIR}/*.revert; do
   [ -e "$f" ] || continue
   if sh "$f"; then rm -f "$f"; echo "{_MARK} ran stored revert $f"; else echo "failed: $f"; fi
 done
-for n in '' $(ls /run/netns 2>/dev/null); do
-  in=${{n:+nsenter --net=/run/netns/$n}}
-  for t in $($in nft list tables netdev 2>/dev/null | sed -n 's/^table netdev \\(faultbed_[^ ]*\\).*/\\1/p'); do
-    if $in nft delete table netdev "$t"; then echo "{_MARK} removed nft table $t ${{n:+in $n}}"
-    else echo "failed: nft table $t"; fi
-  done
-  for d in $($in tc qdisc show 2>/dev/null | sed -n 's/^qdisc clsact .* dev \\([^ ]*\\).*/\\1/p'); do
-    $in tc filter show dev "$d" egress | grep -q 'mark 0xfb' || continue
-    if $in tc qdisc del dev "$d" clsact; then echo "{_MARK} removed a redirection at $d ${{n:+in $n}}"
-    else echo "failed: clsact of $d"; fi
-  done
-  for d in $($in ip -o link show 2>/dev/null | sed -n 's/^[0-9]*: \\(fbvia[^:@]*\\).*/\\1/p'); do
-    if $in ip link del "$d"; then echo "{_MARK} removed $d ${{n:+in $n}}"; else echo "failed: $d"; fi
-  done
-  if $in ip rule show priority {PRIORITY} 2>/dev/null | grep -q 'lookup {TABLE}'; then
-    if $in ip rule del priority {PRIORITY}; then echo "{_MARK} removed the rule to table {TABLE} ${{n:+in $n}}"
-    else echo "failed: rule {PRIORITY}"; fi
-    $in ip route flush table {TABLE} 2>/dev/null
-  fi
+sweep={shlex.quote(_SWEEP)}
+sh -c "$sweep"
+for n in /run/netns/*; do
+  [ -e "$n" ] && nsenter --net="$n" sh -c "$sweep" sweep " in ${{n##*/}}"
 done
 for g in {" ".join(CGROUPS)}; do
   [ -d "$g" ] || continue
@@ -122,6 +146,7 @@ def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]
         RevertFailed: something is left, or a machine does not answer and may still hold a fault; the others are done.
     """
     wait_s = PANIC_S if panic else timeout_s
+    machines = tuple(lab.nodes())
 
     def one(machine: str) -> list[str]:
         text = _marked(lab) if panic else script(lab, machine)
@@ -131,11 +156,14 @@ def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]
             return [f"{machine}: failed: {error}"]
         return [f"{machine}: {line}" for line in ran.stdout.splitlines()]
 
-    # A VM that stands still answers only once the revert beside QEMU has run.
-    lines = _tried(lambda: _local(lab))
-    machines = tuple(lab.nodes())
-    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        lines += [line for part in pool.map(one, machines) for line in part]
+    with ThreadPoolExecutor(max_workers=len(machines) + 1) as pool:
+        here = pool.submit(_tried, lambda: _local(lab, most_s=PANIC_S if panic else None))
+        if not panic:
+            wait([here])  # a host that boots answers once the revert beside QEMU has run, and one that stands still
+        parts = list(pool.map(one, machines))
+        lines = [*here.result(), *(line for part in parts for line in part)]
+    if not panic:
+        lines += _tried(lambda: _provisioned(lab, lines))
     failed = [line for line in lines if ": failed: " in line]
     if not panic and not failed:
         lines += _tried(lambda: _carriers(lab))
@@ -157,7 +185,7 @@ def _marked(lab: Lab) -> str:
 
 def script(lab: Lab, machine: str) -> str:
     """The shell that heals one machine."""
-    lines = [_marked(lab)]
+    lines = [_marked(lab), *_made(lab, machine)]
     before = dirty.baseline(lab.state_dir) if lab.kind == "rack" else None
     for link in lab.topology.links:
         for port in (link.a, link.b):
@@ -176,6 +204,24 @@ def script(lab: Lab, machine: str) -> str:
     return "\n".join([*lines, "true"])
 
 
+def _made(lab: Lab, machine: str) -> list[str]:
+    """Shell that ends, telling so, on a machine that lacks what provisioning makes and every boot forgets."""
+    if lab.kind != "soft":
+        return []
+    needs = [f"/run/netns/{netns}" for name, netns in _switches(lab) if lab.carrier(name).name == machine]
+    if machine in lab.topology.host_by_name:
+        needs += [f"/sys/class/infiniband/{rnic.name}" for rnic in lab.topology.host_by_name[machine].rnics]
+    if not needs:
+        return []
+    return [f'for x in {" ".join(needs)}; do [ -e $x ] || {{ echo "{_UNMADE} $x"; exit 0; }}; done']
+
+
+def _switches(lab: Lab) -> list[tuple[str, str]]:
+    """Switches that are namespaces, each with its own."""
+    named = ((switch.name, lab.netns(switch.name)) for switch in lab.topology.switches)
+    return [(name, netns) for name, netns in named if netns]
+
+
 def _was_up(before: Fingerprint | None, port: Port) -> bool:
     """Whether a port was up when the run began that left the lab DIRTY; nobody knows of a lab that is not."""
     said = before.nodes.get(port.node, {}).get(f"link {port.netdev}", "") if before else ""
@@ -189,16 +235,33 @@ def _tried(what: Callable[[], list[str]]) -> list[str]:
         return [f"here: failed: {error}"]
 
 
-def _local(lab: Lab) -> list[str]:
-    """Stored reverts of holders that ran on this machine."""
-    done, folder = [], revert_dir(lab)
-    for path in sorted(folder.glob("*.revert")) if folder.is_dir() else ():
-        ran = subprocess.run(["/bin/sh", str(path)], check=False, capture_output=True, timeout=30)
+def _local(lab: Lab, *, most_s: float | None) -> list[str]:
+    """Stored reverts of holders that ran on this machine, all at once; none may take longer than `most_s`."""
+
+    def one(path: Path) -> str:
+        try:
+            patience_s = most_s or (_BACK_S if REJOIN in path.read_text() else _REVERT_S)
+            ran = subprocess.run(["/bin/sh", str(path)], check=False, capture_output=True, timeout=patience_s)
+        except (OSError, subprocess.SubprocessError) as error:
+            # Gone meanwhile: whoever held it has reverted.
+            return f"here: failed: {error}" if path.exists() else f"here: {path.name} is gone"
         if ran.returncode:
-            raise RevertFailed(f"{path} failed: {ran.stderr.decode(errors='replace').strip()}")
+            return f"here: failed: {path}: {ran.stderr.decode(errors='replace').strip()}"
         path.unlink(missing_ok=True)
-        done.append(f"here: {_MARK} ran stored revert {path.name}")
-    return done
+        return f"here: {_MARK} ran stored revert {path.name}"
+
+    folder = revert_dir(lab)
+    paths = sorted(folder.glob("*.revert")) if folder.is_dir() else []
+    with ThreadPoolExecutor(max_workers=max(1, len(paths))) as pool:
+        return list(pool.map(one, paths))
+
+
+def _provisioned(lab: Lab, lines: list[str]) -> list[str]:
+    """Machines of a soft lab that have told of things that provisioning makes and that are not there: after a boot."""
+    bare = sorted({line.partition(":")[0] for line in lines if f": {_UNMADE}" in line})
+    if bare:
+        rejoin.provision_machines(lab, bare)
+    return [f"{machine}: {_MARK} provisioned it again: it has booted" for machine in bare]
 
 
 def _carriers(lab: Lab) -> list[str]:

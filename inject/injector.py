@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from inject import blast, safety
+from inject.boots import COUNTER, Boots
 from inject.channels import START_S, UNIT_PREFIX, local_args, open_holder, revert_dir, revert_file
 from inject.learned import learn
 from inject.node.holder import REVERT_DIR
@@ -65,6 +66,8 @@ class Injector:
         self.ttl_s = ttl_s
         self.mutate = mutate
         self.confirmed = confirmed
+        self.abandoned: tuple[str, ...] = ()
+        """Faults of which nobody has seen the end, whose targets have to revert by themselves."""
         self._open: list[Prepared] = []
         self._opening = threading.Lock()
 
@@ -136,6 +139,7 @@ class Injector:
             receipts.append(receipt)
             if not receipt.cleared.ok:
                 failed.append(f"{receipt.kind} on {receipt.target}: {receipt.cleared.error}")
+                self.abandoned += (f"{receipt.kind} on {receipt.target}",)
         if failed:
             raise RevertFailed(f"{'; '.join(failed)}; run `faultbed heal`")
         return tuple(receipts)
@@ -150,6 +154,7 @@ class Injector:
             self.clear_all()
         except BaseException:
             # A second Ctrl-C, or worse: the end of its channel tells each holder to revert by itself.
+            self.abandoned += tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in self._open)
             for prepared in self._open[:]:
                 prepared.let_go()
             self._open.clear()
@@ -171,6 +176,8 @@ class Prepared:
         self._offset = clock.ClockOffset(offset_ns=0, error_ns=0)
         self._looked: dict[str, Any] | None = None
         self._before: counters.Snapshot | None = None
+        self._boots = Boots(self._lab, _booting(planned))
+        self._patience_s = float(planned.request.get("patience_s", 0.0))
         self._armed = Armed(ok=False, error="never armed")
         self._receipt: Receipt | None = None
 
@@ -202,7 +209,7 @@ class Prepared:
         """Read the counters that everything after is compared with. `arm` does it if nobody did."""
         self.look()
         with self._injector.journal.doing("baseline", fault=self.planned.id):
-            self._before = counters.read(self._lab, self.planned.reads)
+            self._before = self._read()
 
     def arm(
         self,
@@ -279,6 +286,10 @@ class Prepared:
             return self._receipt
         with self._injector.journal.doing("clear", fault=self.planned.id) as outcome:
             cleared, observed = self._clear()
+            if observed.get("count") or cleared.by == "lease":
+                # What led to a host before its reboot leads nowhere.
+                for host in _booting(self.planned):
+                    self._lab.forget(host)
             after, restored, unsettled = self._settle(needs_witness=bool(observed.get("count")))
             if cleared.ok and unsettled:
                 cleared = Cleared(
@@ -339,12 +350,12 @@ class Prepared:
             request |= {"args": args, "revert_dir": str(revert_dir(self._lab))}
         return request
 
-    def _ask(self, request: Mapping[str, Any], *, timeout_s: float = ANSWER_S) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
             if self._channel is None:
                 raise Unreachable(f"{self._where()}: its holder has been let go")
             self._channel.send(request)
-            answer = self._channel.receive(timeout_s=timeout_s)
+            answer = self._channel.receive(timeout_s=ANSWER_S + self._patience_s)
         if answer is None:
             raise Unreachable(f"{self._where()}: its holder has ended; the target reverts by itself")
         if answer.get("event") == "error":
@@ -423,7 +434,7 @@ class Prepared:
 
     def _cleared_by_lease(self, error: LabError) -> Cleared:
         """The holder is gone: its target is due to revert alone; look until it has, or until the lease is over."""
-        deadline = time.monotonic() + self._injector.ttl_s + 2
+        deadline = time.monotonic() + self._injector.ttl_s + 2 + self._patience_s
         while True:
             try:
                 if self._is_reverted():
@@ -442,12 +453,19 @@ class Prepared:
         node = self._lab.carrier(self.planned.place.node)
         return node.run(["sh", "-c", script], check=False, timeout_s=5).rc == 0
 
+    def _read(self) -> counters.Snapshot:
+        """Counters of the machines that decide, and how often those have booted that are to."""
+        found = counters.read(self._lab, self.planned.reads)
+        for host, boots in self._boots.read().items():
+            found[host] |= boots
+        return found
+
     def _settle(self, *, needs_witness: bool) -> tuple[counters.Snapshot, dict[str, int | None], str | None]:
         """Counters after the fault: wait until witnesses have moved and states are as before, or the deadline."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             try:
-                after: counters.Snapshot = counters.read(self._lab, self.planned.reads)
+                after: counters.Snapshot = self._read()
             except (Unreachable, CommandFailed) as error:
                 return {}, {}, str(error)
             deltas = counters.flat_deltas(self._before or {}, after)
@@ -468,6 +486,12 @@ class Prepared:
             if (moved and not wrong) or time.monotonic() > deadline:
                 return after, restored, "; ".join(wrong) or None
             self._stop.wait(0.1)
+
+
+def _booting(planned: PlannedFault) -> tuple[str, ...]:
+    """Hosts of which the plan wants to know how often they have booted."""
+    keys = {key for witness in planned.must_move for key in witness.any_of}
+    return tuple(sorted(key.partition("/")[0] for key in keys if key.endswith(f"/{COUNTER}")))
 
 
 def _said(channel: Channel) -> str:

@@ -210,6 +210,15 @@ class Lab:
         with self._lock:
             self._have_code.clear()
 
+    def forget(self, machine: str) -> None:
+        """Close what leads to one machine; the next use opens it anew. After its reboot the old ones lead nowhere."""
+        with self._lock:
+            watcher = self._watchers.pop(machine, None)
+            self._have_code.discard(machine)
+        if watcher is not None:
+            watcher.close()
+        self._connections[machine].close()
+
     def close(self) -> None:
         """Close all connections."""
         self.forget_connections()

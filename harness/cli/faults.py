@@ -103,7 +103,13 @@ def inject(
         before = fingerprint.capture(lab)
         path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
         with Journal(path) as written:
-            receipt = _do(session, lab, written, planned, confirmed)
+            injector = Injector(lab, written, confirmed=confirmed)
+            try:
+                receipt = _do(session, lab, injector, planned)
+            except BaseException:
+                if injector.abandoned:
+                    _mark_abandoned(session, lab, before, injector.abandoned)
+                raise
         left = _left(lab, before, receipt)
     _show_receipt(session, receipt, left, as_json=as_json)
     if left:
@@ -205,8 +211,15 @@ def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, 
         session.err.print(f"would be refused: {reason}", soft_wrap=True, markup=False)
 
 
-def _do(session: Session, lab: Lab, journal: Journal, planned: PlannedFault, confirmed: tuple[str, ...]) -> Receipt:
-    with session.progress() as progress, Injector(lab, journal, confirmed=confirmed) as injector:
+def _mark_abandoned(session: Session, lab: Lab, before: fingerprint.Fingerprint, faults: tuple[str, ...]) -> None:
+    """Not knowing is DIRTY: `faultbed heal` looks, and takes the mark away when the lab is as it was."""
+    reasons = [f"nobody has seen the end of {fault}: the command was ended" for fault in faults]
+    dirty.mark(lab.state_dir, reasons, before)
+    session.err.print(f"{'; '.join(reasons)}. Its target reverts by itself; then `faultbed heal`", soft_wrap=True)
+
+
+def _do(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> Receipt:
+    with session.progress() as progress, injector:
         progress(f"preparing {planned.kind} on {planned.target.text}")
         prepared = injector.prepare(planned)
         try:

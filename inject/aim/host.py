@@ -1,4 +1,4 @@
-"""Faults of hosts: frozen, robbed of CPU or memory, a clock stepped, a disk full, a rank killed or hung."""
+"""Faults of hosts: frozen, rebooted, robbed of CPU or memory, a clock stepped, a disk full, a rank killed or hung."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _ROBBED = 0.1
 # Somebody waited for memory, and not for the wink that any machine does now and then.
 _STALLED_US = 10_000
 _LEAST_STEP_S = 2
+# A boot and provisioning, both under emulation and each with its own deadline (testbed.softlab.lifecycle, provision).
+_BACK_S = 900.0
 
 
 def _freeze(asked: Request) -> Shot:
@@ -29,6 +31,25 @@ def _freeze(asked: Request) -> Shot:
         must_move=(Witness(any_of=rnic_counters(asked.topology, "completer_retry_err", but=host)),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"host": host},
+    )
+
+
+def _reboot(asked: Request) -> Shot:
+    host = asked.target.node
+    netdevs = [rnic.netdev for rnic in asked.topology.host_by_name[host].rnics]
+    return Shot(
+        place=Place(node=host, local=True),
+        request=held(asked, "vm_reset", {"host": host}, claims=host, patience_s=_BACK_S),
+        steps=(
+            Step(
+                do=f"QMP system_reset of {host}",
+                undo=f"# nothing: wait until it answers, then ansible-playbook playbooks/provision.yml --limit {host}",
+            ),
+        ),
+        must_move=(Witness(any_of=(f"{host}/boots",)),),
+        must_not_move=rnic_counters(asked.topology, "send_err", but=host),
+        restored=tuple((f"{host}/{netdev}.{state}", 1) for netdev in netdevs for state in ("up", "carrier")),
+        shows={"host": host, "resets": 1},
     )
 
 
@@ -113,6 +134,7 @@ def _disk(asked: Request) -> Shot:
 
 BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "host.freeze": _freeze,
+    "host.reboot": _reboot,
     "host.cpu-steal": _steal,
     "host.memory-pressure": _memory,
     "host.clock-step": _clock,

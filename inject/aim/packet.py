@@ -79,20 +79,37 @@ def _drop(asked: Request) -> Shot:
     given = [name for name in ("share", "every", "psn") if params.get(name) is not None]
     if len(given) != 1:
         raise UsageError(f"{asked.where}: packet.drop takes either share or psn (or every); it got {given or 'none'}")
-    burst = params.get("burst")
-    if burst is None:
+    if params.get("burst") is None:
+        for name in ("loss_bad", "loss_good"):
+            if params.get(name) is not None:
+                raise UsageError(f"{asked.where}.{name}: without bursts there are no two states; add burst")
         return _in_hop(asked, "drop", _lost(asked))
-    share = params.get("share")
-    if share is None or not 0 < share < 1:
-        raise UsageError(f"{asked.where}.burst: bursts have a mean share of packets; add share, below 1")
-    # Gilbert: p from good to bad, r back; mean burst 1/r, mean loss p/(p+r) (tc-netem(8), loss gemodel).
-    back = 1 / burst
-    into = share * back / (1 - share)
-    if into > 1:
-        raise UsageError(f"{asked.where}.burst: a share of {share:g} cannot come in bursts of only {burst:g} packets")
-    queue = f"netem {_LIMIT} loss gemodel {into * 100:.6f}% {back * 100:.6f}% 100% 0%"
+    queue = f"netem {_LIMIT} loss gemodel {' '.join(f'{100 * chance:.6f}%' for chance in _gilbert_elliott(asked))}"
     without = dataclasses.replace(asked, params={k: v for k, v in params.items() if k != "share"})
     return _on_detour(without, queue, _lost(asked), count="drops")
+
+
+def _gilbert_elliott(asked: Request) -> tuple[float, float, float, float]:
+    """Chances of a channel: good to bad (p), bad to good (r), loss in bad and in good; the order of tc-netem(8).
+
+    From the mean share lost and the mean length 1/r of the bad state: a share p/(p+r) of packets meets that state
+    (Elliott 1963; the kernel's own chain: net/sched/sch_netem.c, loss_gilb_ell).
+    """
+    params, where = asked.params, asked.where
+    share, burst = params.get("share"), params["burst"]
+    if share is None or not 0 < share < 1:
+        raise UsageError(f"{where}.burst: bursts have a mean share of packets; add share, below 1")
+    bad, good = params.get("loss_bad", 1.0), params.get("loss_good", 0.0)
+    if not good < share < bad:
+        raise UsageError(
+            f"{where}.share: a mean of {share:g} is not between the loss in the good state ({good:g}) and in the bad "
+            f"one ({bad:g})"
+        )
+    back = 1 / burst
+    into = back * (share - good) / (bad - share)
+    if into > 1:
+        raise UsageError(f"{where}.burst: a share of {share:g} cannot come in bursts of only {burst:g} packets")
+    return into, back, bad, good
 
 
 def _mark(asked: Request) -> Shot:

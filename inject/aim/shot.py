@@ -102,10 +102,20 @@ class Shot:
 
 
 def held(
-    asked: Request, actuator: str, args: dict[str, Any], *, claims: str, edges: list[list[Any]] | None = None
+    asked: Request,
+    actuator: str,
+    args: dict[str, Any],
+    *,
+    claims: str,
+    edges: list[list[Any]] | None = None,
+    patience_s: float | None = None,
 ) -> dict[str, Any]:
-    """The holder's request; `claims` is the path of what is changed, by which faults collide (`inject.claims`)."""
+    """The holder's request; `claims` is the path of what is changed, by which faults collide (`inject.claims`).
+
+    `patience_s` is how much longer than others its revert may take; it is said only where it is needed.
+    """
     return {
+        **({} if patience_s is None else {"patience_s": patience_s}),
         "do": "prepare",
         "id": asked.id,
         "actuator": actuator,

@@ -1,11 +1,11 @@
-"""Faults of storage: it answers slowly, or not at all. Front end and TCP only; no RDMA goes there."""
+"""Faults of storage: it answers slowly, not at all, or others too. Front end and TCP only; no RDMA goes there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from inject.aim.processes import limited, stopped
-from inject.aim.shot import Request, Shot
+from inject.aim.shot import Request, Shot, Step, Witness, held, on_host, rnic_counters
 from inject.node.limit import STORAGE_CGROUP
 
 __all__ = ["BY_KIND", "SERVER"]
@@ -22,4 +22,32 @@ def _stall(asked: Request) -> Shot:
     return stopped(asked, SERVER)
 
 
-BY_KIND: Mapping[str, Callable[[Request], Shot]] = {"storage.slow": _slow, "storage.stall": _stall}
+def _burst(asked: Request) -> Shot:
+    host, writers, size_mib = asked.target.node, asked.params["writers"], asked.params["size"]
+    args = {
+        "argument": SERVER,
+        "writers": writers,
+        "size_bytes": size_mib << 20,
+        "period_s": asked.params["period"],
+    }
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "burst", args, claims=f"{host}/{SERVER}/burst"),
+        steps=(
+            Step(
+                do=f"# {writers} writers, {size_mib} MiB each to {SERVER}, together every {asked.params['period']:g} s",
+                undo="kill %1   # they also end with the holder",
+            ),
+        ),
+        must_move=(Witness(any_of=(f"{host}/tcp.PassiveOpens",), at_least=writers),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        shows={"what": SERVER},
+        of_workload=True,
+    )
+
+
+BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+    "storage.slow": _slow,
+    "storage.stall": _stall,
+    "storage.burst": _burst,
+}

@@ -1,4 +1,4 @@
-"""Hosts: frozen, robbed of CPU or of memory, a clock stepped, a disk full, a rank killed or hung."""
+"""Hosts: frozen, rebooted, robbed of CPU or of memory, a clock stepped, a disk full, a rank killed or hung."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ _FREEZE = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#3d405b",
+)
+
+_REBOOT = described(
+    name="host.reboot",
+    summary="the host reboots without a word to anybody (QEMU resets its VM; its switch ports keep their carrier); "
+    "nothing can revert it: it is over when the host is provisioned again",
+    binding={"host": "local"},
+    params=(),
+    fidelity={"soft": "real"},
+    armed_by="QEMU's event RESET",
+    must_move="the id of the host's boot, with an uptime that began after the fault (boot_id, uptime in /proc)",
+    must_not_move="rxe send_err of the other hosts",
+    reversible=False,
+    colour="#6a040f",
+    tried=(),
 )
 
 _STEAL = described(
@@ -105,4 +120,4 @@ _DISK = described(
     colour="#997b66",
 )
 
-KINDS = (_FREEZE, _STEAL, _MEMORY, _CLOCK, _DISK, _KILL, _HANG)
+KINDS = (_FREEZE, _REBOOT, _STEAL, _MEMORY, _CLOCK, _DISK, _KILL, _HANG)

@@ -17,8 +17,9 @@ class Refused(Exception):
 class Actuator(Protocol):
     """One way to act. Methods may raise OSError or Refused; none may leave a half-done change that `read` misses.
 
-    Three more that some have: `aim(qp, psn, ahead)` before arming, for what is only known then; `lay()` when armed, for
-    what takes long and hurts nobody, so that `on` comes at its moment (`off` undoes both); `tick(now_ns)` while on.
+    Four more that some have: `aim(qp, psn, ahead)` before arming, for what is only known then; `lay()` when armed, for
+    what takes long and hurts nobody, so that `on` comes at its moment (`off` undoes both); `tick(now_ns)` while on;
+    `wait_with(alive)` first of all, where `prepare` or `off` may take longer than a holder may be silent.
     """
 
     @property
@@ -51,6 +52,7 @@ _ACTUATORS = {
     "background": ("background", "BackgroundActuator"),
     "bgp_reset": ("frr", "BgpResetActuator"),
     "clock_step": ("clockstep", "ClockStepActuator"),
+    "burst": ("burst", "BurstActuator"),
     "cgroup": ("cgroup", "CgroupActuator"),
     "commands": ("commands", "CommandsActuator"),
     "detour": ("detour", "DetourActuator"),
@@ -69,6 +71,7 @@ _ACTUATORS = {
     "rnic_remove": ("rnic", "RnicRemoveActuator"),
     "rnic_reset": ("rnic", "RnicResetActuator"),
     "service": ("service", "ServiceActuator"),
+    "vm_reset": ("vmreset", "VmResetActuator"),
     "tamper": ("tamper", "TamperActuator"),
     "steer": ("steer", "SteerActuator"),
     "sysctl": ("sysctl", "SysctlActuator"),

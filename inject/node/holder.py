@@ -90,6 +90,9 @@ class Holder:
         if self.state != "idle":
             raise Refused(f"already {self.state}")
         actuator = make(request["actuator"], request["args"])
+        wait_with = getattr(actuator, "wait_with", None)
+        if wait_with is not None:
+            wait_with(lambda: self.watchdog.pat(time.monotonic_ns()))
         if request.get("mutate"):
             from inject.node.mutant import Mutant  # noqa: PLC0415 - only in tests of the harness itself
 

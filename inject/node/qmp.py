@@ -14,7 +14,7 @@ from typing import Any
 
 from inject.node.actuator import Refused
 
-__all__ = ["QmpActuator", "set_link"]
+__all__ = ["QmpActuator", "ask", "set_link"]
 
 
 class QmpActuator:
@@ -60,10 +60,26 @@ class QmpActuator:
 
 
 def set_link(path: str, nic: str, *, up: bool, timeout_s: float = 3.0) -> None:
-    """Set a link's state, waiting for our turn at the socket.
+    """Set a link's state.
 
     Raises:
         OSError: no answer by the deadline, or QEMU refused.
+    """
+    ask(path, "set_link", {"name": nic, "up": up}, timeout_s=timeout_s)
+
+
+def ask(
+    path: str,
+    command: str,
+    arguments: dict[str, Any] | None = None,
+    *,
+    event: str | None = None,
+    timeout_s: float = 3.0,
+) -> dict[str, Any]:
+    """What QEMU returns for a command, waiting for our turn at the socket; with `event`, that has been told too.
+
+    Raises:
+        OSError: no answer (or no such event) by the deadline, or QEMU refused.
     """
     deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as qmp:
@@ -71,19 +87,24 @@ def set_link(path: str, nic: str, *, up: bool, timeout_s: float = 3.0) -> None:
         qmp.connect(path)
         lines = qmp.makefile("rwb", buffering=0)
         json.loads(lines.readline() or b"{}")
-        for command in (
-            {"execute": "qmp_capabilities"},
-            {"execute": "set_link", "arguments": {"name": nic, "up": up}},
-        ):
-            lines.write(json.dumps(command).encode() + b"\n")
-            while True:
-                if time.monotonic() > deadline:
-                    raise OSError(f"QMP at {path} did not answer in {timeout_s:g} s")
-                answer = json.loads(lines.readline() or b'{"error":{"desc":"it closed the connection"}}')
-                if "error" in answer:
-                    raise OSError(f"QMP at {path} refused {command['execute']}: {answer['error'].get('desc')}")
-                if "return" in answer:
-                    break
+        _said(lines, path, "qmp_capabilities", {}, None, deadline)
+        return _said(lines, path, command, arguments or {}, event, deadline)
+
+
+def _said(
+    lines: Any, path: str, command: str, arguments: dict[str, Any], event: str | None, deadline: float
+) -> dict[str, Any]:
+    lines.write(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
+    returned, waits = None, event is not None
+    while returned is None or waits:
+        if time.monotonic() > deadline:
+            raise OSError(f"QMP at {path} did not answer {command} in time")
+        answer = json.loads(lines.readline() or b'{"error":{"desc":"it closed the connection"}}')
+        if "error" in answer:
+            raise OSError(f"QMP at {path} refused {command}: {answer['error'].get('desc')}")
+        waits = waits and answer.get("event") != event
+        returned = answer.get("return", returned)
+    return dict(returned)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def _oneway(asked: Request) -> Shot:
 def _drop(asked: Request) -> Shot:
     params = asked.params
     plain = params.get("opcode") == "any" and not any(
-        params.get(x) is not None for x in ("every", "psn", "qp", "burst")
+        params.get(x) is not None for x in ("every", "psn", "qp", "burst", "loss_bad", "loss_good")
     )
     if params.get("share") != 1 or not plain:
         raise Unsupported(

@@ -52,6 +52,8 @@ def case(lab: Lab, name: str, *, for_s: float = 3.0) -> Case:
             kind="packet.drop", target=f"{hosts[1].name}:{hosts[1].rnics[0].name}", for_s=for_s, params={"share": 0.2}
         ),
         "throttle": FaultSpec(kind="gpu.throttle", target=f"{hosts[0].name}:gpu0", for_s=for_s, params={"percent": 50}),
+        # Not one of KINDS: it is over when its host is back, which takes longer than any lease.
+        "reboot": FaultSpec(kind="host.reboot", target=hosts[-1].name, for_s=for_s),
     }[name]
     return Case(name=name, planned=plan(spec, lab.topology, lab_kind="soft"))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 
 import pytest
-from faults import work
+from faults import case, work
 
 from inject.injector import Injector
 from inject.journal import Journal
@@ -48,6 +49,8 @@ CASES = (
     ("rnic.remove", "host2:rxe1", 15.0, {}),
     ("gpu.lost", "host2:gpu0", 15.0, {}),
     ("gpu.xid", "host2:gpu0", 2.0, {"xid": 63, "period": 0.5, "count": 3}),
+    # Last, for it is over when the host has booted.
+    ("host.reboot", "host2", 2.0, {}),
 )
 
 LONGEST_S = 5.0
@@ -115,6 +118,33 @@ def test_a_killed_rank_is_proved(lab, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_job_on_a_host_that_reboots_fails_and_the_host_comes_back(lab, tmp_path):
+    """The job's peer is gone, and that is said; the boot is proved; that the lab looks as before is the fixture's."""
+    fault = case(lab, "reboot")
+    one, gone = lab.topology.hosts[0], lab.topology.host_by_name[fault.planned.place.node]
+    spec = FlowSpec(
+        src=f"{one.name}:{one.rnics[0].name}", dst=f"{gone.name}:{gone.rnics[0].name}", message_bytes=16384,
+        qps=2, depth=2, duration_s=600.0, peer_deadline_s=20.0, qp=QpParams(timeout=14, retry_cnt=6),
+    )  # fmt: skip
+    with flow.start(lab, spec) as running, Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        prepared = injector.prepare(fault.planned)
+        begin = time.monotonic()
+        armed = prepared.arm()
+        threading.Event().wait(2.0)
+        receipt = prepared.clear()
+        print(f"{gone.name} was back {time.monotonic() - begin:.1f} s after its reset", armed.readback)
+        result = running.wait(90.0)
+    assert receipt.proved, receipt.doubts
+    assert receipt.fired.witness == f"{gone.name}/boots"
+    assert receipt.cleared.ok, receipt.cleared.error
+    assert result.outcome == "failed"
+    assert gone.name in result.where, result.where
+    # A flow on a host that has come back carries on as any other.
+    with flow.start(lab, dataclasses.replace(spec, duration_s=2.0)) as again:
+        assert again.wait(60.0).outcome == "completed"
+
+
+@pytest.mark.slow
 def test_what_did_nothing_is_never_proved(lab, tmp_path, busy):
     """Every kind with its action replaced by nothing."""
     believed = []
@@ -141,6 +171,7 @@ def test_what_was_done_elsewhere_is_never_proved(lab, tmp_path, busy):
         "rtsw2": "rtsw1",
         "ctsw1": "ctsw2",
         "host1": "host3",
+        "host2": "host4",
         "host1:rxe0": "host3:rxe0",
         "host4": "host2",
     }

@@ -1,18 +1,29 @@
-"""Whoever dies, the target restores itself within its lease: controller killed, holder killed, holder stopped."""
+"""Whoever dies, the target restores itself within its lease: controller or holder killed or stopped, network cut."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from faults import KINDS, case, until
 
+from inject.boots import boot_of
+from inject.channels import local_python
+from inject.heal import PANIC_S, heal
 from inject.injector import Injector
 from inject.journal import Journal
+from inject.node import qmp
+from testbed import fingerprint
+from testbed.errors import LabError
+from testbed.softlab.lifecycle import BOOT_DEADLINE_S
 
 pytestmark = pytest.mark.soft
 
@@ -79,3 +90,111 @@ def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
         receipt = prepared.clear()
     assert receipt.cleared.ok, receipt.cleared.error
     assert receipt.cleared.by == "lease"
+
+
+WITNESS = "/run/witness-of-lease"
+NETS_UP_S = 90.0
+
+
+def looking(fault):
+    """Shell for the fault's target: wait until nothing of it is left, and write down the uptime of that moment."""
+    planned = fault.planned
+    if fault.name == "drop":
+        args = planned.request["args"]
+        gone = f"! ip netns exec {args['netns']} nft list tables netdev | grep -q {args['table']}"
+    else:
+        group = f"/sys/fs/cgroup/faultbed.slice/faultbed-{planned.target.text.partition(':')[2]}.service/cpu.max"
+        gone = f"grep -q ^max {group}"
+    return f"until {gone}; do sleep 0.1; done; cat /proc/uptime >{WITNESS}"
+
+
+@contextlib.contextmanager
+def without_management(lab, machine):
+    """Its management link is down in the block; a process of its own brings it up again should we die."""
+    socket, nic = str(lab.qmp_socket(machine)), lab.nic_id(machine, "mgmt0")
+    late = shlex.join([*local_python(), "-m", "inject.node.qmp", socket, nic])
+    timer = subprocess.Popen(["sh", "-c", f"sleep {2 * TTL_S + 30:g}; {late}"], start_new_session=True)
+    try:
+        qmp.set_link(socket, nic, up=False)
+        yield
+    finally:
+        qmp.set_link(socket, nic, up=True)
+        os.killpg(timer.pid, signal.SIGKILL)
+        timer.wait()
+
+
+def answers(lab, machine, *argv):
+    """What a machine prints; None: it does not answer (now), or has nothing to print."""
+    try:
+        return lab.node(machine).run(list(argv), check=False, timeout_s=10).stdout or None
+    except LabError:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["throttle", "drop"])
+def test_a_target_that_nobody_can_reach_restores_itself(lab, tmp_path, name):
+    """The management network is cut, both ends live: restored within TTL + 2 s, by the target's own clock."""
+    fault = case(lab, name, for_s=300.0)
+    machine = lab.carrier(fault.planned.place.node).name
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
+        prepared = injector.prepare(fault.planned)
+        assert prepared.arm().ok
+        lab.node(machine).run(["systemd-run", "-q", "--unit=witness-of-lease", "sh", "-c", looking(fault)])
+        cut_s = float(lab.node(machine).run(["cat", "/proc/uptime"]).stdout.split()[0])
+        with without_management(lab, machine):
+            threading.Event().wait(TTL_S + 3)
+        until(lambda: answers(lab, machine, "cat", WITNESS), within_s=NETS_UP_S)
+        took_s = float(answers(lab, machine, "cat", WITNESS).split()[0]) - cut_s
+        lab.node(machine).run(["rm", WITNESS])
+        print(f"{name}: restored {took_s:.1f} s after the cut")
+        receipt = prepared.clear()
+    assert TTL_S / 2 < took_s <= TTL_S + 2
+    assert receipt.cleared.ok, receipt.cleared.error
+    assert receipt.cleared.by == "lease"
+
+
+@pytest.mark.slow
+def test_a_host_that_reboots_under_a_fault_is_never_called_clean(lab, tmp_path):
+    """Reset behind our back: its fault is gone and so is all that provisioning made, which is DIRTY; heal mends it."""
+    fault = case(lab, "throttle", for_s=300.0)
+    host = fault.planned.place.node
+    before = fingerprint.capture(lab)
+    was = boot_of(lab.node(host)).id
+
+    def is_back():
+        with contextlib.suppress(LabError):
+            return boot_of(lab.node(host), timeout_s=10).id != was
+        lab.forget(host)
+        return False
+
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
+        prepared = injector.prepare(fault.planned)
+        assert prepared.arm().ok
+        qmp.ask(str(lab.qmp_socket(host)), "system_reset", event="RESET")
+        lab.forget(host)
+        until(is_back, within_s=BOOT_DEADLINE_S[lab.accelerator])
+        receipt = prepared.clear()
+    assert not receipt.proved
+    left = fingerprint.diff(before, fingerprint.capture(lab))
+    assert [line for line in left if line.startswith(f"{host}: rdma ")], left
+    assert f"{host}: provisioned it again: it has booted" in heal(lab)
+    assert fingerprint.settle(lab, before) == []
+    assert heal(lab) == []
+
+
+@pytest.mark.slow
+def test_panic_restores_a_lab_with_three_faults_in_five_seconds(lab, tmp_path):
+    """An uplink that flaps, an RNIC without carrier, a GPU that is throttled: one call, and none of them is there."""
+    faults = [case(lab, name, for_s=300.0) for name in ("uplink", "rnic", "throttle")]
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
+        for fault in faults:
+            assert injector.prepare(fault.planned).arm().ok
+        assert not any(fault.is_restored(lab) for fault in faults)
+        begin = time.monotonic()
+        done = heal(lab, panic=True)
+        took_s = time.monotonic() - begin
+        left = [fault.name for fault in faults if not fault.is_restored(lab)]
+        print(f"heal --panic: {took_s:.1f} s", *done, sep="\n  ")
+    assert left == []
+    assert took_s <= PANIC_S

@@ -16,7 +16,7 @@ from traffic.storage import Storage
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
 
-CASES = (("storage.stall", 3.0, {}), ("storage.slow", 4.0, {"percent": 5}))
+CASES = (("storage.stall", 3.0, {}), ("storage.slow", 4.0, {"percent": 5}), ("storage.burst", 4.0, {}))
 
 
 @pytest.fixture

@@ -76,6 +76,31 @@ def test_a_switch_whose_links_all_went_is_one_finding():
     assert (found.cause, found.place, found.name) == ("link-down", "ctsw", "ctsw1")
 
 
+def test_a_host_that_counts_anew_has_rebooted():
+    """Its counters stand lower than before; that its links came up meanwhile, and that its peers waited, follows."""
+    network = Network(5).run().hang("host3")
+    run = network.measured("host.reboot", "host3")
+    boot = {"ip.InDelivers": 900, "tcp.PassiveOpens": 4, "cpu0.wait_us": 7_000, "be0.carrier_changes": 2}
+    before, after = ({**run.counters_before}, {**run.counters_after})
+    before["host3"] = {**dict.fromkeys(boot, 5_000), "be0.carrier_changes": 1, "ip.hash_policy": 1}
+    after["host3"] = {**boot, "ip.hash_policy": 0}
+    run = msgspec.structs.replace(run, counters_before=before, counters_after=after)
+    (found, *others) = attribute(run)
+    assert (found.cause, found.place, found.name) == ("host-reboot", "rank", "host3")
+    assert "ip.InDelivers from 5000 to 900" in found.evidence[0]
+    assert not found.is_network
+    assert not [one for one in others if one.confidence >= 0.5]
+    assert score([(run, ())]).right == 1
+
+
+def test_one_counter_that_fell_is_no_boot():
+    run = Network(5).run().measured(None, "")
+    before = {**run.counters_before, "host3": {"ip.InDelivers": 9, "rxe0.sent_pkts": 9, "clock.stepped": 9}}
+    after = {**run.counters_after, "host3": {"ip.InDelivers": 8, "rxe0.sent_pkts": 0, "clock.stepped": 0}}
+    run = msgspec.structs.replace(run, counters_before=before, counters_after=after)
+    assert "host-reboot" not in {one.cause for one in attribute(run)}
+
+
 def test_what_follows_from_a_link_that_went_is_no_second_finding():
     network = Network(6).run()
     link = network.topology.uplinks[0]

@@ -444,6 +444,8 @@ for = "2s"
     ("kind", "target", "said"),
     [
         ("storage.stall", "host4", None),
+        ("storage.burst", "host4", None),
+        ("storage.burst", "host2", r"no storage .* there; it has on host4"),
         ("storage.slow", "host1", r"no storage .* there; it has on host4"),
         ("host.rank-hang", "host2", None),
         ("host.rank-kill", "host3", r"no rank there; it has on host1, host2"),

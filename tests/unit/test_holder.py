@@ -5,16 +5,14 @@ The target is a QMP socket that keeps what it was told; guests are the business 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from qmp_server import Qemu
 
 from inject.channels import LocalChannel, local_python
 from inject.node import holder
@@ -22,43 +20,6 @@ from testbed import clock
 from testbed.errors import Unreachable
 
 TTL_S = 1.5
-
-
-class Qemu:
-    """A QMP server that knows one device and remembers the state of its link."""
-
-    def __init__(self, path: Path) -> None:
-        self.links: list[bool] = []
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(str(path))
-        self._server.listen()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._thread.join(timeout=5)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                return
-            with client, client.makefile("rwb") as lines, contextlib.suppress(OSError):
-                lines.write(b'{"QMP": {}}\n')
-                lines.flush()
-                for line in lines:
-                    command = json.loads(line)
-                    answer = {"return": {}}
-                    if command["execute"] == "set_link":
-                        if command["arguments"]["name"] == "nic-be0":
-                            self.links.append(command["arguments"]["up"])
-                        else:
-                            answer = {"error": {"desc": "Device not found"}}
-                    lines.write(json.dumps({"event": "X"}).encode() + b"\n" + json.dumps(answer).encode() + b"\n")
-                    lines.flush()
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import threading
 
 import pytest
@@ -31,6 +33,22 @@ def test_a_journal_cut_at_any_byte_loses_at_most_one_record(tmp_path_factory, da
     path.write_bytes(raw[:cut])
     records = read(path)
     assert [record.seq for record in records] == list(range(whole))
+
+
+def test_a_journal_cut_at_a_thousand_offsets_loses_at_most_one_record(tmp_path):
+    """A thousand cuts, drawn once and for all: what is read is what was written, but for the record that was cut."""
+    path, cut = tmp_path / "journal.jsonl", tmp_path / "cut.jsonl"
+    write(path, 40)
+    written, raw = read(path), path.read_bytes()
+    starts = [0, *itertools.accumulate(len(line) for line in raw.splitlines(keepends=True))][:-1]
+    assert len(written) == len(starts) == 80
+    drawn = random.Random(4)
+    for offset in [0, len(raw), *(drawn.randint(0, len(raw)) for _ in range(998))]:
+        cut.write_bytes(raw[:offset])
+        found = read(cut)
+        assert found == written[: len(found)]
+        begun = sum(start < offset for start in starts)
+        assert begun - 1 <= len(found) <= begun
 
 
 @settings(deadline=None)  # each record is fsynced, and disks have their moods

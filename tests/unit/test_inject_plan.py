@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -96,6 +97,7 @@ SAMPLES = {
     "host.disk-full": ("host4", {}),
     "storage.slow": ("host4", {}),
     "storage.stall": ("host4", {}),
+    "storage.burst": ("host4", {}),
     "switch.reboot": ("ctsw1", {}),
     "switch.drain": ("ctsw1", {}),
     "rnic.reset": ("host1:rxe0", {}),
@@ -108,6 +110,7 @@ SAMPLES = {
     "switch.withdraw": ("rtsw1", {}),
     "switch.hash-policy": ("rtsw1", {}),
     "host.freeze": ("host1", {}),
+    "host.reboot": ("host1", {}),
     "host.cpu-steal": ("host1", {"share": 0.5}),
     "host.memory-pressure": ("host1", {}),
     "host.rank-kill": ("host1", {}),
@@ -290,6 +293,50 @@ def test_a_burst_has_the_mean_that_was_asked_for():
     assert into / (into + back) == pytest.approx(0.01, rel=1e-3)
     assert (1 / back, args["count"]) == (pytest.approx(4), "drops")
     assert "numgen" not in args["ruleset"]
+
+
+def gilbert_elliott(**params):
+    queue = soft("packet.drop", "host1:rxe0", **params).request["args"]["queue"]
+    return [float(word.rstrip("%")) / 100 for word in queue.split("gemodel ")[1].split()]
+
+
+@given(st.floats(0.5, 1), st.floats(0, 0.1), st.floats(0.12, 0.4), st.floats(10, 1000))
+def test_both_states_of_a_channel_lose_what_was_asked_for(loss_bad, loss_good, share, burst):
+    """Gilbert and Elliott: the chain that the kernel runs has the mean share that was asked for, and the mean stay."""
+    into, back, bad, good = gilbert_elliott(share=share, burst=burst, loss_bad=loss_bad, loss_good=loss_good)
+    assert (bad, good) == (pytest.approx(loss_bad, abs=1e-6), pytest.approx(loss_good, abs=1e-6))
+    assert 1 / back == pytest.approx(burst, rel=1e-2)
+    in_bad = into / (into + back)
+    assert in_bad * bad + (1 - in_bad) * good == pytest.approx(share, rel=1e-2)
+
+
+def test_the_chain_of_the_kernel_gives_that_share():
+    """As net/sched/sch_netem.c goes on from packet to packet, 400,000 of them; the bad state comes in bursts."""
+    into, back, bad, good = gilbert_elliott(share=0.05, burst=20, loss_bad=0.5, loss_good=0.01)
+    drawn = random.Random(7)
+    is_bad, lost, stays, entered = False, 0, 0, 0
+    for _ in range(400_000):
+        stays += is_bad
+        lost += drawn.random() > 1 - bad if is_bad else drawn.random() < good
+        turns = drawn.random() < (back if is_bad else into)
+        entered += turns and not is_bad
+        is_bad ^= turns
+    assert lost / 400_000 == pytest.approx(0.05, rel=0.05)
+    assert stays / entered == pytest.approx(20, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"share": 0.1, "loss_bad": 0.5}, "add burst"),
+        ({"share": 0.1, "burst": 5, "loss_good": 0.2}, "is not between the loss in the good state"),
+        ({"share": 0.5, "burst": 5, "loss_bad": 0.4}, "is not between the loss in the good state"),
+        ({"share": 0.45, "burst": 1, "loss_bad": 0.5}, "cannot come in bursts of only 1 packets"),
+    ],
+)
+def test_a_channel_that_cannot_be_is_refused(params, said):
+    with pytest.raises(UsageError, match=said):
+        soft("packet.drop", "host1:rxe0", **params)
 
 
 def test_a_detour_leaves_the_queue_of_the_port_alone():
@@ -476,6 +523,7 @@ def test_the_same_fault_twice_collides_unless_it_composes(kind):
         (("host.freeze", "host1"), ("host.cpu-steal", "host1"), "hog of host host1"),
         (("host.freeze", "host1"), ("link.down", "host1:rxe0"), "link rtsw1:host1:rxe0"),
         (("host.freeze", "host1"), ("gpu.thermal", "host1:gpu0"), "of host host1"),
+        (("host.reboot", "host1"), ("host.disk-full", "host1"), "of host host1"),
         (("rnic.reset", "host1:rxe0"), ("rnic.remove", "host1:rxe0"), "host1:rxe0"),
         (("rnic.reset", "host1:rxe0"), ("link.down", "host1:rxe0"), "link rtsw1:host1:rxe0"),
         (("rnic.remove", "host1:rxe0"), ("link.down", "rtsw1:host1:rxe0"), "link rtsw1:host1:rxe0"),
@@ -603,7 +651,8 @@ def test_a_stopped_process_of_a_rack_may_be_somebodys(tmp_path, kind, argument, 
         process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        text = script(healed(tmp_path, kind, SimpleNamespace(links=())), "host1")
+        bare = SimpleNamespace(links=(), switches=(), host_by_name={})
+        text = script(healed(tmp_path, kind, bare), "host1")
         only = text[text.index("for p in $(grep -ls '^State") :].replace(
             "/proc/[0-9]*/status", f"/proc/{process.pid}/status"
         )
@@ -621,6 +670,8 @@ def test_every_kind_can_be_planned_and_made(kind):
     args = dict(planned.request["args"])
     if planned.request["actuator"] == "qmp":
         args |= {"socket": "/none", "nic": "nic-be0", "python": ["python3"]}
+    if planned.request["actuator"] == "vm_reset":
+        args |= {"socket": "/none", "rejoin": ["python3", "-m", "inject.rejoin", "soft.yml", "host1"]}
     actuator = make(planned.request["actuator"], args)
     assert planned.target.kind in CATALOGUE[kind].targets
     assert actuator.hits() in (None, 0)

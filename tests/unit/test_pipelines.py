@@ -66,6 +66,18 @@ def test_a_rack_is_reserved_checked_and_released_in_any_case():
     assert "merge_request" not in str(gitlab["rules"])
 
 
+def test_unit_tests_run_on_every_python_that_is_promised():
+    """Digests of schedules are the same on all of them (test_profiles.py): a replay does not depend on whose it is."""
+    promised = ["3.11", "3.12", "3.13"]
+    github = yaml.safe_load((HOUSE / ".github/workflows/soft-lab.yml").read_text())["jobs"]["unit"]
+    assert github["strategy"]["matrix"]["python"] == promised
+    assert github["steps"][1]["with"]["python-version"] == "${{ matrix.python }}"
+    gitlab = yaml.safe_load((HOUSE / ".gitlab-ci.yml").read_text())["unit"]
+    assert gitlab["parallel"]["matrix"] == [{"PYTHON_VERSION": promised}]
+    assert "$PYTHON_VERSION" in gitlab["image"]
+    assert f'requires-python = ">={promised[0]}"' in (HOUSE / "pyproject.toml").read_text()
+
+
 def test_results_are_kept_also_of_a_failure():
     for path in (HOUSE / ".github" / "workflows").glob("*-lab.yml"):
         steps = yaml.safe_load(path.read_text())["jobs"]["lab"]["steps"]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 import zlib
 
 import pytest
 
+from inject.node.actuator import Refused
+from inject.node.burst import BurstActuator, listening
 from testbed.errors import UsageError
 from traffic import storage
 from traffic.flight import standing
@@ -20,11 +24,14 @@ from traffic.node.storage import blocks, checksum
 from traffic.results import Checkpoint, Iteration
 from traffic.storage import Storage
 
+OURS = f"of-test-{os.getpid()}"
+"""An argument that no other server on this machine has."""
+
 
 @pytest.fixture
 def server():
     process = subprocess.Popen(
-        [sys.executable, "-m", "traffic.node.storage", "127.0.0.1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "traffic.node.storage", "127.0.0.1", OURS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     process.port = json.loads(process.stdout.readline())["port"]
     yield process
@@ -92,6 +99,32 @@ def test_what_is_no_request_is_answered_and_others_are_served(server, line):
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(b'{"get": 3}\n')
         assert json.loads(client.makefile("rb").readline())["bytes"] == 3
+
+
+def test_checkpoints_of_another_job_collide_with_those_of_ours(server):
+    """The real server takes them, checks them and answers; it is found by its process and not by its port."""
+    fault = BurstActuator(argument=OURS, writers=3, size_bytes=100_000, period_s=0.1)
+    assert (server.port in [port for _, port in listening(server.pid)]) and not fault.prepare()["applied"]
+    assert fault.read()["server"].endswith(f":{server.port}")
+    fault.on()
+    try:
+        assert fault.read()["applied"]
+        deadline = time.monotonic() + 20
+        while fault.hits() < 6:  # twice all of them
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.02)
+    finally:
+        fault.off()
+    assert not fault.read()["applied"]
+    done = fault.hits()
+    fault.close()
+    assert server.poll() is None
+    assert fault.hits() == done
+
+
+def test_without_storage_there_is_nothing_to_collide_with():
+    with pytest.raises(Refused, match="does the job have its storage on this host"):
+        BurstActuator(argument="traffic.node.nothing", writers=1, size_bytes=1, period_s=1.0).prepare()
 
 
 def test_a_storage_that_dies_is_named(server, loop):

@@ -1,0 +1,50 @@
+"""A lab of which only what runs beside QEMU is there, for processes that are cut short in the middle of a fault.
+
+python local_lab.py FOLDER       `faultbed inject link.flap host1:rxe0` on it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import inject.injector
+from harness.cli import faults
+from harness.cli.context import Session
+from testbed import fingerprint
+from testbed.fingerprint import Fingerprint
+from testbed.inventory import load
+from testbed.shipped import inventories
+
+SOFT = load(inventories() / "soft.yml")
+
+
+def lab_at(folder: Path) -> SimpleNamespace:
+    """The lab whose QMP socket is `folder`/qmp; its counters say that the carrier went and is back."""
+    changes = itertools.count()
+    inject.injector.counters.read = lambda *_, **__: {"host1": {"be0.carrier": 1, "be0.carrier_changes": next(changes)}}
+    fingerprint.capture = lambda _: Fingerprint(nodes={"host1": {"link be0": "UP"}})
+    return SimpleNamespace(
+        inventory_model=SOFT, topology=SOFT.topology, name="soft", kind="soft", state_dir=folder,
+        qmp_socket=lambda _: folder / "qmp", nic_id=lambda _, netdev: f"nic-{netdev}", guard=lambda: None,
+        heartbeat=lambda: None,
+    )  # fmt: skip
+
+
+class Here(Session):
+    """The command line on that lab."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Path("soft"))
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def working(self, *_, **__):
+        yield lab_at(self._folder)
+
+
+if __name__ == "__main__":
+    faults.inject.main(["link.flap", "host1:rxe0", "--for", "60s"], obj=Here(Path(sys.argv[1])))

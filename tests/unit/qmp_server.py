@@ -1,0 +1,56 @@
+"""A QMP server that stands where QEMU's is: it remembers links and resets, and tells of both as QEMU does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from pathlib import Path
+
+
+class Qemu:
+    """Knows the device `nic-be0`; `late_s` is how long it takes to give a link its carrier back."""
+
+    def __init__(self, path: Path) -> None:
+        self.links: list[bool] = []
+        self.resets, self.status, self.tells = 0, "running", True
+        self.late_s, self.is_asked = 0.0, threading.Event()
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(str(path))
+        self._server.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(timeout=5)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            with client, client.makefile("rwb", buffering=0) as lines, contextlib.suppress(OSError):
+                lines.write(b'{"QMP": {}}\n')
+                for line in lines:
+                    command = json.loads(line)
+                    said = [{"event": "X"}, *self._answer(command["execute"], command.get("arguments") or {})]
+                    lines.write(b"".join(json.dumps(each).encode() + b"\n" for each in said))
+
+    def _answer(self, command: str, arguments: dict) -> list[dict]:
+        if command == "query-status":
+            return [{"return": {"status": self.status}}]
+        if command == "system_reset":
+            self.resets += 1
+            return [{"return": {}}, *[{"event": "RESET", "data": {"guest": False}}] * self.tells]
+        if command == "set_link" and arguments["name"] != "nic-be0":
+            return [{"error": {"desc": "Device not found"}}]
+        if command == "set_link":
+            if arguments["up"] and self.late_s:
+                self.is_asked.set()
+                threading.Event().wait(self.late_s)
+            self.links.append(arguments["up"])
+        return [{"return": {}}]

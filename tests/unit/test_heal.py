@@ -1,0 +1,163 @@
+"""Healing: what is found in a real network namespace, what is done side by side, and what a boot has taken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from inject import heal as heal_module
+from inject.heal import PANIC_S, heal, script
+from inject.node.steer import PRIORITY, TABLE
+from testbed.errors import RevertFailed
+from testbed.inventory import load
+from testbed.node import Completed
+from testbed.shipped import inventories
+
+SOFT = load(inventories() / "soft.yml").topology
+LEFT = f"""
+nft add table netdev faultbed_1234abcd && nft add table netdev somebodys
+ip link add fbvia1234abcd up type ifb && ip link add fbother up type ifb
+tc qdisc add dev fbother clsact
+ip rule add priority {PRIORITY} lookup {TABLE}
+"""
+
+
+def in_a_namespace(text):
+    """Run shell in a network namespace of its own; skip where that is not allowed, or tools are missing."""
+    tools = [name for name in ("unshare", "nft", "ip", "tc") if shutil.which(name) is None]
+    if tools or os.geteuid() != 0:
+        pytest.skip(f"needs root, and {', '.join(tools) or 'a network namespace'}")
+    return subprocess.run(["unshare", "--net", "sh", "-c", text], capture_output=True, text=True, check=False)
+
+
+def test_a_namespace_is_swept_of_what_is_ours_and_of_nothing_else():
+    if in_a_namespace(f"set -e; {LEFT}").returncode:
+        pytest.skip("this kernel has no ifb, clsact or nftables")
+    sweep = f"sh -c {heal_module.shlex.quote(heal_module._SWEEP)} sweep ' in here'"
+    look = "nft list tables; tc qdisc show; ip -o link show; ip rule show"
+    done = in_a_namespace(f"{LEFT}\n{sweep}\necho ---\n{look}\necho ---\n{sweep}")
+    said, left, again = done.stdout.split("---\n")
+    assert sorted(said.splitlines()) == [
+        "healed: removed fbvia1234abcd in here",
+        "healed: removed nft table faultbed_1234abcd in here",
+        f"healed: removed the rule to table {TABLE} in here",
+    ]
+    assert all(mark not in left for mark in ("faultbed_", "fbvia", f"lookup {TABLE}"))
+    assert all(other in left for other in ("somebodys", "fbother", "clsact"))
+    assert again == ""
+
+
+TOOLS = {
+    "nft": """case "$*" in
+        "list tables netdev") printf 'table netdev faultbed_12ab\\ntable netdev somebodys\\n';;
+        esac""",
+    "tc": """case "$*" in
+        "qdisc show") printf 'qdisc noqueue 0: dev lo root refcnt 2\\nqdisc clsact ffff: dev p1 parent ffff:fff1\\n'
+            printf 'qdisc clsact ffff: dev p2 parent ffff:fff1\\nqdisc pfifo 1: dev p3 root\\n';;
+        "filter show dev p1 egress") echo 'match mark 0xfb000001/0xffffffff';;
+        "filter show dev p2 egress") echo 'match mark 0x1';;
+        esac""",
+    "ip": f"""case "$*" in "rule show priority {PRIORITY}") echo '{PRIORITY}: from all lookup {TABLE}';; esac""",
+}
+
+
+def test_the_sweep_changes_what_is_marked(tmp_path):
+    """With tools that only say what there is, and write down what they are asked to change."""
+    for name, does in TOOLS.items():
+        tool = tmp_path / name
+        tool.write_text(f'#!/bin/sh\ncase "$*" in *del*|*flush*) echo "{name} $*" >>{tmp_path}/done;; esac\n{does}\n')
+        tool.chmod(0o755)
+    subprocess.run(
+        ["sh", "-c", heal_module._SWEEP], check=True, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, timeout=30
+    )
+    assert (tmp_path / "done").read_text().splitlines() == [
+        "nft delete table netdev faultbed_12ab",
+        "tc qdisc del dev p1 clsact",
+        f"ip rule del priority {PRIORITY}",
+        f"ip route flush table {TABLE}",
+    ]
+
+
+class Machine:
+    """A node whose answer is what `does` gives."""
+
+    def __init__(self, name, does):
+        self.name, self._does = name, does
+
+    def run(self, argv, *, check=True, timeout_s=60.0):
+        return Completed(argv=tuple(argv), rc=0, stdout=self._does(argv[-1], timeout_s), stderr="")
+
+
+def lab_of(tmp_path, does):
+    (tmp_path / "faults").mkdir(exist_ok=True)
+    names = ("host1", "host2", "fabric")
+    return SimpleNamespace(
+        name="soft", kind="soft", topology=SOFT, state_dir=tmp_path, nodes=lambda: names,
+        node=lambda name: Machine(name, lambda text, timeout_s: does(name, text, timeout_s)),
+        carrier=lambda name: SimpleNamespace(name=name if name.startswith("host") else "fabric"),
+        netns=lambda name: None if name.startswith("host") else name,
+    )  # fmt: skip
+
+
+def test_in_panic_all_is_done_at_once(tmp_path):
+    """A VM that stands still answers only once the revert beside QEMU has run, which here waits for all machines."""
+    everybody = threading.Barrier(3)
+
+    def does(name, text, timeout_s):
+        assert timeout_s == PANIC_S
+        everybody.wait(PANIC_S)
+        (tmp_path / "asked").touch()
+        while not (tmp_path / "reverted").exists():
+            threading.Event().wait(0.01)
+        return "healed: stopped unit faultbed-fault-x\n" if name == "host2" else ""
+
+    lab = lab_of(tmp_path, does)
+    for name in ("a", "b"):
+        wait = f"until [ -e {tmp_path}/asked ]; do sleep 0.01; done; touch {tmp_path}/reverted"
+        (tmp_path / "faults" / f"{name}.revert").write_text(wait)
+    begin = time.monotonic()
+    assert heal(lab, panic=True) == [
+        "here: ran stored revert a.revert",
+        "here: ran stored revert b.revert",
+        "host2: stopped unit faultbed-fault-x",
+    ]
+    assert time.monotonic() - begin < PANIC_S
+    assert list((tmp_path / "faults").iterdir()) == []
+
+
+def test_a_revert_that_fails_keeps_no_other_from_being_done(tmp_path):
+    lab = lab_of(tmp_path, lambda *_: "")
+    (tmp_path / "faults" / "a.revert").write_text("echo no QEMU >&2; exit 1")
+    (tmp_path / "faults" / "b.revert").write_text("true")
+    with pytest.raises(RevertFailed, match=r"a\.revert: no QEMU"):
+        heal(lab, panic=True)
+    assert [path.name for path in (tmp_path / "faults").iterdir()] == ["a.revert"]
+
+
+def test_what_a_boot_has_taken_is_provisioned_again(tmp_path, monkeypatch):
+    """The machine says what it lacks, and is not blamed for ports that it does not have; no other is touched."""
+    provisioned = []
+    monkeypatch.setattr(heal_module.rejoin, "provision_machines", lambda _, names: provisioned.extend(names))
+    monkeypatch.setattr(heal_module, "_carriers", lambda _: [])
+
+    def does(name, text, _):
+        if name != "host1":
+            return ""
+        only = text[text.index("for x in ") :]
+        return subprocess.run(["sh", "-c", only], capture_output=True, text=True, check=True).stdout
+
+    assert heal(lab_of(tmp_path, does)) == ["host1: provisioned it again: it has booted"]
+    assert provisioned == ["host1"]
+
+
+def test_each_machine_is_asked_for_what_provisioning_makes_there(tmp_path):
+    lab = lab_of(tmp_path, None)
+    assert "/sys/class/infiniband/rxe0 /sys/class/infiniband/rxe1;" in script(lab, "host1")
+    assert all(f"/run/netns/{switch.name}" in script(lab, "fabric") for switch in SOFT.switches)
+    assert "/run/netns/" not in script(lab, "host1").partition("for x in")[2]

@@ -1,0 +1,167 @@
+"""Whoever is ended in the middle of a fault, and how: Ctrl-C twice, pytest-timeout, a killed worker. Nothing is left.
+
+Real processes: the command line, pytest with our plugin and pytest-timeout, the holder and its guardian. Only what
+stands for QEMU, and the lab's machines, is ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from qmp_server import Qemu
+
+from inject.injector import Injector
+from inject.journal import Journal
+from testbed import dirty
+from testbed.errors import RevertFailed
+
+HOUSE = Path(__file__).resolve().parents[2]
+START_S = 60.0
+TTL_S = 10.0
+
+CONFTEST = """
+import pathlib, pytest
+from local_lab import lab_at
+
+@pytest.fixture
+def lab():
+    return lab_at(pathlib.Path(__file__).parent)
+
+@pytest.fixture
+def armed(inject):
+    prepared = inject("link.flap", "host1:rxe0")
+    assert prepared.arm().ok
+    return prepared
+"""
+TEST = """
+import threading
+def test_it(armed):
+    threading.Event().wait(60)
+"""
+
+
+@pytest.fixture
+def qemu(tmp_path):
+    server = Qemu(tmp_path / "qmp")
+    yield server
+    server.close()
+
+
+def started(tmp_path, *words, **env):
+    """A process of ours in a group of its own, as in a shell's foreground."""
+    path = os.pathsep.join((str(HOUSE), str(Path(__file__).parent)))
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONPATH": path, **env},
+    )  # fmt: skip
+
+
+def until(condition, *, within_s):
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < within_s, "it did not happen in time"
+        threading.Event().wait(0.02)
+
+
+def is_restored(qemu, tmp_path):
+    return qemu.links[-1] is True and not list((tmp_path / "faults").glob("*.revert"))
+
+
+def test_a_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
+    """The first one begins to clear; the second comes in the middle of that, which leaves it to the target.
+
+    Nobody has seen the end of it then: the lab is DIRTY until somebody looks.
+    """
+    with started(tmp_path, str(HOUSE / "tests/unit/local_lab.py"), str(tmp_path)) as process:
+        until(lambda: False in qemu.links, within_s=START_S)
+        until((tmp_path / "journal").exists, within_s=START_S)
+        qemu.late_s = 1.0
+        os.killpg(process.pid, signal.SIGINT)
+        assert qemu.is_asked.wait(START_S)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=START_S)[0]
+    assert process.returncode != 0, said
+    until(lambda: is_restored(qemu, tmp_path), within_s=TTL_S + 2)
+    assert "nobody has seen the end of link.flap on host1:rxe0" in dirty.reasons(tmp_path)[0]
+    assert "heal" in said
+
+
+def test_one_ctrl_c_clears_and_leaves_no_doubt(qemu, tmp_path):
+    with started(tmp_path, str(HOUSE / "tests/unit/local_lab.py"), str(tmp_path)) as process:
+        until(lambda: False in qemu.links, within_s=START_S)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=START_S)
+    assert is_restored(qemu, tmp_path)
+    assert not dirty.is_marked(tmp_path)
+
+
+def test_a_fault_that_does_not_go_away_is_abandoned_and_the_others_are_cleared(tmp_path):
+    """Ctrl-C in the middle of two faults, one of which cannot be reverted: who asks is told which."""
+    cleared = []
+
+    def stands_for(target, *, ok):
+        receipt = SimpleNamespace(kind="link.flap", target=target, cleared=SimpleNamespace(ok=ok, error="no QEMU"))
+        return SimpleNamespace(clear=lambda: cleared.append(target) or receipt)
+
+    with Journal(tmp_path / "journal") as journal:
+        injector = Injector(SimpleNamespace(), journal)
+        injector._open += [stands_for("host1:rxe0", ok=True), stands_for("host2:rxe0", ok=False)]
+        with pytest.raises(RevertFailed, match="host2:rxe0: no QEMU"):
+            injector.clear_all()
+    assert cleared == ["host2:rxe0", "host1:rxe0"]
+    assert injector.abandoned == ("link.flap on host2:rxe0",)
+
+
+@pytest.mark.parametrize("how", ["signal", "thread", "SIGKILL"])
+def test_a_test_that_is_killed_inside_a_fault_leaves_nothing(qemu, tmp_path, how):
+    """pytest-timeout raises in the test (signal) or ends the process at once (thread); a worker may be killed."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(TEST)
+    method = "thread" if how == "SIGKILL" else how
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntimeout_func_only = true\ntimeout_method = {method}\n")
+    seconds = 60 if how == "SIGKILL" else 1
+    with started(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={seconds}", ".") as process:
+        until(lambda: False in qemu.links, within_s=START_S)
+        if how == "SIGKILL":
+            os.killpg(process.pid, signal.SIGKILL)
+        said = process.communicate(timeout=START_S)[0]
+    assert process.returncode != 0
+    until(lambda: is_restored(qemu, tmp_path), within_s=TTL_S + 2)
+    assert how == "SIGKILL" or "Timeout" in said, said
+
+
+HOLDS = """
+import pathlib, threading
+from harness.pytest_plugin import _hold
+def test_it(request):
+    _hold(request.config)
+    pathlib.Path("held").touch()
+    threading.Event().wait(60)
+"""
+
+
+def test_of_two_workers_one_has_the_lab_and_the_other_is_told_who(tmp_path):
+    """As pytest-xdist starts them: one session, one FAULTBED_HOME, a process each."""
+    (tmp_path / "test_it.py").write_text(HOLDS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--lab", str(HOUSE / "inventory/soft.yml"), ".")
+    shared = {"FAULTBED_HOME": str(tmp_path / "home"), "PYTEST_XDIST_TESTRUNUID": "one"}
+    with started(tmp_path, *words, **shared, PYTEST_XDIST_WORKER="gw0") as first:
+        try:
+            until((tmp_path / "held").exists, within_s=START_S)
+            with started(tmp_path, *words, **shared, PYTEST_XDIST_WORKER="gw1") as second:
+                said = second.communicate(timeout=START_S)[0]
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+        first.communicate(timeout=START_S)
+    assert second.returncode == 1, said
+    assert "Reserved" in said
+    assert f"(process {first.pid})" in said

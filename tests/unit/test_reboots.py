@@ -1,0 +1,232 @@
+"""A host that reboots: reset through QMP, brought back by a program that may take long, proved by its boot id.
+
+QMP server and program are stand-ins behind the seams that the real ones have; the holder and its guardian are real.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from qmp_server import Qemu
+
+from inject.boots import Boots, boot_of
+from inject.channels import LocalChannel, local_args
+from inject.plan import FaultSpec, plan
+from inject.rejoin import look, rejoin
+from inject.safety import Forbidden, check
+from testbed import inventory
+from testbed.errors import CommandFailed, RevertFailed, Unreachable, UsageError
+from testbed.inventory_schema import SafetyVars
+from testbed.shipped import inventories
+
+SOFT = inventory.load(inventories() / "soft.yml")
+
+
+@pytest.fixture
+def qemu(tmp_path):
+    server = Qemu(tmp_path / "qmp")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def held(request, qemu, tmp_path):
+    """A guardian that takes a holder for dead after a second (or as told), and its holder."""
+    channel = LocalChannel("t", tmp_path / "t.revert", watchdog_s=getattr(request, "param", 1.0))
+    assert channel.receive(timeout_s=10)["event"] == "ready"
+    yield channel
+    channel.close()
+
+
+def ask(channel, do, **rest):
+    channel.send({"do": do, **rest})
+    return channel.receive(timeout_s=30)
+
+
+def prepare(channel, tmp_path, *, back="true", **rest):
+    """`back` is shell: what bringing the host back takes; it is written down each time that it is done."""
+    done = shlex.quote(str(tmp_path / "rejoined"))
+    script = f'case "$1" in --look) echo "boot-1";; *) {back} && echo "$@" >>{done};; esac'
+    args = {"host": "host1", "socket": str(tmp_path / "qmp"), "rejoin": ["sh", "-c", script, "rejoin"]}
+    return ask(
+        channel, "prepare", id="t", actuator="vm_reset", args=args, edges=[[0.0, True]], window_s=60.0, ttl_s=1.5,
+        revert_dir=str(tmp_path), **rest,
+    )  # fmt: skip
+
+
+def rejoined(tmp_path):
+    path = tmp_path / "rejoined"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def until(condition, *, within_s):
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < within_s, "it did not happen in time"
+        threading.Event().wait(0.02)
+
+
+def test_a_reset_is_armed_by_qemus_word_and_over_when_the_host_is_back(held, qemu, tmp_path):
+    """Bringing it back takes twice as long as a holder may be silent: it says that it lives, and is not killed."""
+    assert prepare(held, tmp_path, back="sleep 2.5")["before"]["boot"] == "boot-1"
+    assert qemu.resets == 0
+    armed = ask(held, "arm")
+    assert (armed["readback"]["applied"], armed["readback"]["resets"]) == (True, 1)
+    assert (tmp_path / "t.revert").exists()
+    cleared = ask(held, "clear")
+    assert cleared["ok"]
+    assert cleared["observed"]["count"] == 1
+    assert not (tmp_path / "t.revert").exists()
+    assert rejoined(tmp_path) == ["--unless boot-1"]
+
+
+@pytest.mark.parametrize("how", ["SIGKILL of the holder", "end of the controller"])
+def test_a_host_is_brought_back_whoever_dies(held, qemu, tmp_path, how):
+    prepare(held, tmp_path)
+    ask(held, "arm")
+    if how == "end of the controller":
+        held.close()
+    else:
+        guardian = held.guardian_pid
+        children = Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+    until(lambda: rejoined(tmp_path) and not (tmp_path / "t.revert").exists(), within_s=5)
+
+
+def test_a_host_that_does_not_come_back_is_no_clear(held, tmp_path):
+    """The revert stays on disk, for whoever heals; why it failed is said."""
+    prepare(held, tmp_path, back="{ echo no answer; exit 1; }")
+    ask(held, "arm")
+    cleared = ask(held, "clear")
+    assert not cleared["ok"]
+    assert "no answer" in cleared["error"]
+    assert (tmp_path / "t.revert").exists()
+    (tmp_path / "t.revert").write_text("true\n")  # or the guardian would try on
+
+
+def test_a_vm_that_stands_still_is_refused(held, qemu, tmp_path):
+    qemu.status = "paused"
+    assert "is paused" in prepare(held, tmp_path)["error"]
+
+
+@pytest.mark.parametrize("held", [2.5], indirect=True)
+def test_a_reset_that_qemu_does_not_tell_of_is_no_arming(held, qemu, tmp_path):
+    qemu.tells = False
+    prepare(held, tmp_path)
+    assert ask(held, "arm")["event"] == "error"
+    assert rejoined(tmp_path) == ["--unless boot-1"]
+
+
+@pytest.mark.parametrize(("how", "applied"), [("noop", False), ("lie", True)])
+def test_a_mutant_resets_nothing(held, qemu, tmp_path, how, applied):
+    prepare(held, tmp_path, mutate=how)
+    assert ask(held, "arm")["readback"]["applied"] is applied
+    assert ask(held, "clear")["ok"]
+    assert qemu.resets == 0
+
+
+class Machine:
+    """A node that answers with what it is given, one answer a question; an error is raised."""
+
+    name = "host1"
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
+
+    def run(self, argv, **_):
+        self.asked.append(argv[0])
+        if argv[0] == "sync":
+            return SimpleNamespace(stdout="")
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(stdout=answer)
+
+
+def lab_of(machine):
+    forgotten = []
+    return SimpleNamespace(node=lambda _: machine, forget=forgotten.append, accelerator="kvm", forgotten=forgotten)
+
+
+def test_a_boot_is_counted_when_its_id_is_new_and_its_time_short():
+    boots = Boots(lab_of(Machine("a\n900.5 1.0\n", "a\n901.5 1.0\n", "b\n0.0 0.0\n")), ["host1"])
+    assert [boots.read()["host1"]["boots"] for _ in range(3)] == [0, 0, 1]
+
+
+def test_a_new_id_with_an_old_uptime_is_no_boot_since():
+    boots = Boots(lab_of(Machine("a\n900.5 1.0\n", "b\n900.5 1.0\n")), ["host1"])
+    assert [boots.read()["host1"]["boots"] for _ in range(2)] == [0, 0]
+
+
+def test_what_is_no_boot_is_refused():
+    with pytest.raises(CommandFailed, match="not a boot id"):
+        boot_of(Machine("nothing"))
+
+
+def test_a_host_is_waited_for_and_provisioned_once():
+    machine = Machine(Unreachable("no answer"), Unreachable("no answer"), "b\n1.0 1.0\n")
+    lab, done = lab_of(machine), []
+    assert rejoin(lab, "host1", unless="a", provision_it=lambda _, hosts: done.extend(hosts))
+    assert done == ["host1"]
+    assert lab.forgotten == ["host1", "host1"]
+
+
+def test_a_host_that_never_rebooted_is_left_as_it_is():
+    done = []
+    assert not rejoin(lab_of(Machine("a\n1.0 1.0\n")), "host1", unless="a", provision_it=lambda *_: done.append(1))
+    assert done == []
+
+
+def test_a_host_that_does_not_come_back_is_said(monkeypatch):
+    monkeypatch.setattr("inject.rejoin.BOOT_DEADLINE_S", {"kvm": 0.0})
+    with pytest.raises(RevertFailed, match="host1 is not back after 0 s: no answer"):
+        rejoin(lab_of(Machine(Unreachable("no answer"))), "host1", unless="a", provision_it=lambda *_: None)
+
+
+def test_nothing_unwritten_is_lost_and_the_controllers_own_machine_is_no_target():
+    machine = Machine("a\n1.0 1.0\n")
+    assert look(lab_of(machine), "host1", own="b") == "a"
+    assert machine.asked == ["cat", "sync"]
+    with pytest.raises(UsageError, match="faultbed itself runs on"):
+        look(lab_of(Machine("a\n1.0 1.0\n")), "host1", own="a")
+
+
+def test_the_program_that_brings_it_back_can_be_run_by_anybody_from_anywhere(tmp_path, monkeypatch):
+    """As whoever heals later runs it: no folder and no environment of ours; here the lab is not up, and it says so."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
+    lab = SimpleNamespace(inventory=inventories() / "soft.yml", qmp_socket=lambda _: tmp_path / "qmp")
+    args = local_args(lab, planned.request)
+    assert args["socket"] == str(tmp_path / "qmp")
+    monkeypatch.delenv("FAULTBED_HOME")
+    done = subprocess.run([*args["rejoin"], "--look"], cwd="/", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("host2: soft is not up")
+
+
+def test_it_is_planned_beside_qemu_and_witnessed_by_its_boot():
+    planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
+    assert (planned.place.local, planned.binding, planned.fidelity) == (True, "local", "real")
+    assert planned.must_move[0].any_of == ("host2/boots",)
+    assert not [key for key in planned.must_not_move if key.startswith("host2/")]
+    assert "host2" in planned.reads
+    assert planned.request["patience_s"] > 300
+
+
+def test_where_its_owner_wants_to_be_asked_a_word_lets_it_pass():
+    planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
+    check(planned, SOFT)
+    asks = SimpleNamespace(
+        name="lab", kind="soft", safety=SafetyVars(may_disrupt=["*"], longest_fault_s=60.0, irreversible="confirm")
+    )
+    with pytest.raises(Forbidden, match="nothing can revert it; confirm it by hand"):
+        check(planned, asks)
+    check(planned, asks, confirmed=["host.reboot"])
