@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from harness import rows_file
+from harness import asked, rows_file
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, out_option, record_options, write_record, write_rows
@@ -74,7 +74,10 @@ TELL_EVERY_S = 2.0
 
 @click.group()
 def traffic() -> None:
-    """Make traffic without faults, and measure it as perftest and nccl-tests do."""
+    """Make traffic without faults, and measure it as perftest and nccl-tests do.
+
+    `kill -USR1 PID` while ranks run: what their flight recorders hold goes to a file here, which is named; they go on.
+    """
 
 
 @traffic.command()
@@ -325,9 +328,11 @@ def run_ranks(session: Session, ranks: Sequence[str], what: str, start: Callable
 def teller(lab: Lab, progress: Any) -> Any:
     """Tell at most every two seconds what the traffic's events add up to."""
     seen = {"bytes": 0, "iterations": 0, "told": time.monotonic()}
+    write_flights = asked.writer(Path.cwd(), asked.stem_now(), progress)
 
     def tell(event: dict[str, Any]) -> None:
         lab.heartbeat()
+        write_flights(event)
         match event["event"]:
             case "sample":
                 seen["bytes"] += sum(event["sizes"])
