@@ -64,6 +64,7 @@ def _flows(work: Flow) -> list[FlowSpec]:
         on_s=work.on_s,
         off_s=work.off_s,
         latency=work.latency,
+        late_receives_ms=work.late_receives_ms,
         duration_s=work.duration_ns / 1e9,
         qp=work.qp,
     )

@@ -82,6 +82,7 @@ class Flow:
     on_s: float = 0.0
     off_s: float = 0.0
     latency: bool = False
+    late_receives_ms: float = 0.0
     probe: bool = False
     qp: QpParams = field(default_factory=QpParams)
 
@@ -184,6 +185,7 @@ class _FlowFile(Section, frozen=True, kw_only=True):
     on: str | None = None
     off: str | None = None
     latency: bool = False
+    late_receives: str | None = None
     probe: bool = False
     qp: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -250,6 +252,7 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         on=flow.on,
         off=flow.off,
         latency=flow.latency,
+        late_receives=flow.late_receives,
         duration=flow.duration,
         qp=_qp(flow.qp, source),
     )
@@ -273,6 +276,7 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         on_s=spec.on_s,
         off_s=spec.off_s,
         latency=spec.latency,
+        late_receives_ms=spec.late_receives_ms,
         probe=flow.probe,
         qp=spec.qp,
     )

@@ -104,6 +104,11 @@ def traffic() -> None:
     help="cuda: of the GPU at the RNIC's place (rack labs; not yet run on hardware).",
 )
 @click.option("--latency", is_flag=True, help="Time every message, from posting to completion.")
+@click.option(
+    "--late-receives",
+    metavar="TIME",
+    help="Slow receivers of send and write-imm: one receive at a time, so long after the last came (RNR NAKs).",
+)
 @click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @qp_option
@@ -154,6 +159,9 @@ def flow(
         session.json(result.to_dict())
     else:
         session.table(FLOW_COLUMNS, [_flow_row(one) for one in result.flows])
+        for one in result.flows:
+            if one.rnr is not None:
+                session.out.print(f"{one.spec.src} -> {one.spec.dst}: {one.rnr}", soft_wrap=True)
         if len(result.flows) > 1:
             session.out.print(
                 f"{len(result.flows)} flows: {result.goodput_bps / 1e9:.3f} Gb/s in all, "
@@ -169,7 +177,8 @@ def flow_specs(chosen: Sequence[tuple[str, str]], *, probe: bool, **options: Any
         try:
             return parser(text)
         except ValueError as error:
-            raise UsageError(f"--{'for' if name == 'duration' else name} {text}: {error}") from error
+            option = "for" if name == "duration" else name.replace("_", "-")
+            raise UsageError(f"--{option} {text}: {error}") from error
 
     flow = flow_of(read, **options)
     return [spec for pair in chosen for spec in between(flow, *pair, probe=probe)]

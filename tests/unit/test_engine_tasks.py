@@ -10,6 +10,7 @@ from test_traces import DATA
 
 from traffic import cost, flow, inference, ranking, replay, traces
 from traffic.inference import InferenceSpec
+from traffic.node import rnr
 from traffic.ranking import RankingSpec
 from traffic.ranks import rank_plan
 from traffic.replay import ReplaySpec
@@ -94,3 +95,55 @@ def test_queue_pairs_that_share_a_pace_send_alike(monkeypatch):
     (done,) = [fields for _, event, fields in fabric.events if event == "done"]
     sent = [total["messages"] for total in done["totals"]]
     assert min(sent) > 0.5 * max(sent), sent
+
+
+def flow_on(monkeypatch, fabric, **change):
+    """The two ends of a flow on a fabric, joined; their done comes into its events."""
+    node = modules(monkeypatch)
+    told = flow.engine_spec(flow.FlowSpec(src="host1", dst="host2", message_bytes=512, **change))
+    fabric.tasks["tx"] = node.flow.FlowSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
+    fabric.tasks["rx"] = node.flow.FlowReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
+    fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(told["qps"])])
+
+
+@pytest.mark.parametrize("verb", ["send", "write-imm"])
+def test_a_receiver_that_is_told_of_is_always_ready(verb, monkeypatch):
+    fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=0)
+    flow_on(monkeypatch, fabric, verb=verb, messages=300, qps=2, depth=8, chain=4)
+    fabric.run(["tx"])
+    (done,) = [fields for _, event, fields in fabric.events if event == "done"]
+    assert [total["messages"] for total in done["totals"]] == [150, 150]
+    assert (fabric.naks, done["rnr"]) == (0, None)
+
+
+@pytest.mark.parametrize("verb", ["send", "write-imm"])
+def test_late_receives_hold_up_a_sender_that_goes_on(verb, monkeypatch):
+    """One receive at a time, each 4 ms after the message before: the sender is told to wait, again and again."""
+    fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=7 * 10**6)
+    flow_on(monkeypatch, fabric, verb=verb, messages=20, late_receives_ms=4.0)
+    fabric.run(["tx"])
+    (done,) = [fields for _, event, fields in fabric.events if event == "done"]
+    assert done["totals"][0]["messages"] == 20
+    assert fabric.naks >= 19, "each but the first met it"
+    assert done["end_ns"] - done["start_ns"] >= 19 * 4 * MS
+    assert done["rnr"] == {}, "this RNIC counts nothing"
+
+
+def test_a_sender_that_may_not_wait_so_often_loses_its_queue_pair(monkeypatch):
+    fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=2)
+    flow_on(monkeypatch, fabric, verb="send", messages=4, late_receives_ms=1000.0)
+    with pytest.raises(AssertionError, match="wait for each other"):  # nobody is there to make it again
+        fabric.run(["tx"], seconds=1.0)
+    (error,) = [fields for _, event, fields in fabric.events if event == "qp_error"]
+    assert (error["status"], fabric.naks) == ("RNR_RETRY_EXC_ERR", 3)
+
+
+def test_counters_of_rnr_are_read_by_the_name_that_the_driver_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(rnr, "SYSFS", str(tmp_path))
+    folder = tmp_path / "mlx5_0" / "ports" / "1" / "hw_counters"
+    folder.mkdir(parents=True)
+    (folder / "rnr_nak_retry_err").write_text("40\n")
+    count = rnr.RnrCount("mlx5_0")
+    count.begin()
+    (folder / "rnr_nak_retry_err").write_text("42\n")
+    assert count.told() == {"naks": {"counter": "rnr_nak_retry_err", "count": 2}}

@@ -76,21 +76,21 @@ class Engine:
     def do_quit(self):
         self.out.put(None)
 
-    def error(self):
+    def error(self, status="RETRY_EXC_ERR"):
         self.emit(
-            "qp_error", task="tx", conn=0, generation=self.generation, qpn=self.qpn, status="RETRY_EXC_ERR",
-            at_ns=node_ns(),
-        )  # fmt: skip
+            "qp_error", task="tx", conn=0, generation=self.generation, qpn=self.qpn, status=status, at_ns=node_ns()
+        )
 
     def done(self):
         now_ns = node_ns()
         totals = [{"conn": 0, "messages": 10, "first_ns": now_ns, "last_ns": now_ns}]
         self.emit("sample", task="tx", start_ns=now_ns, sizes=[40960, 0])
-        self.emit("done", task="tx", start_ns=now_ns - 1_000_000, end_ns=now_ns, totals=totals)
+        self.emit("done", task="tx", start_ns=now_ns - 1_000_000, end_ns=now_ns, totals=totals, rnr=self.lab.rnr)
 
 
 class Lab:
     kind = "soft"
+    rnr = None
     topology = inventory.load(Path("inventory/soft.yml")).topology
 
     def __init__(self, on_start, dead_from=None):
@@ -164,6 +164,23 @@ def test_a_lost_qp_is_rebuilt_and_reported():
     assert rebuild.error_ns <= rebuild.rebuilt_ns <= rebuild.recovered_ns
     assert result.connections[0].generation == 1
     assert [error.status for error in result.qp_errors] == ["RETRY_EXC_ERR"]
+
+
+@pytest.mark.parametrize(
+    ("naks", "status", "outcome"),
+    [(0, None, "none"), (7, None, "waited"), (None, None, "unknown"), (7, "RNR_RETRY_EXC_ERR", "exceeded")],
+)
+def test_what_late_receives_came_to_is_typed_and_names_its_counter(naks, status, outcome):
+    def on_start(engine):
+        engine.done() if status is None else engine.error(status)
+
+    lab = Lab(on_start)
+    if naks is not None:
+        lab.rnr = {"naks": {"counter": "rcvd_rnr_err", "count": naks}}
+    result = lab.start(verb="send", late_receives_ms=5.0).wait(10)
+    assert (result.rnr.outcome, result.rnr.naks, result.rnr.lost_qps) == (outcome, naks, 1 if status else 0)
+    assert ("rcvd_rnr_err" in str(result.rnr)) == (naks is not None)
+    assert result.to_dict()["rnr"]["outcome"] == outcome
 
 
 def test_a_peer_that_stays_away_is_a_failure_that_says_where():
