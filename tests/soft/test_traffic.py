@@ -220,8 +220,8 @@ def test_late_receives_are_met_as_receivers_that_are_not_ready(lab, subtests):
     patient = QpParams(timeout=18, min_rnr_timer=14, rnr_retry=7)
     with Engines.start(lab, hosts) as engines:
 
-        def run(verb, late_ms, qp):
-            spec = FlowSpec(**late, verb=verb, late_receives_ms=late_ms, qp=qp)
+        def run(verb, late_ms, qp, **change):
+            spec = FlowSpec(**{**late, **change}, verb=verb, late_receives_ms=late_ms, qp=qp)
             return flow.start_all(lab, [spec], engines=engines).wait(120.0).flows[0]
 
         for verb in ("send", "write-imm"):
@@ -233,7 +233,7 @@ def test_late_receives_are_met_as_receivers_that_are_not_ready(lab, subtests):
                 assert one.rnr.naks >= 39
                 assert one.window.duration_ns >= 39 * 30e6 - max(one.clock_error_ns.values())
         with subtests.test(rnr_retry=0):
-            one = run("send", 500.0, QpParams(timeout=18, min_rnr_timer=12, rnr_retry=0))
+            one = run("send", 500.0, QpParams(timeout=18, min_rnr_timer=12, rnr_retry=0), messages=6)
             assert one.outcome == "recovered", one.where
             assert one.rnr.outcome == "exceeded"
             assert one.rnr.lost_qps >= 1

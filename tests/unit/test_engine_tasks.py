@@ -15,6 +15,7 @@ from traffic.ranking import RankingSpec
 from traffic.ranks import rank_plan
 from traffic.replay import ReplaySpec
 from traffic.results import Endpoint
+from traffic.traces import Operation, Trace
 
 MS = 1_000_000
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
@@ -95,6 +96,30 @@ def test_queue_pairs_that_share_a_pace_send_alike(monkeypatch):
     (done,) = [fields for _, event, fields in fabric.events if event == "done"]
     sent = [total["messages"] for total in done["totals"]]
     assert min(sent) > 0.5 * max(sent), sent
+
+
+def test_a_rank_has_the_time_of_all_operations_that_it_may_have_to_wait_for(monkeypatch):
+    """Messages from rank to rank, as of a pipeline: each in time, all of them not in the time of one."""
+    node, fabric = modules(monkeypatch), Fabric(random.Random(7), delay_ns=100 * MS)
+    chain = tuple(
+        Operation(
+            record=number, collective="p2p", members=(number % 4, (number + 1) % 4), size_bytes=4096,
+            pauses_ns=(0, 0), not_before_ns=(0, 0),
+        )
+        for number in range(12)
+    )  # fmt: skip
+    trace = Trace(source="chain", format="made", ranks=4, operations=chain)
+    spec = ReplaySpec(deadline_s=0.25)
+    batch = replay.whole(trace, spec, cost.NETWORKS["soft"])
+    plan = replay._plan(spec, PLACES, batch, 0, 1)
+    for task in plan.tasks:
+        made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
+        fabric.tasks[task.name] = made
+    fabric.connect([fabric.cable(node, cable.index, cable.src, cable.dst) for cable in plan.cables])
+    fabric.run([task.name for task in plan.tasks])
+    whole_ns = max(fields["comm_ns"] for _, event, fields in fabric.events if event == "iteration")
+    assert whole_ns > spec.deadline_s * 1e9, "or nothing was shown"
+    assert "overdue" not in [event for _, event, _ in fabric.events]
 
 
 def flow_on(monkeypatch, fabric, **change):
