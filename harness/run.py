@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from harness import asked, judge, noise, rundir, workload
+from harness import asked, judge, noise, replayed, rundir, workload
 from harness import observe as observe_module
 from harness import plan as plan_module
 from harness.experiment import Experiment
@@ -29,6 +29,7 @@ from harness.measurements import RankSeries
 from harness.needs import unmet
 from harness.packets import evidence
 from harness.plan import Plan
+from harness.replayed import Replay
 from harness.rundir import RunDir
 from harness.series import series_of
 from harness.stop import Guard, judged
@@ -151,6 +152,8 @@ def execute(
             started=datetime.now(UTC),
         )
         run_dir.write_plan(decided.plan)
+        if isinstance(decided.experiment.workload, Replay):
+            replayed.keep(decided.experiment.workload, decided.experiment.source, run_dir.path)
         found = Found(stops=Guard(decided.experiment.stops))
         with Journal(run_dir.journal) as journal:
             on_flights = asked.writer(run_dir.path, asked.STEM, progress)
@@ -206,7 +209,8 @@ def _run_twin(
     progress("fault-free twin: the same workload from the same snapshot")
     # Watched as the run is: their ratio must not hold what watching costs.
     with journal.doing("twin", workload=decided.plan.workload), telemetry.start(lab):
-        result = workload.start(decided.experiment, lab, on_flights).wait(workload.patience_s(decided.experiment))
+        running = workload.start(decided.experiment, lab, on_flights)
+        result = running.wait(workload.patience_s(decided.experiment, running))
     if result.outcome == "failed":
         raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
     return series_of(result)
@@ -252,7 +256,7 @@ def _with_faults(
                     with Watching(found.stops, live, lab.guard) as watching:
                         _drive_all(decided, lab, ready, running, found, watching, progress)
                     _end_early(watching, running, journal, found, progress)
-                found.result = running.wait(workload.patience_s(decided.experiment))
+                found.result = running.wait(workload.patience_s(decided.experiment, running))
         found.end_ns = running.ended_ns
         # Not those of connecting: that waits for the kernel now and then.
         found.standstills = tuple(one for one in running.standstills if one.end_ns > found.t0_ns)

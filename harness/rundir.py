@@ -1,6 +1,7 @@
 """The run directory: `runs/<utc>-<name>-<seed>/`, made once, every file written whole or not at all.
 
 experiment.toml     the file as it was given
+trace/              of an experiment that replays one, its trace (harness.replayed)
 plan.json           what the seed decided
 journal.jsonl       what was done to the lab
 measurements.json   what was measured
