@@ -38,6 +38,7 @@ def flow_of(
     qp: QpParams,
     memory: str = "host",
     late_receives: str | None = None,
+    check: bool = False,
 ) -> FlowSpec:
     """A flow between nobody yet; `read` says where a word stands that makes no sense."""
 
@@ -60,6 +61,7 @@ def flow_of(
         off_s=seconds(off, "off"),
         latency=latency,
         late_receives_ms=seconds(late_receives, "late_receives") * 1e3,
+        check=check,
         duration_s=seconds(duration, "duration"),
         qp=qp,
     )

@@ -68,6 +68,7 @@ def _flows(work: Flow) -> list[FlowSpec]:
         off_s=work.off_s,
         latency=work.latency,
         late_receives_ms=work.late_receives_ms,
+        check=work.check,
         duration_s=work.duration_ns / 1e9,
         qp=work.qp,
     )

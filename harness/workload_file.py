@@ -86,6 +86,7 @@ class Flow:
     off_s: float = 0.0
     latency: bool = False
     late_receives_ms: float = 0.0
+    check: bool = False
     probe: bool = False
     qp: QpParams = field(default_factory=QpParams)
 
@@ -201,6 +202,7 @@ class _FlowFile(Section, frozen=True, kw_only=True):
     off: str | None = None
     latency: bool = False
     late_receives: str | None = None
+    check: bool = False
     probe: bool = False
     qp: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -271,6 +273,7 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         off=flow.off,
         latency=flow.latency,
         late_receives=flow.late_receives,
+        check=flow.check,
         duration=flow.duration,
         qp=_qp(flow.qp, source),
     )
@@ -295,6 +298,7 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         off_s=spec.off_s,
         latency=spec.latency,
         late_receives_ms=spec.late_receives_ms,
+        check=spec.check,
         probe=flow.probe,
         qp=spec.qp,
     )

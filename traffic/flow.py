@@ -43,6 +43,9 @@ MEMORIES = ("host", "cuda")
 SPREADS = ("each", "round-robin", "split")
 TRANSPORTS = {"rc": VERBS, "uc": ("write", "send"), "ud": ("send",)}
 """What each transport carries here."""
+CHECKED = ("send", "write-imm", "read")
+"""Of which every byte can be checked."""
+MAX_CHECKED_BYTES = 256 << 20
 ATOMIC_BYTES = 8
 RD_ATOMIC = 16
 """Reads and atomics that a QP has outstanding; further ones wait in its send queue."""
@@ -76,6 +79,9 @@ class FlowSpec:
     `FlowResult.rnr` says what came of it. `qp.min_rnr_timer` is how long it waits after each, `qp.rnr_retry` how often
     (7: for ever, until `op_deadline_s`).
 
+    With `check` every byte of every message is looked at: of send, write-imm and read over rc, in host memory. What is
+    wrong makes the flow a failure. It costs both ends their CPU, message by message.
+
     `memory` is host, or cuda: of the GPU that stands at the RNIC's place in its host, at both ends (rack labs only; not
     yet run on hardware).
 
@@ -97,6 +103,7 @@ class FlowSpec:
     off_s: float = 0.0
     latency: bool = False
     late_receives_ms: float = 0.0
+    check: bool = False
     duration_s: float | None = None
     messages: int | None = None
     depth: int = 0
@@ -138,6 +145,7 @@ class FlowResult:
     `sent` are the messages that the sender was done with, `sent_totals` by QP. Over RC they have arrived; otherwise
     `messages`, `size_bytes`, `goodput_bps` and `totals` are of what came. `messages` are whole ones, also where they
     were split. `last_value` is what the last atomic found before it added 1; `rnr` is what late receives came to.
+    Of a flow with `check`, `checked_bytes` were looked at, and `wrong_bytes` of them were others than were sent.
     """
 
     spec: FlowSpec
@@ -158,6 +166,8 @@ class FlowResult:
     rebuilds: tuple[Rebuild, ...]
     clock_error_ns: Mapping[str, int]
     rnr: Rnr | None = None
+    checked_bytes: int | None = None
+    wrong_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -212,6 +222,7 @@ def check(spec: FlowSpec) -> None:
     _check_memory(spec)
     _check_pace(spec)
     _check_late(spec)
+    _check_check(spec)
 
 
 def _check_transport(spec: FlowSpec) -> None:
@@ -263,10 +274,27 @@ def _check_late(spec: FlowSpec) -> None:
         )
 
 
+def _check_check(spec: FlowSpec) -> None:
+    if not spec.check:
+        return
+    if spec.transport != "rc" or spec.verb not in CHECKED or spec.memory != "host":
+        raise UsageError(
+            f"bytes are checked of {', '.join(CHECKED)} over rc, in host memory: who looks must know when one has come"
+        )
+    if spec.late_receives_ms or spec.chain > 1:
+        raise UsageError("a flow that is checked goes message by message, and its receives are never late")
+    needed = spec.qps * 2 * _shape(spec)[0] * spec.message_bytes
+    if needed > MAX_CHECKED_BYTES:
+        raise UsageError(
+            f"a checked flow has memory for each message under way: {needed} bytes, and {MAX_CHECKED_BYTES} are the "
+            "most; take a smaller depth"
+        )
+
+
 def _shape(spec: FlowSpec) -> tuple[int, int]:
     """Depth and chain length: several chains in flight, a chain short enough for 100 ms samples to mean something."""
     # A chain would be a burst, and one time for all.
-    alone = spec.rate_bps or spec.on_s or spec.latency or spec.late_receives_ms
+    alone = spec.rate_bps or spec.on_s or spec.latency or spec.late_receives_ms or spec.check
     chain = spec.chain or (1 if alone else max(1, min(MAX_CHAIN, CHAIN_BYTES // spec.message_bytes)))
     deep = LATE_DEPTH if spec.late_receives_ms else max(4, min(128, MAX_DEPTH_BYTES // spec.message_bytes))
     depth = spec.depth or deep
@@ -306,13 +334,15 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
     common = engine_spec(spec)
     counts = spec.transport != "rc"
-    kind = "unreliable" if counts else "admitted" if spec.admit else "flow"
+    looks = spec.check and spec.verb != "read"
+    kind = "unreliable" if counts else "admitted" if spec.admit else "checked" if spec.check else "flow"
     there, here = common, common
     if spec.memory == "cuda":
         there, here = ({**common, "gpu": _gpu_at(lab.topology, end)} for end in (src, dst))
     tx = TaskPlan(name=f"tx{suffix}", kind=f"{kind}_tx", endpoint=src, spec=there, active=True)
-    after = tx.name if counts else None
-    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=here, active=counts, stops_after=after)
+    tells = counts or looks
+    after = tx.name if tells else None
+    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=here, active=tells, stops_after=after)
     return tx, rx
 
 
@@ -427,9 +457,10 @@ def start_all(
 
     def finish(running: Running[FlowsResult]) -> FlowsResult:
         flows = tuple(_finish(running, *pair) for pair in zip(specs, suffixes, strict=True))
+        wrong = [flow for flow in flows if flow.wrong_bytes]
         return FlowsResult(
-            outcome=running.outcome,
-            where=running.failure,
+            outcome="failed" if wrong else running.outcome,
+            where=running.failure or (wrong[0].where if wrong else None),
             flows=flows,
             goodput_bps=sum(flow.goodput_bps for flow in flows),
             jain_index=metrics.jain_index([flow.goodput_bps for flow in flows]),
@@ -454,12 +485,15 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         window = Window(start_ns=done["start_ns"], end_ns=done["end_ns"])
         size = sum(item["messages"] for item in done["totals"]) * part_bytes
     totals = _totals(done, part_bytes)
+    looked = running.done.get(task if spec.verb == "read" else f"rx{suffix}", {}) if spec.check else {}
+    wrong = looked.get("wrong_bytes")
+    said = f"{spec.src} -> {spec.dst}: {wrong} of {looked.get('checked_bytes')} bytes are wrong" if wrong else None
     errors = tuple(item for item in running.qp_errors if item.connection in own)
     counts = [total.messages for total in totals] or [0]
     return FlowResult(
         spec=spec,
-        outcome=running.outcome,
-        where=running.failure,
+        outcome="failed" if wrong else running.outcome,
+        where=running.failure or said,
         window=window,
         sent=sum(item["messages"] for item in sent.get("totals", ())) // (spec.qps if spec.spread == "split" else 1),
         messages=min(counts) if spec.spread == "split" else sum(counts),
@@ -468,6 +502,8 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         latency=_latency(done.get("latencies_ns") or ()),
         last_value=done.get("last_value"),
         rnr=rnr_of(sent.get("rnr") or {}, errors) if spec.late_receives_ms else None,
+        checked_bytes=looked.get("checked_bytes"),
+        wrong_bytes=wrong,
         totals=totals,
         sent_totals=_totals(sent, part_bytes),
         samples=samples,

@@ -109,6 +109,7 @@ def traffic() -> None:
     metavar="TIME",
     help="Slow receivers of send and write-imm: one receive at a time, so long after the last came (RNR NAKs).",
 )
+@click.option("--check", is_flag=True, help="Look at every byte of every message (send, write-imm, read).")
 @click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @qp_option
@@ -162,11 +163,16 @@ def flow(
         for one in result.flows:
             if one.rnr is not None:
                 session.out.print(f"{one.spec.src} -> {one.spec.dst}: {one.rnr}", soft_wrap=True)
+            if one.checked_bytes is not None:
+                said = f"{one.checked_bytes} bytes checked, {one.wrong_bytes} wrong"
+                session.out.print(f"{one.spec.src} -> {one.spec.dst}: {said}", soft_wrap=True)
         if len(result.flows) > 1:
             session.out.print(
                 f"{len(result.flows)} flows: {result.goodput_bps / 1e9:.3f} Gb/s in all, "
                 f"Jain index {result.jain_index:.3f}"
             )
+    if any(one.wrong_bytes for one in result.flows):
+        return ExitCode.FAIL
     return exit_code(session, result.outcome, result.where)
 
 

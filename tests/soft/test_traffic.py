@@ -165,6 +165,12 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
                 assert one.messages == 240
                 assert one.size_bytes == 240 * 16384
                 assert [total.messages for total in one.totals] == [120, 120]
+        for verb in flow.CHECKED:
+            with subtests.test(verb=verb, check=True):
+                (one,) = run(
+                    {"verb": verb, "message_bytes": 10_007, "qps": 2, "depth": 4, "messages": 120, "check": True}
+                )
+                assert (one.messages, one.checked_bytes, one.wrong_bytes) == (120, 120 * 10_007, 0)
         for transport, verb in (("uc", "write"), ("uc", "send"), ("ud", "send")):
             with subtests.test(transport=transport, verb=verb):
                 paced = {"message_bytes": 4096, "rate_bps": 4e6, "messages": 100, "qps": 2}

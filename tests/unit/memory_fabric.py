@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4}
 TICK_NS = 50_000_000
-USERS = ("task", "lane", "rank", "flow", "admission")
+USERS = ("task", "lane", "rank", "flow", "admission", "checked")
 
 
 class Request:
@@ -43,8 +43,8 @@ class Rnic:
     def __init__(self, name):
         self.name = name
 
-    def register(self, _address, _size):
-        return SimpleNamespace(rkey=1, lkey=1, buf=0, close=lambda: None)
+    def register(self, address, _size):
+        return SimpleNamespace(rkey=1, lkey=1, buf=address, close=lambda: None)
 
 
 class Rc:
@@ -61,6 +61,8 @@ class Rc:
         chain = []
         while head is not None:
             data = ctypes.string_at(head.sge.addr, head.sge.length) if head.sge.length else b""
+            if head.opcode == VERBS["read"]:
+                data = head.sge.addr, head.sge.length
             chain.append((head.opcode, head.remote, data, head.imm_data, head.wr_id, head.signalled))
             head = head.next_wr
         self.fabric.carry(self, chain)
@@ -74,7 +76,7 @@ def modules(monkeypatch):
     fake = types.ModuleType("traffic.node.verbs")
     fake.__dict__.update(
         STATUS={13: "RNR_RETRY_EXC_ERR"}, VERBS=VERBS, Rc=Rc, Rnic=Rnic, request=request, write_request=write_request,
-        recv_request=lambda *_: object(), gid_of=str,
+        recv_request=lambda _id, mr, size=0, offset=0: SimpleNamespace(address=mr.buf + offset, size=size), gid_of=str,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
     for name in USERS:
@@ -157,9 +159,16 @@ class Fabric:
                 if not conn.other.rc.receives:
                     self.not_ready(conn, now_ns)
                     return
-                conn.other.rc.receives.popleft()
+                into = conn.other.rc.receives.popleft()
+                if rc.held[0][0] == VERBS["send"]:
+                    assert into.size >= len(rc.held[0][2])
+                    ctypes.memmove(into.address, rc.held[0][2], len(rc.held[0][2]))
             rc.naks = 0
-            self.arrive(conn, [rc.held.popleft()], now_ns)
+            self.arrive(conn, [self.spoilt(*rc.held.popleft())], now_ns)
+
+    def spoilt(self, *message):
+        """A message as it arrives: for a test to change."""
+        return message
 
     def not_ready(self, conn, now_ns):
         self.naks += 1
@@ -172,7 +181,9 @@ class Fabric:
 
     def arrive(self, conn, chain, now_ns):
         for opcode, remote, data, imm, wr_id, signalled in chain:
-            if data and opcode != VERBS["send"]:
+            if opcode == VERBS["read"]:
+                ctypes.memmove(data[0], remote, data[1])
+            elif data and opcode != VERBS["send"]:
                 ctypes.memmove(remote, data, len(data))
             if opcode in (VERBS["send"], VERBS["write-imm"]):
                 conn.other.task.on_recv(conn.other, imm, now_ns)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
-from memory_fabric import Fabric, Rnic, modules
+from memory_fabric import VERBS, Fabric, Rnic, modules
 from test_traces import DATA
 
 from traffic import cost, flow, inference, ranking, replay, traces
 from traffic.inference import InferenceSpec
 from traffic.node import rnr
+from traffic.node.content import Content, Looker
 from traffic.ranking import RankingSpec
 from traffic.ranks import rank_plan
 from traffic.replay import ReplaySpec
@@ -125,9 +127,12 @@ def test_a_rank_has_the_time_of_all_operations_that_it_may_have_to_wait_for(monk
 def flow_on(monkeypatch, fabric, **change):
     """The two ends of a flow on a fabric, joined; their done comes into its events."""
     node = modules(monkeypatch)
-    told = flow.engine_spec(flow.FlowSpec(src="host1", dst="host2", message_bytes=512, **change))
-    fabric.tasks["tx"] = node.flow.FlowSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
-    fabric.tasks["rx"] = node.flow.FlowReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
+    told = flow.engine_spec(flow.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change}))
+    kinds = node.flow.FlowSender, node.flow.FlowReceiver
+    if change.get("check"):
+        kinds = node.checked.CheckedSender, node.checked.CheckedReceiver
+    for name, kind in zip(("tx", "rx"), kinds, strict=True):
+        fabric.tasks[name] = kind(name, Rnic("rxe0"), told, fabric.emit_for(name))
     fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(told["qps"])])
 
 
@@ -172,3 +177,61 @@ def test_counters_of_rnr_are_read_by_the_name_that_the_driver_has(tmp_path, monk
     count.begin()
     (folder / "rnr_nak_retry_err").write_text("42\n")
     assert count.told() == {"naks": {"counter": "rnr_nak_retry_err", "count": 2}}
+
+
+def run_checked(fabric, verb):
+    """Run both ends to their done; what each of them told."""
+    fabric.tasks["rx"].begin(0)
+    fabric.run(["tx"])
+    if verb != "read":
+        fabric.tasks["rx"].stop(time.monotonic_ns())
+        fabric.tasks["rx"].tick(time.monotonic_ns() + 10**9)
+    return {who: fields for who, event, fields in fabric.events if event == "done"}
+
+
+@pytest.mark.parametrize("verb", flow.CHECKED)
+@pytest.mark.parametrize("size", [1, 7, 8, 512, 70_001])
+def test_every_byte_of_every_message_is_looked_at(verb, size, monkeypatch):
+    """Also where there are few slots, and a receiver that is slow to look: no slot is used again before."""
+    fabric = Fabric(random.Random(7), delay_ns=200_000, rnr_retry=0)
+    flow_on(monkeypatch, fabric, verb=verb, check=True, message_bytes=size, messages=301, qps=3, depth=3)
+    done = run_checked(fabric, verb)["tx" if verb == "read" else "rx"]
+    assert (done["checked_bytes"], done["wrong_bytes"]) == (301 * size, 0)
+
+
+@pytest.mark.parametrize("verb", ["write-imm", "read"])
+def test_a_byte_that_is_not_what_was_sent_is_counted(verb, monkeypatch):
+    class Spoiling(Fabric):
+        count = 0
+
+        def spoilt(self, opcode, remote, data, *rest):
+            carries = opcode == VERBS[verb] and bool(data)
+            self.count += carries
+            if carries and self.count == 20 and verb == "write-imm":
+                data = data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
+            if carries and self.count == 20 and verb == "read":
+                remote += 1
+            return opcode, remote, data, *rest
+
+    fabric = Spoiling(random.Random(7), delay_ns=200_000, rnr_retry=0)
+    flow_on(monkeypatch, fabric, verb=verb, check=True, messages=40, depth=4)
+    done = run_checked(fabric, verb)["tx" if verb == "read" else "rx"]
+    assert done["wrong_bytes"] == 1 if verb == "write-imm" else done["wrong_bytes"] > 400
+
+
+def test_what_comes_again_after_a_rebuild_is_right_and_what_is_of_another_place_is_not():
+    content = Content(64)
+    looker = Looker(content, 3)
+    for number in range(5):
+        looker.look(content.of(3, number))
+    looker.rejoined = True
+    looker.look(content.of(3, 3))  # its acknowledgement was lost
+    looker.look(content.of(3, 4))
+    looker.rejoined = True
+    looker.look(content.of(3, 7))  # it had not looked at two
+    assert (looker.checked, looker.wrong) == (8 * 64, 0)
+    looker.look(content.of(3, 7))
+    assert looker.wrong > 50, "one that comes twice, unasked"
+    before = looker.wrong
+    looker.look(content.of(4, 9))
+    assert looker.wrong > before + 50, "one of another queue pair"

@@ -116,6 +116,7 @@ flow_words = st.fixed_dictionaries(
         "off": st.sampled_from([None, "250us", "1m"]),
         "latency": st.booleans(),
         "late_receives": st.sampled_from([None, "5ms"]),
+        "check": st.booleans(),
         "probe": st.booleans(),
         "duration": st.sampled_from(["9s", "500ms"]),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -226,6 +227,34 @@ def test_a_run_that_cannot_connect_does_not_start(monkeypatch):
     with pytest.raises(LabError, match=r"did not start: .*host1:rxe0 -> host3:rxe0"):
         lab.start()
     assert all(engine.ended for engine in lab.engines)
+
+
+@pytest.mark.parametrize(("wrong", "outcome"), [(0, "completed"), (3, "failed")])
+def test_a_wrong_byte_is_a_failure_that_says_where(wrong, outcome):
+    """The receiver is told to stop when the sender is done, and says what it has looked at."""
+
+    class Looking(Engine):
+        def done(self):
+            if self.host == "host1":
+                super().done()
+            else:
+                now_ns = node_ns()
+                looked = {"totals": [], "checked_bytes": 40960, "wrong_bytes": wrong}
+                self.emit("done", task="rx", start_ns=now_ns, end_ns=now_ns, **looked)
+
+    class LookingLab(Lab):
+        def node(self, name):
+            def open_(_argv):
+                self.engines.append(Looking(self, name))
+                return self.engines[-1]
+
+            return SimpleNamespace(open=open_)
+
+    lab = LookingLab(lambda engine: engine.done() if engine.host == "host1" else None)
+    result = lab.start(verb="send", check=True).wait(10)
+    assert (result.outcome, result.checked_bytes, result.wrong_bytes) == (outcome, 40960, wrong)
+    assert result.where == ("host1 -> host3: 3 of 40960 bytes are wrong" if wrong else None)
+    assert result.size_bytes == 40960, "of the sender"
 
 
 def test_over_an_unreliable_transport_the_receiver_says_what_came():

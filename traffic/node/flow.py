@@ -26,7 +26,7 @@ from traffic.node.verbs import Rnic, recv_request, request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 __all__ = ["FlowReceiver", "FlowSender"]
@@ -63,16 +63,29 @@ class FlowReceiver(Task):
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
-        self.buffer = buffer.make(rnic, spec["part_bytes"], spec["gpu"])
         self.late_ns = spec["late_ns"]
         self.due_ns: dict[int, int] = {}  # by connection: when its receive is posted
         self.receives = 0
         if spec["verb"] in RECEIVED:
             self.receives = 1 if self.late_ns else SEND_WINDOW * spec["depth"]
+        self.tell_at = max(1, self.receives // 4)
+        self.buffer = buffer.make(rnic, self.memory_bytes(), spec["gpu"])
         size = spec["part_bytes"] if spec["verb"] == "send" else 0
         self.receive = recv_request(RECV_ID, self.buffer.mr, size) if self.receives else None
         self.credits: dict[int, Any] = {}
         self.untold: dict[int, int] = {}
+
+    def memory_bytes(self) -> int:
+        """How much memory it has for what comes."""
+        return int(self.spec["part_bytes"])
+
+    def receives_of(self, conn: Conn) -> Iterable[Any]:
+        """What is posted on a new QP."""
+        return [self.receive] * self.receives
+
+    def taken(self, conn: Conn, imm: int) -> Any:
+        """A message has come: what is posted again for the receive that it took."""
+        return self.receive
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
         return 8, max(1, self.receives)
@@ -88,8 +101,8 @@ class FlowReceiver(Task):
                 self.credits[conn.number] = request(
                     "write-imm", wr_id=CREDIT_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
                 )
-            for _ in range(self.receives):
-                conn.rc.post_recv(self.receive)
+            for made in self.receives_of(conn):
+                conn.rc.post_recv(made)
 
     def go(self, conn: Conn, now_ns: int) -> None:
         conn.outstanding = 0
@@ -100,8 +113,9 @@ class FlowReceiver(Task):
             self.due_ns[conn.number] = now_ns + self.late_ns
             self.wake_ns = min(self.due_ns.values())
             return
+        again = self.taken(conn, imm)
         if conn.state in ("joined", "up"):
-            conn.rc.post_recv(self.receive)
+            conn.rc.post_recv(again)
         self.untold[conn.number] += 1
         self._tell(conn, now_ns)
 
@@ -120,7 +134,7 @@ class FlowReceiver(Task):
         untold = self.untold[conn.number]
         if not self.receives or self.late_ns or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
             return
-        if untold >= max(1, self.receives // 4):
+        if untold >= self.tell_at:
             credit, _ = self.credits[conn.number]
             credit.imm_data = untold
             self.untold[conn.number] = 0
@@ -144,7 +158,7 @@ class FlowSender(Task):
         told = self.verb in RECEIVED and not spec["late_ns"]
         self.window = SEND_WINDOW * spec["depth"] if told else None
         self.rnr = RnrCount(rnic.name) if spec["late_ns"] else None
-        self.buffer = buffer.make(rnic, self.size, spec["gpu"])
+        self.buffer = buffer.make(rnic, self.memory_bytes(), spec["gpu"])
         self.receive = recv_request(RECV_ID, self.buffer.mr)
         self.lanes: dict[int, _Lane] = {}
         self.pacer: Pacer | None = None
@@ -154,6 +168,17 @@ class FlowSender(Task):
         self.started_ns = 0
         self.end_ns: int | None = None
         self.stopping_ns: int | None = None
+
+    def memory_bytes(self) -> int:
+        """How much memory it has for what it sends."""
+        return int(self.spec["part_bytes"])
+
+    def before(self, conn: Conn, index: int) -> None:
+        """A chain is about to be posted, for the first time since it was idle."""
+
+    def also_done(self) -> dict[str, Any]:
+        """What else is told at the end."""
+        return {}
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
         return self.spec["depth"], 2 * CREDITS_IN_FLIGHT
@@ -255,6 +280,7 @@ class FlowSender(Task):
             self.wake_ns = self.pacer.wake_ns
             return False
         index = lane.idle.popleft()
+        self.before(conn, index)
         lane.flying.append(index)
         lane.ahead += lane.batch
         if lane.left is not None:
@@ -320,6 +346,7 @@ class FlowSender(Task):
                 undrained=sum(len(lane.flying) * lane.batch for lane in lanes),
                 latencies_ns=self.latencies_ns,
                 rnr=self.rnr.told() if self.rnr is not None else None,
+                **self.also_done(),
                 last_value=int.from_bytes(self.buffer.read(8), "little") if self.verb == "atomic" else None,
                 totals=[
                     {
