@@ -12,13 +12,14 @@ from math import prod
 from typing import Literal
 
 from harness.experiment import Experiment
+from harness.replayed import Replay, spec_of, trace_of
 from harness.timeline import MIN_BASELINE_NS
 from harness.workload_file import Flow, Job, Workload, duration_ns
 from inject.plan import PlannedFault
 from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
 from testbed.topology import Topology
-from traffic import inference, ranking
+from traffic import cost, inference, ranking, replay
 from traffic.inference import InferenceSpec
 from traffic.matrix import pairs
 from traffic.ranking import RankingSpec
@@ -35,7 +36,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
         ConfigError: an unknown target, rank or host, a fault that outlasts the workload or leaves no fault-free start
             to compare with, or a bound in Gb/s on a soft lab.
     """
-    workload = _fit_workload(experiment, topology)
+    workload = _fit_workload(experiment, topology, lab_kind)
     _fit_faults(experiment, topology)
     _fit_expectations(experiment, lab_kind)
     _fit_stops(experiment)
@@ -82,7 +83,7 @@ def _resolve_rnic(experiment: Experiment, topology: Topology, path: str, text: s
         raise _error(experiment, path, f'"{text}" is a {target.kind}, not an RNIC; write one like host1:rxe0')
 
 
-def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
+def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"]) -> Workload:
     workload = experiment.workload
     if isinstance(workload, Flow):
         return _fit_flow(experiment, topology, workload)
@@ -94,8 +95,20 @@ def _fit_workload(experiment: Experiment, topology: Topology) -> Workload:
         raise _error(experiment, "workload.ranks", f"{repeated[0]} is there twice; a rank is one RNIC")
     if len(ranks) < 2:  # noqa: PLR2004 - a ring needs two
         raise _error(experiment, "workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
+    if isinstance(workload, Replay):
+        return _fit_replay(experiment, replace(workload, ranks=ranks), lab_kind)
     _check_job(experiment, topology, len(ranks))
     return replace(workload, ranks=ranks)
+
+
+def _fit_replay(experiment: Experiment, work: Replay, lab_kind: Literal["soft", "rack"]) -> Replay:
+    """With as many ranks as the trace has."""
+    try:
+        trace = trace_of(work, experiment.source, len(work.ranks))
+        replay.whole(trace, spec_of(work), cost.NETWORKS[lab_kind])
+    except UsageError as error:
+        raise _error(experiment, "workload.replay", str(error)) from error
+    return replace(work, ranks=work.ranks[: trace.ranks])
 
 
 def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow) -> Flow:

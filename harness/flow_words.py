@@ -1,7 +1,8 @@
 """A flow's words as people write them, on the command line and in an experiment: one home for both.
 
 `rate` is payload in Mb/s a flow, `on` and `off` are times of a burst and of the silence after it, `probe` puts a flow
-of small timed writes beside each flow. An atomic has its own size, whatever is said.
+of small timed writes beside each flow, `late_receives` is a time by which each receive comes late. An atomic has its
+own size, whatever is said.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def flow_of(
     duration: str,
     qp: QpParams,
     memory: str = "host",
+    late_receives: str | None = None,
+    check: bool = False,
 ) -> FlowSpec:
     """A flow between nobody yet; `read` says where a word stands that makes no sense."""
 
@@ -57,6 +60,8 @@ def flow_of(
         on_s=seconds(on, "on"),
         off_s=seconds(off, "off"),
         latency=latency,
+        late_receives_ms=seconds(late_receives, "late_receives") * 1e3,
+        check=check,
         duration_s=seconds(duration, "duration"),
         qp=qp,
     )

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from harness import judge, noise, rundir, workload
+from harness import asked, judge, noise, replayed, rundir, workload
 from harness import observe as observe_module
 from harness import plan as plan_module
 from harness.experiment import Experiment
@@ -29,6 +29,7 @@ from harness.measurements import RankSeries
 from harness.needs import unmet
 from harness.packets import evidence
 from harness.plan import Plan
+from harness.replayed import Replay
 from harness.rundir import RunDir
 from harness.series import series_of
 from harness.stop import Guard, judged
@@ -44,7 +45,7 @@ from testbed.errors import FaultbedError, LabError, Unsupported
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.softlab import image, lifecycle, vm
-from traffic.run import Running
+from traffic.run import OnEvent, Running
 
 __all__ = ["Decided", "Finished", "decide", "execute", "touched"]
 
@@ -151,14 +152,23 @@ def execute(
             started=datetime.now(UTC),
         )
         run_dir.write_plan(decided.plan)
+        if isinstance(decided.experiment.workload, Replay):
+            replayed.keep(decided.experiment.workload, decided.experiment.source, run_dir.path)
         found = Found(stops=Guard(decided.experiment.stops))
         with Journal(run_dir.journal) as journal:
-            _guarded(decided, lab, journal, found, progress, mutate)
+            on_flights = asked.writer(run_dir.path, asked.STEM, progress)
+            _guarded(decided, lab, journal, found, progress, mutate, on_flights)
         return _conclude(decided, lab, run_dir, found)
 
 
 def _guarded(
-    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, mutate: Mutation | None
+    decided: Decided,
+    lab: Lab,
+    journal: Journal,
+    found: Found,
+    progress: Progress,
+    mutate: Mutation | None,
+    on_flights: OnEvent,
 ) -> None:
     """Run it and look at the lab afterwards, whatever happens in between."""
     before: fingerprint.Fingerprint | None = None
@@ -166,9 +176,9 @@ def _guarded(
         _to_known_state(lab, journal, progress)
         before = fingerprint.capture(lab)
         if _wants_twin(decided):
-            found.twin = _run_twin(decided, lab, journal, progress)
+            found.twin = _run_twin(decided, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)
-        _with_faults(decided, lab, journal, found, progress, mutate)
+        _with_faults(decided, lab, journal, found, progress, mutate, on_flights)
     except FaultbedError as error:
         found.errors.append(str(error))
         journal.note("error", error=str(error))
@@ -192,12 +202,15 @@ def _wants_twin(decided: Decided) -> bool:
     return any(expectation.metric.name == "jct_ratio" for expectation in decided.experiment.expectations)
 
 
-def _run_twin(decided: Decided, lab: Lab, journal: Journal, progress: Progress) -> tuple[RankSeries, ...]:
+def _run_twin(
+    decided: Decided, lab: Lab, journal: Journal, progress: Progress, on_flights: OnEvent
+) -> tuple[RankSeries, ...]:
     """The same workload from the same snapshot, without faults."""
     progress("fault-free twin: the same workload from the same snapshot")
     # Watched as the run is: their ratio must not hold what watching costs.
     with journal.doing("twin", workload=decided.plan.workload), telemetry.start(lab):
-        result = workload.start(decided.experiment, lab).wait(workload.patience_s(decided.experiment))
+        running = workload.start(decided.experiment, lab, on_flights)
+        result = running.wait(workload.patience_s(decided.experiment, running))
     if result.outcome == "failed":
         raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
     return series_of(result)
@@ -212,7 +225,13 @@ def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
 
 
 def _with_faults(
-    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, mutate: Mutation | None
+    decided: Decided,
+    lab: Lab,
+    journal: Journal,
+    found: Found,
+    progress: Progress,
+    mutate: Mutation | None,
+    on_flights: OnEvent,
 ) -> None:
     found.before = counters.read(lab)
     ports, live = decided.experiment.capture, Live()
@@ -226,7 +245,7 @@ def _with_faults(
         following = taps.enter_context(telemetry.start(lab, on_change=live.on_change))
         live.heard_ns = following.heard_ns
         with journal.doing("workload", workload=decided.plan.workload):
-            running = workload.start(decided.experiment, lab, live.on_event)
+            running = workload.start(decided.experiment, lab, asked.both(live.on_event, on_flights))
             with running:
                 found.t0_ns = running.started_ns
                 progress("workload is running")
@@ -237,7 +256,7 @@ def _with_faults(
                     with Watching(found.stops, live, lab.guard) as watching:
                         _drive_all(decided, lab, ready, running, found, watching, progress)
                     _end_early(watching, running, journal, found, progress)
-                found.result = running.wait(workload.patience_s(decided.experiment))
+                found.result = running.wait(workload.patience_s(decided.experiment, running))
         found.end_ns = running.ended_ns
         # Not those of connecting: that waits for the kernel now and then.
         found.standstills = tuple(one for one in running.standstills if one.end_ns > found.t0_ns)

@@ -1,6 +1,7 @@
 """The run directory: `runs/<utc>-<name>-<seed>/`, made once, every file written whole or not at all.
 
 experiment.toml     the file as it was given
+trace/              of an experiment that replays one, its trace (harness.replayed)
 plan.json           what the seed decided
 journal.jsonl       what was done to the lab
 measurements.json   what was measured
@@ -12,6 +13,7 @@ verdict.json        the verdict (harness.verdict)
 report.html         all of it for people, in one file
 repro.sh            runs the same thing again
 flights.json        what each rank's flight recorder held, of a job that failed (traffic.flight)
+flights-asked-N.json  the same, each time that somebody asked for it while the run went on (harness.asked)
 packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
 """
 
@@ -43,7 +45,7 @@ from testbed.errors import UsageError
 from testbed.telemetry import Recorded
 from traffic.flight import Flight
 
-__all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script"]
+__all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights"]
 
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
 
@@ -108,8 +110,7 @@ class RunDir:
 
     def write_flights(self, flights: Sequence[Flight]) -> None:
         """Write `flights.json`."""
-        content = [dataclasses.asdict(flight) for flight in flights]
-        self._write("flights.json", msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+        write_flights(self.path / "flights.json", flights)
 
     def read_flights(self) -> tuple[Flight, ...]:
         """Read `flights.json`; nothing: no job of this run failed."""
@@ -155,6 +156,17 @@ class RunDir:
         with _whole(self.path / name) as temporary:
             temporary.write_bytes(content)
             temporary.chmod(mode)
+
+
+def write_flights(path: Path, flights: Sequence[Flight]) -> None:
+    """Write what flight recorders held as `flights.json` has it, to any place.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    content = [dataclasses.asdict(flight) for flight in flights]
+    with _whole(path) as temporary:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
 @contextlib.contextmanager

@@ -123,5 +123,8 @@ def describe_workload(run: Measurements) -> str:
     if "embedding_bytes" in spec:
         rows = format_bytes(float(spec["embedding_bytes"]))
         return f"ranking, {rows} of embeddings a rank, skew {spec['skew']:g}, on {len(run.ranks)} ranks"
+    if "replay" in spec:
+        times = "" if spec["repeat"] == 1 else f" {spec['repeat']} times"
+        return f"trace {spec['replay']}, replayed{times} on {len(run.ranks)} ranks"
     compute = " with a compute phase" if spec.get("compute_units") else ""
     return f"{spec.get('algorithm')} {spec.get('collective')} of {size} over {len(run.ranks)} ranks{compute}"

@@ -1,4 +1,4 @@
-"""Starts the workload of an experiment: a collective, flows, or a job that trains, infers or ranks."""
+"""Starts the workload of an experiment: a collective, flows, a job that trains, infers or ranks, or a trace."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from harness.experiment import Experiment
 from harness.flow_words import between
+from harness.replayed import Replay, spec_of, trace_of
 from harness.workload_file import Collective, Flow, Job, duration_ns
 from testbed.errors import LabError
 from testbed.lab import Lab
-from traffic import collective, flow, inference, job, ranking
+from traffic import collective, flow, inference, job, ranking, replay
 from traffic.collective import CollectiveSpec
 from traffic.entropy import ways
 from traffic.flow import FlowSpec
@@ -42,6 +43,8 @@ def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None)
         return inference.start(lab, work, on_event=beat)
     if isinstance(work, RankingSpec):
         return ranking.start(lab, work, on_event=beat)
+    if isinstance(work, Replay):
+        return replay.start(lab, spec_of(work), trace_of(work, experiment.source, len(work.ranks)), on_event=beat)
     if isinstance(work, Flow):
         return flow.start_all(lab, _flows(work), on_event=beat)
     if isinstance(work, Job):
@@ -64,6 +67,8 @@ def _flows(work: Flow) -> list[FlowSpec]:
         on_s=work.on_s,
         off_s=work.off_s,
         latency=work.latency,
+        late_receives_ms=work.late_receives_ms,
+        check=work.check,
         duration_s=work.duration_ns / 1e9,
         qp=work.qp,
     )
@@ -104,9 +109,12 @@ def _collective(work: Collective) -> CollectiveSpec:
     )
 
 
-def patience_s(experiment: Experiment) -> float:
-    """How long it may take."""
-    length_ns = duration_ns(experiment.workload)
+def patience_s(experiment: Experiment, running: Running[Any]) -> float:
+    """How long it may take. Of a trace that is as long as its pauses and operations are; nobody else knows how many."""
+    work = experiment.workload
+    if isinstance(work, Replay):
+        return replay.patience_s(running, work.warmup + work.repeat)
+    length_ns = duration_ns(work)
     return 10 * GRACE_S if length_ns is None else length_ns / 1e9 + GRACE_S
 
 

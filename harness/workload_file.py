@@ -1,4 +1,4 @@
-"""The workload of an experiment file: a collective, a flow or flows, or a job on a grid of ranks."""
+"""The workload of an experiment file: a collective, a flow or flows, a job on a grid of ranks, or a trace."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from harness.flow_words import flow_of
 from harness.job_words import parse_grid, parse_phase, storage_of
 from harness.quantities import parse_duration_ns, parse_size_bytes
+from harness.replayed import Replay, digest, spec_of
 from harness.strict import Section, convert, fail, one_of, positive, read
 from testbed.errors import UsageError
 from traffic.collective import AUTO, REDOPS
@@ -22,8 +23,10 @@ from traffic.matrix import PATTERNS
 from traffic.plan import QpParams
 from traffic.ranking import RankingSpec
 from traffic.ranks import ITEM_BYTES, WARMUP
+from traffic.replay import check as check_replay
 from traffic.schedules import COLLECTIVES, algorithms_for
 from traffic.storage import Storage
+from traffic.traces import FORMATS
 
 __all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "duration_ns", "workload_of"]
 
@@ -82,6 +85,8 @@ class Flow:
     on_s: float = 0.0
     off_s: float = 0.0
     latency: bool = False
+    late_receives_ms: float = 0.0
+    check: bool = False
     probe: bool = False
     qp: QpParams = field(default_factory=QpParams)
 
@@ -102,8 +107,8 @@ class Job:
     qp: QpParams = field(default_factory=QpParams)
 
 
-Workload = Collective | Flow | Job | InferenceSpec | RankingSpec
-"""The last two go by requests and iterations, and are what traffic takes."""
+Workload = Collective | Flow | Job | InferenceSpec | RankingSpec | Replay
+"""Inference and ranking go by requests and iterations, and are what traffic takes."""
 
 
 def duration_ns(workload: Workload) -> int | None:
@@ -168,6 +173,18 @@ class _RankingFile(_RanksFile, frozen=True, kw_only=True):
     dense_time: str = "0ms"
 
 
+class _ReplayFile(_RanksFile, frozen=True, kw_only=True):
+    replay: str
+    format: str | None = None
+    groups: str | None = None
+    speed: float = 1.0
+    compute: bool = True
+    scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    shrink: bool = False
+    skip_unsupported: bool = False
+    repeat: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
 class _FlowFile(Section, frozen=True, kw_only=True):
     flow: str
     duration: str
@@ -184,6 +201,8 @@ class _FlowFile(Section, frozen=True, kw_only=True):
     on: str | None = None
     off: str | None = None
     latency: bool = False
+    late_receives: str | None = None
+    check: bool = False
     probe: bool = False
     qp: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -194,6 +213,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "job": tuple(_JobFile.__struct_fields__),
     "inference": tuple(_InferenceFile.__struct_fields__),
     "ranking": tuple(_RankingFile.__struct_fields__),
+    "replay": tuple(_ReplayFile.__struct_fields__),
     "storage": tuple(_StorageFile.__struct_fields__),
 }
 """Of each section, for hints."""
@@ -205,10 +225,10 @@ def workload_of(raw: dict[str, Any], source: str) -> Workload:
     Raises:
         ConfigError: something in it makes no sense; with its path.
     """
-    if sum(kind in raw for kind in ("collective", "flow", "grid", "requests", "embedding")) != 1:
+    if sum(kind in raw for kind in ("collective", "flow", "grid", "requests", "embedding", "replay")) != 1:
         said = (
             'say what runs: collective = "all-reduce", or flow = "write", or a job: grid = "tp=2,dp=2" to train, '
-            'requests = 50 to infer, embedding = "1MiB" to rank'
+            'requests = 50 to infer, embedding = "1MiB" to rank, or replay = "traces/job.json"'
         )
         raise fail(source, "workload", said)
     if "grid" in raw:
@@ -217,6 +237,8 @@ def workload_of(raw: dict[str, Any], source: str) -> Workload:
         return _inference(convert(raw, _InferenceFile, source, path="workload", section="inference", keys=KEYS), source)
     if "embedding" in raw:
         return _ranking(convert(raw, _RankingFile, source, path="workload", section="ranking", keys=KEYS), source)
+    if "replay" in raw:
+        return _replay(convert(raw, _ReplayFile, source, path="workload", section="replay", keys=KEYS), source)
     if "flow" in raw:
         return _flow(convert(raw, _FlowFile, source, path="workload", section="flow", keys=KEYS), source)
     return _collective(convert(raw, _CollectiveFile, source, path="workload", section="collective", keys=KEYS), source)
@@ -250,6 +272,8 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         on=flow.on,
         off=flow.off,
         latency=flow.latency,
+        late_receives=flow.late_receives,
+        check=flow.check,
         duration=flow.duration,
         qp=_qp(flow.qp, source),
     )
@@ -273,6 +297,8 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         on_s=spec.on_s,
         off_s=spec.off_s,
         latency=spec.latency,
+        late_receives_ms=spec.late_receives_ms,
+        check=spec.check,
         probe=flow.probe,
         qp=spec.qp,
     )
@@ -374,6 +400,35 @@ def _ranking(job: _RankingFile, source: str) -> RankingSpec:
         dense_bytes=positive(parse_size_bytes, job.dense, source, "workload.dense"),
         dense_ms=read(parse_duration_ns, job.dense_time, source, "workload.dense_time") / 1e6,
     )
+
+
+def _replay(trace: _ReplayFile, source: str) -> Replay:
+    if trace.format is not None:
+        one_of(trace.format, FORMATS, source, "workload.format")
+    try:
+        sha256 = digest(trace.replay, trace.groups, source)
+    except UsageError as error:
+        raise fail(source, "workload.replay", str(error)) from error
+    made = Replay(
+        replay=trace.replay,
+        sha256=sha256,
+        format=trace.format,
+        groups=trace.groups,
+        speed=trace.speed,
+        compute=trace.compute,
+        scale=trace.scale,
+        shrink=trace.shrink,
+        skip_unsupported=trace.skip_unsupported,
+        repeat=trace.repeat,
+        warmup=trace.warmup,
+        ranks=trace.ranks,
+        qp=_qp(trace.qp, source),
+    )
+    try:
+        check_replay(spec_of(made))
+    except UsageError as error:
+        raise fail(source, "workload", str(error)) from error
+    return made
 
 
 def _storage(storage: _StorageFile, source: str) -> Storage:

@@ -16,6 +16,7 @@ from traffic import metrics
 from traffic.engine import Engines, TrafficLab, endpoint
 from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Connection, Endpoint, Outcome, QpError, Rebuild, Sample, Window
+from traffic.rnr import Rnr, rnr_of
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import samples_of
 
@@ -37,11 +38,14 @@ __all__ = [
     "start_all",
 ]
 
-VERBS = ("write", "send", "read", "atomic")
+VERBS = ("write", "send", "read", "atomic", "write-imm")
 MEMORIES = ("host", "cuda")
 SPREADS = ("each", "round-robin", "split")
 TRANSPORTS = {"rc": VERBS, "uc": ("write", "send"), "ud": ("send",)}
 """What each transport carries here."""
+CHECKED = ("send", "write-imm", "read")
+"""Of which every byte can be checked."""
+MAX_CHECKED_BYTES = 256 << 20
 ATOMIC_BYTES = 8
 RD_ATOMIC = 16
 """Reads and atomics that a QP has outstanding; further ones wait in its send queue."""
@@ -51,22 +55,32 @@ MAX_MESSAGE_BYTES = 1 << 30
 CHAIN_BYTES = 256 * 1024
 MAX_CHAIN = 32
 MAX_DEPTH_BYTES = 8 << 20
+LATE_DEPTH = 4
+"""Of a flow whose receives are late: what is outstanding at its end takes a receive each to be done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSpec:
     """Messages of `message_bytes` from `src` to `dst` (with `read`: from `dst` to `src`) on `qps` queue pairs.
 
-    `verb` is write, send, read or atomic (fetch-and-add, 8 bytes). `spread` is how messages get on the QPs: each QP
-    on its own, in turn, or every message split over all of them. `rate_bps` paces the payload (0: as fast as it goes);
-    with `on_s` the flow is silent for `off_s` after every burst of `on_s`. `latency` times every message, from its
-    posting to its completion, which makes it a probe when `depth` is 1.
+    `verb` is write, write-imm (with immediate), send, read or atomic (fetch-and-add, 8 bytes). `spread` is how messages
+    get on the QPs: each QP on its own, in turn, or every message split over all of them. `rate_bps` paces the payload
+    (0: as fast as it goes); with `on_s` the flow is silent for `off_s` after every burst of `on_s`. `latency` times
+    every message, from its posting to its completion, which makes it a probe when `depth` is 1.
 
     `transport` is rc, uc (writes and sends) or ud (sends of at most an MTU). Over the latter two nothing is
     acknowledged, sent again or held back: what came is counted by the receiver.
 
     With `admit`, all flows to an RNIC that have it send a chain when its host grants them one, and at most `admit` of
     those are under way (`traffic.node.admission`).
+
+    With `late_receives_ms` the receiver of sends or writes with immediate is slow: there is one receive at a time,
+    posted so long after the message before it came, and nobody tells the sender. Its RNIC meets RNR NAKs;
+    `FlowResult.rnr` says what came of it. `qp.min_rnr_timer` is how long it waits after each, `qp.rnr_retry` how often
+    (7: for ever, until `op_deadline_s`).
+
+    With `check` every byte of every message is looked at: of send, write-imm and read over rc, in host memory. What is
+    wrong makes the flow a failure. It costs both ends their CPU, message by message.
 
     `memory` is host, or cuda: of the GPU that stands at the RNIC's place in its host, at both ends (rack labs only; not
     yet run on hardware).
@@ -88,6 +102,8 @@ class FlowSpec:
     on_s: float = 0.0
     off_s: float = 0.0
     latency: bool = False
+    late_receives_ms: float = 0.0
+    check: bool = False
     duration_s: float | None = None
     messages: int | None = None
     depth: int = 0
@@ -128,7 +144,8 @@ class FlowResult:
 
     `sent` are the messages that the sender was done with, `sent_totals` by QP. Over RC they have arrived; otherwise
     `messages`, `size_bytes`, `goodput_bps` and `totals` are of what came. `messages` are whole ones, also where they
-    were split. `last_value` is what the last atomic found before it added 1.
+    were split. `last_value` is what the last atomic found before it added 1; `rnr` is what late receives came to.
+    Of a flow with `check`, `checked_bytes` were looked at, and `wrong_bytes` of them were others than were sent.
     """
 
     spec: FlowSpec
@@ -148,6 +165,9 @@ class FlowResult:
     qp_errors: tuple[QpError, ...]
     rebuilds: tuple[Rebuild, ...]
     clock_error_ns: Mapping[str, int]
+    rnr: Rnr | None = None
+    checked_bytes: int | None = None
+    wrong_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -162,9 +182,11 @@ def check_qp(qp: QpParams) -> None:
     """
     if not 1 <= qp.timeout <= 31:  # noqa: PLR2004  # 5 bits; 0 is for ever
         raise UsageError(f"QP timeout must be 1 to 31 (4.096 us x 2^timeout), got {qp.timeout}")
-    for name, value in (("retry_cnt", qp.retry_cnt), ("rnr_retry", qp.rnr_retry)):
-        if not 0 <= value <= 6:  # noqa: PLR2004
-            raise UsageError(f"{name} must be 0 to 6, got {value}: rxe takes 7 as for ever, which hides a dead peer")
+    if not 0 <= qp.retry_cnt <= 6:  # noqa: PLR2004
+        said = "rxe takes 7 as for ever, which hides a dead peer"
+        raise UsageError(f"retry_cnt must be 0 to 6, got {qp.retry_cnt}: {said}")
+    if not 0 <= qp.rnr_retry <= 7:  # noqa: PLR2004  # 7 hides no dead peer: who says "not ready" is there
+        raise UsageError(f"rnr_retry must be 0 to 6, or 7 for ever, got {qp.rnr_retry}")
     if qp.mtu not in (1024, 2048, 4096):
         raise UsageError(f"path MTU must be 1024, 2048 or 4096, got {qp.mtu}")
     if not 0 <= qp.min_rnr_timer <= 31:  # noqa: PLR2004
@@ -199,6 +221,8 @@ def check(spec: FlowSpec) -> None:
     check_qp(spec.qp)
     _check_memory(spec)
     _check_pace(spec)
+    _check_late(spec)
+    _check_check(spec)
 
 
 def _check_transport(spec: FlowSpec) -> None:
@@ -223,7 +247,7 @@ def _check_transport(spec: FlowSpec) -> None:
 def _check_memory(spec: FlowSpec) -> None:
     if spec.memory not in MEMORIES:
         raise UsageError(f'no memory "{spec.memory}"; there is {", ".join(MEMORIES)}')
-    if spec.memory == "cuda" and (spec.transport != "rc" or spec.admit or spec.verb == "send"):
+    if spec.memory == "cuda" and (spec.transport != "rc" or spec.admit or spec.verb in ("send", "write-imm")):
         raise UsageError("memory of a GPU is for writes, reads and atomics over rc, without admission")
 
 
@@ -236,11 +260,44 @@ def _check_pace(spec: FlowSpec) -> None:
         raise UsageError("a flow with bursts needs both, an on time and an off time")
 
 
+def _check_late(spec: FlowSpec) -> None:
+    if spec.late_receives_ms < 0:
+        raise UsageError(f"receives cannot come before their time, got {spec.late_receives_ms:g} ms")
+    if not spec.late_receives_ms:
+        return
+    if spec.transport != "rc" or spec.verb not in ("send", "write-imm"):
+        raise UsageError("late receives are of send and write-imm over rc: only there is a sender told to wait")
+    if spec.late_receives_ms >= spec.op_deadline_s * 1e3:
+        raise UsageError(
+            f"a receive every {spec.late_receives_ms:g} ms is later than the {spec.op_deadline_s:g} s in which a "
+            "message has to be done"
+        )
+
+
+def _check_check(spec: FlowSpec) -> None:
+    if not spec.check:
+        return
+    if spec.transport != "rc" or spec.verb not in CHECKED or spec.memory != "host":
+        raise UsageError(
+            f"bytes are checked of {', '.join(CHECKED)} over rc, in host memory: who looks must know when one has come"
+        )
+    if spec.late_receives_ms or spec.chain > 1:
+        raise UsageError("a flow that is checked goes message by message, and its receives are never late")
+    needed = spec.qps * 2 * _shape(spec)[0] * spec.message_bytes
+    if needed > MAX_CHECKED_BYTES:
+        raise UsageError(
+            f"a checked flow has memory for each message under way: {needed} bytes, and {MAX_CHECKED_BYTES} are the "
+            "most; take a smaller depth"
+        )
+
+
 def _shape(spec: FlowSpec) -> tuple[int, int]:
     """Depth and chain length: several chains in flight, a chain short enough for 100 ms samples to mean something."""
-    alone = spec.rate_bps or spec.on_s or spec.latency  # a chain would be a burst, and one time for all
+    # A chain would be a burst, and one time for all.
+    alone = spec.rate_bps or spec.on_s or spec.latency or spec.late_receives_ms or spec.check
     chain = spec.chain or (1 if alone else max(1, min(MAX_CHAIN, CHAIN_BYTES // spec.message_bytes)))
-    depth = spec.depth or max(4, min(128, MAX_DEPTH_BYTES // spec.message_bytes))
+    deep = LATE_DEPTH if spec.late_receives_ms else max(4, min(128, MAX_DEPTH_BYTES // spec.message_bytes))
+    depth = spec.depth or deep
     chain = min(chain, max(1, depth // 2))
     return depth // chain * chain, chain
 
@@ -262,6 +319,7 @@ def engine_spec(spec: FlowSpec) -> dict[str, Any]:
         "on_ns": round(spec.on_s * 1e9),
         "off_ns": round(spec.off_s * 1e9),
         "latency": spec.latency,
+        "late_ns": round(spec.late_receives_ms * 1e6),
         "messages": spec.messages,
         "duration_ms": None if spec.duration_s is None else round(spec.duration_s * 1000),
         "op_deadline_ms": round(spec.op_deadline_s * 1000),
@@ -276,13 +334,15 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
     common = engine_spec(spec)
     counts = spec.transport != "rc"
-    kind = "unreliable" if counts else "admitted" if spec.admit else "flow"
+    looks = spec.check and spec.verb != "read"
+    kind = "unreliable" if counts else "admitted" if spec.admit else "checked" if spec.check else "flow"
     there, here = common, common
     if spec.memory == "cuda":
         there, here = ({**common, "gpu": _gpu_at(lab.topology, end)} for end in (src, dst))
     tx = TaskPlan(name=f"tx{suffix}", kind=f"{kind}_tx", endpoint=src, spec=there, active=True)
-    after = tx.name if counts else None
-    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=here, active=counts, stops_after=after)
+    tells = counts or looks
+    after = tx.name if tells else None
+    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=here, active=tells, stops_after=after)
     return tx, rx
 
 
@@ -397,9 +457,10 @@ def start_all(
 
     def finish(running: Running[FlowsResult]) -> FlowsResult:
         flows = tuple(_finish(running, *pair) for pair in zip(specs, suffixes, strict=True))
+        wrong = [flow for flow in flows if flow.wrong_bytes]
         return FlowsResult(
-            outcome=running.outcome,
-            where=running.failure,
+            outcome="failed" if wrong else running.outcome,
+            where=running.failure or (wrong[0].where if wrong else None),
             flows=flows,
             goodput_bps=sum(flow.goodput_bps for flow in flows),
             jain_index=metrics.jain_index([flow.goodput_bps for flow in flows]),
@@ -424,11 +485,15 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         window = Window(start_ns=done["start_ns"], end_ns=done["end_ns"])
         size = sum(item["messages"] for item in done["totals"]) * part_bytes
     totals = _totals(done, part_bytes)
+    looked = running.done.get(task if spec.verb == "read" else f"rx{suffix}", {}) if spec.check else {}
+    wrong = looked.get("wrong_bytes")
+    said = f"{spec.src} -> {spec.dst}: {wrong} of {looked.get('checked_bytes')} bytes are wrong" if wrong else None
+    errors = tuple(item for item in running.qp_errors if item.connection in own)
     counts = [total.messages for total in totals] or [0]
     return FlowResult(
         spec=spec,
-        outcome=running.outcome,
-        where=running.failure,
+        outcome="failed" if wrong else running.outcome,
+        where=running.failure or said,
         window=window,
         sent=sum(item["messages"] for item in sent.get("totals", ())) // (spec.qps if spec.spread == "split" else 1),
         messages=min(counts) if spec.spread == "split" else sum(counts),
@@ -436,11 +501,14 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         goodput_bps=metrics.goodput_bps(size, window.duration_ns),
         latency=_latency(done.get("latencies_ns") or ()),
         last_value=done.get("last_value"),
+        rnr=rnr_of(sent.get("rnr") or {}, errors) if spec.late_receives_ms else None,
+        checked_bytes=looked.get("checked_bytes"),
+        wrong_bytes=wrong,
         totals=totals,
         sent_totals=_totals(sent, part_bytes),
         samples=samples,
         connections=tuple(item for item in running.connections if item.index in own),
-        qp_errors=tuple(item for item in running.qp_errors if item.connection in own),
+        qp_errors=errors,
         rebuilds=tuple(item for item in running.rebuilds if item.connection in own),
         clock_error_ns=running.clock_error_ns,
     )

@@ -18,7 +18,7 @@ from traffic import collective, cost, metrics, schedules, storage
 from traffic.collective import AUTO, CollectiveSpec
 from traffic.engine import Engines, TrafficLab
 from traffic.flight import RankEnd
-from traffic.ranks import RanksSpec, ends_of, group_size, place, rank_plan, task_name, window_of
+from traffic.ranks import RanksSpec, ends_of, group_size, host_group_size, place, rank_plan, task_name, window_of
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Checkpoint, Endpoint, Iteration, Window
 from traffic.run import OnEvent, Running, begin
@@ -133,12 +133,16 @@ def as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:
 
 
 def job_programs(
-    spec: JobSpec, network: cost.Network, sharing: Callable[[tuple[int, ...]], int] = lambda _: 1
+    spec: JobSpec,
+    network: cost.Network,
+    sharing: Callable[[tuple[int, ...]], int] = lambda _: 1,
+    together: Callable[[tuple[int, ...]], int] = lambda _: 1,
 ) -> tuple[list[schedules.Program], tuple[str, ...]]:
     """What every rank of the grid has to do in an iteration, and the algorithm of each phase.
 
     `sharing` tells of the members of a group how many that follow each other share a host or a rack, as
-    `traffic.ranks.group_size`: a phase that is asked to be hierarchical is so by that.
+    `traffic.ranks.group_size`: a phase that is asked to be hierarchical is so by that. `together` tells how many share
+    a host, as `host_group_size`: where all groups of a phase are alike in that, `auto` may choose hierarchical, too.
 
     Raises:
         UsageError: a phase that cannot be had.
@@ -150,7 +154,11 @@ def job_programs(
         one = as_spec(spec, phase)
         teams = groups(spec.grid, phase.along)
         algorithm = phase.algorithm
-        local = _local(phase, {sharing(members) for members in teams}) if algorithm == "hierarchical" else 1
+        local = 1
+        if algorithm == "hierarchical":
+            local = _local(phase, {sharing(members) for members in teams})
+        elif algorithm == AUTO and len(found := {together(members) for members in teams}) == 1:
+            local = found.pop()
         shape = cost.shape_for(len(teams[0]), phase.size_bytes, group=local)
         if algorithm == AUTO:
             algorithm = cost.best_algorithm(phase.collective, shape, phase.size_bytes, network)
@@ -192,7 +200,11 @@ def start(
         said = " x ".join(f"{name} {size}" for name, size in spec.grid)
         raise UsageError(f"a grid of {said} has {wanted} ranks, but {len(ranks)} RNICs are named")
     programs, algorithms = job_programs(
-        spec, cost.NETWORKS[lab.kind], lambda members: group_size(lab.topology, [ranks[rank] for rank in members])
+        spec,
+        cost.NETWORKS[lab.kind],
+        sharing=lambda members: group_size(lab.topology, [ranks[rank] for rank in members]),
+        # Not on a soft lab: its ranks of one host cannot talk to each other, and a hierarchy would have them do so.
+        together=lambda members: 1 if lab.kind == "soft" else host_group_size([ranks[rank] for rank in members]),
     )
     server = None if spec.storage is None else storage.serve(lab, spec.storage.host)
     plan = rank_plan(

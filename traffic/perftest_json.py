@@ -15,8 +15,8 @@ from traffic.flow import FlowResult, engine_spec
 
 __all__ = ["document", "report"]
 
-_TESTS = {"write": "RDMA_Write", "send": "Send", "read": "RDMA_Read", "atomic": "Atomic"}
-_ONE_WAY = ("write", "send")
+_TESTS = {"write": "RDMA_Write", "write-imm": "RDMA_Write", "send": "Send", "read": "RDMA_Read", "atomic": "Atomic"}
+_ONE_WAY = ("write", "write-imm", "send")
 
 
 def document(result: FlowResult, *, gid_index: int) -> str:

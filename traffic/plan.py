@@ -22,7 +22,8 @@ class QpParams:
     """Parameters of a reliable connection, all explicit.
 
     `timeout` is the local ACK timeout of 4.096 us x 2^timeout (14: 67 ms); a packet is sent `retry_cnt` + 1 times
-    before the QP dies. `min_rnr_timer` 12 is 0.64 ms. rxe takes `retry_cnt` 7 and `rnr_retry` 7 as for ever.
+    before the QP dies. `min_rnr_timer` 12 is 0.64 ms: what a receiver that is not ready asks to
+    wait for, as often as `rnr_retry` says. rxe takes `retry_cnt` 7 and `rnr_retry` 7 as for ever.
     """
 
     timeout: int = 14

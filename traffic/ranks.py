@@ -23,6 +23,7 @@ __all__ = [
     "RanksSpec",
     "ends_of",
     "group_size",
+    "host_group_size",
     "place",
     "rank_plan",
     "task_name",
@@ -92,11 +93,19 @@ def place(lab: TrafficLab, spec: RanksSpec) -> tuple[Endpoint, ...]:
 def group_size(topology: Topology, ranks: Sequence[Endpoint]) -> int:
     """How many ranks that follow each other share a host, or else a rack; 1 where groups would not be of one size."""
     racks = {host.name: host.rack for host in topology.hosts}
-    for place in ([rank.host for rank in ranks], [racks[rank.host] for rank in ranks]):
-        runs = [len(list(run)) for _, run in groupby(place)]
-        if len(set(runs)) == 1 and len(runs) == len(set(place)) and 1 < runs[0] < len(ranks):
-            return runs[0]
-    return 1
+    found = host_group_size(ranks)
+    return found if found > 1 else _run_length([racks[rank.host] for rank in ranks])
+
+
+def host_group_size(ranks: Sequence[Endpoint]) -> int:
+    """How many ranks that follow each other share a host; 1 where groups would not be of one size, or but one."""
+    return _run_length([rank.host for rank in ranks])
+
+
+def _run_length(places: Sequence[str]) -> int:
+    runs = [len(list(run)) for _, run in groupby(places)]
+    alike = len(set(runs)) == 1 and len(runs) == len(set(places))
+    return runs[0] if alike and runs[0] < len(places) else 1
 
 
 def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program], busiest: float) -> int:

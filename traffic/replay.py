@@ -21,6 +21,7 @@ from traffic.engine import Engines, TrafficLab
 from traffic.flow import check_qp
 from traffic.plan import Plan
 from traffic.ranks import ITEM_BYTES, RanksSpec, place, rank_plan, task_name, window_of
+from traffic.ranks_result import RanksResult, told
 from traffic.results import Endpoint, Iteration, Outcome, QpError, Rebuild
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import iterations_of
@@ -32,13 +33,16 @@ __all__ = [
     "OperationTime",
     "ReplayResult",
     "ReplaySpec",
+    "RoundsResult",
     "batches",
     "check",
     "execute",
     "operation_times_ns",
     "patience_s",
     "run",
+    "start",
     "start_made",
+    "whole",
 ]
 
 Made = TypeVar("Made")
@@ -48,6 +52,8 @@ MAX_OPERATIONS = 256
 SPARE_S = 60.0
 MADE_BYTES = 256 << 20
 """Memory of a rank for a job that was made into a trace: it is one batch, or its parts could not be told apart."""
+MADE_OPERATIONS = 2048
+"""Of such a job. The pattern by which operations are told apart comes again after 4,099."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +120,22 @@ class ReplayResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsResult(RanksResult):
+    """A replay that was one batch, round after round, and is over: an iteration is the whole trace once.
+
+    Of each round `iteration_p50_ns` and so on are its slowest rank's; `operations` have their medians over the rounds.
+    """
+
+    spec: ReplaySpec
+    source: str
+    iterations_completed: int
+    operations: tuple[OperationTime, ...]
+    iteration_p50_ns: float
+    iteration_p95_ns: float
+    iteration_p99_ns: float
 
 
 def check(spec: ReplaySpec) -> None:
@@ -205,8 +227,10 @@ def _nothing(rank: int, ranks: int) -> schedules.Program:
     return {"rank": rank, "ranks": ranks, "input": 0, "elements": 1, "groups": [[rank]], **{name: [] for name in lists}}
 
 
-def batches(trace: Trace, spec: ReplaySpec, network: cost.Network) -> tuple[Batch, ...]:
-    """The programs of all ranks, in as many batches as their memory needs.
+def batches(
+    trace: Trace, spec: ReplaySpec, network: cost.Network, *, most_operations: int = MAX_OPERATIONS
+) -> tuple[Batch, ...]:
+    """The programs of all ranks, in as many batches as their memory needs, each of `most_operations` at most.
 
     Raises:
         UsageError: an operation that cannot be had, or is too large.
@@ -226,12 +250,28 @@ def batches(trace: Trace, spec: ReplaySpec, network: cost.Network) -> tuple[Batc
                 f"bytes of a rank, and {spec.batch_bytes} are the most; scale the trace down"
             )
         most = max(making.elements(member) + part["elements"] for member, part in zip(one.members, parts, strict=True))
-        if making.operations and (most * 4 > spec.batch_bytes or len(making.operations) >= MAX_OPERATIONS):
+        if making.operations and (most * 4 > spec.batch_bytes or len(making.operations) >= most_operations):
             found.append(making.done())
             making, base_ns = _Making(trace.ranks), None
         base_ns = min(one.not_before_ns) if base_ns is None else base_ns
         making.add(one, algorithm, schedule, parts, _waits(one, spec, base_ns))
     return (*found, making.done())
+
+
+def whole(trace: Trace, spec: ReplaySpec, network: cost.Network) -> Batch:
+    """All of a trace as one batch.
+
+    Raises:
+        UsageError: it is more than that, or has an operation that cannot be had.
+    """
+    larger = dataclasses.replace(spec, batch_bytes=MADE_BYTES)
+    made = batches(trace, larger, network, most_operations=MADE_OPERATIONS)
+    if len(made) > 1:
+        raise UsageError(
+            f"{trace.source} is more than a rank can have at once ({MADE_OPERATIONS} operations, {MADE_BYTES >> 20} "
+            "MiB); scale it down, or cut it"
+        )
+    return made[0]
 
 
 def _waits(one: Operation, spec: ReplaySpec, base_ns: int) -> list[tuple[int, int]]:
@@ -292,13 +332,7 @@ def run(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | Non
 def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> Execution:
     """As `run`, with all that the ranks told."""
     check(spec)
-    found = place(lab, spec)
-    if trace.ranks > len(found):
-        raise UsageError(
-            f"{trace.source} is of {trace.ranks} ranks, and there are {len(found)} RNICs; shrink it to what its first "
-            f"{len(found)} ranks do among themselves"
-        )
-    ranks = found[: trace.ranks]
+    ranks = _ranks(lab, spec, trace)
     made = batches(trace, spec, cost.NETWORKS[lab.kind])
     plans = [_plan(spec, ranks, batch, number, len(made)) for number, batch in enumerate(made)]
     ended: list[tuple[int, Running[Any]]] = []
@@ -306,11 +340,20 @@ def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent |
     with Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)) as engines:
         for number, plan in [pair for _ in range(times) for pair in enumerate(plans)]:
             with begin(lab, plan, _itself, on_event, engines) as running:
-                each_s = spec.deadline_s + made[number].pauses_ns / 1e9
-                ended.append((number, running.wait(SPARE_S + plan.stall_deadline_s + spec.repeat * each_s)))
+                ended.append((number, running.wait(patience_s(running, spec.repeat))))
             if running.failure is not None:
                 break
     return Execution(spec=spec, trace=trace, ranks=ranks, batches=made, runs=tuple(ended))
+
+
+def _ranks(lab: TrafficLab, spec: ReplaySpec, trace: Trace) -> tuple[Endpoint, ...]:
+    found = place(lab, spec)
+    if trace.ranks > len(found):
+        raise UsageError(
+            f"{trace.source} is of {trace.ranks} ranks, and there are {len(found)} RNICs; shrink it to what its first "
+            f"{len(found)} ranks do among themselves"
+        )
+    return found[: trace.ranks]
 
 
 def start_made(
@@ -331,15 +374,52 @@ def start_made(
     common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec)}
     as_replay = ReplaySpec(**common, repeat=repeat, batch_bytes=MADE_BYTES)
     check(as_replay)
-    ranks = place(lab, spec)
-    made = batches(trace, as_replay, cost.NETWORKS[lab.kind])
-    if len(made) > 1:
-        raise UsageError(f"one round of the {trace.source} job is too much for the memory of a rank; make it smaller")
+    return _start_whole(lab, as_replay, place(lab, spec), trace, finish, on_event)
+
+
+def start(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> Running[RoundsResult]:
+    """Start a replay of a trace as one batch, `spec.repeat` rounds of it; rank i on the i-th RNIC.
+
+    Raises:
+        UsageError: it cannot be had on this lab, or is more than one batch; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    check(spec)
+    ranks = _ranks(lab, spec, trace)
+    return _start_whole(lab, spec, ranks, trace, _rounds, on_event)
+
+
+def _start_whole(
+    lab: TrafficLab,
+    spec: ReplaySpec,
+    ranks: tuple[Endpoint, ...],
+    trace: Trace,
+    finish: Callable[[Execution], Made],
+    on_event: OnEvent | None,
+) -> Running[Made]:
+    batch = whole(trace, spec, cost.NETWORKS[lab.kind])
 
     def ended(running: Running[Made]) -> Made:
-        return finish(Execution(spec=as_replay, trace=trace, ranks=ranks, batches=made, runs=((0, running),)))
+        return finish(Execution(spec=spec, trace=trace, ranks=ranks, batches=(batch,), runs=((0, running),)))
 
-    return begin(lab, _plan(as_replay, ranks, made[0], 0, 1), ended, on_event)
+    return begin(lab, _plan(spec, ranks, batch, 0, 1), ended, on_event)
+
+
+def _rounds(done: Execution) -> RoundsResult:
+    ((_, running),) = done.runs
+    per_rank, batch = done.iterations[0], done.batches[0]
+    lengths = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
+    took = [operation_times_ns(batch, index, per_rank) for index in range(len(batch.operations))]
+    return RoundsResult(
+        **told(running, done.ranks),
+        spec=done.spec,
+        source=done.trace.source,
+        iterations_completed=len(lengths),
+        operations=tuple(_time(batch, index, times) for index, times in enumerate(took) if times),
+        iteration_p50_ns=metrics.percentile(lengths, 50),
+        iteration_p95_ns=metrics.percentile(lengths, 95),
+        iteration_p99_ns=metrics.percentile(lengths, 99),
+    )
 
 
 def patience_s(running: Running[Any], rounds: int) -> float:
@@ -348,14 +428,24 @@ def patience_s(running: Running[Any], rounds: int) -> float:
     return SPARE_S + running.plan.stall_deadline_s + rounds * each_s
 
 
+def _deadline_s(spec: ReplaySpec, batch: Batch) -> float:
+    """Of a rank's way through a batch: `deadline_s` is that of one operation, and a rank may have to wait for them all.
+
+    Also for those that it has no part in: each of its own may come after one of another group, through a rank that is
+    in both. A run in which nothing moves ends by its stall deadline, long before.
+    """
+    return spec.deadline_s * max(1, len(batch.operations)) + batch.pauses_ns / 1e9
+
+
 def _itself(running: Running[Any]) -> Running[Any]:
     return running
 
 
 def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int, of: int) -> Plan:
-    pauses_s = batch.pauses_ns / 1e9
     patient = dataclasses.replace(
-        spec, deadline_s=spec.deadline_s + pauses_s, stall_deadline_s=spec.stall_deadline_s + pauses_s
+        spec,
+        deadline_s=_deadline_s(spec, batch),
+        stall_deadline_s=spec.stall_deadline_s + batch.pauses_ns / 1e9,
     )
     return rank_plan(
         f"replay of {len(batch.operations)} operations" + (f" (batch {number + 1} of {of})" if of > 1 else ""),

@@ -3,6 +3,9 @@
 `Running` owns one thread, which reads the engines' events and answers them; the harness may inject faults meanwhile
 from any other. A run always ends: by its work being done, by `stop`, or by a failure that says where - a peer that
 stayed unreachable longer than `peer_deadline_s`, an engine that is gone, or nothing moving for `stall_deadline_s`.
+
+Who asks for the flight recorders meanwhile (`traffic.asking`) is answered by an event: `flights`, with those that were
+told, and the `silent` RNICs.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from testbed.errors import FaultbedError, LabError, UsageError
+from traffic import asking
 from traffic.cabling import Cabling
 from traffic.engine import Engines, Event, TrafficLab
 from traffic.flight import Flight, flight_of
@@ -34,8 +38,11 @@ class Beside(Protocol):
 
 
 POLL_NS = 250_000_000
+STEP_S = 0.5
 SETUP_TIMEOUT_S = 120.0
 WRECK_TIMEOUT_S = 5.0
+TELL_NS = 5_000_000_000
+"""How long ranks have to tell what their flight recorders hold, when somebody asks while they run."""
 
 
 class Running(Generic[Result]):
@@ -65,6 +72,10 @@ class Running(Generic[Result]):
         self._cabling = Cabling(plan, engines.send, self._publish)
         self._moved_ns = time.monotonic_ns()
         self.flights: dict[str, Flight] = {}
+        """Of a run that failed, by task."""
+        self._told: dict[str, Flight] = {}
+        self._asked: set[str] | None = None
+        self._asked_ns = 0
         self.standstills: list[Standstill] = []
         self._gone: set[str] = set()
         self._cold: set[str] = set()
@@ -135,12 +146,12 @@ class Running(Generic[Result]):
         """The flight recorders as they are now, by task; those of engines that do not answer in time are left out."""
         deadline = time.monotonic() + timeout_s
         with self._news:
-            self.flights = {}
+            self._told = {}
             wanted = self._ask_for_flights()
-            while wanted - set(self.flights) and not self._over.is_set():
+            while wanted - set(self._told) and not self._over.is_set():
                 if not self._news.wait(max(0.0, deadline - time.monotonic())):
                     break
-            return dict(self.flights)
+            return dict(self._told)
 
     def stop(self) -> None:
         """Ask for an orderly end: what is in flight is finished. The result is still got by `wait`."""
@@ -154,7 +165,11 @@ class Running(Generic[Result]):
         Raises:
             LabError: it is not over by the timeout. It is ended then, and nothing is left on the nodes.
         """
-        if not self._over.wait(timeout_s):
+        deadline = time.monotonic() + timeout_s
+        # In small steps: handlers of signals run on the main thread, which the kernel need not be the one to interrupt.
+        while not self._over.wait(min(STEP_S, max(0.0, deadline - time.monotonic()))) and time.monotonic() < deadline:
+            pass
+        if not self._over.is_set():
             self.abort(f"not over after {timeout_s:.0f} s")
             self._over.wait(15.0)
             raise LabError(f"{self.plan.what}: not over after {timeout_s:.0f} s; it was ended")
@@ -234,6 +249,7 @@ class Running(Generic[Result]):
                 if event is not None:
                     self._handle(event, now_ns)
                 self._tend(now_ns)
+                self._answer(now_ns)
                 if now_ns - self._moved_ns > self.plan.stall_deadline_s * 1e9:
                     self.failure = f"nothing moved for {self.plan.stall_deadline_s:.0f} s{self._where()}"
         except FaultbedError as error:
@@ -244,6 +260,7 @@ class Running(Generic[Result]):
         if self.failure is not None:
             self._look_at_the_wreck()
         try:
+            self._answer(self.ended_ns, at_end=True)
             self._release_engines()
             self._cabling.settle()
             self._result = self._finish(self)
@@ -273,6 +290,26 @@ class Running(Generic[Result]):
                     asked.add(task.name)
         return asked
 
+    def _answer(self, now_ns: int, *, at_end: bool = False) -> None:
+        """Ask all ranks when somebody has asked us; when they have told it, or will not any more, hand it on."""
+        if self._asked is None:
+            if at_end or not asking.take():
+                return
+            with self._news:
+                self._told = {}
+                self._asked, self._asked_ns = self._ask_for_flights(), now_ns
+        with self._news:
+            told = dict(self._told)
+        if self._asked <= set(told) or at_end or now_ns - self._asked_ns > TELL_NS:
+            self._asked = None
+            ranks = [task for task in self.plan.tasks if task.kind == "rank"]
+            self._publish(
+                "flights",
+                now_ns,
+                flights=[told[task.name] for task in ranks if task.name in told],
+                silent=[task.endpoint.name for task in ranks if task.name not in told],
+            )
+
     def _look_at_the_wreck(self) -> None:
         """What the ranks that are left were doing; whoever does not tell it in time is left out.
 
@@ -283,9 +320,10 @@ class Running(Generic[Result]):
         deadline_ns = began_ns + int(WRECK_TIMEOUT_S * 1e9)
         timers = [4096 << task.spec["qp"]["timeout"] for task in self.plan.tasks if "qp" in task.spec]
         noticed_ns = min(began_ns + 2 * max(timers, default=0), deadline_ns) if self._gone else began_ns
-        self.flights = {}
+        with self._news:
+            self._told = {}
         wanted = self._ask_for_flights()
-        while wanted - set(self.flights) and time.monotonic_ns() < deadline_ns:
+        while wanted - set(self._told) and time.monotonic_ns() < deadline_ns:
             event = self._engines.next(deadline_ns)
             if event is not None:
                 self._handle(event, time.monotonic_ns())
@@ -294,6 +332,7 @@ class Running(Generic[Result]):
             event = self._engines.next(time.monotonic_ns() + left_ns)
             if event is not None:
                 self._handle(event, time.monotonic_ns())
+        self.flights = dict(self._told)
 
     def _tend(self, now_ns: int) -> None:
         self._cabling.retry_due(now_ns)
@@ -356,7 +395,7 @@ class Running(Generic[Result]):
         offset_ns = self._engines.offsets[host].offset_ns
         flight = flight_of(message, rank=rank, endpoint=task.endpoint.name, offset_ns=offset_ns)
         with self._news:
-            self.flights[task.name] = flight
+            self._told[task.name] = flight
             self._news.notify_all()
 
     def _on_standstill(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:

@@ -36,12 +36,14 @@ from harness.cli import (
 from harness.cli.context import Session
 from harness.verdict import ExitCode
 from testbed.errors import FaultbedError
+from traffic import asking
 
 __all__ = ["cli", "main"]
 
 _EPILOG = """
 \b
 Exit codes: 0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 ERROR, 4 usage, 5 DIRTY lab.
+SIGUSR1 (kill -USR1 PID) makes a command that runs ranks write down what their flight recorders hold, and go on.
 State is kept in FAULTBED_HOME (~/.local/state/faultbed), images in FAULTBED_CACHE (~/.cache/faultbed).
 """
 
@@ -107,6 +109,7 @@ def main() -> NoReturn:
     """Entry point of the console command."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     signal.signal(signal.SIGHUP, _as_interrupt)
+    signal.signal(signal.SIGUSR1, asking.note)  # its default is to end the process
     sys.exit(_run())
 
 

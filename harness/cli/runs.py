@@ -55,6 +55,8 @@ def run(
 
     The lab goes back to its snapshot before, and is compared with it afterwards. Everything is kept in a run directory
     under --out; its report.html is one file that works offline.
+
+    `kill -USR1 PID` while the workload runs: what the flight recorders of its ranks hold goes into the run directory.
     """
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)

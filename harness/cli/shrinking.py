@@ -9,10 +9,12 @@ from pathlib import Path
 import click
 
 from harness import experiment as experiment_module
+from harness import replayed
 from harness import run as run_module
 from harness import shrink as shrink_module
 from harness.cli.context import Session, json_option, pass_session
 from harness.experiment import Experiment
+from harness.replayed import Replay
 from harness.run import Finished
 from harness.verdict import ExitCode, Verdict
 from testbed.errors import DirtyLab, UsageError
@@ -126,6 +128,8 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
         again = search.run(left)
     target = out / f"{loaded.name}-smallest.toml"
     target.write_bytes(shrink_module.without(source, search.ids, left))
+    if isinstance(loaded.workload, Replay):
+        replayed.keep(loaded.workload, loaded.source, out)
     _show(session, search, left, again, target, as_json=as_json)
     return ExitCode.PASS if _failed(again) & search.wanted else ExitCode.INCONCLUSIVE
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from harness import rows_file
+from harness import asked, rows_file
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, out_option, record_options, write_record, write_rows
@@ -74,7 +74,10 @@ TELL_EVERY_S = 2.0
 
 @click.group()
 def traffic() -> None:
-    """Make traffic without faults, and measure it as perftest and nccl-tests do."""
+    """Make traffic without faults, and measure it as perftest and nccl-tests do.
+
+    `kill -USR1 PID` while ranks run: what their flight recorders hold goes to a file here, which is named; they go on.
+    """
 
 
 @traffic.command()
@@ -101,6 +104,12 @@ def traffic() -> None:
     help="cuda: of the GPU at the RNIC's place (rack labs; not yet run on hardware).",
 )
 @click.option("--latency", is_flag=True, help="Time every message, from posting to completion.")
+@click.option(
+    "--late-receives",
+    metavar="TIME",
+    help="Slow receivers of send and write-imm: one receive at a time, so long after the last came (RNR NAKs).",
+)
+@click.option("--check", is_flag=True, help="Look at every byte of every message (send, write-imm, read).")
 @click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @qp_option
@@ -151,11 +160,19 @@ def flow(
         session.json(result.to_dict())
     else:
         session.table(FLOW_COLUMNS, [_flow_row(one) for one in result.flows])
+        for one in result.flows:
+            if one.rnr is not None:
+                session.out.print(f"{one.spec.src} -> {one.spec.dst}: {one.rnr}", soft_wrap=True)
+            if one.checked_bytes is not None:
+                said = f"{one.checked_bytes} bytes checked, {one.wrong_bytes} wrong"
+                session.out.print(f"{one.spec.src} -> {one.spec.dst}: {said}", soft_wrap=True)
         if len(result.flows) > 1:
             session.out.print(
                 f"{len(result.flows)} flows: {result.goodput_bps / 1e9:.3f} Gb/s in all, "
                 f"Jain index {result.jain_index:.3f}"
             )
+    if any(one.wrong_bytes for one in result.flows):
+        return ExitCode.FAIL
     return exit_code(session, result.outcome, result.where)
 
 
@@ -166,7 +183,8 @@ def flow_specs(chosen: Sequence[tuple[str, str]], *, probe: bool, **options: Any
         try:
             return parser(text)
         except ValueError as error:
-            raise UsageError(f"--{'for' if name == 'duration' else name} {text}: {error}") from error
+            option = "for" if name == "duration" else name.replace("_", "-")
+            raise UsageError(f"--{option} {text}: {error}") from error
 
     flow = flow_of(read, **options)
     return [spec for pair in chosen for spec in between(flow, *pair, probe=probe)]
@@ -325,9 +343,11 @@ def run_ranks(session: Session, ranks: Sequence[str], what: str, start: Callable
 def teller(lab: Lab, progress: Any) -> Any:
     """Tell at most every two seconds what the traffic's events add up to."""
     seen = {"bytes": 0, "iterations": 0, "told": time.monotonic()}
+    write_flights = asked.writer(Path.cwd(), asked.stem_now(), progress)
 
     def tell(event: dict[str, Any]) -> None:
         lab.heartbeat()
+        write_flights(event)
         match event["event"]:
             case "sample":
                 seen["bytes"] += sum(event["sizes"])

@@ -159,12 +159,18 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
         return result.flows
 
     with Engines.start(lab, hosts) as engines:
-        for verb in ("write", "send", "read"):
+        for verb in ("write", "send", "read", "write-imm"):
             with subtests.test(verb=verb):
                 (one,) = run({"verb": verb, "message_bytes": 16384, "qps": 2, "depth": 4, "messages": 240})
                 assert one.messages == 240
                 assert one.size_bytes == 240 * 16384
                 assert [total.messages for total in one.totals] == [120, 120]
+        for verb in flow.CHECKED:
+            with subtests.test(verb=verb, check=True):
+                (one,) = run(
+                    {"verb": verb, "message_bytes": 10_007, "qps": 2, "depth": 4, "messages": 120, "check": True}
+                )
+                assert (one.messages, one.checked_bytes, one.wrong_bytes) == (120, 120 * 10_007, 0)
         for transport, verb in (("uc", "write"), ("uc", "send"), ("ud", "send")):
             with subtests.test(transport=transport, verb=verb):
                 paced = {"message_bytes": 4096, "rate_bps": 4e6, "messages": 100, "qps": 2}
@@ -211,6 +217,33 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
             assert all(one.messages > 0 for one in flows)
             assert beside.latency.count == beside.messages > 0
             assert 0 < beside.latency.p50_ns <= beside.latency.p99_ns <= beside.latency.max_ns
+
+
+def test_late_receives_are_met_as_receivers_that_are_not_ready(lab, subtests):
+    """A patient sender waits and goes on, as the RNIC's counter says; another one loses its queue pair to it."""
+    hosts = [host.name for host in lab.topology.hosts[:4]]
+    late = {"src": f"{hosts[0]}:rxe0", "dst": f"{hosts[-1]}:rxe0", "message_bytes": 4096, "messages": 40}
+    patient = QpParams(timeout=18, min_rnr_timer=14, rnr_retry=7)
+    with Engines.start(lab, hosts) as engines:
+
+        def run(verb, late_ms, qp, **change):
+            spec = FlowSpec(**{**late, **change}, verb=verb, late_receives_ms=late_ms, qp=qp)
+            return flow.start_all(lab, [spec], engines=engines).wait(120.0).flows[0]
+
+        for verb in ("send", "write-imm"):
+            with subtests.test(verb=verb):
+                one = run(verb, 30.0, patient)
+                assert (one.outcome, one.messages) == ("completed", 40), one.where
+                assert one.rnr.outcome == "waited"
+                assert one.rnr.naks_counter == "rcvd_rnr_err"
+                assert one.rnr.naks >= 39
+                assert one.window.duration_ns >= 39 * 30e6 - max(one.clock_error_ns.values())
+        with subtests.test(rnr_retry=0):
+            one = run("send", 500.0, QpParams(timeout=18, min_rnr_timer=12, rnr_retry=0), messages=6)
+            assert one.outcome == "recovered", one.where
+            assert one.rnr.outcome == "exceeded"
+            assert one.rnr.lost_qps >= 1
+            assert {error.status for error in one.qp_errors} == {"RNR_RETRY_EXC_ERR"}
 
 
 def test_a_recorded_job_and_a_chakra_trace_are_replayed_right(lab, tmp_path):

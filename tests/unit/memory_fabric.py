@@ -1,6 +1,7 @@
 """A fabric inside the process: ranks and flows of the engine run on it, each write a move of memory a while later.
 
-It stands behind `traffic.node.verbs`, where pyverbs is otherwise. Nothing is lost on it and nothing fails.
+It stands behind `traffic.node.verbs`, where pyverbs is otherwise. Nothing is lost on it, and nothing fails but, on a
+fabric that is told `rnr_retry`, what finds no receive (RNR): it waits `min_rnr_ns`, so often, and then fails.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import importlib
 import sys
 import time
 import types
+from collections import deque
 from types import SimpleNamespace
 
 VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4}
 TICK_NS = 50_000_000
-USERS = ("task", "lane", "rank", "flow", "admission")
+USERS = ("task", "lane", "rank", "flow", "admission", "checked")
 
 
 class Request:
@@ -41,8 +43,8 @@ class Rnic:
     def __init__(self, name):
         self.name = name
 
-    def register(self, _address, _size):
-        return SimpleNamespace(rkey=1, lkey=1, buf=0, close=lambda: None)
+    def register(self, address, _size):
+        return SimpleNamespace(rkey=1, lkey=1, buf=address, close=lambda: None)
 
 
 class Rc:
@@ -50,14 +52,17 @@ class Rc:
 
     def __init__(self, fabric, conn):
         self.fabric, self.conn, self.last_ns = fabric, conn, 0
+        self.receives, self.held, self.naks = deque(), deque(), 0
 
-    def post_recv(self, _request):
-        pass
+    def post_recv(self, request):
+        self.receives.append(request)
 
     def post_send(self, head):
         chain = []
         while head is not None:
             data = ctypes.string_at(head.sge.addr, head.sge.length) if head.sge.length else b""
+            if head.opcode == VERBS["read"]:
+                data = head.sge.addr, head.sge.length
             chain.append((head.opcode, head.remote, data, head.imm_data, head.wr_id, head.signalled))
             head = head.next_wr
         self.fabric.carry(self, chain)
@@ -70,8 +75,8 @@ def modules(monkeypatch):
     """The engine's modules, made anew upon this fabric; the others come back after the test."""
     fake = types.ModuleType("traffic.node.verbs")
     fake.__dict__.update(
-        STATUS={}, VERBS=VERBS, Rc=Rc, Rnic=Rnic, request=request, write_request=write_request,
-        recv_request=lambda *_: object(), gid_of=str,
+        STATUS={13: "RNR_RETRY_EXC_ERR"}, VERBS=VERBS, Rc=Rc, Rnic=Rnic, request=request, write_request=write_request,
+        recv_request=lambda _id, mr, size=0, offset=0: SimpleNamespace(address=mr.buf + offset, size=size), gid_of=str,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
     for name in USERS:
@@ -83,8 +88,9 @@ def modules(monkeypatch):
 
 
 class Fabric:
-    def __init__(self, choice, delay_ns=1_000_000):
+    def __init__(self, choice, delay_ns=1_000_000, rnr_retry=None, min_rnr_ns=640_000):
         self.choice, self.delay_ns = choice, delay_ns
+        self.rnr_retry, self.min_rnr_ns, self.naks = rnr_retry, min_rnr_ns, 0
         self.queue, self.number, self.events = [], 0, []
         self.data_under_way, self.most_under_way = 0, 0
         self.tasks = {}
@@ -138,10 +144,48 @@ class Fabric:
     def deliver(self, item, now_ns):
         _, _, conn, chain = item
         self.data_under_way -= any(data for _, _, data, *_ in chain)
+        if self.rnr_retry is None:
+            self.arrive(conn, chain, now_ns)
+            return
+        conn.rc.held.extend(chain)
+        if not conn.rc.naks or not chain:  # an empty one: what was not ready is tried again
+            self.arrive_if_ready(conn, now_ns)
+
+    def arrive_if_ready(self, conn, now_ns):
+        """In order, each message that takes a receive when there is one; the first that finds none holds all up."""
+        rc, taking = conn.rc, (VERBS["send"], VERBS["write-imm"])
+        while rc.held and conn.state == "up":
+            if rc.held[0][0] in taking:
+                if not conn.other.rc.receives:
+                    self.not_ready(conn, now_ns)
+                    return
+                into = conn.other.rc.receives.popleft()
+                if rc.held[0][0] == VERBS["send"]:
+                    assert into.size >= len(rc.held[0][2])
+                    ctypes.memmove(into.address, rc.held[0][2], len(rc.held[0][2]))
+            rc.naks = 0
+            self.arrive(conn, [self.spoilt(*rc.held.popleft())], now_ns)
+
+    def spoilt(self, *message):
+        """A message as it arrives: for a test to change."""
+        return message
+
+    def not_ready(self, conn, now_ns):
+        self.naks += 1
+        conn.rc.naks += 1
+        if conn.rc.naks > self.rnr_retry:
+            conn.task.completion(conn, SimpleNamespace(status=13, wr_id=conn.rc.held[0][4]), now_ns)
+            return
+        self.number += 1
+        heapq.heappush(self.queue, (now_ns + self.min_rnr_ns, self.number, conn, []))
+
+    def arrive(self, conn, chain, now_ns):
         for opcode, remote, data, imm, wr_id, signalled in chain:
-            if data:
+            if opcode == VERBS["read"]:
+                ctypes.memmove(data[0], remote, data[1])
+            elif data and opcode != VERBS["send"]:
                 ctypes.memmove(remote, data, len(data))
-            if opcode == VERBS["write-imm"]:
+            if opcode in (VERBS["send"], VERBS["write-imm"]):
                 conn.other.task.on_recv(conn.other, imm, now_ns)
             if signalled:
                 conn.task.completion(conn, SimpleNamespace(status=0, wr_id=wr_id), now_ns)

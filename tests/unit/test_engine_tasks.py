@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 import weakref
 
 import pytest
-from memory_fabric import Fabric, Rnic, modules
+from memory_fabric import VERBS, Fabric, Rnic, modules
 from test_traces import DATA
 
 from traffic import collective, cost, flow, inference, ranking, replay, schedules, traces
 from traffic.collective import CollectiveSpec
 from traffic.inference import InferenceSpec
+from traffic.node import rnr
+from traffic.node.content import Content, Looker
 from traffic.ranking import RankingSpec
 from traffic.ranks import rank_plan
 from traffic.replay import ReplaySpec
 from traffic.results import Endpoint
+from traffic.traces import Operation, Trace
 
 MS = 1_000_000
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
@@ -117,3 +121,140 @@ def test_queue_pairs_that_share_a_pace_send_alike(monkeypatch):
     (done,) = [fields for _, event, fields in fabric.events if event == "done"]
     sent = [total["messages"] for total in done["totals"]]
     assert min(sent) > 0.5 * max(sent), sent
+
+
+def test_a_rank_has_the_time_of_all_operations_that_it_may_have_to_wait_for(monkeypatch):
+    """Messages from rank to rank, as of a pipeline: each in time, all of them not in the time of one."""
+    node, fabric = modules(monkeypatch), Fabric(random.Random(7), delay_ns=100 * MS)
+    chain = tuple(
+        Operation(
+            record=number, collective="p2p", members=(number % 4, (number + 1) % 4), size_bytes=4096,
+            pauses_ns=(0, 0), not_before_ns=(0, 0),
+        )
+        for number in range(12)
+    )  # fmt: skip
+    trace = Trace(source="chain", format="made", ranks=4, operations=chain)
+    spec = ReplaySpec(deadline_s=0.25)
+    batch = replay.whole(trace, spec, cost.NETWORKS["soft"])
+    plan = replay._plan(spec, PLACES, batch, 0, 1)
+    for task in plan.tasks:
+        made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
+        fabric.tasks[task.name] = made
+    fabric.connect([fabric.cable(node, cable.index, cable.src, cable.dst) for cable in plan.cables])
+    fabric.run([task.name for task in plan.tasks])
+    whole_ns = max(fields["comm_ns"] for _, event, fields in fabric.events if event == "iteration")
+    assert whole_ns > spec.deadline_s * 1e9, "or nothing was shown"
+    assert "overdue" not in [event for _, event, _ in fabric.events]
+
+
+def flow_on(monkeypatch, fabric, **change):
+    """The two ends of a flow on a fabric, joined; their done comes into its events."""
+    node = modules(monkeypatch)
+    told = flow.engine_spec(flow.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change}))
+    kinds = node.flow.FlowSender, node.flow.FlowReceiver
+    if change.get("check"):
+        kinds = node.checked.CheckedSender, node.checked.CheckedReceiver
+    for name, kind in zip(("tx", "rx"), kinds, strict=True):
+        fabric.tasks[name] = kind(name, Rnic("rxe0"), told, fabric.emit_for(name))
+    fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(told["qps"])])
+
+
+@pytest.mark.parametrize("verb", ["send", "write-imm"])
+def test_a_receiver_that_is_told_of_is_always_ready(verb, monkeypatch):
+    fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=0)
+    flow_on(monkeypatch, fabric, verb=verb, messages=300, qps=2, depth=8, chain=4)
+    fabric.run(["tx"])
+    (done,) = [fields for _, event, fields in fabric.events if event == "done"]
+    assert [total["messages"] for total in done["totals"]] == [150, 150]
+    assert (fabric.naks, done["rnr"]) == (0, None)
+
+
+@pytest.mark.parametrize("verb", ["send", "write-imm"])
+def test_late_receives_hold_up_a_sender_that_goes_on(verb, monkeypatch):
+    """One receive at a time, each 4 ms after the message before: the sender is told to wait, again and again."""
+    fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=7 * 10**6)
+    flow_on(monkeypatch, fabric, verb=verb, messages=20, late_receives_ms=4.0)
+    fabric.run(["tx"])
+    (done,) = [fields for _, event, fields in fabric.events if event == "done"]
+    assert done["totals"][0]["messages"] == 20
+    assert fabric.naks >= 19, "each but the first met it"
+    assert done["end_ns"] - done["start_ns"] >= 19 * 4 * MS
+    assert done["rnr"] == {}, "this RNIC counts nothing"
+
+
+def test_a_sender_that_may_not_wait_so_often_loses_its_queue_pair(monkeypatch):
+    fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=2)
+    flow_on(monkeypatch, fabric, verb="send", messages=4, late_receives_ms=1000.0)
+    with pytest.raises(AssertionError, match="wait for each other"):  # nobody is there to make it again
+        fabric.run(["tx"], seconds=1.0)
+    (error,) = [fields for _, event, fields in fabric.events if event == "qp_error"]
+    assert (error["status"], fabric.naks) == ("RNR_RETRY_EXC_ERR", 3)
+
+
+def test_counters_of_rnr_are_read_by_the_name_that_the_driver_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(rnr, "SYSFS", str(tmp_path))
+    folder = tmp_path / "mlx5_0" / "ports" / "1" / "hw_counters"
+    folder.mkdir(parents=True)
+    (folder / "rnr_nak_retry_err").write_text("40\n")
+    count = rnr.RnrCount("mlx5_0")
+    count.begin()
+    (folder / "rnr_nak_retry_err").write_text("42\n")
+    assert count.told() == {"naks": {"counter": "rnr_nak_retry_err", "count": 2}}
+
+
+def run_checked(fabric, verb):
+    """Run both ends to their done; what each of them told."""
+    fabric.tasks["rx"].begin(0)
+    fabric.run(["tx"])
+    if verb != "read":
+        fabric.tasks["rx"].stop(time.monotonic_ns())
+        fabric.tasks["rx"].tick(time.monotonic_ns() + 10**9)
+    return {who: fields for who, event, fields in fabric.events if event == "done"}
+
+
+@pytest.mark.parametrize("verb", flow.CHECKED)
+@pytest.mark.parametrize("size", [1, 7, 8, 512, 70_001])
+def test_every_byte_of_every_message_is_looked_at(verb, size, monkeypatch):
+    """Also where there are few slots, and a receiver that is slow to look: no slot is used again before."""
+    fabric = Fabric(random.Random(7), delay_ns=200_000, rnr_retry=0)
+    flow_on(monkeypatch, fabric, verb=verb, check=True, message_bytes=size, messages=301, qps=3, depth=3)
+    done = run_checked(fabric, verb)["tx" if verb == "read" else "rx"]
+    assert (done["checked_bytes"], done["wrong_bytes"]) == (301 * size, 0)
+
+
+@pytest.mark.parametrize("verb", ["write-imm", "read"])
+def test_a_byte_that_is_not_what_was_sent_is_counted(verb, monkeypatch):
+    class Spoiling(Fabric):
+        count = 0
+
+        def spoilt(self, opcode, remote, data, *rest):
+            carries = opcode == VERBS[verb] and bool(data)
+            self.count += carries
+            if carries and self.count == 20 and verb == "write-imm":
+                data = data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
+            if carries and self.count == 20 and verb == "read":
+                remote += 1
+            return opcode, remote, data, *rest
+
+    fabric = Spoiling(random.Random(7), delay_ns=200_000, rnr_retry=0)
+    flow_on(monkeypatch, fabric, verb=verb, check=True, messages=40, depth=4)
+    done = run_checked(fabric, verb)["tx" if verb == "read" else "rx"]
+    assert done["wrong_bytes"] == 1 if verb == "write-imm" else done["wrong_bytes"] > 400
+
+
+def test_what_comes_again_after_a_rebuild_is_right_and_what_is_of_another_place_is_not():
+    content = Content(64)
+    looker = Looker(content, 3)
+    for number in range(5):
+        looker.look(content.of(3, number))
+    looker.rejoined = True
+    looker.look(content.of(3, 3))  # its acknowledgement was lost
+    looker.look(content.of(3, 4))
+    looker.rejoined = True
+    looker.look(content.of(3, 7))  # it had not looked at two
+    assert (looker.checked, looker.wrong) == (8 * 64, 0)
+    looker.look(content.of(3, 7))
+    assert looker.wrong > 50, "one that comes twice, unasked"
+    before = looker.wrong
+    looker.look(content.of(4, 9))
+    assert looker.wrong > before + 50, "one of another queue pair"

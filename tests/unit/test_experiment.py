@@ -115,6 +115,8 @@ flow_words = st.fixed_dictionaries(
         "on": st.sampled_from([None, "20ms", "1.5s"]),
         "off": st.sampled_from([None, "250us", "1m"]),
         "latency": st.booleans(),
+        "late_receives": st.sampled_from([None, "5ms"]),
+        "check": st.booleans(),
         "probe": st.booleans(),
         "duration": st.sampled_from(["9s", "500ms"]),
     }
@@ -156,6 +158,8 @@ def test_an_experiment_can_say_all_of_a_flow():
         ('on = "20ms"', "workload: a flow with bursts needs both"),
         ('on = "20"', 'workload.on: "20" is not a duration'),
         ("rate = -1", "workload.rate"),
+        ('late_receives = "soon"', 'workload.late_receives: "soon" is not a duration'),
+        ('late_receives = "5ms"', "workload: late receives are of send and write-imm"),
         ("admit = 1\nlatency = true", "workload: an admitted flow"),
         ('transport = "ud"\nsize = "1KiB"', "workload: ud carries send"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from testbed import inventory
 from testbed.errors import UsageError
 from traffic import cost, job, schedules
 from traffic.job import JobPhase, JobSpec
+from traffic.ranks import group_size, host_group_size
+from traffic.results import Endpoint
 
 TOPOLOGY = inventory.load(Path("inventory/soft.yml")).topology
 NETWORK = cost.NETWORKS["soft"]
@@ -105,6 +108,60 @@ def test_a_hierarchical_phase_without_a_hierarchy_is_refused(found):
     phase = JobPhase(along="dp", collective="all-reduce", size_bytes=96, algorithm="hierarchical")
     with pytest.raises(UsageError, match="hierarchical all-reduce along dp needs groups over several hosts"):
         job.job_programs(JobSpec(grid=(("dp", 2), ("tp", 2)), phases=(phase,)), NETWORK, found.__getitem__)
+
+
+RACK = cost.NETWORKS["rack"]
+
+
+@pytest.mark.parametrize(
+    ("network", "together", "size", "chosen"),
+    [
+        (RACK, lambda _: 4, 64 << 20, True),
+        (RACK, lambda _: 1, 64 << 20, False),
+        (RACK, lambda members: 4 if members[0] else 1, 64 << 20, False),
+        (NETWORK, lambda _: 4, 64, False),
+    ],
+)
+def test_auto_is_hierarchical_where_the_model_says_that_it_is_quicker(network, together, size, chosen):
+    """Groups of eight, four of them on a host: in words of the model, and never slower than what it was before."""
+    phase = JobPhase(along="dp", collective="all-reduce", size_bytes=size)
+    spec = JobSpec(grid=(("dp", 8), ("tp", 2)), phases=(phase,))
+    made, (algorithm,) = job.job_programs(spec, network, together=together)
+    assert (algorithm == "hierarchical") is chosen
+    if chosen:
+        named, _ = job.job_programs(
+            replace(spec, phases=(replace(phase, algorithm="hierarchical"),)), network, lambda _: 4
+        )
+        assert made == named
+        shape = cost.shape_for(8, size, group=4)
+        times = {
+            name: cost.predict_ns(schedules.build("all-reduce", name, shape), size, network, group=4)
+            for name in schedules.algorithms_for("all-reduce")
+        }
+        assert min(times, key=times.get) == "hierarchical"
+
+
+@pytest.mark.parametrize(("kind", "alike"), [("rack", True), ("soft", False)])
+def test_a_job_that_starts_looks_where_its_ranks_are(kind, alike, monkeypatch):
+    """On a soft lab never: there ranks of one host cannot talk to each other."""
+    lab = NothingStarts()
+    lab.kind = kind
+    monkeypatch.setattr(job, "begin", lambda _lab, plan, *_, **__: [task.spec["program"] for task in plan.tasks])
+    ranks = tuple(f"host{host}:rxe{rnic}" for host in (1, 2) for rnic in (0, 1))
+
+    def programs(algorithm):
+        phase = JobPhase(along="dp", collective="all-gather", size_bytes=64 << 20, algorithm=algorithm)
+        return job.start(lab, JobSpec(grid=(("dp", 4),), phases=(phase,), ranks=ranks))
+
+    assert (programs("auto") == programs("hierarchical")) is alike
+
+
+def test_ranks_of_one_host_are_together_and_those_of_one_rack_only_share_it():
+    places = [Endpoint(host=host, rnic=rnic, address="") for host in ("host1", "host3") for rnic in ("rxe0", "rxe1")]
+    assert (host_group_size(places), group_size(TOPOLOGY, places)) == (2, 2)
+    assert (host_group_size(places[::2] + places[1::2]), host_group_size(places[:2])) == (1, 1)
+    apart = [Endpoint(host=f"host{number}", rnic="rxe0", address="") for number in (1, 2, 3, 4)]
+    assert (host_group_size(apart), group_size(TOPOLOGY, apart)) == (1, 2)
 
 
 DP = JobPhase(along="dp", collective="all-reduce", size_bytes=4096)

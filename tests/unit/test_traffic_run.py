@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,21 +77,21 @@ class Engine:
     def do_quit(self):
         self.out.put(None)
 
-    def error(self):
+    def error(self, status="RETRY_EXC_ERR"):
         self.emit(
-            "qp_error", task="tx", conn=0, generation=self.generation, qpn=self.qpn, status="RETRY_EXC_ERR",
-            at_ns=node_ns(),
-        )  # fmt: skip
+            "qp_error", task="tx", conn=0, generation=self.generation, qpn=self.qpn, status=status, at_ns=node_ns()
+        )
 
     def done(self):
         now_ns = node_ns()
         totals = [{"conn": 0, "messages": 10, "first_ns": now_ns, "last_ns": now_ns}]
         self.emit("sample", task="tx", start_ns=now_ns, sizes=[40960, 0])
-        self.emit("done", task="tx", start_ns=now_ns - 1_000_000, end_ns=now_ns, totals=totals)
+        self.emit("done", task="tx", start_ns=now_ns - 1_000_000, end_ns=now_ns, totals=totals, rnr=self.lab.rnr)
 
 
 class Lab:
     kind = "soft"
+    rnr = None
     topology = inventory.load(Path("inventory/soft.yml")).topology
 
     def __init__(self, on_start, dead_from=None):
@@ -166,6 +167,23 @@ def test_a_lost_qp_is_rebuilt_and_reported():
     assert [error.status for error in result.qp_errors] == ["RETRY_EXC_ERR"]
 
 
+@pytest.mark.parametrize(
+    ("naks", "status", "outcome"),
+    [(0, None, "none"), (7, None, "waited"), (None, None, "unknown"), (7, "RNR_RETRY_EXC_ERR", "exceeded")],
+)
+def test_what_late_receives_came_to_is_typed_and_names_its_counter(naks, status, outcome):
+    def on_start(engine):
+        engine.done() if status is None else engine.error(status)
+
+    lab = Lab(on_start)
+    if naks is not None:
+        lab.rnr = {"naks": {"counter": "rcvd_rnr_err", "count": naks}}
+    result = lab.start(verb="send", late_receives_ms=5.0).wait(10)
+    assert (result.rnr.outcome, result.rnr.naks, result.rnr.lost_qps) == (outcome, naks, 1 if status else 0)
+    assert ("rcvd_rnr_err" in str(result.rnr)) == (naks is not None)
+    assert result.to_dict()["rnr"]["outcome"] == outcome
+
+
 def test_a_peer_that_stays_away_is_a_failure_that_says_where():
     result = Lab(lambda engine: engine.error(), dead_from=1).start().wait(20)
     assert result.outcome == "failed"
@@ -209,6 +227,34 @@ def test_a_run_that_cannot_connect_does_not_start(monkeypatch):
     with pytest.raises(LabError, match=r"did not start: .*host1:rxe0 -> host3:rxe0"):
         lab.start()
     assert all(engine.ended for engine in lab.engines)
+
+
+@pytest.mark.parametrize(("wrong", "outcome"), [(0, "completed"), (3, "failed")])
+def test_a_wrong_byte_is_a_failure_that_says_where(wrong, outcome):
+    """The receiver is told to stop when the sender is done, and says what it has looked at."""
+
+    class Looking(Engine):
+        def done(self):
+            if self.host == "host1":
+                super().done()
+            else:
+                now_ns = node_ns()
+                looked = {"totals": [], "checked_bytes": 40960, "wrong_bytes": wrong}
+                self.emit("done", task="rx", start_ns=now_ns, end_ns=now_ns, **looked)
+
+    class LookingLab(Lab):
+        def node(self, name):
+            def open_(_argv):
+                self.engines.append(Looking(self, name))
+                return self.engines[-1]
+
+            return SimpleNamespace(open=open_)
+
+    lab = LookingLab(lambda engine: engine.done() if engine.host == "host1" else None)
+    result = lab.start(verb="send", check=True).wait(10)
+    assert (result.outcome, result.checked_bytes, result.wrong_bytes) == (outcome, 40960, wrong)
+    assert result.where == ("host1 -> host3: 3 of 40960 bytes are wrong" if wrong else None)
+    assert result.size_bytes == 40960, "of the sender"
 
 
 def test_over_an_unreliable_transport_the_receiver_says_what_came():

@@ -43,6 +43,15 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
         ({"dst": "host3:rxe9"}, 'no target "host3:rxe9".*did you mean'),
         ({"dst": "rtsw1"}, "is a switch"),
         ({"qp": QpParams(retry_cnt=7)}, "7 as for ever"),
+        ({"qp": QpParams(rnr_retry=8)}, "0 to 6, or 7 for ever"),
+        ({"late_receives_ms": -1.0}, "cannot come before their time"),
+        ({"late_receives_ms": 5.0}, "of send and write-imm over rc"),
+        ({"late_receives_ms": 5.0, "verb": "send", "transport": "uc"}, "of send and write-imm over rc"),
+        ({"late_receives_ms": 1e4, "verb": "send"}, "later than the 10 s in which"),
+        ({"check": True}, "bytes are checked of send, write-imm, read over rc"),
+        ({"check": True, "verb": "send", "transport": "ud", "message_bytes": 64}, "bytes are checked of"),
+        ({"check": True, "verb": "send", "late_receives_ms": 1.0}, "its receives are never late"),
+        ({"check": True, "verb": "send", "message_bytes": 1 << 28}, "268435456 are the most; take a smaller depth"),
         ({"qp": QpParams(timeout=0)}, "timeout must be 1 to 31"),
         ({"qp": QpParams(mtu=1500)}, "1024, 2048 or 4096"),
         ({"verb": "push"}, 'no verb "push"; there is write, send, read, atomic'),
@@ -97,3 +106,10 @@ def test_flow_refusals(change, says):
 def test_collective_refusals(change, says):
     with pytest.raises(UsageError, match=says):
         collective.start(NothingStarts(), collective.CollectiveSpec(**{"iterations": 3, **change}))
+
+
+def test_for_ever_is_never_meant_without_being_said():
+    assert QpParams().rnr_retry < 7
+    said = flow.FlowSpec(**{**FLOW, "verb": "send", "late_receives_ms": 5.0, "qp": QpParams(rnr_retry=7)})
+    flow.check(said)
+    assert flow.engine_spec(said)["qp"]["rnr_retry"] == 7

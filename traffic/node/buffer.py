@@ -26,9 +26,13 @@ class HostBuffer:
         self.address = ctypes.addressof(self._view)
         self.mr: MR = rnic.register(self.address, size)
 
-    def read(self, size: int) -> bytes:
-        """The first bytes."""
-        return self._memory[:size]
+    def read(self, size: int, offset: int = 0) -> bytes:
+        """So many bytes from `offset` on."""
+        return self._memory[offset : offset + size]
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Put bytes there."""
+        self._memory[offset : offset + len(data)] = data
 
     def close(self) -> None:
         """Forget the registration, then the memory."""
@@ -52,9 +56,15 @@ class CudaBuffer:
             self._memory.close()
             raise
 
-    def read(self, size: int) -> bytes:
-        """The first bytes."""
+    def read(self, size: int, offset: int = 0) -> bytes:
+        """The first bytes; there is no way yet to others."""
+        if offset:
+            raise NotImplementedError("memory of a GPU is read from its beginning only")
         return self._memory.read(size)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """There is no way yet to do so."""
+        raise NotImplementedError("memory of a GPU is not written by its host")
 
     def close(self) -> None:
         """Forget the registration, then the memory."""

@@ -13,10 +13,10 @@ Requests                                                          answers and la
     {"do": "forget"}                                              forgotten
     {"do": "quit"}                                                (end of stdout)
 
-`kind` is rank, or flow_tx or flow_rx (or unreliable_, or admitted_). A connection is made, and made again after an
-error, by qp, connect, go on both ends; the controller pairs them. `forget` gives all tasks back, so that other work may
-follow on the same engine. What cannot be done is answered with {"event": "error", "error", "where"}. The end of stdin
-means that the controller is gone: everything is closed and the process ends.
+`kind` is rank, or flow_tx or flow_rx (or unreliable_, admitted_ or checked_). A connection is made, and made again
+after an error, by qp, connect, go on both ends; the controller pairs them. `forget` gives all tasks back, so that other
+work may follow on the same engine. What cannot be done is answered with {"event": "error", "error", "where"}. The end
+of stdin means that the controller is gone: everything is closed and the process ends.
 
 One thread: a selector waits on stdin, on the completion channels and on the GPU's socket. A waiting thread would hold
 the GIL inside pyverbs, and on one core two threads only take turns.
@@ -146,6 +146,10 @@ class Engine:
             from traffic.node.admission import AdmittedReceiver, AdmittedSender
 
             return {"admitted_tx": AdmittedSender, "admitted_rx": AdmittedReceiver}[kind](*arguments)
+        if kind.startswith("checked"):
+            from traffic.node.checked import CheckedReceiver, CheckedSender
+
+            return {"checked_tx": CheckedSender, "checked_rx": CheckedReceiver}[kind](*arguments)
         from traffic.node.flow import FlowReceiver, FlowSender
 
         return {"flow_tx": FlowSender, "flow_rx": FlowReceiver}[kind](*arguments)

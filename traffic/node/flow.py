@@ -2,8 +2,12 @@
 
 Requests are posted as chains of `batch` of which only the last is signalled: one system call and one completion a
 batch. A chain is made once and posted again when it has completed; after a rebuild the chains that had not completed
-are posted again on the new QP. The receiver's CPU takes no part, except in sends: it posts receives, and tells the
-sender how many have come by empty writes with immediate, so that a send always finds a receive.
+are posted again on the new QP. The receiver's CPU takes no part, except in sends and writes with immediate: it posts
+receives, and tells the sender how many messages have come by empty writes with immediate, so that each finds a receive.
+
+With `late_ns` none is told anything, and a message finds a receive only by luck: there is never more than one, posted
+so long after the message before it came. The sender's RNIC is told that the receiver is not ready (RNR NAK), waits for
+what its `min_rnr_timer` says and sends again, `rnr_retry` times.
 
 `spread` over the QPs: each on its own (`each`), message after message in turn (`round-robin`), or every message in
 parts, one on each QP (`split`).
@@ -16,12 +20,13 @@ from collections import deque
 
 from traffic.node import buffer
 from traffic.node.pacer import Pacer
+from traffic.node.rnr import RnrCount
 from traffic.node.task import RECV_ID, Conn, Task
 from traffic.node.verbs import Rnic, recv_request, request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 __all__ = ["FlowReceiver", "FlowSender"]
@@ -29,6 +34,8 @@ __all__ = ["FlowReceiver", "FlowSender"]
 DRAIN_NS = 3_000_000_000
 CREDIT_ID = 1 << 61
 CREDITS_IN_FLIGHT = 8
+RECEIVED = ("send", "write-imm")
+"""Verbs of which each message takes a receive."""
 SEND_WINDOW = 2
 """Receives that are posted, in depths of the sender."""
 MOST_LATENCIES = 200_000
@@ -56,11 +63,29 @@ class FlowReceiver(Task):
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
-        self.buffer = buffer.make(rnic, spec["part_bytes"], spec["gpu"])
-        self.receives = SEND_WINDOW * spec["depth"] if spec["verb"] == "send" else 0
-        self.receive = recv_request(RECV_ID, self.buffer.mr, spec["part_bytes"]) if self.receives else None
+        self.late_ns = spec["late_ns"]
+        self.due_ns: dict[int, int] = {}  # by connection: when its receive is posted
+        self.receives = 0
+        if spec["verb"] in RECEIVED:
+            self.receives = 1 if self.late_ns else SEND_WINDOW * spec["depth"]
+        self.tell_at = max(1, self.receives // 4)
+        self.buffer = buffer.make(rnic, self.memory_bytes(), spec["gpu"])
+        size = spec["part_bytes"] if spec["verb"] == "send" else 0
+        self.receive = recv_request(RECV_ID, self.buffer.mr, size) if self.receives else None
         self.credits: dict[int, Any] = {}
         self.untold: dict[int, int] = {}
+
+    def memory_bytes(self) -> int:
+        """How much memory it has for what comes."""
+        return int(self.spec["part_bytes"])
+
+    def receives_of(self, conn: Conn) -> Iterable[Any]:
+        """What is posted on a new QP."""
+        return [self.receive] * self.receives
+
+    def taken(self, conn: Conn, imm: int) -> Any:
+        """A message has come: what is posted again for the receive that it took."""
+        return self.receive
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
         return 8, max(1, self.receives)
@@ -70,32 +95,46 @@ class FlowReceiver(Task):
 
     def joined(self, conn: Conn) -> None:
         self.untold[conn.number] = 0
+        self.due_ns.pop(conn.number, None)
         if self.receives:
             if conn.number not in self.credits:
                 self.credits[conn.number] = request(
                     "write-imm", wr_id=CREDIT_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
                 )
-            for _ in range(self.receives):
-                conn.rc.post_recv(self.receive)
+            for made in self.receives_of(conn):
+                conn.rc.post_recv(made)
 
     def go(self, conn: Conn, now_ns: int) -> None:
         conn.outstanding = 0
         self._tell(conn, now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
+        if self.late_ns:
+            self.due_ns[conn.number] = now_ns + self.late_ns
+            self.wake_ns = min(self.due_ns.values())
+            return
+        again = self.taken(conn, imm)
         if conn.state in ("joined", "up"):
-            conn.rc.post_recv(self.receive)
+            conn.rc.post_recv(again)
         self.untold[conn.number] += 1
         self._tell(conn, now_ns)
+
+    def wake(self, now_ns: int) -> None:
+        for number in [number for number, due_ns in self.due_ns.items() if due_ns <= now_ns]:
+            del self.due_ns[number]
+            conn = self.conns[number]
+            if conn.state in ("joined", "up"):
+                conn.rc.post_recv(self.receive)
+        self.wake_ns = min(self.due_ns.values(), default=None)
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         self._tell(conn, now_ns)
 
     def _tell(self, conn: Conn, now_ns: int) -> None:
         untold = self.untold[conn.number]
-        if not self.receives or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
+        if not self.receives or self.late_ns or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
             return
-        if untold >= max(1, self.receives // 4):
+        if untold >= self.tell_at:
             credit, _ = self.credits[conn.number]
             credit.imm_data = untold
             self.untold[conn.number] = 0
@@ -116,8 +155,10 @@ class FlowSender(Task):
         self.verb = spec["verb"]
         self.in_turn = spec["spread"] == "round-robin"
         self.turn = 0
-        self.window = SEND_WINDOW * spec["depth"] if self.verb == "send" else None
-        self.buffer = buffer.make(rnic, self.size, spec["gpu"])
+        told = self.verb in RECEIVED and not spec["late_ns"]
+        self.window = SEND_WINDOW * spec["depth"] if told else None
+        self.rnr = RnrCount(rnic.name) if spec["late_ns"] else None
+        self.buffer = buffer.make(rnic, self.memory_bytes(), spec["gpu"])
         self.receive = recv_request(RECV_ID, self.buffer.mr)
         self.lanes: dict[int, _Lane] = {}
         self.pacer: Pacer | None = None
@@ -127,6 +168,17 @@ class FlowSender(Task):
         self.started_ns = 0
         self.end_ns: int | None = None
         self.stopping_ns: int | None = None
+
+    def memory_bytes(self) -> int:
+        """How much memory it has for what it sends."""
+        return int(self.spec["part_bytes"])
+
+    def before(self, conn: Conn, index: int) -> None:
+        """A chain is about to be posted, for the first time since it was idle."""
+
+    def also_done(self) -> dict[str, Any]:
+        """What else is told at the end."""
+        return {}
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
         return self.spec["depth"], 2 * CREDITS_IN_FLIGHT
@@ -178,6 +230,8 @@ class FlowSender(Task):
 
     def begin(self, now_ns: int) -> None:
         self.running = True
+        if self.rnr is not None:
+            self.rnr.begin()
         self.started_ns = now_ns
         self.sampled_ns = now_ns
         self.series.start(now_ns)
@@ -226,6 +280,7 @@ class FlowSender(Task):
             self.wake_ns = self.pacer.wake_ns
             return False
         index = lane.idle.popleft()
+        self.before(conn, index)
         lane.flying.append(index)
         lane.ahead += lane.batch
         if lane.left is not None:
@@ -290,6 +345,8 @@ class FlowSender(Task):
                 end_ns=max((lane.last_ns for lane in lanes), default=now_ns),
                 undrained=sum(len(lane.flying) * lane.batch for lane in lanes),
                 latencies_ns=self.latencies_ns,
+                rnr=self.rnr.told() if self.rnr is not None else None,
+                **self.also_done(),
                 last_value=int.from_bytes(self.buffer.read(8), "little") if self.verb == "atomic" else None,
                 totals=[
                     {

@@ -239,12 +239,12 @@ def write_request(*, wr_id: int, mr: MR, address: int, size: int, imm: bool, sig
     return request(verb, wr_id=wr_id, mr=mr, address=address, size=size, signalled=signalled)
 
 
-def recv_request(wr_id: int, mr: MR, size: int = 0) -> RecvWR:
+def recv_request(wr_id: int, mr: MR, size: int = 0, offset: int = 0) -> RecvWR:
     """A receive: of a send of `size` bytes, or without a buffer, for the notification of a write with immediate.
 
-    One object serves all posts.
+    The buffer begins at `offset` of the memory. One object serves all posts.
     """
-    made = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(mr.buf, size, mr.lkey)])
+    made = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(mr.buf + offset, size, mr.lkey)])
     if not size:
         made.num_sge = 0
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 import zlib
@@ -13,7 +14,7 @@ from traffic.traces import chakra, param
 from traffic.traces.join import joined
 from traffic.traces.model import Trace
 
-__all__ = ["FORMATS", "load", "save"]
+__all__ = ["FORMATS", "digest", "files_of", "load", "save"]
 
 FORMATS = ("param", "chakra")
 ENDINGS = {"json": "param", "json.gz": "param", "et": "chakra", "et.gz": "chakra"}
@@ -53,6 +54,33 @@ def load(path: Path, *, form: str | None = None, ranks: int | None = None, group
             for rank, file in sorted(files.items())
         ]
     return joined(str(path), form, read)
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files of a trace, by rank.
+
+    Raises:
+        UsageError: there are no such files.
+    """
+    return tuple(file for _, file in sorted(_files(path).items()))
+
+
+def digest(path: Path, *, groups: Path | None = None) -> str:
+    """SHA-256 (hex) of a trace: of its file, or of the names and digests of its files, as sha256sum lists them.
+
+    With `groups` that file is one of them.
+
+    Raises:
+        UsageError: there are no such files, or one cannot be read.
+    """
+    files = [*files_of(path), *([groups] if groups is not None else [])]
+    try:
+        found = [(hashlib.sha256(file.read_bytes()).hexdigest(), file.name) for file in files]
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror or error}") from error
+    if path.is_file() and groups is None:
+        return found[0][0]
+    return hashlib.sha256("".join(f"{one}  {name}\n" for one, name in found).encode()).hexdigest()
 
 
 def _ending(file: Path) -> str:

@@ -1,0 +1,124 @@
+"""Traces that experiments replay: where their files are, that they are those of the plan, and what is replayed of them.
+
+The path in an experiment counts from its file. A run directory has a copy of the trace below `trace/`, which is taken
+where the path leads nowhere: `repro.sh` runs the copy of the experiment that lies there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from testbed.errors import UsageError
+from traffic import traces
+from traffic.plan import QpParams
+from traffic.replay import ReplaySpec
+from traffic.traces import Trace
+
+__all__ = ["COPY", "Replay", "digest", "keep", "spec_of", "trace_of"]
+
+COPY = "trace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A trace that is replayed, `repeat` times after `warmup` uncounted ones.
+
+    `replay` is its path as the experiment has it, `groups` that of a file with process groups (Chakra), `sha256` the
+    digest of both (`traffic.traces.digest`). `compute`: with the pauses of the trace, `speed` times as fast. The other
+    words are the options of `faultbed traffic replay`.
+    """
+
+    replay: str
+    sha256: str
+    format: str | None
+    groups: str | None
+    speed: float
+    compute: bool
+    scale: float
+    shrink: bool
+    skip_unsupported: bool
+    repeat: int
+    warmup: int
+    ranks: tuple[str, ...]
+    qp: QpParams = field(default_factory=QpParams)
+
+
+def digest(path: str, groups: str | None, source: str) -> str:
+    """SHA-256 of a trace that the experiment `source` names.
+
+    Raises:
+        UsageError: there is no such trace.
+    """
+    return traces.digest(_file(path, source), groups=None if groups is None else _file(groups, source))
+
+
+def trace_of(work: Replay, source: str, ranks: int) -> Trace:
+    """What is replayed on so many RNICs.
+
+    Raises:
+        ConfigError: something in the files is wrong; with file and record.
+        UsageError: there are no such files, they are others than planned, or the trace is not for so many ranks.
+    """
+    if digest(work.replay, work.groups, source) != work.sha256:
+        raise UsageError(f"{work.replay} has changed since the run was planned; plan it again")
+    found = traces.load(
+        _file(work.replay, source),
+        form=work.format,
+        ranks=ranks,
+        groups=None if work.groups is None else _file(work.groups, source),
+    )
+    if found.ranks > ranks and not work.shrink:
+        raise UsageError(
+            f"{work.replay} is of {found.ranks} ranks, and there are {ranks} RNICs; shrink = true replays what its "
+            f"first {ranks} ranks do among themselves"
+        )
+    fitted = traces.fitted(found, ranks=ranks, scale=work.scale)
+    blocking = [note for note in fitted.notes if note.blocks]
+    if blocking and not work.skip_unsupported:
+        first = blocking[0]
+        raise UsageError(
+            f"{first.file}: record {first.record}: {first.what} ({len(blocking)} such in all); "
+            "skip_unsupported = true replays the rest"
+        )
+    return fitted
+
+
+def spec_of(work: Replay) -> ReplaySpec:
+    """How it is replayed."""
+    return ReplaySpec(
+        ranks=work.ranks,
+        warmup=work.warmup,
+        repeat=work.repeat,
+        pauses=work.compute,
+        speed=work.speed,
+        qp=work.qp,
+    )
+
+
+def keep(work: Replay, source: str, folder: Path) -> None:
+    """Copy its files below `trace/` in `folder`.
+
+    Raises:
+        UsageError: they cannot be copied.
+    """
+    where = _file(work.replay, source)
+    target = folder / COPY
+    try:
+        target.mkdir(exist_ok=True)
+        into = target / where.name if where.is_dir() else target
+        into.mkdir(exist_ok=True)
+        for file in traces.files_of(where):
+            shutil.copyfile(file, into / file.name)
+        if work.groups is not None:
+            shutil.copyfile(_file(work.groups, source), target / Path(work.groups).name)
+    except OSError as error:
+        raise UsageError(f"{target}: the trace cannot be kept there: {error.strerror or error}") from error
+
+
+def _file(text: str, source: str) -> Path:
+    """Where a path of the experiment `source` leads."""
+    there = Path(source).parent / text
+    copy = Path(source).parent / COPY / there.name
+    return copy if copy.exists() and not there.exists() else there

@@ -1,0 +1,172 @@
+"""Who sends SIGUSR1 gets the flight recorders of what runs, in a file, and the run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from test_collective_run import RankEngine, RankLab, start
+from test_traffic_run import Lab
+
+from harness import asked, rundir
+from harness.cli.traffic import teller
+from traffic import asking, collective
+from traffic.flight import Flight
+
+
+@pytest.fixture(autouse=True)
+def _handler():
+    asking.take()
+    before = signal.signal(signal.SIGUSR1, asking.note)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+    asking.take()
+
+
+class Told:
+    """What is told, line by line, to whoever waits for it."""
+
+    def __init__(self):
+        self.lines = queue.Queue()
+
+    def __call__(self, text):
+        self.lines.put(text)
+
+    def until(self, words):
+        found, deadline = [""], time.monotonic() + 20
+        while words not in found[-1]:
+            assert time.monotonic() < deadline, found
+            with contextlib.suppress(queue.Empty):  # handlers run on this thread, when it comes back from a wait
+                found.append(self.lines.get(timeout=0.1))
+        return found[1:]
+
+
+def ask():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def run_with(told, folder, lab, **change):
+    spec = collective.CollectiveSpec(algorithm="ring", iterations=1, **change)
+    return collective.start(lab, spec, on_event=asked.writer(folder, asked.STEM, told))
+
+
+def test_the_recorders_are_written_and_the_run_completes_as_without(tmp_path):
+    told, lab = Told(), RankLab(lambda engine: None)
+    running = run_with(told, tmp_path, lab)
+    ask()
+    lines = told.until("flights-asked-1.json")
+    assert lines[0] == "rank 0 on host1:rxe0: iteration 3, step 2: waits for segment 1 of 4 from rank 1 (QP 9, lost)"
+    assert lines[-1] == f"flight recorders of 4 ranks: {tmp_path}/flights-asked-1.json"
+    ask()
+    told.until("flights-asked-2.json")
+    found = msgspec.json.decode((tmp_path / "flights-asked-1.json").read_bytes(), type=tuple[Flight, ...])
+    assert [flight.rank for flight in found] == [0, 1, 2, 3]
+    assert found[1].entries[0].psn == 256
+    for engine in lab.engines:
+        engine.over()
+    result = running.wait(10)
+    assert (result.outcome, result.flights) == ("completed", ()), "those of a run that failed are another thing"
+
+
+def test_a_dump_by_the_api_is_not_that_of_a_failure_either():
+    lab = RankLab(lambda engine: None)
+    running = start(None, lab=lab)
+    assert len(running.dump()) == 4
+    for engine in lab.engines:
+        engine.over()
+    assert running.wait(10).flights == ()
+
+
+def test_also_while_warming_up_when_nobody_has_the_run_in_hand_yet(tmp_path):
+    told, lab, made = Told(), RankLab(lambda engine: ask() if engine.host == "host1" else None), []
+    thread = threading.Thread(target=lambda: made.append(run_with(told, tmp_path, lab, warmup=1)), daemon=True)
+    thread.start()
+    told.until("flights-asked-1.json")
+    assert not made
+    for engine in lab.engines:
+        engine.do_quit()
+    thread.join(20)
+    assert made[0].wait(20).outcome == "failed"
+
+
+class Mute(RankEngine):
+    def do_dump(self, task):
+        if self.host != "host3":
+            super().do_dump(task)
+
+
+class MuteLab(RankLab):
+    def node(self, name):
+        def open_(_argv):
+            self.engines.append(Mute(self, name))
+            return self.engines[-1]
+
+        return SimpleNamespace(open=open_)
+
+
+def test_who_does_not_tell_in_time_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("traffic.run.TELL_NS", 300_000_000)
+    told = Told()
+    with run_with(told, tmp_path, MuteLab(lambda engine: None)):
+        ask()
+        lines = told.until("flights-asked-1.json")
+    assert "nothing was heard of host3:rxe0" in lines
+    assert lines[-1].startswith("flight recorders of 3 ranks")
+
+
+def test_flows_have_none_and_a_place_that_cannot_be_written_does_not_end_a_run(tmp_path):
+    told = Told()
+    running = Lab(lambda engine: None).start(asked.writer(tmp_path, asked.STEM, told))
+    ask()
+    told.until("this workload has none")
+    running.stop()
+    assert running.wait(10).outcome == "completed"
+    assert not list(tmp_path.iterdir())
+    running = run_with(told, tmp_path / "absent", RankLab(lambda engine: None))
+    ask()
+    assert "No such file" in told.until("flight recorders of 4 ranks")[-1]
+    assert not running.is_over
+    running.abort("enough")
+    running.wait(20)
+
+
+def test_commands_write_it_where_they_were_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = Told()
+    tell = teller(SimpleNamespace(heartbeat=lambda: None), told)
+    tell({"event": "flights", "time_ns": 0, "silent": [], "flights": [
+        Flight(rank=0, endpoint="host1:rxe0", standing="iteration 1, compute", entries=())]})  # fmt: skip
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("flights-asked-2")
+    assert json.loads(path.read_bytes())[0]["standing"] == "iteration 1, compute"
+    assert str(path) in told.until("recorders of 1")[-1]
+
+
+def test_the_command_line_takes_the_signal_instead_of_dying():
+    """Its default ends a process: of a command that has no ranks, nothing must come of it."""
+    code = (
+        "import os, signal, sys\n"
+        "from harness.cli import main as entry\n"
+        "from harness.cli.context import Session\n"
+        "Session.table = lambda *_, **__: os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "sys.argv = ['faultbed', 'faults']\n"
+        "entry()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_directory_has_those_beside_those_of_a_failure(tmp_path):
+    flights = (Flight(rank=0, endpoint="host1:rxe0", standing="iteration 1, compute", entries=()),)
+    rundir.write_flights(tmp_path / "flights-asked-1.json", flights)
+    assert rundir.open_run(tmp_path).read_flights() == ()

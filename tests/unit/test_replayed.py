@@ -1,0 +1,162 @@
+"""An experiment may replay a trace: that of the plan's digest, found beside it or in a run directory, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+
+import msgspec
+import pytest
+from synthetic_run import soft_topology
+from test_replay import TraceLab
+from test_traces import DATA
+
+from harness import measurements, replayed, series, summary, workload
+from harness.experiment import decode, load
+from harness.fit import fit, hosts_of
+from harness.plan import encode, plan
+from harness.workload_file import duration_ns
+from testbed.errors import ConfigError, UsageError
+from traffic import traces
+
+FILE = """
+name = "x"
+[workload]
+replay = "traces/ranking.json"
+warmup = 0
+repeat = 2
+compute = false
+{}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copytree(DATA, tmp_path / "traces")
+    return tmp_path
+
+
+def written(folder, text=FILE, more=""):
+    path = folder / "x.toml"
+    path.write_text(text.format(more))
+    return path
+
+
+def fitted(path):
+    return fit(load(path), soft_topology(), "soft")
+
+
+def test_the_plan_has_the_digest_of_the_trace_and_no_place_of_this_machine(folder):
+    found = plan(fitted(written(folder)), inventory_digest="0", version="1")
+    content = (folder / "traces" / "ranking.json").read_bytes()
+    assert found.workload["sha256"] == hashlib.sha256(content).hexdigest()
+    assert str(folder).encode() not in encode(found)
+    assert found.workload["ranks"] == [f"host{number}:rxe0" for number in (1, 2, 3, 4)]
+    assert duration_ns(fitted(written(folder)).workload) is None
+
+
+def test_a_digest_of_a_folder_is_of_names_and_contents(folder):
+    before = traces.digest(folder / "traces" / "pipeline")
+    (folder / "traces" / "pipeline" / "notes.txt").write_text("no trace")
+    assert traces.digest(folder / "traces" / "pipeline") == before
+    (folder / "traces" / "pipeline" / "2.json").write_text("[]")
+    assert traces.digest(folder / "traces" / "pipeline") != before
+    (folder / "groups.json").write_text("{}")
+    assert traces.digest(folder / "traces" / "ranking.json", groups=folder / "groups.json") != before
+
+
+def test_a_trace_of_fewer_ranks_takes_the_first_ones(folder):
+    path = folder / "traces" / "ranking.json"
+    record = {"comms": "all_reduce", "in_msg_size": 64, "out_msg_size": 64, "dtype": "float32", "world_size": 2}
+    path.write_text(json.dumps([record]))
+    work = fitted(written(folder, more='ranks = ["host4:rxe0", "host3:rxe0", "host2:rxe0"]')).workload
+    assert hosts_of(work) == ("host4", "host3")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("traces/ranking.json", "traces/absent.json", "workload.replay: .*absent.json: no such trace"),
+        ("traces/ranking.json", "traces", "workload.replay: .*no file in it is named like a rank's trace"),
+        ("traces/ranking.json", "traces/tensor-parallel/layer.0.et", "workload.replay: .*name the folder"),
+        ("repeat = 2", "repeat = 0", "workload.repeat: "),
+        ("repeat = 2", "repat = 2", 'workload: no key "repat" here; did you mean repeat'),
+        ("repeat = 2", "speed = 0.0", "workload: the speed of a replay must be above 0"),
+        ("repeat = 2", 'format = "parm"', 'workload.format: no format "parm"; did you mean param'),
+        ("repeat = 2", 'groups = "absent.json"', "workload.replay: .*absent.json: No such file"),
+        ("repeat = 2", 'collective = "all-reduce"', "workload: say what runs"),
+        ("repeat = 2", "scale = 1e5", "workload.replay: .*ranking.json: record 1: all-to-allv"),
+        ("repeat = 2", 'ranks = ["host1:rxe0", "host2:rxe0"]', "workload.replay: .*of 4 ranks, and there are 2 RNICs"),
+        ("repeat = 2", 'ranks = ["host1:rxe0", "host9:rxe0"]', r"workload.ranks\[1\]"),
+        ("repeat = 2", "qp = { retry_cnt = 7 }", "workload.qp: retry_cnt must be 0 to 6"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_replayed_is_refused_with_its_path(folder, old, new, says):
+    path = written(folder)
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=says) as caught:
+        fitted(path)
+    assert str(caught.value).startswith(f"{path}: workload")
+
+
+def test_what_is_not_there_here_is_refused_unless_it_may_be_left_out(folder):
+    record = {"in_msg_size": 64, "out_msg_size": 64, "dtype": "float32", "world_size": 4}
+    lines = [{"comms": "all_reduce", **record}, {"comms": "gather", **record}]
+    (folder / "traces" / "ranking.json").write_text(json.dumps(lines))
+    with pytest.raises(ConfigError, match=re.escape("record 1: gather")):
+        fitted(written(folder))
+    assert fitted(written(folder, more="skip_unsupported = true")).workload.skip_unsupported
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"), [("ranking.json", None), ("tensor-parallel", None), ("tensor-parallel", "my/g.json")]
+)
+def test_a_run_directory_has_the_trace_for_its_copy_of_the_experiment(folder, tmp_path_factory, name, groups):
+    (folder / "my").mkdir()
+    (folder / "my" / "g.json").write_text("{}")
+    text = FILE.replace("ranking.json", name)
+    first = load(written(folder, text, f'groups = "{groups}"' if groups else ""))
+    there = tmp_path_factory.mktemp("run")
+    replayed.keep(first.workload, first.source, there)
+    (there / "experiment.toml").write_bytes((folder / "x.toml").read_bytes())
+    shutil.rmtree(folder / "traces")
+    again = fitted(there / "experiment.toml")
+    assert again.workload.sha256 == first.workload.sha256
+    assert replayed.trace_of(again.workload, again.source, 4).ranks == 4
+
+
+class Beating(TraceLab):
+    beats = 0
+
+    def heartbeat(self):
+        self.beats += 1
+
+
+def test_it_runs_round_after_round_and_measures_as_other_jobs_do(folder):
+    lab, experiment = Beating(lambda engine: engine.over()), fitted(written(folder))
+    running = workload.start(experiment, lab)
+    assert workload.patience_s(experiment, running) > 2 * 6 * 120, "each of six operations has its time, in each round"
+    result = running.wait(20)
+    assert (result.outcome, result.iterations_completed, result.wrong_elements) == ("completed", 2, 0)
+    assert [one.record for one in result.operations] == [1, 4, 5, 6, 7, 8]
+    assert [len(one.iterations) for one in series.series_of(result)] == [2] * 4
+    assert lab.beats
+    decided = plan(experiment, inventory_digest="0", version="1")
+    said = summary.describe_workload(type("Run", (), {"workload": decided.workload, "ranks": result.ranks}))
+    assert said == "trace traces/ranking.json, replayed 2 times on 4 ranks"
+    assert msgspec.json.encode(series.summary_of(result)) == msgspec.json.encode(measurements.Summary())
+
+
+def test_a_trace_that_is_not_that_of_the_plan_any_more_is_not_replayed(folder):
+    experiment = fitted(written(folder))
+    path = folder / "traces" / "ranking.json"
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(UsageError, match="has changed since the run was planned"):
+        workload.start(experiment, Beating(None))
+
+
+def test_a_label_instead_of_a_path_counts_from_here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert decode(FILE.format("").encode(), source="x.toml").workload.replay == "traces/ranking.json"
