@@ -11,7 +11,7 @@ from testbed.errors import LabError
 from testbed.holding import book_of, is_dead
 from testbed.inventory import Inventory
 from testbed.lab import Lab
-from testbed.preflight.checks import CHECKS, Wrong, run_checks
+from testbed.preflight.checks import CHECKS, NotLooked, State, Wrong, not_looked, run_checks
 from testbed.preflight.looks import look
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.topology import Topology
@@ -32,12 +32,16 @@ _DO_BURNIN = "the end that its outliers have in common is the suspect: its cable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """What preflight found. `checked` are the names of the checks that were done."""
+    """What preflight found. `checked` are the names of the checks that were done.
+
+    `not_looked` is what nothing can be said of: whole checks, which are then not in `checked`, or parts of one.
+    """
 
     lab: str
     checked: tuple[str, ...]
     wrong: tuple[Wrong, ...]
     burnin: Burnin | None
+    not_looked: tuple[NotLooked, ...] = ()
 
     @property
     def bad_hosts(self) -> tuple[str, ...]:
@@ -51,8 +55,17 @@ class Preflight:
 
 
 def names(inventory: Inventory) -> tuple[str, ...]:
-    """The names of all checks of a lab, in their order."""
+    """The names of all checks of this kind of lab, in their order."""
     return (*(check.name for check in ALL_CHECKS if inventory.kind in check.labs), RESERVATIONS, BURNIN)
+
+
+def _unseen(inventory: Inventory, state: State, out: Iterable[str], *, with_burnin: bool) -> list[NotLooked]:
+    """What is not looked at, the burn-in's too: that of RNICs that are broken anyway, or all of it."""
+    found = not_looked(inventory, state, ALL_CHECKS)
+    if not with_burnin:
+        return [*found, NotLooked(check=BURNIN, where=inventory.name, why="it was left out (--no-burn-in)")]
+    why = "another check has found this RNIC unfit to carry anything"
+    return [*found, *(NotLooked(check=BURNIN, where=rnic, why=why) for rnic in sorted(out))]
 
 
 def preflight(lab: Lab, progress: Callable[[str], None], *, with_burnin: bool = True) -> Preflight:
@@ -63,10 +76,12 @@ def preflight(lab: Lab, progress: Callable[[str], None], *, with_burnin: bool = 
     """
     inventory = lab.inventory_model
     progress("looking at every machine")
-    wrong = [*run_checks(inventory, look(lab), ALL_CHECKS), *_stale(inventory)]
+    state = look(lab)
+    wrong = [*run_checks(inventory, state, ALL_CHECKS), *_stale(inventory)]
+    out = broken(lab.topology, wrong)
+    unseen = _unseen(inventory, state, out, with_burnin=with_burnin)
     done = None
     if with_burnin:
-        out = broken(lab.topology, wrong)
         told = f", without {', '.join(sorted(out))}" if out else ""
         progress(f"burn-in: latency and bandwidth of all pairs, one after the other{told}")
         try:
@@ -82,11 +97,13 @@ def preflight(lab: Lab, progress: Callable[[str], None], *, with_burnin: bool = 
             wrong.append(
                 Wrong(check=BURNIN, where=inventory.name, found=str(error), wanted="every pair connects", do=do)
             )
+    whole = {one.check for one in unseen if one.where == inventory.name}
     return Preflight(
         lab=inventory.name,
-        checked=names(inventory)[: None if with_burnin else -1],
+        checked=tuple(name for name in names(inventory) if name not in whole),
         wrong=tuple(wrong),
         burnin=done,
+        not_looked=tuple(unseen),
     )
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "EcnVars",
     "FrontEndPortVars",
     "FrontEndVars",
+    "GoldenVars",
     "GpuVars",
     "HostVars",
     "JumpVars",
@@ -125,6 +126,20 @@ class BusbwVars(_Strict, frozen=True, kw_only=True):
     size_bytes: int
     at_least_gbytes_per_s: float
     collective: str = "all-reduce"
+
+
+class GoldenVars(_Strict, frozen=True, kw_only=True):
+    """What every host of the lab must be like: preflight compares; what is not said here is not compared.
+
+    `rnic_firmware` is by board (`board_id` in sysfs), the rest is one value for all: PCIe speed (GT/s) and width
+    (lanes) of the RNICs, version of the GPUs' driver and of their VBIOS.
+    """
+
+    rnic_firmware: dict[str, str] = {}
+    pcie_speed_gts: float | None = None
+    pcie_width: int | None = None
+    gpu_driver: str | None = None
+    gpu_vbios: str | None = None
 
 
 class SafetyVars(_Strict, frozen=True, kw_only=True):
@@ -230,6 +245,7 @@ class LabVars(_Strict, frozen=True, kw_only=True):
     pdus: list[PduVars] = []
     safety: SafetyVars | None = None
     busbw: list[BusbwVars] = []
+    golden: GoldenVars | None = None
 
 
 class HostVars(LabVars, frozen=True, kw_only=True):

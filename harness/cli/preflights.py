@@ -89,9 +89,10 @@ def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool)
 
 
 def _show(session: Session, found: preflight_module.Preflight) -> None:
-    bad = {wrong.check for wrong in found.wrong}
-    marks = {True: "[red]wrong[/red]", False: "[green]right[/green]"}
-    session.table(("", "check"), [(marks[name in bad], name) for name in found.checked])
+    bad, unseen = {wrong.check for wrong in found.wrong}, {one.check for one in found.not_looked}
+    nothing = [one for one in dict.fromkeys(one.check for one in found.not_looked) if one not in found.checked]
+    marks = [(_mark(name, bad, unseen), name) for name in found.checked]
+    session.table(("", "check"), [*marks, *(("[yellow]not looked at[/yellow]", name) for name in nothing)])
     if found.wrong:
         rows = [(wrong.check, wrong.where, wrong.found, wrong.wanted) for wrong in found.wrong]
         session.table(("check", "where", "found", "right is"), rows)
@@ -104,7 +105,29 @@ def _show(session: Session, found: preflight_module.Preflight) -> None:
             if rates:
                 told = f"{len(pairs)} pairs, goodput {rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
                 session.out.print(f"{kind}: {told}")
-    session.out.print(f"{found.lab}: {len(found.wrong) or 'nothing'} wrong in {len(found.checked)} checks")
+    _show_not_looked(session, found)
+    told = f", {len(nothing)} not looked at" if nothing else ""
+    session.out.print(f"{found.lab}: {len(found.wrong) or 'nothing'} wrong in {len(found.checked)} checks{told}")
+
+
+def _mark(name: str, bad: set[str], unseen: set[str]) -> str:
+    """Wrong outranks all; what was looked at in part is never plainly right."""
+    if name in bad:
+        return "[red]wrong[/red]"
+    return "[yellow]in part[/yellow]" if name in unseen else "[green]right[/green]"
+
+
+def _show_not_looked(session: Session, found: preflight_module.Preflight) -> None:
+    """Each reason once, with how many places it is of."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for one in found.not_looked:
+        places.setdefault((one.check, one.why), []).append(one.where)
+    rows = [
+        (check, where[0] if len(where) == 1 else f"{where[0]} and {len(where) - 1} more", why)
+        for (check, why), where in places.items()
+    ]
+    if rows:
+        session.table(("not looked at", "where", "why"), rows)
 
 
 COMMANDS = (preflight,)
