@@ -79,8 +79,10 @@ class Facts:
     offset_error_s: float = 0.0
 
 
-def look(lab: Lab, *, timeout_s: float = 120.0) -> dict[str, Facts]:
+def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = None) -> dict[str, Facts]:
     """The facts of every host, switch and carrier of a lab, all machines at once.
+
+    With `silent`, hosts that do not answer are put there with the reason, and are in no answer.
 
     Raises:
         Unreachable: a machine does not answer.
@@ -88,6 +90,15 @@ def look(lab: Lab, *, timeout_s: float = 120.0) -> dict[str, Facts]:
     """
 
     def one(machine: str) -> dict[str, Facts]:
+        try:
+            return ask(machine)
+        except LabError as error:
+            if silent is None or machine not in lab.topology.host_by_name:
+                raise
+            silent[machine] = str(error)
+            return {}
+
+    def ask(machine: str) -> dict[str, Facts]:
         asked = time.time()
         done = lab.node(machine).run(
             ["sh", "-c", script(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
