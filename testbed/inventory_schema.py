@@ -21,6 +21,7 @@ from testbed.errors import ConfigError
 __all__ = [
     "PREFIX",
     "BmcVars",
+    "BufferVars",
     "BusbwVars",
     "CarrierVars",
     "DscpVars",
@@ -103,10 +104,26 @@ class EcnVars(_Strict, frozen=True, kw_only=True):
     max_percent: int
 
 
+class BufferVars(_Strict, frozen=True, kw_only=True):
+    """Buffers of a paused priority on a switch port: reserved until it resumes (`xon_kib`), headroom after the pause.
+
+    `xoff_kib` must hold what is under way on the cable and in the sender when the pause is sent. `alpha` and
+    `egress_alpha` are the shares of the pool's free rest, as powers of two. Pools are the platform's.
+    """
+
+    xon_kib: int
+    xoff_kib: int
+    alpha: int = 0
+    egress_alpha: int = 3
+    ingress_pool: str = "ingress_lossless_pool"
+    egress_pool: str = "egress_lossless_pool"
+
+
 class QosVars(_Strict, frozen=True, kw_only=True):
     """How the lab treats RoCE. RNICs and switches are configured from this one profile.
 
     `roce_dscp` and `cnp_dscp` are what RNICs mark data and congestion notifications with; `pfc_priorities` pause.
+    Without `buffer`, switches keep the lossless profiles that their platform makes of port speed and cable length.
     """
 
     profile: str
@@ -117,6 +134,7 @@ class QosVars(_Strict, frozen=True, kw_only=True):
     dcqcn: bool
     ecn: EcnVars | None = None
     pfc_watchdog_ms: int | None = None
+    buffer: BufferVars | None = None
 
 
 class BusbwVars(_Strict, frozen=True, kw_only=True):
