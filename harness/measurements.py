@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.plan import PlannedFault
-from harness.verdict import LabState, Receipt
+from harness.verdict import LabState, LeftOut, Receipt
 from testbed.telemetry import Change as NetworkChange
 from testbed.telemetry import Machine
 from testbed.topology import Topology
@@ -159,6 +159,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str | None = None
     guest_kernel: str | None = None
     packages: dict[str, str] = {}
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness import asked, judge, noise, replayed, rundir, workload
 from harness import observe as observe_module
 from harness import plan as plan_module
@@ -33,7 +35,7 @@ from harness.replayed import Replay
 from harness.rundir import RunDir
 from harness.series import series_of
 from harness.stop import Guard, judged
-from harness.verdict import VerdictFile
+from harness.verdict import LeftOut, VerdictFile
 from inject import blast
 from inject import plan as fault_plan
 from inject.injector import Injector, Mutation, Prepared
@@ -43,6 +45,7 @@ from inject.receipt import Receipt as FaultReceipt
 from testbed import capture, counters, dirty, fingerprint, telemetry
 from testbed.errors import FaultbedError, LabError, Unsupported
 from testbed.inventory import Inventory
+from testbed.inventory_part import without_hosts
 from testbed.lab import Lab, open_lab
 from testbed.softlab import image, lifecycle, vm
 from traffic.run import OnEvent, Running
@@ -56,12 +59,13 @@ LEAD_S = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """An experiment held against a lab, with everything decided and nothing done."""
+    """An experiment held against a lab, with everything decided and nothing done; `left_out` take no part in it."""
 
     experiment: Experiment
     source: bytes
     plan: Plan
     faults: tuple[fault_plan.PlannedFault, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +77,22 @@ class Finished:
     report: Path
 
 
-def decide(experiment: Experiment, source: bytes, inventory: Inventory, *, seed: int | None = None) -> Decided:
-    """Plan a run; touches nothing.
+def decide(
+    experiment: Experiment,
+    source: bytes,
+    inventory: Inventory,
+    *,
+    seed: int | None = None,
+    left_out: Sequence[LeftOut] = (),
+) -> Decided:
+    """Plan a run on the hosts that are not `left_out`; touches nothing.
 
     Raises:
         ConfigError: the experiment does not fit the lab.
         UsageError: a fault that does not exist or does not fit its target.
         Unsupported: the lab is too small, or has no way to do a fault.
     """
+    inventory = without_hosts(inventory, [one.host for one in left_out])
     if experiment.lab_kind not in (None, inventory.kind):
         raise Unsupported(f"{experiment.source}: it is for a {experiment.lab_kind} lab; {inventory.name} is none")
     lacking = unmet(experiment.needs, inventory.topology)
@@ -104,7 +116,7 @@ def decide(experiment: Experiment, source: bytes, inventory: Inventory, *, seed:
         lab_kind=inventory.kind,
     )
     refuse_absent(fitted, faults)
-    return Decided(experiment=fitted, source=source, plan=planned, faults=faults)
+    return Decided(experiment=fitted, source=source, plan=planned, faults=faults, left_out=tuple(left_out))
 
 
 def touched(decided: Decided) -> tuple[str, ...]:
@@ -140,6 +152,8 @@ def execute(
         Forbidden: the faults hurt more at one time than the lab's owner allows.
     """
     blast.check(decided.faults, inventory)
+    if inventory.kind == "rack":  # a soft lab is one snapshot: it is reset, and compared, as a whole
+        inventory = without_hosts(inventory, [one.host for one in decided.left_out])
     with open_lab(inventory) as lab:
         lab.guard = guard
         dirty.refuse(lab.state_dir, lab.name)
@@ -150,6 +164,7 @@ def execute(
             seed=decided.plan.seed,
             lab=str(inventory.path),
             started=datetime.now(UTC),
+            without=[one.host for one in decided.left_out],
         )
         run_dir.write_plan(decided.plan)
         if isinstance(decided.experiment.workload, Replay):
@@ -383,6 +398,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Fini
             qemu=vm.qemu_version() if lab.kind == "soft" else None,
             accelerator=lab.accelerator,
             guest_kernel=_guest_kernel(lab),
+            left_out=decided.left_out,
         )
     )
     observed = observe_module.observe(measured)
@@ -395,6 +411,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Fini
         flights=flights,
     )
     verdict = judged(verdict, found.stops, t0_ns=found.t0_ns)
+    verdict = msgspec.structs.replace(verdict, left_out=decided.left_out)
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
     from harness import report  # noqa: PLC0415

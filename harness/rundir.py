@@ -40,7 +40,7 @@ from harness.measurements import Environment, Measurements
 from harness.packets import evidence
 from harness.packets.evidence import Evidence
 from harness.plan import Plan
-from harness.verdict import VerdictFile
+from harness.verdict import LeftOut, VerdictFile
 from testbed.errors import UsageError
 from testbed.telemetry import Recorded
 from traffic.flight import Flight
@@ -186,10 +186,13 @@ def _whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def create(root: Path, *, experiment: bytes, name: str, seed: int, lab: str, started: datetime) -> RunDir:
+def create(
+    root: Path, *, experiment: bytes, name: str, seed: int, lab: str, started: datetime, without: Sequence[str] = ()
+) -> RunDir:
     """Make the directory of a new run under `root`, with `experiment.toml` and `repro.sh` in it.
 
-    `started` is an aware UTC time. A second run within the same second gets a number.
+    `started` is an aware UTC time, `without` are hosts that take no part. A second run within the same second gets a
+    number.
 
     Raises:
         UsageError: the directory cannot be made.
@@ -205,7 +208,7 @@ def create(root: Path, *, experiment: bytes, name: str, seed: int, lab: str, sta
             raise UsageError(f"{path}: {error.strerror or error}; choose another place with --out") from error
         run = RunDir(path)
         run._write("experiment.toml", experiment)  # noqa: SLF001 - the class's own module
-        run._write("repro.sh", repro_script(seed=seed, lab=lab), mode=0o755)  # noqa: SLF001
+        run._write("repro.sh", repro_script(seed=seed, lab=lab, without=without), mode=0o755)  # noqa: SLF001
         return run
     raise UsageError(f"{root / stem}: a hundred runs in one second; choose another place with --out")
 
@@ -232,17 +235,22 @@ if ! command -v faultbed >/dev/null; then
     exit 4
 fi
 lab=@LAB@
-exec faultbed --lab "${FAULTBED_LAB:-$lab}" run "$here/experiment.toml" --seed @SEED@ "$@"
+exec faultbed --lab "${FAULTBED_LAB:-$lab}" run "$here/experiment.toml" --seed @SEED@@WITHOUT@ "$@"
 """
 
 
-def repro_script(*, seed: int, lab: str) -> bytes:
-    """`repro.sh`: the same experiment with the same seed, on `lab` (an inventory) unless told otherwise."""
-    return _REPRO.replace("@LAB@", shlex.quote(lab)).replace("@SEED@", str(seed)).encode()
+def repro_script(*, seed: int, lab: str, without: Sequence[str] = ()) -> bytes:
+    """`repro.sh`: the same experiment with the same seed and hosts, on `lab` (an inventory) unless told otherwise."""
+    missing = "".join(f" --without {shlex.quote(host)}" for host in without)
+    return _REPRO.replace("@LAB@", shlex.quote(lab)).replace("@SEED@@WITHOUT@", f"{seed}{missing}").encode()
 
 
 def describe_environment(
-    *, qemu: str | None = None, accelerator: str | None = None, guest_kernel: str | None = None
+    *,
+    qemu: str | None = None,
+    accelerator: str | None = None,
+    guest_kernel: str | None = None,
+    left_out: Sequence[LeftOut] = (),
 ) -> Environment:
     """What this controller is. Reads versions only: no environment variable, no host name, no user name."""
     return Environment(
@@ -256,6 +264,7 @@ def describe_environment(
         accelerator=accelerator,
         guest_kernel=guest_kernel,
         packages={name: version for name in _PACKAGES if (version := _version(name))},
+        left_out=tuple(left_out),
     )
 
 

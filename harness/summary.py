@@ -55,6 +55,8 @@ def sentence(verdict: VerdictFile, run: Measurements, observed: Observed) -> str
     if wrong is not None and finished:
         right = "every element right" if wrong == 0 else f"{wrong:,} elements wrong"
         parts.append(f"{finished} iterations on {len(run.ranks)} ranks, {right}.")
+    if verdict.left_out:
+        parts.append(f"Without {', '.join(f'{one.host} ({one.why})' for one in verdict.left_out)}.")
     return " ".join(part for part in parts if part)
 
 

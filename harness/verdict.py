@@ -5,9 +5,11 @@
      "faults": [{"id", "kind", "target", "fidelity", "armed": {}, "fired": {"count", "first_ns", "last_ns",
                  "witness", "must_move": {}, "must_not_move": {}}, "cleared": {}}],
      "lab_state": "CLEAN|DIRTY",
-     "attribution": [{"cause", "place", "name", "confidence", "evidence": [str]}]}
+     "attribution": [{"cause", "place", "name", "confidence", "evidence": [str]}],
+     "left_out": [{"host", "why"}]}
 
 `attribution` is what the measurements say without the plan of faults (`harness.attribution`); no check rests on it.
+`left_out` are hosts that took no part, because preflight found them unfit or somebody named them.
 
 Verdicts merge to the worst: PASS, then INCONCLUSIVE (we cannot tell), then FAIL (we can tell, and it is bad),
 then ERROR (the harness itself broke, so nothing it says about the rest can be relied on).
@@ -29,6 +31,7 @@ __all__ = [
     "Fidelity",
     "Fired",
     "LabState",
+    "LeftOut",
     "Receipt",
     "Verdict",
     "VerdictFile",
@@ -112,6 +115,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     cleared: dict[str, Any]
 
 
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that a run went without, and why."""
+
+    host: str
+    why: str
+
+
 class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
     """`verdict.json`."""
 
@@ -124,6 +134,7 @@ class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Receipt, ...]
     lab_state: LabState
     attribution: tuple[Finding, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def exit_code(verdict: Verdict, lab_state: LabState) -> ExitCode:

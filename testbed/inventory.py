@@ -20,6 +20,7 @@ from testbed.inventory_schema import (
     BmcVars,
     BusbwVars,
     CarrierVars,
+    GoldenVars,
     HostVars,
     JumpVars,
     LabVars,
@@ -87,7 +88,7 @@ class Inventory:
     comparisons look at. `vms` has the resources of each soft machine, `netns` the namespace of each soft switch;
     `mtu` is the back end's. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map, `safety` what its owner
     allows, `bmcs` the hosts' baseboard management controllers, `pdus` its power distribution units, `busbw` how fast
-    collectives must be.
+    collectives must be, `golden` which versions hosts must have.
     """
 
     path: Path
@@ -107,6 +108,7 @@ class Inventory:
     bmcs: Mapping[str, BmcVars] = field(default_factory=dict)
     busbw: tuple[BusbwVars, ...] = ()
     pdus: tuple[PduVars, ...] = ()
+    golden: GoldenVars | None = None
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -152,6 +154,7 @@ def load(path: Path) -> Inventory:
         safety=lab.safety,
         busbw=tuple(lab.busbw),
         pdus=tuple(lab.pdus),
+        golden=lab.golden,
         bmcs={name: host.bmc for name, host in entries.hosts.items() if host.bmc is not None},
         jump=next(((name, _reached(None, answer, name)) for name in entries.jumps), None),
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from testbed.inventory import Inventory, entries_of, one_lab
 from testbed.inventory_check import Entries, build_topology
 from testbed.inventory_listing import listing
-from testbed.inventory_schema import HostVars, LabVars, Mistakes, OutletVars, QosVars, SwitchVars
+from testbed.inventory_schema import GoldenVars, HostVars, LabVars, Mistakes, OutletVars, QosVars, SwitchVars
 
 __all__ = ["Finding", "audit", "unreachable"]
 
@@ -27,6 +27,8 @@ ROCE_HEADERS_BYTES = 40 + 8 + 12 + 16 + 4
 """Around the payload of an RDMA write: IPv6 (the larger of the two), UDP, BTH, RETH, ICRC (InfiniBand annex A17)."""
 RDMA_MTU_BYTES = 4096
 _PRIORITIES = range(8)
+_ALPHAS = range(-8, 8)
+_PCIE_GTS, _PCIE_WIDTHS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0), (1, 2, 4, 8, 16, 32)
 _DSCPS = range(64)
 _REACH_TIMEOUT_S = 5.0
 _REDFISH_PORT, _IPMI_PORT = 443, 623
@@ -149,6 +151,9 @@ def _beyond(entries: Entries) -> Iterator[Finding]:
     yield from _dscp_map(lab)
     if lab.qos is not None:
         yield from _qos(lab, lab.qos)
+        yield from _buffer(lab.qos)
+    if lab.golden is not None:
+        yield from _golden(lab.golden)
 
 
 def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
@@ -379,6 +384,31 @@ def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
         yield Finding(place="all.qos.ecn", what=what, do="min_kib must be below max_kib, both above 0")
     if qos.ecn is not None and not 0 < qos.ecn.max_percent <= 100:  # noqa: PLR2004 (percent)
         yield Finding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="1 to 100")
+
+
+def _buffer(qos: QosVars) -> Iterator[Finding]:
+    buffer = qos.buffer
+    if buffer is None:
+        return
+    if not qos.pfc_priorities:
+        what = "lossless buffers, but no priority is paused: switches keep their own"
+        yield Finding(place="all.qos.buffer", what=what, do="pause a priority, or take buffer out")
+    if min(buffer.xon_kib, buffer.xoff_kib) <= 0:
+        what = f"reserves {buffer.xon_kib} KiB, headroom {buffer.xoff_kib} KiB"
+        yield Finding(
+            place="all.qos.buffer", what=what, do="both must be above 0: without headroom a pause loses packets"
+        )
+    for field, alpha in (("alpha", buffer.alpha), ("egress_alpha", buffer.egress_alpha)):
+        if alpha not in _ALPHAS:
+            yield Finding(place=f"all.qos.buffer.{field}", what=f"a share of 2^{alpha}", do="-8 to 7, as in dynamic_th")
+
+
+def _golden(golden: GoldenVars) -> Iterator[Finding]:
+    if golden.pcie_speed_gts is not None and golden.pcie_speed_gts not in _PCIE_GTS:
+        what = f"{golden.pcie_speed_gts:g} GT/s is no speed of PCIe"
+        yield Finding(place="all.golden.pcie_speed_gts", what=what, do="32 is generation 5, 16 generation 4")
+    if golden.pcie_width is not None and golden.pcie_width not in _PCIE_WIDTHS:
+        yield Finding(place="all.golden.pcie_width", what=f"{golden.pcie_width} lanes", do="1, 2, 4, 8, 16 or 32")
 
 
 def _twice(placed: Iterable[tuple[str, str]], what: str, each: str) -> Iterator[Finding]:

@@ -113,7 +113,7 @@ def _host(name: str, host: HostVars) -> Host:
         zone=host.zone,
         rack=host.rack,
         rnics=tuple(
-            Rnic(name=rnic.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address, pcie=rnic.pcie)
+            Rnic(name=rnic.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address, pcie=rnic.pcie, gpu=rnic.gpu)
             for rnic in host.rnics
         ),
         gpus=tuple(Gpu(name=gpu.name, kind=gpu.kind, pcie=gpu.pcie) for gpu in host.gpus),

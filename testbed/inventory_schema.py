@@ -21,12 +21,14 @@ from testbed.errors import ConfigError
 __all__ = [
     "PREFIX",
     "BmcVars",
+    "BufferVars",
     "BusbwVars",
     "CarrierVars",
     "DscpVars",
     "EcnVars",
     "FrontEndPortVars",
     "FrontEndVars",
+    "GoldenVars",
     "GpuVars",
     "HostVars",
     "JumpVars",
@@ -102,10 +104,26 @@ class EcnVars(_Strict, frozen=True, kw_only=True):
     max_percent: int
 
 
+class BufferVars(_Strict, frozen=True, kw_only=True):
+    """Buffers of a paused priority on a switch port: reserved until it resumes (`xon_kib`), headroom after the pause.
+
+    `xoff_kib` must hold what is under way on the cable and in the sender when the pause is sent. `alpha` and
+    `egress_alpha` are the shares of the pool's free rest, as powers of two. Pools are the platform's.
+    """
+
+    xon_kib: int
+    xoff_kib: int
+    alpha: int = 0
+    egress_alpha: int = 3
+    ingress_pool: str = "ingress_lossless_pool"
+    egress_pool: str = "egress_lossless_pool"
+
+
 class QosVars(_Strict, frozen=True, kw_only=True):
     """How the lab treats RoCE. RNICs and switches are configured from this one profile.
 
     `roce_dscp` and `cnp_dscp` are what RNICs mark data and congestion notifications with; `pfc_priorities` pause.
+    Without `buffer`, switches keep the lossless profiles that their platform makes of port speed and cable length.
     """
 
     profile: str
@@ -116,6 +134,7 @@ class QosVars(_Strict, frozen=True, kw_only=True):
     dcqcn: bool
     ecn: EcnVars | None = None
     pfc_watchdog_ms: int | None = None
+    buffer: BufferVars | None = None
 
 
 class BusbwVars(_Strict, frozen=True, kw_only=True):
@@ -125,6 +144,20 @@ class BusbwVars(_Strict, frozen=True, kw_only=True):
     size_bytes: int
     at_least_gbytes_per_s: float
     collective: str = "all-reduce"
+
+
+class GoldenVars(_Strict, frozen=True, kw_only=True):
+    """What every host of the lab must be like: preflight compares; what is not said here is not compared.
+
+    `rnic_firmware` is by board (`board_id` in sysfs), the rest is one value for all: PCIe speed (GT/s) and width
+    (lanes) of the RNICs, version of the GPUs' driver and of their VBIOS.
+    """
+
+    rnic_firmware: dict[str, str] = {}
+    pcie_speed_gts: float | None = None
+    pcie_width: int | None = None
+    gpu_driver: str | None = None
+    gpu_vbios: str | None = None
 
 
 class SafetyVars(_Strict, frozen=True, kw_only=True):
@@ -230,6 +263,7 @@ class LabVars(_Strict, frozen=True, kw_only=True):
     pdus: list[PduVars] = []
     safety: SafetyVars | None = None
     busbw: list[BusbwVars] = []
+    golden: GoldenVars | None = None
 
 
 class HostVars(LabVars, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ class Rnic:
     """An RDMA network interface of a host, on the back-end fabric.
 
     `address` is the interface address with its prefix length (`10.77.1.1/31`); the RoCEv2 GID is `::ffff:` plus it.
-    `pcie` is its PCI address (`0000:18:00.0`), where the inventory says it.
+    `pcie` is its PCI address (`0000:18:00.0`) and `gpu` the name of the GPU beside it, where the inventory says them.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Rnic:
     mac: str
     address: str
     pcie: str | None = field(default=None, repr=False)
+    gpu: str | None = field(default=None, repr=False)
 
     @property
     def ip(self) -> str:

@@ -22,6 +22,11 @@ __all__ = ["COMMANDS"]
 
 @click.command()
 @click.option("--no-burn-in", is_flag=True, help="Only look; measure nothing.")
+@click.option(
+    "--leave-out",
+    is_flag=True,
+    help="End with 0 if the lab is right without the hosts that are named to be left out (also: that do not answer).",
+)
 @click.option("--list", "only_list", is_flag=True, help="Show the checks: how each looks, what is right; do nothing.")
 @click.option(
     "--busbw",
@@ -33,13 +38,21 @@ __all__ = ["COMMANDS"]
 @json_option
 @pass_session
 def preflight(
-    session: Session, *, no_burn_in: bool, only_list: bool, busbw: Path | None, out: Path | None, as_json: bool
+    session: Session,
+    *,
+    no_burn_in: bool,
+    leave_out: bool,
+    only_list: bool,
+    busbw: Path | None,
+    out: Path | None,
+    as_json: bool,
 ) -> int:
     """Is the lab what its inventory says, and as fast between all pairs? Changes nothing.
 
     Links, MTU on both ends, GIDs, queues, hash policy, routes, BGP, ECMP width, clocks, leftovers, stale
     reservations; then latency and bandwidth of every pair of RNICs, told when a pair falls out of its kind.
-    Ends with 0 when nothing is wrong, 1 when something is.
+    Ends with 0 when nothing is wrong, 1 when something is. What could not be looked at is told with the reason. Hosts
+    that something is wrong at are named; `faultbed run --leave-out`, or --without HOST, does without them.
     """
     inventory = session.inventory()
     if busbw is not None:
@@ -61,7 +74,7 @@ def preflight(
         session.progress() as progress,
     ):
         lab.guard = holding.refresh
-        found = preflight_module.preflight(lab, progress, with_burnin=not no_burn_in)
+        found = preflight_module.preflight(lab, progress, with_burnin=not no_burn_in, leave_out=leave_out)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
@@ -69,7 +82,7 @@ def preflight(
         session.json(found.to_dict())
     else:
         _show(session, found)
-    return ExitCode.FAIL if found.wrong else ExitCode.PASS
+    return ExitCode.FAIL if (found.rest if leave_out else found.wrong) else ExitCode.PASS
 
 
 def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool) -> int:
@@ -89,9 +102,10 @@ def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool)
 
 
 def _show(session: Session, found: preflight_module.Preflight) -> None:
-    bad = {wrong.check for wrong in found.wrong}
-    marks = {True: "[red]wrong[/red]", False: "[green]right[/green]"}
-    session.table(("", "check"), [(marks[name in bad], name) for name in found.checked])
+    bad, unseen = {wrong.check for wrong in found.wrong}, {one.check for one in found.not_looked}
+    nothing = [one for one in dict.fromkeys(one.check for one in found.not_looked) if one not in found.checked]
+    marks = [(_mark(name, bad, unseen), name) for name in found.checked]
+    session.table(("", "check"), [*marks, *(("[yellow]not looked at[/yellow]", name) for name in nothing)])
     if found.wrong:
         rows = [(wrong.check, wrong.where, wrong.found, wrong.wanted) for wrong in found.wrong]
         session.table(("check", "where", "found", "right is"), rows)
@@ -104,7 +118,31 @@ def _show(session: Session, found: preflight_module.Preflight) -> None:
             if rates:
                 told = f"{len(pairs)} pairs, goodput {rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
                 session.out.print(f"{kind}: {told}")
-    session.out.print(f"{found.lab}: {len(found.wrong) or 'nothing'} wrong in {len(found.checked)} checks")
+    _show_not_looked(session, found)
+    for one in found.leave_out:
+        session.out.print(f"leave out [bold]{one.host}[/bold]: {one.why}", soft_wrap=True)
+    told = f", {len(nothing)} not looked at" if nothing else ""
+    session.out.print(f"{found.lab}: {len(found.wrong) or 'nothing'} wrong in {len(found.checked)} checks{told}")
+
+
+def _mark(name: str, bad: set[str], unseen: set[str]) -> str:
+    """Wrong outranks all; what was looked at in part is never plainly right."""
+    if name in bad:
+        return "[red]wrong[/red]"
+    return "[yellow]in part[/yellow]" if name in unseen else "[green]right[/green]"
+
+
+def _show_not_looked(session: Session, found: preflight_module.Preflight) -> None:
+    """Each reason once, with how many places it is of."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for one in found.not_looked:
+        places.setdefault((one.check, one.why), []).append(one.where)
+    rows = [
+        (check, where[0] if len(where) == 1 else f"{where[0]} and {len(where) - 1} more", why)
+        for (check, why), where in places.items()
+    ]
+    if rows:
+        session.table(("not looked at", "where", "why"), rows)
 
 
 COMMANDS = (preflight,)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
 from harness import experiment as experiment_module
+from harness import leave_out as leave_out_module
 from harness import plan as plan_module
 from harness import repeated, rundir, summary
 from harness import run as run_module
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.history import PAIR, show_comparison
+from harness.experiment import Experiment
 from harness.observe import observe
+from harness.preflight import ALL_CHECKS
 from harness.run import Decided, Finished
 from harness.statistics import Interval
-from harness.verdict import Verdict, exit_code, worst
-from testbed.holding import hold
+from harness.verdict import LeftOut, Verdict, exit_code, worst
+from testbed.errors import Unsupported, UsageError
+from testbed.holding import Holding, hold
+from testbed.inventory import Inventory
 from testbed.softlab import lifecycle
 
 __all__ = ["COMMANDS"]
@@ -46,10 +51,25 @@ _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "y
     type=click.IntRange(1, 1000),
     help="Run it so many times, each with the seed after the one before, and say how often each check held.",
 )
+@click.option(
+    "--without", multiple=True, metavar="HOST", help="Do without this host; ranks are placed on the others. Repeatable."
+)
+@click.option(
+    "--leave-out", is_flag=True, help="Look first (preflight without burn-in), and do without the hosts that are unfit."
+)
 @json_option
 @pass_session
 def run(
-    session: Session, *, experiment: Path, seed: int | None, only_plan: bool, out: Path, repeat: int, as_json: bool
+    session: Session,
+    *,
+    experiment: Path,
+    seed: int | None,
+    only_plan: bool,
+    out: Path,
+    repeat: int,
+    without: tuple[str, ...],
+    leave_out: bool,
+    as_json: bool,
 ) -> int:
     """Run an EXPERIMENT: steady state, faults, recovery, verdict.
 
@@ -60,33 +80,65 @@ def run(
     """
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
-    decided = run_module.decide(loaded, source, inventory, seed=seed)
+    left_out = leave_out_module.by_hand(inventory, without)
+    (decided,) = _decide(loaded, source, inventory, [seed], left_out)
     if only_plan:
+        if leave_out:
+            raise UsageError("--plan touches nothing, and --leave-out has to look; name hosts by --without")
         _show_plan(session, decided, as_json=as_json)
         return 0
     seeds = range(decided.plan.seed, decided.plan.seed + repeat)
-    trials = [run_module.decide(loaded, source, inventory, seed=each) for each in seeds]
-    names = () if inventory.kind == "soft" else {name for one in trials for name in run_module.touched(one)}
+    soft = inventory.kind == "soft"
+    if leave_out and not soft:  # before anything is reserved: that depends on which hosts take part
+        with session.progress() as progress:
+            left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
+    trials = _decide(loaded, source, inventory, seeds, left_out)
+    names = () if soft else {name for one in trials for name in run_module.touched(one)}
     with (
         hold(inventory, sorted(names), why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
-        if inventory.kind == "soft":
+        if soft:
             lifecycle.up(inventory, progress)
-        runs: list[Finished] = []
-        for one in trials:
-            runs.append(run_module.execute(one, inventory, out=out, progress=progress, guard=holding.refresh))
-            said = runs[-1].verdict
-            if repeat > 1:
-                progress(f"run {len(runs)} of {repeat}, seed {said.seed}: {said.verdict}, lab {said.lab_state}")
-            if said.lab_state == "DIRTY":
-                break  # nothing after it could be trusted
+        if soft and leave_out:
+            lifecycle.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
+            left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
+            trials = _decide(loaded, source, inventory, seeds, left_out)
+        runs = _execute_all(trials, inventory, out, progress, holding)
     if repeat == 1:
         _show(session, runs[0], as_json=as_json)
     else:
         _show_repeated(session, runs, repeat, as_json=as_json)
     dirty = runs[-1].verdict.lab_state == "DIRTY"
     return exit_code(worst(one.verdict.verdict for one in runs), "DIRTY" if dirty else "CLEAN")
+
+
+def _decide(
+    loaded: Experiment, source: bytes, inventory: Inventory, seeds: Iterable[int | None], left_out: Sequence[LeftOut]
+) -> list[Decided]:
+    """A plan for each seed; what does not fit says which hosts it lacks."""
+    try:
+        return [run_module.decide(loaded, source, inventory, seed=seed, left_out=left_out) for seed in seeds]
+    except (Unsupported, UsageError) as error:
+        if not left_out:
+            raise
+        without = ", ".join(f"{one.host} ({one.why})" for one in left_out)
+        kind = Unsupported if isinstance(error, Unsupported) else UsageError
+        raise kind(f"{error}; left out: {without}") from None
+
+
+def _execute_all(
+    trials: Sequence[Decided], inventory: Inventory, out: Path, progress: run_module.Progress, holding: Holding
+) -> list[Finished]:
+    runs: list[Finished] = []
+    for one in trials:
+        runs.append(run_module.execute(one, inventory, out=out, progress=progress, guard=holding.refresh))
+        said = runs[-1].verdict
+        if len(trials) > 1:
+            progress(f"run {len(runs)} of {len(trials)}, seed {said.seed}: {said.verdict}, lab {said.lab_state}")
+        if said.lab_state == "DIRTY":
+            break  # nothing after it could be trusted
+    return runs
 
 
 @click.command()

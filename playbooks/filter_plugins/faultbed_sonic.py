@@ -1,18 +1,27 @@
 """A SONiC switch's configuration (ConfigDB tables) from our variables of it. Not yet run on hardware.
 
-Only tables that we own: ports, interfaces, loopback, QoS maps, WRED/ECN, PFC and its watchdog. Lanes, breakouts and
-buffer pools are the platform's, and stay as they are; BGP is FRR's, with SONiC's routing configuration in split mode.
-Tables are those of sonic-yang-models/doc/Configuration.md.
+Only tables that we own: ports, interfaces, loopback, ECMP hash, QoS maps, WRED/ECN, PFC and its watchdog, and lossless
+buffer profiles where faultbed_qos has a `buffer`. Lanes, breakouts and buffer pools are the platform's, and stay as
+they are; BGP is FRR's, with SONiC's routing configuration in split mode: uplinks are unnumbered, and what ConfigDB can
+say of such neighbours differs between its two BGP daemons. Tables are those of sonic-yang-models/doc/Configuration.md;
+the ECMP hash is that of SONiC/doc/hash/hash-design.md.
 """
 
 MAP = "FAULTBED"
 WRED = "FAULTBED_ROCE"
+PAUSED_IN, PAUSED_OUT = "FAULTBED_LOSSLESS_IN", "FAULTBED_LOSSLESS_OUT"
+QP_FIELD = "RDMA_BTH_DEST_QP"
+BUFFER = {"alpha": 0, "egress_alpha": 3, "ingress_pool": "ingress_lossless_pool", "egress_pool": "egress_lossless_pool"}
+"""What an inventory need not say (testbed/inventory_schema.py, BufferVars): Ansible sees its text, not our structs."""
 RESTORE_FACTOR = 2
 QUEUES = range(8)
 
 
-def sonic_config_db(hostvars, name):
-    """The tables of a switch: `{"PORT": {"Ethernet0": {...}}, ...}`; values are strings, as ConfigDB keeps them."""
+def sonic_config_db(hostvars, name, hash_fields=(), *, hash_qp=False):
+    """The tables of a switch: `{"PORT": {"Ethernet0": {...}}, ...}`; values are strings, as ConfigDB keeps them.
+
+    What an entry refers to comes before it, so that the reverse is an order to take them away in.
+    """
     ports = hostvars["faultbed_ports"]
     tables = {
         "DEVICE_METADATA": {"localhost": {"hostname": name, "docker_routing_config_mode": "split"}},
@@ -25,6 +34,9 @@ def sonic_config_db(hostvars, name):
             tables["INTERFACE"] |= {port["netdev"]: {}, f"{port['netdev']}|{port['address']}": {}}
         else:
             tables["INTERFACE"][port["netdev"]] = {"ipv6_use_link_local_only": "enable"}
+    fields = [*hash_fields, *([QP_FIELD] if hash_qp else [])]
+    if fields:
+        tables["SWITCH_HASH"] = {"GLOBAL": {"ecmp_hash": fields}}
     if hostvars.get("faultbed_qos"):
         tables |= _qos(hostvars["faultbed_qos"], hostvars.get("faultbed_dscp_map", []), [p["netdev"] for p in ports])
     return tables
@@ -57,8 +69,10 @@ def _qos(qos, dscp_map, netdevs):
         "TC_TO_QUEUE_MAP": {MAP: same},
         "TC_TO_PRIORITY_GROUP_MAP": {MAP: same},
         "MAP_PFC_PRIORITY_TO_QUEUE": {MAP: same},
-        "PORT_QOS_MAP": {netdev: dict(port_map) for netdev in netdevs},
     }
+    if paused and qos.get("buffer"):
+        tables |= _buffers(BUFFER | qos["buffer"], sorted(qos["pfc_priorities"]), netdevs)
+    tables["PORT_QOS_MAP"] = {netdev: dict(port_map) for netdev in netdevs}
     if qos.get("ecn"):
         tables["WRED_PROFILE"] = {WRED: _wred(qos["ecn"])}
         tables["QUEUE"] = {f"{netdev}|{roce}": {"wred_profile": WRED} for netdev in netdevs}
@@ -67,6 +81,25 @@ def _qos(qos, dscp_map, netdevs):
         times = {"detection_time": str(detect), "restoration_time": str(RESTORE_FACTOR * detect), "action": "drop"}
         tables["PFC_WD"] = {netdev: dict(times) for netdev in netdevs} | {"GLOBAL": {"POLL_INTERVAL": str(detect)}}
     return tables
+
+
+def _buffers(buffer, priorities, netdevs):
+    """What a paused priority may take of the platform's pools: reserved and headroom in, a share (2^alpha) of the rest.
+
+    Out, nothing is dropped for want of a share: the pause in front of it is what limits.
+    """
+    xon, xoff = buffer["xon_kib"] * 1024, buffer["xoff_kib"] * 1024
+    alpha = str(buffer["alpha"])
+    inwards = {"pool": buffer["ingress_pool"], "size": str(xon + xoff), "xon": str(xon), "xoff": str(xoff)}
+    places = [f"{netdev}|{priority}" for netdev in netdevs for priority in priorities]
+    return {
+        "BUFFER_PROFILE": {
+            PAUSED_IN: inwards | {"dynamic_th": alpha},
+            PAUSED_OUT: {"pool": buffer["egress_pool"], "size": "0", "dynamic_th": str(buffer["egress_alpha"])},
+        },
+        "BUFFER_PG": {place: {"profile": PAUSED_IN} for place in places},
+        "BUFFER_QUEUE": {place: {"profile": PAUSED_OUT} for place in places},
+    }
 
 
 def _wred(ecn):

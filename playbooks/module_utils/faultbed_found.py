@@ -8,19 +8,32 @@ can be run again.
 import contextlib
 import json
 import os
+import subprocess
 
-from faultbed_state import run
+from faultbed_state import StateError
 
 __all__ = ["Found"]
 
 FOLDER = "/var/lib/faultbed/found"
+PATIENCE_S = 900  # the longest command is the installation of packages
+
+
+def run(argv):
+    """Run a command to its end."""
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    if done.returncode:
+        told = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise StateError(f"`{' '.join(argv)[:200]}` ended with {done.returncode}: {told}")
 
 
 class Found:
     """The record of one role: `sysctls` (path below /proc/sys -> value), `files` (path -> text, None: not there).
 
     `values` are files of sysfs or configfs (path -> value), `undo` what puts a tool's setting back (key -> argv).
-    `told` is what we told a tool that cannot tell its setting (key -> value, and the boot in which it holds).
+    `told` is what we told a tool that cannot tell its setting (key -> value, and the boot in which it holds), `after`
+    what makes a daemon read its file again (key -> argv): done once all else has been put back.
 
     Folders that had to be made for files are in `folders`; those that are empty then go again.
     """
@@ -29,7 +42,7 @@ class Found:
         self.path = os.path.join(folder, f"{role}.json")
         self.root = root
         self.changes = changes
-        self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}, "told": {}}
+        self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}, "told": {}, "after": {}}
         with contextlib.suppress(FileNotFoundError), open(self.path, encoding="utf-8") as file:
             self.record |= json.load(file)
 
@@ -83,6 +96,12 @@ class Found:
         self._save()
         return True
 
+    def after(self, key, argv):
+        """Run a command now, after what was changed, and again at the end of a teardown."""
+        if self.changes.really(f"{key}: {' '.join(argv)}"):
+            self._keep("after", key, argv)
+            run(argv)
+
     def file(self, path, text):
         """Bring a file to a text (None: it is not to be there); say whether it had to be changed."""
         have = self._read(path)
@@ -106,6 +125,9 @@ class Found:
         for path, text in self.record["files"].items():
             if self.changes.really(f"{path} {'removed' if text is None else 'as it was'}"):
                 self._write(path, text)
+        for key, argv in self.record["after"].items():
+            if self.changes.really(f"{key}: {' '.join(argv)}"):
+                run(argv)
         if not self.changes.check:
             self._forget()
         return sum(len(self.record[kind]) for kind in ("sysctls", "files", "values", "undo"))

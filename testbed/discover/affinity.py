@@ -10,17 +10,18 @@ from itertools import takewhile
 
 from testbed.discover.facts import Gpu, Machine
 
-__all__ = ["gpu_beside"]
+__all__ = ["gpu_beside", "shared_bridges"]
 
 
 def gpu_beside(host: Machine, pcie: str) -> Gpu | None:
     """The GPU nearest to the device at `pcie`; None when there is no single one, or none below a common bridge."""
     path = host.paths.get(pcie, ())
-    shared = {gpu: _common(path, host.paths.get(gpu.pcie, ())) for gpu in host.gpus}
+    shared = {gpu: shared_bridges(path, host.paths.get(gpu.pcie, ())) for gpu in host.gpus}
     most = max(shared.values(), default=0)
     nearest = [gpu for gpu, count in shared.items() if count == most]
     return nearest[0] if most > 1 and len(nearest) == 1 else None
 
 
-def _common(one: tuple[str, ...], two: tuple[str, ...]) -> int:
+def shared_bridges(one: tuple[str, ...], two: tuple[str, ...]) -> int:
+    """How many steps two PCI paths (root first) have in common; 1 is the root complex alone."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))

@@ -20,7 +20,7 @@ from typing import Any
 
 from testbed.discover.answers import Answers
 
-__all__ = ["Gpu", "Interface", "LldpPeer", "Machine", "Space", "broadcast", "machine_of"]
+__all__ = ["Gpu", "Interface", "LldpPeer", "Machine", "Space", "broadcast", "machine_of", "pci_path"]
 
 _RAM = re.compile(r"\s*([0-9a-f]+)-([0-9a-f]+) : System RAM")
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -137,10 +137,10 @@ def machine_of(name: str, answers: Answers) -> Machine:
     found.rdma = tuple(
         (str(item["ifname"]), str(item["netdev"])) for item in _items(own.get("rdma", "")) if item.get("netdev")
     )
-    found.paths = {parts[-1]: parts for parts in map(_pci_path, own.get("pci", "").split()) if parts}
+    found.paths = {parts[-1]: parts for parts in map(pci_path, own.get("pci", "").split()) if parts}
     for line in own.get("device", "").splitlines():
         rnic, _, path = line.partition(" ")
-        if parts := _pci_path(path):
+        if parts := pci_path(path):
             found.rnic_pcie[rnic] = parts[-1]
             found.paths.setdefault(parts[-1], parts)
     for path, _, mbps in (line.partition(":") for line in own.get("speed", "").splitlines()):
@@ -206,7 +206,7 @@ def _nos(body: str, *, speaks_bgp: bool) -> str | None:
     return "frr" if speaks_bgp else None
 
 
-def _pci_path(path: str) -> tuple[str, ...]:
+def pci_path(path: str) -> tuple[str, ...]:
     """`/sys/devices/pci0000:15/0000:15:01.0/0000:18:00.0` from its root down; empty when it is no PCI device."""
     parts = path.strip().split("/")
     if len(parts) < 5 or not parts[3].startswith("pci") or not _PCI.fullmatch(parts[-1]):  # noqa: PLR2004 (/sys/devices/)

@@ -1,7 +1,8 @@
 """The checks of preflight, as data: each has a name, how it is looked at, what is right and what to do. All pure.
 
 A check yields what is wrong (`Wrong`) and counts nothing twice: what is below something broken (the GID of an RNIC
-whose link is down) is told by each check for itself, because each tells something to do.
+whose link is down) is told by each check for itself, because each tells something to do. What a check could not look
+at (`NotLooked`) is told with the reason, and is neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from testbed.inventory import Inventory
 from testbed.preflight.looks import FAR_ADDRESS, Facts
 from testbed.topology import Link, Port, Topology
 
-__all__ = ["CHECKS", "Check", "State", "Wrong", "run_checks", "ways"]
+__all__ = ["CHECKS", "Check", "NotLooked", "State", "Wrong", "not_looked", "run_checks", "ways"]
 
 State = Mapping[str, Facts]
 CLOCK_BOUND_S = {"soft": 30.0, "rack": 0.001}
@@ -39,15 +40,33 @@ class Wrong:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotLooked:
+    """What a check has not looked at, and why. `where` is the lab's name when it looked at nothing at all."""
+
+    check: str
+    where: str
+    why: str
+
+
+def _all_seen(_inventory: Inventory, _state: State) -> Iterator[tuple[str, str]]:
+    yield from ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check. `wrong` yields (where, found, wanted); `labs` says on what kinds of lab it is done."""
+    """One check. `wrong` yields (where, found, wanted), `unseen` (where, why) of what could not be looked at.
+
+    `labs` says on what kinds of lab it is done, `elsewhere` why not on the others.
+    """
 
     name: str
     how: str
     right: str
     do: str
     wrong: Callable[[Inventory, State], Iterator[tuple[str, str, str]]]
+    unseen: Callable[[Inventory, State], Iterator[tuple[str, str]]] = _all_seen
     labs: tuple[str, ...] = ("soft", "rack")
+    elsewhere: str = ""
 
 
 def run_checks(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[Wrong]:
@@ -58,6 +77,18 @@ def run_checks(inventory: Inventory, state: State, checks: Sequence[Check] | Non
         if inventory.kind in check.labs
         for where, found, wanted in check.wrong(inventory, state)
     ]
+
+
+def not_looked(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[NotLooked]:
+    """Everything that the checks (default: `CHECKS`) say nothing about, in their order."""
+    found = []
+    for check in CHECKS if checks is None else checks:
+        if inventory.kind in check.labs:
+            unseen = check.unseen(inventory, state)
+            found += [NotLooked(check=check.name, where=where, why=why) for where, why in unseen]
+        else:
+            found.append(NotLooked(check=check.name, where=inventory.name, why=check.elsewhere))
+    return found
 
 
 def _ports(inventory: Inventory) -> Iterator[tuple[str, Port]]:
@@ -290,6 +321,7 @@ CHECKS: tuple[Check, ...] = (
         do="`tc qdisc del dev PORT root`, or `faultbed reset`; a fault's qdisc is reverted by `faultbed heal`",
         wrong=_queue,
         labs=("soft",),
+        elsewhere="the switches of a rack queue in their ASIC, and no qdisc tells of it",
     ),
     Check(
         name="hash",
@@ -298,6 +330,7 @@ CHECKS: tuple[Check, ...] = (
         do="set the sysctl: with layer 3 hashing all QPs between two hosts share one uplink",
         wrong=_hash,
         labs=("soft",),
+        elsewhere="the switches of a rack hash in their ASIC, not in a kernel",
     ),
     Check(
         name="route",
@@ -341,5 +374,6 @@ CHECKS: tuple[Check, ...] = (
         do="`systemctl start` it, or `faultbed heal`",
         wrong=_gpu,
         labs=("soft",),
+        elsewhere="the GPUs of a rack are no processes in a cgroup",
     ),
 )

@@ -26,6 +26,8 @@ FAR_ADDRESS = "192.0.2.1"
 
 _MARK = "@@"
 _SYSCTLS = "net.ipv4.ip_forward net.ipv4.fib_multipath_hash_policy net.ipv4.fib_multipath_hash_seed"
+_FEC_APART_S = 2
+"""At least this long between the two looks: 8e11 bits of a 400 Gb/s port, enough to see a BER of 1e-11."""
 _IN_NAMESPACE = f"""\
 echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
 echo {_MARK}qdisc; tc -j qdisc show
@@ -77,8 +79,10 @@ class Facts:
     offset_error_s: float = 0.0
 
 
-def look(lab: Lab, *, timeout_s: float = 120.0) -> dict[str, Facts]:
+def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = None) -> dict[str, Facts]:
     """The facts of every host, switch and carrier of a lab, all machines at once.
+
+    With `silent`, hosts that do not answer are put there with the reason, and are in no answer.
 
     Raises:
         Unreachable: a machine does not answer.
@@ -86,6 +90,15 @@ def look(lab: Lab, *, timeout_s: float = 120.0) -> dict[str, Facts]:
     """
 
     def one(machine: str) -> dict[str, Facts]:
+        try:
+            return ask(machine)
+        except LabError as error:
+            if silent is None or machine not in lab.topology.host_by_name:
+                raise
+            silent[machine] = str(error)
+            return {}
+
+    def ask(machine: str) -> dict[str, Facts]:
         asked = time.time()
         done = lab.node(machine).run(
             ["sh", "-c", script(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
@@ -125,21 +138,40 @@ def script(inventory: Inventory, machine: str) -> str:
 
 
 def _rack_lines(host: Host) -> list[str]:
-    """What only hardware can tell; a tool that is missing prints nothing. Not yet run on hardware."""
-    lines = []
+    """What only hardware can tell; a tool that is missing prints nothing. Not yet run on hardware.
+
+    FEC's counters are looked at twice, first and last: what matters is whether they grow.
+    """
+    lines = [
+        f"echo {_MARK}raw pci; readlink -f /sys/bus/pci/devices/*",
+        f"echo {_MARK}raw numa; grep -s . /sys/bus/pci/devices/*/numa_node",
+        *_fec_lines(host, "first"),
+    ]
     for rnic in host.rnics:
         device = f"/sys/class/infiniband/{rnic.name}"
         links = f"{device}/device/current_link_* {device}/device/max_link_*"
         lines += [
+            f"echo {_MARK}raw device {rnic.name}; readlink -f {device}/device",
             f"echo {_MARK}raw pcie {rnic.name}; for f in {links}; do echo $(basename $f): $(cat $f); done 2>/dev/null",
             f"echo {_MARK}raw firmware {rnic.name}; cat {device}/board_id {device}/fw_ver 2>/dev/null",
             f"echo {_MARK}raw mlxlink {rnic.name}; mlxlink -d {rnic.name} -c 2>/dev/null",
             f"echo {_MARK}raw qos {rnic.name}; mlnx_qos -i {rnic.netdev} 2>/dev/null",
         ]
     lines.append(
-        f"echo {_MARK}raw gpu; nvidia-smi --query-gpu={','.join(GPU_FIELDS)} --format=csv,noheader,nounits 2>/dev/null"
+        f"echo {_MARK}raw gpu; nvidia-smi --query-gpu={','.join(GPU_FIELDS)} --format=csv,noheader,nounits 2>&1"
     )
-    return [*lines, f"echo {_MARK}raw chrony; chronyc -c tracking 2>/dev/null"]
+    lines.append(f"echo {_MARK}raw chrony; chronyc -c tracking 2>/dev/null")
+    return [*lines, f"sleep {_FEC_APART_S}", *_fec_lines(host, "last")]
+
+
+def _fec_lines(host: Host, look: str) -> list[str]:
+    return [
+        f"echo {_MARK}raw fec-{look} {rnic.name}; echo at: $(date +%s.%N); "
+        f"echo speed: $(cat /sys/class/net/{rnic.netdev}/speed 2>/dev/null); "
+        f"ethtool -I --show-fec {rnic.netdev} 2>&1 || ethtool --show-fec {rnic.netdev} 2>&1; "
+        f"ethtool -S {rnic.netdev} 2>/dev/null | grep _phy:"
+        for rnic in host.rnics
+    ]
 
 
 def _bgp(space: str) -> str:

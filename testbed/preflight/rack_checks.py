@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from testbed.inventory import Inventory
+from testbed.preflight import affinity, fec, golden
 from testbed.preflight.checks import Check, State
 from testbed.preflight.rack_formats import (
+    CLOCKS_SET,
+    Gpu,
     chrony_offset_s,
     gpu_wrong,
     gpus,
@@ -52,13 +55,48 @@ def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, st
 
 
 def _gpus(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    answered: dict[str, Gpu] = {}
     for host in inventory.topology.hosts:
-        found = gpus(state[host.name].raw.get("gpu", ""))
+        said = state[host.name].raw.get("gpu", "")
+        found = gpus(said)
         if len(found) != len(host.gpus):
-            yield host.name, f"{len(found)} GPUs answer", str(len(host.gpus))
+            why = "" if found or not said.strip() else f" (nvidia-smi: {said.strip().splitlines()[0]})"
+            yield host.name, f"{len(found)} GPUs answer{why}", str(len(host.gpus))
         for gpu in found:
+            where = f"{host.name}:gpu{gpu.index} ({gpu.bus_id})"
+            answered[where] = gpu
             for what, wanted in gpu_wrong(gpu):
-                yield f"{host.name}:gpu{gpu.index} ({gpu.bus_id})", what, wanted
+                yield where, what, wanted
+    yield from _odd_clocks(answered)
+
+
+def _odd_clocks(answered: Mapping[str, Gpu]) -> Iterator[tuple[str, str, str]]:
+    """GPUs of a lab that is one kind are clocked alike; a lock on all of them is somebody's wish, on one a leftover."""
+    tops = Counter(gpu.sm_max_mhz for gpu in answered.values() if gpu.sm_max_mhz is not None)
+    held = sum(bool(gpu.reasons & CLOCKS_SET) for gpu in answered.values())
+    for where, gpu in answered.items():
+        if gpu.sm_max_mhz is not None and tops[gpu.sm_max_mhz] * 2 < tops.total():
+            usual = tops.most_common(1)[0][0]
+            yield where, f"SM clock up to {gpu.sm_max_mhz} MHz", f"{usual} MHz, as most of the others"
+        if gpu.reasons & CLOCKS_SET and held * 2 < len(answered):
+            yield where, "its clocks are set or locked", "as the others: `nvidia-smi -rgc`, `nvidia-smi -rac`"
+
+
+def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    for host in inventory.topology.hosts:
+        for gpu in gpus(state[host.name].raw.get("gpu", "")):
+            lacking = [
+                what
+                for what, value in (
+                    ("ECC mode", gpu.ecc),
+                    ("ECC errors", gpu.ecc_uncorrected),
+                    ("clocks", gpu.sm_max_mhz),
+                    ("PCIe width", gpu.pcie[1]),
+                )
+                if value is None
+            ]
+            if lacking:
+                yield f"{host.name}:gpu{gpu.index} ({gpu.bus_id})", f"nvidia-smi does not tell {', '.join(lacking)}"
 
 
 def _time(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -82,6 +120,11 @@ def _qos(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
             yield where, found, wanted
 
 
+def _qos_unseen(inventory: Inventory, _state: State) -> Iterator[tuple[str, str]]:
+    if inventory.qos is None:
+        yield inventory.name, "the inventory has no faultbed_qos to compare with"
+
+
 def _of_rnics(inventory: Inventory, state: State, tool: str) -> Iterator[tuple[str, str]]:
     """What a tool said of each RNIC, as (where, text)."""
     for host in inventory.topology.hosts:
@@ -97,6 +140,7 @@ RACK_CHECKS: tuple[Check, ...] = (
         do="reseat the card; look at the slot's bifurcation in the BIOS",
         wrong=_pcie,
         labs=("rack",),
+        elsewhere="RNICs of a soft lab are software: on no PCIe link",
     ),
     Check(
         name="link-quality",
@@ -105,6 +149,17 @@ RACK_CHECKS: tuple[Check, ...] = (
         do="clean or replace the optics or the cable; both ends must have the same FEC",
         wrong=_link_quality,
         labs=("rack",),
+        elsewhere="RNICs of a soft lab are software: no optics, no FEC",
+    ),
+    Check(
+        name="fec",
+        how="`ethtool -I --show-fec NETDEV` and `ethtool -S NETDEV`, twice, some seconds apart",
+        right="FEC is active, mends few bits, and leaves no error behind that grows",
+        do="clean or replace the optics or the cable at both ends of that port",
+        wrong=fec.wrong,
+        unseen=fec.unseen,
+        labs=("rack",),
+        elsewhere="RNICs of a soft lab are software: no optics, no FEC",
     ),
     Check(
         name="qos",
@@ -112,7 +167,9 @@ RACK_CHECKS: tuple[Check, ...] = (
         right="trust, PFC and DSCP map as in the lab's faultbed_qos and faultbed_dscp_map",
         do="set what differs: one RNIC with another map pauses the wrong class of the whole lab",
         wrong=_qos,
+        unseen=_qos_unseen,
         labs=("rack",),
+        elsewhere="soft-RoCE has neither PFC nor DSCP maps",
     ),
     Check(
         name="firmware",
@@ -121,14 +178,37 @@ RACK_CHECKS: tuple[Check, ...] = (
         do="bring the odd ones to the others' version",
         wrong=_firmware,
         labs=("rack",),
+        elsewhere="RNICs of a soft lab are software: no firmware",
+    ),
+    Check(
+        name="golden",
+        how="board_id, fw_ver and current_link_* of each RNIC in sysfs, `nvidia-smi --query-gpu`",
+        right="firmware, PCIe, GPU driver and VBIOS as in the lab's faultbed_golden",
+        do="bring the host to the golden version, or change the inventory when the lab has moved on",
+        wrong=golden.wrong,
+        unseen=golden.unseen,
+        labs=("rack",),
+        elsewhere="a soft lab is one image: what it is made of goes into the name of its snapshot",
+    ),
+    Check(
+        name="affinity",
+        how="paths and numa_node in /sys/bus/pci of each RNIC and of the GPU that the inventory pairs with it",
+        right="both below the same PCIe switch, at the inventory's addresses",
+        do="correct the pairing (`gpu` of the RNIC) in the inventory, or move the card to the other slot",
+        wrong=affinity.wrong,
+        unseen=affinity.unseen,
+        labs=("rack",),
+        elsewhere="soft RNICs and GPUs are on no PCI bus",
     ),
     Check(
         name="gpu",
         how="`nvidia-smi --query-gpu`",
-        right="all GPUs answer, unthrottled, without uncorrected ECC errors, at full PCIe width, persistence on",
+        right="all GPUs answer, unthrottled, clocked alike, ECC on without uncorrected errors, PCIe width, persistence",
         do="look at power and cooling; after an ECC error reset the GPU or take the host out",
         wrong=_gpus,
+        unseen=_gpus_unseen,
         labs=("rack",),
+        elsewhere="GPUs of a soft lab are processes: soft-gpu looks at them",
     ),
     Check(
         name="time",
@@ -137,5 +217,6 @@ RACK_CHECKS: tuple[Check, ...] = (
         do="look at `chronyc sources`; racks with PTP: at phc2sys",
         wrong=_time,
         labs=("rack",),
+        elsewhere="guests have their clock from QEMU, not from chrony: clock looks at it",
     ),
 )

@@ -4,7 +4,7 @@
     firmware  /sys/class/infiniband/NAME/{fw_ver,board_id}
     mlxlink   `mlxlink -d NAME -m -c`, text                                   (MFT, "mlxlink Utility")
     qos       `mlnx_qos -i NETDEV`, text                                      (MLNX_OFED, "mlnx_qos")
-    gpu       `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`
+    gpu       `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`      (`nvidia-smi --help-query-gpu`)
     chrony    `chronyc -c tracking`                                           (chronyc(1), "-c")
 
 Each reader takes the text and gives plain data; what it cannot read it leaves out, and the check that needs it says so.
@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 __all__ = [
+    "CLOCKS_SET",
     "GPU_FIELDS",
+    "RAW_BER_MAX",
     "Gpu",
     "Qos",
     "chrony_offset_s",
@@ -53,7 +55,12 @@ GPU_FIELDS = (
     "pcie.link.gen.max",
     "pcie.link.width.current",
     "pcie.link.width.max",
+    "ecc.mode.current",
+    "driver_version",
+    "vbios_version",
 )
+CLOCKS_SET = 0x2
+"""The bit of nvmlClocksEventReasons that says that somebody has set or locked the clocks (nvml.h)."""
 # Bits of nvmlClocksEventReasons (nvml.h). Idle and settings that somebody made are no sickness.
 _REASONS = {
     0x4: "software power cap",
@@ -78,6 +85,9 @@ class Gpu:
     reasons: int
     pcie: tuple[int | None, int | None]
     pcie_max: tuple[int | None, int | None]
+    ecc: str | None
+    driver: str | None
+    vbios: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,16 +190,24 @@ def gpus(text: str) -> list[Gpu]:
                     else 0,
                     pcie=(_whole(said["pcie.link.gen.current"]), _whole(said["pcie.link.width.current"])),
                     pcie_max=(_whole(said["pcie.link.gen.max"]), _whole(said["pcie.link.width.max"])),
+                    ecc=_told(said["ecc.mode.current"]),
+                    driver=_told(said["driver_version"]),
+                    vbios=_told(said["vbios_version"]),
                 )
             )
     return found
 
 
 def gpu_wrong(gpu: Gpu) -> list[Told]:
-    """A GPU that is throttled, has lost bits, or hangs on a narrow link. An idle one may lower its PCIe generation."""
+    """A GPU that is throttled, has lost bits or does not look for them, or hangs on a narrow link.
+
+    An idle one may lower its PCIe generation.
+    """
     wrong = [(f"throttled: {reason}", "no such reason") for bit, reason in _REASONS.items() if gpu.reasons & bit]
     if gpu.ecc_uncorrected:
         wrong.append((f"{gpu.ecc_uncorrected} uncorrected ECC errors since the driver was loaded", "none"))
+    if gpu.ecc == "Disabled":
+        wrong.append(("ECC off: a bit that flips is not seen", "on (`nvidia-smi -e 1`, then a reset)"))
     if gpu.pcie[1] != gpu.pcie_max[1]:
         wrong.append((f"PCIe width {gpu.pcie[1]}", str(gpu.pcie_max[1])))
     if not gpu.persistence:
@@ -214,3 +232,8 @@ def _number(text: str, *, default: float) -> float:
 
 def _whole(text: str) -> int | None:
     return int(text) if text.isdigit() else None
+
+
+def _told(text: str) -> str | None:
+    """A word of nvidia-smi; None for `[N/A]`, `[Not Supported]` and their kin."""
+    return None if not text or text.startswith("[") or text == "N/A" else text

@@ -127,3 +127,20 @@ def test_the_burn_in_names_the_slow_link(lab, put_back):
     assert {wrong.check for wrong in found.wrong} == {"queue", BURNIN}
     assert suspects(found.burnin.outliers)[0] == f"host2:{rnic}"
     assert all(f"host2:{rnic}" in (one.pair.src, one.pair.dst) for one in found.burnin.outliers)
+
+
+def test_what_only_hardware_can_tell_is_not_looked_at_here(lab):
+    found = preflight(lab, lambda _: None, with_burnin=False)
+    whole = {one.check for one in found.not_looked if one.where == lab.name}
+    assert {"pcie", "fec", "golden", "affinity", "gpu", BURNIN} <= whole
+    assert not whole & set(found.checked)
+    assert (found.leave_out, found.rest) == ((), ())
+
+
+def test_a_host_that_is_sick_is_left_out_and_one_that_is_not_takes_part(lab, put_back):
+    """One RNIC without its address: its host goes, the fabric is right without it."""
+    rnic = lab.topology.host_by_name["host2"].rnics[1]
+    lab.node("host2").run(["ip", "address", "del", rnic.address, "dev", rnic.netdev])
+    found = preflight(lab, lambda _: None, with_burnin=False, leave_out=True)
+    assert [one.host for one in found.leave_out] == ["host2"]
+    assert found.rest == ()

@@ -1,12 +1,16 @@
 """What the tools of racks print, as recorded from their documentation and from public logs; and what is wrong in it."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed import inventory as inventory_module
 from testbed import shipped
-from testbed.preflight.checks import run_checks
+from testbed.inventory_schema import GoldenVars
+from testbed.preflight import fec
+from testbed.preflight.checks import CHECKS, not_looked, run_checks
 from testbed.preflight.looks import Facts, parse, script
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.preflight.rack_formats import (
@@ -59,7 +63,10 @@ tc: 0 ratelimit: unlimited, tsa: ets, bw: 10%
 \t priority:  1
 """
 
-GPU = "0, 00000000:19:00.0, Enabled, 1980, 1980, 0, 0x0000000000000000, 5, 5, 16, 16"
+# As `nvidia-smi --help-query-gpu` names the fields; a line of an H100 in public logs.
+GPU = (
+    "0, 00000000:19:00.0, Enabled, 1980, 1980, 0, 0x0000000000000000, 5, 5, 16, 16, Enabled, 550.54.15, 96.00.74.00.01"
+)
 CHRONY = (
     "A9FEA97B,169.254.169.123,4,1763728000.1,0.000001234,-0.0000004,0.0000021,-5.1,0.001,0.03,0.0004,0.0003,16.1,Normal"
 )
@@ -156,7 +163,8 @@ def test_a_healthy_gpu_has_nothing_wrong():
         ("0x0000000000000000", "0x0000000000000004", "throttled: software power cap"),
         ("1980, 0,", "1980, 2,", "2 uncorrected ECC errors since the driver was loaded"),
         ("16, 16", "8, 16", "PCIe width 8"),
-        ("Enabled", "Disabled", "persistence mode off: the first job pays for the driver's start"),
+        (":19:00.0, Enabled", ":19:00.0, Disabled", "persistence mode off: the first job pays for the driver's start"),
+        ("16, Enabled", "16, Disabled", "ECC off: a bit that flips is not seen"),
     ],
 )
 def test_a_sick_gpu_is_told(old, new, words):
@@ -170,12 +178,47 @@ def test_an_idle_gpu_is_no_sick_gpu():
 
 
 def test_what_the_gpu_cannot_tell_is_not_zero():
-    (gpu,) = gpus(GPU.replace("1980, 0,", "1980, [N/A],"))
-    assert gpu.ecc_uncorrected is None
+    (gpu,) = gpus(GPU.replace("1980, 0,", "1980, [N/A],").replace("16, Enabled", "16, [N/A]"))
+    assert (gpu.ecc_uncorrected, gpu.ecc) == (None, None)
+    assert gpu_wrong(gpu) == []
 
 
 RACK = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
 PCIE = "current_link_speed: 32.0 GT/s PCIe\ncurrent_link_width: 16\nmax_link_speed: 32.0 GT/s PCIe\nmax_link_width: 16"
+
+
+# A port of mlx5 as ethtool's man page and mlx5/counters.rst have it, 2.5 s apart in the fixture below.
+FEC = """\
+at: {at}
+speed: 400000
+FEC parameters for rail0:
+Supported/Configured FEC encodings: Auto RS LLRS
+Active FEC encoding: RS
+Statistics:
+  corrected_blocks: 256
+    Lane 0: 125
+    Lane 1: 131
+  uncorrectable_blocks: 3
+     rx_crc_errors_phy: 0
+     rx_pcs_symbol_err_phy: {beyond}
+     rx_corrected_bits_phy: {mended}
+     rx_symbol_err_phy: 0
+"""
+FIRST = FEC.format(at="1763728000.500000000", beyond=17, mended=1000)
+LAST = FEC.format(at="1763728003.000000000", beyond=17, mended=9000)
+
+
+def bus(host):
+    """Paths and NUMA nodes of a host whose RNICs each have their GPU below one PCIe switch, two NUMA nodes."""
+    paths, numa = [], []
+    for index, rnic in enumerate(host.rnics):
+        gpu = next(gpu for gpu in host.gpus if gpu.name == rnic.gpu)
+        for port, address in enumerate((rnic.pcie, gpu.pcie)):
+            paths.append(
+                f"/sys/devices/pci0000:{index}5/0000:{index}5:01.0/0000:{index}6:00.0/0000:{index}7:0{port}.0/{address}"
+            )
+            numa.append(f"/sys/bus/pci/devices/{address}/numa_node:{index // 4}")
+    return "\n".join(paths), "\n".join(numa)
 
 
 def rack_state():
@@ -188,6 +231,11 @@ def rack_state():
             facts.raw[f"mlxlink {rnic.name}"] = MLXLINK
             facts.raw[f"qos {rnic.name}"] = MLNX_QOS
             facts.raw[f"firmware {rnic.name}"] = "MT_0000000838\n28.39.1002"
+            facts.raw[f"fec-first {rnic.name}"] = FIRST
+            facts.raw[f"fec-last {rnic.name}"] = LAST
+            facts.raw["pci"], facts.raw["numa"] = bus(host)
+            path = next(path for path in facts.raw["pci"].split() if path.endswith(rnic.pcie))
+            facts.raw[f"device {rnic.name}"] = path
         facts.raw["gpu"] = "\n".join(GPU.replace("0, 0000", f"{index}, 0000", 1) for index in range(8))
         facts.raw["chrony"] = CHRONY
     return state
@@ -195,6 +243,7 @@ def rack_state():
 
 def test_a_healthy_rack_has_nothing_wrong():
     assert run_checks(RACK, rack_state(), RACK_CHECKS) == []
+    assert not_looked(RACK, rack_state(), RACK_CHECKS) == []
 
 
 @pytest.mark.parametrize(
@@ -204,26 +253,144 @@ def test_a_healthy_rack_has_nothing_wrong():
         ("link-quality", "host2:mlx5_3", "mlxlink mlx5_3", "Errors          : 0", "Errors          : 9"),
         ("qos", "host2:mlx5_3", "qos mlx5_3", "state: dscp", "state: pcp"),
         ("firmware", "host2:mlx5_3", "firmware mlx5_3", "28.39.1002", "28.36.1010"),
+        ("fec", "host2:mlx5_3", "fec-last mlx5_3", "symbol_err_phy: 17", "symbol_err_phy: 19"),
+        ("fec", "host2:mlx5_3", "fec-last mlx5_3", "bits_phy: 9000", "bits_phy: 90000000"),
+        ("fec", "host2:mlx5_3", "fec-last mlx5_3", "encoding: RS", "encoding: Off"),
+        ("golden", "host2:gpu3 (00000000:19:00.0)", "gpu", None, "535.161.08"),
+        (
+            "affinity",
+            "host2:mlx5_3",
+            "pci",
+            "pci0000:35/0000:35:01.0/0000:36:00.0/0000:37:01.0",
+            "pci0000:95/0000:95:01.0",
+        ),
+        ("affinity", "host2:mlx5_3", "device mlx5_3", None, "/sys/devices/pci0000:25/0000:25:01.0/0000:2a:00.0"),
         ("gpu", "host2", "gpu", "7, 00000000", "x, 00000000"),
         ("time", "host2", "chrony", "0.000001234", "-0.5"),
     ],
 )
 def test_each_sick_part_of_a_rack_is_found_where_it_is(check, where, key, old, new):
     state = rack_state()
-    assert old in state["host2"].raw[key]
-    state["host2"].raw[key] = state["host2"].raw[key].replace(old, new)
-    assert [(wrong.check, wrong.where) for wrong in run_checks(RACK, state, RACK_CHECKS)] == [(check, where)]
+    if old is None and key == "gpu":
+        lines = state["host2"].raw[key].splitlines()
+        state["host2"].raw[key] = "\n".join([*lines[:3], lines[3].replace("550.54.15", new), *lines[4:]])
+    else:
+        assert old is None or old in state["host2"].raw[key]
+        state["host2"].raw[key] = new if old is None else state["host2"].raw[key].replace(old, new)
+    found = {(wrong.check, wrong.where) for wrong in run_checks(RACK, state, RACK_CHECKS)}
+    # What is narrow or old is not the golden configuration either.
+    assert found - {("golden", where)} == {(check, where)} - {("golden", where)}
+    assert check != "golden" or found
 
 
 def test_a_host_whose_tools_say_nothing_is_not_healthy():
+    """Each check says so: what must answer is wrong, what need not be there was not looked at."""
     state = rack_state() | {"host1": Facts()}
-    told = {wrong.check for wrong in run_checks(RACK, state, RACK_CHECKS)}
-    assert told == {check.name for check in RACK_CHECKS}
+    wrong = {one.check for one in run_checks(RACK, state, RACK_CHECKS)}
+    unseen = {one.check for one in not_looked(RACK, state, RACK_CHECKS)}
+    assert wrong | unseen == {check.name for check in RACK_CHECKS}
+    assert unseen == {"fec", "golden", "affinity"}
+    assert {one.where.partition(":")[0] for one in not_looked(RACK, state, RACK_CHECKS)} == {"host1"}
+
+
+def test_firmware_that_is_wrong_on_every_rnic_is_found_by_the_golden_one():
+    """The majority cannot tell that: `firmware` is silent, `golden` names each."""
+    state = rack_state()
+    for host in RACK.topology.hosts:
+        for rnic in host.rnics:
+            state[host.name].raw[f"firmware {rnic.name}"] = "MT_0000000838\n28.36.1010"
+            state[host.name].raw[f"pcie {rnic.name}"] = PCIE.replace("width: 16", "width: 8").replace("32.0", "16.0")
+    found = run_checks(RACK, state, RACK_CHECKS)
+    assert {one.check for one in found} == {"golden"}
+    assert {one.found for one in found} == {"firmware 28.36.1010", "PCIe speed (GT/s) 16", "PCIe width 8"}
+    assert len(found) == 3 * 32
+
+
+def test_without_a_golden_configuration_nothing_is_compared_and_that_is_told():
+    inventory = dataclasses.replace(RACK, golden=None)
+    (told,) = [one for one in not_looked(inventory, rack_state(), RACK_CHECKS) if one.check == "golden"]
+    assert (told.where, told.why) == ("rack-h100", "the inventory has no faultbed_golden to compare with")
+    other = dataclasses.replace(RACK, golden=GoldenVars(rnic_firmware={"MT_0000000223": "20.36.1010"}))
+    told = {one.why for one in not_looked(other, rack_state(), RACK_CHECKS)}
+    assert told == {"faultbed_golden.rnic_firmware has no board MT_0000000838"}
+
+
+def test_how_far_a_gpu_is_from_its_rnic():
+    state = rack_state()
+    facts = state["host1"]
+    facts.raw["pci"] = facts.raw["pci"].replace("0000:05:01.0/0000:06:00.0/0000:07:01.0/", "0000:05:02.0/")
+    (near,) = run_checks(RACK, state, RACK_CHECKS)
+    assert near.found == "gpu0 below another root port of NUMA node 0 (NODE); beside it: no GPU of the inventory"
+    facts.raw["numa"] = facts.raw["numa"].replace("0000:19:00.0/numa_node:0", "0000:19:00.0/numa_node:1")
+    (far,) = run_checks(RACK, state, RACK_CHECKS)
+    assert far.found.startswith("gpu0 on NUMA node 1, itself on 0 (SYS)")
+    facts.raw["numa"] = facts.raw["numa"].replace("numa_node:0", "numa_node:-1")
+    (unknown,) = run_checks(RACK, state, RACK_CHECKS)
+    assert "NUMA nodes are not told" in unknown.found
+
+
+def test_a_pair_that_was_swapped_in_the_inventory_says_which_gpu_is_beside():
+    rnics = RACK.topology.hosts[0].rnics
+    swapped = (dataclasses.replace(rnics[0], gpu="gpu1"), dataclasses.replace(rnics[1], gpu=None), *rnics[2:])
+    hosts = (dataclasses.replace(RACK.topology.hosts[0], rnics=swapped), *RACK.topology.hosts[1:])
+    inventory = dataclasses.replace(RACK, topology=dataclasses.replace(RACK.topology, hosts=hosts))
+    (found,) = run_checks(inventory, rack_state(), RACK_CHECKS)
+    assert (found.where, found.found.rpartition("; ")[2]) == ("host1:mlx5_0", "beside it: gpu0")
+    (unseen,) = not_looked(inventory, rack_state(), RACK_CHECKS)
+    assert (unseen.where, unseen.why) == ("host1:mlx5_1", "the inventory pairs it with no GPU (faultbed_rnics[].gpu)")
+
+
+def test_a_driver_that_counts_no_fec_is_neither_right_nor_wrong():
+    state = rack_state()
+    said = "at: 1.0\nspeed: 400000\nnetlink error: Operation not supported\n"
+    state["host1"].raw["fec-first mlx5_0"] = state["host1"].raw["fec-last mlx5_0"] = said
+    assert run_checks(RACK, state, RACK_CHECKS) == []
+    (unseen,) = not_looked(RACK, state, RACK_CHECKS)
+    assert (unseen.check, unseen.where) == ("fec", "host1:mlx5_0")
+    assert "which FEC is active" in unseen.why
+    assert "Operation not supported" in unseen.why
+
+
+def test_errors_from_when_the_link_came_up_are_no_sickness():
+    """Both looks have 17 of them; only growth counts, and counters that were cleared in between are no growth."""
+    assert fec.fec_wrong(fec.read(FIRST), fec.read(LAST)) == []
+    assert fec.fec_wrong(fec.read(LAST.replace(": 17", ": 99")), fec.read(LAST)) == []
+
+
+def test_one_gpu_whose_clocks_are_held_is_odd_and_all_of_them_are_a_wish():
+    state = rack_state()
+    for host in RACK.topology.hosts:
+        state[host.name].raw["gpu"] = state[host.name].raw["gpu"].replace("0x0000000000000000", "0x0000000000000002")
+    assert run_checks(RACK, state, RACK_CHECKS) == []
+    state = rack_state()
+    lines = state["host3"].raw["gpu"].splitlines()
+    lines[5] = lines[5].replace("0x0000000000000000", "0x0000000000000002").replace("1980, 1980", "1410, 1755")
+    state["host3"].raw["gpu"] = "\n".join(lines)
+    found = run_checks(RACK, state, RACK_CHECKS)
+    assert {one.where for one in found} == {"host3:gpu5 (00000000:19:00.0)"}
+    assert {one.found for one in found} == {"SM clock up to 1755 MHz", "its clocks are set or locked"}
+
+
+def test_what_nvidia_smi_complains_of_is_told():
+    state = rack_state()
+    state["host1"].raw["gpu"] = 'Field "clocks_event_reasons.active" is not a valid field to query.'
+    (found,) = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "gpu"]
+    assert "not a valid field" in found.found
+
+
+def test_a_check_that_a_kind_of_lab_has_not_says_why():
+    soft = inventory_module.load(shipped.inventories() / "soft.yml")
+    told = not_looked(soft, {}, RACK_CHECKS)
+    assert [one.check for one in told] == [check.name for check in RACK_CHECKS]
+    assert {one.where for one in told} == {"soft"}
+    for check in (*CHECKS, *RACK_CHECKS):
+        assert bool(check.elsewhere) == (len(check.labs) == 1), check.name
 
 
 def test_the_script_of_a_rack_host_asks_its_tools_and_the_answer_is_kept_raw():
     text = script(RACK, "host1")
     assert "mlxlink -d mlx5_7 -c" in text
+    assert text.index("raw fec-first mlx5_7") < text.index("raw mlxlink mlx5_0") < text.index("raw fec-last mlx5_0")
     assert f"--query-gpu={','.join(GPU_FIELDS)}" in text
     assert "mlxlink" not in script(inventory_module.load(shipped.inventories() / "soft.yml"), "host1")
     answer = f"@@node host1\n@@raw mlxlink mlx5_0\n{MLXLINK}@@raw gpu\n{GPU}\n@@end\n"
@@ -244,3 +411,4 @@ def test_readers_take_any_text(text):
     qos(text)
     gpus(text)
     chrony_offset_s(text)
+    fec.fec_wrong(fec.read(text), fec.read(text))

@@ -1,7 +1,6 @@
 """Roles of rack labs: what was found is put back whatever happened between, and a SONiC switch gets what it needs."""
 
 import functools
-import importlib.util
 import json
 import subprocess
 import sys
@@ -14,34 +13,6 @@ from hypothesis import strategies as st
 from testbed import provision
 from testbed.inventory_listing import listing
 from testbed.shipped import inventories, playbooks
-
-
-@pytest.fixture(scope="module")
-def load():
-    """Import one of our files as Ansible or a node would."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(playbooks() / "module_utils"))
-        patch.setattr(sys, "dont_write_bytecode", True)
-
-        def one(path):
-            spec = importlib.util.spec_from_file_location(f"under_test_{path.stem}", path)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
-
-        yield one
-    for name in ("faultbed_state", "faultbed_found", "faultbed_frr"):
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture(scope="module")
-def found(load):
-    return load(playbooks() / "module_utils" / "faultbed_found.py").Found
-
-
-@pytest.fixture(scope="module")
-def changes(load):
-    return load(playbooks() / "module_utils" / "faultbed_state.py").Changes
 
 
 def host(folder):
@@ -233,11 +204,6 @@ def test_a_value_of_sysfs_and_the_mode_of_a_file_are_put_back(role):
     role()[0].put_back()
     assert (role.root / "sys/prio").read_text().strip() == "0"
     assert ((role.root / "etc/there").read_text(), (role.root / "etc/there").stat().st_mode & 0o777) == ("old\n", 0o640)
-
-
-@pytest.fixture(scope="module")
-def program(load):
-    return lambda name: load(playbooks() / f"roles/{name}/files/{name}.py")
 
 
 MLNX_QOS = """\

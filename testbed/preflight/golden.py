@@ -1,0 +1,94 @@
+"""Is every host what the inventory's `faultbed_golden` says: firmware, PCIe, GPU driver and VBIOS. Pure.
+
+`firmware` (testbed.preflight.rack_checks) finds the odd one out; this finds a lab that is wrong as one. Not yet run on
+hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from testbed.inventory import Inventory
+from testbed.inventory_schema import GoldenVars
+from testbed.preflight.looks import Facts
+from testbed.preflight.rack_formats import gpus, key_values
+
+__all__ = ["unseen", "wrong"]
+
+_Told = tuple[str, str, str | None, str]
+"""Where, what, its value (None: not told), and the golden one."""
+
+
+def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """What differs, as the checks do."""
+    for where, what, value, wanted in _compared(inventory, state):
+        if value is not None and value != wanted:
+            yield where, f"{what} {value}", f"{wanted} (faultbed_golden)"
+
+
+def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """What is not compared: all of it without `faultbed_golden`, and what a host does not tell."""
+    golden = inventory.golden
+    if golden is None or golden == GoldenVars():
+        yield inventory.name, "the inventory has no faultbed_golden to compare with"
+        return
+    for where, what, value, _ in _compared(inventory, state):
+        if value is None:
+            yield where, f"the host does not tell its {what}"
+    for where, board in _boards(inventory, state):
+        if golden.rnic_firmware and board and board not in golden.rnic_firmware:
+            yield where, f"faultbed_golden.rnic_firmware has no board {board}"
+
+
+def _compared(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[_Told]:
+    golden = inventory.golden
+    if golden is None:
+        return
+    for host in inventory.topology.hosts:
+        raw = state[host.name].raw
+        for rnic in host.rnics:
+            yield from _rnic(golden, f"{host.name}:{rnic.name}", raw, rnic.name)
+        if golden.gpu_driver is None and golden.gpu_vbios is None:
+            continue
+        told = gpus(raw.get("gpu", ""))
+        if host.gpus and not told:
+            yield host.name, "GPUs' versions", None, ""
+        for gpu in told:
+            where = f"{host.name}:gpu{gpu.index} ({gpu.bus_id})"
+            for what, have, want in (
+                ("driver", gpu.driver, golden.gpu_driver),
+                ("VBIOS", gpu.vbios, golden.gpu_vbios),
+            ):
+                if want is not None:
+                    yield where, what, have, want
+
+
+def _rnic(golden: GoldenVars, where: str, raw: Mapping[str, str], name: str) -> Iterator[_Told]:
+    board, version = _firmware(raw.get(f"firmware {name}", ""))
+    if golden.rnic_firmware and not board:
+        yield where, "board and firmware", None, ""
+    elif board in golden.rnic_firmware:
+        yield where, "firmware", version or None, golden.rnic_firmware[board]
+    links = key_values(raw.get(f"pcie {name}", ""))
+    if golden.pcie_speed_gts is not None:
+        speed = links.get("current_link_speed", "").partition(" ")[0]
+        have = f"{float(speed):g}" if _is_number(speed) else None
+        yield where, "PCIe speed (GT/s)", have, f"{golden.pcie_speed_gts:g}"
+    if golden.pcie_width is not None:
+        yield where, "PCIe width", links.get("current_link_width"), str(golden.pcie_width)
+
+
+def _boards(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    for host in inventory.topology.hosts:
+        for rnic in host.rnics:
+            yield f"{host.name}:{rnic.name}", _firmware(state[host.name].raw.get(f"firmware {rnic.name}", ""))[0]
+
+
+def _firmware(raw: str) -> tuple[str, str]:
+    """Board and version, of two lines."""
+    board, _, version = raw.strip().partition("\n")
+    return board.strip(), version.strip()
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()

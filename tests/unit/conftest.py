@@ -1,0 +1,43 @@
+"""Fixtures of several unit tests: our playbooks' own programs, imported as Ansible or a node would."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from testbed.shipped import playbooks
+
+
+@pytest.fixture(scope="module")
+def load():
+    """Import one of our files as Ansible or a node would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(playbooks() / "module_utils"))
+        patch.setattr(sys, "dont_write_bytecode", True)
+
+        def one(path):
+            spec = importlib.util.spec_from_file_location(f"under_test_{path.stem}", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+
+        yield one
+    for name in ("faultbed_state", "faultbed_found", "faultbed_frr"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def found(load):
+    return load(playbooks() / "module_utils" / "faultbed_found.py").Found
+
+
+@pytest.fixture(scope="module")
+def changes(load):
+    return load(playbooks() / "module_utils" / "faultbed_state.py").Changes
+
+
+@pytest.fixture(scope="module")
+def program(load):
+    return lambda name: load(playbooks() / f"roles/{name}/files/{name}.py")

@@ -1,0 +1,298 @@
+"""Hosts that preflight finds unfit: which those are, what is placed without them, and that every record names them."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from synthetic_run import synthetic_run
+from test_preflight import INVENTORY, PLANTED, healthy, interface
+from test_repeated import PASS, verdict
+from test_report import finished as written
+
+from harness import leave_out, preflight, report, rundir, summary
+from harness import run as run_module
+from harness.cli.main import cli
+from harness.leave_out import of_outliers, unfit
+from harness.observe import observe
+from harness.run import Finished
+from harness.verdict import LeftOut, VerdictFile, decode, encode
+from testbed.errors import LabError, Unreachable, UsageError
+from testbed.inventory_part import without_hosts
+from testbed.preflight import looks
+from testbed.preflight.checks import CHECKS
+from traffic.burnin import Burnin, Outlier, Pair
+
+EXPERIMENT = """\
+name = "x"
+lab = {{ needs = ["hosts >= {hosts}"] }}
+[workload]
+collective = "all-reduce"
+size = "64KiB"
+duration = "20s"
+{more}
+"""
+HOST2 = LeftOut(host="host2", why="gid: host2:rxe1: not in the GID table")
+
+
+def names(found):
+    return [one.host for one in found.hosts]
+
+
+def outlier(src, dst):
+    pair = Pair(src=f"{src}:rxe0", dst=f"{dst}:rxe0", kind="same rack", latency_us=1.0, goodput_bps=None)
+    return Outlier(pair=pair, what="goodput_bps", value=None, median=1.0, ratio=float("inf"))
+
+
+def test_what_is_left_knows_nothing_of_a_host_that_is_left_out():
+    part = without_hosts(INVENTORY, ["host2"])
+    assert [host.name for host in part.topology.hosts] == ["host1", "host3", "host4"]
+    assert part.topology.switches == INVENTORY.topology.switches
+    assert "host2" not in part.machines
+    with pytest.raises(UsageError, match="host2"):
+        part.topology.resolve("rtsw1:host2:rxe0")
+    assert without_hosts(INVENTORY, []) is INVENTORY
+
+
+@pytest.mark.parametrize(
+    ("planted", "hosts"),
+    [
+        (["missing GID"], ["host4"]),
+        (["clock skew", "GPU dead"], ["host1", "host2"]),
+        (["wrong MTU on one port"], ["host1"]),
+        (["slow link"], ["host3"]),
+        (["wrong route", "fault's unit"], ["host1"]),
+    ],
+)
+def test_a_host_goes_for_what_is_wrong_at_it_or_at_its_port(planted, hosts):
+    state = healthy()
+    for name in planted:
+        PLANTED[name][0](state)
+    found = unfit(INVENTORY, state, CHECKS)
+    assert sorted(names(found)) == hosts
+    assert found.rest == ()
+
+
+def test_what_a_sick_host_brings_about_elsewhere_goes_with_it():
+    """Its port is down, so that no switch has a way to its prefix."""
+    state = healthy()
+    interface("host1", "be0", up=False, carrier=False)(state)
+    interface("rtsw1", "host1-rxe0", carrier=False)(state)
+    for switch in ("rtsw2", "ctsw1", "ctsw2"):
+        del state[switch].ways["10.77.1.0/31"]
+    found = unfit(INVENTORY, state, CHECKS)
+    assert (names(found), found.rest) == (["host1"], ())
+    assert found.hosts[0].why == "link: rtsw1:host1-rxe0: up, but no carrier; 1 more"
+
+
+@pytest.mark.parametrize("planted", ["session down", "wrong hash policy", "port gone", "nft table", "stored revert"])
+def test_what_is_wrong_with_the_fabric_is_no_host_s(planted):
+    state = healthy()
+    PLANTED[planted][0](state)
+    found = unfit(INVENTORY, state, CHECKS)
+    assert found.hosts == ()
+    assert found.rest
+
+
+def test_pairs_that_fall_out_name_the_host_that_they_have_in_common():
+    slow = [outlier("host2", "host1"), outlier("host3", "host2"), outlier("host2", "host4")]
+    assert [one.host for one in of_outliers(slow, ())] == ["host2"]
+    assert of_outliers(slow, [HOST2]) == ()
+    lone = of_outliers([*slow, outlier("host1", "host4")], ())
+    assert sorted(one.host for one in lone) == ["host1", "host2", "host4"], "nobody can tell which end it is"
+
+
+class FakeLab:
+    """A lab of which every machine answers with the facts of a healthy one; host3 does not answer at all."""
+
+    def __init__(self, inventory, silent=("host3",)):
+        self.inventory_model, self.topology, self.silent = inventory, inventory.topology, silent
+
+    def nodes(self):
+        return self.inventory_model.machines
+
+    def node(self, machine):
+        def run(*_args, **_options):
+            if machine in self.silent:
+                raise Unreachable(f"{machine} does not answer: no route to host")
+            return SimpleNamespace(stdout=f"@@node {machine}\n@@clock\n1.0\n@@end\n", stderr="")
+
+        return SimpleNamespace(run=run)
+
+    def heartbeat(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exc):
+        pass
+
+
+def test_a_host_that_does_not_answer_is_noted_only_where_that_is_asked_for():
+    with pytest.raises(Unreachable):
+        looks.look(FakeLab(INVENTORY))
+    silent = {}
+    assert set(looks.look(FakeLab(INVENTORY), silent=silent)) == {"host1", "host2", "host4", "fabric"}
+    assert silent == {"host3": "host3 does not answer: no route to host"}
+    with pytest.raises(Unreachable):
+        looks.look(FakeLab(INVENTORY, silent=("fabric",)), silent={})
+
+
+@pytest.fixture
+def looked(monkeypatch, tmp_path):
+    """Preflight and runs without a lab: `state` is what a look finds, `silent` who does not answer."""
+    told = SimpleNamespace(state=healthy(), silent={}, decided=[])
+
+    def look(lab, *, silent=None):
+        if told.silent and silent is None:
+            raise Unreachable(next(iter(told.silent.values())))
+        hosts = lab.inventory_model.topology.host_by_name
+        (silent if silent is not None else {}).update({k: v for k, v in told.silent.items() if k in hosts})
+        return {name: facts for name, facts in told.state.items() if name not in told.silent}
+
+    def execute(decided, inventory, *, out, progress, guard):
+        told.decided.append(decided)
+        run = written(tmp_path / str(len(told.decided)), synthetic_run())
+        said = verdict(decided.plan.seed, ("dip", PASS, 0.1, None))
+        return Finished(run_dir=run, verdict=said, report=run.report)
+
+    for module in (leave_out, preflight):
+        monkeypatch.setattr(module, "look", look)
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(leave_out, "open_lab", FakeLab)
+    monkeypatch.setattr("harness.cli.preflights.open_lab", FakeLab)
+    monkeypatch.setattr(run_module, "execute", execute)
+    for step in ("up", "reset"):
+        monkeypatch.setattr(f"testbed.softlab.lifecycle.{step}", lambda inventory, progress: None)
+    return told
+
+
+def call(*argv):
+    return CliRunner().invoke(cli, list(argv), standalone_mode=False)
+
+
+def experiment(tmp_path, *, hosts=3, more=""):
+    path = tmp_path / "x.toml"
+    path.write_text(EXPERIMENT.format(hosts=hosts, more=more))
+    return str(path)
+
+
+def ranks(decided):
+    return [rank.partition(":")[0] for rank in decided.experiment.workload.ranks]
+
+
+def test_ranks_are_placed_on_the_hosts_that_are_fit(looked, tmp_path):
+    PLANTED["missing GID"][0](looked.state)
+    looked.silent = {"host3": "host3 does not answer"}
+    done = call("run", experiment(tmp_path, hosts=2), "--leave-out")
+    assert done.exception is None
+    (decided,) = looked.decided
+    assert ranks(decided) == ["host1", "host2"]
+    assert [one.host for one in decided.left_out] == ["host3", "host4"]
+    assert [one.why.partition(":")[0] for one in decided.left_out] == ["reach", "gid"]
+
+
+def test_a_healthy_lab_runs_as_a_whole(looked, tmp_path):
+    assert call("run", experiment(tmp_path, hosts=4), "--leave-out").exception is None
+    assert len(ranks(looked.decided[0])) == 4
+    assert looked.decided[0].left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "hosts", "words"),
+    [
+        ("", 4, "needs hosts >= 4; this lab has 3"),
+        ('ranks = ["host1:rxe0", "host4:rxe0"]', 2, "workload.ranks.*host4:rxe0"),
+        ('[[faults]]\nkind = "link.flap"\ntarget = "rtsw2:host4:rxe0"\nat = "9s"\nfor = "1s"', 2, "host4"),
+    ],
+)
+def test_what_does_not_fit_without_them_is_refused_and_names_them(looked, tmp_path, more, hosts, words):
+    PLANTED["missing GID"][0](looked.state)
+    done = call("run", experiment(tmp_path, hosts=hosts, more=more), "--leave-out")
+    with pytest.raises(Exception, match=words) as refused:
+        raise done.exception
+    assert refused.value.exit_code == 4
+    assert str(refused.value).endswith("; left out: host4 (gid: host4:rxe1: not in the GID table)")
+    assert looked.decided == []
+
+
+def test_a_sick_fabric_is_no_reason_to_leave_out_a_host(looked, tmp_path):
+    PLANTED["session down"][0](looked.state)
+    done = call("run", experiment(tmp_path), "--leave-out")
+    with pytest.raises(LabError, match=r"bgp at rtsw1:ctsw1: BGP session Active.*no host can be left out"):
+        raise done.exception
+    assert looked.decided == []
+
+
+def test_hosts_can_be_named_and_must_be_there(looked, tmp_path):
+    file = experiment(tmp_path)
+    assert call("run", file, "--without", "host1", "--without", "host1").exception is None
+    assert ranks(looked.decided[0]) == ["host2", "host3", "host4"]
+    assert looked.decided[0].left_out == (LeftOut(host="host1", why="named by hand"),)
+    with pytest.raises(UsageError, match="did you mean host1"):
+        raise call("run", file, "--without", "hots1").exception
+    with pytest.raises(UsageError, match="--without"):
+        raise call("run", file, "--leave-out", "--plan").exception
+    assert call("run", file, "--without", "host1", "--plan").exception is None
+
+
+def test_the_verdict_the_line_the_report_and_the_script_name_them(tmp_path):
+    said = verdict(7, ("dip", PASS, 0.1, 1.0))
+    told = VerdictFile(**{name: getattr(said, name) for name in said.__struct_fields__} | {"left_out": (HOST2,)})
+    assert json.loads(encode(told))["left_out"] == [{"host": "host2", "why": HOST2.why}]
+    assert decode(encode(told)) == told
+    older = {key: value for key, value in json.loads(encode(told)).items() if key != "left_out"}
+    assert decode(json.dumps(older).encode()).left_out == ()
+    run = synthetic_run()
+    assert summary.sentence(told, run, observe(run)).endswith("Without host2 (gid: host2:rxe1: not in the GID table).")
+    assert b"--seed 7 --without host2 " in rundir.repro_script(seed=7, lab="soft", without=["host2"])
+    assert b'--seed 7 "$@"' in rundir.repro_script(seed=7, lab="soft")
+    directory = written(tmp_path, run)
+    directory.write_environment(rundir.describe_environment(left_out=[HOST2]))
+    page = report.render(directory.path).read_text()
+    assert "<dt>left out</dt><dd>host2 (gid: host2:rxe1: not in the GID table)</dd>" in page
+
+
+def test_preflight_names_who_is_to_be_left_out_and_what_was_not_looked_at(looked):
+    PLANTED["missing GID"][0](looked.state)
+    argv = ("preflight", "--no-burn-in")
+    done = call(*argv)
+    assert done.return_value == 1
+    assert "leave out host4: gid" in done.output
+    assert "not looked at" in done.output
+    told = json.loads(call(*argv, "--json", "--leave-out").stdout)
+    assert [one["host"] for one in told["leave_out"]] == ["host4"]
+    assert told["rest"] == []
+    assert call(*argv, "--leave-out").return_value == 0
+    unseen = {one["check"]: one["why"] for one in told["not_looked"]}
+    assert {"fec", "golden", "affinity", "gpu", "burn-in"} <= set(unseen)
+    assert not set(unseen) & set(told["checked"])
+    assert all(unseen.values())
+
+
+def test_preflight_with_a_host_that_is_gone(looked):
+    looked.silent = {"host3": "host3 does not answer"}
+    with pytest.raises(Unreachable):
+        raise call("preflight", "--no-burn-in").exception
+    done = call("preflight", "--no-burn-in", "--leave-out", "--json")
+    told = json.loads(done.stdout)
+    assert [(one["check"], one["where"]) for one in told["wrong"]] == [("reach", "host3")]
+    assert [one["host"] for one in told["leave_out"]] == ["host3"]
+    assert done.return_value == 0
+
+
+def test_a_burn_in_condemns_hosts_too(looked, monkeypatch):
+    done = Burnin(pairs=(), outliers=(outlier("host2", "host1"), outlier("host3", "host2")), rounds=2)
+    monkeypatch.setattr(preflight.burnin, "measure", lambda *_args, **_options: done)
+    told = json.loads(call("preflight", "--leave-out", "--json").stdout)
+    assert [one["host"] for one in told["leave_out"]] == ["host2"]
+    assert len(told["wrong"]) == 2
+    assert told["rest"] == []
+
+
+def test_a_fabric_that_is_sick_is_no_zero_without_hosts(looked):
+    PLANTED["wrong hash policy"][0](looked.state)
+    assert call("preflight", "--no-burn-in", "--leave-out").return_value == 1

@@ -1,0 +1,214 @@
+"""The role rdma_stack: what apt is told, and that all of it is taken back, over a stand-in for apt and dpkg.
+
+The stand-in prints as apt-get(8) and dpkg-query(1) do. Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import sys
+
+import pytest
+
+TOOL = """\
+#!{python}
+# apt-get and dpkg-query over a file of what is installed; `repo` is what can be had, with dependencies.
+import json, pathlib, sys
+house = pathlib.Path({house!r})
+tool, args = pathlib.Path(sys.argv[0]).name, sys.argv[1:]
+file = house / "installed.json"
+there, repo = json.loads(file.read_text()), json.loads((house / "repo.json").read_text())
+if tool == "dpkg-query":
+    for name in args[3:]:
+        if name in there:
+            print(name, "installed")
+        elif name == "ethtool":
+            print(name, "config-files")
+    sys.exit(any(name not in there for name in args[3:]))
+with (house / "said").open("a") as said:
+    print(*args, file=said)
+if args[-1] == "update":
+    sys.exit(0)
+plan, queue = {{}}, [word for word in args[args.index("install") + 1 :] if not word.startswith("-")]
+while queue:
+    word = queue.pop()
+    name, _, version = word.partition("=")
+    if name.endswith("-"):
+        if name[:-1] in there:
+            plan[name[:-1]] = None
+        continue
+    if not version and name not in repo:
+        sys.exit(f"E: Unable to locate package {{name}}")
+    version = version or repo[name]["version"]
+    if there.get(name) != version and name not in plan:
+        plan[name] = version
+        queue += [] if "=" in word else repo[name]["needs"]
+        broken = [] if "=" in word else repo[name].get("breaks", [])
+        plan |= {{other: None for other in broken if other in there}}
+for name, version in plan.items():
+    old = f" [{{there[name]}}]" if name in there else ""
+    if "-s" in args:
+        print(f"Remv {{name}}{{old}}" if version is None else f"Inst {{name}}{{old}} ({{version}} Debian:13 [amd64])")
+    elif version is None:
+        del there[name]
+    else:
+        there[name] = version
+file.write_text(json.dumps(there))
+"""
+REPO = {
+    "perftest": {"version": "24.07", "needs": ["libibverbs1", "libpci3"]},
+    "libpci3": {"version": "3.13", "needs": []},
+    "rdma-core": {"version": "56.1", "needs": ["libibverbs1"]},
+    "libibverbs1": {"version": "56.1", "needs": []},
+}
+DOCA = {
+    "doca-ofed": {"version": "3.1.0", "needs": ["libibverbs1", "mlnx-tools"]},
+    "libibverbs1": {"version": "2507mlnx58", "needs": []},
+    "mlnx-tools": {"version": "24", "needs": [], "breaks": ["inbox-tools"]},
+}
+THERE = {"bash": "5.2", "libibverbs1": "56.1", "inbox-tools": "1.0"}
+KEY = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n...\n-----END PGP PUBLIC KEY BLOCK-----\n"
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role on a host whose packages are in a file."""
+    role, tools = program("rdma_stack"), tmp_path / "bin"
+    tools.mkdir()
+    for name in ("apt-get", "dpkg-query"):
+        (tools / name).write_text(TOOL.format(python=sys.executable, house=str(tmp_path)))
+        (tools / name).chmod(0o755)
+    (tmp_path / "installed.json").write_text(json.dumps(THERE))
+    (tmp_path / "repo.json").write_text(json.dumps(REPO))
+    (tmp_path / "root/etc/apt/sources.list.d").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(tmp_path / "root"))
+    monkeypatch.setattr(role, "Found", keep)
+
+    def bring(*, check=False, **wanted):
+        made = changes(check=check)
+        role._bring(
+            {
+                "flavour": "inbox",
+                "packages": ["rdma-core", "perftest"],
+                "mirror": "https://mirror.lab.example/doca/",
+                "doca_packages": ["doca-ofed"],
+                "replace": False,
+                "files": {"key": base64.b64encode(KEY.encode()).decode()},
+            }
+            | wanted,
+            made,
+        )
+        return made.made
+
+    def teardown():
+        made = changes(check=False)
+        keep("rdma_stack", made).put_back()
+        return made.made
+
+    bring.role, bring.teardown = role, teardown
+    bring.installed = lambda: json.loads((tmp_path / "installed.json").read_text())
+    bring.said = lambda: (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
+    bring.files = lambda: sorted(path.name for path in (tmp_path / "root").rglob("faultbed-*"))
+    bring.repo = lambda repo: (tmp_path / "repo.json").write_text(json.dumps(repo))
+    bring.root = tmp_path / "root"
+    return bring
+
+
+def test_what_is_missing_is_installed_once_and_taken_back_with_what_came_with_it(host):
+    host()
+    assert set(host.installed()) == {*THERE, "rdma-core", "perftest", "libpci3"}
+    assert host() == []
+    host.teardown()
+    assert host.installed() == THERE
+    assert host.teardown() == []
+
+
+def test_a_check_tells_what_is_then_done_and_asks_nobody(host):
+    assert host(check=True) == host()
+    assert host.said()[0].endswith("update")
+
+
+def test_a_host_that_has_all_of_it_is_left_alone(host):
+    assert host(packages=["bash", "libibverbs1"]) == []
+    assert host(flavour="none") == []
+    assert host.said() == []
+
+
+def test_a_package_that_is_only_configured_is_not_installed(host):
+    assert host.role.absent(["bash", "ethtool", "perftest"]) == ["ethtool", "perftest"]
+
+
+def test_what_apt_would_replace_is_named_and_refused(host):
+    host.repo(REPO | DOCA)
+    with pytest.raises(host.role.StateError, match=r"upgrade or remove inbox-tools, libibverbs1: .*rdma_stack_replace"):
+        host(flavour="doca")
+    assert host.installed() == THERE
+
+
+def test_doca_ofed_comes_from_its_mirror_and_the_old_versions_come_back(host):
+    host.repo(REPO | DOCA)
+    host(flavour="doca", replace=True)
+    assert host.installed() == {"bash": "5.2", "libibverbs1": "2507mlnx58", "doca-ofed": "3.1.0", "mlnx-tools": "24"}
+    assert host.files() == ["faultbed-doca.asc", "faultbed-doca.sources"]
+    text = (host.root / "etc/apt/sources.list.d/faultbed-doca.sources").read_text()
+    assert "URIs: https://mirror.lab.example/doca/\nSuites: ./\nSigned-By: /etc/apt/keyrings/faultbed-doca.asc" in text
+    assert host(flavour="doca", replace=True) == []
+    host.teardown()
+    assert host.installed() == THERE
+    assert host.files() == []
+    assert not (host.root / "etc/apt/keyrings").exists()
+
+
+def test_an_installation_that_was_cut_short_is_taken_back_whole(host, monkeypatch):
+    """The undo is written down before apt begins: here apt dies after one package, and the role is run again."""
+    ended = host.role.StateError("apt-get was killed")
+
+    def killed(argv):
+        if argv[-1] != "update":
+            file = host.root.parent / "installed.json"
+            file.write_text(json.dumps(host.installed() | {"libpci3": "3.13"}))
+            raise ended
+
+    with monkeypatch.context() as patch:
+        patch.setitem(host.role.Found.func.command.__globals__, "run", killed)
+        with pytest.raises(host.role.StateError, match="was killed"):
+            host()
+    host()
+    assert "perftest" in host.installed()
+    host.teardown()
+    assert host.installed() == THERE
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"flavour": "ofed"}, "say inbox, doca or none"),
+        ({"flavour": "doca", "mirror": ""}, "needs rdma_stack_doca_mirror and rdma_stack_doca_key"),
+        ({"flavour": "doca", "files": {}}, "needs rdma_stack_doca_mirror and rdma_stack_doca_key"),
+        ({"flavour": "doca", "files": {"key": "QUFB"}}, "no armoured public key"),
+        ({"packages": ["nowhere"]}, "Unable to locate package nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_nothing_is_changed(host, wanted, words):
+    with pytest.raises(host.role.StateError, match=words):
+        host(**wanted)
+    assert host.installed() == THERE
+    assert host.files() == []
+
+
+def test_what_apt_says_it_would_do_is_read(program):
+    """As apt-get -s of Debian 13 prints it."""
+    said = (
+        "Reading package lists...\nThe following NEW packages will be installed:\n  perftest\n"
+        "Remv inbox-tools [1.0]\n"
+        "Inst libibverbs1 [56.1-1] (2507mlnx58-1.2507097 mirror.lab.example [amd64]) []\n"
+        "Inst perftest (24.07.0+0.44-1 Debian:13.1/stable [amd64])\n"
+        "Conf libibverbs1 (2507mlnx58-1.2507097 mirror.lab.example [amd64])\n"
+    )
+    role = program("rdma_stack")
+    plan = role.planned(said)
+    assert plan == {"inbox-tools": "1.0", "libibverbs1": "56.1-1", "perftest": None}
+    assert role.undo(plan)[-3:] == ["inbox-tools=1.0", "libibverbs1=56.1-1", "perftest-"]

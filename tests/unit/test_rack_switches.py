@@ -1,0 +1,287 @@
+"""Switches of racks: SONiC's configuration against a file checked by hand, its way in and back; PFC by dcb on Linux.
+
+The tools of a switch are stand-ins that do as their documentation says. Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.shipped import playbooks
+
+GOLDEN = Path(__file__).parents[1] / "data/sonic"
+HOSTVARS = {
+    "faultbed_asn": 65101,
+    "faultbed_loopback": "10.78.0.1/32",
+    "faultbed_mtu": 9000,
+    "faultbed_ports": [
+        {"netdev": "Ethernet0", "mac": "02:fb:02:01:01:00", "address": "10.77.1.0/31", "peer": "host1",
+         "rnic": "mlx5_0", "mtu": 9216, "speed_gbps": 400},
+        {"netdev": "Ethernet128", "mac": "02:fb:03:00:01:01", "peer": "spine1", "mtu": 9216, "speed_gbps": 800},
+    ],
+    "faultbed_dscp_map": [
+        {"dscp": 0, "priority": 0, "use": "best effort"},
+        {"dscp": 26, "priority": 3, "use": "RoCE data"},
+        {"dscp": 48, "priority": 6, "use": "CNP"},
+    ],
+    "faultbed_qos": {
+        "profile": "dcqcn", "trust": "dscp", "roce_dscp": 26, "cnp_dscp": 48, "pfc_priorities": [3], "dcqcn": True,
+        "ecn": {"min_kib": 1000, "max_kib": 4000, "max_percent": 20}, "pfc_watchdog_ms": 200,
+        "buffer": {"xon_kib": 19, "xoff_kib": 160},
+    },
+}  # fmt: skip
+FIELDS = ["IP_PROTOCOL", "DST_IP", "SRC_IP", "L4_DST_PORT", "L4_SRC_PORT"]
+
+TOOL = """\
+#!{python}
+# One of SONiC's tools, over ConfigDB in a file, as redis has it: lists are joined, their names end in an at sign.
+import json, pathlib, sys
+tool, args, house = pathlib.Path(sys.argv[0]).name, sys.argv[1:], pathlib.Path({house!r})
+file = house / "db.json"
+db = json.loads(file.read_text())
+with (house / "said").open("a") as said:
+    print(tool, *args, file=said)
+if tool == "sonic-cfggen":
+    assert args == ["-d", "--print-data"], args
+    out = {{}}
+    for name, fields in db.items():
+        table, _, key = name.partition("|")
+        entry = {{f: v for f, v in fields.items() if f != "NULL"}}
+        entry = {{f.rstrip("@"): v.split(",") if f.endswith("@") else v for f, v in entry.items()}}
+        out.setdefault(table, {{}})[key] = entry
+    print(json.dumps(out))
+elif tool == "config" and args[0] == "load":
+    assert args[1] == "-y", args
+    for table, entries in json.loads((house / "root" / args[2].lstrip("/")).read_text()).items():
+        for key, fields in entries.items():
+            new = {{f + "@" if isinstance(v, list) else f: ",".join(v) if isinstance(v, list) else v
+                   for f, v in fields.items()}}
+            db.setdefault(table + "|" + key, {{}}).update(new or {{"NULL": "NULL"}})
+elif tool == "sonic-db-cli":
+    where, verb, name, *rest = args
+    if where == "STATE_DB":
+        print((house / "capability").read_text())
+    elif verb == "DEL":
+        del db[name]
+    elif verb == "HDEL":
+        del db[name][rest[0]]
+    elif verb == "HSET":
+        db[name].update({{rest[0]: rest[1]}})
+file.write_text(json.dumps(db))
+"""
+BEFORE = {
+    "DEVICE_METADATA|localhost": {"hostname": "sonic", "type": "LeafRouter", "hwsku": "x"},
+    "PORT|Ethernet0": {"lanes": "1,2,3,4", "mtu": "9100", "admin_status": "up"},
+    "PORT|Ethernet4": {"lanes": "5,6,7,8", "mtu": "9100"},
+    "SWITCH_HASH|GLOBAL": {"ecmp_hash@": "DST_IP,SRC_IP", "lag_hash@": "DST_IP"},
+    "INTERFACE|Ethernet0": {"NULL": "NULL"},
+    "DSCP_TO_TC_MAP|AZURE": {"0": "1"},
+}
+
+
+@pytest.fixture
+def render(load):
+    return load(playbooks() / "filter_plugins" / "faultbed_sonic.py").sonic_config_db
+
+
+@pytest.fixture
+def bgpd(load):
+    return load(playbooks() / "module_utils" / "faultbed_frr.py").bgpd_config
+
+
+def test_the_tables_are_those_of_the_file_that_was_checked_by_hand(render):
+    made = render(HOSTVARS, "leaf1", FIELDS, hash_qp=True)
+    assert made == json.loads((GOLDEN / "leaf.config_db.json").read_text())
+
+
+def test_bgp_is_that_of_the_file_that_was_checked_by_hand(bgpd):
+    switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
+    assert bgpd(switch) == (GOLDEN / "leaf.bgpd.conf").read_text()
+
+
+def test_what_is_not_asked_for_is_not_there(render):
+    qos = {key: value for key, value in HOSTVARS["faultbed_qos"].items() if key not in ("buffer", "ecn")}
+    made = render(HOSTVARS | {"faultbed_qos": qos}, "leaf1")
+    assert not {"SWITCH_HASH", "BUFFER_PROFILE", "BUFFER_PG", "BUFFER_QUEUE", "WRED_PROFILE"} & set(made)
+    assert "RDMA_BTH_DEST_QP" not in render(HOSTVARS, "leaf1", FIELDS)["SWITCH_HASH"]["GLOBAL"]["ecmp_hash"]
+    none = render(HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_priorities": []}}, "leaf1")
+    assert "BUFFER_PG" not in none, "a lossless buffer is of no use to a priority that nobody pauses"
+
+
+@pytest.fixture
+def switch(tmp_path, monkeypatch, program, found, changes, render):
+    """Runs of the role over stand-ins for SONiC's tools; gives what it said that it changed, and its result."""
+    role, root = program("sonic_switch"), tmp_path / "root"
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sonic-cfggen", "sonic-db-cli", "config", "systemctl"):
+        (tools / name).write_text(TOOL.format(python=sys.executable, house=str(tmp_path)))
+        (tools / name).chmod(0o755)
+    (tmp_path / "db.json").write_text(json.dumps(BEFORE))
+    (tmp_path / "capability").write_text(f"{{'HASH|NATIVE_HASH_FIELD_LIST': '{','.join(FIELDS)}', 'X': 'true'}}")
+    (root / "etc/sonic/frr").mkdir(parents=True)
+    (root / "etc/sonic/frr/bgpd.conf").write_text("! theirs\n")
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
+    monkeypatch.setattr(role, "Found", keep)
+
+    def bring(*, load=True, save=False, check=False, fields=FIELDS, qp=False, variables=HOSTVARS):
+        made = changes(check=check)
+        wanted = {
+            "tables": render(variables, "leaf1", fields, hash_qp=qp), "name": "leaf1", "load": load, "save": save,
+            "path": "/etc/sonic/faultbed.json", "bgp_path": "/etc/sonic/faultbed-bgpd.conf",
+            "bgpd": "/etc/sonic/frr/bgpd.conf",
+        } | {key: variables[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}  # fmt: skip
+        bring.result = role._bring(wanted, made)
+        return made.made
+
+    def teardown(*, check=False):
+        made = changes(check=check)
+        keep("sonic_switch", made).put_back()
+        return made.made
+
+    bring.role, bring.root, bring.teardown = role, root, teardown
+    bring.db = lambda: json.loads((tmp_path / "db.json").read_text())
+    bring.said = lambda: (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
+    bring.capability = tmp_path / "capability"
+    return bring
+
+
+def test_by_default_files_are_written_and_nothing_is_loaded(switch):
+    assert switch(load=False, check=True) == switch(load=False)
+    assert switch(load=False) == []
+    assert json.loads((switch.root / "etc/sonic/faultbed.json").read_text())["PFC_WD"]
+    assert (switch.root / "etc/sonic/faultbed-bgpd.conf").read_text() == (GOLDEN / "leaf.bgpd.conf").read_text()
+    assert (switch.root / "etc/sonic/frr/bgpd.conf").read_text() == "! theirs\n"
+    assert switch.said() == []
+    assert switch.db() == BEFORE
+
+
+def test_it_is_loaded_once_and_returned_as_found(switch):
+    would = switch(check=True)
+    assert switch.db() == BEFORE
+    assert switch() == would
+    assert switch.result == {"loaded": True, "left_out": []}
+    now = switch.db()
+    assert now["PORT|Ethernet0"] == {"lanes": "1,2,3,4", "mtu": "9216", "admin_status": "up", "speed": "400000"}
+    assert now["SWITCH_HASH|GLOBAL"] == {"ecmp_hash@": ",".join(FIELDS), "lag_hash@": "DST_IP"}
+    assert now["BUFFER_PG|Ethernet0|3"] == {"profile": "FAULTBED_LOSSLESS_IN"}
+    assert now["PORT|Ethernet4"] == BEFORE["PORT|Ethernet4"]
+    assert switch() == []
+    assert [line for line in switch.said() if line.startswith(("config", "systemctl"))] == [
+        "config load -y /etc/sonic/faultbed.json", "systemctl restart bgp",
+    ]  # fmt: skip
+    assert switch.teardown(check=True)
+    assert switch.db() == now
+    switch.teardown()
+    assert switch.db() == BEFORE
+    assert (switch.root / "etc/sonic/frr/bgpd.conf").read_text() == "! theirs\n"
+    assert not (switch.root / "etc/sonic/faultbed.json").exists()
+    assert switch.said()[-1] == "systemctl restart bgp", "last: it has to read its old file"
+    assert switch.teardown() == []
+
+
+def test_what_refers_to_an_entry_goes_before_it(switch):
+    """A profile that a queue still uses cannot be taken away; nor an interface that has its address."""
+    switch()
+    switch.teardown()
+    gone = [line.split()[3] for line in switch.said() if "CONFIG_DB DEL" in line]
+    assert gone.index("QUEUE|Ethernet0|3") < gone.index("WRED_PROFILE|FAULTBED_ROCE")
+    assert gone.index("BUFFER_PG|Ethernet0|3") < gone.index("BUFFER_PROFILE|FAULTBED_LOSSLESS_IN")
+    assert gone.index("PORT_QOS_MAP|Ethernet0") < gone.index("DSCP_TO_TC_MAP|FAULTBED")
+    assert "INTERFACE|Ethernet0" not in gone, "that was there before"
+
+
+def test_a_changed_wish_and_somebody_else_s_change_do_not_lose_what_was_found(switch):
+    switch()
+    slower = json.loads(json.dumps(HOSTVARS))
+    slower["faultbed_ports"][0]["mtu"] = 4200
+    assert len(switch(variables=slower)) == 2
+    assert switch.db()["PORT|Ethernet0"]["mtu"] == "4200"
+    switch()
+    switch.teardown()
+    assert switch.db() == BEFORE
+
+
+def test_a_saved_configuration_is_saved_again_after_the_teardown(switch):
+    switch(save=True)
+    switch.teardown()
+    assert [line for line in switch.said() if line == "config save -y"] == ["config save -y"] * 2
+    assert switch.said()[-1] == "config save -y"
+
+
+def test_a_switch_hashes_on_the_qp_only_where_it_tells_that_it_can(switch):
+    with pytest.raises(switch.role.StateError, match="set sonic_switch_hash_qp to false"):
+        switch(qp=True)
+    assert switch.db() == BEFORE
+    assert not (switch.root / "etc/sonic/faultbed.json").exists()
+    switch.capability.write_text(f"{{'HASH|NATIVE_HASH_FIELD_LIST': '{','.join(FIELDS)},RDMA_BTH_DEST_QP'}}")
+    switch(qp=True)
+    assert switch.db()["SWITCH_HASH|GLOBAL"]["ecmp_hash@"].endswith(",RDMA_BTH_DEST_QP")
+
+
+def test_a_switch_that_tells_nothing_of_its_hash_is_left_as_it_is_and_that_is_said(switch):
+    switch.capability.write_text("{}")
+    switch()
+    assert switch.db()["SWITCH_HASH|GLOBAL"] == BEFORE["SWITCH_HASH|GLOBAL"]
+    assert switch.result["left_out"] == [f"SWITCH_HASH: the switch does not tell that it hashes on {', '.join(FIELDS)}"]
+
+
+DCB = """\
+#!{python}
+# iproute2's dcb of one port, over its state in a file, as dcb-pfc(8) and dcb-app(8) have it.
+import json, pathlib, sys
+path = pathlib.Path({state!r})
+state, words = json.loads(path.read_text()), [word for word in sys.argv[1:] if word != "-N"]
+table = "pfc" if words[0] == "pfc" else "app"
+pairs = [word.split(":") for word in words[5:]]
+if words[1] == "show":
+    print("prio-pfc" if table == "pfc" else "dscp-prio", *(f"{{k}}:{{v}}" for k, v in state[table].items()))
+elif words[1] == "del":
+    for key, value in pairs:
+        assert state[table].pop(key) == value
+else:
+    state[table].update(pairs)
+path.write_text(json.dumps(state))
+"""
+
+
+def test_a_linux_switch_pauses_and_maps_as_the_profile_says_and_comes_back(
+    tmp_path,
+    monkeypatch,
+    program,
+    found,
+    changes,
+):
+    role, state = program("frr_switch"), tmp_path / "state.json"
+    before = {"pfc": {str(number): "off" for number in range(8)}, "app": {"0": "0", "26": "1"}}
+    state.write_text(json.dumps(before))
+    (tmp_path / "dcb").write_text(DCB.format(python=sys.executable, state=str(state)))
+    (tmp_path / "dcb").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def bring(*, check=False):
+        made = changes(check=check)
+        one = found("frr_switch", made, folder=str(tmp_path / "found"))
+        role._pfc(one, "swp1", [3])
+        role._dscp(one, "swp1", HOSTVARS["faultbed_dscp_map"])
+        return [line.partition(":")[0] for line in made.made]
+
+    assert bring(check=True) == bring() == ["swp1 PFC", "swp1 DSCP 26", "swp1 DSCP 48"]
+    assert bring() == []
+    assert json.loads(state.read_text())["pfc"]["3"] == "on"
+    assert json.loads(state.read_text())["app"] == {"0": "0", "26": "3", "48": "6"}
+    found("frr_switch", changes(check=False), folder=str(tmp_path / "found")).put_back()
+    assert json.loads(state.read_text()) == before
+
+
+def test_a_port_without_dcb_says_so(program, found, changes, monkeypatch):
+    role = program("frr_switch")
+    monkeypatch.setattr(role, "run", lambda _argv: "")
+    with pytest.raises(role.StateError, match="set frr_switch_dcb to false"):
+        role._pfc(found("frr_switch", changes(check=True), folder="/nonexistent"), "swp1", [3])
