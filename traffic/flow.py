@@ -16,6 +16,7 @@ from traffic import metrics
 from traffic.engine import Engines, TrafficLab, endpoint
 from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Connection, Endpoint, Outcome, QpError, Rebuild, Sample, Window
+from traffic.rtt import Echo, echoes
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import samples_of
 
@@ -65,6 +66,8 @@ class FlowSpec:
     `transport` is rc, uc (writes and sends) or ud (sends of at most an MTU). Over the latter two nothing is
     acknowledged, sent again or held back: what came is counted by the receiver.
 
+    With `echo` every datagram is answered by a process at the other end, and both ends keep its times (`traffic.rtt`).
+
     With `admit`, all flows to an RNIC that have it send a chain when its host grants them one, and at most `admit` of
     those are under way (`traffic.node.admission`).
 
@@ -88,6 +91,7 @@ class FlowSpec:
     on_s: float = 0.0
     off_s: float = 0.0
     latency: bool = False
+    echo: bool = False
     duration_s: float | None = None
     messages: int | None = None
     depth: int = 0
@@ -148,6 +152,7 @@ class FlowResult:
     qp_errors: tuple[QpError, ...]
     rebuilds: tuple[Rebuild, ...]
     clock_error_ns: Mapping[str, int]
+    echoes: tuple[Echo, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -212,6 +217,8 @@ def _check_transport(spec: FlowSpec) -> None:
         raise UsageError(
             "an admitted flow sends when it is granted to: it has no rate, no bursts and no times of its own"
         )
+    if spec.echo and (spec.transport != "ud" or spec.duration_s is None):
+        raise UsageError("an echo is of datagrams (ud), for a duration: its end waits for the last answers")
     if spec.transport == "rc":
         return
     if spec.transport == "ud" and spec.message_bytes > spec.qp.mtu:
@@ -276,7 +283,7 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
     common = engine_spec(spec)
     counts = spec.transport != "rc"
-    kind = "unreliable" if counts else "admitted" if spec.admit else "flow"
+    kind = "echo" if spec.echo else "unreliable" if counts else "admitted" if spec.admit else "flow"
     there, here = common, common
     if spec.memory == "cuda":
         there, here = ({**common, "gpu": _gpu_at(lab.topology, end)} for end in (src, dst))
@@ -443,6 +450,7 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         qp_errors=tuple(item for item in running.qp_errors if item.connection in own),
         rebuilds=tuple(item for item in running.rebuilds if item.connection in own),
         clock_error_ns=running.clock_error_ns,
+        echoes=echoes(sent.get("stamps", ()), running.done.get(f"rx{suffix}", {}).get("stamps", ())),
     )
 
 

@@ -13,9 +13,16 @@ import time
 import types
 from types import SimpleNamespace
 
-VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4}
+VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4, "send-imm": 5}
 TICK_NS = 50_000_000
-USERS = ("task", "lane", "rank", "flow", "admission")
+USERS = ("task", "lane", "rank", "flow", "admission", "unreliable", "echo")
+PYVERBS = {
+    "pyverbs": (),
+    "pyverbs.enums": ("IBV_QPT_UC", "IBV_QPT_UD"),
+    "pyverbs.addr": ("AH", "AHAttr"),
+    "pyverbs.qp": ("QP", "QPAttr", "QPCap", "QPInitAttr"),
+}
+"""Only named by what is imported here, never called: queue pairs are this fabric's."""
 
 
 class Request:
@@ -74,6 +81,13 @@ def modules(monkeypatch):
         recv_request=lambda *_: object(), gid_of=str,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    for name, inside in PYVERBS.items():
+        made = types.ModuleType(name)
+        made.__dict__.update(dict.fromkeys(inside))
+        monkeypatch.setitem(sys.modules, name, made)
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, made)
     for name in USERS:
         monkeypatch.delitem(sys.modules, f"traffic.node.{name}", raising=False)
     found = SimpleNamespace(**{name: importlib.import_module(f"traffic.node.{name}") for name in USERS})
@@ -139,9 +153,9 @@ class Fabric:
         _, _, conn, chain = item
         self.data_under_way -= any(data for _, _, data, *_ in chain)
         for opcode, remote, data, imm, wr_id, signalled in chain:
-            if data:
+            if data and remote:  # a send has no place to go to
                 ctypes.memmove(remote, data, len(data))
-            if opcode == VERBS["write-imm"]:
+            if opcode in (VERBS["write-imm"], VERBS["send-imm"]):
                 conn.other.task.on_recv(conn.other, imm, now_ns)
             if signalled:
                 conn.task.completion(conn, SimpleNamespace(status=0, wr_id=wr_id), now_ns)

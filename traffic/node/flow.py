@@ -142,7 +142,7 @@ class FlowSender(Task):
         for made, _ in lane.keep:
             if self.verb == "atomic":
                 made.set_wr_atomic(conn.peer["rkey"], conn.peer["base"], 1, 0)
-            elif self.verb != "send":
+            elif self.verb not in ("send", "send-imm"):
                 made.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
         if self.window is not None:
             for _ in range(2 * CREDITS_IN_FLIGHT):
@@ -230,11 +230,19 @@ class FlowSender(Task):
         lane.ahead += lane.batch
         if lane.left is not None:
             lane.left -= lane.batch
-        if self.latencies_ns is not None:
-            lane.posted_ns[index] = time.monotonic_ns()
+        self.leaves(conn, index)
         self.posted(conn, now_ns)
         conn.rc.post_send(lane.heads[index])
         return True
+
+    def leaves(self, conn: Conn, index: int) -> None:
+        """Chain `index` of a connection is posted right now."""
+        if self.latencies_ns is not None:
+            self.lanes[conn.number].posted_ns[index] = time.monotonic_ns()
+
+    def extras(self) -> dict[str, Any]:
+        """What is told at the end, besides what every flow tells."""
+        return {}
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         if conn.state in ("joined", "up"):
@@ -300,6 +308,7 @@ class FlowSender(Task):
                     }
                     for number, lane in self.lanes.items()
                 ],
+                **self.extras(),
             )
 
     def close(self) -> None:
