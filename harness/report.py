@@ -102,7 +102,7 @@ def render_html(run: RunDir) -> str:
     verdict, measured = run.read_verdict(), run.read_measurements()
     observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
     recorded = run.read_telemetry()
-    findings = attribute(measured, flights)
+    findings = attribute(measured, flights, run.read_probes())
     waits = packet_stalls.waits(measured, packets, findings) if packets else ()
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]

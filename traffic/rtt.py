@@ -89,6 +89,11 @@ class PathTimes:
         return (*self.path, *self.back[1:])
 
     @property
+    def crossed(self) -> frozenset[tuple[str, ...]]:
+        """The directed links and the nodes among them."""
+        return Probes(path=self.places, sent=1, lost=0).places
+
+    @property
     def times(self) -> float | None:
         """The median over that of paths like it."""
         return self.network.median_ns / self.like_ns if self.network and self.like_ns else None
@@ -173,9 +178,7 @@ def locate(paths: Sequence[PathTimes]) -> tuple[SlowPlace, ...]:
 
 
 def _over(paths: Sequence[PathTimes], place: tuple[str, ...]) -> float:
-    crossing = [
-        one.times for one in paths if one.times is not None and place in Probes(path=one.places, sent=1, lost=0).places
-    ]
+    crossing = [one.times for one in paths if one.times is not None and place in one.crossed]
     return percentile(crossing, 50)
 
 
