@@ -46,7 +46,7 @@ def counters(
             time.sleep(seconds)
             found = _moved(found, _matching(lab, nodes, pattern))
         if prometheus:
-            click.echo(exposition(lab.name, found), nl=False)
+            click.echo(exposition(lab.name, found, increments=seconds is not None), nl=False)
         elif as_json:
             session.json(found)
         else:

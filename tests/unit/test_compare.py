@@ -116,6 +116,12 @@ def test_less_bandwidth_is_a_regression_and_more_is_none():
     assert regressions([*runs, past(9, **{"busbw.mean": 13.0})]) == ()
 
 
+def test_of_effective_time_less_is_worse():
+    runs = [past(number, ettr=value) for number, value in enumerate([0.95, 0.951, 0.949, 0.95])]
+    assert len(regressions([*runs, past(9, ettr=0.6)])) == 1
+    assert regressions([*runs, past(9, ettr=0.99)]) == ()
+
+
 def test_a_pass_that_turns_into_a_fail_is_one():
     (found,) = regressions([past(1), past(2, verdict="FAIL")])
     assert found.metric == "verdict"
