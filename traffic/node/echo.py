@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["EchoReceiver", "EchoSender"]
 
 ANSWERS = 8
+ANSWERED = 64
+"""Receives that a prober posts for answers: all queue pairs of an RNIC share one completion queue."""
 MOST_STAMPS = 20_000
 """Of one task; later probes are sent and answered, but their times are not kept."""
 
@@ -38,12 +40,12 @@ class EchoSender(UnreliableSender):
         self.kept = self.waiting = 0
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
-        return self.spec["depth"], RECEIVES
+        return self.spec["depth"], ANSWERED
 
     def joined(self, conn: Conn) -> None:
         super().joined(conn)
         self.stamps.setdefault(conn.number, [])
-        for _ in range(RECEIVES):
+        for _ in range(ANSWERED):
             conn.rc.post_recv(self.answer)
 
     def leaves(self, conn: Conn, index: int) -> None:
