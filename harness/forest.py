@@ -54,10 +54,10 @@ class Forest:
     ticks: tuple[Tick, ...]
 
 
-def forest(rows: Sequence[Row], *, scale: Sequence[Row] = ()) -> Forest:
-    """Marks of the rows that have a ratio, in their order, on the scale of `scale` (these rows, if it is empty)."""
-    shown = [row for row in rows if row.ratio is not None and row.ratio > 0]
-    reach = _reach(scale or shown)
+def forest(rows: Sequence[Row]) -> Forest:
+    """Marks of the rows that have a ratio, in their order; a ratio of 0 lies beyond any scale."""
+    shown = [(row, row.ratio) for row in rows if row.ratio is not None]
+    reach = _reach([row for row, _ in shown])
 
     def place(ratio: float) -> float:
         if ratio <= 0 or math.isinf(ratio):
@@ -65,14 +65,14 @@ def forest(rows: Sequence[Row], *, scale: Sequence[Row] = ()) -> Forest:
         return min(max(50 + 50 * math.log(ratio) / reach, 0.0), 100.0)
 
     marks = []
-    for row in shown:
+    for row, ratio in shown:
         ends = [end for one in (row.interval, row.own) if one is not None for end in (one.low, one.high)]
-        ends.append(row.ratio or 1.0)
+        ends.append(ratio)
         own, wide = row.own, row.interval
         marks.append(
             Mark(
                 row=row,
-                dot=place(row.ratio or 1.0),
+                dot=place(ratio),
                 left=None if wide is None else place(wide.low),
                 width=0.0 if wide is None else place(wide.high) - place(wide.low),
                 own_left=None if own is None else place(own.low),

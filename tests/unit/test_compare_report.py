@@ -166,6 +166,16 @@ def test_a_run_without_faults_or_samples_still_has_a_page(tmp_path):
     assert "both begin at 0" in text_of(page_of(quiet, b))
 
 
+def test_every_metric_of_both_runs_is_on_the_page(tmp_path):
+    """What fell to 0 in B, too: its ratio is 0, and no logarithm."""
+    run = synthetic_run()
+    a, b = finished(tmp_path, msgspec.structs.replace(run, qp_errors=5), name="a"), finished(tmp_path, run, name="b")
+    rows = compare(a.read_measurements(), b.read_measurements())
+    html = compare_report.render_html(a, b, rows)
+    assert [row.metric for row in rows if f"<code>{row.metric}</code>" not in html] == []
+    assert next(row.ratio for row in rows if row.metric == "qp_errors") == 0
+
+
 def test_what_the_runs_say_is_escaped(tmp_path):
     run = synthetic_run()
     plan = msgspec.structs.replace(run.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL})

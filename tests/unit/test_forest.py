@@ -34,7 +34,13 @@ def test_what_reaches_beyond_the_scale_is_cut_and_told():
 
 
 def test_a_row_without_a_ratio_has_no_mark():
-    assert forest([row(None), row(0.0)]).marks == ()
+    assert forest([row(None)]).marks == ()
+
+
+def test_what_came_down_to_nothing_is_beyond_the_scale_and_not_gone():
+    """Five queue pairs lost in A and none in B."""
+    (mark,) = forest([row(0.0)]).marks
+    assert (mark.dot, mark.below, mark.above) == (0, True, False)
 
 
 ratios = st.floats(min_value=1e-6, max_value=1e6)
