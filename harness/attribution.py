@@ -13,7 +13,8 @@ How each is told:
     loss           gaps at receivers (out_of_seq_request), NAKs at senders (rcvd_seq_err), timers and duplicates,
                    against the signature that each link would leave (`harness.signatures`)
     silent-host    the same, of a host that hangs: timers at its peers, no gap anywhere, no packet missing in a switch
-    congestion     CE marks, placed by the same signatures
+    congestion     CE marks, placed by the same signatures; or, where a run holds probes, a link or switch that makes
+                   round trips long (a queue, a delay, a limited rate: `harness.slow_ways`)
     slow-rank      the detector of slow ranks (`harness.slow_ranks`), or the one GPU that counted throttling
     gpu-error      a GPU's driver told the kernel's log of errors (XID events)
     lost-rank      a flight recorder ends before the others' (`harness.stalls`)
@@ -38,16 +39,19 @@ import numpy as np
 from harness.findings import NOTHING, Finding, Place
 from harness.measurements import Measurements
 from harness.observe import counter_deltas
+from harness.places import place_of_link, place_of_switch
 from harness.signatures import Signs, crosses, match, out_of_retries
 from harness.slow_ranks import slow_ranks
+from harness.slow_ways import with_round_trips
 from harness.stalls import culprit
 from testbed.counters import STATES
 from testbed.onnode.xid import event
 from testbed.topology import Link, Topology
 from traffic.flight import Flight
 from traffic.results import Standstill
+from traffic.rtt import PathTimes
 
-__all__ = ["attribute", "place_of_link", "place_of_switch"]
+__all__ = ["attribute"]
 
 _OUTSTANDING = 5
 """A wait is long from so many times the usual."""
@@ -68,8 +72,13 @@ _FEW = 3
 """Gaps fewer than these may follow from a link that went down."""
 
 
-def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Finding, ...]:
-    """Findings, the surest first; `NOTHING` alone when there is none."""
+def attribute(
+    run: Measurements, flights: Sequence[Flight] = (), paths: Sequence[PathTimes] = ()
+) -> tuple[Finding, ...]:
+    """Findings, the surest first; `NOTHING` alone when there is none.
+
+    `paths` are the round trips of probes, where a run holds some.
+    """
     blind = msgspec.structs.replace(run, faults=())
     deltas = counter_deltas(blind)
     rebooted = _rebooted(blind)
@@ -85,21 +94,8 @@ def attribute(run: Measurements, flights: Sequence[Flight] = ()) -> tuple[Findin
     found += _storage(blind)
     found += _low_memory(blind, deltas)
     found += _busy(blind, deltas, {one.name.partition(":")[0] for one in found})
+    found = with_round_trips(blind.topology, found, paths)
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)
-
-
-def place_of_link(topology: Topology, link: Link) -> Place:
-    """What kind of place a link is."""
-    if not link.is_uplink:
-        return "host-link"
-    roles = {topology.switch_by_name[end.node].role for end in (link.a, link.b)}
-    return "zone-uplink" if "atsw" in roles else "rtsw-ctsw-link"
-
-
-def place_of_switch(topology: Topology, name: str) -> Place:
-    """What kind of place a switch is."""
-    role = topology.switch_by_name[name].role
-    return "rtsw" if role == "rtsw" else "ctsw" if role == "ctsw" else "zone-uplink"
 
 
 _Deltas = Mapping[str, Mapping[str, int]]

@@ -31,6 +31,7 @@ __all__ = [
     "INK",
     "LINE",
     "MUTED",
+    "OTHER",
     "SOFT",
     "STORAGE",
     "STYLE",
@@ -56,8 +57,9 @@ _INKS = {
     "#080808": "var(--wait)",
     "#090909": "var(--storage)",
     "#0a0a0a": "var(--fail)",
+    "#0b0b0b": "var(--other)",
 }
-INK, MUTED, LINE, GOODPUT, SOFT, COMPUTE, COMM, WAIT, STORAGE, FAIL = _INKS
+INK, MUTED, LINE, GOODPUT, SOFT, COMPUTE, COMM, WAIT, STORAGE, FAIL, OTHER = _INKS
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",

@@ -4,17 +4,18 @@ Each performance has the ratio B over A with its 99 % interval, and it is *worse
 interval says so; everything else is *no difference shown*, with how large one could hide in it. Job time is compared
 over the iterations that both finished. A recovery happened once in each run: one of each says nothing about the next.
 What differs from run to run anyhow is not in one pair: give the lab's noise floor (`harness.noise`) where it is known,
-and the interval of the job time is widened by it.
+and the intervals of what it knows (job time, and what follows from it: goodput, `jct_ratio`; the time of a collective,
+and with it `busbw.mean`) are widened by it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness import statistics
+from harness.differences import of_plans, words
 from harness.intervals import disturbed, iteration_times
 from harness.measurements import Measurements
 from harness.metrics import METRICS, lookup
@@ -27,13 +28,22 @@ from harness.timeline import finished_iterations
 __all__ = ["HIGHER_IS_BETTER", "Row", "Says", "compare", "differences"]
 
 Says = Literal["better", "worse", "no difference shown", "not comparable"]
-HIGHER_IS_BETTER = frozenset({"goodput.mean", "busbw.mean", "goodput_min_ratio", "iterations"})
+HIGHER_IS_BETTER = frozenset(
+    {"goodput.mean", "busbw.mean", "goodput_min_ratio", "iterations", "ettr", "slo_attainment"}
+)
 """Of all others less is better."""
+_FLOOR = {"job time": "job_time", "goodput.mean": "job_time", "jct_ratio": "job_time", "busbw.mean": "collective"}
+"""Which spread of a noise floor says how much a metric differs from run to run: a rate as the time that it is over."""
+_RUNS = {"jct_ratio": 4}
+"""Runs that a ratio of two such values rests on, each with its own noise; two, but a twin each for `jct_ratio`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One metric of both runs; `ratio` is B over A, None where there is none."""
+    """One metric of both runs; `ratio` is B over A, None where there is none.
+
+    `own` is what the two runs say by themselves; `interval`, which decides, is that widened by the lab's noise floor.
+    """
 
     metric: str
     unit: str
@@ -43,23 +53,12 @@ class Row:
     interval: Interval | None
     says: Says
     why: str
+    own: Interval | None = None
 
 
 def differences(a: Plan, b: Plan) -> tuple[str, ...]:
     """What makes two runs more than one change apart, in words; nothing: same experiment, seed, faults and lab."""
-    pairs: Mapping[str, tuple[object, object]] = {
-        "experiment": (a.experiment, b.experiment),
-        "seed": (a.seed, b.seed),
-        "inventory": (a.inventory[:12], b.inventory[:12]),
-        "version of faultbed": (a.faultbed, b.faultbed),
-    }
-    found = [f"{name}: {left} and {right}" for name, (left, right) in pairs.items() if left != right]
-    if a.workload != b.workload:
-        keys = sorted(key for key in {*a.workload, *b.workload} if a.workload.get(key) != b.workload.get(key))
-        found.append(f"workload: {', '.join(f'{key} {a.workload.get(key)} and {b.workload.get(key)}' for key in keys)}")
-    if a.faults != b.faults:
-        found.append("the faults, or when they come")
-    return tuple(found)
+    return words(of_plans(a, b))
 
 
 def compare(a: Measurements, b: Measurements, *, floor: NoiseFloor | None = None) -> tuple[Row, ...]:
@@ -70,7 +69,7 @@ def compare(a: Measurements, b: Measurements, *, floor: NoiseFloor | None = None
         right = seen_b.metrics.get(name)
         if right is not None and not (left.value is None and right.value is None):
             metric = METRICS.get(name) or lookup(name, seen_a.impacts)
-            rows.append(_row(name, metric.unit if metric else "s", left, right))
+            rows.append(_row(name, metric.unit if metric else "s", left, right, floor))
     return tuple(rows)
 
 
@@ -89,10 +88,7 @@ def _job_time(a: Measurements, b: Measurements, seen_a: Observed, seen_b: Observ
         quiet_control=~disturbed(a, seen_a.impacts, times_a),
         before=0,
     )
-    spread = floor.spreads.get("job_time") if floor else None
-    if interval is not None and spread is not None:
-        source = f"the lab's noise floor of {spread.runs} fault-free runs"
-        interval = statistics.widened(interval, math.sqrt(2) * spread.log_sd, source=source)
+    own, interval = interval, _widened("job time", interval, floor)
     ratio = float(times_b.sum() / times_a.sum())
     return Row(
         metric="job time",
@@ -103,19 +99,41 @@ def _job_time(a: Measurements, b: Measurements, seen_a: Observed, seen_b: Observ
         interval=interval,
         says=_says("job time", interval),
         why=f"the first {count} iterations; " + (str(interval) if interval else "too few to know their noise"),
+        own=own,
     )
 
 
-def _row(name: str, unit: str, left: Observation, right: Observation) -> Row:
-    ratio, interval, says, why = None, None, _same(left, right), right.detail
-    if isinstance(left.value, int | float) and isinstance(right.value, int | float) and left.value > 0:
-        ratio = float(right.value) / float(left.value)
-        if _once(left) or _once(right):
-            why = "it happened once in each run; only repeats can compare it"
-        elif left.interval and right.interval and not (left.censored or right.censored):
-            interval = statistics.ratio_interval(right.interval, left.interval, ratio)
-            says, why = _says(name, interval), str(interval) if interval else "one of the intervals reaches to 0"
-    return Row(metric=name, unit=unit, a=left.value, b=right.value, ratio=ratio, interval=interval, says=says, why=why)
+def _row(name: str, unit: str, left: Observation, right: Observation, floor: NoiseFloor | None) -> Row:
+    row = Row(
+        metric=name,
+        unit=unit,
+        a=left.value,
+        b=right.value,
+        ratio=None,
+        interval=None,
+        says=_same(left, right),
+        why=right.detail,
+    )
+    if not (isinstance(left.value, int | float) and isinstance(right.value, int | float) and left.value > 0):
+        return row
+    ratio = float(right.value) / float(left.value)
+    if _once(left) or _once(right):
+        return replace(row, ratio=ratio, why="it happened once in each run; only repeats can compare it")
+    if not (left.interval and right.interval) or left.censored or right.censored:
+        return replace(row, ratio=ratio)
+    own = statistics.ratio_interval(right.interval, left.interval, ratio)
+    interval = _widened(name, own, floor)
+    why = str(interval) if interval else "one of the intervals reaches to 0"
+    return replace(row, ratio=ratio, interval=interval, own=own, says=_says(name, interval), why=why)
+
+
+def _widened(name: str, interval: Interval | None, floor: NoiseFloor | None) -> Interval | None:
+    """The same interval with what runs differ by anyhow, where the lab's floor knows it."""
+    spread = floor.spreads.get(_FLOOR.get(name, "")) if floor else None
+    if interval is None or spread is None:
+        return interval
+    source = f"the lab's noise floor of {spread.runs} fault-free runs"
+    return statistics.widened(interval, math.sqrt(_RUNS.get(name, 2)) * spread.log_sd, source=source)
 
 
 def _once(one: Observation) -> bool:

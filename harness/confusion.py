@@ -8,17 +8,20 @@ confusion matrix, by its surest finding, and counts for "network or not".
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.attribution import attribute, place_of_link, place_of_switch
+from harness.attribution import attribute
 from harness.findings import Finding
 from harness.judge import unproven
 from harness.measurements import FaultRun, Measurements
+from harness.places import place_of_link, place_of_switch
 from harness.statistics import Interval, share_interval
 from testbed.topology import Topology
 from traffic.flight import Flight
+from traffic.rtt import PathTimes
 
 __all__ = ["CONFIDENT", "Score", "Truth", "score", "truths_of"]
 
@@ -70,16 +73,19 @@ def truths_of(run: Measurements) -> tuple[Truth, ...]:
     return tuple(_truth(fault, run.topology) for fault in run.faults if not (unproven(fault.receipt) or fault.doubts))
 
 
-def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]]) -> Score:
-    """Attribute each run blind, and hold it against its faults. Runs with faults that are in doubt are left out."""
+def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[PathTimes]] = ()) -> Score:
+    """Attribute each run blind, and hold it against its faults. Runs with faults that are in doubt are left out.
+
+    `probes` are the round trips that each run holds, in the same order; runs beyond its end hold none.
+    """
     counted = found = missed = false = single = right = network_right = 0
     matrix: Counter[tuple[str, str]] = Counter()
-    for run, flights in runs:
+    for (run, flights), paths in zip(runs, itertools.chain(probes, itertools.repeat(())), strict=False):
         truths = truths_of(run)
         if len(truths) != len(run.faults):
             continue
         counted += 1
-        findings = attribute(run, flights)
+        findings = attribute(run, flights, paths)
         said = [one for one in findings if one.confidence >= CONFIDENT and one.cause != "nothing"]
         named = [truth for truth in truths if any(truth.named_by(one) for one in said)]
         found, missed = found + len(named), missed + len(truths) - len(named)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-__all__ = ["goodput_chart", "iteration_cut_ms", "iterations_chart"]
+__all__ = ["goodput_chart", "iteration_cut_ms", "iterations_chart", "rolled"]
 
 _PARTS = (
     ("ingest_ns", STORAGE),
@@ -68,12 +68,12 @@ def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) 
         )
         top = figure.add_subplot(grid[0])
         _total_axes(top, observed, bands)
-        scale = max((float(_rolled(one, observed).max(initial=0)) for _, one in rows), default=0) or 1.0
+        scale = max((float(rolled(one, observed).max(initial=0)) for _, one in rows), default=0) or 1.0
         below = [figure.add_subplot(grid[1 + index], sharex=top) for index in range(len(rows))]
         for axes, (rank, one) in zip(below, rows, strict=True):
             times = (np.arange(len(one.bytes)) + 0.5) * one.step_ns / 1e9
-            axes.fill_between(times, _rolled(one, observed), color=SOFT, linewidth=0)
-            axes.plot(times, _rolled(one, observed), color=GOODPUT, linewidth=0.9)
+            axes.fill_between(times, rolled(one, observed), color=SOFT, linewidth=0)
+            axes.plot(times, rolled(one, observed), color=GOODPUT, linewidth=0.9)
             named_row(axes, names.get(rank, f"rank {rank}"), scale * 1.1, bands)
         time_axis([top, *below], run)
         return svg(figure, f"goodput-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.06)
@@ -103,7 +103,7 @@ def iterations_chart(run: Measurements, bands: Sequence[Band]) -> Chart | None:
     return twice(draw)
 
 
-def _rolled(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
+def rolled(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
     """Centred rolling mean in Mb/s, over the window that the judge used; shorter at both ends."""
     window_ns = observed.baseline.window_ns if observed.baseline else timeline.ROLLING_NS
     width = max(1, window_ns // one.step_ns)
@@ -119,9 +119,9 @@ def _total_axes(axes: Axes, observed: Observed, bands: Sequence[Band]) -> None:
         return
     times = np.arange(len(whole.bytes)) * whole.step_ns / 1e9
     raw = whole.bytes_per_s * 8 / 1e6
-    rolled = _rolled(whole, observed)
+    means = rolled(whole, observed)
     axes.fill_between(times, raw, step="post", color=SOFT, linewidth=0)
-    axes.plot(times + whole.step_ns / 2e9, rolled, color=GOODPUT, linewidth=1.8)
+    axes.plot(times + whole.step_ns / 2e9, means, color=GOODPUT, linewidth=1.8)
     top = float(raw.max(initial=0)) * 1.18 or 1.0
     axes.set_ylim(0, top)
     axes.set_ylabel("Mb/s, all ranks")

@@ -10,7 +10,7 @@ from harness.phases import Phase
 from harness.timeline import Impact
 from harness.verdict import Check
 
-__all__ = ["PhaseBar", "end_of_bound", "phase_bars", "recovery_check"]
+__all__ = ["PhaseBar", "RecoveryBar", "phase_bars", "phases_reach_ns", "reach_ns", "recovery_bar", "recovery_check"]
 
 _REACH = 4
 """Bounds so many times longer than a recovery are not drawn: its bars would vanish."""
@@ -31,15 +31,54 @@ class PhaseBar:
     broken: bool
 
 
-def phase_bars(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) -> tuple[PhaseBar, ...]:
-    """The phases that took time or have a bound, on the scale of this recovery, or of its bounds if they reach further.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryBar:
+    """A recovery as a bar, in percent of the scale: while the fault was in place, then after it was lifted.
+
+    `bound_left` is where its bound lies; None: it has none.
+    """
+
+    held: float
+    after: float
+    bound_left: float | None
+    bound: Check | None
+
+
+def reach_ns(impact: Impact, bound: Check | None) -> int:
+    """How far a recovery, its fault's window and its bound reach, in ns since the fault fired."""
+    return max(impact.recovery_ns, impact.cleared_ns - impact.fired_ns, _end_of_bound(bound, impact), 1)
+
+
+def recovery_bar(impact: Impact | None, bound: Check | None, *, whole_ns: int) -> RecoveryBar:
+    """The bar of one recovery on a scale of `whole_ns`; empty when nothing was measured."""
+    if impact is None:
+        return RecoveryBar(held=0, after=0, bound_left=None, bound=bound)
+    held_ns = min(impact.recovery_ns, impact.cleared_ns - impact.fired_ns)
+    return RecoveryBar(
+        held=100 * held_ns / whole_ns,
+        after=100 * (impact.recovery_ns - held_ns) / whole_ns,
+        bound_left=None if bound is None else 100 * _end_of_bound(bound, impact) / whole_ns,
+        bound=bound,
+    )
+
+
+def phases_reach_ns(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) -> float:
+    """How far phases reach, in ns since the fault fired; their bounds, too, if those are not far off."""
+    took_ns = max([1, impact.recovery_ns, *(one.end_ns - impact.fired_ns for one in steps)])
+    ends_ns = _ends_of_bounds(steps, impact, checks)
+    return max([took_ns, *(end_ns for end_ns in ends_ns.values() if end_ns <= _REACH * took_ns)])
+
+
+def phase_bars(
+    steps: Sequence[Phase], impact: Impact, checks: Sequence[Check], *, whole_ns: float | None = None
+) -> tuple[PhaseBar, ...]:
+    """The phases that took time or have a bound, on a scale of `whole_ns`; None: as far as these reach.
 
     None when there is but one, without a bound: that is the fault's own bar.
     """
-    bounds = {one.name: bound for one in steps if (bound := _bound_s(checks, f"recovery.{one.name}")) is not None}
-    took_ns = max([1, impact.recovery_ns, *(one.end_ns - impact.fired_ns for one in steps)])
-    ends_ns = {one.name: one.start_ns - impact.fired_ns + bounds[one.name] * 1e9 for one in steps if one.name in bounds}
-    whole_ns = max([took_ns, *(end_ns for end_ns in ends_ns.values() if end_ns <= _REACH * took_ns)])
+    bounds = _bounds_s(steps, checks)
+    ends_ns = _ends_of_bounds(steps, impact, checks)
+    whole_ns = phases_reach_ns(steps, impact, checks) if whole_ns is None else whole_ns
     bars = tuple(
         PhaseBar(
             phase=one,
@@ -53,6 +92,16 @@ def phase_bars(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) 
         if one.length_ns or one.name in bounds
     )
     return bars if len(bars) > 1 or bounds else ()
+
+
+def _bounds_s(steps: Sequence[Phase], checks: Sequence[Check]) -> dict[str, float]:
+    return {one.name: bound for one in steps if (bound := _bound_s(checks, f"recovery.{one.name}")) is not None}
+
+
+def _ends_of_bounds(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) -> dict[str, float]:
+    """Where the bound of each phase that has one lies, in ns since the fault fired."""
+    bounds = _bounds_s(steps, checks)
+    return {one.name: one.start_ns - impact.fired_ns + bounds[one.name] * 1e9 for one in steps if one.name in bounds}
 
 
 def _bound_s(checks: Sequence[Check], name: str) -> float | None:
@@ -72,7 +121,7 @@ def recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:
     return None
 
 
-def end_of_bound(check: Check | None, one: Impact) -> int:
+def _end_of_bound(check: Check | None, one: Impact) -> int:
     """Where a bound lies on the bar, in ns since the fault fired."""
     if check is None or not isinstance(check.bound, int | float):
         return 0

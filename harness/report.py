@@ -8,14 +8,12 @@ markup.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import msgspec
 from markupsafe import Markup
 
@@ -24,15 +22,17 @@ from harness import (
     counter_timeline,
     drawing_states,
     fabric_states,
+    fault_bands,
     gantt_plot,
     link_load,
     packet_stalls,
+    page,
     plots,
     step_gantt,
     summary,
 )
 from harness.attribution import attribute
-from harness.charts import Band, Chart
+from harness.charts import Band
 from harness.drawing import Mark, fabric_svg
 from harness.findings import Finding
 from harness.judge import unproven
@@ -41,21 +41,17 @@ from harness.metrics import METRICS, lookup
 from harness.observe import Observed, counter_deltas, observe
 from harness.packets.evidence import Evidence
 from harness.prediction import predictions
-from harness.quantities import format_bytes, format_duration, format_rate
-from harness.recovery_bars import PhaseBar, end_of_bound, phase_bars, recovery_check
+from harness.recovery_bars import PhaseBar, RecoveryBar, phase_bars, reach_ns, recovery_bar, recovery_check
 from harness.rundir import RunDir, open_run
 from harness.slow_ranks import slow_ranks
 from harness.stalls import Stall, stalls
 from harness.timeline import Impact
-from harness.verdict import Check, Receipt, VerdictFile
+from harness.verdict import Receipt, VerdictFile
 from testbed.errors import UsageError
 from testbed.telemetry import Change, Recorded
 from traffic.flight import Flight
 
 __all__ = ["render", "render_html"]
-
-_PALETTE = ("#d1495b", "#edae49", "#8f5aa8", "#00798c", "#5a7d2a", "#8c564b")
-"""For faults whose kind brought no colour; each differs from its neighbours in lightness, too."""
 
 _FIDELITY = {
     "real": "real cause, real effect",
@@ -66,7 +62,6 @@ _EPISODES = 60
 """Goings back that are shown one by one; packets.json has more."""
 _MARKED = 40
 """Flows with CE marks that are shown; packets.json has all."""
-_MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
 _MOST_LOST = 40
 """Queue pairs in the table; a fabric that is cut loses hundreds."""
 
@@ -83,10 +78,7 @@ class _FaultView:
     impact: Impact | None
     band: Band | None
     fidelity_means: str
-    held_share: float
-    after_share: float
-    bound_share: float | None
-    bound: Check | None
+    bar: RecoveryBar
     phases: tuple[PhaseBar, ...]
 
 
@@ -110,17 +102,17 @@ def render_html(run: RunDir) -> str:
     verdict, measured = run.read_verdict(), run.read_measurements()
     observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
     recorded = run.read_telemetry()
-    findings = attribute(measured, flights)
+    findings = attribute(measured, flights, run.read_probes())
     waits = packet_stalls.waits(measured, packets, findings) if packets else ()
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]
     marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.plan.target) for fault in faults]
     return (
-        _environment()
+        page.environment()
         .get_template("report.html.j2")
         .render(
             verdict=verdict,
-            mark=_MARKS[verdict.verdict],
+            mark=page.MARKS[verdict.verdict],
             headline=summary.headline(verdict),
             sentence=summary.sentence(verdict, measured, observed),
             workload=summary.describe_workload(measured),
@@ -132,12 +124,12 @@ def render_html(run: RunDir) -> str:
             facts=_facts(measured, observed),
             faults=faults,
             fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
-            goodput=_markup(plots.goodput_chart(measured, observed, bands)),
+            goodput=page.markup(plots.goodput_chart(measured, observed, bands)),
             **_loads(measured),
             **_over_time(measured, recorded, bands),
             **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
             gantts=_gantts(measured, observed, (faults, bands), flights=flights, waits=waits, findings=findings),
-            iterations=_markup(plots.iterations_chart(measured, bands)),
+            iterations=page.markup(plots.iterations_chart(measured, bands)),
             cut=_cut(measured),
             kernel=measured.kernel,
             most_lost=_MOST_LOST,
@@ -207,7 +199,7 @@ def _gantts(
         waits=waits,
         findings=findings,
     )
-    return [(one, _markup(gantt_plot.gantt_chart(one, bands))) for one in found]
+    return [(one, page.markup(gantt_plot.gantt_chart(one, bands))) for one in found]
 
 
 def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
@@ -219,7 +211,7 @@ def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequenc
     news = counter_timeline.news(recorded.changes, **inside)
     sampled = {node: one for node, one in _sampled(recorded, measured).items() if one}
     return {
-        "telemetry": _markup(counter_plot.counters_chart(measured, series, news, bands)) or {},
+        "telemetry": page.markup(counter_plot.counters_chart(measured, series, news, bands)) or {},
         "telemetry_series": series,
         "telemetry_shown": counter_timeline.MOST,
         "telemetry_news": news,
@@ -277,37 +269,6 @@ def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:
     }
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        duration=format_duration,
-        size=format_bytes,
-        rate=format_rate,
-        value=summary.format_value,
-        pretty=_pretty,
-        capitalize_first=lambda text: text[:1].upper() + text[1:],
-        verdict_mark=lambda name: _MARKS[str(name)],
-    )
-    return environment
-
-
-def _pretty(value: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode()
-
-
-def _markup(chart: Chart | None) -> Mapping[str, Markup] | None:
-    if chart is None:
-        return None
-    # Charts carry text only as matplotlib wrote it, which escapes XML.
-    return {"wide": Markup(chart.wide), "narrow": Markup(chart.narrow)}  # noqa: S704
-
-
 def _cut(run: Measurements) -> float | None:
     """Where the iterations chart cuts its bars, if it cuts any (ms)."""
     top_ms = plots.iteration_cut_ms(run.series)
@@ -315,59 +276,27 @@ def _cut(run: Measurements) -> float | None:
     return top_ms if cut else None
 
 
-def _colour(fault: FaultRun, index: int) -> str:
-    if fault.colour and re.fullmatch(r"#[0-9a-fA-F]{6}", fault.colour):
-        return fault.colour
-    return _PALETTE[index % len(_PALETTE)]
-
-
 def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list[_FaultView]:
-    longest_ns = max(
-        (max(one.recovery_ns, one.cleared_ns - one.fired_ns) for one in observed.impacts.values()),
-        default=1,
-    )
     bounds = {fault.plan.id: recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
-    longest_ns = max([longest_ns, *(end_of_bound(bounds[key], one) for key, one in observed.impacts.items())])
+    longest_ns = max((reach_ns(one, bounds[key]) for key, one in observed.impacts.items()), default=1)
     views = []
     for index, fault in enumerate(run.faults):
         one = observed.impacts.get(fault.plan.id)
-        bound = bounds[fault.plan.id]
-        held_ns = 0 if one is None else min(one.recovery_ns, one.cleared_ns - one.fired_ns)
         views.append(
             _FaultView(
                 number=index + 1,
-                colour=_colour(fault, index),
+                colour=fault_bands.colour(fault, index),
                 run=fault,
                 receipt=fault.receipt,
                 proven=not (unproven(fault.receipt) or fault.doubts),
                 impact=one,
-                band=_band(run, fault, index),
+                band=fault_bands.band(run, fault, index),
                 fidelity_means=_FIDELITY[fault.receipt.fidelity] if fault.receipt else "",
-                held_share=100 * held_ns / longest_ns,
-                after_share=0 if one is None else 100 * (one.recovery_ns - held_ns) / longest_ns,
-                bound_share=None if bound is None or one is None else 100 * end_of_bound(bound, one) / longest_ns,
-                bound=bound,
+                bar=recovery_bar(one, bounds[fault.plan.id], whole_ns=longest_ns),
                 phases=() if one is None else phase_bars(observed.phases.get(fault.plan.id, ()), one, verdict.checks),
             )
         )
     return views
-
-
-def _band(run: Measurements, fault: FaultRun, index: int) -> Band | None:
-    """The shaded window: from the first firing (else arming) to the removal, as the receipt has them."""
-    receipt = fault.receipt
-    if receipt is None:
-        return None
-    start, end = receipt.fired.first_ns or receipt.armed.get("at_ns"), receipt.cleared.get("at_ns")
-    if not isinstance(start, int):
-        return None
-    end = end if isinstance(end, int) else start + fault.plan.duration_ns
-    return Band(
-        start_s=(start - run.t0_ns) / 1e9,
-        end_s=(max(start, end) - run.t0_ns) / 1e9,
-        number=index + 1,
-        colour=_colour(fault, index),
-    )
 
 
 def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
@@ -396,7 +325,6 @@ def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
 
 
 def _metric_rows(observed: Observed) -> list[tuple[str, str, str]]:
-
     rows = []
     for name, one in observed.metrics.items():
         metric = METRICS.get(name) or lookup(name, observed.impacts)

@@ -14,6 +14,7 @@ report.html         all of it for people, in one file
 repro.sh            runs the same thing again
 flights.json        what each rank's flight recorder held, of a job that failed (traffic.flight)
 flights-asked-N.json  the same, each time that somebody asked for it while the run went on (harness.asked)
+probes.json         round trips while it ran, as `faultbed probe --json` tells them, where somebody put them here
 packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
 """
 
@@ -44,10 +45,17 @@ from harness.verdict import LeftOut, VerdictFile
 from testbed.errors import UsageError
 from testbed.telemetry import Recorded
 from traffic.flight import Flight
+from traffic.rtt import PathTimes
 
 __all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights"]
 
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
+
+
+class _Probes(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `probes.json`, what is used here."""
+
+    paths: tuple[PathTimes, ...] = ()
 
 
 class RunDir:
@@ -119,6 +127,12 @@ class RunDir:
             if (self.path / "flights.json").exists()
             else ()
         )
+
+    def read_probes(self) -> tuple[PathTimes, ...]:
+        """The round trips in `probes.json`; nothing: nobody probed."""
+        if not (self.path / "probes.json").exists():
+            return ()
+        return msgspec.json.decode(self._read("probes.json"), type=_Probes).paths
 
     def read_packets(self) -> Evidence | None:
         """Read `packets.json`; None: this run captured nothing."""

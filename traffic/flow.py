@@ -17,6 +17,7 @@ from traffic.engine import Engines, TrafficLab, endpoint
 from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Connection, Endpoint, Outcome, QpError, Rebuild, Sample, Window
 from traffic.rnr import Rnr, rnr_of
+from traffic.rtt import Echo, echoes
 from traffic.run import OnEvent, Running, begin
 from traffic.samples import samples_of
 
@@ -71,6 +72,8 @@ class FlowSpec:
     `transport` is rc, uc (writes and sends) or ud (sends of at most an MTU). Over the latter two nothing is
     acknowledged, sent again or held back: what came is counted by the receiver.
 
+    With `echo` every datagram is answered by a process at the other end, and both ends keep its times (`traffic.rtt`).
+
     With `admit`, all flows to an RNIC that have it send a chain when its host grants them one, and at most `admit` of
     those are under way (`traffic.node.admission`).
 
@@ -104,6 +107,7 @@ class FlowSpec:
     latency: bool = False
     late_receives_ms: float = 0.0
     check: bool = False
+    echo: bool = False
     duration_s: float | None = None
     messages: int | None = None
     depth: int = 0
@@ -168,6 +172,7 @@ class FlowResult:
     rnr: Rnr | None = None
     checked_bytes: int | None = None
     wrong_bytes: int | None = None
+    echoes: tuple[Echo, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -236,6 +241,8 @@ def _check_transport(spec: FlowSpec) -> None:
         raise UsageError(
             "an admitted flow sends when it is granted to: it has no rate, no bursts and no times of its own"
         )
+    if spec.echo and (spec.transport != "ud" or spec.duration_s is None):
+        raise UsageError("an echo is of datagrams (ud), for a duration: its end waits for the last answers")
     if spec.transport == "rc":
         return
     if spec.transport == "ud" and spec.message_bytes > spec.qp.mtu:
@@ -335,7 +342,8 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
     common = engine_spec(spec)
     counts = spec.transport != "rc"
     looks = spec.check and spec.verb != "read"
-    kind = "unreliable" if counts else "admitted" if spec.admit else "checked" if spec.check else "flow"
+    kinds = {"echo": spec.echo, "unreliable": counts, "admitted": spec.admit, "checked": spec.check, "flow": True}
+    kind = next(name for name, wanted in kinds.items() if wanted)
     there, here = common, common
     if spec.memory == "cuda":
         there, here = ({**common, "gpu": _gpu_at(lab.topology, end)} for end in (src, dst))
@@ -511,6 +519,7 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         qp_errors=errors,
         rebuilds=tuple(item for item in running.rebuilds if item.connection in own),
         clock_error_ns=running.clock_error_ns,
+        echoes=echoes(sent.get("stamps", ()), running.done.get(f"rx{suffix}", {}).get("stamps", ())),
     )
 
 

@@ -2,23 +2,25 @@
 
 Each RNIC sends to one in its own rack and to one in every other rack, so that every host's link carries probes in both
 directions, and every uplink most probably: which one they took is asked of the switches' kernels, and what was not
-covered is said. Where they are lost is for `traffic.tomography`.
+covered is said. Where they are lost is for `traffic.tomography`. Each that arrives is answered by the process at the
+other end, which tells the network's round trip from what that process took: `traffic.rtt`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from testbed.errors import LabError, UsageError
 from testbed.lab import Lab
 from testbed.topology import Topology
-from traffic import flow, tomography
+from traffic import flow, rtt, tomography
 from traffic.entropy import ways
 from traffic.flow import FlowSpec, FlowsResult
 from traffic.plan import QpParams
 from traffic.results import Connection
+from traffic.rtt import Echo, PathTimes, SlowPlace
 from traffic.run import OnEvent
 from traffic.tomography import Probes, Suspect
 
@@ -42,6 +44,8 @@ class ProbeSpec:
 class ProbeResult:
     """What became of the probes.
 
+    `paths` are the round trips by way there and back, `slow` the places that make them long; `stamps` says whose times
+    they are.
     `uncovered` are directed links that none of them took; `moved` how many paths changed meanwhile: their probes are
     left out.
     """
@@ -52,11 +56,15 @@ class ProbeResult:
     links: Mapping[str, tuple[int, int]]
     uncovered: tuple[str, ...]
     moved: int
+    paths: tuple[PathTimes, ...] = ()
+    slow: tuple[SlowPlace, ...] = ()
+    stamps: str = rtt.STAMPS
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         found = asdict(self)
         found["suspects"] = [{**asdict(one), "names": one.names} for one in self.suspects]
+        found["slow"] = [{**asdict(one), "names": one.names} for one in self.slow]
         return found
 
 
@@ -119,18 +127,20 @@ def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResu
             spread="round-robin",
             rate_bps=spec.per_s * spec.qps * spec.size_bytes * 8,
             duration_s=spec.duration_s,
+            echo=True,
             qp=spec.qp,
         )
         for src, dst in chosen
     ]
     with flow.start_all(lab, specs, on_event) as running:
-        before = _ways(lab, running.connections)
+        before, before_back = _ways(lab, running.connections), _ways(lab, _turned(running.connections))
         result = running.wait(spec.duration_s + PATIENCE_S)
     if result.outcome == "failed":
         raise LabError(f"the probes failed: {result.where}")
-    after = _ways(lab, result.connections)
+    after, after_back = _ways(lab, result.connections), _ways(lab, _turned(result.connections))
     same = {index: way for index, way in after.items() if before.get(index) == way}
-    probes = _probes(result, same)
+    back = {index: way for index, way in after_back.items() if before_back.get(index) == way}
+    probes, paths = _probes(result, same), _round_trips(result, same, back)
     return ProbeResult(
         spec=spec,
         probes=probes,
@@ -138,7 +148,37 @@ def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResu
         links={" -> ".join(link): count for link, count in sorted(tomography.links_of(probes).items())},
         uncovered=uncovered(lab.topology, probes),
         moved=len(after) - len(same),
+        paths=paths,
+        slow=rtt.locate(paths),
     )
+
+
+def _turned(connections: Sequence[Connection]) -> list[Connection]:
+    """The same queue pairs as their answers go: from the other end, which ECMP may send over another spine."""
+    return [
+        replace(
+            one,
+            src=one.dst,
+            dst=one.src,
+            src_ip=one.dst_ip,
+            dst_ip=one.src_ip,
+            lqpn=one.rqpn,
+            rqpn=one.lqpn,
+        )
+        for one in connections
+    ]
+
+
+def _round_trips(
+    result: FlowsResult, there: Mapping[int, tuple[str, ...]], back: Mapping[int, tuple[str, ...]]
+) -> tuple[PathTimes, ...]:
+    """The times of all probes whose way there and way back stayed the same, by these ways."""
+    by_path: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Echo]] = {}
+    for one in result.flows:
+        for echo in one.echoes:
+            if echo.connection in there and echo.connection in back:
+                by_path.setdefault((there[echo.connection], back[echo.connection]), []).append(echo)
+    return rtt.times_of(by_path)
 
 
 def _ways(lab: Lab, connections: Sequence[Connection]) -> dict[int, tuple[str, ...]]:

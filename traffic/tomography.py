@@ -28,7 +28,10 @@ LEAST_GAIN = 12.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
-    """Probes that went one way: the nodes that they cross, RNICs (`host1:rxe0`) at both ends; sent, and lost."""
+    """Probes that went one way: the nodes that they cross, RNICs (`host1:rxe0`) at both ends; sent, and lost.
+
+    Or that went there and back: then their path does, too.
+    """
 
     path: tuple[str, ...]
     sent: int
@@ -37,7 +40,7 @@ class Probes:
     @property
     def places(self) -> frozenset[tuple[str, ...]]:
         """Directed links, then nodes; a host is a node of its own, whatever the RNIC."""
-        nodes = {(node,) for node in self.path} | {(end.partition(":")[0],) for end in (self.path[0], self.path[-1])}
+        nodes = {(node,) for node in self.path} | {(node.partition(":")[0],) for node in self.path}
         return frozenset(itertools.pairwise(self.path)) | nodes
 
 
@@ -71,16 +74,21 @@ def links_of(probes: Sequence[Probes]) -> dict[tuple[str, str], tuple[int, int]]
     return found
 
 
-def locate(probes: Sequence[Probes]) -> tuple[Suspect, ...]:
-    """Places that lose, the most telling first; nothing: no more is lost than anywhere."""
+def locate(
+    probes: Sequence[Probes], *, background: float = BACKGROUND, least_share: float = 0.0
+) -> tuple[Suspect, ...]:
+    """Places that lose, the most telling first; nothing: no more is lost than anywhere.
+
+    `background` is the share that is lost anyhow; a place of which no more than `least_share` is lost is not named.
+    """
     left, found = [one for one in probes if one.sent], []
-    while best := _best(left):
+    while best := _best(left, background, least_share):
         found.append(best)
         left = [one for one in left if best.place not in one.places]
     return tuple(found)
 
 
-def _best(probes: Sequence[Probes]) -> Suspect | None:
+def _best(probes: Sequence[Probes], background: float, least_share: float) -> Suspect | None:
     crossing: dict[tuple[str, ...], list[int]] = {}
     for number, one in enumerate(probes):
         for place in one.places:
@@ -91,7 +99,7 @@ def _best(probes: Sequence[Probes]) -> Suspect | None:
     found = None
     for those_numbers, places in alike.items():
         those = [probes[number] for number in those_numbers]
-        gain = _gain(those)
+        gain = _gain(those, background, least_share)
         if gain > (found.gain if found else LEAST_GAIN):
             # Links before nodes: they say more.
             place, *others = sorted(places, key=lambda place: (-len(place), place))
@@ -100,12 +108,12 @@ def _best(probes: Sequence[Probes]) -> Suspect | None:
     return found
 
 
-def _gain(those: Sequence[Probes]) -> float:
+def _gain(those: Sequence[Probes], background: float, least_share: float) -> float:
     sent, lost = sum(one.sent for one in those), sum(one.lost for one in those)
     share = lost / sent
-    if share <= BACKGROUND:
+    if share <= max(background, least_share):
         return 0.0
-    return sum(_likelihood(one, share) - _likelihood(one, BACKGROUND) for one in those)
+    return sum(_likelihood(one, share) - _likelihood(one, background) for one in those)
 
 
 def _likelihood(one: Probes, share: float) -> float:

@@ -31,9 +31,11 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
 
     RUN_DIRS with faults that provably fired are the truth: precision, recall and the confusion matrix are over them.
     """
-    runs = [(run.path, run.read_measurements(), run.read_flights()) for run in map(open_run, run_dirs)]
-    found = {path: attribute_run(measured, flights) for path, measured, flights in runs}
-    total = confusion.score((measured, flights) for _, measured, flights in runs)
+    runs = [
+        (run.path, run.read_measurements(), run.read_flights(), run.read_probes()) for run in map(open_run, run_dirs)
+    ]
+    found = {path: attribute_run(measured, flights, probes) for path, measured, flights, probes in runs}
+    total = confusion.score(((measured, flights) for _, measured, flights, _ in runs), [probes for *_, probes in runs])
     if as_json:
         session.json(
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from harness import history as history_module
 from harness import noise as noise_module
 from harness import summary
 from harness.cli.context import Session, json_option, pass_session
-from harness.compare import compare, differences
+from harness.compare import Row, compare, differences
+from harness.differences import of_plans
 from harness.metrics import METRICS
-from harness.rundir import open_run
+from harness.rundir import RunDir, open_run
+from testbed.errors import UsageError
 from testbed.paths import lab_dir
 
 __all__ = ["COMMANDS"]
@@ -101,15 +104,18 @@ def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
 PAIR = 2
 
 
-def show_comparison(session: Session, first: Path, second: Path, *, as_json: bool) -> None:
-    """Print how run B compares with run A."""
+def show_comparison(session: Session, first: Path, second: Path, *, html: Path | None, as_json: bool) -> None:
+    """Print how run B compares with run A, and write the page of it: to `html`, else to B's directory."""
     a, b = open_run(first), open_run(second)
-    apart = differences(a.read_plan(), b.read_plan())
+    plans = a.read_plan(), b.read_plan()
+    apart = differences(*plans)
     measured = a.read_measurements()
     floor = noise_module.load(lab_dir(measured.lab), measured.workload)
     rows = compare(measured, b.read_measurements(), floor=floor)
+    page, why_not = _page(a, b, rows, html)
     if as_json:
-        session.json({"a": first, "b": second, "differ": apart, "metrics": [asdict(row) for row in rows]})
+        found = {"a": first, "b": second, "differ": apart, "metrics": [asdict(row) for row in rows]}
+        session.json({**found, "differences": [asdict(one) for one in of_plans(*plans)], "html": page})
         return
     colours = {"better": "green", "worse": "red"}
     session.table(
@@ -132,6 +138,20 @@ def show_comparison(session: Session, first: Path, second: Path, *, as_json: boo
         session.out.print(
             "no noise floor is kept for this lab and workload: what runs differ by anyhow is not in these"
         )
+    session.out.print(f"page {page}" if page else f"no page: {why_not}", soft_wrap=True)
+
+
+def _page(a: RunDir, b: RunDir, rows: Sequence[Row], html: Path | None) -> tuple[Path | None, str]:
+    """The page, or why there is none: somebody's archive may not be written to, and the numbers are wanted anyhow."""
+    # matplotlib takes a second to import, and most commands draw nothing.
+    from harness import compare_report  # noqa: PLC0415
+
+    try:
+        return compare_report.render(a, b, rows, html or compare_report.default_path(a, b)), ""
+    except UsageError as error:
+        if html is not None:
+            raise
+        return None, str(error)
 
 
 COMMANDS = (noise, history)

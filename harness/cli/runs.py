@@ -144,18 +144,28 @@ def _execute_all(
 @click.command()
 @click.argument("run_dirs", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--compare", is_flag=True, help="Hold the second of two runs against the first, with intervals.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the page of a comparison goes. Default: compare-with-<A>.html in B's directory.",
+)
 @json_option
 @pass_session
-def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, as_json: bool) -> None:
+def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html: Path | None, as_json: bool) -> None:
     """Write the report of a finished run again, from what its directory holds, and say how it ended.
 
-    With --compare, RUN_DIRS are two runs, A and B, of one experiment with one seed: what B does better or worse.
+    With --compare, RUN_DIRS are two runs, A and B, of one experiment with one seed: what B does better or worse,
+    printed, and drawn on one page (HTML, one file that works offline).
     """
     if compare:
         if len(run_dirs) != PAIR:
             raise click.UsageError("--compare takes two run directories, A and B")
-        show_comparison(session, *run_dirs, as_json=as_json)
+        show_comparison(session, *run_dirs, html=html, as_json=as_json)
         return
+    if html is not None:
+        raise click.UsageError(
+            "--html is the page of a comparison; the report of one run is written into its directory"
+        )
     if len(run_dirs) != 1:
         raise click.UsageError("one run directory, or two with --compare")
     found = rundir.open_run(run_dirs[0])

@@ -30,3 +30,24 @@ def test_probes_name_the_link_that_loses_and_nothing_else(lab, inject, traffic):
     assert "rtsw2 -> host3:rxe1" in found.names
     assert 0.1 < found.lost / found.sent < 0.3
     assert fault.clear().proved
+
+
+def test_probes_name_the_link_that_delays_and_tell_the_network_from_its_ends(lab, inject):
+    """First a healthy fabric; then one direction of one RNIC's link takes 200 ms longer, which no process does."""
+    healthy = probe.run(lab, SPEC)
+    assert healthy.suspects == (), healthy.suspects
+    answered = sum(one.answered for one in healthy.paths)
+    assert answered > 0.9 * sum(one.sent for one in healthy.paths)
+    assert not any("host3:rxe1" in name for one in healthy.slow for name in one.names), healthy.slow
+    fault = inject("packet.delay", "host3:rxe1", delay=200)
+    fault.arm()
+    hurt = probe.run(lab, SPEC)
+    fault.clear()
+    place = {"rtsw2 -> host3:rxe1", "host3:rxe1 -> rtsw2"}
+    found = [one for one in hurt.slow if place & set(one.names)]
+    assert len(found) == 1, hurt.slow
+    assert found[0] == hurt.slow[0]
+    assert found[0].times > 2
+    over = [one for one in hurt.paths if "host3:rxe1" in one.places and one.responder is not None]
+    others = [one for one in healthy.paths if "host3:rxe1" in one.places and one.responder is not None]
+    assert min(one.network.median_ns for one in over) > 3 * max(one.network.min_ns for one in others)

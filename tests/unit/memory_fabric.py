@@ -15,9 +15,16 @@ import types
 from collections import deque
 from types import SimpleNamespace
 
-VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4}
+VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4, "send-imm": 5}
 TICK_NS = 50_000_000
-USERS = ("task", "lane", "rank", "flow", "admission", "checked")
+USERS = ("task", "lane", "rank", "flow", "admission", "checked", "unreliable", "echo")
+PYVERBS = {
+    "pyverbs": (),
+    "pyverbs.enums": ("IBV_QPT_UC", "IBV_QPT_UD"),
+    "pyverbs.addr": ("AH", "AHAttr"),
+    "pyverbs.qp": ("QP", "QPAttr", "QPCap", "QPInitAttr"),
+}
+"""Only named by what is imported here, never called: queue pairs are this fabric's."""
 
 
 class Request:
@@ -79,6 +86,13 @@ def modules(monkeypatch):
         recv_request=lambda _id, mr, size=0, offset=0: SimpleNamespace(address=mr.buf + offset, size=size), gid_of=str,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    for name, inside in PYVERBS.items():
+        made = types.ModuleType(name)
+        made.__dict__.update(dict.fromkeys(inside))
+        monkeypatch.setitem(sys.modules, name, made)
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, made)
     for name in USERS:
         monkeypatch.delitem(sys.modules, f"traffic.node.{name}", raising=False)
     found = SimpleNamespace(**{name: importlib.import_module(f"traffic.node.{name}") for name in USERS})
@@ -183,9 +197,9 @@ class Fabric:
         for opcode, remote, data, imm, wr_id, signalled in chain:
             if opcode == VERBS["read"]:
                 ctypes.memmove(data[0], remote, data[1])
-            elif data and opcode != VERBS["send"]:
+            elif data and remote:  # a send has no place to go to
                 ctypes.memmove(remote, data, len(data))
-            if opcode in (VERBS["send"], VERBS["write-imm"]):
+            if opcode in (VERBS["send"], VERBS["send-imm"], VERBS["write-imm"]):
                 conn.other.task.on_recv(conn.other, imm, now_ns)
             if signalled:
                 conn.task.completion(conn, SimpleNamespace(status=0, wr_id=wr_id), now_ns)

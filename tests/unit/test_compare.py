@@ -13,10 +13,11 @@ from test_report import finished
 
 from harness import history
 from harness.cli.main import cli
-from harness.compare import compare, differences
+from harness.compare import _says, compare, differences
 from harness.history import Past, regressions
 from harness.noise import NoiseFloor, Spread
 from harness.plan import Plan
+from harness.statistics import Interval
 from testbed.errors import UsageError
 
 PLAN = Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={"size_bytes": 1}, faults=())
@@ -114,6 +115,13 @@ def test_less_bandwidth_is_a_regression_and_more_is_none():
     runs = [past(number, **{"busbw.mean": value}) for number, value in enumerate([10.0, 10.1, 9.9, 10.05])]
     assert len(regressions([*runs, past(9, **{"busbw.mean": 7.0})])) == 1
     assert regressions([*runs, past(9, **{"busbw.mean": 13.0})]) == ()
+
+
+@pytest.mark.parametrize("name", ["ettr", "slo_attainment", "goodput.mean"])
+def test_of_what_is_a_share_of_success_less_is_worse(name):
+    assert _says(name, Interval(low=0.6, high=0.8, method="")) == "worse"
+    assert _says(name, Interval(low=1.1, high=1.3, method="")) == "better"
+    assert _says("dip", Interval(low=0.6, high=0.8, method="")) == "better"
 
 
 def test_a_pass_that_turns_into_a_fail_is_one():

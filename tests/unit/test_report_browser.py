@@ -7,10 +7,12 @@ import re
 import chromium
 import pytest
 from synthetic_run import T0, synthetic_run
+from test_compare_report import otherwise, with_loads
 from test_counter_timeline import RECORDED
 from test_report import finished
 
-from harness import report
+from harness import compare_report, report
+from harness.compare import compare
 
 PROGRAM = chromium.installed()
 MOST_BYTES = 3 << 20
@@ -34,14 +36,27 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    a, b = finished(root, with_loads(synthetic_run()), name="a"), finished(root, otherwise(), name="b")
+    rows = compare(a.read_measurements(), b.read_measurements())
+    return compare_report.render(a, b, rows, compare_report.default_path(a, b))
+
+
+@pytest.fixture(params=["page", "comparison"])
+def either(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     with chromium.browser(PROGRAM, tmp_path_factory.mktemp("profile")) as started:
         yield started
 
 
 @pytest.mark.parametrize("width", [500, 1200])
-def test_nothing_is_wider_than_the_window(browser, page, width):
-    browser.open(page, width=width)
+def test_nothing_is_wider_than_the_window(browser, either, width):
+    browser.open(either, width=width)
 
     inside = browser.value("document.documentElement.clientWidth")
     assert inside <= width
@@ -50,8 +65,8 @@ def test_nothing_is_wider_than_the_window(browser, page, width):
 
 
 @pytest.mark.parametrize(("width", "seen", "hidden"), [(500, "narrow", "wide"), (1200, "wide", "narrow")])
-def test_each_width_has_its_own_charts(browser, page, width, seen, hidden):
-    browser.open(page, width=width)
+def test_each_width_has_its_own_charts(browser, either, width, seen, hidden):
+    browser.open(either, width=width)
 
     shown = f'[...document.querySelectorAll(".only-{seen} svg")].every(one => one.getBoundingClientRect().height > 50)'
     assert browser.value(shown)
@@ -60,13 +75,13 @@ def test_each_width_has_its_own_charts(browser, page, width, seen, hidden):
     )
 
 
-def test_nothing_but_the_file_is_asked_for(browser, page):
+def test_nothing_but_the_file_is_asked_for(browser, either):
     before = len(browser.requested)
-    browser.open(page, width=1200)
+    browser.open(either, width=1200)
 
-    assert browser.requested[before:] == [page.as_uri()]
-    assert not re.search(r"https?://(?!www\.w3\.org/)", page.read_text(encoding="utf-8"))
-    assert page.stat().st_size <= MOST_BYTES
+    assert browser.requested[before:] == [either.as_uri()]
+    assert not re.search(r"https?://(?!www\.w3\.org/)", either.read_text(encoding="utf-8"))
+    assert either.stat().st_size <= MOST_BYTES
 
 
 def test_a_moment_is_chosen_without_a_script(browser, page):
@@ -88,3 +103,36 @@ def test_print_shows_every_moment(browser, page):
 
     assert all(browser.value(SHOWN))
     assert browser.value("document.documentElement.scrollWidth") <= 1200
+
+
+def test_print_keeps_a_comparison_on_the_paper(browser, comparison):
+    browser.open(comparison, width=794)
+    browser.ask("Emulation.setEmulatedMedia", media="print")
+
+    assert browser.value("document.documentElement.scrollWidth") <= 794
+    assert browser.value(TOO_WIDE) == []
+
+
+@pytest.mark.parametrize("width", [500, 1200])
+def test_marks_of_a_forest_lie_on_its_axis(browser, comparison, width):
+    """Each dot lies within its interval, and 1 is where the axis says that it is."""
+    browser.open(comparison, width=width)
+
+    middles = browser.value(
+        """[...document.querySelectorAll(".forest")].map(table => {
+          const one = [...table.querySelectorAll(".scale i")].find(tick => tick.textContent === "1");
+          const box = one.getBoundingClientRect();
+          return [...table.querySelectorAll(".one")].map(
+            line => Math.abs((box.left + box.right) / 2 - line.getBoundingClientRect().left));
+        })"""
+    )
+    assert len(middles) == 2
+    assert all(table for table in middles)
+    assert max(apart for table in middles for apart in table) < 2
+    assert browser.value(
+        """[...document.querySelectorAll(".ratio")].filter(one => one.querySelector(".wide-ci")).every(one => {
+          const dot = one.querySelector(".dot").getBoundingClientRect(), x = (dot.left + dot.right) / 2;
+          const ci = one.querySelector(".wide-ci").getBoundingClientRect();
+          return ci.left - 1 <= x && x <= ci.right + 1;
+        })"""
+    )

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import telemetry_file
-from harness.prometheus import exposition
 from testbed import telemetry
 from testbed.clock import ClockOffset
 from testbed.errors import CommandFailed, Unreachable
@@ -158,13 +157,3 @@ def test_a_lab_starts_another_watcher_for_one_that_has_ended(lab):
     lab.channels[0].process.wait()
     assert "lo.mtu" in lab.ask("here", asked)["nodes"]["here"]
     assert len(lab.channels) == 2
-
-
-def test_prometheus_reads_counters_and_states():
-    """A family for each counter, what it is of as labels."""
-    assert exposition("soft", {"host1": {"rxe0.send_err": 2, "be0.carrier": 1}}) == (
-        "# TYPE faultbed_carrier gauge\n"
-        'faultbed_carrier{lab="soft",node="host1",device="be0"} 1\n'
-        "# TYPE faultbed_send_err counter\n"
-        'faultbed_send_err{lab="soft",node="host1",device="rxe0"} 2\n'
-    )

@@ -144,13 +144,14 @@ class CheckedSender(FlowSender):
                 made.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + slot * self.size)
                 made.imm_data = slot
 
-    def before(self, conn: Conn, index: int) -> None:
+    def leaves(self, conn: Conn, index: int) -> None:
         if self.verb == "read":
             self.buffer.write(self._offset(conn, index), bytes(self.size))
-            return
-        number = self.posted_messages[conn.number]
-        self.posted_messages[conn.number] = number + 1
-        self.buffer.write(self._offset(conn, index), self.content.of(conn.number, number))
+        else:
+            number = self.posted_messages[conn.number]
+            self.posted_messages[conn.number] = number + 1
+            self.buffer.write(self._offset(conn, index), self.content.of(conn.number, number))
+        super().leaves(conn, index)
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         if self.verb == "read":
@@ -160,5 +161,5 @@ class CheckedSender(FlowSender):
             self.wrong += looker.wrong
         super().on_send(conn, wr_id, now_ns)
 
-    def also_done(self) -> dict[str, Any]:
+    def extras(self) -> dict[str, Any]:
         return {"checked_bytes": self.checked, "wrong_bytes": self.wrong} if self.verb == "read" else {}

@@ -13,10 +13,10 @@ Requests                                                          answers and la
     {"do": "forget"}                                              forgotten
     {"do": "quit"}                                                (end of stdout)
 
-`kind` is rank, or flow_tx or flow_rx (or unreliable_, admitted_ or checked_). A connection is made, and made again
-after an error, by qp, connect, go on both ends; the controller pairs them. `forget` gives all tasks back, so that other
-work may follow on the same engine. What cannot be done is answered with {"event": "error", "error", "where"}. The end
-of stdin means that the controller is gone: everything is closed and the process ends.
+`kind` is rank, or flow_tx or flow_rx (or unreliable_, echo_, admitted_ or checked_). A connection is made, and made
+again after an error, by qp, connect, go on both ends; the controller pairs them. `forget` gives all tasks back, so that
+other work may follow on the same engine. What cannot be done is answered with {"event": "error", "error", "where"}. The
+end of stdin means that the controller is gone: everything is closed and the process ends.
 
 One thread: a selector waits on stdin, on the completion channels and on the GPU's socket. A waiting thread would hold
 the GIL inside pyverbs, and on one core two threads only take turns.
@@ -138,6 +138,10 @@ class Engine:
             from traffic.node.rank import RankTask  # numpy takes seconds to load on an emulated CPU
 
             return RankTask(*arguments, self.selector)
+        if kind.startswith("echo"):
+            from traffic.node.echo import EchoReceiver, EchoSender
+
+            return {"echo_tx": EchoSender, "echo_rx": EchoReceiver}[kind](*arguments)
         if kind.startswith("unreliable"):
             from traffic.node.unreliable import UnreliableReceiver, UnreliableSender
 

@@ -173,13 +173,6 @@ class FlowSender(Task):
         """How much memory it has for what it sends."""
         return int(self.spec["part_bytes"])
 
-    def before(self, conn: Conn, index: int) -> None:
-        """A chain is about to be posted, for the first time since it was idle."""
-
-    def also_done(self) -> dict[str, Any]:
-        """What else is told at the end."""
-        return {}
-
     def capacity(self, conn: Conn) -> tuple[int, int]:
         return self.spec["depth"], 2 * CREDITS_IN_FLIGHT
 
@@ -194,7 +187,7 @@ class FlowSender(Task):
         for made, _ in lane.keep:
             if self.verb == "atomic":
                 made.set_wr_atomic(conn.peer["rkey"], conn.peer["base"], 1, 0)
-            elif self.verb != "send":
+            elif self.verb not in ("send", "send-imm"):
                 made.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
         if self.window is not None:
             for _ in range(2 * CREDITS_IN_FLIGHT):
@@ -280,16 +273,23 @@ class FlowSender(Task):
             self.wake_ns = self.pacer.wake_ns
             return False
         index = lane.idle.popleft()
-        self.before(conn, index)
         lane.flying.append(index)
         lane.ahead += lane.batch
         if lane.left is not None:
             lane.left -= lane.batch
-        if self.latencies_ns is not None:
-            lane.posted_ns[index] = time.monotonic_ns()
+        self.leaves(conn, index)
         self.posted(conn, now_ns)
         conn.rc.post_send(lane.heads[index])
         return True
+
+    def leaves(self, conn: Conn, index: int) -> None:
+        """Chain `index` of a connection is posted right now, for the first time since it was idle."""
+        if self.latencies_ns is not None:
+            self.lanes[conn.number].posted_ns[index] = time.monotonic_ns()
+
+    def extras(self) -> dict[str, Any]:
+        """What is told at the end, besides what every flow tells."""
+        return {}
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         if conn.state in ("joined", "up"):
@@ -346,7 +346,6 @@ class FlowSender(Task):
                 undrained=sum(len(lane.flying) * lane.batch for lane in lanes),
                 latencies_ns=self.latencies_ns,
                 rnr=self.rnr.told() if self.rnr is not None else None,
-                **self.also_done(),
                 last_value=int.from_bytes(self.buffer.read(8), "little") if self.verb == "atomic" else None,
                 totals=[
                     {
@@ -357,6 +356,7 @@ class FlowSender(Task):
                     }
                     for number, lane in self.lanes.items()
                 ],
+                **self.extras(),
             )
 
     def close(self) -> None:

@@ -142,4 +142,9 @@ class UnreliableReceiver(FlowReceiver):
                 for number, (count, first_ns, last_ns) in self.counts.items()
             ]
             end_ns = self.last_ns or self.started_ns
-            self.emit("done", task=self.name, start_ns=self.started_ns, end_ns=end_ns, totals=totals)
+            told = self.extras()
+            self.emit("done", task=self.name, start_ns=self.started_ns, end_ns=end_ns, totals=totals, **told)
+
+    def extras(self) -> dict[str, Any]:
+        """What is told at the end besides."""
+        return {}

@@ -53,6 +53,7 @@ VERBS = {
     "write": e.IBV_WR_RDMA_WRITE,
     "write-imm": e.IBV_WR_RDMA_WRITE_WITH_IMM,
     "send": e.IBV_WR_SEND,
+    "send-imm": e.IBV_WR_SEND_WITH_IMM,
     "read": e.IBV_WR_RDMA_READ,
     "atomic": e.IBV_WR_ATOMIC_FETCH_AND_ADD,
 }

@@ -1,0 +1,228 @@
+"""The page of two runs: what differs, which way, and how sure; one offline file, everything in it escaped."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from synthetic_run import MS, T0, S, lost_at, synthetic_run
+from test_noise import without_faults
+from test_report import EVIL, finished, parsed
+
+from harness import compare_report, comparison, noise
+from harness.cli.main import cli
+from harness.compare import compare
+from harness.measurements import RebuildMark
+from testbed.errors import UsageError
+
+
+def with_loads(run, *, second_spine=60_000_000):
+    """The same run with bytes on every port: 40 MB over the first spine, so many over the second one."""
+    before, after = (
+        {node: dict(one) for node, one in kept.items()} for kept in (run.counters_before, run.counters_after)
+    )
+    for link in run.topology.links:
+        first = "ctsw1" in {link.a.node, link.b.node}
+        moved = 70_000_000 if not link.is_uplink else 40_000_000 if first else second_spine
+        for port in (link.a, link.b):
+            for name in ("tx_bytes", "rx_bytes"):
+                before.setdefault(port.node, {})[f"{port.netdev}.{name}"] = 0
+                after.setdefault(port.node, {})[f"{port.netdev}.{name}"] = moved
+    return msgspec.structs.replace(run, counters_before=before, counters_after=after)
+
+
+def dead(run, rebuilt_after_ms):
+    """The same run with a queue pair that died in the flap and was made again."""
+    at_ns = T0 + int(9.6 * S)
+    back_ns = at_ns + rebuilt_after_ms * MS
+    mark = RebuildMark(error_ns=at_ns, rebuilt_ns=back_ns, recovered_ns=back_ns + 20 * MS)
+    return msgspec.structs.replace(run, qps_lost=(lost_at(at_ns),), rebuild_marks=(mark,))
+
+
+def otherwise():
+    """A run that is shorter, carries its bytes over the first spine, and rebuilt its queue pair late."""
+    return dead(with_loads(synthetic_run(seconds=49.0), second_spine=10_000_000), 400)
+
+
+def page_of(a, b, floor=None):
+    rows = compare(a.read_measurements(), b.read_measurements(), floor=floor)
+    return compare_report.render_html(a, b, rows)
+
+
+def text_of(html):
+    return " ".join(" ".join(parsed(html).text).split())
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    a = finished(root, dead(with_loads(synthetic_run()), 100), name="a")
+    b = finished(root, otherwise(), name="b")
+    verdict = b.read_verdict()
+    checks = tuple(
+        msgspec.structs.replace(one, verdict="FAIL", detail="too long") if one.name == "jct_ratio" else one
+        for one in verdict.checks
+    )
+    b.write_verdict(msgspec.structs.replace(verdict, checks=checks, verdict="FAIL"))
+    b.write_plan(msgspec.structs.replace(b.read_plan(), workload={"size_bytes": 2, "collective": "all-reduce"}))
+    b.write_environment(msgspec.structs.replace(b.read_environment(), guest_kernel="6.99"))
+    return a, b
+
+
+@pytest.fixture(scope="module")
+def html(pair):
+    return page_of(*pair)
+
+
+def test_the_page_nests_fetches_nothing_and_runs_nothing(html):
+    page = parsed(html)
+    ids = set(page.ids)
+    assert len(page.ids) == len(ids)
+    assert [value for name, value in page.attributes if name in {"src", "href"} and not value.startswith("#")] == []
+    assert set(re.findall(r"url\(#([^)]+)\)", html)) | set(re.findall(r'href="#([^"]+)"', html)) <= ids
+    assert not re.search(r"@import|<script|<link|javascript:|https?://(?!www\.w3\.org/)", html)
+    assert all(value in ids for name, value in page.attributes if name == "aria-labelledby")
+
+
+def test_what_differs_is_told_before_what_was_measured(html):
+    text = text_of(html)
+    assert text.index("What differs before anything is measured") < text.index("Metrics, B over A")
+    assert "workload: size_bytes 1048576 2" in text
+    assert "guest kernel — 6.99" in text
+    assert "The plans differ" in text
+
+
+def test_the_check_whose_verdict_changed_stands_first_with_its_reason(html):
+    text = text_of(html)
+    section = text[text.index("Checks 1 came out otherwise") :]
+    assert section.index("jct_ratio") < section.index("fired.uplink")
+    assert "B too long" in section
+    assert "The verdict went from PASS to FAIL" in text
+
+
+def test_both_recoveries_share_a_scale_and_so_do_their_phases(pair):
+    a, b = (compare_report._side(letter, one) for letter, one in zip("AB", pair, strict=True))
+    uplink = next(one for one in comparison.recovery_pairs(a, b) if one.fault_id == "uplink")
+    phases = {name: (left, right) for name, left, right in uplink.phases}
+    left, right = phases["rebuild"]
+    assert right.width == pytest.approx(4 * left.width)
+    assert right.left == pytest.approx(left.left)
+    took = [side.observed.impacts["uplink"].recovery_ns for side in (a, b)]
+    assert uplink.b.bar.held * took[0] == pytest.approx(uplink.a.bar.held * took[1], rel=0.01)
+
+
+def test_links_stand_side_by_side(html):
+    text = text_of(html)
+    loads = text[text.index("Load of the links") :]
+    assert "rtsw1:ctsw1 38.15 MiB 40 % 38.15 MiB 80 %" in loads
+    assert "A rtsw → ctsw MMR 1.20" in loads
+    assert "B rtsw → ctsw MMR 1.60" in loads
+
+
+def test_both_commands_and_the_common_axis_are_on_the_page(html, pair):
+    text = text_of(html)
+    for one in pair:
+        assert f"run {one.path.name}/experiment.toml --seed 7" in text
+    assert f"faultbed report --compare {pair[0].path.name} {pair[1].path.name}" in text
+    assert "0 is where the first fault of each fired" in text
+
+
+def test_the_noise_floor_is_drawn_around_the_runs_own_interval(tmp_path):
+    run = synthetic_run()
+    a, b = finished(tmp_path, run, name="a"), finished(tmp_path, run, name="b")
+    floor = noise.measure({f"aa-{factor}": without_faults(run, factor) for factor in (1, 1.1, 0.9, 1.05)})
+    rows = compare(run, run, floor=floor)
+    by_name = {row.metric: row for row in rows}
+    for name in ("job time", "goodput.mean", "busbw.mean", "jct_ratio"):
+        assert by_name[name].interval.low < by_name[name].own.low
+        assert by_name[name].interval.high > by_name[name].own.high
+    assert by_name["dip"].interval == by_name["dip"].own
+    assert "widened by the lab's noise floor, which decides" in text_of(compare_report.render_html(a, b, rows))
+    assert "no noise floor is kept" in text_of(page_of(a, b))
+
+
+def test_a_run_against_itself_shows_no_difference(tmp_path):
+    a, b = (finished(tmp_path, with_loads(synthetic_run()), name=name) for name in "ab")
+    text = text_of(page_of(a, b))
+    assert "No difference shown between A and B" in text
+    assert "The plans are the same" in text
+    assert "Every check came out alike" in text
+    assert "and could hide one of" in text
+
+
+def test_a_run_without_faults_or_samples_still_has_a_page(tmp_path):
+    run = synthetic_run()
+    empty = msgspec.structs.replace(
+        run, series=(), twin=None, connections=(), faults=(), counters_before={}, counters_after={}, end_ns=run.t0_ns
+    )
+    a, b = finished(tmp_path, empty, name="a"), finished(tmp_path, run, name="b")
+    text = text_of(page_of(a, b))
+    assert "No metric of these runs has an interval" in text
+    assert "not in this run" in text
+    quiet = finished(tmp_path, without_faults(run), name="c")
+    assert "both begin at 0" in text_of(page_of(quiet, b))
+
+
+def test_every_metric_of_both_runs_is_on_the_page(tmp_path):
+    """What fell to 0 in B, too: its ratio is 0, and no logarithm."""
+    run = synthetic_run()
+    a, b = finished(tmp_path, msgspec.structs.replace(run, qp_errors=5), name="a"), finished(tmp_path, run, name="b")
+    rows = compare(a.read_measurements(), b.read_measurements())
+    html = compare_report.render_html(a, b, rows)
+    assert [row.metric for row in rows if f"<code>{row.metric}</code>" not in html] == []
+    assert next(row.ratio for row in rows if row.metric == "qp_errors") == 0
+
+
+def test_what_the_runs_say_is_escaped(tmp_path):
+    run = synthetic_run()
+    plan = msgspec.structs.replace(run.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL})
+    fault = msgspec.structs.replace(run.faults[0], plan=plan, colour='red;background:url("http://evil.example")')
+    evil = msgspec.structs.replace(run, lab=EVIL, accelerator=EVIL, faults=(fault, *run.faults[1:]))
+    a, b = finished(tmp_path, run, name="a"), finished(tmp_path, evil, name="b")
+    b.write_plan(msgspec.structs.replace(b.read_plan(), experiment=EVIL, workload={EVIL: EVIL}))
+    (b.path / "experiment.toml").write_text(EVIL)
+    html = page_of(a, b)
+    parsed(html)
+    assert "<script" not in html
+    assert "evil.example" not in html
+
+
+def test_the_command_writes_the_page_and_says_where(pair, tmp_path):
+    runs = [str(one.path) for one in pair]
+    said = CliRunner().invoke(cli, ["report", "--compare", *runs], standalone_mode=False)
+    assert said.exception is None
+    default = compare_report.default_path(*pair)
+    assert f"page {default}" in said.output
+    first = default.read_text(encoding="utf-8")
+    assert first == page_of(*pair)
+
+    chosen = tmp_path / "ab.html"
+    told = CliRunner().invoke(
+        cli, ["report", "--compare", *runs, "--html", str(chosen), "--json"], standalone_mode=False
+    )
+    found = json.loads(told.output)
+    assert found["html"] == str(chosen)
+    assert chosen.read_text(encoding="utf-8") == first
+    assert {one["what"] for one in found["differences"]} >= {"size_bytes"}
+
+    assert CliRunner().invoke(cli, ["report", runs[0], "--html", str(chosen)]).exit_code == 2
+    nowhere = tmp_path / "no" / "ab.html"
+    with pytest.raises(UsageError, match="choose another place with --html"):
+        compare_report.render(*pair, [], nowhere)
+
+
+def test_numbers_come_without_a_page_where_none_can_be_written(pair):
+    """An archive that nobody may write to: a folder stands where the page would go."""
+    default = compare_report.default_path(*pair)
+    default.unlink(missing_ok=True)
+    default.mkdir()
+    try:
+        said = CliRunner().invoke(cli, ["report", "--compare", *(str(one.path) for one in pair)], standalone_mode=False)
+    finally:
+        default.rmdir()
+    assert said.exception is None
+    assert "job time" in said.output
+    assert "no page:" in said.output

@@ -1,0 +1,71 @@
+"""What makes two runs two experiments: plan, lab, ways through it, what they ran on; nothing said of what is alike."""
+
+from __future__ import annotations
+
+import msgspec
+from synthetic_run import synthetic_run
+
+from harness.differences import of_environments, of_labs, of_plans, words
+from harness.measurements import Environment
+from harness.plan import Plan
+
+RUN = synthetic_run()
+PLAN = Plan(
+    faultbed="0",
+    experiment="x",
+    seed=7,
+    inventory="00",
+    workload={"size_bytes": 1},
+    faults=tuple(f.plan for f in RUN.faults),
+)
+HERE = Environment(
+    faultbed="0",
+    git=None,
+    python="3.11",
+    platform="Linux",
+    controller_kernel="6",
+    cpu_count=2,
+    packages={"numpy": "2.0"},
+)
+
+
+def test_what_is_alike_differs_in_nothing():
+    assert of_plans(PLAN, PLAN) == of_labs(RUN, RUN) == of_environments(HERE, HERE) == ()
+
+
+def test_each_decided_thing_of_a_fault_is_told():
+    first, second, third = PLAN.faults
+    later = msgspec.structs.replace(first, at_ns=first.at_ns + 10**9, parameters={"share": 0.5})
+    found = of_plans(PLAN, msgspec.structs.replace(PLAN, faults=(later, third)))
+    told = {one.what: (one.a, one.b) for one in found}
+    assert told["uplink: at"] == ("9.37 s", "10.4 s")
+    assert told["uplink: share"] == ("—", "0.5")
+    assert told["loss"][1] == "—"
+    assert "packet.drop on host3:rxe0" in told["loss"][0]
+    assert {one.part for one in found} == {"faults"}
+    assert words(found) == ("the faults, or when they come",)
+    assert second.id == "loss"
+
+
+def test_captured_ports_are_a_difference():
+    (found,) = of_plans(PLAN, msgspec.structs.replace(PLAN, capture=("rtsw1:ctsw1",)))
+    assert (found.what, found.b) == ("captured ports", "rtsw1:ctsw1")
+
+
+def test_flows_that_took_another_uplink_are_told():
+    moved = msgspec.structs.replace(RUN.connections[1], path=("host2", "rtsw1", "ctsw2", "rtsw2", "host3"))
+    other = msgspec.structs.replace(RUN, connections=(RUN.connections[0], moved, *RUN.connections[2:]))
+    (found,) = of_labs(RUN, other)
+    assert (found.what, found.b) == ("ways through the fabric", "1 of them took another")
+    unknown = msgspec.structs.replace(
+        RUN, connections=tuple(msgspec.structs.replace(c, path=()) for c in RUN.connections)
+    )
+    assert of_labs(RUN, unknown) == (), "a way that is not known is not another one"
+
+
+def test_kernels_and_packages_are_told():
+    other = msgspec.structs.replace(HERE, guest_kernel="6.12", packages={"numpy": "2.1"})
+    assert {(one.what, one.a, one.b) for one in of_environments(HERE, other)} == {
+        ("guest kernel", "—", "6.12"),
+        ("numpy", "2.0", "2.1"),
+    }

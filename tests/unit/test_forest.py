@@ -1,0 +1,61 @@
+"""Ratios on one logarithmic axis: 1 in the middle, half and double alike, nothing outside, no end hidden."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.compare import Row
+from harness.forest import forest
+from harness.statistics import Interval
+
+
+def row(ratio, low=None, high=None, own=None):
+    interval = None if low is None else Interval(low=low, high=high, method="")
+    own = interval if own is None else Interval(low=own[0], high=own[1], method="")
+    return Row(metric="m", unit="s", a=1.0, b=ratio, ratio=ratio, interval=interval, says="worse", why="", own=own)
+
+
+def test_one_is_the_middle_and_half_is_as_far_as_double():
+    found = forest([row(2.0), row(0.5), row(1.0)])
+    double, half, one = (mark.dot for mark in found.marks)
+    assert one == 50
+    assert double - 50 == pytest.approx(50 - half)
+    assert double > 90
+    assert [tick.text for tick in found.ticks].count("1") == 1
+
+
+def test_what_reaches_beyond_the_scale_is_cut_and_told():
+    wild, tame = forest([row(30.0, 0.0, 90.0), row(1.1, 1.05, 1.2)]).marks
+    assert (wild.left, wild.width, wild.dot) == (0, 100, 100)
+    assert (wild.below, wild.above) == (True, True)
+    assert (tame.below, tame.above) == (False, False)
+
+
+def test_a_row_without_a_ratio_has_no_mark():
+    assert forest([row(None)]).marks == ()
+
+
+def test_what_came_down_to_nothing_is_beyond_the_scale_and_not_gone():
+    """Five queue pairs lost in A and none in B."""
+    (mark,) = forest([row(0.0)]).marks
+    assert (mark.dot, mark.below, mark.above) == (0, True, False)
+
+
+ratios = st.floats(min_value=1e-6, max_value=1e6)
+
+
+@given(st.lists(st.tuples(ratios, ratios, ratios), min_size=1, max_size=8))
+def test_nothing_lies_outside_and_the_order_stays(rows):
+    made = [row(sorted(one)[1], min(one), max(one), own=(sorted(one)[1], max(one))) for one in rows]
+    found = forest(made)
+    for mark in found.marks:
+        assert 0 <= mark.left <= mark.dot + 1e-9
+        assert mark.dot <= mark.left + mark.width + 1e-9 <= 100 + 1e-6
+        assert mark.left - 1e-9 <= mark.own_left
+        assert mark.own_left + mark.own_width <= mark.left + mark.width + 1e-9
+    lefts = [tick.left for tick in found.ticks]
+    assert lefts == sorted(lefts)
+    assert lefts[0] >= 0
+    assert lefts[-1] <= 100

@@ -1,0 +1,213 @@
+"""Round trips: the network's part is told from the responder's by each end's own clock; what is long has a place."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from memory_fabric import Fabric, Rnic, modules
+from rich.console import Console
+from test_tomography import SOFT, TOR
+
+from harness.cli import probing
+from harness.cli.context import Session
+from testbed.errors import UsageError
+from traffic import flow, probe
+from traffic.probe import ProbeResult, ProbeSpec
+from traffic.rtt import SLOW, Echo, echoes, locate, times_of
+from traffic.tomography import Probes
+
+US = 1000
+NS = st.integers(min_value=0, max_value=10**9)
+
+
+@given(offset=st.integers(-(10**15), 10**15), start=NS, there=NS, held=NS, back=NS)
+def test_the_network_and_the_responder_are_told_apart_whatever_their_clocks_say(offset, start, there, held, back):
+    start += 1
+    (one,) = echoes(
+        sent=[(3, 0, start, start + there + held + back)],
+        came=[(3, 0, start + there + offset, start + there + held + offset)],
+    )
+    assert (one.network_ns, one.responder_ns, one.connection) == (there + back, held, 3)
+
+
+def test_what_was_not_answered_has_no_time():
+    lost, unkept = echoes(sent=[(0, 0, 5, 0), (0, 1, 5, 9)], came=[(0, 0, 6, 7)])
+    assert (lost.whole_ns, lost.network_ns) == (None, None)
+    assert (unkept.whole_ns, unkept.network_ns) == (4, None)
+
+
+def round_trips(*, place=(), times=1.0, seed=1, count=60, scale=1.0, spread=0.25):
+    """Round trips on the default lab, four queue pairs a pair, of which a place makes each so many times as long."""
+    rng, by_path = np.random.default_rng(seed), {}
+    for src, dst in probe.pairs(SOFT):
+        one, two = (TOR[end.partition(":")[0]] for end in (src, dst))
+        for _ in range(4):
+            ways = []
+            for ends, tors in (((src, dst), (one, two)), ((dst, src), (two, one))):
+                middle = (one,) if one == two else (tors[0], str(rng.choice(["ctsw1", "ctsw2"])), tors[1])
+                ways.append((ends[0], *middle, ends[1]))
+            there, back = ways
+            hurt = place in Probes(path=(*there, *back[1:]), sent=1, lost=0).places
+            hops = len(there) + len(back)
+            took = scale * hops * 50 * US * rng.lognormal(0.0, spread, count) * (times if hurt else 1.0)
+            found = [Echo(connection=0, whole_ns=int(ns) + 30 * US, responder_ns=30 * US) for ns in took]
+            by_path.setdefault((there, back), []).extend(found)
+    return by_path
+
+
+@pytest.mark.parametrize("times", [3.0, 20.0])
+@pytest.mark.parametrize(
+    "place",
+    [("rtsw1", "ctsw1"), ("ctsw2", "rtsw1"), ("host3:rxe1", "rtsw2"), ("ctsw1",), ("host2",)],
+)
+def test_the_place_that_is_slow_is_named(place, times):
+    found = locate(times_of(round_trips(place=place, times=times)))
+    assert len(found) == 1, found
+    assert place in (found[0].place, *found[0].alike)
+    assert found[0].times > SLOW
+    assert found[0].slow / found[0].answered > 0.5
+
+
+@given(seed=st.integers(0, 10_000), scale=st.sampled_from([0.01, 1.0, 500.0]))
+def test_a_healthy_fabric_has_no_slow_place_however_slow_all_of_it_is(seed, scale):
+    assert locate(times_of(round_trips(seed=seed, scale=scale, count=20))) == ()
+
+
+@given(seed=st.integers(0, 1000), factor=st.integers(2, 1000))
+def test_no_absolute_time_decides(seed, factor):
+    """All times so many times as long: the same places, by the same votes."""
+    by_path = round_trips(place=("rtsw1", "ctsw1"), times=4.0, seed=seed, count=20)
+    longer = {
+        path: [
+            dataclasses.replace(one, whole_ns=one.whole_ns * factor, responder_ns=one.responder_ns * factor)
+            for one in each
+        ]
+        for path, each in by_path.items()
+    }
+    first, second = locate(times_of(by_path)), locate(times_of(longer))
+    assert [(one.names, one.slow) for one in first] == [(one.names, one.slow) for one in second]
+
+
+@given(extra=st.integers(1, 10**9), seed=st.integers(0, 1000))
+def test_a_slow_responder_is_not_the_network(extra, seed):
+    by_path = round_trips(seed=seed, count=10)
+    assume(by_path)
+    late = {
+        path: [
+            dataclasses.replace(one, whole_ns=one.whole_ns + extra, responder_ns=one.responder_ns + extra)
+            for one in each
+        ]
+        for path, each in by_path.items()
+    }
+    usual, held = times_of(by_path), times_of(late)
+    assert [one.network for one in held] == [one.network for one in usual]
+    assert all(b.responder.median_ns == a.responder.median_ns + extra for a, b in zip(usual, held, strict=True))
+
+
+def test_min_median_and_p99_are_of_what_was_answered():
+    way = ("host1:rxe0", "rtsw1", "host2:rxe0")
+    took = [*range(1, 101)]
+    rows = [Echo(connection=0, whole_ns=ns * US + 7, responder_ns=7) for ns in took]
+    rows.append(Echo(connection=0, whole_ns=None, responder_ns=None))
+    (one,) = times_of({(way, way[::-1]): rows})
+    assert (one.sent, one.answered) == (101, 100)
+    assert one.network.min_ns == 1 * US
+    assert one.network.median_ns == pytest.approx(50.5 * US)
+    assert one.network.p99_ns == pytest.approx(99.01 * US)
+    assert one.responder.median_ns == 7
+    assert one.places == (*way, "rtsw1", "host1:rxe0")
+
+
+def test_nothing_answered_nothing_known():
+    assert times_of({}) == ()
+    assert locate(()) == ()
+    (one,) = times_of({(("a", "b"), ("b", "a")): [Echo(connection=0, whole_ns=None, responder_ns=None)]})
+    assert (one.network, one.times, one.slow) == (None, None, 0)
+    assert locate([one]) == ()
+
+
+class Lossy(Fabric):
+    """Every fifth probe, and every seventh answer, is lost."""
+
+    def deliver(self, item, now_ns):
+        at_ns, number, conn, chain = item
+        name = conn.task.name
+        self.seen = getattr(self, "seen", 0) + 1
+        if (name == "tx" and self.seen % 5 == 0) or (name == "rx" and self.seen % 7 == 0):
+            for *_, wr_id, signalled in chain:
+                if signalled:
+                    conn.task.completion(conn, SimpleNamespace(status=0, wr_id=wr_id), now_ns)
+            return
+        super().deliver((at_ns, number, conn, chain), now_ns)
+
+
+@pytest.mark.parametrize("made", [Fabric, Lossy])
+def test_probes_are_numbered_answered_and_stamped_by_both_ends(made, monkeypatch):
+    node, fabric = modules(monkeypatch), made(random.Random(7), delay_ns=2_000_000)
+    spec = flow.FlowSpec(
+        src="host1", dst="host2", message_bytes=64, verb="send", transport="ud", qps=3, spread="round-robin",
+        rate_bps=64 * 8 * 300, duration_s=0.4, echo=True,
+    )  # fmt: skip
+    told = flow.engine_spec(spec)
+    fabric.tasks["tx"] = node.echo.EchoSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
+    fabric.tasks["rx"] = node.echo.EchoReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
+    fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(3)])
+    fabric.tasks["rx"].begin(0)
+    fabric.run(["tx"])
+    fabric.tasks["rx"].stop(0)
+    fabric.run(["rx"])
+    done = {who: fields for who, event, fields in fabric.events if event == "done"}
+    found = echoes(done["tx"]["stamps"], done["rx"]["stamps"])
+    sent = sum(total["messages"] for total in done["tx"]["totals"])
+    answered = [one for one in found if one.network_ns is not None]
+    assert len(found) == sent > 30
+    assert {one.connection for one in found} == {0, 1, 2}
+    if made is Fabric:
+        assert len(answered) == sent, "the end waits for the last answers"
+        assert sum(total["messages"] for total in done["rx"]["totals"]) == sent
+    else:
+        assert 0.4 * sent < len(answered) < 0.9 * sent
+    assert all(one.whole_ns >= one.responder_ns >= 0 for one in answered)
+    # The memory carries each way at once to 2 ms later; the responder does nothing but answer.
+    assert np.median([one.responder_ns for one in answered]) < np.median([one.whole_ns for one in answered])
+
+
+@pytest.mark.parametrize("change", [{"transport": "rc"}, {"duration_s": None, "messages": 10}])
+def test_only_datagrams_of_a_duration_are_answered(change):
+    spec = {"src": "host1:rxe0", "dst": "host3:rxe0", "verb": "send", "transport": "ud", "message_bytes": 64}
+    with pytest.raises(UsageError, match="an echo is of datagrams"):
+        flow.check(flow.FlowSpec(**{**spec, "duration_s": 1.0, "echo": True, **change}))
+
+
+def result(**change):
+    paths = times_of(round_trips(place=("rtsw1", "ctsw1"), times=5.0))
+    spec = {"spec": ProbeSpec(), "probes": (), "suspects": (), "links": {}, "uncovered": (), "moved": 0}
+    return ProbeResult(**{**spec, "paths": paths, "slow": locate(paths), **change})
+
+
+def test_the_command_shows_round_trips_and_names_whose_clock_it_was():
+    session = Session(None)
+    session.out = console = Console(width=200, record=True, file=io.StringIO())
+    probing._show(session, result())
+    text = console.export_text()
+    assert "rtsw1 -> ctsw1" in text
+    assert "is slow: round trips over it take" in text
+    assert "the 12 slowest of" in text
+    assert "times are software ones" in text
+    probing._show(session, result(paths=(), slow=()))
+    assert "no probe was answered" in console.export_text()
+
+
+def test_json_has_every_path_and_place():
+    found = result().to_dict()
+    assert found["stamps"] == "software"
+    assert any("rtsw1 -> ctsw1" in one["names"] for one in found["slow"])
+    assert {"path", "back", "sent", "answered", "slow", "like_ns", "network", "responder"} <= found["paths"][0].keys()
+    assert {"min_ns", "median_ns", "p99_ns"} == found["paths"][0]["network"].keys()

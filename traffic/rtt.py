@@ -1,0 +1,203 @@
+"""Round trips of probes: what the network took, what the responder took, and which place makes them long. Pure.
+
+A probe is answered by a process at its other end (R-Pingmesh: Zhao et al., SIGCOMM 2024). Each end takes two times by
+its own clock, so that no clock has to agree with another one:
+
+    network RTT = (answer read - probe sent) at the prober - (answer sent - probe read) at the responder
+
+R-Pingmesh takes the times at which an RNIC completed each of the four. `STAMPS` says what ours are: *software* times
+are taken by the process that posts a send and that reads a completion, so that a network RTT here holds what both
+waited for a CPU until they read; a busy host makes all its round trips long, and it is then the host that is named. The
+responder's delay is from its reading of the probe to its sending of the answer.
+
+A round trip is *slow* when the network took more than `SLOW` times what it takes on a path of as many hops in the same
+run: the lower decile over those paths of their medians, which still holds when one spine of two is slow both ways.
+Where all paths are alike slow, nothing is. A place is named when most of what crosses it, either way, is slow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from traffic import tomography
+from traffic.metrics import percentile
+from traffic.tomography import Probes
+
+__all__ = ["SLOW", "STAMPS", "Echo", "PathTimes", "SlowPlace", "Times", "echoes", "locate", "times_of"]
+
+STAMPS = "software"
+"""Whose times these are: rxe stamps no completion, and the engine's completion queues ask no RNIC for it."""
+SLOW = 2.0
+"""A slow round trip takes so many times what it takes on paths like its own."""
+_LIKE_PERCENT = 10.0
+_BACKGROUND = 0.05
+"""Share of slow round trips that a busy lab has anyhow, at least; more where most of its paths have more."""
+_MOST = 0.5
+"""Of what crosses a slow place, more than this share is slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """One probe, in ns: how long until its answer was read, and of that how long the responder had it.
+
+    None: there was no answer, or the responder kept no times of it.
+    """
+
+    connection: int
+    whole_ns: int | None
+    responder_ns: int | None
+
+    @property
+    def network_ns(self) -> int | None:
+        """What the network took; never below 0, though four readings of two clocks may come out so."""
+        if self.whole_ns is None or self.responder_ns is None:
+            return None
+        return max(0, self.whole_ns - self.responder_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Of some durations, in ns."""
+
+    min_ns: float
+    median_ns: float
+    p99_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathTimes:
+    """The round trips on one way there and one way back, RNICs at both ends of each.
+
+    `like_ns` is what the network takes on paths of as many hops in this run; `slow` of the `answered` took more than
+    `SLOW` times that. `network` and `responder` None: no probe was answered.
+    """
+
+    path: tuple[str, ...]
+    back: tuple[str, ...]
+    sent: int
+    answered: int
+    slow: int
+    like_ns: float | None
+    network: Times | None
+    responder: Times | None
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All that a round trip crosses, in order."""
+        return (*self.path, *self.back[1:])
+
+    @property
+    def crossed(self) -> frozenset[tuple[str, ...]]:
+        """The directed links and the nodes among them."""
+        return Probes(path=self.places, sent=1, lost=0).places
+
+    @property
+    def times(self) -> float | None:
+        """The median over that of paths like it."""
+        return self.network.median_ns / self.like_ns if self.network and self.like_ns else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowPlace:
+    """A link or a node that makes round trips long: how many crossed it, how many of them were slow.
+
+    `times` is the median, over the paths that cross it, of how many times as long as like paths they take. `alike` are
+    places that the same round trips cross; of a host's link these are always both directions.
+    """
+
+    place: tuple[str, ...]
+    answered: int
+    slow: int
+    times: float
+    gain: float
+    alike: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`rtsw1 -> ctsw1`, or `host3`; then those that are alike."""
+        return tuple(" -> ".join(place) for place in (self.place, *self.alike))
+
+
+def echoes(sent: Iterable[Sequence[int]], came: Iterable[Sequence[int]]) -> tuple[Echo, ...]:
+    """Probes from the rows that both ends tell, each by its connection and number.
+
+    Args:
+        sent: (connection, number, sent ns, answer read ns or 0) by the prober's clock.
+        came: (connection, number, read ns, answer sent ns) by the responder's.
+    """
+    held = {(conn, number): answered_ns - read_ns for conn, number, read_ns, answered_ns in came}
+    return tuple(
+        Echo(
+            connection=conn,
+            whole_ns=read_ns - sent_ns if read_ns else None,
+            responder_ns=held.get((conn, number)) if read_ns else None,
+        )
+        for conn, number, sent_ns, read_ns in sent
+    )
+
+
+def times_of(by_path: Mapping[tuple[tuple[str, ...], tuple[str, ...]], Sequence[Echo]]) -> tuple[PathTimes, ...]:
+    """The times of each path (there, back), held against those of paths of as many hops; sorted by path."""
+    found = [_times(path, back, echoed) for (path, back), echoed in sorted(by_path.items())]
+    medians: dict[int, list[float]] = defaultdict(list)
+    for one in found:
+        if one.network is not None:
+            medians[len(one.places)].append(one.network.median_ns)
+    like = {hops: percentile(values, _LIKE_PERCENT) for hops, values in medians.items()}
+    judged = []
+    for one in found:
+        like_ns = like.get(len(one.places))
+        took = (each.network_ns for each in by_path[one.path, one.back])
+        slow = sum(ns > SLOW * like_ns for ns in took if ns is not None) if like_ns is not None else 0
+        judged.append(replace(one, slow=slow, like_ns=like_ns))
+    return tuple(judged)
+
+
+def locate(paths: Sequence[PathTimes]) -> tuple[SlowPlace, ...]:
+    """Places that make round trips long, the most telling first; nothing: none is longer than paths like it."""
+    seen = [one for one in paths if one.answered]
+    if not seen:
+        return ()
+    usual = percentile([one.slow / one.answered for one in seen], 50)
+    # Where so many are slow, paths like each other differ by more than one place explains: then it takes more votes.
+    background = min(max(_BACKGROUND, usual), _MOST)
+    votes = [Probes(path=one.places, sent=one.answered, lost=one.slow) for one in seen]
+    return tuple(
+        SlowPlace(
+            place=one.place,
+            answered=one.sent,
+            slow=one.lost,
+            times=_over(seen, one.place),
+            gain=one.gain,
+            alike=one.alike,
+        )
+        for one in tomography.locate(votes, background=background, least_share=_MOST)
+    )
+
+
+def _over(paths: Sequence[PathTimes], place: tuple[str, ...]) -> float:
+    crossing = [one.times for one in paths if one.times is not None and place in one.crossed]
+    return percentile(crossing, 50)
+
+
+def _times(path: tuple[str, ...], back: tuple[str, ...], echoed: Sequence[Echo]) -> PathTimes:
+    network = [one.network_ns for one in echoed if one.network_ns is not None]
+    responder = [one.responder_ns for one in echoed if one.network_ns is not None and one.responder_ns is not None]
+    return PathTimes(
+        path=path,
+        back=back,
+        sent=len(echoed),
+        answered=len(network),
+        slow=0,
+        like_ns=None,
+        network=_summed(network),
+        responder=_summed(responder),
+    )
+
+
+def _summed(values: Sequence[float]) -> Times | None:
+    if not values:
+        return None
+    return Times(min_ns=min(values), median_ns=percentile(values, 50), p99_ns=percentile(values, 99))
