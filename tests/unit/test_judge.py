@@ -265,7 +265,7 @@ def test_verdict_json_is_the_contracts():
     raw = msgspec.json.decode(content)
 
     contract = ["schema", "experiment", "seed", "lab", "verdict", "checks", "faults", "lab_state"]
-    assert list(raw) == [*contract, "attribution"]
+    assert list(raw) == [*contract, "attribution", "left_out"]
     assert list(raw["attribution"][0]) == ["cause", "place", "name", "confidence", "evidence"]
     assert list(raw["checks"][0]) == ["name", "verdict", "observed", "bound", "unit", "rule", "detail"]
     assert list(raw["faults"][0]) == ["id", "kind", "target", "fidelity", "armed", "fired", "cleared"]
