@@ -23,10 +23,10 @@ from testbed import counters, telemetry
 
 __all__ = ["SILENT_NS", "Screen"]
 
-SILENT_NS = 5_000_000_000
-"""Samples are told every second; under emulation a machine may need some for it."""
-_STALE_NS = 2_000_000_000
-"""A port that has not moved for so long carries nothing."""
+SILENT_NS = 10_000_000_000
+"""Samples are told every second, by a switch under emulation every 4 s."""
+_STALE_NS = 6_000_000_000
+"""A port that has not moved for so long carries nothing; a switch under emulation tells its samples 4 s apart."""
 _RECENT = 8
 _LEAST = 4
 _FRAME = 8
