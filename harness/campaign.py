@@ -43,7 +43,7 @@ _ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
     ("host.rank-hang", "host", {}),
     ("host.rank-kill", "host", {}),
     ("host.cpu-steal", "host", {"share": (0.5, 0.8)}),
-    ("host.memory-pressure", "host", {"left": (3, 8)}),
+    ("host.memory-pressure", "host", {"left": (4, 8)}),
     ("gpu.throttle", "gpu", {"percent": (40, 85)}),
     ("gpu.thermal", "gpu", {"low": (10, 30), "high": (60, 90), "period": (2, 4)}),
     ("gpu.noisy-neighbour", "gpu", {"neighbours": (2, 4)}),

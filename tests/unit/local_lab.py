@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,4 +48,5 @@ class Here(Session):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests in the background ignores it
     faults.inject.main(["link.flap", "host1:rxe0", "--for", "60s"], obj=Here(Path(sys.argv[1])))
