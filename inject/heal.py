@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["PANIC_S", "heal", "is_foreign", "script"]
 
 PANIC_S = 5.0
+"""What `panic` should take. It is not cut off there: an emulated switch that has done nothing for a while needs more."""
 _REVERT_S, _BACK_S = 30.0, 900.0
 """How long a revert beside QEMU may take; and one that waits for a host to boot."""
 _UNMADE = "not made:"
@@ -145,19 +146,18 @@ def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]
     Raises:
         RevertFailed: something is left, or a machine does not answer and may still hold a fault; the others are done.
     """
-    wait_s = PANIC_S if panic else timeout_s
     machines = tuple(lab.nodes())
 
     def one(machine: str) -> list[str]:
         text = _marked(lab) if panic else script(lab, machine)
         try:
-            ran = lab.node(machine).run(["sh", "-c", text], check=False, timeout_s=wait_s)
+            ran = lab.node(machine).run(["sh", "-c", text], check=False, timeout_s=timeout_s)
         except LabError as error:
             return [f"{machine}: failed: {error}"]
         return [f"{machine}: {line}" for line in ran.stdout.splitlines()]
 
     with ThreadPoolExecutor(max_workers=len(machines) + 1) as pool:
-        here = pool.submit(_tried, lambda: _local(lab, most_s=PANIC_S if panic else None))
+        here = pool.submit(_tried, lambda: _local(lab, most_s=_REVERT_S if panic else None))
         if not panic:
             wait([here])  # a host that boots answers once the revert beside QEMU has run, and one that stands still
         parts = list(pool.map(one, machines))

@@ -110,7 +110,7 @@ def test_in_panic_all_is_done_at_once(tmp_path):
     everybody = threading.Barrier(3)
 
     def does(name, text, timeout_s):
-        assert timeout_s == PANIC_S
+        assert timeout_s >= PANIC_S, "it is not cut off"
         everybody.wait(PANIC_S)
         (tmp_path / "asked").touch()
         while not (tmp_path / "reverted").exists():
