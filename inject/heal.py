@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["PANIC_S", "heal", "is_foreign", "script"]
 
 PANIC_S = 5.0
-"""What `panic` should take. It is not cut off there: an emulated switch that has done nothing for a while needs more."""
+"""What `panic` should take. It is not cut off there: an emulated switch that has been idle needs more."""
 _REVERT_S, _BACK_S = 30.0, 900.0
 """How long a revert beside QEMU may take; and one that waits for a host to boot."""
 _UNMADE = "not made:"
