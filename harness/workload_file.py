@@ -15,12 +15,12 @@ from harness.replayed import Replay, digest, spec_of
 from harness.strict import Section, convert, fail, one_of, positive, read
 from testbed.errors import UsageError
 from traffic.collective import AUTO, REDOPS
-from traffic.flow import SPREADS, TRANSPORTS, VERBS, check, check_qp
+from traffic.flow import SPREADS, TRANSPORTS, VERBS, check
 from traffic.inference import InferenceSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.job import check as check_job
 from traffic.matrix import PATTERNS
-from traffic.plan import QpParams
+from traffic.plan import QpParams, check_qp
 from traffic.ranking import RankingSpec
 from traffic.ranks import ITEM_BYTES, WARMUP
 from traffic.replay import check as check_replay

@@ -10,7 +10,7 @@ from testbed.errors import UsageError
 from traffic import cost, metrics, schedules
 from traffic.engine import Engines, TrafficLab
 from traffic.flight import RankEnd
-from traffic.flow import check_qp
+from traffic.plan import check_qp
 from traffic.ranks import ITEM_BYTES, RanksSpec, ends_of, group_size, place, rank_plan, window_of
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Endpoint, Window

@@ -10,7 +10,7 @@ from typing import Any
 from testbed.errors import UsageError
 from traffic.results import Endpoint
 
-__all__ = ["PATIENT_TIMEOUT", "Cable", "Plan", "QpParams", "TaskPlan"]
+__all__ = ["PATIENT_TIMEOUT", "Cable", "Plan", "QpParams", "TaskPlan", "check_qp"]
 
 PATIENT_TIMEOUT = 17
 """Of queue pairs that are measured without faults: an ACK is waited for 0.5 s. With 67 ms, by which faults are noticed
@@ -87,3 +87,22 @@ class Plan:
     stall_deadline_s: float
     one_by_one: bool = False
     """Whether each active task is started when the one before is done, so that none disturbs another."""
+
+
+def check_qp(qp: QpParams) -> None:
+    """Refuse connection parameters that mean something else than they say.
+
+    Raises:
+        UsageError: out of range, or for ever.
+    """
+    if not 1 <= qp.timeout <= 31:  # noqa: PLR2004  # 5 bits; 0 is for ever
+        raise UsageError(f"QP timeout must be 1 to 31 (4.096 us x 2^timeout), got {qp.timeout}")
+    if not 0 <= qp.retry_cnt <= 6:  # noqa: PLR2004
+        said = "rxe takes 7 as for ever, which hides a dead peer"
+        raise UsageError(f"retry_cnt must be 0 to 6, got {qp.retry_cnt}: {said}")
+    if not 0 <= qp.rnr_retry <= 7:  # noqa: PLR2004  # 7 hides no dead peer: who says "not ready" is there
+        raise UsageError(f"rnr_retry must be 0 to 6, or 7 for ever, got {qp.rnr_retry}")
+    if qp.mtu not in (1024, 2048, 4096):
+        raise UsageError(f"path MTU must be 1024, 2048 or 4096, got {qp.mtu}")
+    if not 0 <= qp.min_rnr_timer <= 31:  # noqa: PLR2004
+        raise UsageError(f"min_rnr_timer must be 0 to 31, got {qp.min_rnr_timer}")

@@ -18,8 +18,7 @@ from testbed.errors import UsageError
 from traffic import cost, metrics, schedules
 from traffic.collective import REDOPS
 from traffic.engine import Engines, TrafficLab
-from traffic.flow import check_qp
-from traffic.plan import Plan
+from traffic.plan import Plan, check_qp
 from traffic.ranks import ITEM_BYTES, RanksSpec, place, rank_plan, task_name, window_of
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Endpoint, Iteration, Outcome, QpError, Rebuild

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from testbed.errors import UsageError
-from traffic.flow import check_qp
-from traffic.plan import PATIENT_TIMEOUT, QpParams
+from traffic.plan import PATIENT_TIMEOUT, QpParams, check_qp
 
 __all__ = ["qp_option"]
 
