@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from traffic.results import Outcome
 from traffic.run import OnEvent, Running
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 
-__all__ = ["COMMANDS", "exit_code", "flow_specs", "read_size", "run_ranks", "traffic"]
+__all__ = ["COMMANDS", "check_names", "exit_code", "flow_specs", "read_size", "run_ranks", "traffic"]
 
 T = TypeVar("T")
 
@@ -145,6 +145,9 @@ def flow(
     ends = _ends(inventory.topology)
     chosen = pairs(pattern, ends) if pattern else ((src or ends[0], dst or ends[-1]),)
     specs = flow_specs(chosen, **options)
+    for spec in specs:
+        flow_module.check(spec)
+        check_names(inventory.topology, (spec.src, spec.dst))
     hosts = sorted({name.partition(":")[0] for pair in chosen for name in pair})
     why = f"traffic flow {pattern or ' '.join(chosen[0])}"
     with session.working(inventory, hosts, why=why) as lab, session.progress() as progress:
@@ -283,6 +286,7 @@ def collective(
         compute_units=compute_units,
         qp=qp,
     )
+    collective_module.check(spec)
     check_record(record)
     result = run_ranks(
         session, ranks, f"collective {name}", lambda lab, tell: collective_module.start(lab, spec, on_event=tell)
@@ -327,9 +331,20 @@ def _count(spec: CollectiveSpec, ranks: int) -> int:
     return spec.elements // ranks if share else spec.elements
 
 
+def check_names(topology: Topology, names: Iterable[str]) -> None:
+    """Refuse RNICs that are not there, whether the lab is up or not.
+
+    Raises:
+        UsageError: with the name that may have been meant.
+    """
+    for name in names:
+        endpoint(topology, name)
+
+
 def run_ranks(session: Session, ranks: Sequence[str], what: str, start: Callable[[Lab, OnEvent], Running[T]]) -> T:
     """Start work on ranks (RNIC names; none: all hosts) and wait until it is over."""
     inventory = session.inventory()
+    check_names(inventory.topology, ranks)
     hosts = {name.partition(":")[0] for name in ranks} or {host.name for host in inventory.topology.hosts}
     with session.working(inventory, sorted(hosts), why=f"traffic {what}") as lab, session.progress() as progress:
         progress(f"connecting the ranks of {what}")
