@@ -85,10 +85,11 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Fired(msgspec.Struct, frozen=True, kw_only=True):
+class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The proof that a fault happened. Times are the controller's monotonic clock; None: it never fired.
 
-    `must_move` and `must_not_move` map a counter to how much it moved while the fault was in place.
+    `must_move` and `must_not_move` map a counter to how much it moved while the fault was in place. `passed` is the
+    number of packets that a share, or every n-th, was taken of; None: the fault takes none.
     """
 
     count: int
@@ -97,6 +98,7 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True):
     witness: str | None
     must_move: dict[str, float | int | None]
     must_not_move: dict[str, float | int | None]
+    passed: int | None = None
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ nothing moved that must not.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,7 @@ class Fired:
     `must_move` and `must_not_move` are the increments of the counters since just before arming; one of each group of
     `must_move` is enough. Times are controller time; their resolution is the holder's polling period (20 ms at the hop,
     50 ms for a cgroup; longer where asking is slow, at most 5 % of the time goes into it), and exact for edges.
+    `passed` is the number of packets that a share, or every n-th, was taken of; None: the fault takes none.
     """
 
     count: int
@@ -55,6 +57,7 @@ class Fired:
     witness: str | None
     must_move: Mapping[str, int]
     must_not_move: Mapping[str, int]
+    passed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,8 @@ class Receipt:
 
 
 def _as_dict(part: Armed | Fired | Cleared) -> dict[str, Any]:
-    return {name: getattr(part, name) for name in part.__dataclass_fields__}
+    found = {name: getattr(part, name) for name in part.__dataclass_fields__}
+    return {name: value for name, value in found.items() if name != "passed" or value is not None}
 
 
 def judge_fired(
@@ -140,6 +144,8 @@ def judge_fired(
             doubts.append(f"no independent witness: {names} moved by {best}, must move by {witness.at_least}")
     doubts += [f"{key} moved by {delta}: it must not" for key, delta in stayed.items() if delta]
     doubts += [f"{key} can no longer be read" for key in lost]
+    passed = observed.get("passed")
+    doubts += _doubts_of_share(planned.params, count, passed)
     fired = Fired(
         count=count,
         first_ns=observed.get("first_ns"),
@@ -153,6 +159,7 @@ def judge_fired(
         ),
         must_move=moved,
         must_not_move=stayed,
+        passed=passed,
     )
     return fired, tuple(doubts)
 
@@ -171,6 +178,23 @@ def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
         for key, value in planned.while_on
         if key not in armed.while_on or armed.while_on[key] != value
     ]
+
+
+def _doubts_of_share(params: Mapping[str, Any], count: int, passed: int | None) -> list[str]:
+    """Whether as many packets were hit as were to be: exactly every n-th, or a share within six standard deviations.
+
+    By chance alone a binomial count is farther off in one of 10⁸ faults, or fewer (Feller 1968, VII.6).
+    """
+    if passed is None:
+        return []
+    if (every := params.get("every")) is not None:
+        expected, margin = passed // every, 1.0  # one may be on its way between the two counters
+    else:
+        share = float(params["share"])
+        expected, margin = round(passed * share), 1 + 6 * math.sqrt(passed * share * (1 - share))
+    if abs(count - expected) <= margin:
+        return []
+    return [f"{count} of {passed} packets were hit, {expected} ± {margin:.0f} were to be"]
 
 
 def _there(snapshot: Snapshot, key: str) -> bool:

@@ -23,7 +23,7 @@ from inject.injector import Injector, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec, PlannedFault
 from inject.plan import plan as plan_fault
-from inject.receipt import Receipt
+from inject.receipt import Fired, Receipt
 from testbed import dirty, fingerprint
 from testbed.errors import FaultbedError, FaultError, UsageError
 from testbed.holding import hold
@@ -305,7 +305,7 @@ def _show_receipt(session: Session, receipt: Receipt, left: list[str], *, as_jso
     moved = {name: delta for name, delta in fired.must_move.items() if delta}
     rows = [
         ("armed", _yes(receipt.armed.ok), receipt.armed.error or _short(receipt.armed.readback)),
-        ("fired", _yes(fired.count > 0), f"{fired.count} times; moved: {_short(moved) or 'nothing'}"),
+        ("fired", _yes(fired.count > 0), f"{fired.count} times{_of(fired)}; moved: {_short(moved) or 'nothing'}"),
         ("cleared", _yes(receipt.cleared.ok), receipt.cleared.error or _short(receipt.cleared.readback)),
     ]
     session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
@@ -315,6 +315,10 @@ def _show_receipt(session: Session, receipt: Receipt, left: list[str], *, as_jso
         session.out.print("[red]DIRTY[/red]: the lab is not as it was; `faultbed heal`, or `faultbed reset`")
         for line in left:
             session.out.print(f"  {line}", soft_wrap=True)
+
+
+def _of(fired: Fired) -> str:
+    return "" if fired.passed is None else f", of {fired.passed} packets"
 
 
 def _yes(flag: bool) -> str:  # noqa: FBT001 (one word from one flag)

@@ -57,6 +57,9 @@ OPCODES: Mapping[str, tuple[str, ...]] = {
 CORRUPTED_ID = 0xBEEF
 """What `packet.corrupt` makes of the IP identification."""
 
+PASSED = 'counter name "passed"'
+"""Counts what a share, or every n-th, is taken of."""
+
 ACTS: Mapping[str, str] = {
     "drop": 'counter name "hits" drop',
     # rxe ignores CE: nothing but the receiver's IP layer shows it.
@@ -109,9 +112,9 @@ def matches(asked: Request) -> tuple[list[str], Learn | None]:
         # Counted from 0: this transmission and no other, until 2^31 of them have come.
         match += [f"{_PSN} {'@psn@' if ahead is not None else psn}", f"numgen inc mod {1 << 31} {params['round'] - 1}"]
     elif every is not None:
-        match.append(f"numgen inc mod {every} {every - 1}")
+        match += [PASSED, f"numgen inc mod {every} {every - 1}"]
     elif share is not None and share < 1:
-        match.append(f"numgen random mod 1000000 < {max(1, round(share * 1_000_000))}")
+        match += [PASSED, f"numgen random mod 1000000 < {max(1, round(share * 1_000_000))}"]
     return match, learn
 
 
@@ -181,8 +184,9 @@ def device_of(asked: Request) -> str:
 
 def ruleset(asked: Request, hop: Hop, match: list[str], act: str) -> str:
     """A table with one rule."""
+    passed = "  counter passed { }\n" if PASSED in match else ""
     return (
-        f"table netdev {table_of(asked)} {{\n  flags owner\n  counter hits {{ }}\n  chain hop {{\n"
+        f"table netdev {table_of(asked)} {{\n  flags owner\n  counter hits {{ }}\n{passed}  chain hop {{\n"
         f'    type filter hook {hop.hook} device "{hop.port.netdev}" priority -300; policy accept;\n'
         f"    {' '.join([*match, act])}\n  }}\n}}\n"
     )

@@ -118,6 +118,10 @@ class DetourActuator(HopActuator):
         now = self._stats().get(self._counted, 0) if self._laid else 0
         return self._past.get(self._counted, 0) + now
 
+    def passed(self) -> int | None:
+        """As the hop, where what is counted is what the rule has sent here."""
+        return super().passed() if self._counted == "hits" else None
+
     def close(self) -> None:
         """As the hop."""
         super().close()

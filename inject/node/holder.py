@@ -139,11 +139,13 @@ class Holder:
         if self.is_on:
             self.sample(time.monotonic_ns())
         first = self.done[0] if self.done else [None, None, None]
+        passed = getattr(self.actuator, "passed", None)
         return {
             "event": "observed",
             "state": self.state,
             "on": self.is_on,
             **self.seen,
+            "passed": passed() if passed is not None else None,
             # Only what was seen to be so.
             "edges": [[at, on] for at, on, seen in self.done if seen["applied"] == on],
             "armed_at_ns": first[0],

@@ -53,7 +53,10 @@ def psn_of(frame: bytes, qp: int) -> int | None:
 
 
 class HopActuator:
-    """Owns one table with one chain `hop` at `hook` of `device`, and one counter `hits` that is the truth."""
+    """Owns one table with one chain `hop` at `hook` of `device`, and one counter `hits` that is the truth.
+
+    A rule that takes a share of what passes has a second one, `passed`: the packets that the share is taken of.
+    """
 
     poll_s = 0.02
 
@@ -62,7 +65,8 @@ class HopActuator:
         self._ruleset = ruleset
         # To look at what passes, twice for each try.
         self.patience_s = 2 * _PASSING_S if "@psn@" in ruleset else 0.0
-        self._before = 0
+        self._before = self._passed_before = 0
+        self._has_passed = "counter passed " in ruleset
         self._there = False
         self._qp: int | None = None
         self._ahead: int | None = None
@@ -157,6 +161,7 @@ class HopActuator:
     def _take_away(self) -> None:
         self._command(f"flush chain netdev {self._table} hop")
         self._before += self._counter()
+        self._passed_before += self._counter("passed") if self._has_passed else 0
         self._there = False
         self._command(f"delete table netdev {self._table}")
 
@@ -185,20 +190,26 @@ class HopActuator:
         """Packets that the rule has hit so far."""
         return self._before + (self._counter() if self._there else 0)
 
+    def passed(self) -> int | None:
+        """Packets that the rule has chosen its share of so far; None: it chooses no share."""
+        if not self._has_passed:
+            return None
+        return self._passed_before + (self._counter("passed") if self._there else 0)
+
     def close(self) -> None:
         """Close libnftables' socket; a table that is still there goes with it."""
         self._nft = None
         if self._counters is not None:
             self._counters.close()
 
-    def _counter(self) -> int:
+    def _counter(self, name: str = "hits") -> int:
         # Asked many times a second on a switch that forwards: two system calls instead of libnftables and JSON.
         if self._counters is None:
             return 0
         wanted = (
             struct.pack(">BBH", _NFPROTO_NETDEV, 0, 0)
             + attribute(_OBJ_TABLE, self._table.encode() + b"\0")
-            + attribute(_OBJ_NAME, b"hits\0")
+            + attribute(_OBJ_NAME, name.encode() + b"\0")
             + attribute(_OBJ_TYPE, struct.pack(">I", _OBJECT_COUNTER))
         )
         found = attributes(self._counters.ask(_GETOBJ, wanted)[4:])

@@ -84,6 +84,9 @@ class TamperActuator(HopActuator):
         """Packets changed and put back so far."""
         return self._child.count
 
+    def passed(self) -> None:
+        """Not told: what the rule sends here is not yet changed."""
+
     def _is_there(self) -> bool:
         return self._via in (name for _, name in socket.if_nameindex())
 

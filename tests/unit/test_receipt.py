@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inject.plan import FaultSpec, plan
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
@@ -113,3 +116,36 @@ def test_a_receipt_is_the_faults_element_of_a_verdict():
     assert list(said) == ["id", "kind", "target", "fidelity", "armed", "fired", "cleared"]
     assert list(said["fired"]) == ["count", "first_ns", "last_ns", "witness", "must_move", "must_not_move"]
     assert receipt.proved
+
+
+@pytest.mark.parametrize(
+    ("params", "count", "passed", "word"),
+    [
+        ({"share": 0.1}, 1040, 10_000, None),
+        ({"share": 0.1}, 1200, 10_000, "1200 of 10000 packets were hit, 1000 ± 181 were to be"),
+        ({"share": 0.1}, 1, 10_000, "1000 ± 181"),
+        ({"every": 50}, 200, 10_049, None),
+        ({"every": 50}, 190, 10_049, "190 of 10049 packets were hit, 200 ± 1 were to be"),
+        ({"share": 0.1}, 3, None, None),
+    ],
+)
+def test_a_share_that_is_not_what_was_asked_for_is_in_doubt(params, count, passed, word):
+    planned = plan(FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params=params), MINI, lab_kind="soft")
+    observed = {"count": count, "first_ns": 10, "last_ns": 20, "passed": passed}
+    fired, doubts = judged(planned, observed=observed, moved={planned.must_move[0].any_of[0]: 1})
+    assert fired.passed == passed
+    if word is None:
+        assert doubts == ()
+    else:
+        assert word in " ".join(doubts)
+
+
+@given(share=st.floats(1e-6, 0.999), passed=st.integers(0, 200_000), seed=st.integers(0, 2**32 - 1))
+def test_a_hop_that_does_what_it_should_is_not_in_doubt(share, passed, seed):
+    planned = plan(
+        FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params={"share": share}), MINI, lab_kind="soft"
+    )
+    count = int(np.random.default_rng(seed).binomial(passed, max(1, round(share * 1e6)) / 1e6))
+    observed = {"count": count, "first_ns": 10, "last_ns": 20, "passed": passed}
+    _, doubts = judged(planned, observed=observed, moved={planned.must_move[0].any_of[0]: 1})
+    assert [doubt for doubt in doubts if "were hit" in doubt] == []
