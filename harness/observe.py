@@ -15,21 +15,18 @@ import numpy as np
 
 from harness import intervals, kernel_log, timeline
 from harness.ettr import Ettr, ettr
-from harness.measurements import FaultRun, Measurements, RankSeries, Serving
+from harness.measurements import FaultRun, Measurements, Serving
 from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
 from harness.routing import Routing, routing
 from harness.slow_ranks import slow_ranks
 from harness.statistics import Interval
+from harness.straggler import slowdowns, straggler
 from testbed import counters
 
-__all__ = ["Observation", "Observed", "Slowdown", "counter_deltas", "observe", "slowdowns"]
+__all__ = ["Observation", "Observed", "counter_deltas", "observe"]
 
 Value = float | int | str
-
-_STRAGGLER_RATIO = 1.25
-"""A rank stands out when its compute phase grew by this factor, and by this factor more than the median rank's did."""
-_ENOUGH_ITERATIONS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +43,6 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slowdown:
-    """Growth of a rank's median compute phase while a fault acted, against its own fault-free start."""
-
-    host: str
-    fault_id: str
-    before_ns: float
-    during_ns: float
-
-    @property
-    def ratio(self) -> float:
-        """During over before."""
-        return self.during_ns / self.before_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """All that the judge and the report know about a run beyond its raw data."""
 
@@ -71,7 +53,6 @@ class Observed:
     impacts: Mapping[str, timeline.Impact]
     phases: Mapping[str, tuple[Phase, ...]]
     job_time: timeline.JobTime | None
-    slowdowns: tuple[Slowdown, ...]
     routing: Mapping[str, Routing]
     training: Ettr | None = None
 
@@ -93,7 +74,6 @@ def observe(run: Measurements) -> Observed:
     by_phase = phases(run, impacts)
     by_routing = routing(run.changes, fired)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin)
-    slow = slowdowns(run, fired, first_ns)
     training = ettr(run, base, impacts.values(), first_fault_ns=first_ns)
     metrics = {
         **_plain(run),
@@ -103,7 +83,7 @@ def observe(run: Measurements) -> Observed:
         **_dips(base, impacts),
         "jct_ratio": _jct(run, job_time),
         "ettr": _ettr(training),
-        "straggler": _straggler(slow),
+        "straggler": _straggler(run, fired),
         **_routing(run, by_routing),
         **_slow_rank(run, fired),
         **_counters(run),
@@ -118,7 +98,6 @@ def observe(run: Measurements) -> Observed:
         impacts=impacts,
         phases=by_phase,
         job_time=job_time,
-        slowdowns=slow,
         routing=by_routing,
         training=training,
     )
@@ -328,51 +307,21 @@ def _ettr(training: Ettr | None) -> Observation:
     )
 
 
-def slowdowns(run: Measurements, fired: Mapping[str, tuple[int, int]], first_ns: int) -> tuple[Slowdown, ...]:
-    """Growth of each rank's compute phase under each fault: medians over iterations begun within it."""
-    hosts = {rank.rank: rank.host for rank in run.ranks}
-    found = []
-    for series in run.series:
-        before = _median_compute(series, run.t0_ns, first_ns)
-        for fault_id, (start, end) in fired.items():
-            during = _median_compute(series, start, end)
-            if before and during:
-                found.append(
-                    Slowdown(
-                        host=hosts.get(series.rank, f"rank {series.rank}"),
-                        fault_id=fault_id,
-                        before_ns=before,
-                        during_ns=during,
-                    )
-                )
-    return tuple(found)
-
-
-def _median_compute(series: RankSeries, start_ns: int, end_ns: int) -> float | None:
-    inside = [step.compute_ns for step in series.iterations if start_ns <= step.start_ns < end_ns]
-    return float(np.median(inside)) if len(inside) >= _ENOUGH_ITERATIONS else None
-
-
-def _straggler(slow: Sequence[Slowdown]) -> Observation:
+def _straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observation:
+    slow = slowdowns(run.series, fired)
     if not slow:
         return Observation(value=None, detail="too few iterations with a compute phase before or under the faults")
-    best: tuple[float, Slowdown] | None = None
-    for fault_id in dict.fromkeys(one.fault_id for one in slow):
-        group = [one for one in slow if one.fault_id == fault_id]
-        middle = float(np.median([one.ratio for one in group]))
-        top = max(group, key=lambda one: one.ratio)
-        # Where all got faster, the one that did so least has not slowed anybody down.
-        stands_out = min(top.ratio, top.ratio / middle)
-        if best is None or stands_out > best[0]:
-            best = (stands_out, top)
-    if best is None or best[0] < _STRAGGLER_RATIO:
+    top, is_sure = straggler(slow)
+    if top is None:
         return Observation(value="none", detail="no rank's compute phase stands out from the others'")
-    top = best[1]
-    return Observation(
-        value=top.host,
-        detail=f"median compute phase {format_duration(top.before_ns)} before, "
-        f"{format_duration(top.during_ns)} under {top.fault_id}",
+    host = next((rank.host for rank in run.ranks if rank.rank == top.rank), f"rank {top.rank}")
+    said = (
+        f"median compute phase {format_duration(top.before_ns)} without a fault, {format_duration(top.during_ns)} "
+        f"under {top.fault_id}: {top.ratio:.2f} times as long against the other ranks'"
     )
+    if not is_sure:
+        return Observation(value=None, detail=f"{host}'s {said}, which is within the noise of so few iterations")
+    return Observation(value=host, detail=f"{said} (by chance: {top.chance:.1g})")
 
 
 def _routing(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:

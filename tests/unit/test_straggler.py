@@ -1,0 +1,116 @@
+"""The rank that a fault slowed is named, whatever else the machine does; what chance can do names nobody."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.measurements import Iteration, RankSeries
+from harness.straggler import LEVEL, chance, slowdowns, straggler
+
+STEP_NS = 1_000_000_000
+
+
+def series(rows):
+    """One rank's iterations for each column of compute times in ms, a second apart."""
+    return tuple(
+        RankSeries(
+            rank=rank,
+            iterations=tuple(
+                Iteration(index=at, start_ns=at * STEP_NS, compute_ns=int(row[rank] * 1e6), comm_ns=1, wait_ns=0)
+                for at, row in enumerate(rows)
+            ),
+        )
+        for rank in range(len(rows[0]))
+    )
+
+
+def under(first, last):
+    return {"slow-gpu": (first * STEP_NS, last * STEP_NS + 1)}
+
+
+# Compute times of four ranks, as a machine measured them whose other work ended shortly before the fault.
+BUSY = [
+    (696, 770, 737, 676), (641, 1090, 827, 1148), (752, 918, 953, 772), (1163, 1466, 1541, 1218),
+    (919, 684, 870, 1026), (740, 731, 651, 521), (664, 652, 381, 632), (721, 683, 740, 704), (887, 668, 794, 444),
+]  # fmt: skip
+HALVED = [(601, 1000, 441, 481), (445, 875, 474, 382), (452, 962, 619, 589), (587, 946, 500, 568)]
+
+
+def test_a_halved_gpu_is_named_though_all_ranks_got_faster():
+    """Its own times grew by a fifth only; those of the others fell by a third."""
+    slow = slowdowns(series(BUSY + HALVED), under(len(BUSY), len(BUSY) + 3))
+    top, is_sure = straggler(slow)
+
+    assert top is not None
+    assert (top.rank, is_sure) == (1, True)
+    assert top.during_ns / top.before_ns < 1.35
+    assert top.ratio > 1.6
+
+
+def test_a_machine_that_gets_slower_as_a_whole_names_nobody():
+    rows = BUSY + [tuple(2.5 * time for time in row) for row in BUSY[5:]]
+
+    assert straggler(slowdowns(series(rows), under(len(BUSY), len(BUSY) + 3)))[0] is None
+
+
+def test_two_iterations_that_stand_out_are_no_proof():
+    rows = [*BUSY[:3], *HALVED[:2]]
+    top, is_sure = straggler(slowdowns(series(rows), under(3, 4)))
+
+    assert top is not None
+    assert (top.rank, is_sure) == (1, False)
+
+
+def test_a_slow_rank_among_two_is_the_slower_one():
+    rows = [(700 + 10 * at, 705 + 9 * at) for at in range(12)] + [(1500, 700 + at) for at in range(6)]
+    top, is_sure = straggler(slowdowns(series(rows), under(12, 17)))
+
+    assert top is not None
+    assert (top.rank, is_sure) == (0, True)
+
+
+def test_nothing_is_said_of_too_few_iterations_or_of_none():
+    assert slowdowns((), under(0, 1)) == ()
+    assert slowdowns(series(BUSY), under(3, 3)) == ()
+    assert slowdowns(series([(0, 0)] * 9), under(3, 6)) == ()
+
+
+def test_noise_alone_rarely_names_anybody():
+    """Not above the share of runs that the level allows, by more than this many runs would show by chance."""
+    rng, runs = np.random.default_rng(5), 400
+    named = 0
+    for _ in range(runs):
+        rows = 700 * np.exp(0.3 * rng.standard_normal((30, 4)))
+        named += straggler(slowdowns(series(rows.tolist()), under(20, 24)))[1]
+    assert named <= runs * LEVEL + 4 * math.sqrt(runs * LEVEL)
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+)
+def test_the_chance_is_that_of_all_ways_to_part_the_values(before, during):
+    """Counted by hand, over rank sums; equal values count against the slow one."""
+    values = during + before
+    order = sorted(range(len(values)), key=lambda at: (values[at], at))
+    rank = {at: place + 1 for place, at in enumerate(order)}
+    seen = sum(rank[at] for at in range(len(during)))
+    ways = list(itertools.combinations(range(1, len(values) + 1), len(during)))
+
+    assert chance(before, during) == pytest.approx(sum(sum(way) >= seen for way in ways) / len(ways))
+
+
+def test_many_iterations_have_the_chance_of_few(monkeypatch):
+    """Where the distribution is no longer counted out, the normal one is as good."""
+    rng = np.random.default_rng(1)
+    before = rng.standard_normal(100).tolist()
+    for shift in (0.0, 0.4, 0.8):
+        during = (rng.standard_normal(19) + shift).tolist()
+        exact = chance(before, during)
+        with monkeypatch.context() as patched:
+            patched.setattr("harness.straggler._EXACT", 0)
+            assert chance(before, during) == pytest.approx(exact, rel=0.25)
