@@ -1,11 +1,12 @@
 """Finds and reverts what faults left behind, without a journal and without knowing who left it.
 
-It goes by marks: units named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named
-`fbvia*` and the redirections to them, a rule to the table that steers, a file that fills the disk, busy processes and
-stopped ones, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down, links of VMs
-without carrier. On a rack a port that is down may be somebody's maintenance, and a stopped process somebody's
-debugging: there only ports that were up before the run that left the lab DIRTY are brought up, and only programs of
-ours go on; all others are told as not ours, and left as they are.
+It goes by marks, of which a fault that its target has not reverted has at least a unit or a stored revert: units
+named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named `fbvia*` and the
+redirections to them, a rule to the table that steers, a file that fills the disk, busy processes and stopped ones, a
+CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down, links of VMs without carrier. On
+a rack a port that is down may be somebody's maintenance, and a stopped process somebody's debugging: there only ports
+that were up before the run that left the lab DIRTY are brought up, and only programs of ours go on; all others are
+told as not ours, and left as they are.
 
 One command a machine, all machines at once; one that does not answer does not keep the others waiting. What has no mark
 of its own (a setting, a line of a configuration, a killed daemon) lives no longer than its machine, and so does its
@@ -25,7 +26,7 @@ from inject import rejoin
 from inject.channels import REJOIN, revert_dir
 from inject.node.cgroup import UNLIMITED
 from inject.node.disk import FILE
-from inject.node.hog import BY_NAME
+from inject.node.hog import NAME as HOG
 from inject.node.holder import REVERT_DIR
 from inject.node.limit import CGROUPS
 from inject.node.qmp import set_link
@@ -81,9 +82,14 @@ case $(ip rule show priority {PRIORITY} 2>/dev/null) in *"lookup {TABLE}"*)
 esac
 true
 """
-# Killed, not asked: ExecStopPost of each unit then runs its stored revert, and so do we for what has no unit any more.
+# What is left of faults that have a unit, a stored revert or a process. Killed, not asked: ExecStopPost of each unit
+# then runs its stored revert, and so do we for what has no unit any more. As few processes as can be, as above: with
+# five emulated machines on two CPUs each of them is felt.
 _FAULTS = f"""\
-units=$(systemctl list-units --all --plain --no-legend 'faultbed-fault-*' | cut -d' ' -f1)
+units=
+for f in /run/systemd/transient/faultbed-fault-*; do
+  [ -e "$f" ] && units="$units ${{f##*/}}"
+done
 if [ -n "$units" ]; then
   systemctl kill -s KILL $units 2>/dev/null; systemctl stop $units
   for u in $units; do echo "{_MARK} stopped unit $u"; done
@@ -92,26 +98,34 @@ for f in {REVERT_DIR}/*.revert; do
   [ -e "$f" ] || continue
   if sh "$f"; then rm -f "$f"; echo "{_MARK} ran stored revert $f"; else echo "failed: $f"; fi
 done
-sweep={shlex.quote(_SWEEP)}
-sh -c "$sweep"
-for n in /run/netns/*; do
-  [ -e "$n" ] && nsenter --net="$n" sh -c "$sweep" sweep " in ${{n##*/}}"
-done
 for g in {" ".join(CGROUPS)}; do
   [ -d "$g" ] || continue
   for p in $(cat "$g/cgroup.procs"); do echo "$p" > /sys/fs/cgroup/cgroup.procs; done
   if rmdir "$g"; then echo "{_MARK} removed $g"; else echo "failed: $g"; fi
 done
 for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
-  [ -e "$c" ] || continue
-  was=$(cat "$c"); [ "$was" = "{UNLIMITED}" ] && continue
+  {{ read -r was <"$c"; }} 2>/dev/null || continue
+  [ "$was" = "{UNLIMITED}" ] && continue
   if echo {UNLIMITED} > "$c"; then echo "{_MARK} $c was $was"; else echo "failed: $c is $was"; fi
 done
 if [ -e {FILE} ]; then
   if rm -f {FILE}; then echo "{_MARK} removed {FILE}"; else echo "failed: {FILE}"; fi
 fi
-for p in $({BY_NAME}); do
-  kill -KILL $p && echo "{_MARK} ended busy process $p"
+for f in /proc/[0-9]*/stat; do
+  {{ read -r p name state _ <"$f"; }} 2>/dev/null || continue
+  case "$name $state" in
+  "({HOG}) "*) kill -KILL $p && echo "{_MARK} ended busy process $p" ;;
+  "(bgpd) T"|"(zebra) T"|"(python3"*") T")
+    if %s; then kill -CONT $p && echo "{_MARK} process $p $name goes on"
+    else echo "{_FOREIGN} process $p $name is stopped; left as it is"; fi ;;
+  esac
+done
+"""
+_NAMESPACES = f"""\
+sweep={shlex.quote(_SWEEP)}
+sh -c "$sweep"
+for n in /run/netns/*; do
+  [ -e "$n" ] && nsenter --net="$n" sh -c "$sweep" sweep " in ${{n##*/}}"
 done
 """
 # A soft machine runs nobody else's programs; on a rack those that are ours have a module of ours as an argument.
@@ -119,15 +133,6 @@ _OURS = {
     "soft": "true",
     "rack": "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE '(traffic|inject|testbed)([.][a-z_]+)+'",
 }
-_STOPPED = f"""\
-for p in $(grep -ls '^State:.T' /proc/[0-9]*/status | cut -d/ -f3); do
-  case $(cat /proc/$p/comm) in
-  bgpd|zebra|python3*)
-    if %s; then kill -CONT $p && echo "{_MARK} process $p ($(cat /proc/$p/comm)) goes on"
-    else echo "{_FOREIGN} process $p ($(cat /proc/$p/comm)) is stopped; left as it is"; fi ;;
-  esac
-done
-"""
 
 
 def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]:
@@ -135,8 +140,8 @@ def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]
 
     Args:
         lab: the lab.
-        panic: only what faults are made of (units, reverts, rules, devices, limits, processes), which is quick; states
-            of ports and carriers are not looked at.
+        panic: only units, stored reverts, limits and processes, which is quick and all that a fault of ours has before
+            its target has reverted it; namespaces are not searched for marks, ports and carriers are not looked at.
         timeout_s: how long one machine may take.
 
     Returns:
@@ -149,7 +154,7 @@ def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]
     machines = tuple(lab.nodes())
 
     def one(machine: str) -> list[str]:
-        text = _marked(lab) if panic else script(lab, machine)
+        text = _faults(lab) if panic else script(lab, machine)
         try:
             ran = lab.node(machine).run(["sh", "-c", text], check=False, timeout_s=timeout_s)
         except LabError as error:
@@ -179,13 +184,13 @@ def is_foreign(line: str) -> bool:
     return f": {_FOREIGN}" in line
 
 
-def _marked(lab: Lab) -> str:
-    return _FAULTS + _STOPPED.replace("%s", _OURS[lab.kind])
+def _faults(lab: Lab) -> str:
+    return _FAULTS.replace("%s", _OURS[lab.kind])
 
 
 def script(lab: Lab, machine: str) -> str:
     """The shell that heals one machine."""
-    lines = [_marked(lab), *_made(lab, machine)]
+    lines = [_faults(lab), _NAMESPACES, *_made(lab, machine)]
     before = dirty.baseline(lab.state_dir) if lab.kind == "rack" else None
     for link in lab.topology.links:
         for port in (link.a, link.b):

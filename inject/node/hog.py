@@ -14,12 +14,12 @@ from typing import Any
 from inject.node.actuator import Refused
 from inject.node.child import Child
 
-__all__ = ["BY_NAME", "NAME", "HogActuator"]
+__all__ = ["NAME", "HogActuator"]
 
 NAME = "faultbed-hog"
 _SLICE_S = 0.01
 _PATIENCE_S = 2.0
-BY_NAME = f"grep -lsx {NAME} /proc/[0-9]*/comm | cut -d/ -f3"
+_BY_NAME = f"grep -lsx {NAME} /proc/[0-9]*/comm | cut -d/ -f3"
 """Shell: the processes that have it."""
 
 
@@ -42,7 +42,7 @@ class HogActuator:
 
     def revert_script(self) -> str:
         """End every hog; they also end by themselves when the holder is gone."""
-        return f'for p in $({BY_NAME}); do kill -KILL $p 2>/dev/null; done; sleep 0.1; [ -z "$({BY_NAME})" ]'
+        return f'for p in $({_BY_NAME}); do kill -KILL $p 2>/dev/null; done; sleep 0.1; [ -z "$({_BY_NAME})" ]'
 
     def on(self) -> None:
         """Start them, and see that they are in their place."""

@@ -161,3 +161,46 @@ def test_each_machine_is_asked_for_what_provisioning_makes_there(tmp_path):
     assert "/sys/class/infiniband/rxe0 /sys/class/infiniband/rxe1;" in script(lab, "host1")
     assert all(f"/run/netns/{switch.name}" in script(lab, "fabric") for switch in SOFT.switches)
     assert "/run/netns/" not in script(lab, "host1").partition("for x in")[2]
+
+
+PROCESSES = {
+    10: ("faultbed-hog", "R", ""),
+    11: ("bgpd", "T", "/usr/lib/frr/bgpd"),
+    12: ("bgpd", "S", "/usr/lib/frr/bgpd"),
+    13: ("python3.13", "T", "python3\0-m\0traffic.node.engine\0"),
+    14: ("python3", "T", "python3\0somebodys.py\0"),
+    15: ("bash", "T", "bash"),
+}
+
+
+def processes_healed(tmp_path, kind):
+    """What is sent to which process, and what is told, with processes that are files."""
+    for pid, (name, state, arguments) in PROCESSES.items():
+        (tmp_path / "proc" / str(pid)).mkdir(parents=True)
+        (tmp_path / "proc" / str(pid) / "stat").write_text(f"{pid} ({name}) {state} 1 1 1\n")
+        (tmp_path / "proc" / str(pid) / "cmdline").write_text(arguments)
+    (tmp_path / "proc" / "99").mkdir()  # it has just ended
+    text = heal_module._faults(SimpleNamespace(kind=kind))
+    text = text[text.index("for f in /proc/") :].replace("/proc/", f"{tmp_path}/proc/")
+    done = subprocess.run(
+        ["sh", "-c", f'kill() {{ echo "$*"; }}\n{text}'], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    return [line for line in lines if line.startswith("-")], [line for line in lines if not line.startswith("-")]
+
+
+def test_busy_processes_end_and_stopped_ones_go_on(tmp_path):
+    sent, told = processes_healed(tmp_path, "soft")
+    assert sent == ["-KILL 10", "-CONT 11", "-CONT 13", "-CONT 14"]
+    assert told[0] == "healed: ended busy process 10"
+    assert told[1:] == [f"healed: process {pid} ({PROCESSES[pid][0]}) goes on" for pid in (11, 13, 14)]
+
+
+def test_a_stopped_process_of_somebody_else_on_a_rack_is_told_and_left(tmp_path):
+    sent, told = processes_healed(tmp_path, "rack")
+    assert sent == ["-KILL 10", "-CONT 13"]
+    assert [line for line in told if line.startswith("not ours:")] == [
+        "not ours: process 11 (bgpd) is stopped; left as it is",
+        "not ours: process 14 (python3) is stopped; left as it is",
+    ]
