@@ -21,6 +21,7 @@ import time
 
 from testbed.onnode import netns
 from testbed.onnode.netlink import attributes
+from testbed.onnode.rdma import Rdma
 from testbed.onnode.xid import XidLog
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
@@ -86,7 +87,8 @@ class Place:
         self._names: dict[int, str] = {}
         self._seen: dict[object, bytes] = {}
         self._stats_at: dict[int, int] = {}
-        self._hardware = _Files() if namespace is None else None
+        self._rdma = Rdma() if namespace is None else None
+        self._gpus = _Gpus() if namespace is None else None
         self._xids = XidLog() if namespace is None else None
 
     def is_stale(self) -> bool:
@@ -115,10 +117,13 @@ class Place:
             found.update(_protocols())
         finally:
             netns.enter(None)
-        if self._hardware is not None:
-            self._hardware.look_again()
-            for name, text in self._hardware.texts():
-                found.update(_decoded(name, text))
+        if self._rdma is not None:
+            self._rdma.look_again()
+            found.update(self._rdma.counts())
+        if self._gpus is not None:
+            self._gpus.look_again()
+            for name, text in self._gpus.texts():
+                found.update(gpu_counts(name, text.decode()))
             found.update(_machine())
         if self._xids is not None:
             found.update(_xids(self._xids))
@@ -138,10 +143,12 @@ class Place:
             if self._is_new(index, body) and index in self._names:
                 found.update(_traffic(self._names[index], body, _STATS_MSG.size + 4))
         found.update(self._queues(only_new=True))
-        if self._hardware is not None:
-            for name, text in self._hardware.texts():
+        if self._rdma is not None:
+            found.update(self._rdma.moved())
+        if self._gpus is not None:
+            for name, text in self._gpus.texts():
                 if self._is_new(name, text):
-                    found.update(_decoded(name, text))
+                    found.update(gpu_counts(name, text.decode()))
         return found
 
     def _is_new(self, what: object, raw: bytes) -> bool:
@@ -168,7 +175,7 @@ class Place:
     def close(self) -> None:
         """Close sockets and files."""
         self._route.close()
-        for each in (self._hardware, self._xids):
+        for each in (self._rdma, self._gpus, self._xids):
             if each is not None:
                 each.close()
 
@@ -204,24 +211,20 @@ def _traffic(name: str, body: bytes, at: int) -> Counts:
             yield f"{name}.{what}", value
 
 
-class _Files:
-    """Counters of RNICs and GPUs: one file each in sysfs, kept open, for opening costs more than reading."""
+class _Gpus:
+    """What the cgroups of soft GPUs count: a file each, kept open, for opening costs more than reading."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
 
     def look_again(self) -> None:
-        """Find the devices that there are now."""
+        """Find the soft GPUs that there are now."""
         self.close()
-        for path in glob.glob("/sys/class/infiniband/*/ports/1/hw_counters/*"):
-            _, _, _, _, device, _, _, _, counter = path.split("/")
-            if counter != "lifespan":
-                self._open[f"{device}.{counter}"] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         for path in glob.glob(f"{_SLICE}/*.service/cpu.stat"):
             self._open[_unit(path)] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def texts(self) -> Iterator[tuple[str, bytes]]:
-        """What stands in each file; `device.counter`, or the name of a GPU."""
+        """Each GPU's name and what stands in its file."""
         for name, file in self._open.items():
             with contextlib.suppress(OSError):  # it went meanwhile
                 yield name, os.pread(file, 4096, 0)
@@ -234,13 +237,6 @@ class _Files:
 
 def _unit(path: str) -> str:
     return path.split("/")[-2].removeprefix("faultbed-").removesuffix(".service")
-
-
-def _decoded(name: str, text: bytes) -> Counts:
-    if "." in name:
-        yield name, int(text)
-    else:
-        yield from gpu_counts(name, text.decode())
 
 
 def gpu_counts(name: str, stat: str) -> Counts:

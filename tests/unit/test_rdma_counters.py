@@ -1,0 +1,99 @@
+"""Counters of RDMA devices as the kernel tells them over netlink: read whole, and then only what has moved."""
+
+import itertools
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.onnode import rdma
+from testbed.onnode.netlink import attribute
+
+NAMES = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=20)
+VALUES = st.integers(0, 2**64 - 1)
+
+
+def answer(counters, *, device=0):
+    """As stat_get_doit_default_counter writes it: the entries nested, values padded to where they belong."""
+    entries = b"".join(
+        attribute(79 | 0x8000, attribute(80, name.encode() + b"\0") + attribute(81, struct.pack("=Q", value)))
+        for name, value in counters.items()
+    )
+    head = attribute(1, struct.pack("=I", device)) + attribute(2, b"rxe0\0") + attribute(3, struct.pack("=I", 1))
+    return head + attribute(78 | 0x8000, entries)
+
+
+class Kernel:
+    """Two devices that answer as they are told to; None: it is gone."""
+
+    def __init__(self, *devices):
+        self.devices = dict(enumerate(devices))
+
+    def dump(self, _kind, _body):
+        for index in self.devices:
+            yield 0, attribute(1, struct.pack("=I", index)) + attribute(2, f"rxe{index}".encode() + b"\0")
+
+    def ask(self, _kind, body):
+        index = struct.unpack_from("=I", body, 4)[0]
+        if self.devices[index] is None:
+            raise OSError(19, "No such device")
+        return answer(self.devices[index], device=index)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    made = Kernel({"sent_pkts": 5, "rcvd_pkts": 7}, {"sent_pkts": 1, "rcvd_pkts": 2})
+    monkeypatch.setattr(rdma, "Netlink", lambda _family: made)
+    return made
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=30))
+def test_every_counter_is_where_its_place_says(counters):
+    body = answer(counters)
+    found = {name: struct.unpack_from("=Q", body, at)[0] for name, at in rdma.places(body)}
+    assert found == counters
+
+
+def test_all_is_told_first_and_then_what_has_moved(kernel):
+    there = rdma.Rdma()
+    there.look_again()
+    everything = {"rxe0.sent_pkts": 5, "rxe0.rcvd_pkts": 7, "rxe1.sent_pkts": 1, "rxe1.rcvd_pkts": 2}
+    assert dict(there.counts()) == everything
+    assert dict(there.moved()) == everything
+    assert dict(there.moved()) == {}
+    kernel.devices[1]["sent_pkts"] = 3
+    assert dict(there.moved()) == {"rxe1.sent_pkts": 3}
+    assert dict(there.counts())["rxe1.sent_pkts"] == 3
+
+
+def test_a_counter_that_is_new_moves_the_others_places_and_not_their_values(kernel):
+    there = rdma.Rdma()
+    there.look_again()
+    dict(there.moved())
+    kernel.devices[0] = {"duplicate_request": 9, "sent_pkts": 5, "rcvd_pkts": 8}
+    assert dict(there.moved()) == {"rxe0.duplicate_request": 9, "rxe0.sent_pkts": 5, "rxe0.rcvd_pkts": 8}
+
+
+def test_a_device_that_is_gone_tells_nothing_and_is_back_with_the_next_look(kernel):
+    there = rdma.Rdma()
+    there.look_again()
+    before, kernel.devices[0] = kernel.devices[0], None
+    assert {name.split(".")[0] for name, _ in itertools.chain(there.counts(), there.moved())} == {"rxe1"}
+    kernel.devices[0] = before
+    there.look_again()
+    assert dict(there.moved())["rxe0.rcvd_pkts"] == 7
+
+
+def test_a_kernel_without_rdma_has_no_counters_of_it(monkeypatch):
+    def refuse(_family):
+        raise OSError(93, "Protocol not supported")
+
+    monkeypatch.setattr(rdma, "Netlink", refuse)
+    there = rdma.Rdma()
+    there.look_again()
+    assert list(there.counts()) == list(there.moved()) == []
+    there.close()
