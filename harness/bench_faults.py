@@ -7,6 +7,7 @@ what counts is their spread, and that every lost packet is one gap.
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import threading
 import time
@@ -33,12 +34,15 @@ _TOGETHER = 10
 _AHEAD, _APART = 2000, 300
 _PERIOD_S, _DUTY = 1.0, 0.3
 _GONE_S = 120.0
+SHARE, PACKETS, SIGMAS = 0.01, 100_000, 4.0
+_SHARE_S = 240.0
 
 
 def measure(lab: Lab, *, drops: int = DROPS) -> Iterator[tuple[str, ...]]:
     """Rows of what, median, spread, goal and whether it is reached."""
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl") as journal, _work(lab):
         yield _exactness(lab, journal, drops)
+        yield _share(lab, journal)
         yield from _onsets(lab, journal)
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl") as journal:
         yield _period(lab, journal)
@@ -103,6 +107,25 @@ def _exactness(lab: Lab, journal: Journal, drops: int) -> tuple[str, ...]:
     reached = hits == gaps == proved == drops
     said = f"{hits} hits, {gaps} gaps, {proved} proved"
     return f"{drops} single packets lost by QP and PSN", said, "", f"{drops} of each", _mark(reached=reached)
+
+
+def _share(lab: Lab, journal: Journal) -> tuple[str, ...]:
+    """A random share of so many packets, against the binomial distribution."""
+    with Injector(lab, journal) as injector:
+        prepared = injector.prepare(_fault(lab, 0, {"share": SHARE, "opcode": "data"}, for_s=_SHARE_S))
+        prepared.arm()
+        deadline = time.monotonic() + _SHARE_S
+        while (prepared.observe()["passed"] or 0) < PACKETS and time.monotonic() < deadline:
+            threading.Event().wait(1.0)
+        receipt = prepared.clear()
+    hit, passed = receipt.fired.count, receipt.fired.passed or 0
+    if not passed:
+        raise LabError(f"a fault did not fire: {'; '.join(receipt.doubts)}")
+    sigmas = (hit - passed * SHARE) / math.sqrt(passed * SHARE * (1 - SHARE))
+    said = f"{hit:,} of {passed:,} ({hit / passed:.3%}, {sigmas:+.1f} sigma)"
+    reached = receipt.proved and passed >= PACKETS and abs(sigmas) <= SIGMAS
+    goal = f"within {SIGMAS:g} sigma, of {PACKETS:,} or more"
+    return f"{SHARE:.0%} of packets lost at random", said, "", goal, _mark(reached=reached)
 
 
 def _gaps(lab: Lab, host: str, rnic: str) -> int:
