@@ -1,0 +1,110 @@
+"""Our few lines of netlink read what pyroute2 writes, and see on this machine what pyroute2 sees."""
+
+import socket
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroute2 import IPRoute
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
+
+from testbed.onnode import counts, state
+from testbed.onnode.netlink import attributes, messages
+
+NAMES = {2: "be0", 3: "be1"}
+IP4 = st.ip_addresses(v=4).map(str)
+PORTS = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=15)
+U64 = st.integers(0, 2**64 - 1)
+STATS = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
+MAIN, UNICAST, BGP, ZEBRA = 254, 1, 186, 11
+
+
+def body_of(message):
+    """A message as the kernel would send it, without its head, read by ours."""
+    message.encode()
+    ((_kind, _seq, body),) = messages(bytes(message.data))
+    return body
+
+
+@given(
+    name=PORTS,
+    mtu=st.integers(68, 65535),
+    up=st.booleans(),
+    carrier=st.integers(0, 1),
+    downs=st.integers(0, 2**32 - 1),
+    stats=st.fixed_dictionaries(dict.fromkeys(STATS, U64)),
+)
+def test_a_link_is_read_as_it_was_written(name, mtu, up, carrier, downs, stats):
+    link = ifinfmsg()
+    link["index"], link["flags"] = 2, int(up) | 1 << 16
+    link["attrs"] = [
+        ("IFLA_IFNAME", name),
+        ("IFLA_MTU", mtu),
+        ("IFLA_QDISC", "pfifo"),
+        ("IFLA_CARRIER", carrier),
+        ("IFLA_CARRIER_DOWN_COUNT", downs),
+        ("IFLA_STATS64", stats),
+    ]
+    body = body_of(link)
+
+    assert state.link_news(body, NAMES) == (2, f"link {name}", f"LOWER_UP{' UP' * up} mtu {mtu} qdisc pfifo")
+    found = dict(counts.link_counts(name, link["flags"], attributes(body[16:])))
+    assert found[f"{name}.mtu"] == mtu
+    assert found[f"{name}.carrier_down_count"] == downs
+    assert found.get(f"{name}.carrier") == (carrier if up else None)
+    kept = {what for what in STATS if not what.endswith("errors")}
+    assert {what: found[f"{name}.{what}"] for what in kept} == {what: stats[what] for what in kept}
+
+
+def route_of(destination, length, **attrs):
+    route = rtmsg()
+    route["family"], route["dst_len"], route["table"] = socket.AF_INET, length, MAIN
+    route["proto"], route["type"] = attrs.pop("proto"), UNICAST
+    route["attrs"] = [("RTA_DST", destination), *attrs.items()]
+    return route
+
+
+@given(destination=IP4, length=st.integers(0, 32), gateway=IP4, metric=st.integers(0, 2**32 - 1))
+def test_a_route_is_read_as_it_was_written(destination, length, gateway, metric):
+    route = route_of(destination, length, proto=BGP, RTA_GATEWAY=gateway, RTA_OIF=2, RTA_PRIORITY=metric)
+
+    assert list(state.route_facts(body_of(route), NAMES)) == [
+        (f"route main unicast {destination}/{length} metric {metric} bgp", f"via {gateway} dev be0")
+    ]
+
+
+@given(destination=IP4, hops=st.lists(st.tuples(IP4, st.sampled_from([2, 3])), min_size=2, max_size=8))
+def test_the_ways_of_a_multipath_route_are_read_as_they_were_written(destination, hops):
+    ways = [{"oif": index, "hops": 0, "attrs": [("RTA_GATEWAY", gateway)]} for gateway, index in hops]
+    route = route_of(destination, 24, proto=ZEBRA, RTA_MULTIPATH=ways)
+    ((subject, text),) = state.route_facts(body_of(route), NAMES)
+
+    assert subject == f"route main unicast {destination}/24 metric 0 zebra"
+    assert text.split(", ") == sorted(f"via {gateway} dev {NAMES[index]}" for gateway, index in hops)
+
+
+def test_both_see_the_same_links_of_this_machine():
+    with IPRoute() as route:
+        seen = {
+            link.get("IFLA_IFNAME"): (link.get("IFLA_MTU"), link["flags"] & 1, link.get("IFLA_CARRIER_CHANGES"))
+            for link in route.get_links()
+        }
+    place = counts.Place(None)
+    try:
+        found = place.read()
+    finally:
+        place.close()
+
+    assert seen
+    for name, expected in seen.items():
+        assert tuple(found[f"{name}.{what}"] for what in ("mtu", "up", "carrier_changes")) == expected
+
+
+@pytest.mark.parametrize("cut", [3, 4, 7])
+def test_an_attribute_that_is_cut_short_ends_the_reading(cut):
+    whole = struct.pack("=HH", 8, 4) + struct.pack("=I", 1500)
+
+    assert attributes(whole) == {4: whole[4:]}
+    assert attributes(whole[:cut]).get(4, b"") in (b"", whole[4:cut])
