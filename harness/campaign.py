@@ -7,6 +7,7 @@ none; `harness.confusion` holds what attribution says of each against it.
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,8 @@ from testbed.topology import Topology
 __all__ = ["Label", "experiment", "in_turn", "labels"]
 
 AT_S, FOR_S, DURATION_S = 6, 3, 16
+_SIZE_BYTES = 256 << 10
+"""Or a little less: all ranks give each other the same number of elements of four bytes."""
 _LONGER_S = {"host.memory-pressure": 8}
 """Memory is taken bit by bit."""
 
@@ -100,14 +103,15 @@ def in_turn(some: Iterable[Label]) -> list[Label]:
 
 def experiment(label: Label, topology: Topology) -> bytes:
     """The experiment file of one run (TOML)."""
-    ranks = ", ".join(f'"{host.name}:{host.rnics[0].name}"' for host in topology.hosts)
+    ranks = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts]
+    block_bytes = 4 * (_SIZE_BYTES // (4 * len(ranks)))
     lines = [
         f'name = "{label.name}"',
         f"seed = {1000 * label.seed + label.number}",
         "[workload]",
         'collective = "all-to-all"',
-        'size = "256KiB"',
-        f"ranks = [{ranks}]",
+        f'size = "{block_bytes * len(ranks)}"',
+        f"ranks = {json.dumps(ranks)}",
         f'duration = "{DURATION_S}s"',
         "compute_units = 8",
         "[[expect]]",

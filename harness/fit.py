@@ -7,19 +7,20 @@ reason); `fit` says that the file is wrong for it (the run is refused, with the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
 from harness.experiment import Experiment
 from harness.replayed import Replay, spec_of, trace_of
 from harness.timeline import MIN_BASELINE_NS
-from harness.workload_file import Flow, Job, Workload, duration_ns
+from harness.workload import collective_spec, job_spec
+from harness.workload_file import Collective, Flow, Job, Workload, duration_ns
 from inject.plan import PlannedFault
 from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
 from testbed.topology import Topology
-from traffic import cost, inference, ranking, replay
+from traffic import collective, cost, inference, job, ranking, replay
 from traffic.inference import InferenceSpec
 from traffic.matrix import pairs
 from traffic.ranking import RankingSpec
@@ -27,6 +28,17 @@ from traffic.ranking import RankingSpec
 __all__ = ["fit", "hosts_of", "refuse_absent"]
 
 _NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "dip", "straggler")
+
+
+_Ranked = Collective | Job | InferenceSpec | RankingSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lab:
+    """What traffic is held against before it is started."""
+
+    kind: str
+    topology: Topology
 
 
 def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"]) -> Experiment:
@@ -97,8 +109,9 @@ def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: Literal[
         raise _error(experiment, "workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
     if isinstance(workload, Replay):
         return _fit_replay(experiment, replace(workload, ranks=ranks), lab_kind)
-    _check_job(experiment, topology, len(ranks))
-    return replace(workload, ranks=ranks)
+    workload = replace(workload, ranks=ranks)
+    _check_job(experiment, workload, _Lab(kind=lab_kind, topology=topology))
+    return workload
 
 
 def _fit_replay(experiment: Experiment, work: Replay, lab_kind: Literal["soft", "rack"]) -> Replay:
@@ -125,23 +138,26 @@ def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow) -> Flow:
     return replace(flow, pairs=((flow.src, flow.dst),))
 
 
-def _check_job(experiment: Experiment, topology: Topology, ranks: int) -> None:
+def _check_job(experiment: Experiment, workload: _Ranked, lab: _Lab) -> None:
     """What a job needs besides ranks that are there."""
-    workload = experiment.workload
+    ranks = len(workload.ranks)
+    if isinstance(workload, Job):
+        if ranks != (wanted := prod(size for _, size in workload.grid)):
+            raise _error(experiment, "workload.grid", f"has {wanted} ranks, but there are {ranks} RNICs")
+        if workload.storage and workload.storage.host not in lab.topology.host_by_name:
+            said = f'no host "{workload.storage.host}"; there is {", ".join(lab.topology.host_by_name)}'
+            raise _error(experiment, "workload.storage.host", said)
     try:
         if isinstance(workload, InferenceSpec):
             inference.check(workload, ranks)
-        if isinstance(workload, RankingSpec):
+        elif isinstance(workload, RankingSpec):
             ranking.check(workload, ranks)
+        elif isinstance(workload, Job):
+            job.fit(lab, job_spec(workload))
+        else:
+            collective.fit(lab, collective_spec(workload))
     except UsageError as error:
         raise _error(experiment, "workload", str(error)) from error
-    if not isinstance(workload, Job):
-        return
-    if ranks != (wanted := prod(size for _, size in workload.grid)):
-        raise _error(experiment, "workload.grid", f"has {wanted} ranks, but there are {ranks} RNICs")
-    if workload.storage and workload.storage.host not in topology.host_by_name:
-        said = f'no host "{workload.storage.host}"; there is {", ".join(topology.host_by_name)}'
-        raise _error(experiment, "workload.storage.host", said)
 
 
 def _fit_capture(experiment: Experiment, topology: Topology, lab_kind: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from traffic.job import JobSpec
 from traffic.ranking import RankingSpec
 from traffic.run import OnEvent, Running
 
-__all__ = ["paths_of", "patience_s", "start"]
+__all__ = ["collective_spec", "job_spec", "paths_of", "patience_s", "start"]
 
 GRACE_S = 60.0
 """How much longer than planned a workload may take before it is ended."""
@@ -48,8 +48,8 @@ def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None)
     if isinstance(work, Flow):
         return flow.start_all(lab, _flows(work), on_event=beat)
     if isinstance(work, Job):
-        return job.start(lab, _job(work), on_event=beat)
-    return collective.start(lab, _collective(work), on_event=beat)
+        return job.start(lab, job_spec(work), on_event=beat)
+    return collective.start(lab, collective_spec(work), on_event=beat)
 
 
 def _flows(work: Flow) -> list[FlowSpec]:
@@ -75,7 +75,8 @@ def _flows(work: Flow) -> list[FlowSpec]:
     return [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
 
 
-def _job(work: Job) -> JobSpec:
+def job_spec(work: Job) -> JobSpec:
+    """The traffic's words for it."""
     return JobSpec(
         grid=work.grid,
         phases=work.phases,
@@ -90,7 +91,8 @@ def _job(work: Job) -> JobSpec:
     )
 
 
-def _collective(work: Collective) -> CollectiveSpec:
+def collective_spec(work: Collective) -> CollectiveSpec:
+    """The traffic's words for it."""
     return CollectiveSpec(
         collective=work.collective,
         algorithm=work.algorithm,

@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.errors import UsageError
 from traffic import cost, metrics, schedules
-from traffic.engine import Engines, TrafficLab
+from traffic.engine import Engines, Fabric, TrafficLab
 from traffic.flight import RankEnd
 from traffic.plan import check_qp
 from traffic.ranks import ITEM_BYTES, RanksSpec, ends_of, group_size, place, rank_plan, window_of
@@ -16,7 +16,7 @@ from traffic.ranks_result import RanksResult, told
 from traffic.results import Endpoint, Window
 from traffic.run import OnEvent, Running, begin
 
-__all__ = ["AUTO", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "layout", "start"]
+__all__ = ["AUTO", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "fit", "layout", "start"]
 
 REDOPS = ("sum", "max", "avg")
 AUTO = "auto"
@@ -121,7 +121,7 @@ def check(spec: CollectiveSpec) -> None:
     check_qp(spec.qp)
 
 
-def _schedule(lab: TrafficLab, spec: CollectiveSpec, ranks: Sequence[Endpoint]) -> schedules.Schedule:
+def _schedule(lab: Fabric, spec: CollectiveSpec, ranks: Sequence[Endpoint]) -> schedules.Schedule:
     group = group_size(lab.topology, ranks)
     shape = cost.shape_for(len(ranks), spec.size_bytes, group=group, root=spec.root)
     algorithm = spec.algorithm
@@ -145,6 +145,21 @@ def layout(spec: CollectiveSpec, ranks: int) -> schedules.Layout:
     return schedules.Layout(elements=spec.elements)
 
 
+def fit(lab: Fabric, spec: CollectiveSpec) -> tuple[tuple[Endpoint, ...], schedules.Schedule, list[schedules.Program]]:
+    """The ranks of a collective on a lab, its schedule, and each rank's part of it.
+
+    Raises:
+        UsageError: what cannot be meant, or not on this lab, in one sentence.
+    """
+    check(spec)
+    ranks = place(lab, spec)
+    made = _schedule(lab, spec, ranks)
+    programs = schedules.programs(
+        made, layout(spec, len(ranks)), in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
+    )
+    return ranks, made, programs
+
+
 def start(
     lab: TrafficLab, spec: CollectiveSpec, on_event: OnEvent | None = None, *, engines: Engines | None = None
 ) -> Running[CollectiveResult]:
@@ -154,12 +169,7 @@ def start(
         UsageError: the spec asks for something that is not there; nothing was started.
         LabError: it could not be started; nothing is left running.
     """
-    check(spec)
-    ranks = place(lab, spec)
-    made = _schedule(lab, spec, ranks)
-    programs = schedules.programs(
-        made, layout(spec, len(ranks)), in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
-    )
+    ranks, made, programs = fit(lab, spec)
     plan = rank_plan(
         f"{spec.collective} ({made.algorithm}) over {len(ranks)} ranks",
         spec,

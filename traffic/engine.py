@@ -21,7 +21,7 @@ from testbed.node import Channel, Node
 from testbed.topology import Topology
 from traffic.results import Endpoint
 
-__all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "TrafficLab", "endpoint"]
+__all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "Fabric", "TrafficLab", "endpoint"]
 
 MODULE = "traffic.node.engine"
 START_TIMEOUT_S = 90.0
@@ -34,8 +34,8 @@ GONE = "gone"
 """Name of the event that stands for the end of an engine."""
 
 
-class TrafficLab(Protocol):
-    """The part of a lab that traffic needs (`testbed.lab.Lab` has it)."""
+class Fabric(Protocol):
+    """What is known of a lab whether it is up or not (`testbed.inventory.Inventory` has it)."""
 
     @property
     def kind(self) -> str:
@@ -44,6 +44,10 @@ class TrafficLab(Protocol):
     @property
     def topology(self) -> Topology:
         """What the lab is made of."""
+
+
+class TrafficLab(Fabric, Protocol):
+    """The part of a lab that traffic needs (`testbed.lab.Lab` has it)."""
 
     def node(self, name: str) -> Node:
         """A machine by name."""

@@ -16,7 +16,7 @@ import numpy as np
 from testbed.errors import UsageError
 from traffic import collective, cost, metrics, schedules, storage
 from traffic.collective import AUTO, CollectiveSpec
-from traffic.engine import Engines, TrafficLab
+from traffic.engine import Engines, Fabric, TrafficLab
 from traffic.flight import RankEnd
 from traffic.ranks import RanksSpec, ends_of, group_size, host_group_size, place, rank_plan, task_name, window_of
 from traffic.ranks_result import RanksResult, told
@@ -25,7 +25,18 @@ from traffic.run import OnEvent, Running, begin
 from traffic.samples import checkpoints_of
 from traffic.storage import Storage, StorageTimes
 
-__all__ = ["GroupTime", "JobPhase", "JobResult", "JobSpec", "as_spec", "check", "groups", "job_programs", "start"]
+__all__ = [
+    "GroupTime",
+    "JobPhase",
+    "JobResult",
+    "JobSpec",
+    "as_spec",
+    "check",
+    "fit",
+    "groups",
+    "job_programs",
+    "start",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,14 +195,11 @@ def _local(phase: JobPhase, found: set[int]) -> int:
     return found.pop()
 
 
-def start(
-    lab: TrafficLab, spec: JobSpec, on_event: OnEvent | None = None, *, engines: Engines | None = None
-) -> Running[JobResult]:
-    """Start a job on a lab; on `engines` where some are lent.
+def fit(lab: Fabric, spec: JobSpec) -> tuple[tuple[Endpoint, ...], list[schedules.Program], tuple[str, ...]]:
+    """The ranks of a job on a lab, each rank's part of an iteration, and the algorithm of each phase.
 
     Raises:
-        UsageError: the spec asks for something that is not there; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: what cannot be meant, or not on this lab, in one sentence.
     """
     check(spec)
     ranks = place(lab, spec)
@@ -206,6 +214,19 @@ def start(
         # Not on a soft lab: its ranks of one host cannot talk to each other, and a hierarchy would have them do so.
         together=lambda members: 1 if lab.kind == "soft" else host_group_size([ranks[rank] for rank in members]),
     )
+    return ranks, programs, algorithms
+
+
+def start(
+    lab: TrafficLab, spec: JobSpec, on_event: OnEvent | None = None, *, engines: Engines | None = None
+) -> Running[JobResult]:
+    """Start a job on a lab; on `engines` where some are lent.
+
+    Raises:
+        UsageError: the spec asks for something that is not there; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    ranks, programs, algorithms = fit(lab, spec)
     server = None if spec.storage is None else storage.serve(lab, spec.storage.host)
     plan = rank_plan(
         f"job of {len(ranks)} ranks",

@@ -10,7 +10,7 @@ from typing import Any
 from testbed.errors import UsageError
 from testbed.topology import Topology
 from traffic import schedules
-from traffic.engine import TrafficLab, endpoint
+from traffic.engine import Fabric, endpoint
 from traffic.flight import RankEnd
 from traffic.plan import Cable, Plan, QpParams, TaskPlan
 from traffic.results import Endpoint, Outcome, Window
@@ -68,7 +68,7 @@ class RanksSpec:
     stall_deadline_s: float = 60.0
 
 
-def place(lab: TrafficLab, spec: RanksSpec) -> tuple[Endpoint, ...]:
+def place(lab: Fabric, spec: RanksSpec) -> tuple[Endpoint, ...]:
     """The RNICs of a job's ranks.
 
     Raises:

@@ -16,10 +16,15 @@ from harness.attribution import attribute as attribute_run
 from harness.cli.context import Session, json_option, pass_session
 from harness.rundir import open_run
 from harness.statistics import Interval
+from harness.verdict import Verdict, VerdictFile
+from testbed.errors import LabError
 from testbed.holding import hold
 from testbed.softlab import lifecycle
 
 __all__ = ["COMMANDS"]
+
+_ERRORS = 3
+"""Runs one after the other that were errors, after which a campaign is not worth going on with."""
 
 
 @click.command()
@@ -125,16 +130,27 @@ def campaign(session: Session, *, only: tuple[str, ...], seed: int, places: int,
     ):
         if inventory.kind == "soft":
             lifecycle.up(inventory, progress)
+        in_error = 0
         for label in wanted:
             if any(out.glob(f"*-{label.name}-*/verdict.json")):
                 continue
             source = campaign_module.experiment(label, inventory.topology)
             decided = run_module.decide(experiment_module.decode(source, source=label.name), source, inventory)
             finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
-            said = finished.verdict.attribution[0]
             if finished.verdict.lab_state == "DIRTY" and inventory.kind == "soft":
                 lifecycle.reset(inventory, progress)
-            progress(f"{label.name}: {finished.verdict.verdict}, said to be {said.cause} at {said.name or 'nowhere'}")
+            progress(f"{label.name}: {_outcome(finished.verdict)}")
+            in_error = in_error + 1 if finished.verdict.verdict == Verdict.ERROR else 0
+            if in_error == _ERRORS:
+                raise LabError(f"the last {_ERRORS} runs of the campaign were errors: {_outcome(finished.verdict)}")
+
+
+def _outcome(verdict: VerdictFile) -> str:
+    if verdict.verdict == Verdict.ERROR:
+        failed = next((one.detail for one in verdict.checks if one.verdict == Verdict.ERROR), "no check says why")
+        return f"ERROR, {failed}"
+    said = verdict.attribution[0]
+    return f"{verdict.verdict}, said to be {said.cause} at {said.name or 'nowhere'}"
 
 
 def _parts(interval: Interval | None, count: int, of: int) -> dict[str, float] | None:

@@ -88,7 +88,7 @@ def job(
         storage=_storage(storage, ingest, checkpoint),
         qp=qp,
     )
-    job_module.check(spec)
+    job_module.fit(session.inventory(), spec)
     check_record(record)
     result = run_ranks(session, ranks, f"job {grid}", lambda lab, tell: job_module.start(lab, spec, on_event=tell))
     if record is not None:

@@ -286,7 +286,7 @@ def collective(
         compute_units=compute_units,
         qp=qp,
     )
-    collective_module.check(spec)
+    collective_module.fit(session.inventory(), spec)
     check_record(record)
     result = run_ranks(
         session, ranks, f"collective {name}", lambda lab, tell: collective_module.start(lab, spec, on_event=tell)

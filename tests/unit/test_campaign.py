@@ -11,10 +11,12 @@ from click.testing import CliRunner
 from harness import campaign, run
 from harness.cli.main import cli
 from harness.experiment import decode
+from harness.fit import fit
 from inject.catalogue import CATALOGUE
 from testbed.inventory import load
 
 SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
+LABS = ("soft", "soft-mini", "soft-3rack")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,15 @@ def test_a_campaign_of_all_places_has_each_once(lab):
     found = campaign.labels(lab.topology, lab_kind="soft", seed=1, places=100)
     links = [one.target for one in found if one.kind == "link.down"]
     assert len(links) == len(set(links)) == 8
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_every_run_fits_the_lab_that_it_is_made_for(name):
+    """Six ranks do not share 256 KiB evenly: every run on three racks was an error."""
+    topology = load(SOFT.with_name(f"{name}.yml")).topology
+    for one in campaign.labels(topology, lab_kind="soft", seed=1, places=2):
+        made = decode(campaign.experiment(one, topology), source=one.name)
+        assert len(fit(made, topology, "soft").workload.ranks) == len(topology.hosts)
 
 
 def test_a_campaign_that_is_ended_early_has_seen_every_kind(labels):
