@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from harness import campaign, run
+from harness.cli import attribution
 from harness.cli.main import cli
 from harness.experiment import decode
 from harness.fit import fit
+from harness.verdict import Check, Verdict, VerdictFile
 from inject.catalogue import CATALOGUE
+from testbed.errors import LabError
 from testbed.inventory import load
 
 SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
@@ -95,3 +100,31 @@ def test_the_command_lists_it():
     assert done.exit_code == 0
     assert "host3:gpu0  percent 51" in done.output
     assert "packet.drop" not in done.output
+
+
+class Held:
+    """A reservation that is never lost."""
+
+    def heartbeat(self):
+        pass
+
+    def refresh(self):
+        pass
+
+
+def test_a_campaign_whose_runs_are_all_errors_ends(monkeypatch, tmp_path):
+    """Whose lab has broken down, say: it tells what went wrong, and does not go on through the night."""
+    why = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="", detail="no VM")
+    verdict = VerdictFile(
+        experiment="x", seed=1, lab="soft", verdict=Verdict.ERROR, checks=(why,), faults=(), lab_state="CLEAN"
+    )
+    began = []
+    monkeypatch.setattr(attribution.lifecycle, "up", lambda *_: None)
+    monkeypatch.setattr(attribution, "hold", lambda *_, **__: contextlib.nullcontext(Held()))
+    monkeypatch.setattr(
+        attribution.run_module, "execute", lambda *_, **__: began.append(1) or SimpleNamespace(verdict=verdict)
+    )
+    done = CliRunner().invoke(cli, ["--lab", str(SOFT), "campaign", "--out", str(tmp_path)])
+    assert isinstance(done.exception, LabError)
+    assert str(done.exception) == "the last 3 runs of the campaign were errors: ERROR, no VM"
+    assert len(began) == 3
