@@ -55,11 +55,16 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
 
 
 def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
-    """Every difference, one readable line each; empty when both are the same."""
+    """Every difference, one readable line each; empty when both are the same.
+
+    Programs that are over are none: traffic by hand, under which a fault by hand began, may end before it.
+    """
     lines = []
     for node in sorted({*before.nodes, *after.nodes}):
         was, now = before.nodes.get(node, {}), after.nodes.get(node, {})
         for subject in sorted({*was, *now}):
+            if subject.startswith("program ") and _running(now, subject) <= _running(was, subject):
+                continue
             if subject not in now:
                 lines.append(f"{node}: {subject} is gone (was {was[subject]})")
             elif subject not in was:
@@ -67,6 +72,11 @@ def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
             elif was[subject] != now[subject]:
                 lines.append(f"{node}: {subject} was {was[subject]}, is {now[subject]}")
     return lines
+
+
+def _running(facts: Mapping[str, str], program: str) -> int:
+    """How many of a program run: `2 running` (`testbed.onnode.state`)."""
+    return int(facts.get(program, "0").partition(" ")[0])
 
 
 def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list[str]:

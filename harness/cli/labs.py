@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 from typing import NoReturn
 
@@ -23,7 +24,7 @@ from testbed.reservation import Entry
 from testbed.softlab import lifecycle
 from testbed.topology import Topology
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "there"]
 
 
 @click.command()
@@ -167,7 +168,7 @@ def down(session: Session, *, purge: bool) -> None:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @pass_session
 def ssh(session: Session, node: str, command: tuple[str, ...]) -> NoReturn:
-    """Log in to NODE, or run a COMMAND there (`faultbed ssh host1 -- rdma link`).
+    """Log in to NODE, or run a COMMAND there (`faultbed ssh host1 -- rdma link`); a pipe needs `-- sh -c "..."`.
 
     A switch of a soft lab is a namespace: `faultbed ssh rtsw1 -- ip route` runs inside it.
     """
@@ -187,16 +188,24 @@ def ssh(session: Session, node: str, command: tuple[str, ...]) -> NoReturn:
         "IdentitiesOnly=yes",
     ):
         argv += ["-o", option]
-    inside = ["ip", "netns", "exec", netns] if netns else []
     if not command and sys.stdin.isatty():
         argv.append("-t")
-    argv.append("root@127.0.0.1")
-    if inside or command:
-        argv += [*inside, *(command or ("bash", "-l"))]
+    argv += ["root@127.0.0.1", *there(command, netns)]
     try:
         os.execvp(argv[0], argv)  # noqa: S606 (no shell is the point)
     except FileNotFoundError as error:
         raise LabError("ssh not found: `apt-get install openssh-client` installs it") from error
+
+
+def there(command: tuple[str, ...], netns: str | None) -> list[str]:
+    """What ssh is to be told to run: nothing, or one argument.
+
+    ssh puts its arguments together with spaces, and a shell takes them apart again (ssh(1)): `-c "show bgp summary"`
+    would arrive as three words, and what stands behind a `;` would run outside the namespace.
+    """
+    if netns is None:
+        return [shlex.join(command)] if command else []
+    return [shlex.join(["ip", "netns", "exec", netns, *(command or ("bash", "-l"))])]
 
 
 COMMANDS = (doctor, up, status, reset, down, ssh)

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness import console
+from harness.cli import labs
 from harness.cli.main import cli
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -114,6 +115,21 @@ def test_the_same_seed_gives_the_same_plan_and_another_seed_another(faultbed):
     ]
     assert plans[0] == plans[1] != plans[2]
     assert json.loads(plans[0])["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "netns", "there"),
+    [
+        ((), None, []),
+        (("rdma", "link"), None, ["rdma link"]),
+        ((), "rtsw1", ["ip netns exec rtsw1 bash -l"]),
+        (("vtysh", "-c", "show bgp summary"), "rtsw1", ["ip netns exec rtsw1 vtysh -c 'show bgp summary'"]),
+        (("sh", "-c", "ip link; ip route"), "rtsw1", ["ip netns exec rtsw1 sh -c 'ip link; ip route'"]),
+    ],
+)
+def test_words_of_a_command_arrive_as_they_were_typed(words, netns, there):
+    """The shell at the other end takes apart what ssh puts together."""
+    assert labs.there(words, netns) == there
 
 
 def test_the_table_of_faults_is_data_too(faultbed):

@@ -2,33 +2,26 @@
 
 import re
 import shlex
-from pathlib import Path
+import shutil
+from collections import Counter
 
 import pytest
 from commands import parse
+from documented import LONG, NO_LAB, NOT_RUN, ON_LAB, TABLES, TOGETHER
+from pages import HOUSE, NAMED, PAGES, blocks, commands
 
-HOUSE = Path(__file__).resolve().parents[2]
-PAGES = [HOUSE / "README.md", HOUSE / "CONTRIBUTING.md", *sorted((HOUSE / "docs").glob("*.md"))]
+from harness.experiment import decode
+
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
-STAND_INS = {"RUN_DIR": "runs/20261121T000000Z-demo-7", "runs/<utc>-demo-7": "runs/20261121T000000Z-demo-7"}
-
-
-def commands(path):
-    """Command lines in the code blocks of a page, and `faultbed …` in its text."""
-    text = path.read_text()
-    blocks = re.findall(r"^ *```(?:sh)?\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
-    for line in (line for block in blocks for line in block.splitlines()):
-        if re.match(r" *(faultbed|make|python -m pytest) ", line):
-            yield shlex.split(line, comments=True)
-    for found in re.findall(r"`(faultbed [a-z][^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
-        yield shlex.split(found)
+TYPED = HOUSE / "tests" / "soft" / "test_docs.py"
+TRACES = HOUSE / "tests" / "data" / "traces"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_command_would_be_understood(path, monkeypatch):
     monkeypatch.chdir(HOUSE)
     for found in commands(path):
-        words = [STAND_INS.get(word, word) for word in found]
+        words = [NAMED.get(word, word) for word in shlex.split(found)]
         if words[0] == "make":
             assert set(words[1:]) <= TARGETS, words
         elif words[0] == "faultbed":
@@ -48,5 +41,61 @@ def test_every_file_that_is_named_is_there(path):
         assert (HOUSE / name).exists(), name
 
 
-def test_the_pages_hold_commands_at_all():
-    assert sum(1 for path in PAGES for _ in commands(path)) > 40
+def test_every_command_is_run_on_the_soft_lab_or_says_why_not():
+    """Each in one table; none that no page has any more."""
+    tabled = Counter(text for table in TABLES for text in table)
+    assert [text for text, count in tabled.items() if count > 1] == []
+    told = {found for path in PAGES for found in commands(path)}
+    assert told - set(tabled) == set(), "tests/soft/documented.py says where each command is run"
+    assert set(tabled) - told == set(), "no page has it any more"
+
+
+def test_what_is_otherwise_than_on_the_page_has_a_reason():
+    assert all(NOT_RUN.values())
+    for table in (NO_LAB, ON_LAB, LONG):
+        for text, expected in table.items():
+            assert bool(expected.why) is (expected.codes != (0,) or bool(expected.more)), text
+
+
+def test_commands_that_are_run_together_have_a_test():
+    assert set(TOGETHER.values()) <= set(re.findall(r"^def (\w+)", TYPED.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        ("```sh\nfaultbed up  # now\n```\n", ["faultbed up"]),
+        (
+            "```toml\na = 1\n```\nNot `faultbed` but `faultbed\nheal`.\n  ```sh\n  faultbed down\n  ```\n",
+            ["faultbed down", "faultbed heal"],
+        ),
+        ("```python\nfaultbed = 1\n```\n`faultbed --lab soft-mini up`", ["faultbed --lab soft-mini up"]),
+    ],
+)
+def test_commands_are_found_in_shell_and_in_text_and_nowhere_else(page, found, tmp_path):
+    """A block of another language once hid every block behind it."""
+    path = tmp_path / "page.md"
+    path.write_text(page)
+    assert list(commands(path)) == found
+
+
+WHOLE = {
+    "[workload]": '[workload]\ncollective = "all-reduce"\nsize = "1MiB"\niterations = 9\n',
+    "[[faults]]": '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = "3s"\nfor = "1s"\n',
+}
+
+
+def experiments():
+    """Parts of experiments on the pages, each made whole by what it does not say itself."""
+    for path in PAGES:
+        for number, part in enumerate(blocks(path, "toml")):
+            rest = [text for name, text in WHOLE.items() if name not in part]
+            yield pytest.param("\n".join(['name = "x"\nseed = 1', part, *rest]), id=f"{path.stem}-{number}")
+
+
+@pytest.mark.parametrize("text", list(experiments()))
+def test_every_part_of_an_experiment_would_be_accepted(text, tmp_path):
+    (tmp_path / "traces").mkdir()
+    shutil.copy(TRACES / "ranking.json", tmp_path / "traces")
+    shutil.copytree(TRACES / "tensor-parallel", tmp_path / "traces" / "job")
+    decode(text.encode(), source=str(tmp_path / "page.toml"))

@@ -93,6 +93,17 @@ def test_what_is_gone_or_new_is_said_so():
     assert fingerprint.diff(one, none) == ["host1: nft table netdev faultbed_x is gone (was there)"]
 
 
+def test_a_program_that_is_over_is_no_difference_and_one_more_is():
+    """A flow by hand that ended under a fault by hand made the lab DIRTY, and no heal could bring the flow back."""
+    none, one, two = (
+        Fingerprint(nodes={"host1": {"program traffic.node.engine": f"{count} running"} if count else {}})
+        for count in range(3)
+    )
+    assert fingerprint.diff(one, none) == fingerprint.diff(two, one) == fingerprint.diff(one, one) == []
+    assert fingerprint.diff(none, one) == ["host1: program traffic.node.engine is new (1 running)"]
+    assert fingerprint.diff(one, two) == ["host1: program traffic.node.engine was 1 running, is 2 running"]
+
+
 def test_a_look_tells_what_this_machine_is_like():
     """Asked of a real kernel: every interface that sysfs has, with its MTU, and some sysctl."""
     here = state.look({"here": None})["here"]

@@ -1,0 +1,180 @@
+"""Every command of the documentation, and where it is run: `test_docs.py` runs them, a unit test sees that none is
+missing, and that none is here that no page has any more.
+
+The key is the command as the page has it. A command is in one table only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What comes of a command: one of `codes`, `says` among what it prints, `makes` in the folder.
+
+    `more` are options that are added to what the page has; then, and where `codes` are not 0 alone, `why` says why.
+    `resets`: it puts the lab back into its snapshot, so that connections to it end.
+    """
+
+    says: str
+    codes: tuple[int, ...] = (0,)
+    makes: str = ""
+    more: str = ""
+    resets: bool = False
+    why: str = ""
+
+
+_RACK = "faultbed --lab inventory/rack-h100.example.yml"
+
+NO_LAB = {
+    "faultbed inventory check": Expected(says="nothing wrong"),
+    "faultbed faults": Expected(says="link.flap"),
+    "faultbed faults --json": Expected(says='"name": "link.flap"'),
+    "faultbed profile llama3-54d --seed 7 --for 10m": Expected(says="[[faults]]"),
+    'faultbed reserve host1 --for 2h --why "incast"': Expected(says="reserved: host1"),
+    "faultbed inject link.flap rtsw1:ctsw1 --for 1s --plan": Expected(says="ip -n rtsw1 link set dev ctsw1 up"),
+    "faultbed inject link.flap rtsw1:ctsw1 --for 2s --plan": Expected(says="ip -n rtsw1 link set dev ctsw1 up"),
+    "faultbed run tests/experiments/demo.toml --plan": Expected(says="nothing is done yet"),
+    "faultbed traffic replay tests/data/traces/ranking.json --dry-run": Expected(says="0 on host1:rxe0"),
+    "faultbed report runs/<utc>-demo-7": Expected(says="every bound held", makes="runs/*-demo-7/report.html"),
+    "faultbed report RUN_DIR": Expected(says="every bound held", makes="runs/*-demo-7/report.html"),
+    "faultbed report --compare runs/a runs/b": Expected(says="no difference", makes="runs/b/compare-with-a.html"),
+    "faultbed report --compare runs/before runs/after": Expected(
+        says="no difference", makes="runs/after/compare-with-before.html"
+    ),
+    "faultbed attribute runs/*-demo-*": Expected(says="slow-rank"),
+    "faultbed attribute runs/campaign/*": Expected(says="culprit right in 2"),
+    "faultbed attribute runs/first runs/second": Expected(says="precision"),
+    "faultbed packets some.pcapng": Expected(says="no rule of go-back-N is broken"),
+    "faultbed packets RUN_DIR": Expected(says="no rule of go-back-N is broken"),
+    "faultbed history --runs runs": Expected(says="jct_ratio"),
+    "faultbed summary --junit artifacts/junit.xml --runs runs": Expected(says="demo"),
+    "faultbed noise runs/aa-1 runs/aa-2 runs/aa-3": Expected(says="two runs differ by at most"),
+    f"{_RACK} inventory check": Expected(says="nothing wrong"),
+    f"{_RACK} preflight --list": Expected(says="nvidia-smi"),
+    f"{_RACK} audit": Expected(says="who"),
+    f"{_RACK} inject link.oneway host1:mlx5_0 --for 5s --plan": Expected(says="not yet run on hardware"),
+    f"{_RACK} inject gpu.throttle host1:gpu0 --for 60s --set percent=5 --plan": Expected(says="nvidia-smi"),
+}
+"""They read files and write files, and are run in a home of their own, where no lab is."""
+
+ON_LAB = {
+    "faultbed doctor": Expected(says="VM image"),
+    "faultbed up": Expected(says="is up (already up)"),
+    "faultbed status": Expected(says="2 racks, 4 hosts, 8 RNICs, 4 switches, 4 uplinks"),
+    "faultbed ssh host1 -- rdma link": Expected(says="rxe1/1 state ACTIVE"),
+    "faultbed ssh rtsw1 -- ip route": Expected(says="proto bgp"),
+    'faultbed ssh rtsw1 -- vtysh -N rtsw1 -c "show bgp summary"': Expected(says="BGP router identifier"),
+    "faultbed traffic collective all-to-all --size 1MiB --dtype bf16": Expected(says="bfloat16"),
+    "faultbed traffic collective --out iterations.parquet": Expected(
+        says="rows in iterations.parquet", makes="iterations.parquet"
+    ),
+    (
+        "faultbed traffic job --grid dp=4 --phase dp:all-reduce:1MiB --storage host4 --ingest 256KiB "
+        "--checkpoint 4MiB:5:async"
+    ): Expected(says="checkpoints, stored in"),
+    "faultbed traffic replay tests/data/traces/tensor-parallel": Expected(says=" 0 wrong elements"),
+    "faultbed top": Expected(says="Ctrl-C ends it", more="--for 3", why="without a time it ends by Ctrl-C"),
+    "faultbed counters --prometheus": Expected(says="# TYPE"),
+    "faultbed preflight --no-burn-in": Expected(says="nothing wrong in"),
+    "faultbed heal --panic": Expected(says="nothing to heal"),
+    "faultbed reset": Expected(says="going back to the snapshot", resets=True),
+}
+"""Seconds each."""
+
+_DEMO = "faultbed run tests/experiments/demo.toml"
+_ONE_RUN = "--only link.flap --places 1"
+
+LONG = {
+    "faultbed preflight": Expected(says="pairs, goodput"),
+    "faultbed probe --for 10s --json": Expected(says='"suspects": []'),
+    "faultbed traffic flow": Expected(says="goodput[Gb/s]"),
+    "faultbed traffic flow host1:rxe0 host3:rxe0": Expected(says="goodput[Gb/s]"),
+    "faultbed traffic flow host1:rxe0 host3:rxe0 --perftest-json flow.json": Expected(
+        says="goodput[Gb/s]", makes="flow.json"
+    ),
+    "faultbed traffic flow --pattern incast --probe": Expected(says="Jain index"),
+    "faultbed traffic collective": Expected(says="busbw(GB/s)"),
+    "faultbed traffic job --grid tp=2,dp=2 --phase tp:all-reduce:64KiB --phase dp:all-reduce:1MiB": Expected(
+        says=" 0 wrong elements"
+    ),
+    "faultbed traffic inference --prefill-ranks 2 --slo-tpot-ms 50": Expected(
+        says="SLO kept", codes=(0, 1), why="whether 50 ms a token are kept is the machine's affair"
+    ),
+    f"{_DEMO} --seed 8 --out runs": Expected(says="PASS", makes="runs/*-demo-8/report.html", resets=True),
+    f"{_DEMO} --leave-out": Expected(says="PASS", resets=True),
+    f"{_DEMO} --repeat 10": Expected(
+        says="of all runs", more="--repeat 2", resets=True, why="ten runs are half an hour"
+    ),
+    "faultbed shrink tests/experiments/demo.toml": Expected(
+        says="does not fail", codes=(2,), resets=True, why="the demo passes: there is nothing to make smaller"
+    ),
+    "faultbed campaign": Expected(
+        says="said to be",
+        makes="runs/campaign/*link.flap*/verdict.json",
+        more=_ONE_RUN,
+        resets=True,
+        why="all its runs take most of an hour",
+    ),
+}
+"""Whole experiments, and what a quicker command or another test shows too: with the slow tests."""
+
+FLOW = "faultbed traffic flow host1:rxe0 host3:rxe0 --for 30s"
+FLAP = "faultbed inject link.flap rtsw1:ctsw1 --for 2s"
+LOSS = "faultbed inject packet.drop host3:rxe1 --set share=0.2 --for 30s"
+PROBE = "faultbed probe"
+RECORD = "faultbed traffic collective all-reduce --iterations 20 --record all-reduce.trace"
+REPLAY = "faultbed traffic replay all-reduce.trace --no-compute --repeat 5"
+HEAL = "faultbed heal"
+
+TOGETHER = {
+    FLOW: "test_a_link_flaps_under_a_flow",
+    FLAP: "test_a_link_flaps_under_a_flow",
+    LOSS: "test_probes_name_the_link_that_loses",
+    PROBE: "test_probes_name_the_link_that_loses",
+    RECORD: "test_what_was_recorded_is_replayed",
+    REPLAY: "test_what_was_recorded_is_replayed",
+    HEAL: "test_a_dirty_lab_is_healed",
+}
+"""Side by side, or one after the other, as the page has them: in a test of their own."""
+
+_ENDS = "ends the lab that the session holds; test_lab.py ends one of its own"
+_SESSION = "what it runs are items of this very session"
+_MACHINES = "needs the machines of a rack"
+
+NOT_RUN = {
+    "make demo": "sets up a machine; `.ci/run` is `make test`, and the demo is an item of tests/experiments",
+    "make test": "this is what it runs",
+    "python -m pytest tests/soft/test_receipts.py tests/soft/test_noop.py tests/soft/test_lease.py": _SESSION,
+    "python -m pytest tests/experiments --lab soft": _SESSION,
+    _DEMO: f"{_SESSION}, and `make nightly` has it by this command",
+    "faultbed shrink tests/experiments/demo.toml --seed 7": "7 is the file's own seed: the same runs as without it",
+    "faultbed campaign --seed 2": "as without a seed, at other places",
+    "faultbed campaign --seed 3": "as without a seed, at other places",
+    "faultbed --lab soft-3rack up": "seven more VMs beside those of the session",
+    "faultbed down": _ENDS,
+    "faultbed down --purge": _ENDS,
+    "faultbed release --force": "ends the session's own reservation; tests/unit/test_reservation.py has its rules",
+    (
+        "faultbed inventory discover --name my-lab --out my-lab.yml host1=192.0.2.11 host2=192.0.2.12 "
+        "rtsw1=admin@192.0.2.101"
+    ): _MACHINES,
+    f"{_RACK} inventory check --reach": _MACHINES,
+    f'{_RACK} reserve host1 host2 --for 4h --why "bring-up of rack 1"': _MACHINES,
+    f"{_RACK} status": _MACHINES,
+    f"{_RACK} release": _MACHINES,
+    f"{_RACK} provision --check": _MACHINES,
+    f"{_RACK} provision host1 host2": _MACHINES,
+    f"{_RACK} provision host1 --tags rnic_host,gpu_host": _MACHINES,
+    f"{_RACK} provision --teardown host1 host2": _MACHINES,
+    f"{_RACK} preflight": _MACHINES,
+    f"{_RACK} preflight --leave-out": _MACHINES,
+    f"{_RACK} run tests/experiments/rack-link.toml --leave-out": _MACHINES,
+    f"{_RACK} run tests/experiments/rack-link.toml --without host4": _MACHINES,
+    f"{_RACK} preflight --busbw all_reduce.txt": "the file is what nccl-tests printed on a rack",
+    "faultbed power-cycle host1": "of a rack that is DIRTY",
+    "faultbed provision": "of a rack: a soft lab is provisioned by `up`",
+}
+
+TABLES = (NO_LAB, ON_LAB, LONG, TOGETHER, NOT_RUN)

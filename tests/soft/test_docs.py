@@ -1,0 +1,206 @@
+"""The commands of the documentation, typed: each ends and says what its page promises. `documented.py` has them all."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import stand_ins
+from documented import FLAP, FLOW, HEAL, LONG, LOSS, NO_LAB, ON_LAB, PROBE, RECORD, REPLAY
+from faults import until
+from pages import HOUSE, NAMED
+
+from testbed import dirty, fingerprint
+
+pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts == 4", "uplinks == 2", "rnics == 2")]
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory):
+    made = tmp_path_factory.mktemp("house")
+    stand_ins.make(made)
+    return made
+
+
+@pytest.fixture
+def folder(house, tmp_path):
+    """Where the commands are typed: what they write does not end in the checkout, nor in the next test's folder."""
+    return Path(shutil.copytree(house, tmp_path / "here", symlinks=True))
+
+
+@pytest.fixture
+def once(request):
+    """Of several rounds of a test, the first."""
+    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("_round"):
+        pytest.skip("long: once, however often the others are repeated")
+
+
+def argv(text, folder):
+    """What a shell makes of a line: stand-ins for what is named in general, and the files that a pattern means."""
+    words = [NAMED.get(word, word) for word in shlex.split(text)]
+    assert words[0] == "faultbed"
+    meant = [_files(word, folder) if "*" in word else [word] for word in words[1:]]
+    return [sys.executable, "-c", "from harness.console import main; main()", *itertools.chain.from_iterable(meant)]
+
+
+def _files(pattern, folder):
+    found = sorted(str(path.relative_to(folder)) for path in folder.glob(pattern))
+    assert found, pattern
+    return found
+
+
+def environment(**more):
+    path = os.pathsep.join(filter(None, [str(HOUSE), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "COLUMNS": "200", "PYTHONPATH": path, **more}
+
+
+def of_lab(lab):
+    return environment(FAULTBED_LAB=str(lab.inventory.resolve()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminal:
+    """A command that runs, and the file that it prints to."""
+
+    process: subprocess.Popen
+    log: Path
+
+    @property
+    def is_over(self):
+        return self.process.poll() is not None
+
+    def said(self):
+        return self.log.read_text(errors="replace")
+
+    def says(self, word):
+        """Wait until it has said that."""
+        until(lambda: word in self.said() or self.is_over, within_s=PATIENCE_S)
+        assert word in self.said(), self.said()
+
+    def ends(self):
+        return self.process.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def terminal(text, folder, env):
+    """Type a command; at the end of the block it is over, by Ctrl-C if need be."""
+    log = folder / f"said-{len(list(folder.glob('said-*')))}"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            argv(text, folder), stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd=folder, env=env
+        )
+    try:
+        yield Terminal(process=process, log=log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def typed(text, folder, env, *, patience_s=PATIENCE_S):
+    """Type a command and wait for its end: its exit code, and what it said."""
+    with terminal(text, folder, env) as one:
+        return one.process.wait(patience_s), one.said()
+
+
+def check(text, expected, folder, env, **patience):
+    code, said = typed(f"{text} {expected.more}", folder, env, **patience)
+    assert code in expected.codes, said
+    assert expected.says in said, said
+    assert not expected.makes or list(folder.glob(expected.makes)), said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("text", NO_LAB, ids=str)
+def test_a_command_that_needs_no_lab(text, folder):
+    env = environment(FAULTBED_HOME=str(folder / "home"))
+    env.pop("FAULTBED_LAB", None)
+    check(text, NO_LAB[text], folder, env)
+
+
+@pytest.mark.parametrize("text", ON_LAB, ids=str)
+def test_a_command(text, lab, folder):
+    try:
+        check(text, ON_LAB[text], folder, of_lab(lab))
+    finally:
+        if ON_LAB[text].resets:
+            lab.forget_connections()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", LONG, ids=str)
+def test_a_long_command(once, text, lab, folder):
+    try:
+        check(text, LONG[text], folder, of_lab(lab), patience_s=800.0)
+    finally:
+        if LONG[text].resets:
+            lab.forget_connections()
+
+
+def test_a_link_flaps_under_a_flow(lab, folder):
+    """Two terminals. The receipt has three parts, and the flow goes on to its end."""
+    env = of_lab(lab)
+    with terminal(FLOW, folder, env) as flow:
+        flow.says("acknowledged")
+        with terminal(FLAP, folder, env) as fault:
+            fault.says("armed: ")
+            assert not flow.is_over, "the flow was over before the link was down"
+            assert fault.ends() == 0, fault.said()
+        assert flow.ends() == 0, flow.said()
+    assert "goodput[Gb/s]" in flow.said()
+    assert re.findall(r"^(armed|fired|cleared) +yes", fault.said(), re.MULTILINE) == ["armed", "fired", "cleared"]
+
+
+def test_probes_name_the_link_that_loses(lab, folder):
+    """Two terminals. The link is named with its direction; no RNIC misses a datagram: nothing is proved."""
+    env = of_lab(lab)
+    with terminal(LOSS, folder, env) as fault:
+        fault.says("armed: ")
+        code, said = typed(PROBE, folder, env)
+        assert fault.ends() == 2, fault.said()
+    assert code == 1, said
+    assert re.search(r"rtsw2 -> host3:rxe1\b.* loses .* of what crosses it", said), said
+    assert "not proved: no independent witness" in fault.said()
+
+
+def test_what_was_recorded_is_replayed(lab, folder):
+    env = of_lab(lab)
+    code, said = typed(RECORD, folder, env)
+    assert (code, "operations in 4 files in all-reduce.trace" in said) == (0, True), said
+    code, said = typed(REPLAY, folder, env)
+    assert code == 0, said
+    assert "operations, 5 times, in" in said
+    assert " 0 wrong elements" in said
+
+
+def test_a_dirty_lab_is_healed(lab, folder):
+    """What a fault left behind: the lab tells that it is DIRTY, heal finds it by its mark, and it takes work again."""
+    env, before = of_lab(lab), fingerprint.capture(lab)
+    lab.node("rtsw1").run(["nft", "add", "table", "netdev", "faultbed_leftover"])
+    dirty.mark(lab.state_dir, ["a table is new"], before)
+    try:
+        code, said = typed("faultbed status", folder, env)
+        assert (code, "DIRTY" in said) == (0, True), said
+        code, said = typed(HEAL, folder, env)
+        assert code == 0, said
+        assert "removed nft table faultbed_leftover" in said
+        assert "1 reverted" in said
+        assert not dirty.is_marked(lab.state_dir)
+    finally:
+        dirty.clean(lab.state_dir)

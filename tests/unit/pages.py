@@ -1,0 +1,36 @@
+"""The pages of the documentation, and the commands that they tell their reader to type."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+HOUSE = Path(__file__).resolve().parents[2]
+PAGES = [HOUSE / "README.md", HOUSE / "CONTRIBUTING.md", *sorted((HOUSE / "docs").glob("*.md"))]
+RUN = "20261121T000000Z-demo-7"
+NAMED = {"RUN_DIR": f"runs/{RUN}", "runs/<utc>-demo-7": f"runs/{RUN}"}
+"""What the pages name in general, and a run that it could be."""
+
+_FENCE = re.compile(r" *```(\w*)$")
+_TYPED = re.compile(r" *((?:faultbed|make|python -m pytest) .*)")
+_NAMED = re.compile(r"`(faultbed\s+(?:--lab\s+\S+\s+)?[a-z][^`]*)`")
+
+
+def commands(path):
+    """Commands as they stand on a page, without their comments: lines of its shell, and `faultbed …` in its text."""
+    typed, text = "\n".join([*blocks(path, ""), *blocks(path, "sh")]), "\n".join(blocks(path, None))
+    lines = (found[1] for line in typed.splitlines() if (found := _TYPED.match(line)))
+    yield from (re.split(r"\s+#\s", line)[0].strip() for line in lines)
+    yield from (" ".join(found.split()) for found in _NAMED.findall(text))
+
+
+def blocks(path, language):
+    """The blocks of a page in a language ("": none is named), in their order; None: the text between all blocks."""
+    found, inside, block = [], None, []
+    for line in [*path.read_text().splitlines(), "```"]:
+        if fence := _FENCE.match(line):
+            found.append((inside, "".join(block)))
+            inside, block = fence[1] if inside is None else None, []
+        else:
+            block.append(f"{line}\n")
+    return [block for inside, block in found if inside == language]

@@ -1,0 +1,38 @@
+"""A folder in which every file that the pages name is there: runs, a capture, a JUnit file, all of them made up."""
+
+from __future__ import annotations
+
+import shutil
+
+from gbn_model import go_back_n
+from labelled_run import campaign
+from pages import HOUSE, RUN
+from synthetic_run import synthetic_run
+from test_noise import without_faults
+from test_report import finished
+
+from harness.packets.evidence import CAPTURE
+from testbed.packets.capture_file import write_pcapng
+
+_JUNIT = '<testsuites><testsuite name="pytest"><testcase classname="a" name="b" time="1"/></testsuite></testsuites>\n'
+
+
+def make(folder):
+    """Make it: `runs/`, `artifacts/`, `some.pcapng`, and what of the house the pages name."""
+    for name in ("tests", "inventory"):
+        (folder / name).symlink_to(HOUSE / name)
+    runs = folder / "runs"
+    run = finished(runs, synthetic_run()).path
+    assert run.name == RUN
+    write_pcapng(run / CAPTURE, go_back_n(count=40, losses={7}).wire.frames())
+    shutil.copy(run / CAPTURE, folder / "some.pcapng")
+    for name in ("a", "b", "first", "second", "before", "after"):
+        shutil.copytree(run, runs / name)
+    for number in (1, 2, 3):
+        finished(runs, without_faults(synthetic_run(), 1 + number / 100)).path.rename(runs / f"aa-{number}")
+    some = campaign()
+    for _ in range(2):
+        kind, _place, measured = next(some)
+        finished(runs / "campaign", measured, name=f"c001-{kind}")
+    (folder / "artifacts").mkdir()
+    (folder / "artifacts" / "junit.xml").write_text(_JUNIT)
