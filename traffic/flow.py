@@ -23,6 +23,7 @@ from traffic.flow_spec import (
     VERBS,
     FlowSpec,
     check,
+    check_on,
     shape,
 )
 from traffic.plan import Cable, Plan, TaskPlan
@@ -45,6 +46,7 @@ __all__ = [
     "Latency",
     "QpTotal",
     "check",
+    "check_on",
     "engine_spec",
     "start",
     "start_all",
@@ -143,6 +145,7 @@ def engine_spec(spec: FlowSpec) -> dict[str, Any]:
 def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, TaskPlan]:
     check(spec)
     src, dst = endpoint(lab.topology, spec.src), endpoint(lab.topology, spec.dst)
+    check_on(lab.kind, transport=spec.transport, qp=spec.qp)
     if src == dst:
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
     common = engine_spec(spec)

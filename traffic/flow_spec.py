@@ -16,6 +16,7 @@ __all__ = [
     "VERBS",
     "FlowSpec",
     "check",
+    "check_on",
     "shape",
 ]
 
@@ -131,6 +132,24 @@ def check(spec: FlowSpec) -> None:
 def _check_transport(spec: FlowSpec) -> None:
     if spec.transport not in TRANSPORTS:
         raise UsageError(f'no transport "{spec.transport}"; there is {", ".join(TRANSPORTS)}')
+def check_on(lab_kind: str, *, transport: str, qp: QpParams) -> None:
+    """Refuse what queue pairs of this transport cannot do on this kind of lab (soft, rack).
+
+    The flow label of a datagram's address handle is its UDP source port on mlx5 (Linux 6.12, mlx5_ah_get_udp_sport in
+    drivers/infiniband/hw/mlx5/ah.c; not yet run on hardware). On rxe it is in no packet: prepare4 in
+    drivers/infiniband/sw/rxe/rxe_net.c takes the port that the QP has, which rxe_modify_qp in rxe_verbs.c sets by the
+    label of the QP's own address handle, and a datagram QP has none.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    if lab_kind == "soft" and transport == "ud" and qp.flow_label:
+        raise UsageError(
+            "soft RoCE sends datagrams (ud) from the UDP source port that their queue pair was made with, and looks at "
+            f"no flow label: flow_label={qp.flow_label} is for rc and uc here; take more qps for more ways"
+        )
+
+
     if spec.verb not in TRANSPORTS[spec.transport]:
         raise UsageError(f"{spec.transport} carries {' and '.join(TRANSPORTS[spec.transport])}, not {spec.verb}")
     if spec.admit < 0 or (spec.admit and (spec.transport != "rc" or spec.verb != "write" or spec.spread != "each")):

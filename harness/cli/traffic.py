@@ -147,6 +147,7 @@ def flow(
     specs = flow_specs(chosen, **options)
     for spec in specs:
         flow_module.check(spec)
+        flow_module.check_on(inventory.kind, transport=spec.transport, qp=spec.qp)
         check_names(inventory.topology, (spec.src, spec.dst))
     hosts = sorted({name.partition(":")[0] for pair in chosen for name in pair})
     why = f"traffic flow {pattern or ' '.join(chosen[0])}"

@@ -66,6 +66,10 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
         ({"transport": "ud", "verb": "send"}, "at most the MTU of 4096 bytes, got 65536"),
         ({"admit": 2, "verb": "send"}, "admission is for writes over rc"),
         ({"admit": -1}, "at least 1 chain"),
+        (
+            {"transport": "ud", "verb": "send", "message_bytes": 64, "qp": QpParams(flow_label=7)},
+            "looks at no flow label: flow_label=7 is for rc and uc here",
+        ),
         ({"admit": 1, "rate_bps": 1e6}, "sends when it is granted to"),
         ({"transport": "uc", "latency": True}, "nobody knows when a message has come"),
     ],
