@@ -21,6 +21,7 @@ from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
 from testbed.topology import Topology
 from traffic import collective, cost, inference, job, ranking, replay
+from traffic.flow import check_on
 from traffic.inference import InferenceSpec
 from traffic.matrix import pairs
 from traffic.ranking import RankingSpec
@@ -98,7 +99,7 @@ def _resolve_rnic(experiment: Experiment, topology: Topology, path: str, text: s
 def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"]) -> Workload:
     workload = experiment.workload
     if isinstance(workload, Flow):
-        return _fit_flow(experiment, topology, workload)
+        return _fit_flow(experiment, topology, workload, lab_kind)
     ranks = workload.ranks or tuple(f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics)
     for index, rank in enumerate(ranks):
         _resolve_rnic(experiment, topology, f"workload.ranks[{index}]", rank)
@@ -124,7 +125,11 @@ def _fit_replay(experiment: Experiment, work: Replay, lab_kind: Literal["soft", 
     return replace(work, ranks=work.ranks[: trace.ranks])
 
 
-def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow) -> Flow:
+def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: Literal["soft", "rack"]) -> Flow:
+    try:
+        check_on(lab_kind, transport=flow.transport, qp=flow.qp)
+    except UsageError as error:
+        raise _error(experiment, "workload.qp", str(error)) from error
     if flow.pattern is not None:
         ends = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics]
         try:

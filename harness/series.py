@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from harness.measurements import Connection, Iteration, Rank, RankSeries, Sample, Serving, Summary
 from traffic.collective import CollectiveResult
-from traffic.entropy import udp_sport
+from traffic.entropy import sport_of
 from traffic.flow import FlowsResult
 from traffic.inference import InferenceResult
 from traffic.ranks_result import RanksResult
@@ -50,7 +50,7 @@ def connections_of(result: Result | None, paths: Mapping[int, tuple[str, ...]]) 
             dst=item.dst,
             lqpn=item.lqpn,
             rqpn=item.rqpn,
-            udp_sport=udp_sport(item.lqpn, item.rqpn, item.flow_label),
+            udp_sport=sport_of(item),
             path=paths.get(item.index, ()),
         )
         for item in (result.connections if result else ())

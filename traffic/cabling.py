@@ -215,6 +215,7 @@ class Cabling:
     def _describe(self, link: _Link) -> Connection:
         src, dst = self._tasks[link.cable.src].endpoint, self._tasks[link.cable.dst].endpoint
         here, there = link.ends[link.cable.src], link.ends[link.cable.dst]
+        spec = self._tasks[link.cable.src].spec
         return Connection(
             index=link.cable.index,
             src=src.name,
@@ -226,10 +227,6 @@ class Cabling:
             sq_psn=here["psn"],
             rq_psn=there["psn"],
             generation=link.generation,
-            flow_label=_flow_label(self._tasks[link.cable.src].spec),
+            flow_label=spec.get("qp", {}).get("flow_label", 0),
+            transport=spec.get("transport", "rc"),
         )
-
-
-def _flow_label(spec: Mapping[str, Any]) -> int:
-    """The flow label that a task's packets go by; rxe looks at none for a datagram (rxe_verbs.c, rxe_modify_qp)."""
-    return 0 if spec.get("transport") == "ud" else int(spec.get("qp", {}).get("flow_label", 0))

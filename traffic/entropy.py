@@ -1,9 +1,17 @@
 """Which way a queue pair takes through ECMP: its UDP source port, and the path that the switches' own kernels give it.
 
-rxe derives the source port of a connection from the flow label of its address handle, or, without one, from both QPNs
-(Linux 6.12: `rdma_get_udp_sport`, `rdma_calc_flow_label` and `rdma_flow_label_to_udp_sport` in
-include/rdma/ib_verbs.h; without a label measured on the wire for 48 of 48 QPs). The path is asked of each switch
-(`ip route get` with the whole 5-tuple), never guessed from a hash.
+The source port of a connection (RC, UC) comes from the flow label of its address handle, or, without one, from both
+QPNs (Linux 6.12: `rdma_get_udp_sport`, `rdma_calc_flow_label` and `rdma_flow_label_to_udp_sport` in
+include/rdma/ib_verbs.h, which `rxe_modify_qp` in drivers/infiniband/sw/rxe/rxe_verbs.c asks; without a label measured
+on the wire for 48 of 48 QPs).
+
+A datagram QP of rxe keeps the port that it was made with, which is a hash of its own QPN (`rxe_qp_init_req` in
+rxe_qp.c, `hash_32` in include/linux/hash.h): nothing else is told to it before it sends, and of the address handle of a
+datagram `prepare4` in rxe_net.c takes addresses, traffic class and hop limit, but no flow label. On mlx5 a datagram
+with a flow label goes from the label's port (`mlx5_ah_get_udp_sport` in drivers/infiniband/hw/mlx5/ah.c; not yet run on
+hardware), and one without from the smallest that the RNIC has, which is not predicted here.
+
+The path is asked of each switch (`ip route get` with the whole 5-tuple), never guessed from a hash.
 """
 
 from __future__ import annotations
@@ -15,9 +23,10 @@ from testbed.lab import Lab
 from testbed.topology import Topology
 from traffic.results import Connection
 
-__all__ = ["ROCE_PORT", "Flow5", "paths", "udp_sport", "ways"]
+__all__ = ["ROCE_PORT", "Flow5", "datagram_sport", "paths", "sport_of", "udp_sport", "ways"]
 
 ROCE_PORT = 4791
+GOLDEN_RATIO_32 = 0x61C88647
 MAX_HOPS = 6
 ASK_S = 30.0
 
@@ -40,6 +49,18 @@ def udp_sport(lqpn: int, rqpn: int, flow_label: int = 0) -> int:
         product ^= product >> 40
         label = product & 0xFFFFF
     return 0xC000 | ((label & 0x3FFF) ^ ((label & 0xFC000) >> 14))
+
+
+def datagram_sport(lqpn: int) -> int:
+    """The UDP source port of the datagrams that rxe's QP `lqpn` sends, whoever they go to."""
+    return 0xC000 + ((lqpn * GOLDEN_RATIO_32 & 0xFFFFFFFF) >> 18)
+
+
+def sport_of(one: Connection) -> int:
+    """The UDP source port of a connection's data packets."""
+    if one.transport == "ud" and not one.flow_label:
+        return datagram_sport(one.lqpn)
+    return udp_sport(one.lqpn, one.rqpn, one.flow_label)
 
 
 def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
@@ -73,10 +94,7 @@ def ways(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ..
     Raises:
         LabError: a switch could not tell.
     """
-    flows = {
-        one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=udp_sport(one.lqpn, one.rqpn, one.flow_label))
-        for one in connections
-    }
+    flows = {one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one)) for one in connections}
     found = paths(lab, flows.values())
     return {index: found.get(five, ()) for index, five in flows.items()}
 

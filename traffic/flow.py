@@ -23,6 +23,7 @@ from traffic.flow_spec import (
     VERBS,
     FlowSpec,
     check,
+    check_on,
     shape,
 )
 from traffic.plan import Cable, Plan, TaskPlan
@@ -45,6 +46,7 @@ __all__ = [
     "Latency",
     "QpTotal",
     "check",
+    "check_on",
     "engine_spec",
     "start",
     "start_all",
@@ -85,7 +87,8 @@ class FlowResult:
     `sent` are the messages that the sender was done with, `sent_totals` by QP. Over RC they have arrived; otherwise
     `messages`, `size_bytes`, `goodput_bps` and `totals` are of what came. `messages` are whole ones, also where they
     were split. `last_value` is what the last atomic found before it added 1; `rnr` is what late receives came to.
-    Of a flow with `check`, `checked_bytes` were looked at, and `wrong_bytes` of them were others than were sent.
+    Of a flow with `check`, `checked_bytes` were looked at, and `wrong_bytes` of them were others than were sent: over
+    uc and ud these are all that came.
     """
 
     spec: FlowSpec
@@ -142,13 +145,21 @@ def engine_spec(spec: FlowSpec) -> dict[str, Any]:
 
 def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, TaskPlan]:
     check(spec)
+    check_on(lab.kind, transport=spec.transport, qp=spec.qp)
     src, dst = endpoint(lab.topology, spec.src), endpoint(lab.topology, spec.dst)
     if src == dst:
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
     common = engine_spec(spec)
     counts = spec.transport != "rc"
     looks = spec.check and spec.verb != "read"
-    kinds = {"echo": spec.echo, "unreliable": counts, "admitted": spec.admit, "checked": spec.check, "flow": True}
+    kinds = {
+        "echo": spec.echo,
+        "numbered": counts and spec.check,
+        "unreliable": counts,
+        "admitted": spec.admit,
+        "checked": spec.check,
+        "flow": True,
+    }
     kind = next(name for name, wanted in kinds.items() if wanted)
     there, here = common, common
     if spec.memory == "cuda":

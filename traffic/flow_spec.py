@@ -16,6 +16,7 @@ __all__ = [
     "VERBS",
     "FlowSpec",
     "check",
+    "check_on",
     "shape",
 ]
 
@@ -24,8 +25,8 @@ MEMORIES = ("host", "cuda")
 SPREADS = ("each", "round-robin", "split")
 TRANSPORTS = {"rc": VERBS, "uc": ("write", "send"), "ud": ("send",)}
 """What each transport carries here."""
-CHECKED = ("send", "write-imm", "read")
-"""Of which every byte can be checked."""
+CHECKED = {"rc": ("send", "write-imm", "read"), "uc": ("write", "send"), "ud": ("send",)}
+"""Of which every byte can be checked: who looks must know when one has come, and a write over uc has an immediate."""
 MAX_CHECKED_BYTES = 256 << 20
 ATOMIC_BYTES = 8
 
@@ -60,8 +61,11 @@ class FlowSpec:
     `FlowResult.rnr` says what came of it. `qp.min_rnr_timer` is how long it waits after each, `qp.rnr_retry` how often
     (7: for ever, until `op_deadline_s`).
 
-    With `check` every byte of every message is looked at: of send, write-imm and read over rc, in host memory. What is
-    wrong makes the flow a failure. It costs both ends their CPU, message by message.
+    With `check` every byte of every message is looked at: of send, write-imm and read over rc, of write and send over
+    uc and of send over ud, in host memory. What is wrong makes the flow a failure; what does not come over the latter
+    two is lost, and not wrong. It costs both ends their CPU, message by message; there sends have an immediate, and a
+    writer waits for who looks (`traffic.node.numbered`). A write over rc has no immediate: nobody at the other end
+    knows when it has landed, and the next one may be there already.
 
     `memory` is host, or cuda: of the GPU that stands at the RNIC's place in its host, at both ends (rack labs only; not
     yet run on hardware).
@@ -128,6 +132,24 @@ def check(spec: FlowSpec) -> None:
     _check_check(spec)
 
 
+def check_on(lab_kind: str, *, transport: str, qp: QpParams) -> None:
+    """Refuse what queue pairs of this transport cannot do on this kind of lab (soft, rack).
+
+    The flow label of a datagram's address handle is its UDP source port on mlx5 (Linux 6.12, mlx5_ah_get_udp_sport in
+    drivers/infiniband/hw/mlx5/ah.c; not yet run on hardware). On rxe it is in no packet: prepare4 in
+    drivers/infiniband/sw/rxe/rxe_net.c takes the port that the QP has, which rxe_modify_qp in rxe_verbs.c sets by the
+    label of the QP's own address handle, and a datagram QP has none.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    if lab_kind == "soft" and transport == "ud" and qp.flow_label:
+        raise UsageError(
+            "soft RoCE sends datagrams (ud) from the UDP source port that their queue pair was made with, and looks at "
+            f"no flow label: flow_label={qp.flow_label} is for rc and uc here; take more qps for more ways"
+        )
+
+
 def _check_transport(spec: FlowSpec) -> None:
     if spec.transport not in TRANSPORTS:
         raise UsageError(f'no transport "{spec.transport}"; there is {", ".join(TRANSPORTS)}')
@@ -182,10 +204,9 @@ def _check_late(spec: FlowSpec) -> None:
 def _check_check(spec: FlowSpec) -> None:
     if not spec.check:
         return
-    if spec.transport != "rc" or spec.verb not in CHECKED or spec.memory != "host":
-        raise UsageError(
-            f"bytes are checked of {', '.join(CHECKED)} over rc, in host memory: who looks must know when one has come"
-        )
+    if spec.verb not in CHECKED[spec.transport] or spec.memory != "host" or spec.echo:
+        of = ", ".join(f"{transport} ({', '.join(verbs)})" for transport, verbs in CHECKED.items())
+        raise UsageError(f"bytes are checked of {of}, in host memory: who looks must know when a message has come")
     if spec.late_receives_ms or spec.chain > 1:
         raise UsageError("a flow that is checked goes message by message, and its receives are never late")
     needed = spec.qps * 2 * shape(spec)[0] * spec.message_bytes

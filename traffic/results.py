@@ -38,7 +38,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """One RC connection, as it is now: `generation` counts its rebuilds.
+    """One connection, as it is now: `generation` counts its rebuilds. `transport` is rc, uc or ud.
 
     `src` sends data, `dst` receives it. `lqpn` and `sq_psn` belong to `src`; `rqpn` is the QP at `dst`, and `rq_psn`
     the first PSN that `dst` sends with. A data packet on the wire carries destination QP `rqpn` and a PSN from
@@ -56,6 +56,7 @@ class Connection:
     rq_psn: int
     generation: int
     flow_label: int = 0
+    transport: str = "rc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ def traffic() -> None:
     metavar="TIME",
     help="Slow receivers of send and write-imm: one receive at a time, so long after the last came (RNR NAKs).",
 )
-@click.option("--check", is_flag=True, help="Look at every byte of every message (send, write-imm, read).")
+@click.option("--check", is_flag=True, help="Look at every byte that comes (not of write and atomic over rc).")
 @click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @qp_option
@@ -147,6 +147,7 @@ def flow(
     specs = flow_specs(chosen, **options)
     for spec in specs:
         flow_module.check(spec)
+        flow_module.check_on(inventory.kind, transport=spec.transport, qp=spec.qp)
         check_names(inventory.topology, (spec.src, spec.dst))
     hosts = sorted({name.partition(":")[0] for pair in chosen for name in pair})
     why = f"traffic flow {pattern or ' '.join(chosen[0])}"

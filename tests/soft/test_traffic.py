@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from testbed import capture
 from testbed.errors import LabError
+from testbed.packets.columns import decode
 from traffic import collective, flow, inference, job, matrix, metrics, ranking, ranks, recording, replay, traces
 from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
+from traffic.entropy import sport_of
 from traffic.flow import FlowSpec
 from traffic.inference import InferenceSpec
 from traffic.job import JobPhase, JobSpec
@@ -165,7 +168,7 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
                 assert one.messages == 240
                 assert one.size_bytes == 240 * 16384
                 assert [total.messages for total in one.totals] == [120, 120]
-        for verb in flow.CHECKED:
+        for verb in flow.CHECKED["rc"]:
             with subtests.test(verb=verb, check=True):
                 (one,) = run(
                     {"verb": verb, "message_bytes": 10_007, "qps": 2, "depth": 4, "messages": 120, "check": True}
@@ -179,6 +182,11 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
                 assert one.messages == 100, "more receives are posted, and the fabric loses nothing unasked"
                 assert one.size_bytes == 100 * 4096
                 assert one.rebuilds == ()
+            with subtests.test(transport=transport, verb=verb, check=True):
+                size = 4096 if transport == "ud" else 10_007
+                (one,) = run({"transport": transport, "verb": verb, **paced, "message_bytes": size, "check": True})
+                assert (one.sent, one.messages, one.rebuilds) == (100, 100, ())
+                assert (one.checked_bytes, one.wrong_bytes) == (100 * size, 0)
         with subtests.test(admit=2):
             asked = {"message_bytes": 65536, "depth": 8, "chain": 4, "messages": 40, "admit": 2}
             many = run(*({**asked, "src": f"{host}:rxe0", "dst": f"{hosts[0]}:rxe0"} for host in hosts[1:]))
@@ -217,6 +225,45 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
             assert all(one.messages > 0 for one in flows)
             assert beside.latency.count == beside.messages > 0
             assert 0 < beside.latency.p50_ns <= beside.latency.p99_ns <= beside.latency.max_ns
+
+
+def test_of_unreliable_messages_that_are_lost_what_comes_is_right(lab, inject, subtests):
+    """A tenth of all packets is lost on their way: fewer come than were sent, and every byte of those is looked at.
+
+    That packets were lost is proved by an RC flow beside them: no RNIC counts what an unreliable one misses.
+    """
+    hosts = [host.name for host in lab.topology.hosts[:4]]
+    src, dst = f"{hosts[0]}:rxe0", f"{hosts[-1]}:rxe0"
+    asked = {"src": src, "dst": dst, "qp": PATIENT, "message_bytes": 2048, "messages": 200, "qps": 2}
+    with Engines.start(lab, hosts) as engines:
+        fault = inject("packet.drop", dst, share=0.1)
+        fault.arm()
+        for transport, verb in (("uc", "write"), ("uc", "send"), ("ud", "send")):
+            with subtests.test(transport=transport, verb=verb):
+                spec = FlowSpec(**asked, transport=transport, verb=verb, rate_bps=2e6, depth=16, check=True)
+                (one,) = flow.start_all(lab, [spec], engines=engines).wait(120.0).flows
+                assert one.outcome == "completed", one.where
+                assert one.sent == 200
+                assert 120 < one.messages < 200
+                assert (one.checked_bytes, one.wrong_bytes) == (one.messages * 2048, 0)
+        reliable = flow.start_all(lab, [FlowSpec(**asked)], engines=engines).wait(120.0)
+        assert reliable.outcome == "completed", reliable.where
+        assert fault.clear().proved
+
+
+def test_packets_go_by_the_udp_source_ports_that_are_predicted(lab, subtests):
+    """Of both QPNs or a flow label (rc, uc), of the sender's QPN alone (ud): captured where they leave their host."""
+    src, dst = (f"{lab.topology.hosts[place].name}:rxe0" for place in (0, -1))
+    asked = {"src": src, "dst": dst, "verb": "send", "message_bytes": 512, "messages": 40, "qps": 4, "rate_bps": 1e6}
+    kinds = (("rc", 0), ("rc", 77), ("uc", 0), ("uc", 78), ("ud", 0))
+    specs = [FlowSpec(**asked, transport=name, qp=QpParams(timeout=18, flow_label=label)) for name, label in kinds]
+    with capture.start(lab, [src]) as running:
+        result = flow.start_all(lab, specs).wait(60.0)
+        seen = decode(running.stop().frames)
+    for one in result.connections:
+        with subtests.test(transport=one.transport, flow_label=one.flow_label, lqpn=one.lqpn, rqpn=one.rqpn):
+            own = (seen.src == seen.addresses.index(one.src_ip)) & (seen.dqpn == one.rqpn)
+            assert set(seen.sport[own].tolist()) == {sport_of(one)}
 
 
 def test_late_receives_are_met_as_receivers_that_are_not_ready(lab, subtests):

@@ -1,7 +1,8 @@
 """A fabric inside the process: ranks and flows of the engine run on it, each write a move of memory a while later.
 
 It stands behind `traffic.node.verbs`, where pyverbs is otherwise. Nothing is lost on it, and nothing fails but, on a
-fabric that is told `rnr_retry`, what finds no receive (RNR): it waits `min_rnr_ns`, so often, and then fails.
+fabric that is told `rnr_retry`, what finds no receive (RNR): it waits `min_rnr_ns`, so often, and then fails. On one
+that is `unreliable` a request is done when it is posted, and what finds no receive, or `spoilt` as None, is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 
 VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4, "send-imm": 5}
 TICK_NS = 50_000_000
-USERS = ("task", "lane", "rank", "flow", "admission", "checked", "unreliable", "echo")
+USERS = ("task", "lane", "rank", "flow", "admission", "checked", "unreliable", "numbered", "echo")
 PYVERBS = {
     "pyverbs": (),
     "pyverbs.enums": ("IBV_QPT_UC", "IBV_QPT_UD"),
@@ -102,8 +103,8 @@ def modules(monkeypatch):
 
 
 class Fabric:
-    def __init__(self, choice, delay_ns=1_000_000, rnr_retry=None, min_rnr_ns=640_000):
-        self.choice, self.delay_ns = choice, delay_ns
+    def __init__(self, choice, delay_ns=1_000_000, rnr_retry=None, min_rnr_ns=640_000, *, unreliable=False):
+        self.choice, self.delay_ns, self.unreliable = choice, delay_ns, unreliable
         self.rnr_retry, self.min_rnr_ns, self.naks = rnr_retry, min_rnr_ns, 0
         self.queue, self.number, self.events = [], 0, []
         self.data_under_way, self.most_under_way = 0, 0
@@ -131,13 +132,20 @@ class Fabric:
             end.task.go(end, time.monotonic_ns())
 
     def carry(self, rc, chain):
-        self.number += 1
         now_ns = time.monotonic_ns()
         rc.last_ns = max(now_ns + self.choice.randint(0, self.delay_ns), rc.last_ns + 1)
         if any(data for _, _, data, *_ in chain):
             self.data_under_way += 1
             self.most_under_way = max(self.most_under_way, self.data_under_way)
-        heapq.heappush(self.queue, (rc.last_ns, self.number, rc.conn, chain))
+        if self.unreliable:
+            for _, _, _, _, wr_id, signalled in chain:
+                self.later(now_ns, rc.conn, (None, 0, b"", 0, wr_id, signalled))
+            chain = [(*message[:-1], False) for message in chain]
+        self.later(rc.last_ns, rc.conn, *chain)
+
+    def later(self, at_ns, conn, *chain):
+        self.number += 1
+        heapq.heappush(self.queue, (at_ns, self.number, conn, list(chain)))
 
     def run(self, names, seconds=20.0):
         for name in names:
@@ -155,15 +163,35 @@ class Fabric:
             if self.queue and self.queue[0][0] <= now_ns:
                 self.deliver(heapq.heappop(self.queue), now_ns)
 
+    def drain(self):
+        """Deliver what is under way: an unreliable sender is done when it has sent."""
+        while self.queue:
+            self.deliver(heapq.heappop(self.queue), time.monotonic_ns())
+
     def deliver(self, item, now_ns):
         _, _, conn, chain = item
         self.data_under_way -= any(data for _, _, data, *_ in chain)
+        if self.unreliable:
+            for message in chain:
+                self.arrive_or_be_lost(conn, message, now_ns)
+            return
         if self.rnr_retry is None:
             self.arrive(conn, chain, now_ns)
             return
         conn.rc.held.extend(chain)
         if not conn.rc.naks or not chain:  # an empty one: what was not ready is tried again
             self.arrive_if_ready(conn, now_ns)
+
+    def arrive_or_be_lost(self, conn, message, now_ns):
+        into, receives = None, conn.other.rc.receives
+        if message[0] is not None:
+            message = self.spoilt(*message)
+            if message is None or not receives:
+                return
+            into = receives.popleft()
+            if message[0] in (VERBS["send"], VERBS["send-imm"]) and message[2]:  # at its end: before it is a GRH
+                ctypes.memmove(into.address + into.size - len(message[2]), message[2], len(message[2]))
+        self.arrive(conn, [message], now_ns)
 
     def arrive_if_ready(self, conn, now_ns):
         """In order, each message that takes a receive when there is one; the first that finds none holds all up."""
@@ -190,8 +218,7 @@ class Fabric:
         if conn.rc.naks > self.rnr_retry:
             conn.task.completion(conn, SimpleNamespace(status=13, wr_id=conn.rc.held[0][4]), now_ns)
             return
-        self.number += 1
-        heapq.heappush(self.queue, (now_ns + self.min_rnr_ns, self.number, conn, []))
+        self.later(now_ns + self.min_rnr_ns, conn)
 
     def arrive(self, conn, chain, now_ns):
         for opcode, remote, data, imm, wr_id, signalled in chain:

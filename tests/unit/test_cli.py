@@ -59,6 +59,11 @@ def faultbed(tmp_path):
         # What is wrong whatever the lab, also where it is down.
         (["traffic", "flow", "host1:rxe0", "host9:rxe0"], 4, ["host9:rxe0"]),
         (["traffic", "flow", "--check", "--verb", "write"], 4, ["bytes are checked of"]),
+        (
+            ["traffic", "flow", "--transport", "ud", "--verb", "send", "--size", "64", "--qp", "flow_label=3"],
+            4,
+            ["label"],
+        ),
         (["traffic", "flow", "--late-receives", "20ms"], 4, ["late receives are of"]),
         (["traffic", "collective", "all-reduce", "--size", "0"], 4, ["above 0"]),
         (["traffic", "collective", "--rank", "host1:rxe0", "--rank", "host9:rxe0"], 4, ["host9:rxe0"]),

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from testbed import inventory
 from testbed.shipped import inventories
-from traffic.entropy import udp_sport, ways
+from traffic.entropy import datagram_sport, sport_of, udp_sport, ways
+from traffic.probe import _turned
 from traffic.results import Connection
 
+MADE = {"src": "host1:rxe0", "dst": "host3:rxe0", "src_ip": "10.77.1.1", "dst_ip": "10.77.2.1", "lqpn": 65, "rqpn": 65,
+        "sq_psn": 1, "rq_psn": 1, "generation": 0}  # fmt: skip
 QPN = st.integers(min_value=1, max_value=(1 << 24) - 1)
 
 
@@ -38,6 +41,25 @@ def test_ports_of_flow_labels(label, sport):
     assert udp_sport(65, 66, label) == sport
 
 
+@pytest.mark.parametrize(("qpn", "sport"), [(1, 0xD872), (2, 0xF0E4), (3, 0xC956), (65, 0xF4FA)])
+def test_ports_of_datagram_queue_pairs(qpn, sport):
+    """The upper 14 of 32 bits of QPN x 0x61c88647, added to 0xc000, worked out apart from the code."""
+    assert datagram_sport(qpn) == sport
+
+
+@given(QPN)
+def test_ports_of_datagrams_are_in_the_dynamic_range(qpn):
+    assert 0xC000 <= datagram_sport(qpn) <= 0xFFFF
+
+
+def test_a_datagram_goes_by_its_own_queue_pair_and_its_answer_by_that_of_who_answers():
+    probe = Connection(index=0, **MADE | {"lqpn": 17, "rqpn": 18}, transport="ud")
+    (answer,) = _turned([probe])
+    assert (sport_of(probe), sport_of(answer)) == (datagram_sport(17), datagram_sport(18))
+    assert sport_of(Connection(index=0, **MADE, transport="ud", flow_label=2)) == 0xC002, "on a rack"
+    assert sport_of(Connection(index=0, **MADE, transport="uc")) == udp_sport(65, 65)
+
+
 def test_the_way_of_a_flow_with_a_label_is_asked_with_its_port():
     """The switches were asked for the way of another port than that of the packets."""
     asked = []
@@ -48,7 +70,6 @@ def test_the_way_of_a_flow_with_a_label_is_asked_with_its_port():
 
     topology = inventory.load(inventories() / "soft.yml").topology
     lab = SimpleNamespace(topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask)
-    made = {"src": "host1:rxe0", "dst": "host3:rxe0", "src_ip": "10.77.1.1", "dst_ip": "10.77.2.1"}
-    made |= {"lqpn": 65, "rqpn": 65, "sq_psn": 1, "rq_psn": 1, "generation": 0}
-    ways(lab, [Connection(index=0, **made), Connection(index=1, **made, flow_label=2)])
-    assert asked == [0xD081, 0xC002]
+    datagrams = Connection(index=2, **MADE, transport="ud")
+    ways(lab, [Connection(index=0, **MADE), Connection(index=1, **MADE, flow_label=2), datagrams])
+    assert asked == [0xD081, 0xC002, 0xF4FA]

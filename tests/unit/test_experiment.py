@@ -241,6 +241,14 @@ def test_absolute_rates_are_no_bounds_on_a_soft_lab():
     fit(read(text), soft_topology(), "rack")
 
 
+def test_a_flow_label_that_datagrams_do_not_go_by_is_refused_on_a_soft_lab():
+    flow = 'flow = "send"\nsrc = "host1:rxe0"\ndst = "host3:rxe0"\ntransport = "ud"\nqp = { flow_label = 7 }'
+    text = GOOD.replace('collective = "all-reduce"', flow).replace('size = "1MiB"', 'size = "1KiB"')
+
+    assert refused(text).startswith("x.toml: workload.qp: soft RoCE sends datagrams")
+    fit(read(text), soft_topology(), "rack")
+
+
 def test_not_toml_and_no_file_are_one_sentence_each(tmp_path):
     with pytest.raises(ConfigError, match="not TOML"):
         decode(b"name = ", source="x.toml")

@@ -148,11 +148,10 @@ def test_when_an_engine_stood_still_is_told_in_the_controllers_time():
 
 
 @pytest.mark.parametrize(("transport", "label"), [("rc", 77), ("uc", 77), ("ud", 0)])
-def test_a_connection_says_by_which_flow_label_it_goes(transport, label):
-    """Of datagrams rxe looks at none: their QP has no address handle."""
+def test_a_connection_says_by_what_its_port_is_chosen(transport, label):
     lab = Lab(lambda engine: engine.done())
-    with lab.start(qp=QpParams(flow_label=77), transport=transport, verb="send") as running:
-        assert [one.flow_label for one in running.connections] == [label]
+    with lab.start(qp=QpParams(flow_label=label), transport=transport, verb="send") as running:
+        assert [(one.transport, one.flow_label) for one in running.connections] == [(transport, label)]
         running.abort("it has been seen")
 
 

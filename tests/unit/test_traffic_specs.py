@@ -48,8 +48,10 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
         ({"late_receives_ms": 5.0}, "of send and write-imm over rc"),
         ({"late_receives_ms": 5.0, "verb": "send", "transport": "uc"}, "of send and write-imm over rc"),
         ({"late_receives_ms": 1e4, "verb": "send"}, "later than the 10 s in which"),
-        ({"check": True}, "bytes are checked of send, write-imm, read over rc"),
-        ({"check": True, "verb": "send", "transport": "ud", "message_bytes": 64}, "bytes are checked of"),
+        ({"check": True}, r"bytes are checked of rc \(send, write-imm, read\), uc \(write, send\), ud \(send\)"),
+        ({"check": True, "verb": "atomic", "message_bytes": 8}, "must know when a message has come"),
+        ({"check": True, "echo": True, "verb": "send", "transport": "ud", "message_bytes": 64}, "bytes are checked of"),
+        ({"check": True, "verb": "send", "transport": "uc", "chain": 2}, "message by message"),
         ({"check": True, "verb": "send", "late_receives_ms": 1.0}, "its receives are never late"),
         ({"check": True, "verb": "send", "message_bytes": 1 << 28}, "268435456 are the most; take a smaller depth"),
         ({"qp": QpParams(timeout=0)}, "timeout must be 1 to 31"),
@@ -64,6 +66,10 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
         ({"transport": "ud"}, "ud carries send, not write"),
         ({"transport": "uc", "verb": "read"}, "uc carries write and send, not read"),
         ({"transport": "ud", "verb": "send"}, "at most the MTU of 4096 bytes, got 65536"),
+        (
+            {"transport": "ud", "verb": "send", "message_bytes": 64, "qp": QpParams(flow_label=7)},
+            "looks at no flow label: flow_label=7 is for rc and uc here",
+        ),
         ({"admit": 2, "verb": "send"}, "admission is for writes over rc"),
         ({"admit": -1}, "at least 1 chain"),
         ({"admit": 1, "rate_bps": 1e6}, "sends when it is granted to"),
@@ -106,6 +112,23 @@ def test_flow_refusals(change, says):
 def test_collective_refusals(change, says):
     with pytest.raises(UsageError, match=says):
         collective.start(NothingStarts(), collective.CollectiveSpec(**{"iterations": 3, **change}))
+
+
+@pytest.mark.parametrize(
+    ("lab_kind", "transport", "label"), [("soft", "rc", 7), ("soft", "uc", 7), ("soft", "ud", 0), ("rack", "ud", 7)]
+)
+def test_a_flow_label_is_taken_where_it_moves_something(lab_kind, transport, label):
+    flow.check_on(lab_kind, transport=transport, qp=QpParams(flow_label=label))
+
+
+@pytest.mark.parametrize(("transport", "verb", "check", "kind"), [
+    ("uc", "write", True, "numbered"), ("ud", "send", True, "numbered"), ("uc", "write", False, "unreliable"),
+    ("rc", "send", True, "checked"), ("rc", "send", False, "flow"),
+])  # fmt: skip
+def test_only_a_flow_that_is_checked_is_run_by_what_checks(transport, verb, check, kind):
+    asked = {"transport": transport, "verb": verb, "check": check, "message_bytes": 512}
+    ends = flow._tasks(NothingStarts(), flow.FlowSpec(**{**FLOW, **asked}), "")
+    assert [end.kind for end in ends] == [f"{kind}_tx", f"{kind}_rx"]
 
 
 def test_for_ever_is_never_meant_without_being_said():

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["Content", "Looker"]
+__all__ = ["Content", "Looker", "differing", "nearest"]
 
 PERIOD = 65537
 """Prime: a shift by a multiple of packets or slots is always another place of the tape."""
 BY_MESSAGE = 40503
 BY_CONN = 7919
 NUMBER_BYTES = 8
+
+
+def differing(data: bytes, want: bytes) -> int:
+    """How many bytes of a message are others than they should be; both are of one size."""
+    return sum(one != other for one, other in zip(data, want, strict=True))
+
+
+def nearest(said: int, due: int, whole: int) -> int:
+    """The number nearest to `due`, but not below 0, of which only `said`, its remainder modulo `whole`, is known."""
+    away = (said - due) % whole
+    return max(0, due + (away if away < whole // 2 else away - whole))
 
 
 class Content:
@@ -50,13 +61,11 @@ class Looker:
         if data != want:
             number = self.due
             want = self.content.of(self.conn, number)
-            self.wrong += sum(one != other for one, other in zip(data, want, strict=True))
+            self.wrong += differing(data, want)
         self.due = number + 1
         self.checked += len(data)
 
     def _near(self, data: bytes) -> int:
         """The number that a message says it has, which in a short one is but its last bytes."""
         width = min(NUMBER_BYTES, len(data))
-        whole = 1 << 8 * width
-        away = (int.from_bytes(data[:width], "little") - self.due) % whole
-        return max(0, self.due + (away if away < whole // 2 else away - whole))
+        return nearest(int.from_bytes(data[:width], "little"), self.due, 1 << 8 * width)

@@ -13,10 +13,10 @@ Requests                                                          answers and la
     {"do": "forget"}                                              forgotten
     {"do": "quit"}                                                (end of stdout)
 
-`kind` is rank, or flow_tx or flow_rx (or unreliable_, echo_, admitted_ or checked_). A connection is made, and made
-again after an error, by qp, connect, go on both ends; the controller pairs them. `forget` gives all tasks back, so that
-other work may follow on the same engine. What cannot be done is answered with {"event": "error", "error", "where"}. The
-end of stdin means that the controller is gone: everything is closed and the process ends.
+`kind` is rank, or flow_tx or flow_rx (or unreliable_, numbered_, echo_, admitted_ or checked_). A connection is made,
+and made again after an error, by qp, connect, go on both ends; the controller pairs them. `forget` gives all tasks
+back, so that other work may follow on the same engine. What cannot be done is answered with {"event": "error", "error",
+"where"}. The end of stdin means that the controller is gone: everything is closed and the process ends.
 
 One thread: a selector waits on stdin, on the completion channels and on the GPU's socket. A waiting thread would hold
 the GIL inside pyverbs, and on one core two threads only take turns.
@@ -138,25 +138,32 @@ class Engine:
             from traffic.node.rank import RankTask  # numpy takes seconds to load on an emulated CPU
 
             return RankTask(*arguments, self.selector)
+        ends: tuple[type[Task], type[Task]]
         if kind.startswith("echo"):
             from traffic.node.echo import EchoReceiver, EchoSender
 
-            return {"echo_tx": EchoSender, "echo_rx": EchoReceiver}[kind](*arguments)
-        if kind.startswith("unreliable"):
+            ends = EchoSender, EchoReceiver
+        elif kind.startswith("unreliable"):
             from traffic.node.unreliable import UnreliableReceiver, UnreliableSender
 
-            return {"unreliable_tx": UnreliableSender, "unreliable_rx": UnreliableReceiver}[kind](*arguments)
-        if kind.startswith("admitted"):
+            ends = UnreliableSender, UnreliableReceiver
+        elif kind.startswith("numbered"):
+            from traffic.node.numbered import NumberedReceiver, NumberedSender
+
+            ends = NumberedSender, NumberedReceiver
+        elif kind.startswith("admitted"):
             from traffic.node.admission import AdmittedReceiver, AdmittedSender
 
-            return {"admitted_tx": AdmittedSender, "admitted_rx": AdmittedReceiver}[kind](*arguments)
-        if kind.startswith("checked"):
+            ends = AdmittedSender, AdmittedReceiver
+        elif kind.startswith("checked"):
             from traffic.node.checked import CheckedReceiver, CheckedSender
 
-            return {"checked_tx": CheckedSender, "checked_rx": CheckedReceiver}[kind](*arguments)
-        from traffic.node.flow import FlowReceiver, FlowSender
+            ends = CheckedSender, CheckedReceiver
+        else:
+            from traffic.node.flow import FlowReceiver, FlowSender
 
-        return {"flow_tx": FlowSender, "flow_rx": FlowReceiver}[kind](*arguments)
+            ends = FlowSender, FlowReceiver
+        return ends[("tx", "rx").index(kind.rpartition("_")[2])](*arguments)
 
     def do_qp(self, request: dict[str, Any]) -> None:
         """Make the QP of a connection, in place of the one it had."""
