@@ -17,7 +17,7 @@ __all__ = ["Rdma", "places"]
 _NETLINK_RDMA, _NLDEV = 20, 5 << 10
 _GET, _STAT_GET = _NLDEV | 1, _NLDEV | 17
 _INDEX, _NAME, _PORT = 1, 2, 3
-_COUNTERS, _ENTRY, _ENTRY_NAME, _ENTRY_VALUE = 78, 79, 80, 81
+_COUNTERS, _ENTRY, _ENTRY_NAME, _ENTRY_VALUE = 80, 81, 82, 83
 _ATTRIBUTE = 4
 """Length of an attribute's head."""
 
