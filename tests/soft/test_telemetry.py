@@ -7,7 +7,7 @@ import time
 import pytest
 from faults import until
 
-from testbed import telemetry
+from testbed import counters, telemetry
 
 pytestmark = pytest.mark.soft
 
@@ -45,3 +45,19 @@ def test_a_link_that_goes_down_is_told_by_its_switches_with_the_routes_that_move
         assert machine.samples >= 2
         # Half a hundredth of a CPU, or one sample in four seconds, whichever is more.
         assert machine.busy_ns < 0.05 * (time.monotonic_ns() - began_ns)
+
+
+def test_counters_of_rnics_are_those_that_sysfs_has(lab):
+    """Told over another interface of the kernel's: none is missing, and with nothing under way all are equal."""
+    host = lab.topology.hosts[0]
+    script = "cd /sys/class/infiniband && grep -H . */ports/1/hw_counters/*"
+    files = {}
+    for line in lab.node(host.name).run(["sh", "-c", script]).stdout.splitlines():
+        path, _, value = line.rpartition(":")
+        device, *_, counter = path.split("/")
+        if counter != "lifespan":  # how old a reading may be: no counter
+            files[f"{device}.{counter}"] = int(value)
+    told = counters.read(lab, [host.name])[host.name]
+
+    assert len(files) >= 10 * len(host.rnics)
+    assert {name: told.get(name) for name in files} == files
