@@ -30,15 +30,14 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
 from harness.findings import NOTHING, Finding, Place
-from harness.measurements import Measurements
-from harness.observe import counter_deltas
+from harness.measurements import Deltas, Measurements, counter_deltas
 from harness.places import place_of_link, place_of_switch
 from harness.signatures import Signs, crosses, match, out_of_retries
 from harness.slow_ranks import slow_ranks
@@ -98,10 +97,7 @@ def attribute(
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)
 
 
-_Deltas = Mapping[str, Mapping[str, int]]
-
-
-def _carriers(topology: Topology, deltas: _Deltas) -> list[Finding]:
+def _carriers(topology: Topology, deltas: Deltas) -> list[Finding]:
     gone: dict[str, tuple[Link, str]] = {}
     for link in topology.links:
         said = [
@@ -140,7 +136,7 @@ def _rebooted(run: Measurements) -> list[Finding]:
     return found
 
 
-def _control_plane(topology: Topology, deltas: _Deltas) -> list[Finding]:
+def _control_plane(topology: Topology, deltas: Deltas) -> list[Finding]:
     def torn(node: str) -> int:
         seen = deltas.get(node, {})
         return sum(seen.get(f"tcp.{name}", 0) for name in ("EstabResets", "ActiveOpens", "PassiveOpens"))
@@ -193,7 +189,7 @@ def _withdrawn(run: Measurements) -> list[Finding]:
     return [Finding(cause="control-plane", place=place, name=name, confidence=0.8, evidence=(words,))]
 
 
-def _packets(run: Measurements, deltas: _Deltas, known: Sequence[Finding]) -> list[Finding]:
+def _packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list[Finding]:
     """What the transport's counters say, where nothing that is known already explains it."""
     signs = Signs.of(run, deltas)
     if too_big := _too_big(run, deltas, signs):
@@ -234,7 +230,7 @@ def _packets(run: Measurements, deltas: _Deltas, known: Sequence[Finding]) -> li
     return found
 
 
-def _too_big(run: Measurements, deltas: _Deltas, signs: Signs) -> list[Finding]:
+def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
     """Switches with packets that they could not send on whole: the link on which what was lost had to leave them."""
     found = []
     for switch in run.topology.switches:
@@ -308,7 +304,7 @@ def _explained(link: Link | None, signs: Signs, known: Sequence[Finding], *, som
     return not signs.dead and (bool(causes & {*_AWAY, "control-plane"}) or ("link-down" in causes and some_died))
 
 
-def _slow(run: Measurements, deltas: _Deltas) -> list[Finding]:
+def _slow(run: Measurements, deltas: Deltas) -> list[Finding]:
     throttled = {
         (node, name.partition(".")[0]): count
         for node, names in deltas.items()
@@ -431,7 +427,7 @@ def _storage(run: Measurements) -> list[Finding]:
     return [Finding(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
 
 
-def _busy(run: Measurements, deltas: _Deltas, known: set[str]) -> list[Finding]:
+def _busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
     """A host whose programs wait for its CPUs; told, and not blamed: a rank with more to do looks alike."""
     waits = {
         host: sum(
@@ -453,7 +449,7 @@ def _busy(run: Measurements, deltas: _Deltas, known: set[str]) -> list[Finding]:
     return [Finding(cause="busy-host", place="rank", name=worst, confidence=_TOLD, evidence=(words,))]
 
 
-def _low_memory(run: Measurements, deltas: _Deltas) -> list[Finding]:
+def _low_memory(run: Measurements, deltas: Deltas) -> list[Finding]:
     """Hosts whose programs had to wait for memory (pressure stall information): a healthy one's hardly ever do."""
     stalled = {
         host: deltas.get(host, {}).get("memory.stalled_us", 0)

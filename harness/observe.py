@@ -15,7 +15,7 @@ import numpy as np
 
 from harness import intervals, kernel_log, timeline
 from harness.ettr import Ettr, ettr
-from harness.measurements import FaultRun, Measurements, RankSeries, Serving
+from harness.measurements import FaultRun, Measurements, RankSeries, Serving, counter_deltas
 from harness.phases import NAMES, Phase, phases
 from harness.quantities import format_bytes, format_duration
 from harness.routing import Routing, routing
@@ -23,7 +23,7 @@ from harness.slow_ranks import slow_ranks
 from harness.statistics import Interval
 from testbed import counters
 
-__all__ = ["Observation", "Observed", "Slowdown", "counter_deltas", "observe", "slowdowns"]
+__all__ = ["Observation", "Observed", "Slowdown", "observe", "slowdowns"]
 
 Value = float | int | str
 
@@ -429,11 +429,6 @@ def _packets(run: Measurements) -> dict[str, Observation]:
         if found.missed
         else Observation(value=found.broken, detail=f"{whole}; packets.json names each"),
     }
-
-
-def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:
-    """Node to counter to growth over the run, for counters read both times; what was reset began again at 0."""
-    return counters.deltas(run.counters_before, run.counters_after)
 
 
 def _counters(run: Measurements) -> dict[str, Observation]:

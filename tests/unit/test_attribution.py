@@ -20,8 +20,7 @@ from harness.attribution import attribute
 from harness.cli.main import cli
 from harness.confusion import score
 from harness.findings import CAUSES, NOTHING, PLACES
-from harness.measurements import Iteration, RankSeries
-from harness.observe import counter_deltas
+from harness.measurements import Iteration, RankSeries, counter_deltas
 from harness.report import render
 from harness.signatures import Signs
 from testbed.telemetry import Change
