@@ -17,7 +17,7 @@ from traffic.inference import InferenceSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.plan import QpParams
 from traffic.ranking import RankingSpec
-from traffic.replay import ReplaySpec
+from traffic.replay_batches import ReplaySpec
 from traffic.schedules import ALGORITHMS
 from traffic.storage import Storage
 

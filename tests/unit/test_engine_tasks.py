@@ -11,14 +11,14 @@ import pytest
 from memory_fabric import VERBS, Fabric, Rnic, modules
 from test_traces import DATA
 
-from traffic import collective, cost, flow, inference, ranking, replay, schedules, traces
+from traffic import collective, cost, flow, inference, ranking, replay, replay_batches, schedules, traces
 from traffic.collective import CollectiveSpec
 from traffic.inference import InferenceSpec
 from traffic.node import rnr
 from traffic.node.content import Content, Looker
 from traffic.ranking import RankingSpec
 from traffic.ranks import rank_plan
-from traffic.replay import ReplaySpec
+from traffic.replay_batches import ReplaySpec
 from traffic.results import Endpoint
 from traffic.traces import Operation, Trace
 
@@ -39,7 +39,7 @@ TRACES = {
 def test_ranks_go_through_a_trace_in_order_with_its_pauses_and_all_is_right(name, monkeypatch):
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
     spec = ReplaySpec(repeat=3, batch_bytes=1 << 26, segment_bytes=8192)
-    (batch,) = replay.batches(TRACES[name](), spec, cost.NETWORKS["soft"])
+    (batch,) = replay_batches.batches(TRACES[name](), spec, cost.NETWORKS["soft"])
     plan = rank_plan(name, spec, PLACES, batch.programs, iterations=spec.repeat)
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
@@ -135,7 +135,7 @@ def test_a_rank_has_the_time_of_all_operations_that_it_may_have_to_wait_for(monk
     )  # fmt: skip
     trace = Trace(source="chain", format="made", ranks=4, operations=chain)
     spec = ReplaySpec(deadline_s=0.25)
-    batch = replay.whole(trace, spec, cost.NETWORKS["soft"])
+    batch = replay_batches.whole(trace, spec, cost.NETWORKS["soft"])
     plan = replay._plan(spec, PLACES, batch, 0, 1)
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)

@@ -17,11 +17,11 @@ from test_traffic_specs import NothingStarts
 
 from harness.cli.main import cli
 from testbed.errors import UsageError
-from traffic import collective, cost, recording, replay, traces
+from traffic import collective, cost, recording, replay, replay_batches, traces
 from traffic.collective import CollectiveSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.node.gate import Gate
-from traffic.replay import ReplaySpec
+from traffic.replay_batches import ReplaySpec
 from traffic.results import Iteration
 
 NETWORK = cost.NETWORKS["soft"]
@@ -36,7 +36,7 @@ NETWORK = cost.NETWORKS["soft"]
 @settings(max_examples=25)
 def test_every_batch_is_right_whoever_is_slow(rows, segment, most, choice):
     trace = made(rows)
-    batches = replay.batches(trace, ReplaySpec(batch_bytes=most), NETWORK)
+    batches = replay_batches.batches(trace, ReplaySpec(batch_bytes=most), NETWORK)
     assert [one for batch in batches for one in batch.operations] == list(trace.operations)
     for batch in batches:
         programs, longest = list(batch.programs), 30_000  # patterns of later phases begin further on
@@ -55,20 +55,20 @@ def test_every_batch_is_right_whoever_is_slow(rows, segment, most, choice):
 
 def test_pauses_come_before_the_operation_that_they_belong_to():
     trace = traces.load(DATA / "tensor-parallel")
-    (batch,) = replay.batches(trace, ReplaySpec(speed=2.0), NETWORK)
+    (batch,) = replay_batches.batches(trace, ReplaySpec(speed=2.0), NETWORK)
     assert [program["pauses"] for program in batch.programs] == [
         [[0, 1_000_000, 0], [1, 1_500_000, 0], [3, 500_000, 0]]
     ] * 4
     assert batch.gates[0] == (0, 0)
     assert batch.gates[3] == (None,) * 4
     assert batch.phases[5] == (4, 3, 4, 3), "two of the ranks have a message before it"
-    (quick,) = replay.batches(trace, ReplaySpec(pauses=False), NETWORK)
+    (quick,) = replay_batches.batches(trace, ReplaySpec(pauses=False), NETWORK)
     assert all(program["pauses"] == [] for program in quick.programs)
 
 
 def test_the_times_of_a_second_batch_are_counted_from_its_beginning():
     trace = traces.load(DATA / "ranking.json")
-    batches = replay.batches(trace, ReplaySpec(batch_bytes=600_000), NETWORK)
+    batches = replay_batches.batches(trace, ReplaySpec(batch_bytes=600_000), NETWORK)
     assert [len(batch.operations) for batch in batches] == [4, 2]
     assert batches[1].programs[0]["pauses"] == [[1, 0, 10_000_000]]
 
@@ -215,7 +215,7 @@ def test_a_recorded_collective_is_what_it_was(name, tmp_path):
     elif name == "all-to-allv":
         counts = collective.layout(spec, 3).counts * 4
         assert again.operations[0].counts == tuple(tuple(row) for row in counts.tolist())
-    assert replay.batches(traces.fitted(again, ranks=3), ReplaySpec(), NETWORK)
+    assert replay_batches.batches(traces.fitted(again, ranks=3), ReplaySpec(), NETWORK)
 
 
 # The command.
