@@ -23,7 +23,7 @@ from inject.journal import Journal
 from inject.node import qmp
 from testbed import fingerprint
 from testbed.errors import LabError
-from testbed.softlab.lifecycle import BOOT_DEADLINE_S
+from testbed.softlab.fleet import BOOT_DEADLINE_S
 
 pytestmark = pytest.mark.soft
 
