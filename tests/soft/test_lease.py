@@ -80,12 +80,12 @@ def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
         prepared = injector.prepare(planned)
         assert prepared.arm().ok
         if planned.place.local:
-            guardian = prepared.guardian_pid
+            guardian = prepared.lease.guardian_pid
             children = Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()
             os.kill(int(children[0]), getattr(signal, f"SIG{how}"))
         else:
             node = lab.carrier(planned.place.node)
-            node.run(["systemctl", "kill", f"--signal={how}", "--kill-whom=main", prepared.unit])
+            node.run(["systemctl", "kill", f"--signal={how}", "--kill-whom=main", prepared.lease.unit])
         print(f"{name}: restored {until(lambda: fault.is_restored(lab), within_s=TTL_S + 2):.1f} s after SIG{how}")
         receipt = prepared.clear()
     assert receipt.cleared.ok, receipt.cleared.error
