@@ -140,9 +140,9 @@ def test_a_test_that_is_killed_inside_a_fault_leaves_nothing(qemu, tmp_path, how
 
 HOLDS = """
 import pathlib, threading
-from harness.pytest_plugin import _hold
+from harness.pytest_lab import held
 def test_it(request):
-    _hold(request.config)
+    held(request.config)
     pathlib.Path("held").touch()
     threading.Event().wait(60)
 """
