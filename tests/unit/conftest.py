@@ -1,4 +1,4 @@
-"""Fixtures of several unit tests: our playbooks' own programs, imported as Ansible or a node would."""
+"""Fixtures of several unit tests."""
 
 from __future__ import annotations
 
@@ -41,3 +41,11 @@ def changes(load):
 @pytest.fixture(scope="module")
 def program(load):
     return lambda name: load(playbooks() / f"roles/{name}/files/{name}.py")
+
+
+@pytest.fixture(scope="session")
+def labelled():
+    """Made-up runs whose faults are known: (kind, target, measurements) of each."""
+    from labelled_run import campaign
+
+    return tuple(campaign())
