@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from faults import KINDS, case, until
+from faults import KINDS, case
+from waiting import until
 
 from inject.boots import boot_of
 from inject.channels import local_python

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from faults import until
+from waiting import until
 
 from inject.injector import Injector
 from inject.journal import Journal

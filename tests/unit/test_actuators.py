@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from inject.node import memory
 from inject.node.actuator import Refused
@@ -37,14 +38,6 @@ def sleeper():
 
 def state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def until(condition):
-    """Wait for a condition."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def found(sleeper):

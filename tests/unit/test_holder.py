@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from qmp_server import Qemu
+from waiting import until
 
 from inject.channels import LocalChannel, local_python
 from inject.node import holder
@@ -49,15 +49,6 @@ def prepare(channel, tmp_path, *, nic="nic-be0", window_s=60.0, edges=None, **re
         channel, "prepare", id="t", actuator="qmp", args=args, edges=edges or [[0.0, True]], window_s=window_s,
         ttl_s=TTL_S, revert_dir=str(tmp_path), **rest,
     )  # fmt: skip
-
-
-def until(condition, *, within_s):
-    """Wait for a condition; how long it took."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, "it did not happen in time"
-        threading.Event().wait(0.01)
-    return time.monotonic() - begin
 
 
 def holder_pid(channel):

@@ -10,13 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from qmp_server import Qemu
+from waiting import until
 
 from inject.injector import Injector
 from inject.journal import Journal
@@ -62,13 +61,6 @@ def started(tmp_path, *words, **env):
         [sys.executable, *words], cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONPATH": path, **env},
     )  # fmt: skip
-
-
-def until(condition, *, within_s):
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, "it did not happen in time"
-        threading.Event().wait(0.02)
 
 
 def is_restored(qemu, tmp_path):

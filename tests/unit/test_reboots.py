@@ -9,13 +9,12 @@ import os
 import shlex
 import signal
 import subprocess
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from qmp_server import Qemu
+from waiting import until
 
 from inject.boots import Boots, boot_of
 from inject.channels import LocalChannel, local_args
@@ -65,13 +64,6 @@ def prepare(channel, tmp_path, *, back="true", **rest):
 def rejoined(tmp_path):
     path = tmp_path / "rejoined"
     return path.read_text().splitlines() if path.exists() else []
-
-
-def until(condition, *, within_s):
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, "it did not happen in time"
-        threading.Event().wait(0.02)
 
 
 def test_a_reset_is_armed_by_qemus_word_and_over_when_the_host_is_back(held, qemu, tmp_path):
