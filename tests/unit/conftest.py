@@ -6,7 +6,9 @@ import importlib.util
 import sys
 
 import pytest
+from qmp_server import Qemu
 
+from inject.channels import LocalChannel
 from testbed.shipped import playbooks
 
 
@@ -49,3 +51,20 @@ def labelled():
     from labelled_run import campaign
 
     return tuple(campaign())
+
+
+@pytest.fixture
+def qemu(tmp_path):
+    """What stands for QEMU's monitor."""
+    server = Qemu(tmp_path / "qmp")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def held(request, qemu, tmp_path):
+    """The way to talk to a holder, whose guardian takes it for dead after a second of silence (or as told)."""
+    channel = LocalChannel("t", tmp_path / "t.revert", watchdog_s=getattr(request, "param", 1.0))
+    assert channel.receive(timeout_s=10)["event"] == "ready"
+    yield channel
+    channel.close()

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from qmp_server import Qemu
 from waiting import until
 
 from inject.injector import Injector
@@ -45,13 +44,6 @@ import threading
 def test_it(armed):
     threading.Event().wait(60)
 """
-
-
-@pytest.fixture
-def qemu(tmp_path):
-    server = Qemu(tmp_path / "qmp")
-    yield server
-    server.close()
 
 
 def started(tmp_path, *words, **env):
