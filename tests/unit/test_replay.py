@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from engine_labs import RANK_OF, NothingStarts, RankEngine, RankLab
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_collective_run import RANK_OF, RankEngine, RankLab
 from test_schedules import Lanes, inputs_of
 from test_traces import DATA, by_rank, made, operations
-from test_traffic_specs import NothingStarts
 
 from harness.cli.main import cli
 from testbed.errors import UsageError
@@ -116,15 +115,7 @@ class TraceEngine(RankEngine):
 
 
 class TraceLab(RankLab):
-    def node(self, name):
-        lab = self
-
-        class Node:
-            def open(self, _argv):
-                lab.engines.append(TraceEngine(lab, name))
-                return lab.engines[-1]
-
-        return Node()
+    engine = TraceEngine
 
 
 @pytest.mark.parametrize("batch_bytes", [32 << 20, 600_000])

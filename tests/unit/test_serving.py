@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from test_collective_run import RANK_OF, RankEngine, RankLab
-from test_traffic_specs import NothingStarts
+from engine_labs import RANK_OF, NothingStarts, RankEngine, RankLab
 
 from testbed.errors import UsageError
 from traffic import cost, inference, ranking, replay_batches
@@ -37,19 +36,11 @@ class PacedEngine(RankEngine):
 
 
 class PacedLab(RankLab):
+    engine = PacedEngine
+
     def __init__(self, ends):
         super().__init__(lambda engine: engine.over())
         self.ends = ends
-
-    def node(self, name):
-        lab = self
-
-        class Node:
-            def open(self, _argv):
-                lab.engines.append(PacedEngine(lab, name))
-                return lab.engines[-1]
-
-        return Node()
 
 
 def test_one_group_prefills_and_then_decodes_token_by_token():
