@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from house import HOUSE
 from waiting import until
 
 from inject.node import memory
@@ -22,8 +23,6 @@ from inject.node.hog import HogActuator
 from inject.node.hop import HopActuator, psn_of
 from inject.node.memory import MemoryActuator
 from inject.node.process import ProcessActuator
-
-HOUSE = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

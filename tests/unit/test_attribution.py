@@ -6,9 +6,9 @@ import json
 
 import msgspec
 from click.testing import CliRunner
+from finished_run import finished
 from labelled_run import Network
 from synthetic_run import synthetic_run
-from test_report import finished
 
 from harness.attribution import attribute
 from harness.cli.main import cli

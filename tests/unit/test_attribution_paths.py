@@ -7,8 +7,8 @@ import json
 import msgspec
 import pytest
 from click.testing import CliRunner
+from finished_run import finished
 from labelled_run import Network
-from test_report import finished
 from test_rtt import round_trips
 
 from harness.attribution import attribute

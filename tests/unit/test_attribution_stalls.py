@@ -6,9 +6,9 @@ import itertools
 from collections import Counter
 
 import msgspec
+from finished_run import finished
 from labelled_run import Network, connections
 from synthetic_run import synthetic_run
-from test_report import finished
 
 from harness import stalls
 from harness.attribution import attribute

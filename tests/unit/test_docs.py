@@ -2,12 +2,11 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 from commands import parse
+from house import HOUSE
 
-HOUSE = Path(__file__).resolve().parents[2]
 PAGES = [HOUSE / "README.md", HOUSE / "CONTRIBUTING.md", *sorted((HOUSE / "docs").glob("*.md"))]
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
 STAND_INS = {"RUN_DIR": "runs/20261121T000000Z-demo-7", "runs/<utc>-demo-7": "runs/20261121T000000Z-demo-7"}

@@ -7,9 +7,9 @@ import random
 import time
 import weakref
 
+import house
 import pytest
 from memory_fabric import VERBS, Fabric, Rnic, modules
-from test_traces import DATA
 
 from traffic import collective, cost, flow, inference, ranking, replay, replay_batches, schedules, traces
 from traffic.collective import CollectiveSpec
@@ -25,9 +25,9 @@ from traffic.traces import Operation, Trace
 MS = 1_000_000
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
 TRACES = {
-    "ranking": lambda: traces.load(DATA / "ranking.json"),
-    "pipeline": lambda: traces.load(DATA / "pipeline"),
-    "tensor-parallel": lambda: traces.load(DATA / "tensor-parallel"),
+    "ranking": lambda: traces.load(house.TRACES / "ranking.json"),
+    "pipeline": lambda: traces.load(house.TRACES / "pipeline"),
+    "tensor-parallel": lambda: traces.load(house.TRACES / "tensor-parallel"),
     "inference": lambda: inference.request(
         InferenceSpec(prefill_ranks=2, tokens=4, prefill_ms=20, decode_ms=5, prefill_bytes=1 << 16, kv_bytes=1 << 15,
                       decode_bytes=1 << 12), 4),

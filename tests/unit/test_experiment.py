@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 
 import pytest
 from experiment_text import COLLECTIVE, FLOW, JOB, read, refused
+from house import DEMO
 from synthetic_run import soft_topology
 
 from harness.experiment import decode, load
@@ -16,7 +16,6 @@ from harness.needs import parse_need, unmet
 from harness.workload_file import Collective
 from testbed.errors import ConfigError
 
-DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
 GOOD = """
 name = "x"
 [workload]

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from house import HOUSE
 from waiting import until
 
 from inject.injector import Injector
@@ -21,7 +22,6 @@ from inject.journal import Journal
 from testbed import dirty
 from testbed.errors import RevertFailed
 
-HOUSE = Path(__file__).resolve().parents[2]
 START_S = 60.0
 TTL_S = 10.0
 

@@ -10,7 +10,7 @@ import pytest
 from engine_labs import NothingStarts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_schedules import Lanes, inputs_of
+from lanes import Lanes, inputs_of
 
 from testbed import inventory
 from testbed.errors import UsageError
