@@ -20,7 +20,8 @@ from harness.intervals import disturbed, iteration_times
 from harness.measurements import Measurements
 from harness.metrics import METRICS, lookup
 from harness.noise import NoiseFloor
-from harness.observe import Observation, Observed, observe
+from harness.observations import Observation
+from harness.observe import Observed, observe
 from harness.plan import Plan
 from harness.statistics import Interval
 from harness.timeline import finished_iterations

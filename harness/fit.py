@@ -20,11 +20,12 @@ from inject.plan import PlannedFault
 from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
 from testbed.topology import Topology
-from traffic import collective, cost, inference, job, ranking, replay
+from traffic import collective, cost, inference, job, ranking
 from traffic.flow import check_on
 from traffic.inference import InferenceSpec
 from traffic.matrix import pairs
 from traffic.ranking import RankingSpec
+from traffic.replay_batches import whole
 
 __all__ = ["fit", "hosts_of", "refuse_absent"]
 
@@ -119,7 +120,7 @@ def _fit_replay(experiment: Experiment, work: Replay, lab_kind: Literal["soft", 
     """With as many ranks as the trace has."""
     try:
         trace = trace_of(work, experiment.source, len(work.ranks))
-        replay.whole(trace, spec_of(work), cost.NETWORKS[lab_kind])
+        whole(trace, spec_of(work), cost.NETWORKS[lab_kind])
     except UsageError as error:
         raise _error(experiment, "workload.replay", str(error)) from error
     return replace(work, ranks=work.ranks[: trace.ranks])

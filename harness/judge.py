@@ -26,7 +26,8 @@ from harness.experiment import Expectation
 from harness.measurements import FaultRun, Measurements
 from harness.metrics import PER_FAULT_PREFIXES, Metric
 from harness.noise import NoiseFloor, allow_for
-from harness.observe import Observation, Observed
+from harness.observations import Observation
+from harness.observe import Observed
 from harness.plan import Plan
 from harness.statistics import Interval, decide
 from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, worst

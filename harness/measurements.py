@@ -7,12 +7,14 @@ the payload bytes that a rank's sends completed in [t_ns, t_ns + sample_ns).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from harness.plan import PlannedFault
 from harness.verdict import LabState, LeftOut, Receipt
+from testbed import counters
 from testbed.telemetry import Change as NetworkChange
 from testbed.telemetry import Machine
 from testbed.topology import Topology
@@ -20,6 +22,7 @@ from traffic.results import QpError, Standstill
 
 __all__ = [
     "Connection",
+    "Deltas",
     "Environment",
     "FaultRun",
     "Iteration",
@@ -31,9 +34,13 @@ __all__ = [
     "Sample",
     "Serving",
     "Summary",
+    "counter_deltas",
     "decode",
     "encode",
 ]
+
+Deltas = Mapping[str, Mapping[str, int]]
+"""Node to counter to growth."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,6 +214,11 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     lab_diff: tuple[str, ...] = ()
     failure: str | None = None
     errors: tuple[str, ...] = ()
+
+
+def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:
+    """Node to counter to growth over the run, for counters read both times; what was reset began again at 0."""
+    return counters.deltas(run.counters_before, run.counters_after)
 
 
 def encode(measurements: Measurements) -> bytes:

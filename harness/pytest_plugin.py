@@ -16,31 +16,24 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from harness import experiment as experiment_module
 from harness import quarantine
-from harness import run as run_module
-from harness.ahead import Ahead
 from harness.needs import parse_need, unmet
+from harness.pytest_experiment import SKIPPED, ExperimentFile, ExperimentItem
+from harness.pytest_lab import begin_ahead, inventory_of, keeper_of, leave, or_give_up
 from harness.told import told
-from harness.verdict import Verdict
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan_beside
-from testbed import fingerprint, shipped
-from testbed import inventory as inventory_module
-from testbed.errors import FaultbedError, Unsupported
-from testbed.holding import INHERITED, Holding, hold
-from testbed.inventory import Inventory
-from testbed.lab import Lab, open_lab
-from testbed.softlab import lifecycle
+from testbed import fingerprint
+from testbed.errors import FaultbedError
+from testbed.lab import Lab
 from traffic import collective as collective_module
 from traffic import flow as flow_module
 from traffic import job as job_module
@@ -51,17 +44,9 @@ from traffic.run import Running
 
 __all__ = ["Inject", "Traffic"]
 
-_INVENTORY = pytest.StashKey[Inventory]()
-_HOLDING = pytest.StashKey[tuple[contextlib.ExitStack, Holding]]()
 _EXPIRED = pytest.StashKey[quarantine.Entry]()
-_STARTED_HERE = pytest.StashKey[bool]()
 _TRAFFIC = pytest.StashKey[list[Running[Any]]]()
-_AHEAD = pytest.StashKey[Ahead]()
-_UP_FAILED = pytest.StashKey[FaultbedError]()
-_SKIPPED = pytest.StashKey[bool]()
 _RAN = pytest.StashKey[bool]()
-_HOLD_S = 1800.0
-"""How long the session's reservation outlives its last test's start: two of the longest tests."""
 _MARKERS = (
     "soft: needs a soft lab (QEMU VMs); `--lab` names another inventory than the default one",
     "lab: needs a rack lab; skipped with that reason on a soft one",
@@ -145,10 +130,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if config.option.collectonly or not any(needs) or needs[0]:
         return
     with contextlib.suppress(FaultbedError):  # the first test that needs the lab will tell
-        if _inventory(config).kind == "soft":
-            _hold(config)
-            if ahead := Ahead.start(_inventory(config)):
-                config.stash[_AHEAD] = ahead
+        begin_ahead(config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -172,24 +154,15 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 # After the fixtures' own end, which an interrupted session leaves to the end of the session.
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Leave the lab as it was found: a lab that this session brought up goes down again."""
-    if _AHEAD in session.config.stash:
-        session.config.stash[_AHEAD].stop()
-        session.config.stash[_STARTED_HERE] = True
-    if _KEEPER in session.config.stash:
-        session.config.stash[_KEEPER].lab.close()
-    if session.config.stash.get(_STARTED_HERE, False):
-        lifecycle.down(session.config.stash[_INVENTORY])
-    if _HOLDING in session.config.stash:
-        os.environ.pop(INHERITED, None)
-        session.config.stash[_HOLDING][0].close()
+    """Leave the lab as it was found, and say where nothing was proved."""
+    leave(session.config)
     if _proved_nothing(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def _proved_nothing(config: pytest.Config) -> bool:
     """Whether experiments were skipped and nothing else has run: that must not look like a pass."""
-    return config.stash.get(_SKIPPED, False) and not config.stash.get(_RAN, False)
+    return config.stash.get(SKIPPED, False) and not config.stash.get(_RAN, False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -198,58 +171,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line("every experiment was skipped and nothing else ran: that is no pass", red=True)
 
 
-def _inventory(config: pytest.Config) -> Inventory:
-    if _INVENTORY not in config.stash:
-        named = config.getoption("--lab") or "soft"
-        config.stash[_INVENTORY] = inventory_module.load(shipped.inventory_named(named))
-    return config.stash[_INVENTORY]
-
-
-def _hold(config: pytest.Config) -> Holding:
-    """The whole lab, ours from the first test that needs it to the end of the session; refreshed by each test."""
-    if _HOLDING not in config.stash:
-        stack = contextlib.ExitStack()
-        wanted = hold(_inventory(config), why="pytest", mode="exclusive", ttl_s=_HOLD_S)
-        config.stash[_HOLDING] = (stack, stack.enter_context(wanted))
-        # What a test starts as a program of its own works under this session's holding.
-        os.environ[INHERITED] = config.stash[_HOLDING][1].token
-    holding = config.stash[_HOLDING][1]
-    holding.refresh()
-    return holding
-
-
-def _bring_up(config: pytest.Config) -> Inventory:
-    """The lab, ours and up; told on the terminal, because the first time takes minutes."""
-    inventory = _inventory(config)
-    _hold(config)
-    if inventory.kind == "soft":
-        reporter = config.pluginmanager.get_plugin("terminalreporter")
-        capture = config.pluginmanager.get_plugin("capturemanager")
-        started = time.monotonic()
-
-        def tell(text: str) -> None:
-            if reporter is not None and capture is not None:
-                with capture.global_and_fixture_disabled():
-                    reporter.write_line(f"{time.monotonic() - started:6.1f} s  {text}")
-
-        if _UP_FAILED in config.stash:
-            # What failed once would fail again for every test, minutes each.
-            raise config.stash[_UP_FAILED]
-        try:
-            if _AHEAD in config.stash:
-                config.stash[_STARTED_HERE] = config.stash[_AHEAD].wait(tell)
-                del config.stash[_AHEAD]
-            how = lifecycle.up(inventory, tell)
-        except FaultbedError as error:
-            config.stash[_UP_FAILED] = error
-            raise
-        if how != "already up":
-            config.stash[_STARTED_HERE] = True
-    return inventory
-
-
 def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
-    inventory = _inventory(config)
+    inventory = inventory_of(config)
     for mark in marks:
         if mark.name == "lab" and inventory.kind == "soft":
             pytest.skip("needs a rack lab: --lab names its inventory")
@@ -263,61 +186,17 @@ def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
                 pytest.skip(f"{inventory.name} is not enough: {'; '.join(lacking)}")
 
 
-@dataclass(kw_only=True)
-class _Keeper:
-    """The session's lab between tests: open, with what it looked like when it was last put back into its snapshot.
-
-    Every test ends with a look at the lab, against the same baseline: while nothing is found, nothing is put back.
-    """
-
-    lab: Lab
-    baseline: fingerprint.Fingerprint | None = None
-
-    def into_known_state(self, *, always: bool) -> fingerprint.Fingerprint:
-        """Reset where that is due: for the first test, after a test that failed, or always when asked to."""
-        if self.baseline is None or always:
-            if self.lab.kind == "soft":
-                lifecycle.reset(self.lab.inventory_model, lambda _: None)
-            self.lab.forget_connections()
-            self.baseline = fingerprint.capture(self.lab)
-        return self.baseline
-
-    def distrust(self) -> None:
-        """The next test begins with a reset."""
-        self.baseline = None
-
-
-def _keeper(config: pytest.Config) -> _Keeper:
-    """The session's lab, up and open."""
-    if _KEEPER not in config.stash:
-        config.stash[_KEEPER] = _Keeper(lab=open_lab(_bring_up(config)))
-    _hold(config)
-    return config.stash[_KEEPER]
-
-
-@contextlib.contextmanager
-def _or_give_up(config: pytest.Config) -> Iterator[None]:
-    """A lab that does not answer, or cannot be put back, is opened anew (and brought up) by the next test."""
-    try:
-        yield
-    except FaultbedError:
-        if _KEEPER in config.stash:
-            config.stash[_KEEPER].lab.close()
-            del config.stash[_KEEPER]
-        raise
-
-
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """The lab, in its known state; compared with that state after the test."""
     config = request.config
     _skip_if_unmet(config, request.node.iter_markers())
-    keeper = _keeper(config)
-    with _or_give_up(config):
+    keeper = keeper_of(config)
+    with or_give_up(config):
         before = keeper.into_known_state(always=config.getoption("--reset-each"))
     failed_before = request.session.testsfailed
     yield keeper.lab
-    with _or_give_up(config):
+    with or_give_up(config):
         left = fingerprint.settle(keeper.lab, before)
     if left or request.session.testsfailed > failed_before:
         keeper.distrust()
@@ -410,81 +289,3 @@ def inject(
         for prepared in made:
             receipt = prepared.clear()
             request.node.user_properties.append((f"receipt.{receipt.id}", str(receipt.to_json())))
-
-
-_KEEPER = pytest.StashKey[_Keeper]()
-
-
-class ExperimentFile(pytest.File):
-    """A file with one experiment."""
-
-    def collect(self) -> Iterator[pytest.Item]:
-        """The one item."""
-        yield ExperimentItem.from_parent(self, name=self.path.stem)
-
-
-class ExperimentItem(pytest.Item):
-    """An experiment as a test."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_marker("soft" if _inventory(self.config).kind == "soft" else "lab")
-
-    def runtest(self) -> None:
-        """Run it, and raise what is not a PASS."""
-        inventory = _inventory(self.config)
-        experiment = experiment_module.load(self.path)
-        try:
-            decided = run_module.decide(experiment, self.path.read_bytes(), inventory)
-        except Unsupported as reason:
-            self._skip(str(reason))
-        keeper = _keeper(self.config)
-        out = Path(self.config.getoption("--runs"))
-        guard = _hold(self.config).refresh
-        try:
-            with _or_give_up(self.config):
-                finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
-        except BaseException:
-            keeper.distrust()
-            raise
-        verdict = finished.verdict
-        # The run has put the lab back more than once: machines have been started anew.
-        keeper.lab.forget_connections()
-        if verdict.lab_state != "CLEAN":
-            keeper.distrust()
-        self.user_properties.append(("verdict", str(verdict.verdict)))
-        self.user_properties.append(("report", str(finished.report)))
-        for check in verdict.checks:
-            said = f"{check.verdict} observed {check.observed} bound {check.bound}"
-            self.user_properties.append((f"check.{check.name}", said))
-        for receipt in verdict.faults:
-            self.user_properties.append((f"receipt.{receipt.id}", str(receipt)))
-        if verdict.verdict is not Verdict.PASS or verdict.lab_state != "CLEAN":
-            raise ExperimentFailed(finished)
-
-    def _skip(self, reason: str) -> NoReturn:
-        self.config.stash[_SKIPPED] = True
-        pytest.skip(reason)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """What is wrong, in words; a traceback only for what we did not foresee."""
-        if isinstance(excinfo.value, (ExperimentFailed, FaultbedError)):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where it is."""
-        return self.path, None, f"experiment {self.name}"
-
-
-class ExperimentFailed(Exception):
-    """An experiment that is not a PASS."""
-
-    def __init__(self, finished: run_module.Finished) -> None:
-        verdict = finished.verdict
-        bad = [check for check in verdict.checks if check.verdict is not Verdict.PASS]
-        lines = [f"{verdict.experiment}: {verdict.verdict}, lab {verdict.lab_state}; report {finished.report}"]
-        lines += [
-            f"  {check.verdict} {check.name}: {check.detail or check.rule} (observed {check.observed})" for check in bad
-        ]
-        super().__init__("\n".join(lines))

@@ -13,7 +13,7 @@ from pathlib import Path
 from testbed.errors import UsageError
 from traffic import traces
 from traffic.plan import QpParams
-from traffic.replay import ReplaySpec
+from traffic.replay_batches import ReplaySpec
 from traffic.traces import Trace
 
 __all__ = ["COPY", "Replay", "digest", "keep", "spec_of", "trace_of"]

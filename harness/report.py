@@ -36,9 +36,9 @@ from harness.charts import Band
 from harness.drawing import Mark, fabric_svg
 from harness.findings import Finding
 from harness.judge import unproven
-from harness.measurements import FaultRun, Measurements
+from harness.measurements import FaultRun, Measurements, counter_deltas
 from harness.metrics import METRICS, lookup
-from harness.observe import Observed, counter_deltas, observe
+from harness.observe import Observed, observe
 from harness.packets.evidence import Evidence
 from harness.prediction import predictions
 from harness.recovery_bars import PhaseBar, RecoveryBar, phase_bars, reach_ns, recovery_bar, recovery_check

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from harness.measurements import Connection, Measurements
+from harness.measurements import Connection, Deltas, Measurements
 from testbed.counters import MLX5
 from testbed.topology import Link
 
@@ -72,7 +72,7 @@ class Signs:
     lost_on: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> Signs:
+    def of(cls, run: Measurements, deltas: Deltas) -> Signs:
         """The signs of a run on the RNICs of its workload."""
         used = sorted({end for one in run.connections for end in (one.src, one.dst)})
         counts: dict[_Key, float] = {}
@@ -255,7 +255,7 @@ def _cosine(left: Mapping[_Key, float], right: Mapping[_Key, float]) -> float:
     return product / sizes if sizes else 0.0
 
 
-def _lost_in(run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
     """Packets that a switch took in and did not send out; one whose carrier changed is left out, its ports drop.
 
     Those to and from the switch itself, its control plane's, are not counted, where it tells how many they are.
@@ -274,7 +274,7 @@ def _lost_in(run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> dict
     return found
 
 
-def _lost_on(run: Measurements, deltas: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:
+def _lost_on(run: Measurements, deltas: Deltas) -> dict[tuple[str, str], int]:
     """Packets that one end of a link sent and the other did not get; the ends are read a moment apart."""
     found = {}
     for link in run.topology.links:

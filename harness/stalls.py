@@ -21,9 +21,6 @@ _WAITS = re.compile(
     r"iteration (?P<iteration>\d+), step (?P<step>-?\d+): waits for segment (?P<segment>\d+) of \d+ "
     r"(?P<way>from|to) rank (?P<peer>\d+) \(QP (?P<qpn>\d+)(?:, (?P<state>[^)]*))?\)"
 )
-_WHERE = re.compile(r"iteration (?P<iteration>\d+), (?P<phase>.*)")
-
-
 _UNHEARD = 0.9
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.measurements import RankSeries
 
-__all__ = ["ENOUGH", "LEVEL", "RATIO", "Slowdown", "chance", "slowdowns", "straggler"]
+__all__ = ["ENOUGH", "LEVEL", "RATIO", "Slowdown", "chance", "slowdowns", "slowest"]
 
 RATIO = 1.25
 LEVEL = 0.01
@@ -72,7 +72,7 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
     return tuple(found)
 
 
-def straggler(slow: Sequence[Slowdown]) -> tuple[Slowdown | None, bool]:
+def slowest(slow: Sequence[Slowdown]) -> tuple[Slowdown | None, bool]:
     """The rank that stands out most, and whether chance is ruled out; None: nobody was slower by `RATIO`."""
     large = [one for one in slow if one.ratio >= RATIO]
     sure = [one for one in large if one.chance * len(slow) <= LEVEL]

@@ -23,7 +23,7 @@ from traffic.matrix import PATTERNS
 from traffic.plan import QpParams, check_qp
 from traffic.ranking import RankingSpec
 from traffic.ranks import ITEM_BYTES, WARMUP
-from traffic.replay import check as check_replay
+from traffic.replay_batches import check as check_replay
 from traffic.schedules import COLLECTIVES, algorithms_for
 from traffic.storage import Storage
 from traffic.traces import FORMATS

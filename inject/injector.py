@@ -9,36 +9,31 @@ end of the lease.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from inject import blast, safety
-from inject.boots import COUNTER, Boots
-from inject.channels import START_S, UNIT_PREFIX, local_args, open_holder, revert_dir, revert_file
+from inject.channels import local_args, revert_dir
 from inject.learned import learn
-from inject.node.holder import REVERT_DIR
+from inject.lease import ANSWER_S, Lease
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
-from testbed import auditlog, clock, counters
-from testbed.errors import CommandFailed, FaultbedError, FaultError, LabError, RevertFailed, Unreachable
+from inject.witnesses import Witnesses, booting
+from testbed import auditlog
+from testbed.errors import FaultbedError, FaultError, LabError, RevertFailed
 
 if TYPE_CHECKING:
     from inject.journal import Journal
     from inject.plan import PlannedFault
     from testbed.lab import Lab
-    from testbed.node import Channel
 
 __all__ = ["Injector", "Mutation", "Prepared"]
 
 Mutation = Literal["noop", "lie"]
 """Replace a holder's action by nothing; `lie` also claims that it was done. Only for tests of the harness."""
-
-ANSWER_S = 60.0
-SETTLE_S = 15.0
-"""A witness may need a BGP session to come back first, on a starved machine."""
 
 
 class Injector:
@@ -93,12 +88,12 @@ class Injector:
             raise
         try:
             with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
-                prepared.start()
+                prepared.lease.begin()
                 if not (later and planned.of_workload):
                     outcome["before"] = prepared.look()
         except BaseException:
             self.forget(prepared)
-            prepared.let_go()
+            prepared.lease.let_go()
             raise
         return prepared
 
@@ -156,7 +151,7 @@ class Injector:
             # A second Ctrl-C, or worse: the end of its channel tells each holder to revert by itself.
             self.abandoned += tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in self._open)
             for prepared in self._open[:]:
-                prepared.let_go()
+                prepared.lease.let_go()
             self._open.clear()
             raise
 
@@ -166,29 +161,13 @@ class Prepared:
 
     def __init__(self, injector: Injector, planned: PlannedFault) -> None:
         self.planned = planned
-        self.instance = f"{planned.id}-{secrets.token_hex(3)}"
+        self.lease = Lease(injector.lab, planned, ttl_s=injector.ttl_s)
         self._injector = injector
         self._lab = injector.lab
-        self._channel: Channel | None = None
-        self._lock = threading.RLock()
-        self._stop = threading.Event()
-        self._beats = threading.Thread(target=self._beat, name=f"lease of {planned.id}", daemon=True)
-        self._offset = clock.ClockOffset(offset_ns=0, error_ns=0)
         self._looked: dict[str, Any] | None = None
-        self._before: counters.Snapshot | None = None
-        self._boots = Boots(self._lab, _booting(planned))
-        self._patience_s = float(planned.request.get("patience_s", 0.0))
+        self._witnesses = Witnesses(self._lab, planned)
         self._armed = Armed(ok=False, error="never armed")
         self._receipt: Receipt | None = None
-
-    def start(self) -> None:
-        """Open the channel, measure the clock, begin the lease. Called by `Injector.prepare`."""
-        self._channel = open_holder(self._lab, self.planned, instance=self.instance, ttl_s=self._injector.ttl_s)
-        ready = self._channel.receive(timeout_s=START_S)
-        if ready is None or ready.get("event") != "ready":
-            raise FaultError(f"{self._where()}: the holder did not start{_said(self._channel)}")
-        self._offset = clock.measure(self._channel)
-        self._beats.start()
 
     def look(self) -> dict[str, Any]:
         """What is there before the change; the holder remembers it and refuses what it must not touch. Once.
@@ -199,7 +178,7 @@ class Prepared:
         """
         if self._looked is None:
             try:
-                self._looked = dict(self._ask(self._request())["before"])
+                self._looked = dict(self.lease.ask(self._request())["before"])
             except FaultbedError as error:
                 self._armed = Armed(ok=False, error=str(error))
                 raise
@@ -209,7 +188,7 @@ class Prepared:
         """Read the counters that everything after is compared with. `arm` does it if nobody did."""
         self.look()
         with self._injector.journal.doing("baseline", fault=self.planned.id):
-            self._before = self._read()
+            self._witnesses.baseline(self.planned)
 
     def arm(
         self,
@@ -231,25 +210,25 @@ class Prepared:
         Raises:
             FaultError: the target could not do it, or it was given up.
         """
-        if self._before is None:
+        if self._witnesses.before is None:
             self.baseline()
-        learned = learn(self._lab, self.planned.learn, qp=qp, psn=psn, where=self._where(), timeout_s=ANSWER_S)
+        learned = learn(self._lab, self.planned.learn, qp=qp, psn=psn, where=self.lease.where, timeout_s=ANSWER_S)
         request: dict[str, Any] = {"do": "arm", **learned}
         if at_ns is not None:
-            request["at_ns"] = at_ns - self._offset.offset_ns
+            request["at_ns"] = self.lease.to_node(at_ns)
         self._injector.audit("arming", self.planned)
         with self._injector.journal.doing("arm", fault=self.planned.id, at_ns=at_ns, **learned) as outcome:
             try:
-                answer = self._ask(request)
+                answer = self.lease.ask(request)
                 while answer["event"] == "scheduled" or answer.get("state") == "scheduled":
-                    remaining_s = (self._to_node(at_ns) - self._node_now()) / 1e9
+                    remaining_s = ((at_ns or 0) - time.monotonic_ns()) / 1e9
                     if given_up():
-                        raise FaultError(f"{self._where()}: given up before its time")
-                    self._stop.wait(min(max(remaining_s, 0.01), 0.5))
-                    answer = self._ask({"do": "observe"})
+                        raise FaultError(f"{self.lease.where}: given up before its time")
+                    self.lease.pause(min(max(remaining_s, 0.01), 0.5))
+                    answer = self.lease.ask({"do": "observe"})
                 if answer["event"] == "observed":
                     if answer["failure"]:
-                        raise FaultError(f"{self._where()}: {answer['failure']}")
+                        raise FaultError(f"{self.lease.where}: {answer['failure']}")
                     answer = {"at_ns": answer["armed_at_ns"], "readback": answer["armed_readback"]}
             except FaultbedError as error:
                 self._armed = Armed(ok=False, learned=learned, error=str(error))
@@ -259,9 +238,9 @@ class Prepared:
                 learned["psn"] = int(answer["readback"]["psn"])
             self._armed = Armed(
                 ok=bool(answer["readback"]["applied"]),
-                while_on=self._states(key for key, _ in self.planned.while_on),
-                at_ns=self._offset.to_controller(answer["at_ns"]),
-                clock_error_ns=self._offset.error_ns,
+                while_on=self._witnesses.states(key for key, _ in self.planned.while_on),
+                at_ns=self.lease.offset.to_controller(answer["at_ns"]),
+                clock_error_ns=self.lease.offset.error_ns,
                 readback=answer["readback"],
                 learned=learned,
             )
@@ -278,7 +257,7 @@ class Prepared:
         Raises:
             Unreachable: the holder is gone; its target reverts by itself.
         """
-        return self._in_our_time(self._ask({"do": "observe"}))
+        return self.lease.in_our_time(self.lease.ask({"do": "observe"}))
 
     def clear(self) -> Receipt:
         """Revert, read back, and judge. A second call gives the same receipt. Never raises for what the lab did."""
@@ -288,29 +267,15 @@ class Prepared:
             cleared, observed = self._clear()
             if observed.get("count") or cleared.by == "lease":
                 # What led to a host before its reboot leads nowhere.
-                for host in _booting(self.planned):
+                for host in booting(self.planned):
                     self._lab.forget(host)
-            after, restored, unsettled = self._settle(needs_witness=bool(observed.get("count")))
-            if cleared.ok and unsettled:
-                cleared = Cleared(
-                    ok=False,
-                    at_ns=cleared.at_ns,
-                    by=cleared.by,
-                    readback=cleared.readback,
-                    restored=restored,
-                    error=unsettled,
-                )
-            else:
-                cleared = Cleared(
-                    ok=cleared.ok,
-                    at_ns=cleared.at_ns,
-                    by=cleared.by,
-                    readback=cleared.readback,
-                    restored=restored,
-                    error=cleared.error,
-                )
+            after, restored, unsettled = self._witnesses.settle(
+                self.planned, needs_witness=bool(observed.get("count")), pause=self.lease.pause
+            )
+            wrong = unsettled if cleared.ok else None
+            cleared = replace(cleared, ok=cleared.ok and not wrong, restored=restored, error=wrong or cleared.error)
             fired, doubts = judge_fired(
-                self.planned, armed=self._armed, observed=observed, before=self._before or {}, after=after
+                self.planned, armed=self._armed, observed=observed, before=self._witnesses.before or {}, after=after
             )
             self._receipt = Receipt(
                 id=self.planned.id,
@@ -325,23 +290,12 @@ class Prepared:
             )
             outcome |= {"receipt": self._receipt.to_json(), "doubts": list(doubts)}
         self._injector.audit("cleared" if cleared.ok else "not cleared", self.planned, detail=cleared.error or "")
-        self.let_go()
+        self.lease.let_go()
         self._injector.forget(self)
         return self._receipt
 
-    def let_go(self) -> None:
-        """Stop beating and close the channel; a holder that still holds reverts at once."""
-        self._stop.set()
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
-        if self._beats.is_alive() and self._beats is not threading.current_thread():
-            self._beats.join(timeout=2)
-
-    # The holder
-
     def _request(self) -> dict[str, Any]:
-        request = {**self.planned.request, "id": self.instance, "ttl_s": self._injector.ttl_s}
+        request = {**self.planned.request, "id": self.lease.instance, "ttl_s": self.lease.ttl_s}
         if self._injector.mutate is not None:
             request["mutate"] = self._injector.mutate
         if self.planned.place.local:
@@ -350,82 +304,19 @@ class Prepared:
             request |= {"args": args, "revert_dir": str(revert_dir(self._lab))}
         return request
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            if self._channel is None:
-                raise Unreachable(f"{self._where()}: its holder has been let go")
-            self._channel.send(request)
-            answer = self._channel.receive(timeout_s=ANSWER_S + self._patience_s)
-        if answer is None:
-            raise Unreachable(f"{self._where()}: its holder has ended; the target reverts by itself")
-        if answer.get("event") == "error":
-            raise FaultError(f"{self._where()}: {answer.get('error')} (while asked to {answer.get('where')})")
-        return answer
-
-    def _beat(self) -> None:
-        while not self._stop.wait(self._injector.ttl_s / 5):
-            # Whoever holds the lock is asking something, and every question renews the lease.
-            if self._lock.acquire(blocking=False):
-                try:
-                    self._ask({"do": "beat"})
-                except FaultbedError:
-                    return
-                finally:
-                    self._lock.release()
-
-    @property
-    def unit(self) -> str:
-        """Name of the transient systemd unit of a holder on a target."""
-        return f"{UNIT_PREFIX}{self.instance}"
-
-    @property
-    def guardian_pid(self) -> int | None:
-        """Process id of the guardian of a local holder."""
-        return getattr(self._channel, "guardian_pid", None)
-
-    def _where(self) -> str:
-        place = self.planned.place
-        return f"{self.planned.kind} on {self.planned.target.text} ({'here' if place.local else place.node})"
-
-    # Time
-
-    def _to_node(self, at_ns: int | None) -> int:
-        return (at_ns or 0) - self._offset.offset_ns
-
-    def _node_now(self) -> int:
-        return time.monotonic_ns() - self._offset.offset_ns
-
-    def _in_our_time(self, observed: Mapping[str, Any]) -> dict[str, Any]:
-        ours = dict(observed)
-        for name in ("first_ns", "last_ns", "armed_at_ns"):
-            if ours.get(name) is not None:
-                ours[name] = self._offset.to_controller(ours[name])
-        ours["edges"] = [(self._offset.to_controller(at), on) for at, on in observed.get("edges", ())]
-        return ours
-
-    # Before and after
-
-    def _states(self, keys: Iterable[str]) -> dict[str, int | None]:
-        """States as they are now, by another way than through the holder."""
-        wanted = tuple(keys)
-        if not wanted:
-            return {}
-        now = counters.read(self._lab, sorted({key.split("/", 1)[0] for key in wanted}))
-        return {key: _state(now, key) for key in wanted}
-
     def _clear(self) -> tuple[Cleared, dict[str, Any]]:
         try:
-            answer = self._ask({"do": "clear"})
+            answer = self.lease.ask({"do": "clear"})
         except FaultError as error:
             return Cleared(ok=False, error=str(error)), {}
         except LabError as error:
             return self._cleared_by_lease(error), {}
-        observed = self._in_our_time(answer["observed"])
+        observed = self.lease.in_our_time(answer["observed"])
         at_ns = answer["at_ns"]
         return (
             Cleared(
                 ok=bool(answer["ok"]),
-                at_ns=self._offset.to_controller(at_ns) if at_ns is not None else None,
+                at_ns=self.lease.offset.to_controller(at_ns) if at_ns is not None else None,
                 readback=answer["readback"],
                 error=answer.get("error"),
             ),
@@ -434,71 +325,13 @@ class Prepared:
 
     def _cleared_by_lease(self, error: LabError) -> Cleared:
         """The holder is gone: its target is due to revert alone; look until it has, or until the lease is over."""
-        deadline = time.monotonic() + self._injector.ttl_s + 2 + self._patience_s
+        deadline = time.monotonic() + self.lease.ttl_s + 2 + self.lease.patience_s
         while True:
             try:
-                if self._is_reverted():
+                if self.lease.has_reverted():
                     return Cleared(ok=True, at_ns=time.monotonic_ns(), by="lease", error=str(error))
             except LabError as unreachable:
                 error = unreachable
             if time.monotonic() > deadline:
                 return Cleared(ok=False, by="lease", error=f"nobody can tell whether it was reverted: {error}")
-            self._stop.wait(0.2)
-
-    def _is_reverted(self) -> bool:
-        if self.planned.place.local:
-            return not revert_file(self._lab, self.instance).exists()
-        stored = f"{REVERT_DIR}/{self.instance}.revert"
-        script = f"[ ! -e {stored} ] && ! systemctl is-active --quiet {self.unit}"
-        node = self._lab.carrier(self.planned.place.node)
-        return node.run(["sh", "-c", script], check=False, timeout_s=5).rc == 0
-
-    def _read(self) -> counters.Snapshot:
-        """Counters of the machines that decide, and how often those have booted that are to."""
-        found = counters.read(self._lab, self.planned.reads)
-        for host, boots in self._boots.read().items():
-            found[host] |= boots
-        return found
-
-    def _settle(self, *, needs_witness: bool) -> tuple[counters.Snapshot, dict[str, int | None], str | None]:
-        """Counters after the fault: wait until witnesses have moved and states are as before, or the deadline."""
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            try:
-                after: counters.Snapshot = self._read()
-            except (Unreachable, CommandFailed) as error:
-                return {}, {}, str(error)
-            deltas = counters.flat_deltas(self._before or {}, after)
-            moved = (
-                self._before is None
-                or not needs_witness
-                or all(
-                    any(deltas.get(key, 0) >= witness.at_least for key in witness.any_of)
-                    for witness in self.planned.must_move
-                )
-            )
-            restored = {key: _state(after, key) for key, _ in self.planned.restored}
-            wrong = [
-                f"{key} is {restored[key]}, was to be {value}"
-                for key, value in self.planned.restored
-                if restored[key] != value
-            ]
-            if (moved and not wrong) or time.monotonic() > deadline:
-                return after, restored, "; ".join(wrong) or None
-            self._stop.wait(0.1)
-
-
-def _booting(planned: PlannedFault) -> tuple[str, ...]:
-    """Hosts of which the plan wants to know how often they have booted."""
-    keys = {key for witness in planned.must_move for key in witness.any_of}
-    return tuple(sorted(key.partition("/")[0] for key in keys if key.endswith(f"/{COUNTER}")))
-
-
-def _said(channel: Channel) -> str:
-    said = getattr(channel, "stderr", str)()
-    return f"; it said: {said}" if said else ""
-
-
-def _state(snapshot: counters.Snapshot, key: str) -> int | None:
-    node, _, name = key.partition("/")
-    return snapshot.get(node, {}).get(name)
+            self.lease.pause(0.2)

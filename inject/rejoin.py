@@ -23,7 +23,7 @@ from testbed import provision
 from testbed.errors import CommandFailed, FaultbedError, RevertFailed, Unreachable, UsageError
 from testbed.inventory import load
 from testbed.lab import Lab, open_lab
-from testbed.softlab.lifecycle import BOOT_DEADLINE_S
+from testbed.softlab.fleet import BOOT_DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

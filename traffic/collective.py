@@ -75,11 +75,6 @@ class CollectiveResult(RanksResult):
     busbw_gbytes_per_s: float
     straggler: metrics.Straggler | None
 
-    @property
-    def job_time_ns(self) -> int:
-        """Job completion time: from the first rank's start to the last rank's last result."""
-        return self.window.duration_ns
-
 
 def _check_buffer(spec: CollectiveSpec) -> None:
     if spec.dtype not in ITEM_BYTES:

@@ -20,7 +20,7 @@ from traffic import metrics, replay
 from traffic.engine import TrafficLab
 from traffic.ranks import RanksSpec, place
 from traffic.ranks_result import RanksResult, told
-from traffic.replay import Execution
+from traffic.replay_result import Execution
 from traffic.results import Iteration
 from traffic.run import OnEvent, Running
 from traffic.traces import Operation, Trace

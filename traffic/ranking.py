@@ -13,7 +13,7 @@ from traffic import metrics, replay, schedules
 from traffic.engine import TrafficLab
 from traffic.ranks import RanksSpec, place
 from traffic.ranks_result import RanksResult, told
-from traffic.replay import Execution
+from traffic.replay_result import Execution, operation_times_ns
 from traffic.run import OnEvent, Running
 from traffic.traces import Operation, Trace
 
@@ -126,7 +126,7 @@ def _result(spec: RankingSpec, done: Execution) -> RankingResult:
     per_rank = done.iterations[0]
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     forward, backward, dense = (
-        metrics.percentile(replay.operation_times_ns(done.batches[0], index, per_rank), 50) for index in range(PARTS)
+        metrics.percentile(operation_times_ns(done.batches[0], index, per_rank), 50) for index in range(PARTS)
     )
     sent = [sum(row) - row[rank] for rank, row in enumerate(done.trace.operations[0].counts)]
     return RankingResult(

@@ -18,7 +18,8 @@ from testbed.inventory import Inventory
 from traffic import cost, replay, traces
 from traffic.engine import endpoint
 from traffic.plan import QpParams
-from traffic.replay import ReplayResult, ReplaySpec
+from traffic.replay_batches import Batch, ReplaySpec, batches, check
+from traffic.replay_result import ReplayResult
 from traffic.traces import Trace
 
 __all__ = ["COMMANDS"]
@@ -79,9 +80,9 @@ def replay_command(
         )
     trace = traces.fitted(whole, ranks=len(names), scale=scale)
     spec = ReplaySpec(ranks=tuple(names[: trace.ranks]), speed=speed, pauses=not no_compute, repeat=repeat, qp=qp)
-    replay.check(spec)
+    check(spec)
     network = cost.NETWORKS[inventory.kind]
-    made = replay.batches(trace, spec, network)
+    made = batches(trace, spec, network)
     blocking = [note for note in trace.notes if note.blocks]
     if dry_run:
         _tell_plan(session, spec, trace, made, as_json=as_json)
@@ -109,9 +110,7 @@ def _replay(session: Session, inventory: Inventory, spec: ReplaySpec, trace: Tra
         return replay.run(lab, spec, trace, on_event=teller(lab, progress))
 
 
-def _tell_plan(
-    session: Session, spec: ReplaySpec, trace: Trace, made: tuple[replay.Batch, ...], *, as_json: bool
-) -> None:
+def _tell_plan(session: Session, spec: ReplaySpec, trace: Trace, made: tuple[Batch, ...], *, as_json: bool) -> None:
     rows = [
         (one, algorithm, waits)
         for batch in made
@@ -170,7 +169,7 @@ def _tell_plan(
         session.out.print(f"{stands}: {note.file} record {note.record}: {note.what}", soft_wrap=True)
 
 
-def _waits(batch: replay.Batch) -> list[int]:
+def _waits(batch: Batch) -> list[int]:
     """What the first member of each operation waits for by time alone."""
     waits = []
     for one, gates in zip(batch.operations, batch.gates, strict=True):

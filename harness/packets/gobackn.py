@@ -38,19 +38,7 @@ if TYPE_CHECKING:
 
     Indices = NDArray[np.int64]
 
-__all__ = ["RULES", "TIMERS_FROM_NS", "Track", "Violation", "answers", "track", "violations"]
-
-RULES = (
-    "skipped-psn",
-    "went-back-wrong",
-    "opcode-order",
-    "nak-ahead",
-    "nak-of-acknowledged",
-    "nak-repeated",
-    "ack-ahead",
-    "ack-regress",
-)
-
+__all__ = ["TIMERS_FROM_NS", "Track", "Violation", "answers", "track", "violations"]
 
 TIMERS_FROM_NS = 500_000
 """No RNIC's ACK timer is shorter in practice (4.096 us * 2**7); packets overtake each other by less."""

@@ -18,7 +18,7 @@ _ROBBED = 0.1
 # Somebody waited for memory, and not for the wink that any machine does now and then.
 _STALLED_US = 10_000
 _LEAST_STEP_S = 2
-# A boot and provisioning, both under emulation and each with its own deadline (testbed.softlab.lifecycle, provision).
+# A boot and provisioning, both under emulation and each with its own deadline (testbed.softlab.fleet, provision).
 _BACK_S = 900.0
 
 

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
 import msgspec
 
 from testbed import dirty, nodecode, provision
 from testbed import lab as lab_module
-from testbed.errors import BootFailed, DirtyLab, LabError, UsageError
+from testbed.errors import DirtyLab, LabError, UsageError
 from testbed.inventory import Inventory
 from testbed.paths import lab_dir, private_dir, socket_dir
-from testbed.softlab import accel, console, image, keys, madefrom, room, vm
+from testbed.softlab import accel, console, fleet, image, keys, madefrom, room, vm
 from testbed.softlab.image import Image
-from testbed.softlab.qmp import Qmp
 from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snapshot, read_state, write
 from testbed.softlab.undisturbed import undisturbed
 from testbed.softlab.vm import Vm
@@ -48,15 +43,11 @@ __all__ = [
     "vms",
 ]
 
-SNAPSHOT = "provisioned"
-BOOT_DEADLINE_S = {"kvm": 90.0, "tcg": 300.0}
 PATIENCE_S = {"look": 3.0, "before ending": 60.0}
 """How long a VM may take to greet over SSH: to be told as it is now, and before it is ended for being dumb. A busy
 machine has taken more than three seconds."""
 
 Progress = Callable[[str], None]
-_S = TypeVar("_S")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +165,7 @@ def reset(inventory: Inventory, progress: Progress) -> None:
         raise LabError(f"the VM image of {inventory.name} is gone from {image.images_dir()}: `faultbed up --fresh`")
     with locked(folder):
         progress("going back to the snapshot")
-        _end_vms(inventory, state)
+        fleet.end(vms(inventory), state)
         try:
             _resume(inventory, folder, built, state.accelerator, snapshot, progress, ports=state.vms)
             dirty.clean(folder)
@@ -197,11 +188,11 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
             pid=known.pid if known else None,
             alive=alive,
             ssh_port=known.ssh_port if known else None,
-            ssh=alive and known is not None and _greets(known.ssh_port, timeout_s=patience_s),
+            ssh=alive and known is not None and fleet.greets(known.ssh_port, timeout_s=patience_s),
             panic=console.panic(machine.console) if known else None,
         )
 
-    found = _each(vms(inventory), look)
+    found = fleet.each(vms(inventory), look)
     if state is None:
         word = "down, snapshot kept" if snapshot else "down"
     else:
@@ -241,12 +232,12 @@ def _boot(
         host_keys[machine.machine.name] = pair.public
         keys.write_private(machine.seed, "")
         machine.seed.write_bytes(vm.seed_disk(machine.machine, host_key=pair.private, authorized_key=controller.public))
-        _make_overlay(built, machine)
+        fleet.make_overlay(built, machine)
     write(folder / "snapshot.json", Snapshot(key=key, host_keys=host_keys, complete=False))
     started = time.monotonic()
     progress(f"booting {len(vms(inventory))} VMs ({accelerator})")
     state = _start_all(inventory, folder, built, accelerator, key, snapshot=None)
-    _wait_for_ssh(inventory, state, progress)
+    fleet.wait_for_ssh(vms(inventory), state, progress)
     progress(f"all VMs answer after {time.monotonic() - started:.0f} s; provisioning")
     _write_runtime(inventory, folder, state, host_keys)
     write(folder / "state.json", msgspec.structs.replace(state, ready=True))
@@ -260,7 +251,7 @@ def _provision(inventory: Inventory, folder: Path, key: str, host_keys: dict[str
     kept = Snapshot(key=key, host_keys=host_keys, complete=False, node_code=nodecode.archive().digest)
     write(folder / "snapshot.json", kept)  # who is killed meanwhile leaves some VMs with the old one, some with the new
     progress("taking the snapshot")
-    _each(vms(inventory), _save_snapshot)
+    fleet.each(vms(inventory), fleet.save_snapshot)
     write(folder / "snapshot.json", msgspec.structs.replace(kept, complete=True))
 
 
@@ -274,8 +265,8 @@ def _resume(
     *,
     ports: Mapping[str, VmState] = MappingProxyType({}),
 ) -> None:
-    state = _start_all(inventory, folder, built, accelerator, snapshot.key, snapshot=SNAPSHOT, ports=ports)
-    _continue_all(vms(inventory))
+    state = _start_all(inventory, folder, built, accelerator, snapshot.key, snapshot=fleet.SNAPSHOT, ports=ports)
+    fleet.go_on(vms(inventory))
     _write_runtime(inventory, folder, state, snapshot.host_keys)
     write(folder / "state.json", msgspec.structs.replace(state, ready=True))
     _wake(inventory, progress)
@@ -293,76 +284,27 @@ def _start_all(
 ) -> LabState:
     private_dir(socket_dir(folder).parent)
     private_dir(socket_dir(folder))
-    started: dict[str, VmState] = {}
 
-    def record(*, ready: bool) -> LabState:
+    def record(started: Mapping[str, VmState]) -> LabState:
         state = LabState(
             inventory=str(inventory.path.resolve()),
             key=key,
             accelerator=accelerator,
             image=built.digest,
-            vms=started,
-            ready=ready,
+            vms=dict(started),
+            ready=False,
         )
         write(folder / "state.json", state)
         return state
 
-    for machine in vms(inventory):
-        known = ports.get(machine.machine.name)
-        pid = vm.start(machine, built, accelerator, snapshot=snapshot, port=known.ssh_port if known else 0)
-        # Written down at once: a controller killed here leaves a record of what to end.
-        started[machine.machine.name] = VmState(pid=pid, ssh_port=0)
-        record(ready=False)
-    forwards = _each(vms(inventory), vm.ssh_port)
-    for machine, port in zip(vms(inventory), forwards, strict=True):
-        name = machine.machine.name
-        started[name] = VmState(pid=started[name].pid, ssh_port=port)
-    return record(ready=False)
-
-
-def _wait_for_ssh(inventory: Inventory, state: LabState, progress: Progress) -> None:
-    deadline_s = BOOT_DEADLINE_S[state.accelerator]
-    deadline = time.monotonic() + deadline_s
-    waiting = {machine.machine.name: machine for machine in vms(inventory)}
-    while waiting:
-        for name, machine in list(waiting.items()):
-            if not vm.is_alive(machine, state.vms[name].pid):
-                raise BootFailed(f"the VM {name} died while booting; {_last_words(machine)}")
-            if _greets(state.vms[name].ssh_port, timeout_s=1.0):
-                del waiting[name]
-                progress(f"{name} answers ({len(state.vms) - len(waiting)} of {len(state.vms)})")
-        if waiting and time.monotonic() > deadline:
-            first = next(iter(waiting.values()))
-            raise BootFailed(
-                f"{', '.join(waiting)} did not answer SSH in {deadline_s:.0f} s; {_last_words(first)}. "
-                "If this machine is very slow or busy, try again when it is idle"
-            )
-
-
-def _last_words(machine: Vm) -> str:
-    said = []
-    for path in (machine.log, machine.console):
-        with contextlib.suppress(OSError):
-            lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-            said += lines[-5:]
-    return f"the last it said ({machine.console}): " + (" | ".join(said)[-600:] or "nothing")
-
-
-def _greets(port: int, *, timeout_s: float) -> bool:
-    """Whether an SSH server greets on a forwarded port. QEMU accepts long before the guest listens, so read."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
-            connection.settimeout(timeout_s)
-            return connection.recv(4).startswith(b"SSH-")
-    except OSError:
-        return False
+    return record(fleet.start(vms(inventory), built, accelerator, snapshot=snapshot, ports=ports, record=record))
 
 
 def _wake(inventory: Inventory, progress: Progress) -> None:
     """After a snapshot was loaded: SSH answers, and the guests' wall clocks are set (they stood still meanwhile)."""
     with lab_module.open_lab(inventory) as lab:
         nodes = [lab.node(name) for name in lab.nodes()]
-        _each(nodes, lambda node: node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60))
+        fleet.each(nodes, lambda node: node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60))
     progress("all VMs answer")
 
 
@@ -372,42 +314,11 @@ def _write_runtime(inventory: Inventory, folder: Path, state: LabState, host_key
     lab_module.write_runtime_inventory(inventory, folder, {name: x.ssh_port for name, x in state.vms.items()})
 
 
-def _make_overlay(built: Image, machine: Vm) -> None:
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(built.disk), "-F", "raw", str(machine.disk)]
-    try:
-        subprocess.run(argv, check=True, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise LabError(
-            "qemu-img not found: install it with `apt-get install qemu-utils`, or run `make demo`, which does"
-        ) from error
-    except subprocess.CalledProcessError as error:
-        raise LabError(f"cannot make {machine.disk}: {error.stderr.strip()}") from error
-
-
-def _save_snapshot(machine: Vm) -> None:
-    with Qmp(machine.qmp) as qmp:
-        if said := qmp.hmp(f"savevm {SNAPSHOT}").strip():
-            raise LabError(f"cannot take the snapshot of {machine.machine.name}: {said}")
-
-
-def _continue_all(all_vms: Sequence[Vm]) -> None:
-    def go_on(machine: Vm) -> None:
-        with Qmp(machine.qmp) as qmp:
-            qmp.command("cont")
-
-    _each(all_vms, go_on)
-
-
-def _each(things: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
-    with ThreadPoolExecutor(max_workers=max(1, len(things))) as pool:
-        return list(pool.map(work, things))
-
-
 def _end_all(inventory: Inventory, folder: Path) -> bool:
     """End every process, socket and file of a lab but its snapshot, by what is written down and by what is there."""
     with undisturbed():
         state = read_state(folder)
-        _end_vms(inventory, state)
+        fleet.end(vms(inventory), state)
         shutil.rmtree(socket_dir(folder), ignore_errors=True)
         with contextlib.suppress(OSError):
             socket_dir(folder).parent.rmdir()
@@ -421,22 +332,6 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
             (folder / "id_ed25519").unlink(missing_ok=True)
             shutil.rmtree(folder / "vms", ignore_errors=True)
         return state is not None
-
-
-def _end_vms(inventory: Inventory, state: LabState | None) -> None:
-    def end(machine: Vm) -> None:
-        known = state.vms.get(machine.machine.name) if state else None
-        for pid in {known.pid} if known else set(_pids_of(machine)):
-            vm.end(machine, pid)
-
-    _each(vms(inventory), end)
-
-
-def _pids_of(machine: Vm) -> Iterator[int]:
-    """QEMU processes of a VM that nobody wrote down: a controller killed between starting and writing."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and vm.is_alive(machine, int(entry.name)):
-            yield int(entry.name)
 
 
 def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -85,12 +83,3 @@ def work(lab: Lab, name: str) -> Iterator[None]:
             channel.close()
     else:
         yield
-
-
-def until(condition, *, within_s: float) -> float:
-    """Wait for a condition; how long it took in seconds."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, f"it did not happen in {within_s:g} s"
-        threading.Event().wait(0.05)
-    return time.monotonic() - begin

@@ -3,10 +3,10 @@
 Counts only; nothing here depends on how fast the machine is.
 """
 
-import threading
 import time
 
 import pytest
+from waiting import until, wait_s
 
 from harness.packets.analysis import analyse
 from testbed import capture, counters
@@ -18,10 +18,6 @@ pytestmark = pytest.mark.soft
 
 PATIENT = QpParams(timeout=18)
 """An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
-
-
-def wait_s(seconds):
-    threading.Event().wait(seconds)
 
 
 def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back_on_the_wire(lab, traffic, inject, tmp_path):
@@ -45,9 +41,7 @@ def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back_on_the_wire(lab, 
         fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn=f"+{ahead}")
         armed = fault.arm()
         assert armed.ok
-        deadline = time.monotonic() + 20
-        while not fault.observe()["count"] and time.monotonic() < deadline:
-            wait_s(0.1)
+        until(lambda: fault.observe()["count"])
         wait_s(1.0)
         receipt = fault.clear()
         flow.stop()
@@ -85,7 +79,4 @@ def test_a_capture_leaves_nothing_behind_when_its_controller_goes(lab):
     running.close()
     fabric = lab.carrier("rtsw1")
     listed = ["sh", "-c", "ls /var/lib/faultbed/capture; ip netns exec rtsw1 cat /proc/net/packet | tail -n +2"]
-    deadline = time.monotonic() + 20
-    while (left := fabric.run(listed).stdout) and time.monotonic() < deadline:
-        wait_s(0.2)
-    assert left == ""
+    until(lambda: fabric.run(listed).stdout == "")

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import stand_ins
 from documented import FLAP, FLOW, HEAL, LONG, LOSS, NO_LAB, ON_LAB, PROBE, RECORD, REPLAY
-from faults import until
-from pages import HOUSE, NAMED
+from house import HOUSE
+from pages import NAMED
+from waiting import until
 
 from testbed import dirty, fingerprint
 

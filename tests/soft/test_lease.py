@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from faults import KINDS, case, until
+from faults import KINDS, case
+from waiting import until
 
 from inject.boots import boot_of
 from inject.channels import local_python
@@ -23,7 +24,7 @@ from inject.journal import Journal
 from inject.node import qmp
 from testbed import fingerprint
 from testbed.errors import LabError
-from testbed.softlab.lifecycle import BOOT_DEADLINE_S
+from testbed.softlab.fleet import BOOT_DEADLINE_S
 
 pytestmark = pytest.mark.soft
 
@@ -80,12 +81,12 @@ def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
         prepared = injector.prepare(planned)
         assert prepared.arm().ok
         if planned.place.local:
-            guardian = prepared.guardian_pid
+            guardian = prepared.lease.guardian_pid
             children = Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()
             os.kill(int(children[0]), getattr(signal, f"SIG{how}"))
         else:
             node = lab.carrier(planned.place.node)
-            node.run(["systemctl", "kill", f"--signal={how}", "--kill-whom=main", prepared.unit])
+            node.run(["systemctl", "kill", f"--signal={how}", "--kill-whom=main", prepared.lease.unit])
         print(f"{name}: restored {until(lambda: fault.is_restored(lab), within_s=TTL_S + 2):.1f} s after SIG{how}")
         receipt = prepared.clear()
     assert receipt.cleared.ok, receipt.cleared.error

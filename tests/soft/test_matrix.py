@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from faults import until
+from waiting import until
 
 from inject.catalogue import CATALOGUE
 from inject.channels import revert_dir

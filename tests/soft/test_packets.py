@@ -6,7 +6,7 @@ import dataclasses
 import threading
 
 import pytest
-from faults import until
+from waiting import until
 
 from inject.injector import Injector
 from inject.journal import Journal

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from faults import until
+from waiting import until
 
 from inject.injector import Injector
 from inject.journal import Journal
@@ -53,9 +53,9 @@ def test_commands_are_undone_whoever_dies(lab, tmp_path, how):
         assert prepared.arm().readback["applied"]
         assert not is_gone()
         if how == "end of the controller":
-            prepared.let_go()
+            prepared.lease.let_go()
         elif how == "SIGKILL of the holder":
-            node.run(["systemctl", "kill", "--signal=KILL", "--kill-whom=main", prepared.unit])
+            node.run(["systemctl", "kill", "--signal=KILL", "--kill-whom=main", prepared.lease.unit])
         else:
             assert prepared.clear().cleared.ok
         print(f"{how}: undone after {until(is_gone, within_s=TTL_S + 2):.1f} s")

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from faults import KINDS, case, work
+from waiting import until
 
 from inject.heal import heal
 from inject.injector import Injector
@@ -77,10 +78,7 @@ def test_exactly_one_packet_is_lost(lab, tmp_path):
     with Journal(tmp_path / "j") as journal, work(lab, "drop"), Injector(lab, journal) as injector:
         prepared = injector.prepare(planned)
         prepared.arm()
-        for _ in range(36):
-            if prepared.observe()["count"]:
-                break
-            threading.Event().wait(0.5)
+        until(lambda: prepared.observe()["count"])
         receipt = prepared.clear()
     assert receipt.fired.count == 1
     assert receipt.proved, receipt.doubts

@@ -6,10 +6,10 @@ Bounds are ratios within one run, or counts; nothing here depends on how fast th
 import os
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
+from waiting import until, wait_s
 
 from testbed import counters
 from traffic.plan import QpParams
@@ -18,10 +18,6 @@ pytestmark = pytest.mark.soft
 
 PATIENT = QpParams(timeout=18)
 """An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
-
-
-def wait_s(seconds):
-    threading.Event().wait(seconds)
 
 
 def growth(lab, before, *nodes):
@@ -80,9 +76,7 @@ def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject):
     # Far enough ahead at this machine's speed, that the hop is armed well before the packet comes.
     fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn=f"+{int(6 * packets) + 100}")
     assert fault.arm().ok
-    deadline = time.monotonic() + 20
-    while not fault.observe()["count"] and time.monotonic() < deadline:
-        wait_s(0.1)
+    until(lambda: fault.observe()["count"])
     wait_s(1.0)
     receipt = fault.clear()
     moved = growth(lab, before, "host1", last)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from faults import until
+from waiting import until
 
 from testbed import counters, telemetry
 

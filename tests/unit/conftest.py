@@ -1,4 +1,4 @@
-"""Fixtures of several unit tests: our playbooks' own programs, imported as Ansible or a node would."""
+"""Fixtures of several unit tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import importlib.util
 import sys
 
 import pytest
+from qmp_server import Qemu
 
+from inject.channels import LocalChannel
 from testbed.shipped import playbooks
 
 
@@ -41,3 +43,28 @@ def changes(load):
 @pytest.fixture(scope="module")
 def program(load):
     return lambda name: load(playbooks() / f"roles/{name}/files/{name}.py")
+
+
+@pytest.fixture(scope="session")
+def labelled():
+    """Made-up runs whose faults are known: (kind, target, measurements) of each."""
+    from labelled_run import campaign
+
+    return tuple(campaign())
+
+
+@pytest.fixture
+def qemu(tmp_path):
+    """What stands for QEMU's monitor."""
+    server = Qemu(tmp_path / "qmp")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def held(request, qemu, tmp_path):
+    """The way to talk to a holder, whose guardian takes it for dead after a second of silence (or as told)."""
+    channel = LocalChannel("t", tmp_path / "t.revert", watchdog_s=getattr(request, "param", 1.0))
+    assert channel.receive(timeout_s=10)["event"] == "ready"
+    yield channel
+    channel.close()

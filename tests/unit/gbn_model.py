@@ -10,7 +10,9 @@ import struct
 from dataclasses import dataclass, field
 
 import numpy as np
+from hypothesis import strategies as st
 
+from harness.packets.analysis import analyse
 from testbed.packets.capture_file import ETHERNET, Frames
 
 A, B = "10.77.1.1", "10.77.2.5"
@@ -160,3 +162,19 @@ class _Receiver:
         self.expected, self.is_nak_sent = index + 1, False
         is_last = index % self.message == self.message - 1 or index == self.count - 1
         return [(0, index)] if is_last else []
+
+
+def only_flow(wire):
+    """The one flow of a capture."""
+    (flow,) = analyse(wire.frames()).flows
+    return flow
+
+
+plays = st.builds(
+    dict,
+    count=st.integers(1, 120),
+    losses=st.sets(st.integers(0, 140), max_size=12),
+    first_psn=st.sampled_from([0, 5, SPACE // 2 - 30, SPACE - 40, SPACE - 1]),
+    message=st.sampled_from([1, 2, 4]),
+    window=st.integers(1, 16),
+)

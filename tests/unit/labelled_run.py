@@ -17,16 +17,16 @@ from harness.measurements import Connection
 from harness.plan import PlannedFault
 
 PACKETS = 20_000
+HOSTS = ("host1", "host2", "host3", "host4")
 
 
 def connections():
     """Every host to its neighbour in a ring of RNICs rxe0, and across to one of the other rack on the other spine."""
-    names = ["host1", "host2", "host3", "host4"]
-    racks = dict(zip(names, (1, 1, 2, 2), strict=True))
+    racks = dict(zip(HOSTS, (1, 1, 2, 2), strict=True))
     found = []
-    for index, src in enumerate(names):
+    for index, src in enumerate(HOSTS):
         for hop in (1, 2):
-            dst = names[(index + hop) % 4]
+            dst = HOSTS[(index + hop) % 4]
             middle = [f"rtsw{racks[src]}"]
             if racks[src] != racks[dst]:
                 middle += [f"ctsw{1 + (index + hop) % 2}", f"rtsw{racks[dst]}"]

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import inject.injector
 from harness.cli import faults
 from harness.cli.context import Session
-from testbed import fingerprint
+from testbed import counters, fingerprint
 from testbed.fingerprint import Fingerprint
 from testbed.inventory import load
 from testbed.shipped import inventories
@@ -26,7 +25,7 @@ SOFT = load(inventories() / "soft.yml")
 def lab_at(folder: Path) -> SimpleNamespace:
     """The lab whose QMP socket is `folder`/qmp; its counters say that the carrier went and is back."""
     changes = itertools.count()
-    inject.injector.counters.read = lambda *_, **__: {"host1": {"be0.carrier": 1, "be0.carrier_changes": next(changes)}}
+    counters.read = lambda *_, **__: {"host1": {"be0.carrier": 1, "be0.carrier_changes": next(changes)}}
     fingerprint.capture = lambda _: Fingerprint(nodes={"host1": {"link be0": "UP"}})
     return SimpleNamespace(
         inventory_model=SOFT, topology=SOFT.topology, name="soft", kind="soft", state_dir=folder,

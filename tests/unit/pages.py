@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-HOUSE = Path(__file__).resolve().parents[2]
+from house import HOUSE
+
 PAGES = [HOUSE / "README.md", HOUSE / "CONTRIBUTING.md", *sorted((HOUSE / "docs").glob("*.md"))]
 RUN = "20261121T000000Z-demo-7"
 NAMED = {"RUN_DIR": f"runs/{RUN}", "runs/<utc>-demo-7": f"runs/{RUN}"}

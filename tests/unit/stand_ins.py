@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 
+from finished_run import finished
 from gbn_model import go_back_n
+from house import HOUSE
 from labelled_run import campaign
-from pages import HOUSE, RUN
+from pages import RUN
 from synthetic_run import synthetic_run
 from test_noise import without_faults
-from test_report import finished
 
 from harness.packets.evidence import CAPTURE
 from testbed.packets.capture_file import write_pcapng

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from house import HOUSE
+from waiting import until
 
 from inject.node import memory
 from inject.node.actuator import Refused
@@ -21,8 +23,6 @@ from inject.node.hog import HogActuator
 from inject.node.hop import HopActuator, psn_of
 from inject.node.memory import MemoryActuator
 from inject.node.process import ProcessActuator
-
-HOUSE = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -37,14 +37,6 @@ def sleeper():
 
 def state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def until(condition):
-    """Wait for a condition."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def found(sleeper):

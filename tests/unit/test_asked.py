@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from test_collective_run import RankEngine, RankLab, start
-from test_traffic_run import Lab
+from engine_labs import Lab, RankEngine, RankLab
+from test_collective_run import start
 
 from harness import asked, rundir
 from harness.cli.traffic import teller
@@ -106,12 +106,7 @@ class Mute(RankEngine):
 
 
 class MuteLab(RankLab):
-    def node(self, name):
-        def open_(_argv):
-            self.engines.append(Mute(self, name))
-            return self.engines[-1]
-
-        return SimpleNamespace(open=open_)
+    engine = Mute
 
 
 def test_who_does_not_tell_in_time_is_named(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_collective_run import RankLab
+from engine_labs import RankLab
 
 from testbed.errors import CommandFailed, LabError
 from testbed.node import Completed

@@ -5,17 +5,15 @@ import json
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from house import HOUSE
 
 from harness import console
 from harness.cli import labs
 from harness.cli.main import cli
-
-HOUSE = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

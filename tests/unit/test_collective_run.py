@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from test_traffic_run import Engine, Lab
+from engine_labs import RANK_OF, RankLab
 
 from testbed.errors import UsageError
 from traffic import collective, cost, flight, schedules
@@ -16,63 +16,6 @@ from traffic.collective import CollectiveSpec
 from traffic.engine import Engines
 from traffic.ranks import rank_plan
 from traffic.results import Endpoint
-
-RANK_OF = {"host1": 0, "host2": 1, "host3": 2, "host4": 3}
-FIELDS = ("at_ns", "what", "iteration", "step", "peer", "qpn", "segment", "psn")
-
-
-def lane(peer, direction, qpn, state, *, step):
-    where = {"peer": peer, "direction": direction, "qpn": qpn, "state": state, "step": step}
-    return {**where, "begun": 2, "done": 1, "segments": 4}
-
-
-class RankEngine(Engine):
-    """Ends as soon as it is started, or does what the lab's `on_start` says; answers dumps and forgets."""
-
-    def do_start(self, task):
-        self.lab.on_start(self)
-
-    def do_dump(self, task):
-        self.emit(
-            "flight",
-            task=task,
-            phase="comm",
-            iteration=3,
-            lanes=[lane(1, "in", 9, "lost", step=2), lane(3, "out", 8, "up", step=4)],
-            fields=FIELDS,
-            entries=[[time.monotonic_ns(), "post", 3, 2, 1, 9, 0, 256]],
-        )
-
-    def do_forget(self):
-        self.emit("sample", task="rank0", start_ns=0, sizes=[7])  # too late for anybody
-        self.emit("forgotten")
-
-    def do_go(self, task, conn, generation):
-        if generation == 1:
-            self.emit("redone", task=task, conn=conn, generation=1, segments=3, size_bytes=12288)
-            self.emit("recovered", task=task, conn=conn, generation=1, at_ns=time.monotonic_ns())
-            self.over()
-
-    def over(self):
-        now_ns = time.monotonic_ns()
-        task = f"rank{RANK_OF[self.host]}"
-        self.emit(
-            "iteration", task=task, index=0, start_ns=now_ns - 2000, end_ns=now_ns, compute_ns=0, comm_ns=1000,
-            wait_ns=0, wrong=0, phases_ns=[1000],
-        )  # fmt: skip
-        self.emit("done", task=task, start_ns=now_ns - 2000, end_ns=now_ns, iterations=1, wrong=0)
-
-
-class RankLab(Lab):
-    def node(self, name):
-        lab = self
-
-        class Node:
-            def open(self, _argv):
-                lab.engines.append(RankEngine(lab, name))
-                return lab.engines[-1]
-
-        return Node()
 
 
 def start(on_start, *, engines=None, lab=None, **change):

@@ -7,9 +7,9 @@ import json
 import msgspec
 import pytest
 from click.testing import CliRunner
+from finished_run import finished
 from synthetic_run import synthetic_run
 from test_noise import without_faults
-from test_report import finished
 
 from harness import history
 from harness.cli.main import cli

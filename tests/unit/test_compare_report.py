@@ -8,9 +8,9 @@ import re
 import msgspec
 import pytest
 from click.testing import CliRunner
+from finished_run import EVIL, finished, parsed
 from synthetic_run import MS, T0, S, lost_at, synthetic_run
 from test_noise import without_faults
-from test_report import EVIL, finished, parsed
 
 from harness import compare_report, comparison, noise
 from harness.cli.main import cli

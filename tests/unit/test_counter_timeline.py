@@ -6,29 +6,18 @@ import dataclasses
 
 import msgspec
 import pytest
+from finished_run import finished
+from recorded import DOWN, RECORDED, UP, change, sample
 from synthetic_run import T0, S, synthetic_run
-from test_report import finished
 
 from harness import report, telemetry_file
 from harness.charts import Band
 from harness.counter_plot import counters_chart
 from harness.counter_timeline import Step, link_state, news, series, thinned
 from testbed.errors import UsageError
-from testbed.telemetry import Change, Recorded, Sample
 
-UP = "LOWER_UP UP mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"
 NO_CARRIER = "UP mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"
-DOWN = "down mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"
 END = T0 + 10 * S
-
-
-def sample(at_s, node="host1", **values):
-    named = {name.replace("__", "."): value for name, value in values.items()}
-    return Sample(at_ns=T0 + round(at_s * S), node=node, values=named)
-
-
-def change(at_s, node, subject, text):
-    return Change(at_ns=T0 + round(at_s * S), node=node, subject=subject, text=text)
 
 
 def of(*samples):
@@ -126,12 +115,6 @@ def test_news_from_before_the_start_are_known_but_not_shown():
     assert told(change(-1, "rtsw1", "link ctsw2", DOWN), change(1, "rtsw1", "link ctsw2", UP)) == [
         (1, "rtsw1", "up", "ctsw2 up")
     ]
-
-
-RECORDED = Recorded(
-    samples=(sample(0, rxe0__rcvd_seq_err=0), sample(9, rxe0__rcvd_seq_err=3), sample(20, rxe0__rcvd_seq_err=30)),
-    changes=(change(9.5, "rtsw1", "link ctsw1", DOWN), change(10.6, "rtsw1", "link ctsw1", None)),
-)
 
 
 def test_what_is_written_is_read_again(tmp_path):

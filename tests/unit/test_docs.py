@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 from commands import parse
 from documented import LONG, NO_LAB, NOT_RUN, ON_LAB, TABLES, TOGETHER
-from pages import HOUSE, NAMED, PAGES, blocks, commands
+from house import HOUSE, TRACES
+from pages import NAMED, PAGES, blocks, commands
 
 from harness.experiment import decode
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
 TYPED = HOUSE / "tests" / "soft" / "test_docs.py"
-TRACES = HOUSE / "tests" / "data" / "traces"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

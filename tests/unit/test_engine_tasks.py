@@ -8,29 +8,29 @@ import random
 import time
 import weakref
 
+import house
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_fabric import VERBS, Fabric, Rnic, modules
-from test_traces import DATA
 
-from traffic import collective, cost, flow, inference, ranking, replay, schedules, traces
+from traffic import collective, cost, flow, inference, ranking, replay, replay_batches, schedules, traces
 from traffic.collective import CollectiveSpec
 from traffic.inference import InferenceSpec
 from traffic.node import rnr
 from traffic.node.content import Content, Looker, nearest
 from traffic.ranking import RankingSpec
 from traffic.ranks import rank_plan
-from traffic.replay import ReplaySpec
+from traffic.replay_batches import ReplaySpec
 from traffic.results import Endpoint
 from traffic.traces import Operation, Trace
 
 MS = 1_000_000
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
 TRACES = {
-    "ranking": lambda: traces.load(DATA / "ranking.json"),
-    "pipeline": lambda: traces.load(DATA / "pipeline"),
-    "tensor-parallel": lambda: traces.load(DATA / "tensor-parallel"),
+    "ranking": lambda: traces.load(house.TRACES / "ranking.json"),
+    "pipeline": lambda: traces.load(house.TRACES / "pipeline"),
+    "tensor-parallel": lambda: traces.load(house.TRACES / "tensor-parallel"),
     "inference": lambda: inference.request(
         InferenceSpec(prefill_ranks=2, tokens=4, prefill_ms=20, decode_ms=5, prefill_bytes=1 << 16, kv_bytes=1 << 15,
                       decode_bytes=1 << 12), 4),
@@ -42,7 +42,7 @@ TRACES = {
 def test_ranks_go_through_a_trace_in_order_with_its_pauses_and_all_is_right(name, monkeypatch):
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
     spec = ReplaySpec(repeat=3, batch_bytes=1 << 26, segment_bytes=8192)
-    (batch,) = replay.batches(TRACES[name](), spec, cost.NETWORKS["soft"])
+    (batch,) = replay_batches.batches(TRACES[name](), spec, cost.NETWORKS["soft"])
     plan = rank_plan(name, spec, PLACES, batch.programs, iterations=spec.repeat)
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
@@ -138,7 +138,7 @@ def test_a_rank_has_the_time_of_all_operations_that_it_may_have_to_wait_for(monk
     )  # fmt: skip
     trace = Trace(source="chain", format="made", ranks=4, operations=chain)
     spec = ReplaySpec(deadline_s=0.25)
-    batch = replay.whole(trace, spec, cost.NETWORKS["soft"])
+    batch = replay_batches.whole(trace, spec, cost.NETWORKS["soft"])
     plan = replay._plan(spec, PLACES, batch, 0, 1)
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)

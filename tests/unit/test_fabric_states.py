@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import msgspec
+from finished_run import finished, parsed
+from recorded import DOWN, UP, change
 from synthetic_run import T0, S, soft_topology, synthetic_run
-from test_counter_timeline import DOWN, UP, change
-from test_report import finished, parsed
 
 from harness import report
 from harness.drawing import Mark

@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from waiting import until
 
 from inject import heal as heal_module
 from inject.heal import PANIC_S, heal, script
@@ -113,8 +114,7 @@ def test_in_panic_all_is_done_at_once(tmp_path):
         assert timeout_s >= PANIC_S, "it is not cut off"
         everybody.wait(PANIC_S)
         (tmp_path / "asked").touch()
-        while not (tmp_path / "reverted").exists():
-            threading.Event().wait(0.01)
+        until((tmp_path / "reverted").exists, within_s=PANIC_S)
         return "healed: stopped unit faultbed-fault-x\n" if name == "host2" else ""
 
     lab = lab_of(tmp_path, does)

@@ -7,40 +7,18 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from pathlib import Path
 
 import pytest
-from qmp_server import Qemu
+from held import ask, holder_pid
+from waiting import until
 
-from inject.channels import LocalChannel, local_python
+from inject.channels import local_python
 from inject.node import holder
 from testbed import clock
 from testbed.errors import Unreachable
 
 TTL_S = 1.5
-
-
-@pytest.fixture
-def qemu(tmp_path):
-    server = Qemu(tmp_path / "qmp")
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def held(qemu, tmp_path):
-    """A guardian and its holder, and the way to talk to it."""
-    channel = LocalChannel("t", tmp_path / "t.revert", watchdog_s=1.0)
-    assert channel.receive(timeout_s=10)["event"] == "ready"
-    yield channel
-    channel.close()
-
-
-def ask(channel, do, **rest):
-    channel.send({"do": do, **rest})
-    return channel.receive(timeout_s=10)
 
 
 def prepare(channel, tmp_path, *, nic="nic-be0", window_s=60.0, edges=None, **rest):
@@ -49,20 +27,6 @@ def prepare(channel, tmp_path, *, nic="nic-be0", window_s=60.0, edges=None, **re
         channel, "prepare", id="t", actuator="qmp", args=args, edges=edges or [[0.0, True]], window_s=window_s,
         ttl_s=TTL_S, revert_dir=str(tmp_path), **rest,
     )  # fmt: skip
-
-
-def until(condition, *, within_s):
-    """Wait for a condition; how long it took."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, "it did not happen in time"
-        threading.Event().wait(0.01)
-    return time.monotonic() - begin
-
-
-def holder_pid(channel):
-    children = Path(f"/proc/{channel.guardian_pid}/task/{channel.guardian_pid}/children").read_text().split()
-    return int(children[0])
 
 
 def test_a_fault_is_armed_observed_and_cleared(held, qemu, tmp_path):

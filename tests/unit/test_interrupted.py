@@ -10,20 +10,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from qmp_server import Qemu
+from house import HOUSE
+from waiting import until
 
 from inject.injector import Injector
 from inject.journal import Journal
 from testbed import dirty
 from testbed.errors import RevertFailed
 
-HOUSE = Path(__file__).resolve().parents[2]
 START_S = 60.0
 TTL_S = 10.0
 
@@ -48,13 +46,6 @@ def test_it(armed):
 """
 
 
-@pytest.fixture
-def qemu(tmp_path):
-    server = Qemu(tmp_path / "qmp")
-    yield server
-    server.close()
-
-
 def started(tmp_path, *words, **env):
     """A process of ours in a group of its own, as in a shell's foreground."""
     path = os.pathsep.join((str(HOUSE), str(Path(__file__).parent)))
@@ -62,13 +53,6 @@ def started(tmp_path, *words, **env):
         [sys.executable, *words], cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONPATH": path, **env},
     )  # fmt: skip
-
-
-def until(condition, *, within_s):
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, "it did not happen in time"
-        threading.Event().wait(0.02)
 
 
 def is_restored(qemu, tmp_path):
@@ -140,9 +124,9 @@ def test_a_test_that_is_killed_inside_a_fault_leaves_nothing(qemu, tmp_path, how
 
 HOLDS = """
 import pathlib, threading
-from harness.pytest_plugin import _hold
+from harness.pytest_lab import held
 def test_it(request):
-    _hold(request.config)
+    held(request.config)
     pathlib.Path("held").touch()
     threading.Event().wait(60)
 """

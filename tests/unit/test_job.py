@@ -7,10 +7,10 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from engine_labs import NothingStarts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_schedules import Lanes, inputs_of
-from test_traffic_specs import NothingStarts
+from lanes import Lanes, inputs_of
 
 from testbed import inventory
 from testbed.errors import UsageError

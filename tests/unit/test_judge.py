@@ -12,7 +12,8 @@ from harness import plan as plans
 from harness.experiment import Expectation
 from harness.judge import check_expectation, judge, unproven
 from harness.metrics import METRICS, lookup
-from harness.observe import Observation, observe
+from harness.observations import Observation
+from harness.observe import observe
 from harness.statistics import Interval
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from house import HOUSE
 
-HOUSE = Path(__file__).resolve().parents[2]
 FLOORS = {"testbed": set(), "inject": {"testbed"}, "traffic": {"testbed"}, "harness": {"testbed", "inject", "traffic"}}
 ON_THE_NODE = {"pyverbs", "numpy", "nftables"}
 

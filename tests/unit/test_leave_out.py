@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from finished_run import finished as written
 from synthetic_run import synthetic_run
 from test_preflight import INVENTORY, PLANTED, healthy, interface
 from test_repeated import PASS, verdict
-from test_report import finished as written
 
 from harness import leave_out, preflight, report, rundir, summary
 from harness import run as run_module

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from finished_run import finished
 from synthetic_run import soft_topology, synthetic_run
-from test_report import finished
 
 from harness import report
 from harness.link_load import Fan, Layer, fans, jain, layers, link_loads, max_over_mean

@@ -3,13 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from house import HOUSE
 
 from inject.node import management
 
-HOUSE = Path(__file__).resolve().parents[2]
 LOOK = """\
 import json, os, socket, subprocess
 from inject.node.management import management_interfaces

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from finished_run import finished
 from synthetic_run import synthetic_run
-from test_report import finished
 
 from harness import noise
 from harness.cli.main import cli

@@ -7,7 +7,8 @@ import pytest
 from synthetic_run import synthetic_run
 
 from harness.cli.watching import _moved
-from harness.observe import counter_deltas, observe
+from harness.measurements import counter_deltas
+from harness.observe import observe
 from harness.screen import Screen
 from inject.rack.way import COUNTERS
 from testbed.telemetry import Sample

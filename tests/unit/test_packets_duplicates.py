@@ -5,7 +5,7 @@ import struct
 import msgspec
 import pytest
 from click.testing import CliRunner
-from gbn_model import NAK, RQPN, A, B, Wire, frame, go_back_n
+from gbn_model import NAK, RQPN, A, B, Wire, frame, go_back_n, only_flow, plays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,14 +15,8 @@ from harness.packets.analysis import analyse
 from harness.packets.evidence import Evidence
 from testbed.packets.capture_file import write_pcapng
 
-SPACE = 1 << 24
 US, MS = 1000, 1_000_000
 OWN = ("requests", "duplicates", "payload_bytes", "episodes", "violations")
-
-
-def only_flow(wire):
-    (flow,) = analyse(wire.frames()).flows
-    return flow
 
 
 def number(wire):
@@ -49,16 +43,6 @@ def story(flow):
     found = {name: value for name, value in msgspec.structs.asdict(flow).items() if name not in OWN}
     episodes = [(one.cause, one.psn, one.missing, one.resent, one.retry, one.signal_ns) for one in flow.episodes]
     return found, episodes
-
-
-plays = st.builds(
-    dict,
-    count=st.integers(1, 120),
-    losses=st.sets(st.integers(0, 140), max_size=12),
-    first_psn=st.sampled_from([0, 5, SPACE // 2 - 30, SPACE - 40, SPACE - 1]),
-    message=st.sampled_from([1, 2, 4]),
-    window=st.integers(1, 16),
-)
 
 
 @settings(max_examples=200, deadline=None)

@@ -3,30 +3,13 @@
 import msgspec
 import numpy as np
 import pytest
-from gbn_model import NAK, RQPN, WRITE_FIRST, WRITE_LAST, A, Wire, go_back_n
+from gbn_model import NAK, RQPN, SPACE, WRITE_FIRST, WRITE_LAST, A, Wire, go_back_n, only_flow, plays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.packets.analysis import Analysis, analyse
 
-SPACE = 1 << 24
 MS = 1_000_000
-
-
-def only_flow(wire):
-    analysis = analyse(wire.frames())
-    (flow,) = analysis.flows
-    return flow
-
-
-plays = st.builds(
-    dict,
-    count=st.integers(1, 120),
-    losses=st.sets(st.integers(0, 140), max_size=12),
-    first_psn=st.sampled_from([0, 5, SPACE // 2 - 30, SPACE - 40, SPACE - 1]),
-    message=st.sampled_from([1, 2, 4]),
-    window=st.integers(1, 16),
-)
 
 
 @settings(max_examples=200, deadline=None)

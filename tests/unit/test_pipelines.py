@@ -3,14 +3,13 @@
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import click
 import pytest
 import yaml
 from commands import parse
+from house import HOUSE
 
-HOUSE = Path(__file__).resolve().parents[2]
 FILES = [*sorted((HOUSE / ".github" / "workflows").glob("*.yml")), HOUSE / ".gitlab-ci.yml"]
 LEVELS = ("smoke", "nightly", "soak")
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from house import DEMO
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
@@ -12,7 +11,6 @@ from harness import plan as plans
 from harness.experiment import decode, load
 from harness.fit import fit
 
-DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
 OPEN = b"""
 name = "open"
 [workload]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from finished_run import finished
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled_run import connections
 from synthetic_run import MS, lost_at, synthetic_run
-from test_report import finished
 
 from harness.observe import observe
 from harness.passed import passed

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness import pytest_lab
 from harness import pytest_plugin as plugin
 from testbed.errors import Unreachable
 
@@ -27,17 +28,17 @@ def test_a_lab_that_is_lost_is_opened_anew_by_the_next_test(monkeypatch):
         opened.append(SimpleNamespace(closed=False, close=lambda: None))
         return opened[-1]
 
-    monkeypatch.setattr(plugin, "_bring_up", lambda config: None)
-    monkeypatch.setattr(plugin, "_hold", lambda config: None)
-    monkeypatch.setattr(plugin, "open_lab", open_lab)
+    monkeypatch.setattr(pytest_lab, "bring_up", lambda config: None)
+    monkeypatch.setattr(pytest_lab, "held", lambda config: None)
+    monkeypatch.setattr(pytest_lab, "open_lab", open_lab)
     config = SimpleNamespace(stash=pytest.Stash())
-    assert plugin._keeper(config).lab is plugin._keeper(config).lab is opened[0]
-    with pytest.raises(Unreachable), plugin._or_give_up(config):
+    assert pytest_lab.keeper_of(config).lab is pytest_lab.keeper_of(config).lab is opened[0]
+    with pytest.raises(Unreachable), pytest_lab.or_give_up(config):
         raise Unreachable("host1 does not answer")
-    assert plugin._keeper(config).lab is opened[1]
-    with plugin._or_give_up(config):
+    assert pytest_lab.keeper_of(config).lab is opened[1]
+    with pytest_lab.or_give_up(config):
         pass
-    assert plugin._keeper(config).lab is opened[1]
+    assert pytest_lab.keeper_of(config).lab is opened[1]
 
 
 THROTTLES = """

@@ -9,16 +9,14 @@ import os
 import shlex
 import signal
 import subprocess
-import threading
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from qmp_server import Qemu
+from held import ask, holder_pid
+from waiting import until
 
 from inject.boots import Boots, boot_of
-from inject.channels import LocalChannel, local_args
+from inject.channels import local_args
 from inject.plan import FaultSpec, plan
 from inject.rejoin import look, rejoin
 from inject.safety import Forbidden, check
@@ -28,27 +26,6 @@ from testbed.inventory_schema import SafetyVars
 from testbed.shipped import inventories
 
 SOFT = inventory.load(inventories() / "soft.yml")
-
-
-@pytest.fixture
-def qemu(tmp_path):
-    server = Qemu(tmp_path / "qmp")
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def held(request, qemu, tmp_path):
-    """A guardian that takes a holder for dead after a second (or as told), and its holder."""
-    channel = LocalChannel("t", tmp_path / "t.revert", watchdog_s=getattr(request, "param", 1.0))
-    assert channel.receive(timeout_s=10)["event"] == "ready"
-    yield channel
-    channel.close()
-
-
-def ask(channel, do, **rest):
-    channel.send({"do": do, **rest})
-    return channel.receive(timeout_s=30)
 
 
 def prepare(channel, tmp_path, *, back="true", **rest):
@@ -65,13 +42,6 @@ def prepare(channel, tmp_path, *, back="true", **rest):
 def rejoined(tmp_path):
     path = tmp_path / "rejoined"
     return path.read_text().splitlines() if path.exists() else []
-
-
-def until(condition, *, within_s):
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, "it did not happen in time"
-        threading.Event().wait(0.02)
 
 
 def test_a_reset_is_armed_by_qemus_word_and_over_when_the_host_is_back(held, qemu, tmp_path):
@@ -95,9 +65,7 @@ def test_a_host_is_brought_back_whoever_dies(held, qemu, tmp_path, how):
     if how == "end of the controller":
         held.close()
     else:
-        guardian = held.guardian_pid
-        children = Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGKILL)
+        os.kill(holder_pid(held), signal.SIGKILL)
     until(lambda: rejoined(tmp_path) and not (tmp_path / "t.revert").exists(), within_s=5)
 
 

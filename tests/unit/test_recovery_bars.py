@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from finished_run import finished
 from synthetic_run import T0, S, synthetic_run
-from test_report import finished
 
 from harness import report
 from harness.phases import Phase

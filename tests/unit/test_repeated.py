@@ -6,8 +6,8 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from finished_run import finished as written
 from synthetic_run import synthetic_run
-from test_report import finished as written
 
 from harness import repeated
 from harness.cli.main import cli

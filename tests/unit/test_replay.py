@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from engine_labs import RANK_OF, NothingStarts, RankEngine, RankLab
+from house import TRACES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_collective_run import RANK_OF, RankEngine, RankLab
-from test_schedules import Lanes, inputs_of
-from test_traces import DATA, by_rank, made, operations
-from test_traffic_specs import NothingStarts
+from lanes import Lanes, inputs_of
+from made_traces import by_rank, made, operations
 
 from harness.cli.main import cli
 from testbed.errors import UsageError
-from traffic import collective, cost, recording, replay, traces
+from traffic import collective, cost, recording, replay, replay_batches, traces
 from traffic.collective import CollectiveSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.node.gate import Gate
-from traffic.replay import ReplaySpec
+from traffic.replay_batches import ReplaySpec
 from traffic.results import Iteration
 
 NETWORK = cost.NETWORKS["soft"]
@@ -36,7 +36,7 @@ NETWORK = cost.NETWORKS["soft"]
 @settings(max_examples=25)
 def test_every_batch_is_right_whoever_is_slow(rows, segment, most, choice):
     trace = made(rows)
-    batches = replay.batches(trace, ReplaySpec(batch_bytes=most), NETWORK)
+    batches = replay_batches.batches(trace, ReplaySpec(batch_bytes=most), NETWORK)
     assert [one for batch in batches for one in batch.operations] == list(trace.operations)
     for batch in batches:
         programs, longest = list(batch.programs), 30_000  # patterns of later phases begin further on
@@ -54,21 +54,21 @@ def test_every_batch_is_right_whoever_is_slow(rows, segment, most, choice):
 
 
 def test_pauses_come_before_the_operation_that_they_belong_to():
-    trace = traces.load(DATA / "tensor-parallel")
-    (batch,) = replay.batches(trace, ReplaySpec(speed=2.0), NETWORK)
+    trace = traces.load(TRACES / "tensor-parallel")
+    (batch,) = replay_batches.batches(trace, ReplaySpec(speed=2.0), NETWORK)
     assert [program["pauses"] for program in batch.programs] == [
         [[0, 1_000_000, 0], [1, 1_500_000, 0], [3, 500_000, 0]]
     ] * 4
     assert batch.gates[0] == (0, 0)
     assert batch.gates[3] == (None,) * 4
     assert batch.phases[5] == (4, 3, 4, 3), "two of the ranks have a message before it"
-    (quick,) = replay.batches(trace, ReplaySpec(pauses=False), NETWORK)
+    (quick,) = replay_batches.batches(trace, ReplaySpec(pauses=False), NETWORK)
     assert all(program["pauses"] == [] for program in quick.programs)
 
 
 def test_the_times_of_a_second_batch_are_counted_from_its_beginning():
-    trace = traces.load(DATA / "ranking.json")
-    batches = replay.batches(trace, ReplaySpec(batch_bytes=600_000), NETWORK)
+    trace = traces.load(TRACES / "ranking.json")
+    batches = replay_batches.batches(trace, ReplaySpec(batch_bytes=600_000), NETWORK)
     assert [len(batch.operations) for batch in batches] == [4, 2]
     assert batches[1].programs[0]["pauses"] == [[1, 0, 10_000_000]]
 
@@ -116,21 +116,13 @@ class TraceEngine(RankEngine):
 
 
 class TraceLab(RankLab):
-    def node(self, name):
-        lab = self
-
-        class Node:
-            def open(self, _argv):
-                lab.engines.append(TraceEngine(lab, name))
-                return lab.engines[-1]
-
-        return Node()
+    engine = TraceEngine
 
 
 @pytest.mark.parametrize("batch_bytes", [32 << 20, 600_000])
 def test_times_of_operations_are_those_of_whom_nobody_waited_for(batch_bytes):
     lab = TraceLab(lambda engine: engine.over())
-    trace = traces.load(DATA / "ranking.json")
+    trace = traces.load(TRACES / "ranking.json")
     result = replay.run(lab, ReplaySpec(repeat=2, batch_bytes=batch_bytes), trace)
     assert (result.outcome, result.where) == ("completed", None)
     assert [one.record for one in result.operations] == [1, 4, 5, 6, 7, 8]
@@ -142,7 +134,7 @@ def test_times_of_operations_are_those_of_whom_nobody_waited_for(batch_bytes):
 
 def test_a_replay_that_fails_says_where_and_goes_no_further():
     lab = TraceLab(lambda engine: engine.do_quit() if engine.host == "host3" else None)
-    result = replay.run(lab, ReplaySpec(batch_bytes=600_000), traces.load(DATA / "ranking.json"))
+    result = replay.run(lab, ReplaySpec(batch_bytes=600_000), traces.load(TRACES / "ranking.json"))
     assert result.outcome == "failed"
     assert "host3: the traffic engine is gone" in result.where
     assert result.operations == ()
@@ -160,7 +152,7 @@ def test_a_replay_that_fails_says_where_and_goes_no_further():
 )
 def test_refusals_before_anything_starts(change, says):
     with pytest.raises(UsageError, match=says):
-        replay.run(NothingStarts(), ReplaySpec(**change), traces.load(DATA / "ranking.json"))
+        replay.run(NothingStarts(), ReplaySpec(**change), traces.load(TRACES / "ranking.json"))
 
 
 # Recorded.
@@ -215,7 +207,7 @@ def test_a_recorded_collective_is_what_it_was(name, tmp_path):
     elif name == "all-to-allv":
         counts = collective.layout(spec, 3).counts * 4
         assert again.operations[0].counts == tuple(tuple(row) for row in counts.tolist())
-    assert replay.batches(traces.fitted(again, ranks=3), ReplaySpec(), NETWORK)
+    assert replay_batches.batches(traces.fitted(again, ranks=3), ReplaySpec(), NETWORK)
 
 
 # The command.
@@ -223,13 +215,13 @@ def test_a_recorded_collective_is_what_it_was(name, tmp_path):
 
 def test_a_dry_run_says_what_would_be_done_without_a_lab(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
-    done = CliRunner().invoke(cli, ["traffic", "replay", str(DATA / "pipeline"), "--dry-run", "--json"])
+    done = CliRunner().invoke(cli, ["traffic", "replay", str(TRACES / "pipeline"), "--dry-run", "--json"])
     assert done.exit_code == 0, done.output
     plan = json.loads(done.stdout)
     assert plan["ranks"]["3"] == "host4:rxe0"
     assert [one["collective"] for one in plan["operations"]][:3] == ["all-reduce", "all-reduce", "p2p"]
     assert plan["operations"][2]["wait_ns"] == 5_000_000
-    done = CliRunner().invoke(cli, ["traffic", "replay", str(DATA / "ranking.json"), "--dry-run"])
+    done = CliRunner().invoke(cli, ["traffic", "replay", str(TRACES / "ranking.json"), "--dry-run"])
     assert "passed over: " in done.stdout
     assert "record 3: compute gemm" in done.stdout
 

@@ -9,9 +9,9 @@ import shutil
 
 import msgspec
 import pytest
+from house import TRACES
 from synthetic_run import soft_topology
 from test_replay import TraceLab
-from test_traces import DATA
 
 from harness import measurements, replayed, series, summary, workload
 from harness.experiment import decode, load
@@ -34,7 +34,7 @@ compute = false
 
 @pytest.fixture
 def folder(tmp_path):
-    shutil.copytree(DATA, tmp_path / "traces")
+    shutil.copytree(TRACES, tmp_path / "traces")
     return tmp_path
 
 

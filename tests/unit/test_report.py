@@ -3,82 +3,20 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
-from html.parser import HTMLParser
-from pathlib import Path
 
 import msgspec
 import pytest
+from finished_run import EVIL, finished, parsed
 from gbn_model import LQPN, A, B, Wire, frame, go_back_n
 from synthetic_run import lost_at, soft_topology, synthetic_run
 
-from harness import judge, plan, report, rundir
+from harness import report
 from harness.drawing import Mark, fabric_svg
-from harness.experiment import load
-from harness.fit import fit
 from harness.observe import observe
 from harness.packets import evidence
 from harness.plots import goodput_chart, iterations_chart
 from testbed.capture import Captured, PortProof
 from testbed.errors import UsageError
-
-DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
-VOID = {"meta", "br", "img", "hr", "link", "input"}
-
-
-class Page(HTMLParser):
-    """Checks nesting, and collects ids, attributes and text."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.ids, self.attributes, self.text = [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.attributes += attrs
-        self.ids += [value for name, value in attrs if name == "id"]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.attributes += attrs
-        self.ids += [value for name, value in attrs if name == "id"]
-
-    def handle_endtag(self, tag):
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not self.open or self.open[-1] not in ("style", "script"):
-            self.text.append(data)
-
-
-def finished(root, run, name="demo"):
-    """A run directory as the run loop leaves it, with made-up measurements."""
-    experiment = fit(load(DEMO), soft_topology(), "soft")
-    planned = plan.plan(experiment, inventory_digest="9f" * 32, version="0.1.0")
-    directory = rundir.create(
-        root,
-        experiment=DEMO.read_bytes(),
-        name=name,
-        seed=7,
-        lab="inventory/soft.yml",
-        started=datetime(2026, 11, 21, tzinfo=UTC),
-    )
-    directory.write_plan(planned)
-    directory.write_measurements(run)
-    directory.write_verdict(
-        judge.judge(plan=planned, expectations=experiment.expectations, run=run, observed=observe(run))
-    )
-    directory.write_environment(rundir.describe_environment(accelerator="tcg"))
-    return directory
-
-
-def parsed(html):
-    page = Page()
-    page.feed(html)
-    page.close()
-    assert page.open == []
-    return page
 
 
 @pytest.fixture(scope="module")
@@ -188,9 +126,6 @@ def test_an_empty_run_still_has_a_report(tmp_path):
     parsed(html)
     assert "The harness failed" in html
     assert "host3 did not answer" in html
-
-
-EVIL = "<script>alert(1)</script>\"'&$x^2$"
 
 
 def test_queue_pairs_that_were_lost_are_named(tmp_path):

@@ -6,10 +6,10 @@ import re
 
 import chromium
 import pytest
+from finished_run import finished
+from recorded import RECORDED
 from synthetic_run import T0, synthetic_run
 from test_compare_report import otherwise, with_loads
-from test_counter_timeline import RECORDED
-from test_report import finished
 
 from harness import compare_report, report
 from harness.compare import compare

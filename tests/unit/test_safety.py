@@ -140,7 +140,7 @@ def test_a_soft_lab_has_no_limit_but_those_that_it_is_given():
 
 def test_the_injector_counts_what_is_there_already(tmp_path, monkeypatch):
     """By hand there are no windows: what is prepared is there until it is cleared."""
-    monkeypatch.setattr("inject.injector.Prepared.start", lambda _: None)
+    monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
     monkeypatch.setattr("inject.injector.Prepared.look", lambda _: {})
     limited = under(may_disrupt=["*"])
     lab = SimpleNamespace(inventory_model=limited, state_dir=tmp_path / "state", topology=RACK.topology)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import Lanes, inputs_of, memories
 
 from testbed.errors import UsageError
 from traffic import check, cost, schedules
-from traffic.node.plan import make_plan
 from traffic.schedules import ALGORITHMS, ALL, Layout, Shape, build, expanded, programs, results
 from traffic.schedules.rooted import _trees
 
@@ -87,22 +87,6 @@ def test_what_is_wrong_is_said():
 # On real numbers, in elements: programs are what the nodes get.
 
 
-def inputs_of(rank, elements):
-    return np.arange(elements) * (rank + 3) + rank * rank
-
-
-def memories(made, elements):
-    found = []
-    for program in made:
-        memory = np.full(program["elements"], -(10**9))
-        for offset, count, index, _ in program["fills"]:
-            memory[offset : offset + count] = inputs_of(program["rank"], elements)[index : index + count]
-        for to, of, count in program["copies"]:
-            memory[to : to + count] = memory[of : of + count]
-        found.append(memory)
-    return found
-
-
 def check_memories(made, found, elements, reduce):
     everything = reduce.reduce([inputs_of(rank, elements) for rank in range(len(made))])
     for program, memory in zip(made, found, strict=True):
@@ -142,48 +126,6 @@ def test_programs_compute_it_at_any_size_and_leave_the_input_alone(collective, a
                     target[:] = reduce(target, piece) if op == "reduce" else piece
         assert not any(wire.values())
     check_memories(made, memory, longest, reduce)
-
-
-class Lanes:
-    """Executes the plans of all ranks on arrays, delivering segments in an order that a test chooses.
-
-    A sender has at most `slots` segments under way that are not applied, as on the wire.
-    """
-
-    def __init__(self, made, elements, segment, slots):
-        self.slots = slots
-        self.plans = [make_plan(program, segment) for program in made]
-        self.data = memories(made, elements)
-        self.wire = {pair: [] for pair in schedules.peers_of(made)}
-        self.sent = dict.fromkeys(self.wire, 0)
-        self.applied = dict.fromkeys(self.wire, 0)
-
-    def met(self, rank, segment):
-        return all(self.applied[p, rank] >= n for p, n in segment.received) and all(
-            self.sent[rank, p] >= n for p, n in segment.acked
-        )
-
-    def moves(self):
-        for src, dst in self.wire:
-            lane = self.plans[src].sends.get(dst, [])
-            room = self.sent[src, dst] - self.applied[src, dst] < self.slots
-            if room and self.sent[src, dst] < len(lane) and self.met(src, lane[self.sent[src, dst]]):
-                yield "send", src, dst
-            lane = self.plans[dst].recvs.get(src, [])
-            if self.wire[src, dst] and self.met(dst, lane[self.applied[src, dst]]):
-                yield "apply", src, dst
-
-    def do(self, what, src, dst):
-        if what == "send":
-            segment = self.plans[src].sends[dst][self.sent[src, dst]]
-            self.wire[src, dst].append(self.data[src][segment.offset : segment.offset + segment.size].copy())
-            self.sent[src, dst] += 1
-        else:
-            segment = self.plans[dst].recvs[src][self.applied[src, dst]]
-            target = self.data[dst][segment.offset : segment.offset + segment.size]
-            piece = self.wire[src, dst].pop(0)
-            target[:] = target + piece if segment.reduce else piece
-            self.applied[src, dst] += 1
 
 
 @EVERY

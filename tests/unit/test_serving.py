@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from test_collective_run import RANK_OF, RankEngine, RankLab
-from test_traffic_specs import NothingStarts
+from engine_labs import RANK_OF, NothingStarts, RankEngine, RankLab
 
 from testbed.errors import UsageError
-from traffic import cost, inference, ranking, replay
+from traffic import cost, inference, ranking, replay_batches
 from traffic.inference import InferenceSpec
 from traffic.ranking import RankingSpec
-from traffic.replay import ReplaySpec
+from traffic.replay_batches import ReplaySpec
 
 NETWORK = cost.NETWORKS["soft"]
 MS = 1_000_000
@@ -37,19 +36,11 @@ class PacedEngine(RankEngine):
 
 
 class PacedLab(RankLab):
+    engine = PacedEngine
+
     def __init__(self, ends):
         super().__init__(lambda engine: engine.over())
         self.ends = ends
-
-    def node(self, name):
-        lab = self
-
-        class Node:
-            def open(self, _argv):
-                lab.engines.append(PacedEngine(lab, name))
-                return lab.engines[-1]
-
-        return Node()
 
 
 def test_one_group_prefills_and_then_decodes_token_by_token():
@@ -64,7 +55,7 @@ def test_one_group_prefills_and_then_decodes_token_by_token():
 def test_apart_each_prefill_rank_sends_its_cache_to_a_decode_rank():
     trace = inference.request(InferenceSpec(tokens=1, prefill_ranks=3), 5)
     assert [one.members for one in trace.operations] == [(0, 1, 2), (0, 3), (1, 4), (2, 3), (3, 4)]
-    (batch,) = replay.batches(trace, ReplaySpec(batch_bytes=1 << 28), NETWORK)
+    (batch,) = replay_batches.batches(trace, ReplaySpec(batch_bytes=1 << 28), NETWORK)
     assert batch.phases[-1] == (2, 1), "rank 3 gets two caches before it decodes"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tomllib
 from itertools import combinations
-from pathlib import Path
 
+import house
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from harness import experiment
 from harness.shrink import smallest, without
 from testbed.errors import UsageError
 
-DEMO = (Path(__file__).parents[1] / "experiments" / "demo.toml").read_bytes()
+DEMO = house.DEMO.read_bytes()
 IDS = [fault.id for fault in experiment.decode(DEMO, source="demo").faults]
 
 

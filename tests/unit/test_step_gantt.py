@@ -6,9 +6,9 @@ import re
 
 import msgspec
 import pytest
+from finished_run import finished, parsed
 from synthetic_run import MS, T0, S, lost_at, synthetic_run
 from test_fabric_states import window
-from test_report import finished, parsed
 
 from harness import report
 from harness.charts import Band

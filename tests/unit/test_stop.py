@@ -227,9 +227,9 @@ def test_a_fault_that_waits_for_its_time_is_given_up():
     journal = SimpleNamespace(doing=lambda *_, **__: __import__("contextlib").nullcontext({}))
     injector = SimpleNamespace(lab=SimpleNamespace(), ttl_s=10.0, journal=journal, audit=lambda *_, **__: None)
     prepared = Prepared(injector, planned)
-    prepared._before = {}
+    prepared._witnesses.before = {}
     sent = []
-    prepared._channel = SimpleNamespace(send=sent.append, receive=lambda timeout_s: {"event": "scheduled"})
+    prepared.lease._channel = SimpleNamespace(send=sent.append, receive=lambda timeout_s: {"event": "scheduled"})
     with pytest.raises(FaultError, match="given up"):
         prepared.arm(at_ns=time.monotonic_ns() + 3600 * S, given_up=lambda: True)
     assert [message["do"] for message in sent] == ["arm"]

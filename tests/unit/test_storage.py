@@ -8,11 +8,11 @@ import selectors
 import socket
 import subprocess
 import sys
-import threading
 import time
 import zlib
 
 import pytest
+from waiting import until
 
 from inject.node.actuator import Refused
 from inject.node.burst import BurstActuator, listening
@@ -109,10 +109,7 @@ def test_checkpoints_of_another_job_collide_with_those_of_ours(server):
     fault.on()
     try:
         assert fault.read()["applied"]
-        deadline = time.monotonic() + 20
-        while fault.hits() < 6:  # twice all of them
-            assert time.monotonic() < deadline
-            threading.Event().wait(0.02)
+        until(lambda: fault.hits() >= 6)  # twice all of them
     finally:
         fault.off()
     assert not fault.read()["applied"]

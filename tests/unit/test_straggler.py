@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.measurements import Iteration, RankSeries
-from harness.straggler import LEVEL, chance, slowdowns, straggler
+from harness.straggler import LEVEL, chance, slowdowns, slowest
 
 STEP_NS = 1_000_000_000
 
@@ -43,7 +43,7 @@ HALVED = [(601, 1000, 441, 481), (445, 875, 474, 382), (452, 962, 619, 589), (58
 def test_a_halved_gpu_is_named_though_all_ranks_got_faster():
     """Its own times grew by a fifth only; those of the others fell by a third."""
     slow = slowdowns(series(BUSY + HALVED), under(len(BUSY), len(BUSY) + 3))
-    top, is_sure = straggler(slow)
+    top, is_sure = slowest(slow)
 
     assert top is not None
     assert (top.rank, is_sure) == (1, True)
@@ -54,12 +54,12 @@ def test_a_halved_gpu_is_named_though_all_ranks_got_faster():
 def test_a_machine_that_gets_slower_as_a_whole_names_nobody():
     rows = BUSY + [tuple(2.5 * time for time in row) for row in BUSY[5:]]
 
-    assert straggler(slowdowns(series(rows), under(len(BUSY), len(BUSY) + 3)))[0] is None
+    assert slowest(slowdowns(series(rows), under(len(BUSY), len(BUSY) + 3)))[0] is None
 
 
 def test_two_iterations_that_stand_out_are_no_proof():
     rows = [*BUSY[:3], *HALVED[:2]]
-    top, is_sure = straggler(slowdowns(series(rows), under(3, 4)))
+    top, is_sure = slowest(slowdowns(series(rows), under(3, 4)))
 
     assert top is not None
     assert (top.rank, is_sure) == (1, False)
@@ -67,7 +67,7 @@ def test_two_iterations_that_stand_out_are_no_proof():
 
 def test_a_slow_rank_among_two_is_the_slower_one():
     rows = [(700 + 10 * at, 705 + 9 * at) for at in range(12)] + [(1500, 700 + at) for at in range(6)]
-    top, is_sure = straggler(slowdowns(series(rows), under(12, 17)))
+    top, is_sure = slowest(slowdowns(series(rows), under(12, 17)))
 
     assert top is not None
     assert (top.rank, is_sure) == (0, True)
@@ -85,7 +85,7 @@ def test_noise_alone_rarely_names_anybody():
     named = 0
     for _ in range(runs):
         rows = 700 * np.exp(0.3 * rng.standard_normal((30, 4)))
-        named += straggler(slowdowns(series(rows.tolist()), under(20, 24)))[1]
+        named += slowest(slowdowns(series(rows.tolist()), under(20, 24)))[1]
     assert named <= runs * LEVEL + 4 * math.sqrt(runs * LEVEL)
 
 

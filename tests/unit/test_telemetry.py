@@ -9,11 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
+from house import HOUSE
 
 from harness import telemetry_file
 from testbed import telemetry
@@ -22,8 +22,6 @@ from testbed.errors import CommandFailed, Unreachable
 from testbed.jsonlines import next_message
 from testbed.lab import Lab
 from testbed.watcher import WatcherGone
-
-HOUSE = Path(__file__).resolve().parents[2]
 
 
 class Pipe:

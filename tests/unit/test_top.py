@@ -8,8 +8,8 @@ import threading
 
 import pytest
 from click.testing import CliRunner
+from recorded import RECORDED
 from rich.console import Console
-from test_counter_timeline import RECORDED
 from test_telemetry import Here
 
 from harness.cli import watching

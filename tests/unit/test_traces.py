@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-from pathlib import Path
 
 import pytest
+from house import TRACES
 from hypothesis import given
 from hypothesis import strategies as st
+from made_traces import by_rank, made, operations
 
 from testbed.errors import ConfigError, UsageError
 from traffic import traces
 from traffic.traces import Operation, Trace, chakra, param
 from traffic.traces import chakra_messages as wire
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 ALL = (0, 1, 2, 3)
 
 
@@ -25,7 +25,7 @@ def said(trace):
 
 
 def test_a_param_trace_for_all_ranks_counts_in_elements_of_its_types():
-    trace = traces.load(DATA / "ranking.json")
+    trace = traces.load(TRACES / "ranking.json")
     assert said(trace) == [
         ("all-to-allv", ALL, 16384 * 4),
         ("reduce-scatter", ALL, 32768 * 2),
@@ -41,7 +41,7 @@ def test_a_param_trace_for_all_ranks_counts_in_elements_of_its_types():
 
 
 def test_param_traces_of_ranks_meet_in_their_groups_and_messages_may_cross():
-    assert said(traces.load(DATA / "pipeline")) == [
+    assert said(traces.load(TRACES / "pipeline")) == [
         ("all-reduce", (0, 1), 16384),
         ("all-reduce", (2, 3), 16384),
         ("p2p", (0, 2), 32768),
@@ -54,7 +54,7 @@ def test_param_traces_of_ranks_meet_in_their_groups_and_messages_may_cross():
 
 def test_a_chakra_trace_made_by_protoc_is_followed_along_its_graph():
     """The files were written with the classes that protoc makes of et_def.proto, in the way of Chakra's generator."""
-    trace = traces.load(DATA / "tensor-parallel")
+    trace = traces.load(TRACES / "tensor-parallel")
     assert said(trace) == [
         ("all-reduce", (0, 1), 32768),
         ("all-reduce", (2, 3), 32768),
@@ -70,54 +70,6 @@ def test_a_chakra_trace_made_by_protoc_is_followed_along_its_graph():
     assert pauses[5] == (0, 1_000_000, 0, 1_000_000), "what is before a message is not before what follows it again"
     assert trace.operations[0].duration_ns == 900_000
     assert {note.what for note in trace.notes} == {"a memory load, weights: passed over"}
-
-
-operations = st.lists(
-    st.builds(
-        lambda kind, first, count, units, begun, length, root: (kind, first, count, units, begun, length, root),
-        st.sampled_from(
-            ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "reduce", "p2p", "barrier"]
-        ),
-        st.integers(0, 3),
-        st.integers(2, 4),
-        st.integers(1, 1000),
-        st.integers(0, 10**6),
-        st.integers(0, 10**4),
-        st.integers(0, 3),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-def made(rows):
-    """A trace of four ranks in which each waits a while before what it does."""
-    found, now = [], [0] * 4
-    for number, (kind, first, count, units, begun, length, root) in enumerate(rows):
-        members = tuple(sorted((first + step) % 4 for step in range(2 if kind == "p2p" else count)))
-        starts = []
-        for member in members:
-            now[member] += begun * 1000 if found else 0
-            starts.append(now[member])
-            now[member] += length * 1000
-        found.append(
-            Operation(
-                record=number,
-                collective=kind,
-                members=members,
-                size_bytes=4 if kind == "barrier" else units * 4 * len(members),
-                root=members[root % len(members)] if kind in ("broadcast", "reduce") else None,
-                pauses_ns=(0,) * len(members),
-                not_before_ns=tuple(starts),
-                duration_ns=length * 1000,
-                dtype="fp32",
-            )
-        )
-    return Trace(source="made", format="recorded", ranks=4, operations=tuple(found))
-
-
-def by_rank(trace, rank):
-    return [(one.collective, one.members, one.size_bytes, one.root) for one in trace.operations if rank in one.members]
 
 
 @given(rows=operations, form=st.sampled_from(traces.FORMATS))
@@ -164,7 +116,7 @@ def test_splits_of_an_all_to_allv_survive_and_chakra_has_none(tmp_path):
 @given(share=st.floats(0, 0.999))
 def test_a_cut_chakra_file_says_where_or_is_a_shorter_trace(share):
     """Where it is cut between two nodes nothing can tell; a node that others wait for is missed, if there is one."""
-    content = (DATA / "tensor-parallel" / "layer.0.et").read_bytes()
+    content = (TRACES / "tensor-parallel" / "layer.0.et").read_bytes()
     whole = list(wire.read_stream("whole", content))
     try:
         found = list(wire.read_stream("job.0.et", content[: int(len(content) * share)]))
@@ -177,17 +129,17 @@ def test_a_cut_chakra_file_says_where_or_is_a_shorter_trace(share):
 
 @given(share=st.floats(0, 0.99))
 def test_a_cut_param_file_is_refused(share):
-    content = (DATA / "ranking.json").read_bytes()
+    content = (TRACES / "ranking.json").read_bytes()
     with pytest.raises(ConfigError, match=r"r\.json: the trace is cut off"):
         param.read("r.json", content[: int(len(content.rstrip()) * share)].rstrip(b"]}\n"), rank=None, world=4)
 
 
 def test_a_cut_gzip_is_refused(tmp_path):
-    (tmp_path / "t.json.gz").write_bytes(gzip.compress((DATA / "ranking.json").read_bytes())[:200])
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress((TRACES / "ranking.json").read_bytes())[:200])
     with pytest.raises(ConfigError, match="cut off"):
         traces.load(tmp_path / "t.json.gz")
-    (tmp_path / "u.json.gz").write_bytes(gzip.compress((DATA / "ranking.json").read_bytes()))
-    assert said(traces.load(tmp_path / "u.json.gz")) == said(traces.load(DATA / "ranking.json"))
+    (tmp_path / "u.json.gz").write_bytes(gzip.compress((TRACES / "ranking.json").read_bytes()))
+    assert said(traces.load(tmp_path / "u.json.gz")) == said(traces.load(TRACES / "ranking.json"))
 
 
 REDUCE = {"comms": "all_reduce", "in_msg_size": 4, "out_msg_size": 4, "dtype": "float32", "world_size": 2}
@@ -285,14 +237,14 @@ def test_ranks_that_wait_for_each_other_are_told_with_their_records(tmp_path):
 )
 def test_a_path_that_is_no_trace(name, says):
     with pytest.raises(UsageError, match=says):
-        traces.load(DATA / name)
+        traces.load(TRACES / name)
 
 
 # Made to fit.
 
 
 def test_a_trace_is_shrunk_to_what_its_first_ranks_do_together():
-    trace = traces.fitted(traces.load(DATA / "tensor-parallel"), ranks=2)
+    trace = traces.fitted(traces.load(TRACES / "tensor-parallel"), ranks=2)
     assert said(trace) == [
         ("all-reduce", (0, 1), 32768),
         ("reduce-scatter", (0, 1), 32768),
@@ -316,7 +268,7 @@ def test_scaled_sizes_can_be_divided_and_are_never_nothing(rows, scale):
 
 
 def test_a_scaled_all_to_allv_keeps_its_skew():
-    one = traces.load(DATA / "ranking.json").operations[0]
+    one = traces.load(TRACES / "ranking.json").operations[0]
     skewed = dataclasses.replace(one, counts=tuple((1000, 400, 0, 40) for _ in ALL))
     trace = Trace(source="t", format="param", ranks=4, operations=(skewed,))
     (cut,) = traces.fitted(trace, ranks=4, scale=0.1).operations

@@ -5,118 +5,14 @@ The engines here speak the real protocol over real queues, without verbs: what i
 
 from __future__ import annotations
 
-import queue
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from engine_labs import Engine, Lab, node_ns
 
-from testbed import inventory
-from testbed.errors import CommandFailed, LabError
-from traffic import flow
+from testbed.errors import LabError
 from traffic.plan import QpParams
-
-
-def node_ns():
-    """The time of the engines' hosts, which is not the controller's."""
-    return time.monotonic_ns() - 77_000 * 10**9
-
-
-class Engine:
-    """One host's engine: connects whatever it is asked to; `on_start` decides what happens then."""
-
-    def __init__(self, lab, host):
-        self.lab, self.host = lab, host
-        self.out = queue.Queue()
-        self.qpn = 16
-        self.generation = -1
-        self.ended = False
-
-    def emit(self, event, **fields):
-        self.out.put({"event": event, **fields})
-
-    def send(self, message):
-        getattr(self, f"do_{message.pop('do')}")(**message)
-
-    def receive(self, *, timeout_s):
-        try:
-            return self.out.get(timeout=min(timeout_s, 0.05))
-        except queue.Empty:
-            raise CommandFailed("silence") from None
-
-    def close(self):
-        self.ended = True
-
-    def do_clock(self):
-        self.emit("clock", monotonic_ns=node_ns())
-
-    def do_task(self, task, **_):
-        self.emit("task", task=task)
-
-    def do_qp(self, task, conn, generation, psn):
-        self.qpn += 1
-        self.generation = generation
-        self.emit("qp", task=task, conn=conn, generation=generation, end={"qpn": self.qpn, "psn": psn})
-
-    def do_connect(self, task, conn, generation, peer):
-        answer = "join_failed" if self.lab.dead_from is not None and generation >= self.lab.dead_from else "joined"
-        self.emit(answer, task=task, conn=conn, generation=generation, error="no route")
-
-    def do_go(self, task, conn, generation):
-        if task == "tx" and generation == 1:
-            self.emit("recovered", task=task, conn=conn, generation=1, at_ns=node_ns())
-            self.done()
-
-    def do_start(self, task):
-        self.lab.on_start(self)
-
-    def do_stop(self, task):
-        self.done()
-
-    def do_quit(self):
-        self.out.put(None)
-
-    def error(self, status="RETRY_EXC_ERR"):
-        self.emit(
-            "qp_error", task="tx", conn=0, generation=self.generation, qpn=self.qpn, status=status, at_ns=node_ns()
-        )
-
-    def done(self):
-        now_ns = node_ns()
-        totals = [{"conn": 0, "messages": 10, "first_ns": now_ns, "last_ns": now_ns}]
-        self.emit("sample", task="tx", start_ns=now_ns, sizes=[40960, 0])
-        self.emit("done", task="tx", start_ns=now_ns - 1_000_000, end_ns=now_ns, totals=totals, rnr=self.lab.rnr)
-
-
-class Lab:
-    kind = "soft"
-    rnr = None
-    topology = inventory.load(Path("inventory/soft.yml")).topology
-
-    def __init__(self, on_start, dead_from=None):
-        self.on_start, self.dead_from = on_start, dead_from
-        self.engines = []
-
-    def node(self, name):
-        lab = self
-
-        class Node:
-            def open(self, _argv):
-                lab.engines.append(Engine(lab, name))
-                return lab.engines[-1]
-
-        return Node()
-
-    def python(self, module):
-        return [module]
-
-    def ensure_code(self, name):
-        pass
-
-    def start(self, on_event=None, **change):
-        spec = {"src": "host1", "dst": "host3", "message_bytes": 4096, "duration_s": 1.0, "peer_deadline_s": 0.6}
-        return flow.start(self, flow.FlowSpec(**{**spec, **change}), on_event)
 
 
 def test_a_clean_flow_is_completed_and_counted():

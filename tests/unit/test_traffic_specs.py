@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from engine_labs import NothingStarts
 
 from testbed import inventory
 from testbed.errors import UsageError
@@ -12,18 +13,6 @@ from traffic import collective, flow
 from traffic.plan import QpParams
 
 TOPOLOGY = inventory.load(Path("inventory/soft.yml")).topology
-
-
-class NothingStarts:
-    """A lab on which starting anything fails the test."""
-
-    kind = "soft"
-    topology = TOPOLOGY
-
-    def node(self, name):
-        raise AssertionError(f"{name} was touched")
-
-    ensure_code = python = node
 
 
 FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}

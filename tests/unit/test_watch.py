@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-HOUSE = Path(__file__).resolve().parents[2]
+from house import HOUSE
 
 
 class Program:

@@ -1,0 +1,32 @@
+"""Experiments as text: read, or refused with words, on the default soft lab; the workloads that several tests read."""
+
+from __future__ import annotations
+
+import pytest
+from synthetic_run import soft_topology
+
+from harness.experiment import decode
+from harness.fit import fit
+from testbed.errors import ConfigError
+
+
+def read(text):
+    return decode(text.encode(), source="x.toml")
+
+
+def refused(text):
+    with pytest.raises(ConfigError) as caught:
+        fit(read(text), soft_topology(), "soft")
+    return str(caught.value)
+
+
+COLLECTIVE = 'name = "x"\n[workload]\ncollective = "{0}"\nsize = "1MiB"\niterations = 3\n{1}\n'
+FLOW = 'name = "x"\n[workload]\nflow = "{0}"\nsrc = "host1"\ndst = "host3"\nduration = "3s"\n{1}\n'
+JOB = """
+name = "x"
+[workload]
+grid = "tp=2,dp=2"
+phases = ["tp:all-reduce:64KiB", "dp:all-gather:1MiB:ring"]
+iterations = 20
+{}
+"""

@@ -1,0 +1,74 @@
+"""A run directory as the run loop leaves it, of made-up measurements, and its page as a reader would parse it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+from house import DEMO
+from synthetic_run import soft_topology
+
+from harness import judge, plan, rundir
+from harness.experiment import load
+from harness.fit import fit
+from harness.observe import observe
+
+VOID = {"meta", "br", "img", "hr", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Checks nesting, and collects ids, attributes and text."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.attributes, self.text = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.text.append(data)
+
+
+def finished(root, run, name="demo"):
+    """A run directory as the run loop leaves it, with made-up measurements."""
+    experiment = fit(load(DEMO), soft_topology(), "soft")
+    planned = plan.plan(experiment, inventory_digest="9f" * 32, version="0.1.0")
+    directory = rundir.create(
+        root,
+        experiment=DEMO.read_bytes(),
+        name=name,
+        seed=7,
+        lab="inventory/soft.yml",
+        started=datetime(2026, 11, 21, tzinfo=UTC),
+    )
+    directory.write_plan(planned)
+    directory.write_measurements(run)
+    directory.write_verdict(
+        judge.judge(plan=planned, expectations=experiment.expectations, run=run, observed=observe(run))
+    )
+    directory.write_environment(rundir.describe_environment(accelerator="tcg"))
+    return directory
+
+
+def parsed(html):
+    page = Page()
+    page.feed(html)
+    page.close()
+    assert page.open == []
+    return page
+
+
+EVIL = "<script>alert(1)</script>\"'&$x^2$"

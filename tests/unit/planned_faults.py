@@ -1,0 +1,115 @@
+"""Faults planned on the default soft lab: one of each kind, and any of some kinds, for tests of plans."""
+
+from __future__ import annotations
+
+import subprocess
+
+from hypothesis import strategies as st
+
+from inject.catalogue import CATALOGUE
+from inject.plan import FaultSpec, plan
+from testbed import inventory
+from testbed.shipped import inventories
+
+SOFT = inventory.load(inventories() / "soft.yml").topology
+PORTS = [link.name for link in SOFT.links]
+SOFT_KINDS = [name for name, kind in CATALOGUE.items() if "soft" in kind.fidelity]
+RNICS = [f"{host.name}:{rnic.name}" for host in SOFT.hosts for rnic in host.rnics]
+
+
+def soft(kind, target, *, for_s=1.0, at_s=0.0, **params):
+    return plan(FaultSpec(kind=kind, target=target, at_s=at_s, for_s=for_s, params=params), SOFT, lab_kind="soft")
+
+
+flaps = st.builds(
+    lambda target, for_s, period: FaultSpec(kind="link.flap", target=target, for_s=for_s, params=period),
+    st.sampled_from(PORTS + RNICS),
+    st.floats(0.05, 60),
+    st.one_of(st.just({}), st.fixed_dictionaries({"period": st.floats(0.05, 60), "duty": st.floats(0.01, 0.99)})),
+)
+drops = st.builds(
+    lambda target, params: FaultSpec(kind="packet.drop", target=target, for_s=1.0, params=params),
+    st.sampled_from(RNICS),
+    st.one_of(
+        st.fixed_dictionaries({"share": st.floats(0.000001, 1)}),
+        st.fixed_dictionaries({"psn": st.integers(0, (1 << 24) - 1), "qp": st.integers(1, (1 << 24) - 1)}),
+    ),
+)
+_selected = st.one_of(
+    st.fixed_dictionaries({"share": st.floats(0.000001, 0.9)}),
+    st.fixed_dictionaries({"every": st.integers(1, 10_000)}),
+    st.fixed_dictionaries({"psn": st.integers(0, (1 << 24) - 1), "qp": st.integers(1, (1 << 24) - 1)}),
+)
+packets = st.builds(
+    lambda kind, target, params, opcode, direction: FaultSpec(
+        kind=kind,
+        target=target,
+        for_s=1.0,
+        params=params | {"opcode": opcode, "direction": direction} | ({"delay": 20} if kind == "packet.delay" else {}),
+    ),
+    st.sampled_from([name for name in CATALOGUE if name.startswith("packet.") and name != "packet.forge"]),
+    st.sampled_from(PORTS + RNICS),
+    _selected,
+    st.sampled_from(["any", "data", "ack", "nak", "cnp", "read-response", "atomic"]),
+    st.sampled_from(["to", "from"]),
+)
+throttles = st.builds(
+    lambda target, percent: FaultSpec(kind="gpu.throttle", target=target, for_s=1.0, params={"percent": percent}),
+    st.sampled_from([f"{host.name}:gpu0" for host in SOFT.hosts]),
+    st.floats(1, 99),
+)
+SAMPLES = {
+    "link.down": ("host1:rxe0", {}),
+    "link.flap": ("rtsw1:ctsw1", {"period": 1}),
+    "link.oneway": ("rtsw1:ctsw1", {}),
+    "link.rate": ("host1:rxe0", {"rate": 10}),
+    "link.mtu": ("host1:rxe0", {}),
+    "packet.drop": ("host1:rxe0", {"share": 0.1}),
+    "packet.mark": ("host1:rxe0", {"every": 7}),
+    "packet.corrupt": ("host1:rxe0", {"share": 0.1}),
+    "packet.delay": ("rtsw1:ctsw1", {"delay": 20, "direction": "from"}),
+    "packet.reorder": ("host1:rxe0", {"share": 0.1}),
+    "packet.duplicate": ("host1:rxe0", {}),
+    "data.corrupt": ("host1:rxe0", {"every": 50}),
+    "packet.forge": ("host1:rxe0", {"what": "nak"}),
+    "congestion.shallow-queue": ("host1:rxe0", {}),
+    "congestion.background": ("host1:rxe0", {}),
+    "congestion.incast": ("host1:rxe0", {}),
+    "congestion.hash-collision": ("rtsw1:ctsw1", {}),
+    "congestion.slow-receiver": ("host1", {}),
+    "host.clock-step": ("host4", {"step": -30}),
+    "host.disk-full": ("host4", {}),
+    "storage.slow": ("host4", {}),
+    "storage.stall": ("host4", {}),
+    "storage.burst": ("host4", {}),
+    "switch.reboot": ("ctsw1", {}),
+    "switch.drain": ("ctsw1", {}),
+    "rnic.reset": ("host1:rxe0", {}),
+    "rnic.remove": ("host1:rxe0", {}),
+    "gpu.lost": ("host1:gpu0", {}),
+    "gpu.xid": ("host1:gpu0", {"period": 0.25, "count": 2}),
+    "switch.bgp-kill": ("rtsw1", {}),
+    "switch.bgp-reset": ("ctsw1", {}),
+    "switch.freeze": ("ctsw1", {}),
+    "switch.withdraw": ("rtsw1", {}),
+    "switch.hash-policy": ("rtsw1", {}),
+    "host.freeze": ("host1", {}),
+    "host.reboot": ("host1", {}),
+    "host.cpu-steal": ("host1", {"share": 0.5}),
+    "host.memory-pressure": ("host1", {}),
+    "host.rank-kill": ("host1", {}),
+    "host.rank-hang": ("host1", {}),
+    "gpu.throttle": ("host1:gpu0", {"percent": 50}),
+    "gpu.thermal": ("host1:gpu0", {}),
+    "gpu.noisy-neighbour": ("host1:gpu0", {}),
+}
+samples = st.sampled_from(sorted(SAMPLES)).map(
+    lambda kind: FaultSpec(kind=kind, target=SAMPLES[kind][0], for_s=5.0, params=SAMPLES[kind][1])
+)
+specs = st.one_of(flaps, drops, packets, throttles, samples)
+
+
+def assert_shell(text):
+    """POSIX shell that parses: a revert that does not is found when nobody is there to mend it."""
+    checked = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False, timeout=20)
+    assert checked.returncode == 0, checked.stderr

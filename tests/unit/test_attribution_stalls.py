@@ -1,0 +1,106 @@
+"""Who is at the root of a stall, from the flight recorders of the ranks that wait."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import msgspec
+from finished_run import finished
+from labelled_run import Network, connections
+from synthetic_run import synthetic_run
+
+from harness import stalls
+from harness.attribution import attribute
+from harness.report import render
+from traffic.flight import Entry, Flight
+
+
+def entry(what, at_ms, *, iteration=7, step=2, peer=-1, segment=-1, psn=-1):
+    return Entry(
+        at_ns=at_ms * 1_000_000,
+        what=what,
+        iteration=iteration,
+        step=step,
+        peer=peer,
+        qpn=17,
+        segment=segment,
+        psn=psn,
+    )
+
+
+def waiting(rank, peer, *, way="from", state=""):
+    entries = [entry("begin", 1000), entry("post", 1100, peer=(rank + 1) % 4, segment=3, psn=512)]
+    return Flight(
+        rank=rank,
+        endpoint=f"host{rank + 1}:rxe0",
+        standing=f"iteration 7, step 2: waits for segment 3 of 8 {way} rank {peer} (QP 17{state})",
+        entries=(*entries, entry("arrive", 1200 + rank, peer=peer, segment=2)),
+    )
+
+
+def test_the_rank_that_left_no_recording_is_at_the_root():
+    run = synthetic_run()
+    flights = [waiting(3, 2), waiting(0, 3), waiting(2, 1)]
+    found = stalls.culprit(flights, run)
+    assert found.rank == 1
+    assert "left no recording" in found.words[0]
+    assert found.words[1] == "rank 0 waits for rank 3 waits for rank 2 waits for rank 1"
+    best = attribute(msgspec.structs.replace(run, faults=()), flights)[0]
+    assert (best.cause, best.place, best.name) == ("lost-rank", "rank", "host2")
+
+
+def test_the_rank_that_has_not_joined_is_named_with_where_it_is():
+    late = Flight(rank=1, endpoint="host2:rxe0", standing="iteration 7, compute", entries=(entry("begin", 900),))
+    found = stalls.culprit([waiting(2, 1), waiting(3, 2), late], synthetic_run())
+    assert found.rank == 1
+    assert "has not joined: iteration 7, compute" in found.words[0]
+
+
+def test_a_stall_is_told_with_step_ranks_time_psn_and_hop():
+    flights = [waiting(2, 1), waiting(1, 0)]
+    (first, second) = stalls.stalls(flights)
+    assert (first.waiter, second.waiter) == (1, 2)
+    told = second.told(lost_at="rtsw1:ctsw2")
+    assert told == "iteration 7, step 2: rank 1→2 waited 0 s for PSN 512, lost at rtsw1:ctsw2"
+    assert "over host1 → rtsw1 → host2; its queue pair is broken" in stalls.stalls([waiting(2, 1, state=", lost")])[
+        0
+    ].told(path=("host1", "rtsw1", "host2"))
+
+
+def test_a_circle_over_broken_queue_pairs_points_at_the_rank_where_they_end():
+    flights = [waiting(0, 1), waiting(1, 2, state=", lost"), waiting(2, 3, state=", lost"), waiting(3, 0)]
+    assert stalls.culprit(flights, synthetic_run()).rank == 2
+    whole = [waiting(0, 1), waiting(1, 2), waiting(2, 3), waiting(3, 0)]
+    assert stalls.culprit(whole, synthetic_run()) is None
+
+
+def test_a_rank_that_left_no_recording_is_at_the_root_before_anybody_waits():
+    """Killed while all compute; where two are silent, neither stands out."""
+    run = synthetic_run()
+    flights = [Flight(rank=one.rank, endpoint="", standing="iteration 3, compute", entries=()) for one in run.ranks]
+    assert stalls.culprit(flights[:2] + flights[3:], run).rank == 2
+    assert stalls.culprit(flights[2:], run) is None
+    assert stalls.culprit(flights, run) is None
+
+
+def test_nobody_waits_nobody_is_named():
+    assert stalls.culprit([], synthetic_run()) is None
+    assert stalls.stalls([Flight(rank=0, endpoint="a", standing="iteration 1, compute", entries=())]) == ()
+
+
+def test_every_hop_of_the_made_up_workload_exists():
+    network = Network(1)
+    hops = Counter(pair for one in connections() for pair in itertools.pairwise(one.path))
+    assert set(hops) <= set(network.ports)
+
+
+def test_recordings_come_back_from_the_run_directory_and_onto_the_page(tmp_path):
+    directory = finished(tmp_path, synthetic_run())
+    assert directory.read_flights() == ()
+    flights = (waiting(2, 1), waiting(3, 2))
+    directory.write_flights(flights)
+    assert directory.read_flights() == flights
+    page = render(directory.path).read_text(encoding="utf-8")
+    assert "iteration 7, step 2: rank 1→2 waited" in page
+    assert "lost-rank" in page

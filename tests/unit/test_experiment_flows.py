@@ -1,0 +1,148 @@
+"""Flows as the workload of an experiment: all that the command line can say, and what cannot be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from experiment_text import FLOW, read
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_run import soft_topology
+
+from harness import workload
+from harness.cli.traffic import flow as flow_command
+from harness.cli.traffic import flow_specs
+from harness.experiment import decode
+from harness.fit import fit
+from harness.workload_file import KEYS, Flow, workload_of
+from testbed.errors import ConfigError, UsageError
+from traffic.flow import SPREADS, TRANSPORTS, VERBS, check
+from traffic.plan import QpParams
+
+
+def test_a_flow_is_a_workload_too():
+    text = """
+name = "f"
+[workload]
+flow = "write"
+src = "host1:rxe0"
+dst = "host3:rxe0"
+duration = "9s"
+qps = 4
+"""
+
+    workload = fit(read(text), soft_topology(), "soft").workload
+
+    assert workload == Flow(
+        flow="write",
+        src="host1:rxe0",
+        dst="host3:rxe0",
+        qps=4,
+        spread="each",
+        size_bytes=65536,
+        depth=16,
+        duration_ns=9_000_000_000,
+        pairs=(("host1:rxe0", "host3:rxe0"),),
+    )
+
+
+flow_words = st.fixed_dictionaries(
+    {
+        "verb": st.sampled_from(VERBS),
+        "transport": st.sampled_from(sorted(TRANSPORTS)),
+        "size": st.sampled_from(["64", "4KiB", "64KiB", "1MB"]),
+        "qps": st.integers(1, 4),
+        "spread": st.sampled_from(SPREADS),
+        "depth": st.integers(0, 64),
+        "admit": st.integers(0, 2),
+        "rate": st.floats(0, 1000),
+        "on": st.sampled_from([None, "20ms", "1.5s"]),
+        "off": st.sampled_from([None, "250us", "1m"]),
+        "latency": st.booleans(),
+        "late_receives": st.sampled_from([None, "5ms"]),
+        "check": st.booleans(),
+        "probe": st.booleans(),
+        "duration": st.sampled_from(["9s", "500ms"]),
+    }
+)
+
+
+@given(flow_words)
+def test_a_flow_of_an_experiment_is_that_of_the_command_line(words):
+    """The same words give the same flows; what cannot be meant is refused by both."""
+    ends = ("host1:rxe0", "host3:rxe0")
+    typed = flow_specs([ends], **words, memory="host", qp=QpParams())
+    said = {("flow" if name == "verb" else name): value for name, value in words.items() if value is not None}
+    try:
+        work = workload_of({**said, "src": ends[0], "dst": ends[1]}, "x.toml")
+    except ConfigError:
+        with pytest.raises(UsageError):
+            check(typed[0])
+    else:
+        check(typed[0])
+        assert workload._flows(replace(work, pairs=(ends,))) == typed
+
+
+def test_an_experiment_can_say_all_of_a_flow():
+    """Every option of the command but that of GPU memory, and those of how it is told; nobody may be forgotten."""
+    options = {parameter.name for parameter in flow_command.params} - {
+        "memory",
+        "out",
+        "perftest_json",
+        "as_json",
+        "verb",
+    }
+    assert options <= set(KEYS["flow"]), options - set(KEYS["flow"])
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ('transport = "tcp"', 'workload.transport: no transport "tcp"; there is rc, uc, ud'),
+        ('on = "20ms"', "workload: a flow with bursts needs both"),
+        ('on = "20"', 'workload.on: "20" is not a duration'),
+        ("rate = -1", "workload.rate"),
+        ('late_receives = "soon"', 'workload.late_receives: "soon" is not a duration'),
+        ('late_receives = "5ms"', "workload: late receives are of send and write-imm"),
+        ("admit = 1\nlatency = true", "workload: an admitted flow"),
+        ('transport = "ud"\nsize = "1KiB"', "workload: ud carries send"),
+    ],
+)
+def test_what_a_flow_cannot_be_is_refused(more, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read(PATTERN.format(f'pattern = "incast"\n{more}'))
+
+
+PATTERN = 'name = "x"\n[workload]\nflow = "write"\nduration = "9s"\n{}\n'
+
+
+def test_flows_of_a_pattern_are_a_workload_too():
+    work = fit(read(PATTERN.format('pattern = "incast"')), soft_topology(), "soft").workload
+    assert work.pairs == tuple((f"host{number}:rxe0", "host1:rxe0") for number in (2, 3, 4))
+    for more, says in (
+        ('pattern = "incst"', 'workload.pattern: no pattern "incst"; did you mean incast?'),
+        ("", "workload: name src and dst, or a pattern"),
+        ('src = "host1:rxe0"', "workload: name src and dst, or a pattern"),
+        ('src = "a"\ndst = "b"\npattern = "incast"', "workload: name src and dst, or a pattern"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            read(PATTERN.format(more))
+
+
+def test_a_flow_takes_its_verb_and_its_spread():
+    work = decode(FLOW.format("read", 'spread = "split"\nqps = 4').encode(), source="x").workload
+    assert (work.flow, work.spread, work.qps) == ("read", "split", 4)
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "says"),
+    [
+        ("push", "", 'workload.flow: no flow "push"; there is write, send, read, atomic'),
+        ("send", 'spread = "splitt"', 'workload.spread: no spread "splitt"; did you mean split?'),
+    ],
+)
+def test_a_flow_that_is_not_there_is_refused_with_its_path(verb, more, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        decode(FLOW.format(verb, more).encode(), source="x.toml")

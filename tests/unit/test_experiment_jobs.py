@@ -1,0 +1,186 @@
+"""Jobs as the workload of an experiment: what trains, stores, infers and ranks, and what makes no sense."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from experiment_text import JOB, read
+from synthetic_run import soft_topology
+
+from harness import run
+from harness.experiment import decode
+from harness.fit import fit
+from harness.plan import decode as plan_decode
+from harness.plan import encode, plan
+from harness.workload_file import duration_ns
+from testbed import inventory, shipped
+from testbed.errors import ConfigError
+from traffic.inference import InferenceSpec
+from traffic.ranking import RankingSpec
+
+
+def test_a_job_is_a_workload_and_its_plan_is_plain():
+    experiment = fit(read(JOB.format("")), soft_topology(), "soft")
+    work = experiment.workload
+    assert (work.grid, duration_ns(work)) == ((("tp", 2), ("dp", 2)), None)
+    assert [(one.along, one.size_bytes, one.algorithm) for one in work.phases] == [
+        ("tp", 65536, "auto"),
+        ("dp", 1 << 20, "ring"),
+    ]
+    assert work.ranks == ("host1:rxe0", "host2:rxe0", "host3:rxe0", "host4:rxe0")
+    planned = plan(experiment, inventory_digest="0", version="0")
+    assert plan_decode(encode(planned)).workload["phases"][1]["along"] == "dp"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("tp=2", "tp", 'workload.grid: "tp" is not a dimension'),
+        ("tp:all", "pp:all", 'workload: the grid has no dimension "pp"; it has tp, dp'),
+        ("64KiB", "64KB!", "workload.phases[0]: "),
+        ("all-gather", "gossip", 'workload: no collective "gossip"'),
+        (":ring", ":rong", 'workload: no algorithm "rong" for all-gather; there is auto, ring'),
+        ("iterations", "iteration", 'workload: no key "iteration" here; did you mean iterations?'),
+        ("grid", 'flow = "write"\ngrid', "workload: say what runs: "),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused_with_its_path(old, new, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read(JOB.format("").replace(old, new, 1))
+
+
+def test_a_grid_that_the_lab_does_not_fill_is_refused():
+    with pytest.raises(ConfigError, match=re.escape("workload.grid: has 8 ranks, but there are 4 RNICs")):
+        fit(read(JOB.format("").replace("tp=2", "tp=4")), soft_topology(), "soft")
+
+
+STORED_JOB = """
+name = "job"
+seed = 1
+[workload]
+grid = "dp=4"
+phases = ["dp:all-reduce:1MiB"]
+iterations = 5
+[workload.storage]
+host = "host4"
+"""
+
+
+def test_a_job_says_where_its_storage_is():
+    made = decode((STORED_JOB + 'ingest = "64KiB"\ncheckpoint = "4MiB:5:async"\n').encode(), source="job.toml")
+    storage = made.workload.storage
+    assert (storage.host, storage.ingest_bytes, storage.checkpoint_bytes) == ("host4", 65536, 4 << 20)
+    assert (storage.every, storage.mode) == (5, "async")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "for nothing"),
+        ('ingests = "64KiB"', 'workload.storage: no key "ingests" here; did you mean ingest?'),
+        ('ingest = "64 parsecs"', "workload.storage.ingest: "),
+        ('checkpoint = "1MiB:often"', 'workload.storage.checkpoint: "often" is not a number of iterations'),
+        ('checkpoint = "1MiB:5:later"', 'no checkpoints "later"; there is sync, staggered, async'),
+        ('checkpoint = "1MiB:0"', "every 1 iteration or more"),
+    ],
+)
+def test_storage_that_makes_no_sense_is_told_with_its_path(line, said):
+    with pytest.raises(ConfigError) as caught:
+        decode((STORED_JOB + line).encode(), source="job.toml")
+    assert said in str(caught.value)
+
+
+def test_storage_on_a_host_that_is_not_there_is_refused():
+    made = decode((STORED_JOB.replace("host4", "host9") + 'ingest = "1KiB"').encode(), source="job.toml")
+    with pytest.raises(ConfigError, match=r'workload\.storage\.host: no host "host9"; there is host1'):
+        fit(made, soft_topology(), "soft")
+
+
+FAULT_OF_A_PROGRAM = """
+[[faults]]
+kind = "{kind}"
+target = "{target}"
+at = "6s"
+for = "2s"
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "said"),
+    [
+        ("storage.stall", "host4", None),
+        ("storage.burst", "host4", None),
+        ("storage.burst", "host2", r"no storage .* there; it has on host4"),
+        ("storage.slow", "host1", r"no storage .* there; it has on host4"),
+        ("host.rank-hang", "host2", None),
+        ("host.rank-kill", "host3", r"no rank there; it has on host1, host2"),
+    ],
+)
+def test_a_fault_of_a_program_that_will_not_be_there_is_refused(kind, target, said):
+    two_ranks = STORED_JOB.replace("dp=4", "dp=2").replace(
+        "iterations", 'ranks = ["host1:rxe0", "host2:rxe0"]\niterations'
+    )
+    text = two_ranks + 'ingest = "1KiB"' + FAULT_OF_A_PROGRAM.format(kind=kind, target=target)
+    made = decode(text.encode(), source="job.toml")
+    lab = inventory.load(shipped.inventories() / "soft.yml")
+    if said is None:
+        assert [fault.of_workload for fault in run.decide(made, text.encode(), lab).faults] == [True]
+    else:
+        with pytest.raises(ConfigError, match=rf"faults: {kind} on {target}: the workload has {said}"):
+            run.decide(made, text.encode(), lab)
+
+
+SERVING = """
+name = "serving"
+seed = 1
+[workload]
+requests = 20
+tokens = 8
+prefill = "256KiB"
+decode = "4KiB"
+decode_time = "2ms"
+slo_ttft = "500ms"
+[[expect]]
+metric = "ttft.p99"
+max = "2s"
+[[expect]]
+metric = "slo_attainment"
+min = 0.9
+"""
+RANKING = """
+name = "ranking"
+seed = 1
+[workload]
+embedding = "512KiB"
+skew = 1.2
+iterations = 30
+"""
+
+
+def test_an_inference_job_is_a_workload_with_its_promises():
+    made = fit(decode(SERVING.encode(), source="serving.toml"), soft_topology(), "soft").workload
+    assert isinstance(made, InferenceSpec)
+    assert (made.requests, made.prefill_bytes, made.decode_ms, made.slo_ttft_ms) == (20, 256 << 10, 2.0, 500.0)
+    assert len(made.ranks) == 4
+
+
+def test_a_ranking_job_is_a_workload():
+    made = fit(decode(RANKING.encode(), source="ranking.toml"), soft_topology(), "soft").workload
+    assert isinstance(made, RankingSpec)
+    assert (made.embedding_bytes, made.skew, made.iterations, len(made.ranks)) == (512 << 10, 1.2, 30, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SERVING.replace("tokens = 8", "prefill_ranks = 3"), r"workload: an inference job needs groups of 2 ranks"),
+        (SERVING.replace('"4KiB"', '"none"'), r"workload\.decode: "),
+        (SERVING.replace("tokens", "tokns"), r'workload: no key "tokns" here; did you mean tokens\?'),
+        (RANKING.replace('"512KiB"', '"513"'), r"workload: embedding_bytes must be a multiple of 4"),
+        (RANKING + "requests = 3", r"workload: say what runs"),
+    ],
+)
+def test_a_job_that_serves_badly_is_refused_with_its_path(text, said):
+    with pytest.raises(ConfigError, match=said):
+        fit(decode(text.encode(), source="x.toml"), soft_topology(), "soft")

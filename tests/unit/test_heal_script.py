@@ -1,0 +1,74 @@
+"""The script that heals a machine: shell that parses, and leaves alone what may be somebody's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from planned_faults import SOFT, assert_shell
+
+from inject.heal import script
+from testbed import dirty
+from testbed.fingerprint import Fingerprint
+
+
+def healed(tmp_path, kind="soft", topology=SOFT):
+    return SimpleNamespace(
+        topology=topology,
+        kind=kind,
+        state_dir=tmp_path,
+        carrier=lambda name: SimpleNamespace(name=name),
+        netns=lambda _: None,
+    )
+
+
+def test_what_heals_a_machine_is_shell(tmp_path):
+    """The script of every machine, with all its marks."""
+    text = script(healed(tmp_path), "rtsw1")
+    assert_shell(text)
+    assert all(mark in text for mark in ("faultbed-fault-", "faultbed_", "fbvia", "cpu.max", "faultbed-hog"))
+    assert "ip link set dev ctsw1 up" in text
+    assert "not ours: rtsw1" not in text
+
+
+def test_a_port_of_a_rack_that_is_down_may_be_somebodys_maintenance(tmp_path):
+    """Only what was up before the run that left the lab DIRTY is brought up; the others are named."""
+    lab = healed(tmp_path, "rack")
+    text = script(lab, "rtsw1")
+    assert_shell(text)
+    assert "link set dev" not in text
+    assert "not ours: rtsw1:ctsw1 is down" in text
+    before = {"rtsw1": {"link ctsw1": "UP LOWER_UP mtu 4200", "link ctsw2": "mtu 4200"}}
+    dirty.mark(tmp_path, ["a port is down"], Fingerprint(nodes=before))
+    text = script(lab, "rtsw1")
+    assert_shell(text)
+    assert "ip link set dev ctsw1 up" in text
+    assert "ip link set dev ctsw2 up" not in text
+    assert "not ours: rtsw1:ctsw2 is down" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "goes_on"),
+    [("soft", "somebody", True), ("rack", "somebody", False), ("rack", "traffic.node.engine", True)],
+)
+def test_a_stopped_process_of_a_rack_may_be_somebodys(tmp_path, kind, argument, goes_on):
+    """A real process that is stopped: on a rack it goes on only when it is a program of ours."""
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        ["python3", "-c", program, argument], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        bare = SimpleNamespace(links=(), switches=(), host_by_name={})
+        text = script(healed(tmp_path, kind, bare), "host1")
+        only = text[text.index("for p in $(grep -ls '^State") :].replace(
+            "/proc/[0-9]*/status", f"/proc/{process.pid}/status"
+        )
+        said = subprocess.run(["sh", "-c", only], capture_output=True, text=True, check=True, timeout=20).stdout
+        process.send_signal(signal.SIGCONT)
+        process.communicate()
+    assert said.startswith(f"{'healed:' if goes_on else 'not ours:'} process {process.pid} (python3")

@@ -1,0 +1,144 @@
+"""What is wrong on a host is told by what it counts and by who waits for it, and is not called the network."""
+
+from __future__ import annotations
+
+import msgspec
+from labelled_run import HOSTS, Network
+from synthetic_run import MS, synthetic_run
+
+from harness.attribution import attribute
+from harness.confusion import score
+from harness.findings import NOTHING
+from harness.measurements import Iteration, RankSeries
+from testbed.telemetry import Change
+from traffic.results import Standstill
+
+
+def test_a_host_that_counts_anew_has_rebooted():
+    """Its counters stand lower than before; that its links came up meanwhile, and that its peers waited, follows."""
+    network = Network(5).run().hang("host3")
+    run = network.measured("host.reboot", "host3")
+    boot = {"ip.InDelivers": 900, "tcp.PassiveOpens": 4, "cpu0.wait_us": 7_000, "be0.carrier_changes": 2}
+    before, after = ({**run.counters_before}, {**run.counters_after})
+    before["host3"] = {**dict.fromkeys(boot, 5_000), "be0.carrier_changes": 1, "ip.hash_policy": 1}
+    after["host3"] = {**boot, "ip.hash_policy": 0}
+    run = msgspec.structs.replace(run, counters_before=before, counters_after=after)
+    (found, *others) = attribute(run)
+    assert (found.cause, found.place, found.name) == ("host-reboot", "rank", "host3")
+    assert "ip.InDelivers from 5000 to 900" in found.evidence[0]
+    assert not found.is_network
+    assert not [one for one in others if one.confidence >= 0.5]
+    assert score([(run, ())]).right == 1
+
+
+def test_one_counter_that_fell_is_no_boot():
+    run = Network(5).run().measured(None, "")
+    before = {**run.counters_before, "host3": {"ip.InDelivers": 9, "rxe0.sent_pkts": 9, "clock.stepped": 9}}
+    after = {**run.counters_after, "host3": {"ip.InDelivers": 8, "rxe0.sent_pkts": 0, "clock.stepped": 0}}
+    run = msgspec.structs.replace(run, counters_before=before, counters_after=after)
+    assert "host-reboot" not in {one.cause for one in attribute(run)}
+
+
+def fed(*, ingest_ms=5, checkpoint_ms=0, slow_ranks=(), slow_ms=0):
+    """A fault-free run of a job whose storage is host4; some ranks waited once, in iteration 20."""
+    run = Network(3).run().measured(None, "")
+    series = tuple(
+        RankSeries(
+            rank=rank,
+            iterations=tuple(
+                Iteration(
+                    index=index, start_ns=index * 400 * MS, compute_ns=100 * MS, comm_ns=100 * MS, wait_ns=0,
+                    ingest_ns=(slow_ms if rank in slow_ranks and index == 20 else ingest_ms) * MS,
+                    checkpoint_ns=checkpoint_ms * MS if index % 10 == 9 else 0,
+                )
+                for index in range(40)
+            ),
+        )
+        for rank in range(4)
+    )  # fmt: skip
+    return msgspec.structs.replace(run, series=series, workload={**run.workload, "storage": {"host": "host4"}})
+
+
+def test_ranks_that_wait_for_their_data_point_at_storage():
+    (found,) = attribute(fed(slow_ranks=(0, 1, 2, 3), slow_ms=3000))
+    assert (found.cause, found.place, found.name, found.is_network) == ("slow-storage", "storage", "host4", False)
+    assert "4 ranks waited up to 3.00 s for the data of an iteration" in found.evidence[0]
+
+
+def test_waits_that_are_usual_in_a_run_point_at_nobody():
+    """Checkpoints that all ranks wait for each time."""
+    assert attribute(fed(checkpoint_ms=2000)) == (NOTHING,)
+
+
+def test_one_rank_that_waited_long_points_at_storage_unless_it_stood_still_itself():
+    run = fed(slow_ranks=(2,), slow_ms=3000)
+    (found,) = attribute(run)
+    assert (found.cause, found.name, found.confidence) == ("slow-storage", "host4", 0.6)
+    start_ns = run.series[2].iterations[20].start_ns
+    hung = Standstill(host="host3", start_ns=start_ns, end_ns=start_ns + 3000 * MS)
+    (found,) = attribute(msgspec.structs.replace(run, standstills=(hung,)))
+    assert (found.cause, found.place, found.name) == ("hung-rank", "rank", "host3")
+    assert "did not run for 3.0 s" in found.evidence[0]
+
+
+def test_what_stands_still_with_all_the_others_is_nobodys_fault():
+    """The machine beneath the VMs had something else to do."""
+    still = tuple(
+        Standstill(host=f"host{number}", start_ns=number * MS, end_ns=2000 * MS + number * MS)
+        for number in (1, 2, 3, 4)
+    )
+    assert attribute(msgspec.structs.replace(fed(), standstills=still)) == (NOTHING,)
+    alone = (*still, Standstill(host="host1", start_ns=5000 * MS, end_ns=7000 * MS))
+    (found,) = attribute(msgspec.structs.replace(fed(), standstills=alone))
+    assert found.name == "host1"
+
+
+def test_an_engine_that_waits_for_an_rnic_without_a_link_is_no_second_finding():
+    network = Network(9).run()
+    link = network.topology.rnic_link("host1", "rxe0")
+    run = network.carrier(link).measured(None, "")
+    still = Standstill(host="host1", start_ns=0, end_ns=2500 * MS)
+    found = attribute(msgspec.structs.replace(run, standstills=(still,)))
+    assert [(one.cause, one.name) for one in found] == [("link-down", link.name)]
+
+
+def test_a_host_whose_programs_wait_for_a_cpu_is_told_with_little_confidence():
+    network = Network(3).run()
+    for number, host in enumerate(HOSTS):
+        network.counts[host, "cpu0.wait_us"] += 9_000_000 + 100_000 * number
+    assert attribute(network.measured(None, "")) == (NOTHING,)
+    network.counts["host4", "cpu0.wait_us"] += 60_000_000
+    (found,) = attribute(network.measured(None, ""))
+    assert (found.cause, found.name, found.confidence < 0.5) == ("busy-host", "host4", True)
+
+
+def test_what_a_gpus_driver_tells_of_errors_names_the_gpu():
+    """By its address, and how often; one that no GPU of the inventory has is its host's."""
+    run = synthetic_run()
+    host = run.topology.hosts[0]
+    gpu = host.gpus[0].name
+
+    def told(address, xid):
+        return Change(at_ns=run.t0_ns, node=host.name, subject="kernel", text=f"3 NVRM: Xid (PCI:{address}): {xid}, x")
+
+    log = (told(gpu, 63), told(gpu, 63), told("0000:ff:00", 79))
+    found = {one.name: one for one in attribute(msgspec.structs.replace(run, kernel=log)) if one.cause == "gpu-error"}
+    assert found.keys() == {f"{host.name}:{gpu}", host.name}
+    assert found[f"{host.name}:{gpu}"].evidence == (f"{host.name}:{gpu}: XID 63, 2 times",)
+
+
+def test_a_host_that_waits_for_memory_is_named():
+    """A healthy one's programs hardly ever do; a little is nobody's trouble."""
+    run = synthetic_run()
+
+    def stalled(us):
+        after = {node: dict(names) for node, names in run.counters_after.items()}
+        before = {node: dict(names) for node, names in run.counters_before.items()}
+        for host in run.topology.hosts:
+            before.setdefault(host.name, {})["memory.stalled_us"] = 5
+            after.setdefault(host.name, {})["memory.stalled_us"] = 5 + (us if host.name == "host2" else 0)
+        found = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
+        return [one.name for one in found if one.cause == "low-memory"]
+
+    assert stalled(900_000) == ["host2"]
+    assert stalled(20_000) == []

@@ -1,0 +1,140 @@
+"""Faults at one time: which collide over what they change, which go together, and who is no bystander."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from planned_faults import SAMPLES, SOFT, SOFT_KINDS, samples
+
+from inject.plan import FaultSpec, plan_all
+from testbed.errors import UsageError
+
+
+def test_faults_that_change_the_same_thing_at_once_are_refused():
+    """Two flaps of one port overlap; one after the other they are fine, and so are two drops on one port."""
+    flap = FaultSpec(kind="link.flap", target="rtsw1:ctsw1", at_s=1.0, for_s=2.0)
+    later = FaultSpec(kind="link.flap", target="rtsw1:ctsw1", at_s=3.0, for_s=1.0)
+    drop = FaultSpec(kind="packet.drop", target="host1:rxe0", for_s=9.0, params={"share": 0.1})
+    with pytest.raises(UsageError, match=r"faults\[1\].*overlaps faults\[0\]"):
+        plan_all([flap, FaultSpec(kind="link.flap", target="rtsw1:ctsw1", at_s=2.0, for_s=2.0)], SOFT, lab_kind="soft")
+    assert len({fault.id for fault in plan_all([flap, later, drop, drop], SOFT, lab_kind="soft")}) == 4
+
+
+COMPOSE = ("packet.drop", "packet.mark", "packet.corrupt", "data.corrupt", "packet.forge")
+"""Each has a rule of its own: the same one twice is two of them. What takes a detour towards a port does not."""
+
+
+def sample(kind, **more):
+    target, params = SAMPLES[kind]
+    return FaultSpec(kind=kind, target=target, for_s=5.0, params=params, **more)
+
+
+def collide(*specs):
+    """The refusal of two faults at one time, or None."""
+    try:
+        plan_all(specs, SOFT, lab_kind="soft")
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+@given(samples, samples)
+def test_collision_is_symmetric(one, two):
+    """Whichever is written first."""
+    assert (collide(one, two) is None) == (collide(two, one) is None)
+
+
+@pytest.mark.parametrize("kind", SOFT_KINDS)
+def test_the_same_fault_twice_collides_unless_it_composes(kind):
+    """At one time; one after the other all go together."""
+    refused = collide(sample(kind), sample(kind))
+    detour_from_port = kind == "packet.delay"  # its sample comes from the port: a table and a device of its own
+    assert (refused is None) == (kind in COMPOSE or detour_from_port), refused
+    assert collide(sample(kind), sample(kind, at_s=5.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "thing"),
+    [
+        (("switch.reboot", "rtsw1"), ("link.down", "rtsw1:ctsw1"), "link rtsw1:ctsw1"),
+        (("switch.reboot", "rtsw1"), ("link.down", "ctsw1:rtsw1"), "link rtsw1:ctsw1"),
+        (("switch.reboot", "rtsw1"), ("switch.bgp-kill", "rtsw1"), "bgpd of switch rtsw1"),
+        (("switch.reboot", "rtsw1"), ("packet.mark", "host1:rxe0"), "of switch rtsw1"),
+        (("link.down", "rtsw1:ctsw1"), ("link.flap", "ctsw1:rtsw1"), "link rtsw1:ctsw1"),
+        (("link.down", "rtsw1:ctsw1"), ("link.oneway", "ctsw1:rtsw1"), "link rtsw1:ctsw1"),
+        (("switch.bgp-kill", "ctsw1"), ("switch.drain", "ctsw1"), "bgpd/bgp graceful-shutdown of switch ctsw1"),
+        (("host.freeze", "host1"), ("host.cpu-steal", "host1"), "hog of host host1"),
+        (("host.freeze", "host1"), ("link.down", "host1:rxe0"), "link rtsw1:host1:rxe0"),
+        (("host.freeze", "host1"), ("gpu.thermal", "host1:gpu0"), "of host host1"),
+        (("host.reboot", "host1"), ("host.disk-full", "host1"), "of host host1"),
+        (("rnic.reset", "host1:rxe0"), ("rnic.remove", "host1:rxe0"), "host1:rxe0"),
+        (("rnic.reset", "host1:rxe0"), ("link.down", "host1:rxe0"), "link rtsw1:host1:rxe0"),
+        (("rnic.remove", "host1:rxe0"), ("link.down", "rtsw1:host1:rxe0"), "link rtsw1:host1:rxe0"),
+        (("gpu.lost", "host1:gpu0"), ("gpu.noisy-neighbour", "host1:gpu0"), "hog of host host1"),
+        (("host.cpu-steal", "host1"), ("gpu.noisy-neighbour", "host1:gpu0"), "hog of host host1"),
+    ],
+)
+def test_what_is_inside_a_claimed_thing_collides(one, two, thing):
+    """The conflict is named with both faults and the thing, whichever comes first."""
+    specs = [
+        FaultSpec(kind=kind, target=target, for_s=5.0, params=SAMPLES[kind][1] if kind in SAMPLES else {})
+        for kind, target in (one, two)
+    ]
+    for pair in (specs, specs[::-1]):
+        refused = collide(*pair)
+        assert refused is not None
+        assert all(f"{spec.kind} on {spec.target}" in refused for spec in pair)
+        assert f"{thing};" in refused
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [("packet.drop", "host1:rxe0"), ("packet.drop", "host1:rxe0")],
+        [("packet.drop", "host1:rxe0"), ("packet.mark", "host1:rxe0")],
+        [("host.cpu-steal", "host1"), ("packet.drop", "host1:rxe0")],
+        [("host.freeze", "host1"), ("link.down", "rtsw1:ctsw1"), ("packet.drop", "host1:rxe0")],
+        [("gpu.lost", "host1:gpu0"), ("gpu.xid", "host1:gpu0"), ("gpu.thermal", "host2:gpu0")],
+        [("link.down", "rtsw1:ctsw1"), ("link.down", "rtsw1:ctsw2"), ("link.mtu", "rtsw1:ctsw1")],
+        [("rnic.reset", "host1:rxe0"), ("rnic.remove", "host1:rxe1"), ("switch.bgp-kill", "rtsw1")],
+        [("switch.withdraw", "rtsw1"), ("switch.bgp-reset", "rtsw1"), ("switch.hash-policy", "rtsw1")],
+        [("switch.reboot", "ctsw1"), ("switch.reboot", "ctsw2"), ("host.rank-hang", "host1")],
+    ],
+)
+def test_faults_that_change_different_things_go_together(specs):
+    """Inside one machine, on one port, at the two uplinks of a switch."""
+    faults = [FaultSpec(kind=kind, target=target, for_s=5.0, params=SAMPLES[kind][1]) for kind, target in specs]
+    assert collide(*faults) is None
+
+
+def test_two_ways_of_one_link_compose_and_one_way_twice_does_not():
+    """Silence in one direction is not that in the other, whichever end it is named from."""
+    there = FaultSpec(kind="link.oneway", target="rtsw1:ctsw1", for_s=5.0)
+    back = FaultSpec(kind="link.oneway", target="ctsw1:rtsw1", for_s=5.0)
+    same = FaultSpec(kind="link.oneway", target="ctsw1:rtsw1", for_s=5.0, params={"direction": "from"})
+    assert collide(there, back) is None
+    assert collide(there, same)
+
+
+def test_a_gpu_that_another_fault_throttles_is_no_bystander():
+    """Each throttle names the other GPUs as bystanders, except those that are throttled on purpose."""
+    one, two = plan_all(
+        [FaultSpec(kind="gpu.throttle", target=f"host{n}:gpu0", for_s=1.0, params={"percent": 50}) for n in (1, 2)],
+        SOFT,
+        lab_kind="soft",
+    )
+    assert one.must_not_move == two.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+
+
+def test_a_thing_that_another_fault_takes_away_is_no_bystander():
+    """A GPU that is gone has no counters; that they can no longer be read is not the throttle's doing."""
+    lost, throttle = plan_all(
+        [
+            FaultSpec(kind="gpu.lost", target="host1:gpu0", for_s=1.0),
+            FaultSpec(kind="gpu.throttle", target="host2:gpu0", for_s=1.0, params={"percent": 50}),
+        ],
+        SOFT,
+        lab_kind="soft",
+    )
+    assert throttle.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+    assert lost.must_not_move == throttle.must_not_move

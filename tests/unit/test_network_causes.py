@@ -1,0 +1,212 @@
+"""What is wrong in the network is placed by carriers, routes, dead queue pairs, gaps and marks."""
+
+from __future__ import annotations
+
+import itertools
+from ipaddress import ip_interface
+
+import msgspec
+from labelled_run import HOSTS, Network, connections
+from synthetic_run import MS
+
+from harness.attribution import attribute
+from harness.findings import NOTHING
+from harness.measurements import counter_deltas
+from harness.signatures import Signs
+from testbed.telemetry import Change
+from traffic.results import QpError, Standstill
+
+
+def test_marks_are_placed_as_losses_are():
+    network = Network(4).run(("rtsw2", "host3"), 0.05, "mark")
+    best = attribute(network.measured("packet.mark", "rtsw2:host3:rxe0"))[0]
+    assert (best.cause, best.name) == ("congestion", "rtsw2:host3:rxe0")
+
+
+def test_a_switch_whose_links_all_went_is_one_finding():
+    network = Network(5).run()
+    for link in network.topology.links_of("ctsw1"):
+        network.carrier(link)
+    (found,) = attribute(network.measured("link.down", "ctsw1"))
+    assert (found.cause, found.place, found.name) == ("link-down", "ctsw", "ctsw1")
+
+
+def test_what_follows_from_a_link_that_went_is_no_second_finding():
+    network = Network(6).run()
+    link = network.topology.uplinks[0]
+    network.carrier(link)
+    network.counts["host1", "rxe0.completer_retry_err"] += 40
+    assert [one.cause for one in attribute(network.measured("link.down", link.name))] == ["link-down"]
+
+
+def without_routes(run, *lost):
+    """A run in which switches lost routes: (who, prefix)."""
+    changes = [
+        Change(at_ns=run.t0_ns + 10**9, node=node, subject=f"route main unicast {prefix} metric 20 bgp", text=None)
+        for node, prefix in lost
+    ]
+    return msgspec.structs.replace(run, changes=tuple(changes))
+
+
+def test_a_switch_that_withdraws_its_prefixes_is_named_by_those_who_lost_them():
+    quiet = Network(3).run().measured(None, "")
+    link = quiet.topology.rnic_link("host3", "rxe0")
+    prefixes = [str(ip_interface(rnic.address).network) for rnic in quiet.topology.host_by_name["host3"].rnics]
+    others = [one.name for one in quiet.topology.switches if one.name != link.a.node][:3]
+    (found,) = attribute(without_routes(quiet, *[(node, prefix) for node in others for prefix in prefixes]))
+    assert (found.cause, found.name, found.is_network) == ("control-plane", link.a.node, True)
+    assert attribute(without_routes(quiet, (others[0], prefixes[0]))) == (NOTHING,), "one alone may have forgotten"
+    elsewhere = str(ip_interface(quiet.topology.host_by_name["host1"].rnics[0].address).network)
+    both = [(node, prefix) for node in others for prefix in (*prefixes, elsewhere)]
+    assert attribute(without_routes(quiet, *both)) == (NOTHING,), "of several switches: no single one withdrew"
+
+
+def with_dead(run, pairs):
+    """A run some of whose queue pairs ran out of retries: (from, to)."""
+    lost = tuple(
+        QpError(
+            time_ns=run.t0_ns + 10**9, connection=number, endpoint=f"{src}:rxe0", peer=f"{dst}:rxe0", qpn=17 + number,
+            status="RETRY_EXC_ERR", generation=0,
+        )
+        for number, (src, dst) in enumerate(pairs)
+    )  # fmt: skip
+    return msgspec.structs.replace(run, qps_lost=lost)
+
+
+TO_HOST1 = [(one.src[:5], one.dst[:5]) for one in connections() if one.dst == "host1:rxe0"]
+OF_HOST1 = [(one.src[:5], one.dst[:5]) for one in connections() if "host1:rxe0" in (one.src, one.dst)]
+
+
+def test_a_link_that_lets_nothing_through_is_where_all_dead_queue_pairs_cross():
+    """No gap comes out of a black hole, and the timers of so many peers are usual ones."""
+    (found,) = attribute(with_dead(Network(3).run().measured(None, ""), OF_HOST1))
+    assert (found.cause, found.name) == ("loss", "rtsw1:host1:rxe0")
+    assert "ran out of retries from host1:rxe0 to host2:rxe0" in found.evidence[-1]
+
+
+def test_a_host_that_answers_nobody_kills_the_queue_pairs_towards_it():
+    (found,) = attribute(with_dead(Network(3).run().measured(None, ""), TO_HOST1))
+    assert (found.cause, found.place, found.name) == ("silent-host", "rank", "host1")
+
+
+def test_what_is_too_big_for_a_link_is_all_the_data_that_takes_it():
+    network = Network(3).run()
+    network.counts["rtsw1", "ip.FragFails"] += 1648
+    (found,) = attribute(with_dead(network.measured(None, ""), TO_HOST1))
+    assert (found.cause, found.name, found.confidence) == ("mtu", "rtsw1:host1:rxe0", 0.9)
+    network.counts["rtsw1", "ip.FragFails"] += 1
+    (found,) = attribute(network.measured(None, ""))
+    assert (found.cause, found.name, found.confidence) == ("mtu", "rtsw1", 0.5), "nobody else noticed"
+
+
+def test_what_runs_out_of_retries_while_routes_are_gone_is_no_second_finding():
+    network = Network(7).run().sessions("rtsw1")
+    network.counts["rtsw2", f"{network.ports['rtsw2', 'host3']}.rx_packets"] += 3897
+    across = [(a, b) for a, b in itertools.permutations(HOSTS, 2) if ("host1" in (a, b)) != ("host2" in (a, b))]
+    found = attribute(with_dead(network.measured(None, ""), across))
+    assert [(one.cause, one.name) for one in found] == [("control-plane", "rtsw1")]
+
+
+def test_a_host_that_stood_still_explains_the_queue_pairs_it_let_die():
+    run = Network(8).run().measured(None, "")
+    still = Standstill(host="host1", start_ns=0, end_ns=1100 * MS)
+    found = attribute(msgspec.structs.replace(with_dead(run, TO_HOST1[:1]), standstills=(still,)))
+    assert [(one.cause, one.name) for one in found] == [("hung-rank", "host1")]
+    elsewhere = attribute(msgspec.structs.replace(with_dead(run, [("host3", "host4")]), standstills=(still,)))
+    assert len(elsewhere) == 2, "what died far from it has another reason"
+
+
+def test_what_a_switch_says_and_hears_itself_is_no_loss():
+    """Its BGP packets come in and do not go out: thirty of them once made a link next to it the culprit."""
+    network = Network(4).run()
+    network.counts["rtsw1", "host2-rxe0.rx_packets"] += 2000
+    lossy = Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in
+    assert lossy == {"rtsw1": 2000}
+    network.counts["rtsw1", "ip.InDelivers"] += 2040
+    network.counts["rtsw1", "ip.OutRequests"] += 40
+    assert Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in == {}
+
+
+def test_what_died_on_a_link_that_was_down_is_no_second_finding():
+    """A switch beside it dropped what it could not deliver; queue pairs that died elsewhere have another reason."""
+    network = Network(9).run()
+    link = network.topology.rnic_link("host1", "rxe0")
+    network.counts["rtsw2", "host3-rxe0.rx_packets"] += 300
+    run = network.carrier(link).measured(None, "")
+    assert [one.cause for one in attribute(with_dead(run, TO_HOST1))] == ["link-down"]
+    elsewhere = [pair for pair in ((one.src[:5], one.dst[:5]) for one in connections()) if "host3" in pair]
+    assert len(attribute(with_dead(run, elsewhere))) == 2
+
+
+def test_marks_are_placed_before_the_first_node_that_sees_them():
+    """Two links on the way of all marked packets: the switch between them has seen the marks already."""
+    network = Network(4).run()
+    network.counts["host3", "ip.InCEPkts"] += 60
+    for switch in network.topology.switches:
+        network.counts[switch.name, "ip.InCEPkts"] += 0
+    for host in ("host1", "host2", "host4"):
+        network.counts[host, "ip.InCEPkts"] += 0
+    on_the_host_link = attribute(network.measured(None, ""))[0]
+    assert (on_the_host_link.cause, on_the_host_link.name) == ("congestion", "rtsw2:host3:rxe0")
+    network.counts["rtsw2", "ip.InCEPkts"] += 60
+    network.counts["ctsw1", "ip.InCEPkts"] += 60
+    earlier = attribute(network.measured(None, ""))[0]
+    assert (earlier.cause, earlier.name) == ("congestion", "rtsw1:ctsw1")
+
+
+def test_links_that_nothing_tells_apart_are_all_told():
+    """What is broken on the way to a spine or from it looks alike to the RNICs, where no switch misses a packet."""
+    network = Network(11)
+    for one in connections():
+        if "ctsw2" in one.path and one.path[1] == "rtsw1":
+            network.counts[one.dst[:5], "rxe0.out_of_seq_request"] += 20
+            network.counts[one.src[:5], "rxe0.rcvd_seq_err"] += 18
+    (found,) = attribute(network.run().measured(None, ""))
+    named = {found.name, *found.evidence[-1].removesuffix(" would leave the same traces").split(", ")}
+    assert named == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
+
+
+def test_which_gaps_belong_to_which_naks_tells_spines_apart():
+    """As counted on VMs: over either spine, both hosts send to both others; of one pair 9 packets were lost."""
+    network = Network(12).run()
+    for host, name, count in (
+        ("host1", "out_of_seq_request", 9), ("host2", "out_of_seq_request", 3),
+        ("host3", "rcvd_seq_err", 2), ("host4", "rcvd_seq_err", 9),
+    ):  # fmt: skip
+        network.counts[host, f"rxe0.{name}"] += count
+    over_ctsw1 = {("host1", "host3"), ("host2", "host3"), ("host3", "host1"), ("host4", "host2")}
+    rack = {"host1": "rtsw1", "host2": "rtsw1", "host3": "rtsw2", "host4": "rtsw2"}
+    crossing = tuple(
+        msgspec.structs.replace(
+            connections()[0],
+            src=f"{src}:rxe0",
+            dst=f"{dst}:rxe0",
+            path=(src, rack[src], dst)
+            if rack[src] == rack[dst]
+            else (src, rack[src], "ctsw1" if (src, dst) in over_ctsw1 else "ctsw2", rack[dst], dst),
+        )
+        for src, dst in itertools.permutations(HOSTS, 2)
+    )
+    (found,) = attribute(msgspec.structs.replace(network.measured(None, ""), connections=crossing))
+    assert {found.name, found.evidence[-1].split()[0]} == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
+
+
+def test_a_queue_pair_that_a_flap_has_cost_says_nothing_of_a_loss_elsewhere():
+    """As in the demo: an uplink flaps and costs one queue pair, later a host's link loses packets."""
+    network = Network(13)
+    network.carrier(next(link for link in network.topology.uplinks if link.name == "rtsw1:ctsw1"))
+    network.counts["host3", "rxe0.out_of_seq_request"] += 34
+    network.counts["host2", "rxe0.rcvd_seq_err"] += 30
+    network.counts["host2", "rxe0.completer_retry_err"] += 28
+    network.counts["rtsw2", "host3-rxe0.rx_packets"] += 198
+    ring = (
+        ("host1", "rtsw1", "host2"), ("host2", "rtsw1", "ctsw2", "rtsw2", "host3"),
+        ("host3", "rtsw2", "host4"), ("host4", "rtsw2", "ctsw1", "rtsw1", "host1"),
+    )  # fmt: skip
+    around = tuple(
+        msgspec.structs.replace(connections()[0], src=f"{path[0]}:rxe0", dst=f"{path[-1]}:rxe0", path=path)
+        for path in ring
+    )
+    run = msgspec.structs.replace(network.measured(None, ""), connections=around)
+    found = attribute(with_dead(run, [("host4", "host1")]))
+    assert [(one.cause, one.name) for one in found] == [("link-down", "rtsw1:ctsw1"), ("loss", "rtsw2:host3:rxe0")]
