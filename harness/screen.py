@@ -24,7 +24,7 @@ from testbed import counters, telemetry
 __all__ = ["SILENT_NS", "Screen"]
 
 SILENT_NS = 10_000_000_000
-"""Samples are told every second, by a switch under emulation every 4 s."""
+"""Samples are told every two seconds, by a switch under emulation every 4 s."""
 _STALE_NS = 6_000_000_000
 """A port that has not moved for so long carries nothing; a switch under emulation tells its samples 4 s apart."""
 _RECENT = 8

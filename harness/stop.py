@@ -45,7 +45,7 @@ _TABLE = (
         name="silence",
         unit="s",
         bound="max",
-        meaning="Longest time for which a machine of the lab has not been heard of (each tells something every second)",
+        meaning="Longest time for which a machine of the lab has not been heard of (each tells something every two seconds, an emulated switch every four)",
     ),
     Metric(
         name="kernel.broken",

@@ -7,7 +7,7 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
     {"do":"ways","flows":{NODE:[NETNS,[..]]}}  {"event":"ways","ports":{NODE:[PORT or null,..]}}  (testbed.onnode.ways)
     {"do":"follow","nodes":{..},"every_ms":100}     {"event":"following"}, and from then on
-                    once a second   {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
+                    every two seconds  {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
                     at once         {"event":"change","at_ns":N,"node":NODE,"subject":SUBJECT,"text":TEXT or null}
                                     and of its kernel's log  {.., "node":null,"subject":"kernel","text":"LEVEL TEXT"}
     {"do":"unfollow"}                       {"event":"unfollowed"}, after the last samples
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_BATCH_NS = 1_000_000_000
-_SHARE = 0.005
-"""Of a CPU, for samples: where one takes 2 ms (under emulation), they come every 400 ms, and so on up to `_SELDOM_NS`.
-Beside traffic, with all caches cold, an emulated switch needs 0.1 s for one."""
+_BATCH_NS = 2_000_000_000
+_SHARE = 0.002
+"""Of a CPU, for samples: where one takes 3 ms (under emulation), they come every 1.5 s, and so on up to `_SELDOM_NS`.
+Beside traffic, with all caches cold, an emulated switch needs 0.1 s for one. To tell them costs as much again."""
 _SELDOM_NS = 4_000_000_000
 
 

@@ -43,7 +43,7 @@ def test_a_link_that_goes_down_is_told_by_its_switches_with_the_routes_that_move
     for machine in recorded.machines:
         assert machine.lost is None
         assert machine.samples >= 2
-        # Half a hundredth of a CPU, or one sample in four seconds, whichever is more.
+        # A five-hundredth of a CPU, or one sample in four seconds, whichever is more.
         assert machine.busy_ns < 0.05 * (time.monotonic_ns() - began_ns)
 
 
