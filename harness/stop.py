@@ -45,7 +45,8 @@ _TABLE = (
         name="silence",
         unit="s",
         bound="max",
-        meaning="Longest time for which a machine of the lab has not been heard of (each tells something every two seconds, an emulated switch every four)",
+        meaning="Longest time for which a machine of the lab has not been heard of (each tells something every 2 s, an "
+        "emulated switch every 4 s)",
     ),
     Metric(
         name="kernel.broken",

@@ -146,7 +146,7 @@ class Following:
             list(pool.map(one, machines))
 
     def heard_ns(self) -> dict[str, int]:
-        """When each machine has told something last (controller's clock, ns); they tell their samples every two seconds."""
+        """When each machine has told something last (controller's clock, ns); samples are told every two seconds."""
         with self._lock:
             return {name: heard.at_ns for name, heard in self._heard.items()}
 
