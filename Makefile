@@ -1,5 +1,5 @@
 # Each target makes what it needs: system packages, .venv/, VM image, lab. Second runs reuse everything.
-.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak history setup clean
+.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak history setup setup-tests clean
 
 RUN = .venv/bin/
 RUNS = runs
@@ -15,10 +15,13 @@ demo: setup ## a real fabric comes up, carries a collective, is hurt three ways,
 	@$(RUN)faultbed up
 	@$(RUN)faultbed run tests/experiments/demo.toml
 
-test: setup ## everything, on a soft lab of its own
+setup-tests:
+	@./bootstrap --tests
+
+test: setup-tests ## everything, on a soft lab of its own
 	@$(RUN)python -m pytest
 
-unit: setup ## what needs no lab (seconds)
+unit: setup-tests ## what needs no lab (seconds)
 	@$(RUN)python -m pytest tests/unit
 
 bench: setup ## the numbers of the README, as ratios within one run
