@@ -110,12 +110,14 @@ def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
 
 def _losses(run: Measurements) -> Iterator[Prediction]:
     for fault, receipt, share in _losing(run):
-        if fault.passed is None:
+        exact = receipt.fired.passed
+        passed = fault.passed if exact is None else (exact, exact)
+        if passed is None:
             continue
-        low, high = losses(share, *fault.passed)
+        low, high = losses(share, *passed)
         yield Prediction(
             what=f"packets that {fault.plan.id} hit",
-            model=f"binomial: {share:g} of {fault.passed[0]:,} to {fault.passed[1]:,} packets that passed its hop; "
+            model=f"binomial: {share:g} of {passed[0]:,} to {passed[1]:,} packets that passed its hop; "
             f"{_SIGMAS} sigma",
             predicted=f"{low:,} to {high:,}",
             measured=f"{receipt.fired.count:,}",
