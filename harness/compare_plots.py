@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from harness import fault_bands
 from harness.charts import GOODPUT, INK, LINE, OTHER, STYLE, Band, Chart, bare, svg, twice
 from harness.comparison import Side, origin_ns
-from harness.plots import rolled
+from harness.plots import healthy_line, rolled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,9 +92,9 @@ def _lines(axes: Axes, sides: Sequence[Side], origins: Sequence[float], *, strok
         times = (whole.t0_ns + (np.arange(len(rates)) + 0.5) * whole.step_ns) / 1e9 - origin
         # Colour and stroke: neither alone has to tell them apart.
         axes.plot(times, rates, color=colour, linewidth=stroke, linestyle="-" if side.letter == "A" else (0, (5, 1.4)))
-        if side.observed.baseline is not None:
-            healthy = side.observed.baseline.healthy * 8 / 1e6
-            axes.axhline(healthy, color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
+        healthy = healthy_line(whole, side.observed)
+        if healthy is not None:
+            axes.plot(times, healthy, color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
         top = max(top, float(rates.max(initial=0)))
     axes.set_ylim(0, top * 1.12 or 1.0)
     axes.set_ylabel("Mb/s, all ranks")

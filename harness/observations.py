@@ -21,7 +21,7 @@ from harness.quantities import format_bytes, format_duration
 from harness.routing import Routing
 from harness.slow_ranks import slow_ranks
 from harness.statistics import Interval
-from harness.straggler import slowdowns, slowest
+from harness.straggler import LEVEL, slowdowns, slowest
 from testbed import counters
 
 __all__ = [
@@ -41,6 +41,9 @@ __all__ = [
 ]
 
 Value = float | int | str
+
+_SLOW = 0.9
+"""Pace of the machine under a soft lab below which a recovery says that it was measured against it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +136,12 @@ def _why_no_impact(base: timeline.Baseline | None) -> str:
 
 
 def recoveries(
-    run: Measurements, base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]
+    run: Measurements,
+    base: timeline.Baseline | None,
+    impacts: Mapping[str, timeline.Impact],
+    slowest: Mapping[str, float],
 ) -> dict[str, Observation]:
-    """How long goodput took to come back: by fault, and the worst."""
+    """How long goodput took to come back: by fault, and the worst. `slowest`: the machine's lowest pace meanwhile."""
     found: dict[str, Observation] = {}
     for fault in run.faults:
         one = impacts.get(fault.plan.id)
@@ -143,7 +149,7 @@ def recoveries(
             found[f"{prefix}.{fault.plan.id}"] = (
                 Observation(value=None, detail=f"{fault.plan.id}: {_why_no_impact(base)}")
                 if one is None
-                else _recovery(fault.plan.id, one, prefix)
+                else _recovery(fault.plan.id, one, prefix, slowest.get(fault.plan.id, 1.0))
             )
     for prefix in ("recovery", "after_clear"):
         each = [found[f"{prefix}.{fault.plan.id}"] for fault in run.faults]
@@ -151,7 +157,7 @@ def recoveries(
     return found
 
 
-def _recovery(fault_id: str, one: timeline.Impact, prefix: str) -> Observation:
+def _recovery(fault_id: str, one: timeline.Impact, prefix: str, slowest: float) -> Observation:
     value_ns = one.recovery_ns if prefix == "recovery" else one.after_clear_ns
     if one.censored:
         detail = f"{fault_id}: not back by the end of its data; at least {format_duration(value_ns)}"
@@ -162,6 +168,8 @@ def _recovery(fault_id: str, one: timeline.Impact, prefix: str) -> Observation:
             f"{fault_id}: goodput back {format_duration(one.recovery_ns)} after it fired, "
             f"{format_bytes(one.lost_bytes)} not carried"
         )
+    if slowest < _SLOW and one.recovery_ns:
+        detail += f"; measured against the machine's pace, which fell to {slowest:.2f} of that before the faults"
     return Observation(value=value_ns / 1e9, detail=detail, censored=one.censored)
 
 
@@ -243,11 +251,17 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
         return Observation(value="none", detail="no rank's compute phase stands out from the others'")
     host = next((rank.host for rank in run.ranks if rank.rank == top.rank), f"rank {top.rank}")
     said = (
-        f"median compute phase {format_duration(top.before_ns)} without a fault, {format_duration(top.during_ns)} "
-        f"under {top.fault_id}: {top.ratio:.2f} times as long against the other ranks'"
+        f"median compute phase {format_duration(top.before_ns)} without a fault (n = {top.iterations[0]}), "
+        f"{format_duration(top.during_ns)} under {top.fault_id} (n = {top.iterations[1]}): {top.ratio:.2f} times as "
+        "long against the other ranks'"
     )
     if not is_sure:
-        return Observation(value=None, detail=f"{host}'s {said}, which is within the noise of so few iterations")
+        by_chance = min(1.0, top.chance * len(slow))
+        return Observation(
+            value=None,
+            detail=f"{host}'s {said}, as chance would have it in {by_chance:.2g} of all runs (not below {LEVEL:g}); "
+            "a longer fault or shorter iterations would tell",
+        )
     return Observation(value=host, detail=f"{said} (by chance: {top.chance:.1g})")
 
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from harness import intervals, observations, timeline
 from harness.ettr import Ettr, ettr
 from harness.measurements import FaultRun, Measurements
 from harness.observations import Observation
+from harness.pace import pace, steadied
 from harness.phases import Phase, phases
 from harness.routing import Routing, routing
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Observed", "observe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """All that the judge and the report know about a run beyond its raw data."""
+    """All that the judge and the report know about a run beyond its raw data.
+
+    `pace` is that of the machine under a soft lab in each bin of `goodput`; None: it is not known, or no matter.
+    """
 
     metrics: Mapping[str, Observation]
     goodput: timeline.Goodput | None
@@ -28,6 +37,7 @@ class Observed:
     job_time: timeline.JobTime | None
     routing: Mapping[str, Routing]
     training: Ettr | None = None
+    pace: NDArray[np.float64] | None = None
 
 
 def observe(run: Measurements) -> Observed:
@@ -43,7 +53,11 @@ def observe(run: Measurements) -> Observed:
     if whole is not None:
         window_ns = timeline.rolling_window_ns(run.series, whole.step_ns, until_ns=first_ns)
         base = timeline.baseline(whole, first_fault_ns=first_ns, window_ns=window_ns)
-    impacts = {} if whole is None or base is None else _impacts(whole, base, fired)
+    impacts: dict[str, timeline.Impact] = {}
+    of_machine = None
+    if whole is not None and base is not None:
+        of_machine = pace(run, whole, fired, start_ns=base.start_ns, until_ns=base.end_ns)
+        impacts = _impacts(steadied(whole, of_machine), base, fired)
     by_phase = phases(run, impacts)
     by_routing = routing(run.changes, fired)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin)
@@ -51,7 +65,7 @@ def observe(run: Measurements) -> Observed:
     metrics = {
         **observations.plain(run),
         **observations.rates(run, whole),
-        **observations.recoveries(run, base, impacts),
+        **observations.recoveries(run, base, impacts, _slowest(whole, of_machine, impacts)),
         **observations.recovery_phases(run, base, by_phase),
         **observations.dips(base, impacts),
         "jct_ratio": observations.jct_ratio(run, job_time),
@@ -73,7 +87,21 @@ def observe(run: Measurements) -> Observed:
         job_time=job_time,
         routing=by_routing,
         training=training,
+        pace=of_machine,
     )
+
+
+def _slowest(
+    whole: timeline.Goodput | None, of_machine: NDArray[np.float64] | None, impacts: Mapping[str, timeline.Impact]
+) -> dict[str, float]:
+    """Fault id to the lowest pace of the machine from its firing until goodput was back."""
+    if whole is None or of_machine is None:
+        return {}
+    return {
+        fault_id: float(of_machine[whole.bin_of(one.fired_ns) : whole.bin_of(one.fired_ns + one.recovery_ns) + 1].min())
+        for fault_id, one in impacts.items()
+        if whole.bin_of(one.fired_ns) < len(of_machine)
+    }
 
 
 def _fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:

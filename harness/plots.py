@@ -113,6 +113,15 @@ def rolled(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
     return rate
 
 
+def healthy_line(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64] | None:
+    """Healthy goodput in Mb/s, in each bin: it follows the pace of the machine. None: a run without a baseline."""
+    if observed.baseline is None:
+        return None
+    paces = np.ones(len(one.bytes)) if observed.pace is None else observed.pace
+    line: NDArray[np.float64] = observed.baseline.healthy * 8 / 1e6 * paces
+    return line
+
+
 def _total_axes(axes: Axes, observed: Observed, bands: Sequence[Band]) -> None:
     whole = observed.goodput
     if whole is None:
@@ -127,9 +136,9 @@ def _total_axes(axes: Axes, observed: Observed, bands: Sequence[Band]) -> None:
     axes.set_ylabel("Mb/s, all ranks")
     axes.yaxis.grid(visible=True, color=LINE, linewidth=0.6)
     axes.set_axisbelow(True)
-    if observed.baseline is not None:
-        healthy = observed.baseline.healthy * 8 / 1e6
-        axes.axhline(healthy, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
+    healthy = healthy_line(whole, observed)
+    if healthy is not None:
+        axes.plot(times + whole.step_ns / 2e9, healthy, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
     shade(axes, bands)
     for band in bands:
         axes.text(

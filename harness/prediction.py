@@ -117,8 +117,7 @@ def _losses(run: Measurements) -> Iterator[Prediction]:
         low, high = losses(share, *passed)
         yield Prediction(
             what=f"packets that {fault.plan.id} hit",
-            model=f"binomial: {share:g} of {passed[0]:,} to {passed[1]:,} packets that passed its hop; "
-            f"{_SIGMAS} sigma",
+            model=f"binomial: {share:g} of {passed[0]:,} to {passed[1]:,} packets that passed its hop; {_SIGMAS} sigma",
             predicted=f"{low:,} to {high:,}",
             measured=f"{receipt.fired.count:,}",
             holds=low <= receipt.fired.count <= high,

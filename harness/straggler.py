@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.measurements import RankSeries
+from harness.measurements import Iteration, RankSeries
 
 __all__ = ["ENOUGH", "LEVEL", "RATIO", "Slowdown", "chance", "slowdowns", "slowest"]
 
@@ -21,6 +21,8 @@ RATIO = 1.25
 LEVEL = 0.01
 ENOUGH = 2
 """Iterations under a fault, and without one, below which nothing is said."""
+_MOST = 0.5
+"""Share of a compute phase above which it is under a fault; what is only partly so is counted to neither."""
 _EXACT = 2000
 """Pairs up to which the distribution of the rank sum is counted out; beyond, it is as good as normal."""
 
@@ -31,31 +33,32 @@ _Window = tuple[int, int]
 class Slowdown:
     """A rank's median compute phase without a fault and under this one.
 
-    `ratio` is the growth of what it is of the other ranks' median; `chance` how often it would be as large by chance.
+    `iterations` of each; `ratio` is the growth of what it is of the other ranks' median; `chance` how often it would be
+    as large by chance.
     """
 
     rank: int
     fault_id: str
     before_ns: float
     during_ns: float
+    iterations: tuple[int, int]
     ratio: float
     chance: float
 
 
 def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tuple[Slowdown, ...]:
     """Of each rank under each fault, where both have enough iterations. `fired`: first firing and removal, in ns."""
-    computed = {
-        one.rank: {step.index: (step.start_ns, step.compute_ns) for step in one.iterations if step.compute_ns > 0}
-        for one in series
-    }
+    computed = {one.rank: {step.index: step for step in one.iterations if step.compute_ns > 0} for one in series}
     whole = sorted(set.intersection(*(set(one) for one in computed.values()))) if computed else []
     found = []
     for rank, steps in computed.items():
         others = [steps for other, steps in computed.items() if other != rank] or [steps]
-        against = {at: math.log(steps[at][1] / np.median([one[at][1] for one in others])) for at in whole}
-        free = [at for at in whole if not any(_in(steps[at][0], window) for window in fired.values())]
+        against = {
+            at: math.log(steps[at].compute_ns / np.median([one[at].compute_ns for one in others])) for at in whole
+        }
+        free = [at for at in whole if not any(_share(steps[at], window) for window in fired.values())]
         for fault_id, window in fired.items():
-            under = [at for at in whole if _in(steps[at][0], window)]
+            under = [at for at in whole if _share(steps[at], window) > _MOST]
             if min(len(free), len(under)) < ENOUGH:
                 continue
             before, during = [against[at] for at in free], [against[at] for at in under]
@@ -63,8 +66,9 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
                 Slowdown(
                     rank=rank,
                     fault_id=fault_id,
-                    before_ns=_median(steps[at][1] for at in free),
-                    during_ns=_median(steps[at][1] for at in under),
+                    before_ns=_median(steps[at].compute_ns for at in free),
+                    during_ns=_median(steps[at].compute_ns for at in under),
+                    iterations=(len(free), len(under)),
                     ratio=math.exp(_median(during) - _median(before)),
                     chance=chance(before, during),
                 )
@@ -97,8 +101,11 @@ def chance(before: Sequence[float], during: Sequence[float]) -> float:
     return float(ways[count, seen:].sum() / math.comb(total, count))
 
 
-def _in(at_ns: int, window: _Window) -> bool:
-    return window[0] <= at_ns < window[1]
+def _share(step: Iteration, window: _Window) -> float:
+    """How much of its compute phase lies in the window, 0 to 1."""
+    start_ns = step.start_ns + step.ingest_ns
+    end_ns = start_ns + step.compute_ns
+    return max(0, min(end_ns, window[1]) - max(start_ns, window[0])) / step.compute_ns
 
 
 def _median(values: Iterable[float]) -> float:

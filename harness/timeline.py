@@ -18,6 +18,9 @@ healthy although its first bins are still dark). The clock starts when the fault
 as late as one hold after the fault was cleared; a later one is not this fault's. When goodput never left the
 floor, recovery is 0.
 
+On a soft lab whose job computes, what is held against the floor is steadied goodput (`harness.pace`): what the machine
+under the lab does slower than in the baseline is no fault's doing.
+
 When the data ends, or the next fault fires, before recovery, the result is *censored*: the true time is at
 least the number given. The judge fails a bound that even this lower number exceeds, and calls the rest
 INCONCLUSIVE.

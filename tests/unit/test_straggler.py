@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from harness.measurements import Iteration, RankSeries
 from harness.straggler import LEVEL, chance, slowdowns, slowest
 
-STEP_NS = 1_000_000_000
+STEP_NS = 3_000_000_000
 
 
 def series(rows):
-    """One rank's iterations for each column of compute times in ms, a second apart."""
+    """One rank's iterations for each column of compute times in ms, three seconds apart."""
     return tuple(
         RankSeries(
             rank=rank,
@@ -29,7 +29,7 @@ def series(rows):
 
 
 def under(first, last):
-    return {"slow-gpu": (first * STEP_NS, last * STEP_NS + 1)}
+    return {"slow-gpu": (first * STEP_NS, (last + 1) * STEP_NS)}
 
 
 # Compute times of four ranks, as a machine measured them whose other work ended shortly before the fault.
@@ -71,6 +71,17 @@ def test_a_slow_rank_among_two_is_the_slower_one():
 
     assert top is not None
     assert (top.rank, is_sure) == (0, True)
+
+
+def test_a_phase_that_is_only_partly_under_the_fault_is_counted_to_neither():
+    """One that a fault overtook at the end: with it, four slow iterations would no longer be the four slowest."""
+    rows = [(700, 700, 700)] * 12 + [(700, 1600, 700)] + [(700, 1500, 700)] * 4
+    fault = {"slow-gpu": (12 * STEP_NS + 1_200_000_000, len(rows) * STEP_NS)}
+
+    (slow,) = [one for one in slowdowns(series(rows), fault) if one.rank == 1]
+    assert slow.iterations == (12, 4)
+    assert slow.ratio == pytest.approx(1500 / 700)
+    assert slowest([slow])[1]
 
 
 def test_nothing_is_said_of_too_few_iterations_or_of_none():

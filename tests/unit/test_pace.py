@@ -1,0 +1,122 @@
+"""A machine that gets slower is no fault's doing: goodput is held against what the machine's pace lets a job carry."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_run import T0, synthetic_run
+
+from harness.measurements import Iteration, RankSeries
+from harness.observe import observe
+from harness.pace import AROUND, pace, steadied
+from harness.timeline import Goodput
+
+S = 1_000_000_000
+COUNT = 60
+
+
+def grid():
+    return Goodput(t0_ns=T0, step_ns=S // 10, bytes=np.full(COUNT * 10, 1e6))
+
+
+def run_of(phases_ms, **changes):
+    """The synthetic run with a second for each iteration of ranks 0 to 3, whose compute phases these are."""
+    run = synthetic_run()
+    series = tuple(
+        RankSeries(
+            rank=rank,
+            samples=(),
+            iterations=tuple(
+                Iteration(index=at, start_ns=T0 + at * S, compute_ns=int(row[rank] * 1e6), comm_ns=S // 10, wait_ns=0)
+                for at, row in enumerate(phases_ms)
+            ),
+        )
+        for rank in range(4)
+    )
+    return msgspec.structs.replace(run, series=series, **changes)
+
+
+def told(run, fired=None):
+    return pace(run, grid(), fired or {}, start_ns=T0, until_ns=T0 + 10 * S)
+
+
+SLOWER = [(400, 380, 410, 390)] * 30 + [(800, 760, 820, 780)] * 30
+
+
+def test_a_machine_that_halves_has_half_of_its_pace_from_then_on():
+    found = told(run_of(SLOWER))
+
+    assert found is not None
+    assert found[: (30 - AROUND) * 10] == pytest.approx(1.0)
+    assert found[(30 + AROUND) * 10 :] == pytest.approx(0.5)
+    assert steadied(grid(), found).bytes[-1] == pytest.approx(2e6)
+
+
+def test_a_machine_that_gets_faster_asks_for_no_more():
+    assert told(run_of(SLOWER[::-1])) == pytest.approx(1.0)
+
+
+def test_racks_have_their_cores_to_themselves():
+    assert told(run_of(SLOWER, lab_kind="rack")) is None
+    assert steadied(grid(), None) is not None
+
+
+def test_ranks_that_a_fault_aims_at_say_nothing_while_it_lasts():
+    """All of host1 and host2 are throttled, which is not the machine's doing."""
+    run = run_of([(400, 400, 400, 400)] * 20 + [(1600, 1600, 400, 400)] * 20 + [(400, 400, 400, 400)] * 20)
+    hosts = [rank.host for rank in run.ranks]
+    slow, other, *_ = run.faults
+    aimed = [
+        msgspec.structs.replace(fault, plan=msgspec.structs.replace(fault.plan, target=f"{host}:gpu0"))
+        for fault, host in zip((slow, other), hosts, strict=False)
+    ]
+    run = msgspec.structs.replace(run, faults=tuple(aimed))
+    window = (T0 + 20 * S, T0 + 40 * S)
+
+    assert told(run, {one.plan.id: window for one in aimed}) == pytest.approx(1.0)
+    assert told(run) is not None
+    assert float(told(run).min()) < 0.5  # had they been asked
+
+
+@pytest.mark.parametrize("phases", [[], [(0, 0, 0, 0)] * COUNT, [(400, 0, 0, 0)] * COUNT])
+def test_what_does_not_compute_tells_no_pace(phases):
+    assert told(run_of(phases)) is None
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 5000)] * 4), min_size=1, max_size=COUNT))
+def test_pace_is_a_share_whatever_the_phases(phases):
+    found = told(run_of(phases))
+
+    assert found is not None
+    assert ((found > 0) & (found <= 1)).all()
+    assert (found[:100] == 1).all()
+
+
+def test_a_slower_machine_does_not_make_a_recovered_fault_unrecovered():
+    """The same run, whose machine halves when the second fault fires: what is carried halves, and so do phases."""
+    run = synthetic_run()
+    before, slow_ns = observe(run), T0 + 20 * S
+
+    def half(series):
+        return msgspec.structs.replace(
+            series,
+            samples=tuple(
+                msgspec.structs.replace(one, bytes=one.bytes // (2 if one.t_ns >= slow_ns else 1))
+                for one in series.samples
+            ),
+            iterations=tuple(
+                msgspec.structs.replace(step, compute_ns=step.compute_ns * (2 if step.start_ns >= slow_ns else 1))
+                for step in series.iterations
+            ),
+        )
+
+    slowed = msgspec.structs.replace(run, series=tuple(half(one) for one in run.series))
+    with_pace, without = observe(slowed), observe(msgspec.structs.replace(slowed, lab_kind="rack"))
+
+    late = [fault for fault, one in before.impacts.items() if one.fired_ns > slow_ns and not one.censored]
+    assert late
+    for fault in late:
+        assert not with_pace.impacts[fault].censored, fault
+        assert without.impacts[fault].censored, fault
+    assert "machine's pace" in with_pace.metrics[f"recovery.{late[0]}"].detail
