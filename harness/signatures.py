@@ -5,8 +5,9 @@ A queue pair's data goes one way, its ACKs the other. When u→v loses packets,
     of the data that crosses u→v    the receiver sees gaps, the sender gets NAKs or runs into its timer
     of the ACKs that cross u→v      the sender runs into its timer, the receiver gets duplicates
 
-and when u→v lets nothing through for longer than the retries last, all queue pairs of both sorts are lost. So every
-directed link predicts another vector over (sign, RNIC). The hypothesis whose vector has the smallest angle to the one
+and when u→v lets nothing through for longer than the retries last, all queue pairs of both sorts are lost; when it lets
+some through, which gaps show, any of the first sort may be. So every directed link predicts another vector over (sign,
+RNIC). The hypothesis whose vector has the smallest angle to the one
 that was counted explains it best (cosine, 0..1). What a busy machine adds everywhere alike (timers, duplicates) is
 taken out as the median over RNICs first, and what is not well above it counts as nothing. A switch that took in more
 packets than it sent out is where they went: its links are preferred, above all those on the way out, where queues
@@ -140,8 +141,7 @@ class Match:
 
 def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool = False) -> Match | None:
     """The hypothesis that is most like the signs; None: nothing moved, or nothing is like it."""
-    seen = signs.vector()
-    if not seen:
+    if not (seen := signs.vector()):
         return None
     lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
     found: list[tuple[float, Link | None, str]] = []
@@ -149,7 +149,7 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
     alike: list[str] = []
     for link in among:
         for u, v in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
-            likeness = _cosine(seen, _predicted(run, u, v, signs, rnic=link.rnic))
+            likeness = _likeness(run, u, v, signs, rnic=link.rnic)
             unfit[link.name] = min(unfit.get(link.name, 1.0), _unfit(run, u, v, signs, rnic=link.rnic))
             if signs.lost_on.get((u, v)):
                 likeness *= _WIRE
@@ -174,8 +174,22 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
     return Match(link=best[1], host=best[2], likeness=min(1.0, best[0]), evidence=evidence)
 
 
-def _predicted(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
-    """What loss on u→v would leave, or marks where signs are of marks; an ACK counts for less than data."""
+def _likeness(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> float:
+    """Of what was counted to a loss on u→v: of everything, or where gaps show that it still carries, of some."""
+    seen = signs.vector()
+    found = _cosine(seen, _predicted(run, u, v, signs, rnic=rnic))
+    if signs.dead and signs.gaps >= _FEW:
+        found = max(found, _cosine(seen, _predicted(run, u, v, signs, rnic=rnic, some=True)))
+    return found
+
+
+def _predicted(
+    run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None, some: bool = False
+) -> dict[_Key, float]:
+    """What loss on u→v would leave, or marks where signs are of marks; an ACK counts for less than data.
+
+    With `some`, of packets: of the queue pairs whose data crosses it those died that did.
+    """
     found: dict[_Key, float] = {}
 
     def add(sign: str, end: str, share: float = 1.0) -> None:
@@ -191,7 +205,7 @@ def _predicted(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | N
                 if ("passed", node) in signs.counts:
                     add("passed", node, share)
             continue
-        if signs.dead and (forth or back):
+        if signs.dead and (((one.src, one.dst) in signs.dead and forth) if some else (forth or back)):
             add(*_died(one.src, one.dst))
         if forth:
             add("gap", one.dst)

@@ -6,6 +6,7 @@ import itertools
 from ipaddress import ip_interface
 
 import msgspec
+import pytest
 from labelled_run import HOSTS, Network, connections
 from synthetic_run import MS
 
@@ -87,6 +88,19 @@ def test_a_link_that_lets_nothing_through_is_where_all_dead_queue_pairs_cross():
 def test_a_host_that_answers_nobody_kills_the_queue_pairs_towards_it():
     (found,) = attribute(with_dead(Network(3).run().measured(None, ""), TO_HOST1))
     assert (found.cause, found.place, found.name) == ("silent-host", "rank", "host1")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_queue_pair_that_died_on_a_link_that_still_carries_names_that_link(host):
+    """A shallow queue once lost eight packets and one queue pair of five, and nothing was found."""
+    network = Network(12)
+    link = network.topology.rnic_link(host, "rxe0")
+    crossing = [one for one in connections() if one.dst == f"{host}:rxe0"]
+    run = network.run((link.a.node, host), 0.0006).measured("congestion.shallow-queue", link.name)
+
+    for one in crossing:
+        found = attribute(with_dead(run, [(one.src[:5], one.dst[:5])]))
+        assert (found[0].cause, found[0].name) == ("loss", link.name)
 
 
 def test_what_is_too_big_for_a_link_is_all_the_data_that_takes_it():
