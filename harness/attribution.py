@@ -20,6 +20,7 @@ How each is told:
     lost-rank      a flight recorder ends before the others' (`harness.stalls`)
     hung-rank      the engine of one host did not run for a while in which those of the others did
     host-reboot    what a host's kernel counts from its boot on, and never takes back, stands lower than before
+    late-receives  RNICs of one host told their peers that no receive was posted (RNR)
     slow-storage   ranks that did run waited for data or checkpoints much longer than they do in this run
     low-memory     programs of one host waited for memory
     busy-host      programs of one host waited for a CPU much longer than on the others, and nothing else is found there
@@ -61,6 +62,7 @@ def attribute(
     found += network_causes.packets(blind, deltas, found)
     found += host_causes.slow(blind, deltas)
     found += host_causes.gpu_errors(blind)
+    found += host_causes.late_receives(blind, deltas)
     found += host_causes.storage(blind)
     found += host_causes.low_memory(blind, deltas)
     found += host_causes.busy(blind, deltas, {one.name.partition(":")[0] for one in found})

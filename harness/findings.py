@@ -20,6 +20,7 @@ Cause = Literal[
     "lost-rank",
     "hung-rank",
     "host-reboot",
+    "late-receives",
     "slow-storage",
     "low-memory",
     "busy-host",

@@ -11,13 +11,23 @@ from harness.findings import Finding
 from harness.measurements import Deltas, Measurements
 from harness.slow_ranks import slow_ranks
 from harness.stalls import culprit
-from testbed.counters import STATES
+from testbed.counters import MLX5, STATES
 from testbed.onnode.xid import event
 from testbed.topology import Topology
 from traffic.flight import Flight
 from traffic.results import Standstill
 
-__all__ = ["busy", "gpu_errors", "lost_rank", "low_memory", "rebooted", "slow", "stood_still", "storage"]
+__all__ = [
+    "busy",
+    "gpu_errors",
+    "late_receives",
+    "lost_rank",
+    "low_memory",
+    "rebooted",
+    "slow",
+    "stood_still",
+    "storage",
+]
 
 _OUTSTANDING = 5
 """A wait is long from so many times the usual."""
@@ -29,6 +39,8 @@ _WAITED, _TOLD = 0.3, 0.45
 """A host is busy from that share of the run in which somebody waited, beyond the usual; and how sure that makes us."""
 _STALLED_US, _SHORT = 200_000, 0.8
 """Waits for memory that a host does not have by itself; and how sure they make us."""
+_RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
+"""From so many RNR NAKs on a host's receives are late; and how sure they make us."""
 _BOOT_COUNTERS, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
 """Counters that only a boot sets back, and how many of them have to stand lower: one may have been torn in reading."""
 
@@ -197,6 +209,26 @@ def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
         return []
     words = f"{worst}: programs waited {waits[worst] / 1e6:.1f} s for a CPU, on the other hosts {usual_us / 1e6:.1f} s"
     return [Finding(cause="busy-host", place="rank", name=worst, confidence=_TOLD, evidence=(words,))]
+
+
+def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
+    """Hosts whose RNICs found no receive posted for what came: a program that posts enough of them never has that."""
+    names = (_RNR, MLX5[_RNR])
+    sent = {
+        host.name: sum(deltas.get(host.name, {}).get(f"{rnic.name}.{name}", 0) for rnic in host.rnics for name in names)
+        for host in run.topology.hosts
+    }
+    return [
+        Finding(
+            cause="late-receives",
+            place="rank",
+            name=host,
+            confidence=_LATE,
+            evidence=(f"{host}: told its peers {count:,} times that no receive was posted (RNR NAK)",),
+        )
+        for host, count in sent.items()
+        if count >= _RNRS
+    ]
 
 
 def low_memory(run: Measurements, deltas: Deltas) -> list[Finding]:

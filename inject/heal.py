@@ -2,11 +2,11 @@
 
 It goes by marks, of which a fault that its target has not reverted has at least a unit or a stored revert: units
 named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named `fbvia*` and the
-redirections to them, a rule to the table that steers, a file that fills the disk, busy processes and stopped ones, a
-CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down, links of VMs without carrier. On
-a rack a port that is down may be somebody's maintenance, and a stopped process somebody's debugging: there only ports
-that were up before the run that left the lab DIRTY are brought up, and only programs of ours go on; all others are
-told as not ours, and left as they are.
+redirections to them, a rule to the table that steers, a file that fills the disk and one that makes receives late, busy
+processes and stopped ones, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down,
+links of VMs without carrier. On a rack a port that is down may be somebody's maintenance, and a stopped process
+somebody's debugging: there only ports that were up before the run that left the lab DIRTY are brought up, and only
+programs of ours go on; all others are told as not ours, and left as they are.
 
 One command a machine, all machines at once; one that does not answer does not keep the others waiting. What has no mark
 of its own (a setting, a line of a configuration, a killed daemon) lives no longer than its machine, and so does its
@@ -28,6 +28,7 @@ from inject.node.cgroup import UNLIMITED
 from inject.node.disk import FILE
 from inject.node.hog import NAME as HOG
 from inject.node.holder import REVERT_DIR
+from inject.node.latereceives import FILE as LATE
 from inject.node.limit import CGROUPS
 from inject.node.qmp import set_link
 from inject.node.steer import PRIORITY, TABLE
@@ -108,9 +109,10 @@ for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
   [ "$was" = "{UNLIMITED}" ] && continue
   if echo {UNLIMITED} > "$c"; then echo "{_MARK} $c was $was"; else echo "failed: $c is $was"; fi
 done
-if [ -e {FILE} ]; then
-  if rm -f {FILE}; then echo "{_MARK} removed {FILE}"; else echo "failed: {FILE}"; fi
-fi
+for f in {FILE} {LATE}; do
+  [ -e "$f" ] || continue
+  if rm -f "$f"; then echo "{_MARK} removed $f"; else echo "failed: $f"; fi
+done
 for f in /proc/[0-9]*/stat; do
   {{ read -r p name state _ <"$f"; }} 2>/dev/null || continue
   case "$name $state" in

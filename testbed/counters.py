@@ -36,6 +36,7 @@ MLX5 = {
     "completer_retry_err": "local_ack_timeout_err",
     "retry_exceeded_err": "req_transport_retries_exceeded",
     "rcvd_rnr_err": "rnr_nak_retry_err",
+    "send_rnr_err": "out_of_buffer",
     "retry_rnr_exceeded_err": "req_rnr_retries_exceeded",
 }
 """Counters of rdma_rxe, and those of mlx5 that tell the same (drivers/infiniband/hw/mlx5/counters.c).

@@ -1,4 +1,4 @@
-"""Faults of congestion: a short queue, elephants of others, one uplink for all, a receiver with little CPU."""
+"""Faults of congestion: a short queue, elephants of others, one uplink for all, receivers that are slow or late."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from inject.aim.hop import detour_act, detour_request, detour_steps, hop_of, ruleset
 from inject.aim.host import ENGINE
 from inject.aim.processes import limited
-from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, on_switch, rnic_counters
+from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, on_host, on_switch, rnic_counters
+from inject.node.latereceives import FILE
 from inject.node.limit import RANKS_CGROUP
 from inject.node.steer import PRIORITY, TABLE
 from testbed.errors import UsageError
@@ -168,10 +169,27 @@ def _slow(asked: Request) -> Shot:
     return limited(asked, ENGINE, RANKS_CGROUP, asked.params["percent"])
 
 
+def _late(asked: Request) -> Shot:
+    late_ms = asked.params.get("late") or 0
+    told = rnic_counters(asked.topology, "rcvd_rnr_err", but=asked.target.node)
+    if not told:
+        raise UsageError(f"{asked.where}.target: there is no other host that could send to {asked.target.text}")
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "late_receives", {"late_ms": late_ms}, claims=f"{asked.target.node}/receives"),
+        steps=(Step(do=f"echo {late_ms} > {FILE}   # the traffic engine looks for it", undo=f"rm -f {FILE}"),),
+        must_move=(Witness(any_of=told),),
+        must_not_move=rnic_counters(asked.topology, "send_err"),
+        of_workload=True,
+        shows={"file": FILE},
+    )
+
+
 BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
     "congestion.shallow-queue": _shallow,
     "congestion.background": _background,
     "congestion.incast": _incast,
     "congestion.hash-collision": _collision,
     "congestion.slow-receiver": _slow,
+    "congestion.late-receives": _late,
 }

@@ -94,4 +94,27 @@ _SLOW = described(
     colour="#7f5539",
 )
 
-KINDS = (_SHALLOW, _BACKGROUND, _INCAST, _COLLISION, _SLOW)
+_LATE = described(
+    name="congestion.late-receives",
+    summary="the host's part of the job posts receives late: who sends (sends, writes with immediate, collectives) "
+    "finds none (RNR)",
+    binding={"host": "unit"},
+    params=(
+        Param(
+            name="late",
+            type="integer",
+            unit="ms",
+            summary="between a message and the receive that is posted for it again; else none while the fault lasts",
+            low=1,
+            high=600_000,
+        ),
+    ),
+    fidelity={"soft": "real"},
+    armed_by="the file that the traffic engine looks for, read back",
+    must_move="rcvd_rnr_err of an RNIC of another host: it was told that its receiver is not ready",
+    must_not_move="rxe send_err",
+    reversible=True,
+    colour="#a68a64",
+)
+
+KINDS = (_SHALLOW, _BACKGROUND, _INCAST, _COLLISION, _SLOW, _LATE)

@@ -57,6 +57,7 @@ _ACTUATORS = {
     "commands": ("commands", "CommandsActuator"),
     "detour": ("detour", "DetourActuator"),
     "disk": ("disk", "DiskActuator"),
+    "late_receives": ("latereceives", "LateReceivesActuator"),
     "forge": ("forge", "ForgeActuator"),
     "frr": ("frr", "FrrActuator"),
     "hog": ("hog", "HogActuator"),

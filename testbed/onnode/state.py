@@ -223,6 +223,8 @@ def _machine_facts() -> Facts:
             yield from sorted((f"{what} {entry.name}", "there") for entry in Path(folder).iterdir())
     yield "clock", f"set by {stepped_s()} s" if stepped_s() else "not set since it is watched"
     yield "disk", "full" if is_full("/var/lib") else "not full"
+    with contextlib.suppress(FileNotFoundError):
+        yield "receives", f"late by {Path('/run/faultbed/late-receives').read_text().strip()} ms"
     running, stopped = dict.fromkeys(DAEMONS, 0), dict.fromkeys(DAEMONS, 0)
     programs: dict[str, int] = {}
     for process in Path("/proc").glob("[0-9]*/stat"):

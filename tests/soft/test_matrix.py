@@ -37,6 +37,7 @@ KINDS = {
     "congestion.background": ("host1:rxe0", {}),
     "congestion.incast": ("host1:rxe0", {}),
     "congestion.hash-collision": ("rtsw1:ctsw1", {}),
+    "congestion.late-receives": ("host1", {}),
     "switch.reboot": ("ctsw1", {}),
     "switch.drain": ("ctsw1", {}),
     "rnic.reset": ("host4:rxe1", {}),

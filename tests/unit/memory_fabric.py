@@ -155,9 +155,11 @@ class Fabric:
             now_ns = time.monotonic_ns()
             assert now_ns < deadline_ns, "they wait for each other"
             for task in self.tasks.values():
+                task.late.wake(now_ns)
                 if task.wake_ns is not None and now_ns >= task.wake_ns:
                     task.wake(now_ns)
                 if now_ns >= tick_ns:
+                    task.late.look()
                     task.tick(now_ns)
             tick_ns = tick_ns if now_ns < tick_ns else now_ns + TICK_NS
             if self.queue and self.queue[0][0] <= now_ns:

@@ -77,6 +77,7 @@ SAMPLES = {
     "congestion.incast": ("host1:rxe0", {}),
     "congestion.hash-collision": ("rtsw1:ctsw1", {}),
     "congestion.slow-receiver": ("host1", {}),
+    "congestion.late-receives": ("host1", {"late": 200}),
     "host.clock-step": ("host4", {"step": -30}),
     "host.disk-full": ("host4", {}),
     "storage.slow": ("host4", {}),

@@ -15,7 +15,7 @@ import pytest
 from house import HOUSE
 from waiting import until
 
-from inject.node import memory
+from inject.node import latereceives, memory
 from inject.node.actuator import Refused
 from inject.node.background import BackgroundActuator
 from inject.node.cgroup import CgroupActuator
@@ -279,6 +279,30 @@ def roce(*, opcode=0x0A, qp=17, psn=5, port=4791, protocol=17):
     udp = b"\xc0\x01" + port.to_bytes(2, "big") + bytes(4)
     bth = bytes([opcode, 0, 0xFF, 0xFF, 0]) + qp.to_bytes(3, "big") + b"\x80" + psn.to_bytes(3, "big")
     return bytes(12) + b"\x08\x00" + b"\x45" + bytes(8) + bytes([protocol]) + bytes(10) + udp + bth
+
+
+def test_late_receives_are_a_file_that_comes_whole_and_goes(tmp_path, monkeypatch):
+    file, counter = tmp_path / "faultbed" / "late-receives", tmp_path / "send_rnr_err"
+    monkeypatch.setattr(latereceives, "FILE", str(file))
+    monkeypatch.setattr(latereceives, "_SENT", str(tmp_path / "send_rnr_*"))
+    one = latereceives.LateReceivesActuator(late_ms=250)
+    assert one.prepare()["applied"] is False
+    counter.write_text("7\n")
+    one.on()
+    counter.write_text("47\n")
+    assert (file.read_text(), one.read()["applied"], one.hits()) == ("250\n", True, 40)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    with pytest.raises(Refused, match="already there"):
+        latereceives.LateReceivesActuator(late_ms=1).prepare()
+    for _ in range(2):
+        subprocess.run(["sh", "-c", one.revert_script()], check=True)
+    assert one.read()["applied"] is False
+    one.on()
+    one.off()
+    one.off()
+    assert not file.exists()
+    counter.unlink()
+    assert one.hits() is None, "an RNIC that does not count them"
 
 
 def test_the_psn_of_a_request_is_read_and_nothing_else():

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_fabric import VERBS, Fabric, Rnic, modules
 
+from inject.node import latereceives
 from traffic import collective, cost, flow, inference, ranking, replay, replay_batches, schedules, traces
 from traffic.collective import CollectiveSpec
 from traffic.inference import InferenceSpec
-from traffic.node import rnr
+from traffic.node import late, rnr
 from traffic.node.content import Content, Looker, nearest
 from traffic.ranking import RankingSpec
 from traffic.ranks import rank_plan
@@ -194,6 +195,88 @@ def test_a_sender_that_may_not_wait_so_often_loses_its_queue_pair(monkeypatch):
         fabric.run(["tx"], seconds=1.0)
     (error,) = [fields for _, event, fields in fabric.events if event == "qp_error"]
     assert (error["status"], fabric.naks) == ("RNR_RETRY_EXC_ERR", 3)
+
+
+class Interfered(Fabric):
+    """A fabric on which a fault makes receives late at the third message, and goes after so many NAKs."""
+
+    def __init__(self, path, late_ms, naks):
+        super().__init__(random.Random(7), delay_ns=100_000, rnr_retry=7 * 10**6)
+        self.path, self.late_ms, self.until, self.messages = path, late_ms, naks, 0
+
+    def spoilt(self, *message):
+        self.messages += 1
+        if self.messages == 3:
+            self.path.write_text(f"{self.late_ms}\n")
+            self.look()
+        return message
+
+    def not_ready(self, conn, now_ns):
+        super().not_ready(conn, now_ns)
+        if self.naks == self.until:
+            self.path.unlink()
+            self.look()
+
+    def look(self):
+        """As the engine's next tick does; on this fabric all could be over by then."""
+        for task in self.tasks.values():
+            task.late.look()
+
+
+@pytest.fixture
+def late_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(late, "PATH", str(tmp_path / "late-receives"))
+    return tmp_path / "late-receives"
+
+
+@pytest.mark.parametrize("late_ms", [0, 30])
+@pytest.mark.parametrize("verb", ["send", "write-imm"])
+def test_a_fault_that_makes_receives_late_holds_up_a_flow_that_then_goes_on(verb, late_ms, late_path, monkeypatch):
+    """0: none is posted at all while the fault is there; what was held back is posted when it goes."""
+    fabric = Interfered(late_path, late_ms, naks=40)
+    flow_on(monkeypatch, fabric, verb=verb, messages=4000, qps=2, depth=4)
+    fabric.run(["tx"])
+    (done,) = [fields for _, event, fields in fabric.events if event == "done"]
+    assert [total["messages"] for total in done["totals"]] == [2000, 2000]
+    assert fabric.naks >= 40
+    assert not late_path.exists()
+    receives = [len(conn.rc.receives) + len(conn.task.late.held) for conn in fabric.tasks["rx"].conns.values()]
+    assert receives == [8, 8], "each that was taken is posted again, once"
+
+
+def test_a_fault_that_makes_receives_late_holds_up_a_collective_whose_results_stay_right(late_path, monkeypatch):
+    node, fabric = modules(monkeypatch), Interfered(late_path, 0, naks=40)
+    spec = CollectiveSpec(size_bytes=1 << 16, segment_bytes=1024)
+    schedule = schedules.build("all-reduce", "ring", cost.shape_for(4, spec.size_bytes))
+    programs = schedules.programs(schedule, collective.layout(spec, 4))
+    plan = rank_plan("ring", spec, PLACES, programs, iterations=12)
+    for task in plan.tasks:
+        made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
+        fabric.tasks[task.name] = made
+    fabric.connect([fabric.cable(node, cable.index, cable.src, cable.dst) for cable in plan.cables])
+    fabric.run([task.name for task in plan.tasks])
+    wrong = [fields["wrong"] for _, event, fields in fabric.events if event == "iteration"]
+    assert wrong == [0] * 48
+    assert fabric.naks >= 40
+
+
+def test_a_fault_that_is_over_or_half_written_makes_nothing_late(late_path):
+    one = late.Late()
+    for said in ("", "soon", "-"):
+        late_path.write_text(said)
+        one.look()
+        assert one.ns == 0
+    late_path.write_text("250\n")
+    one.look()
+    assert one.ns == 250 * MS
+    late_path.unlink()
+    one.look()
+    assert one.ns == 0
+
+
+def test_who_makes_receives_late_and_who_is_late_have_one_name_for_it():
+    """`inject` and `traffic` never import each other."""
+    assert latereceives.FILE == late.PATH
 
 
 def test_counters_of_rnr_are_read_by_the_name_that_the_driver_has(tmp_path, monkeypatch):

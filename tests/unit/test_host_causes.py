@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from labelled_run import HOSTS, Network
 from synthetic_run import MS, synthetic_run
 
@@ -125,6 +126,22 @@ def test_what_a_gpus_driver_tells_of_errors_names_the_gpu():
     found = {one.name: one for one in attribute(msgspec.structs.replace(run, kernel=log)) if one.cause == "gpu-error"}
     assert found.keys() == {f"{host.name}:{gpu}", host.name}
     assert found[f"{host.name}:{gpu}"].evidence == (f"{host.name}:{gpu}: XID 63, 2 times",)
+
+
+@pytest.mark.parametrize("name", ["send_rnr_err", "out_of_buffer"])
+def test_a_host_whose_receives_are_late_is_named(name):
+    """Its RNIC counts the RNR NAKs that it sent, by one name or another; two may be a start."""
+    run = synthetic_run()
+
+    def found(count):
+        after = {node: dict(names) for node, names in run.counters_after.items()}
+        before = {node: dict(names) for node, names in run.counters_before.items()}
+        before["host2"][f"rxe0.{name}"], after["host2"][f"rxe0.{name}"] = 7, 7 + count
+        told = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
+        return [one.name for one in told if one.cause == "late-receives"]
+
+    assert found(40) == ["host2"]
+    assert found(2) == []
 
 
 def test_a_host_that_waits_for_memory_is_named():

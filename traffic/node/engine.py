@@ -30,6 +30,7 @@ import selectors
 import sys
 import time
 
+from traffic.node.late import Late
 from traffic.node.task import Conn, Task
 from traffic.node.verbs import Rnic
 
@@ -52,6 +53,7 @@ class Engine:
         self.rnics: dict[str, Rnic] = {}
         self.tasks: dict[str, Task] = {}
         self.by_qpn: dict[tuple[str, int], Conn] = {}
+        self.late = Late()
         self.buffer = b""
         self.open = True
 
@@ -68,10 +70,13 @@ class Engine:
         looked_ns, ran_ns = time.monotonic_ns(), time.process_time_ns()
         while self.open:
             wakes = [task.wake_ns for task in self.tasks.values() if task.wake_ns is not None]
-            wait_ns = min(due_ns, *wakes, due_ns) - time.monotonic_ns()
+            held = (self.late.held[0][0],) if self.late.held else ()
+            wait_ns = min(due_ns, *wakes, *held, due_ns) - time.monotonic_ns()
             for key, _ in self.selector.select(max(0.0, wait_ns / 1e9)):
                 key.data()
             now_ns = time.monotonic_ns()
+            if held:
+                self.late.wake(now_ns)
             if wakes:
                 for task in list(self.tasks.values()):
                     if task.wake_ns is not None and now_ns >= task.wake_ns:
@@ -81,6 +86,7 @@ class Engine:
                 if now_ns - looked_ns - used_ns > STOOD_NS:
                     self.emit("standstill", start_ns=looked_ns, end_ns=now_ns)
                 looked_ns, ran_ns = now_ns, ran_ns + used_ns
+                self.late.look()
                 for task in list(self.tasks.values()):
                     task.tick(now_ns)
                 due_ns = time.monotonic_ns() + TICK_NS
@@ -129,7 +135,8 @@ class Engine:
         if name not in self.rnics:
             rnic = self.rnics[name] = Rnic(name, request["address"])
             self.selector.register(rnic.fd, selectors.EVENT_READ, lambda: self._completions(rnic))
-        self.tasks[request["task"]] = self._make(request, self.rnics[name])
+        task = self.tasks[request["task"]] = self._make(request, self.rnics[name])
+        task.late = self.late
         self.emit("task", task=request["task"], rnic=name, gid_index=self.rnics[name].gid_index())
 
     def _make(self, request: dict[str, Any], rnic: Rnic) -> Task:
@@ -240,6 +247,7 @@ class Engine:
         for task in self.tasks.values():
             task.close()
         self.tasks.clear()
+        self.late.forget()
         self.by_qpn.clear()
         for rnic in self.rnics.values():
             rnic.drain()

@@ -115,7 +115,7 @@ class FlowReceiver(Task):
             return
         again = self.taken(conn, imm)
         if conn.state in ("joined", "up"):
-            conn.rc.post_recv(again)
+            self.late.post(conn, again)
         self.untold[conn.number] += 1
         self._tell(conn, now_ns)
 

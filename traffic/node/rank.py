@@ -244,7 +244,7 @@ class RankTask(Task):
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         if conn.state in ("joined", "up"):
-            conn.rc.post_recv(self.receive)
+            self.late.post(conn, self.receive)
         lane = self.in_by_conn.get(conn.number)
         if lane is None:
             out = self.out_by_conn[conn.number]

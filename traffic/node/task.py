@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traffic.node.late import Late
 from traffic.node.series import Series
 from traffic.node.verbs import STATUS, Rc, Rnic
 
@@ -49,6 +50,7 @@ class Task:
         self.series = Series()
         self.running = False
         self.finished = False
+        self.late = Late()  # the engine's own, once it serves the task
         self.sampled_ns = 0
         self.wake_ns: int | None = None  # when `wake` is wanted, if at all
         self.op_deadline_ns = spec["op_deadline_ms"] * 1_000_000

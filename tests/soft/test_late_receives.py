@@ -1,0 +1,82 @@
+"""Receives that are late on a real lab: who sends is told so (RNR), waits or loses its queue pair, and goes on."""
+
+from __future__ import annotations
+
+import pytest
+from waiting import wait_s
+
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+from testbed import counters
+from traffic import flow
+from traffic.flow import FlowSpec
+from traffic.plan import QpParams
+
+pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 3")]
+
+SENT = {
+    "src": "host1:rxe0",
+    "dst": "host3:rxe0",
+    "message_bytes": 16384,
+    "depth": 4,
+    "duration_s": 120.0,
+    "verb": "send",
+}
+
+
+def hold_up(lab, folder, target, spec, mutate=None):
+    """The receipt of two seconds without receives, and the flow's result."""
+    with (
+        flow.start(lab, spec) as running,
+        Journal(folder / "j") as journal,
+        Injector(lab, journal, mutate=mutate) as injector,
+    ):
+        fault = FaultSpec(kind="congestion.late-receives", target=target, for_s=2.0)
+        prepared = injector.prepare(plan(fault, lab.topology, lab_kind="soft"))
+        wait_s(2.0)
+        prepared.arm()
+        wait_s(2.0)
+        receipt = prepared.clear()
+        assert receipt.cleared.ok, receipt.cleared.error
+        running.stop()
+        result = running.wait(60.0)
+    return receipt, result
+
+
+def test_a_sender_that_may_wait_waits_and_goes_on(lab, tmp_path):
+    before = counters.read(lab, ["host1", "host3"])
+    receipt, result = hold_up(lab, tmp_path, "host3", FlowSpec(**SENT, qp=QpParams(rnr_retry=7)))
+    after = counters.read(lab, ["host1", "host3"])
+
+    assert receipt.proved, receipt.doubts
+    assert receipt.fired.witness == "host1/rxe0.rcvd_rnr_err"
+    assert receipt.fired.count > 10, "0.64 ms after each NAK it tries again"
+    sent, told = (
+        after[host][f"rxe0.{name}"] - before[host][f"rxe0.{name}"]
+        for host, name in (("host3", "send_rnr_err"), ("host1", "rcvd_rnr_err"))
+    )
+    assert sent == told
+    assert (result.outcome, result.qp_errors) == ("completed", ())
+
+
+@pytest.mark.slow
+def test_a_sender_that_may_not_loses_its_queue_pair_and_gets_another(lab, tmp_path):
+    receipt, result = hold_up(lab, tmp_path, "host3", FlowSpec(**SENT))
+
+    assert receipt.proved, receipt.doubts
+    assert result.outcome == "recovered"
+    assert {error.status for error in result.qp_errors} == {"RNR_RETRY_EXC_ERR"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "mutate"), [("host3", "noop"), ("host3", "lie"), ("host2", None)])
+def test_what_was_not_done_or_was_done_elsewhere_is_not_believed(lab, tmp_path, target, mutate):
+    """A host that nobody sends to has programs of ours, and is told; nobody meets it."""
+    beside = FlowSpec(**{**SENT, "dst": "host2:rxe1", "message_bytes": 64, "rate_bps": 51200, "verb": "write"})
+    with flow.start(lab, beside) as other:
+        receipt, result = hold_up(lab, tmp_path, target, FlowSpec(**SENT), mutate)
+        assert not receipt.proved
+        assert result.outcome == "completed"
+        other.stop()
+        other.wait(60.0)
