@@ -56,7 +56,7 @@ def observe(run: Measurements) -> Observed:
     impacts: dict[str, timeline.Impact] = {}
     of_machine = None
     if whole is not None and base is not None:
-        of_machine = pace(run, whole, fired, start_ns=base.start_ns, until_ns=base.end_ns)
+        of_machine = pace(run, whole, fired.values(), start_ns=base.start_ns, until_ns=base.end_ns)
         impacts = _impacts(steadied(whole, of_machine), base, fired)
     by_phase = phases(run, impacts)
     by_routing = routing(run.changes, fired)

@@ -2,15 +2,16 @@
 
 The VMs of a soft lab share the cores of one machine with all else that it does; what slows the cores slows the job, and
 no fault did that. Compute phases tell: each is the same work, and carries nothing over the fabric. The **pace** of a
-bin is the median compute phase of the fault-free start over that of the iterations around the bin, at most 1. Ranks on
-a host that a fault aims at are left out while it lasts: theirs may be slow because of it. **Steadied goodput** is
-goodput over pace: what the job would carry, had the machine kept its pace. Hosts of a rack have their cores to
-themselves, so nothing of theirs is steadied, nor is a workload that does not compute.
+bin is the median compute phase of the fault-free start over that of the iterations around the bin, at most 1. While a
+fault lasts nobody is asked, for it may be what slows them (elephants take CPU, too): what was before and what is after
+it is joined by a line. **Steadied goodput** is goodput over pace: what the job would carry, had the machine kept its
+pace. Hosts of a rack have their cores to themselves, so nothing of theirs is steadied, nor is a workload that does not
+compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,13 +27,13 @@ __all__ = ["AROUND", "MIN_RANKS", "pace", "steadied"]
 AROUND = 2
 """Iterations on either side of one whose median its pace is: one alone varies by a third."""
 MIN_RANKS = 2
-"""Ranks, none of them under a fault, below which an iteration says nothing about the machine."""
+"""Ranks with a compute phase below which an iteration says nothing about the machine."""
 
 _Window = tuple[int, int]
 
 
 def pace(
-    run: Measurements, grid: Goodput, fired: Mapping[str, _Window], *, start_ns: int, until_ns: int
+    run: Measurements, grid: Goodput, fired: Collection[_Window], *, start_ns: int, until_ns: int
 ) -> NDArray[np.float64] | None:
     """Of each bin of `grid`; 1 before `until_ns`, the end of the fault-free start. None: nothing tells.
 
@@ -40,16 +41,12 @@ def pace(
     """
     if run.lab_kind != "soft":
         return None
-    targets = {fault.plan.id: set(fault.plan.target.split(":")) for fault in run.faults}
-    host_of = {rank.rank: rank.host for rank in run.ranks}
     by_index: dict[int, list[int]] = {}
     begins: dict[int, int] = {}
-    for series in run.series:
-        aimed_at = [window for fault, window in fired.items() if host_of.get(series.rank) in targets.get(fault, ())]
-        for step in series.iterations:
-            begins[step.index] = min(begins.get(step.index, step.start_ns), step.start_ns)
-            if step.compute_ns > 0 and not _touched(step, aimed_at):
-                by_index.setdefault(step.index, []).append(step.compute_ns)
+    for step in (step for series in run.series for step in series.iterations):
+        begins[step.index] = min(begins.get(step.index, step.start_ns), step.start_ns)
+        if step.compute_ns > 0 and not _touched(step, fired):
+            by_index.setdefault(step.index, []).append(step.compute_ns)
     told = sorted(index for index, times in by_index.items() if len(times) >= MIN_RANKS)
     begin = np.array([begins[index] for index in told], dtype=np.float64)
     phases = np.array([np.median(by_index[index]) for index in told])
@@ -70,6 +67,6 @@ def steadied(series: Goodput, pace: NDArray[np.float64] | None) -> Goodput:
     return Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes / pace)
 
 
-def _touched(step: Iteration, windows: Iterable[_Window]) -> bool:
+def _touched(step: Iteration, windows: Collection[_Window]) -> bool:
     start_ns = step.start_ns + step.ingest_ns
     return any(start_ns < last and start_ns + step.compute_ns > first for first, last in windows)

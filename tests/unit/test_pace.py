@@ -38,7 +38,7 @@ def run_of(phases_ms, **changes):
 
 
 def told(run, fired=None):
-    return pace(run, grid(), fired or {}, start_ns=T0, until_ns=T0 + 10 * S)
+    return pace(run, grid(), fired or (), start_ns=T0, until_ns=T0 + 10 * S)
 
 
 SLOWER = [(400, 380, 410, 390)] * 30 + [(800, 760, 820, 780)] * 30
@@ -62,19 +62,11 @@ def test_racks_have_their_cores_to_themselves():
     assert steadied(grid(), None) is not None
 
 
-def test_ranks_that_a_fault_aims_at_say_nothing_while_it_lasts():
-    """All of host1 and host2 are throttled, which is not the machine's doing."""
-    run = run_of([(400, 400, 400, 400)] * 20 + [(1600, 1600, 400, 400)] * 20 + [(400, 400, 400, 400)] * 20)
-    hosts = [rank.host for rank in run.ranks]
-    slow, other, *_ = run.faults
-    aimed = [
-        msgspec.structs.replace(fault, plan=msgspec.structs.replace(fault.plan, target=f"{host}:gpu0"))
-        for fault, host in zip((slow, other), hosts, strict=False)
-    ]
-    run = msgspec.structs.replace(run, faults=tuple(aimed))
-    window = (T0 + 20 * S, T0 + 40 * S)
+def test_while_a_fault_lasts_nobody_is_asked():
+    """All are slow under it: elephants take CPU, and that is their doing, not the machine's."""
+    run = run_of([(400, 400, 400, 400)] * 20 + [(1600, 1600, 1500, 1700)] * 20 + [(400, 400, 400, 400)] * 20)
 
-    assert told(run, {one.plan.id: window for one in aimed}) == pytest.approx(1.0)
+    assert told(run, [(T0 + 20 * S, T0 + 40 * S)]) == pytest.approx(1.0)
     assert told(run) is not None
     assert float(told(run).min()) < 0.5  # had they been asked
 
