@@ -11,7 +11,7 @@ from traffic import cost, metrics, schedules
 from traffic.engine import Engines, Fabric, TrafficLab
 from traffic.flight import RankEnd
 from traffic.plan import check_qp
-from traffic.ranks import ITEM_BYTES, RanksSpec, ends_of, group_size, place, rank_plan, window_of
+from traffic.ranks import ITEM_BYTES, RanksSpec, ends_of, gpus_of, group_size, place, rank_plan, window_of
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Endpoint, Window
 from traffic.run import OnEvent, Running, begin
@@ -172,6 +172,7 @@ def start(
         programs,
         iterations=spec.iterations,
         duration_s=spec.duration_s,
+        gpus=gpus_of(lab, spec, ranks),
     )
     return begin(lab, plan, lambda running: _finish(running, spec, made, programs, ranks), on_event, engines)
 

@@ -18,7 +18,17 @@ from traffic import collective, cost, metrics, schedules, storage
 from traffic.collective import AUTO, CollectiveSpec
 from traffic.engine import Engines, Fabric, TrafficLab
 from traffic.flight import RankEnd
-from traffic.ranks import RanksSpec, ends_of, group_size, host_group_size, place, rank_plan, task_name, window_of
+from traffic.ranks import (
+    RanksSpec,
+    ends_of,
+    gpus_of,
+    group_size,
+    host_group_size,
+    place,
+    rank_plan,
+    task_name,
+    window_of,
+)
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Checkpoint, Endpoint, Iteration, Window
 from traffic.run import OnEvent, Running, begin
@@ -234,6 +244,7 @@ def start(
         ranks,
         programs,
         iterations=spec.iterations,
+        gpus=gpus_of(lab, spec, ranks),
         storage=server.told(spec.storage, len(ranks)) if server and spec.storage else None,
     )
     beside = () if server is None else (server,)

@@ -22,6 +22,7 @@ __all__ = [
     "WARMUP",
     "RanksSpec",
     "ends_of",
+    "gpus_of",
     "group_size",
     "host_group_size",
     "place",
@@ -83,11 +84,34 @@ def place(lab: Fabric, spec: RanksSpec) -> tuple[Endpoint, ...]:
         raise UsageError(f"warm-up iterations cannot be negative, got {spec.warmup}")
     if len(ranks) > MAX_RANKS:
         raise UsageError(f"at most {MAX_RANKS} ranks, got {len(ranks)}")
-    if spec.compute_units:
-        for rank in ranks:
-            if all(gpu.name != spec.gpu for gpu in lab.topology.host_by_name[rank.host].gpus):
-                raise UsageError(f"{rank.host} has no GPU {spec.gpu}; leave out the compute phase, or name another")
+    gpus_of(lab, spec, ranks)
     return ranks
+
+
+def gpus_of(lab: Fabric, spec: RanksSpec, ranks: Sequence[Endpoint]) -> tuple[Mapping[str, Any], ...] | None:
+    """Where each rank computes, as its engine is told; None: it does not.
+
+    That is the GPU which the inventory names beside the rank's RNIC, else `spec.gpu` of its host.
+
+    Raises:
+        UsageError: a host has no such GPU.
+    """
+    if not spec.compute_units:
+        return None
+    found: list[Mapping[str, Any]] = []
+    for rank in ranks:
+        host = lab.topology.host_by_name[rank.host]
+        beside = next((rnic.gpu for rnic in host.rnics if rnic.name == rank.rnic), None)
+        numbers = {gpu.name: number for number, gpu in enumerate(host.gpus)}
+        number = numbers.get(beside or spec.gpu)
+        if number is None:
+            raise UsageError(f"{rank.host} has no GPU {spec.gpu}; leave out the compute phase, or name another")
+        gpu = host.gpus[number]
+        if gpu.kind == "soft":
+            found.append({"socket": f"/run/faultbed/{gpu.name}.sock"})
+        else:
+            found.append({"pcie": gpu.pcie, "number": number})
+    return tuple(found)
 
 
 def group_size(topology: Topology, ranks: Sequence[Endpoint]) -> int:
@@ -124,11 +148,13 @@ def rank_plan(
     *,
     iterations: int | None,
     duration_s: float | None = None,
+    gpus: Sequence[Mapping[str, Any]] | None = None,
     storage: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Tasks and connections of ranks that run programs, for so many iterations or so long.
 
-    `storage` is what they are told of it (`traffic.storage.StorageServer.told`).
+    `gpus` are those of ranks that compute (`gpus_of`); `storage` is what they are told of it
+    (`traffic.storage.StorageServer.told`).
     """
     pairs = schedules.peers_of(programs)
     cables = tuple(Cable(index=index, src=task_name(src), dst=task_name(dst)) for index, (src, dst) in enumerate(pairs))
@@ -153,7 +179,7 @@ def rank_plan(
             "warmup": spec.warmup,
             "duration_ms": None if duration_s is None else round(duration_s * 1000),
             "compute_units": spec.compute_units,
-            "gpu_socket": f"/run/faultbed/{spec.gpu}.sock",
+            "gpu": None if gpus is None else gpus[rank],
             "deadline_ms": round(spec.deadline_s * 1000),
             "op_deadline_ms": round(spec.op_deadline_s * 1000),
             "storage": storage,

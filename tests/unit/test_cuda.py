@@ -1,4 +1,4 @@
-"""Memory of a GPU: which one a flow takes, and what is asked of the driver.
+"""A GPU's memory and work: which one a flow or a rank takes, and what is asked of the driver.
 
 No GPU here: the driver's side is a stand-in that keeps the calls; what a real one does with them has not been run.
 """
@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import json
 import os
+import selectors
+import socket
+import threading
+import time
 
 import pytest
 
 from testbed import inventory, shipped
 from testbed.errors import UsageError
 from traffic import flow
+from traffic.collective import CollectiveSpec
 from traffic.flow import FlowSpec
-from traffic.node.cuda import CudaMemory, NoCuda
+from traffic.node import cudagpu
+from traffic.node.cuda import CudaMemory, CudaWork, NoCuda
+from traffic.node.gpu import GpuClient
+from traffic.ranks import gpus_of, place
 
 
 class Driver:
     """libcuda: writes through the pointers that it is given, and can refuse a call."""
 
-    def __init__(self, refuses="", dma_buf=1):
-        self.refuses, self.dma_buf, self.calls = refuses, dma_buf, []
+    def __init__(self, refuses="", dma_buf=1, processors=1):
+        self.refuses, self.attributes, self.calls = refuses, {124: dma_buf, 16: processors}, []
 
     def __getattr__(self, name):
         def call(*arguments):
@@ -30,7 +39,7 @@ class Driver:
             if name == self.refuses:
                 return 801
             if name == "cuDeviceGetAttribute":
-                arguments[0]._obj.value = self.dma_buf
+                arguments[0]._obj.value = self.attributes[arguments[1]]
             if name == "cuMemAlloc_v2":
                 arguments[0]._obj.value = 0x7F0000000000
             if name == "cuMemGetHandleForAddressRange":
@@ -75,6 +84,84 @@ class Lab:
     def __init__(self, name):
         model = inventory.load(shipped.inventories() / name)
         self.topology, self.kind = model.topology, model.kind
+
+
+def test_work_is_as_many_kernels_as_units_and_then_waited_for():
+    driver = Driver(processors=132)
+    launched = []
+    driver.cuLaunchKernel = lambda *arguments: launched.append(arguments) or 0
+    work = CudaWork(pcie="0000:19:00.0", number=0, library=driver)
+    work.compute(3)
+    assert len(launched) == 3
+    _kernel, *shape, shared, stream, arguments, extra = launched[0]
+    assert (shape, shared, stream, extra) == ([8 * 132, 1, 1, 256, 1, 1], 0, None, None)
+    out, rounds = (
+        ctypes.cast(arguments[at], ctypes.POINTER(kind))[0]
+        for at, kind in enumerate((ctypes.c_uint64, ctypes.c_uint32))
+    )
+    assert (out, rounds) == (0x7F0000000000, 1 << 15)
+    assert driver.calls[-1] == "cuCtxSynchronize"
+    work.close()
+    assert driver.calls[-3:] == ["cuMemFree_v2", "cuModuleUnload", "cuDevicePrimaryCtxRelease_v2"]
+
+
+def test_work_that_the_driver_refuses_keeps_nothing():
+    driver = Driver(refuses="cuModuleLoadData")
+    with pytest.raises(NoCuda, match="cuModuleLoadData: operation not supported"):
+        CudaWork(pcie=None, number=0, library=driver)
+    assert driver.calls[-1] == "cuDevicePrimaryCtxRelease_v2"
+
+
+def test_a_gpus_process_answers_as_a_soft_gpu_does():
+    driver = Driver()
+    ours, theirs = socket.socketpair()
+    with ours:
+        work = CudaWork(pcie=None, number=0, library=driver)
+        serving = threading.Thread(target=cudagpu.serve, args=(theirs, work))
+        serving.start()
+        with ours.makefile("rwb", buffering=0) as lines:
+            for asked, told in (('{"units": 2}', "units"), ("nonsense", "error"), ('{"units": -1}', "error")):
+                lines.write(asked.encode() + b"\n")
+                assert told in json.loads(lines.readline())
+        ours.shutdown(socket.SHUT_WR)
+        serving.join(10)
+        assert not serving.is_alive()
+    theirs.close()
+    assert driver.calls.count("cuLaunchKernel") == 2
+
+
+def test_a_rank_is_told_that_its_host_has_no_driver_and_no_process_stays():
+    """What starts is the real process; here it finds no driver."""
+    found = []
+    with selectors.DefaultSelector() as selector:
+        client = GpuClient({"pcie": "0000:19:00.0", "number": 0}, selector)
+        client.compute(1, found.append)
+        deadline = time.monotonic() + 60
+        while not found and time.monotonic() < deadline:
+            for key, _ in selector.select(1.0):
+                key.data()
+        assert found == [None]
+        assert (client.name, "no CUDA driver on this host" in client.trouble) == ("GPU 0000:19:00.0", True)
+        client.close()
+    assert client.process.returncode == 0
+
+
+def test_each_rank_computes_on_the_gpu_beside_its_rnic():
+    lab = Lab("rack-h100.example.yml")
+    host = lab.topology.hosts[0]
+    names = (f"{host.name}:{host.rnics[0].name}", f"{host.name}:{host.rnics[3].name}")
+    spec = CollectiveSpec(ranks=names, compute_units=1)
+    assert gpus_of(lab, spec, place(lab, spec)) == (
+        {"pcie": host.gpus[0].pcie, "number": 0},
+        {"pcie": host.gpus[3].pcie, "number": 3},
+    )
+    assert gpus_of(lab, dataclasses.replace(spec, compute_units=0), ()) is None
+    soft = Lab("soft.yml")
+    assert gpus_of(soft, CollectiveSpec(compute_units=1), place(soft, CollectiveSpec()))[0] == {
+        "socket": "/run/faultbed/gpu0.sock"
+    }
+    with pytest.raises(UsageError, match="has no GPU gpu7"):
+        place(soft, CollectiveSpec(compute_units=1, gpu="gpu7"))
 
 
 def test_each_end_takes_the_gpu_at_the_place_of_its_rnic():

@@ -1,4 +1,8 @@
-"""Client of the soft GPU (`traffic.node.softgpu`): asks for work and is told when it is done, without blocking."""
+"""Client of a GPU: asks for work and is told when it is done, without blocking.
+
+A soft GPU (`traffic.node.softgpu`) has a socket; for a real one the client starts a process (`traffic.node.cudagpu`),
+which ends with it.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,42 @@ import json
 import os
 import selectors
 import socket
+import subprocess
+import sys
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 __all__ = ["GpuClient"]
 
+MODULE = "traffic.node.cudagpu"
+PATIENCE_S = 5.0
+
 
 class GpuClient:
-    """One connection to a GPU's unix socket, served by the engine's selector."""
+    """One connection to a GPU, served by the engine's selector.
 
-    def __init__(self, path: str, selector: selectors.BaseSelector) -> None:
-        self.path = path
+    `gpu` is `{"socket": path}` of a soft one, `{"pcie": address or None, "number": n}` of a real one. `trouble` is what
+    the GPU said when it could not do what it was asked.
+    """
+
+    def __init__(self, gpu: dict[str, Any], selector: selectors.BaseSelector) -> None:
         self.selector = selector
         self.buffer = b""
+        self.trouble = ""
         self.on_done: Callable[[int | None], None] | None = None
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(5)
-        try:
-            self.socket.connect(path)
-        except OSError as error:
-            self.socket.close()
-            raise OSError(f"no soft GPU at {path}: {os.strerror(error.errno or 0)}") from error
+        self.process: subprocess.Popen[bytes] | None = None
+        if "socket" in gpu:
+            self.name = f"the soft GPU at {gpu['socket']}"
+            self.socket = _connected(gpu["socket"])
+        else:
+            self.name = f"GPU {gpu['pcie'] or gpu['number']}"
+            self.socket, theirs = socket.socketpair()
+            with theirs:
+                words = [str(theirs.fileno()), str(gpu["number"]), *([gpu["pcie"]] if gpu["pcie"] else [])]
+                self.process = subprocess.Popen([sys.executable, "-m", MODULE, *words], pass_fds=(theirs.fileno(),))
         self.socket.settimeout(0)
         selector.register(self.socket, selectors.EVENT_READ, self._readable)
 
@@ -60,10 +77,29 @@ class GpuClient:
         self.buffer += data
         while b"\n" in self.buffer:
             line, self.buffer = self.buffer.split(b"\n", 1)
-            self._answer(json.loads(line).get("ns"))
+            told = json.loads(line)
+            self.trouble = told.get("error", "")
+            self._answer(told.get("ns"))
 
     def close(self) -> None:
         """Hang up; the GPU drops what it was doing for this client when it notices."""
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(self.socket)
         self.socket.close()
+        if self.process is not None:
+            try:
+                self.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:  # a kernel that never ends
+                self.process.kill()
+                self.process.wait()
+
+
+def _connected(path: str) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found.settimeout(PATIENCE_S)
+    try:
+        found.connect(path)
+    except OSError as error:
+        found.close()
+        raise OSError(f"no soft GPU at {path}: {os.strerror(error.errno or 0)}") from error
+    return found

@@ -76,7 +76,7 @@ class RankTask(Task):
                 mr = rnic.register(staging.ctypes.data, staging.nbytes)
                 self.ins[peer] = self.in_by_conn[number] = In(number, peer, plan.recvs[peer], staging, mr)
         self.receive = recv_request(RECV_ID, self.data_mr)
-        self.gpu = GpuClient(spec["gpu_socket"], selector) if spec["compute_units"] else None
+        self.gpu = GpuClient(spec["gpu"], selector) if spec["compute_units"] else None
         self.feed = None
         if spec.get("storage"):
             self.feed = Feed(self.rank, spec["storage"], selector, stored=self._stored, on_trouble=self._in_trouble)
@@ -216,7 +216,8 @@ class RankTask(Task):
     def _computed(self, nanoseconds: int | None) -> None:
         if nanoseconds is None:
             self.phase = "idle"
-            self.emit("error", error=f"the soft GPU at {self.spec['gpu_socket']} is gone", where=self.name)
+            said = "is gone" if self.gpu is None or not self.gpu.trouble else f"could not: {self.gpu.trouble}"
+            self.emit("error", error=f"{self.gpu.name if self.gpu else 'the GPU'} {said}", where=self.name)
             return
         now_ns = time.monotonic_ns()
         self.compute_ns = now_ns - self.compute_from_ns
