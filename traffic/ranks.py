@@ -103,9 +103,10 @@ def gpus_of(lab: Fabric, spec: RanksSpec, ranks: Sequence[Endpoint]) -> tuple[Ma
         host = lab.topology.host_by_name[rank.host]
         beside = next((rnic.gpu for rnic in host.rnics if rnic.name == rank.rnic), None)
         numbers = {gpu.name: number for number, gpu in enumerate(host.gpus)}
-        number = numbers.get(beside or spec.gpu)
+        wanted = beside or spec.gpu
+        number = numbers.get(wanted)
         if number is None:
-            raise UsageError(f"{rank.host} has no GPU {spec.gpu}; leave out the compute phase, or name another")
+            raise UsageError(f"{rank.host} has no GPU {wanted}; leave out the compute phase, or name another")
         gpu = host.gpus[number]
         if gpu.kind == "soft":
             found.append({"socket": f"/run/faultbed/{gpu.name}.sock"})
