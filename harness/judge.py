@@ -21,19 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.attribution import attribute
-from harness.experiment import Expectation
-from harness.measurements import FaultRun, Measurements
-from harness.metrics import PER_FAULT_PREFIXES, Metric
-from harness.noise import NoiseFloor, allow_for
-from harness.observations import Observation
-from harness.observe import Observed
-from harness.plan import Plan
+from harness.analysis.noise import NoiseFloor, allow_for
+from harness.analysis.observations import Observation
+from harness.analysis.observe import Observed
+from harness.attribution.attribute import attribute
+from harness.experiment.file import Expectation
+from harness.experiment.metrics import PER_FAULT_PREFIXES, Metric
+from harness.experiment.plan import Plan
+from harness.record.measurements import FaultRun, Measurements
 from harness.statistics import Interval, decide
-from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, worst
+from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, unproven, worst
 from traffic.flight import Flight
 
-__all__ = ["check_expectation", "judge", "unproven"]
+__all__ = ["check_expectation", "judge"]
 
 _LATE_NS = 500_000_000
 
@@ -79,32 +79,6 @@ def judge(
         lab_state=run.lab_state,
         attribution=attribute(run, flights),
     )
-
-
-def unproven(receipt: Receipt | None) -> tuple[str, ...]:
-    """Why this receipt does not prove that the fault happened; empty when it does."""
-    if receipt is None:
-        return ("it was never tried",)
-    fired = receipt.fired
-    problems = []
-    if receipt.armed.get("ok") is not True:
-        problems.append("no readback shows that it was armed")
-    if fired.count <= 0 or fired.first_ns is None:
-        problems.append(f"it never fired ({fired.witness or 'no witness'} counts {fired.count})")
-    if fired.must_move and not any(fired.must_move.values()):
-        problems.append(f"what must move did not ({', '.join(fired.must_move)})")
-    # Some kinds move no counter: a second look while it was on saw the state that it makes, and its value is judged
-    # where it was read (`inject.receipt`).
-    if not fired.must_move and fired.witness not in receipt.armed.get("while_on", {}):
-        problems.append("nobody but its holder has seen it: no counter moved, and no state was looked at")
-    for name, delta in fired.must_not_move.items():
-        if delta is None:
-            problems.append(f"{name} must not move and could not be read")
-        elif delta:
-            problems.append(f"{name} must not move and moved by {delta:g}")
-    if receipt.cleared.get("ok") is not True:
-        problems.append("no readback shows that it was cleared")
-    return tuple(problems)
 
 
 def check_expectation(

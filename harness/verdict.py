@@ -38,6 +38,7 @@ __all__ = [
     "decode",
     "encode",
     "exit_code",
+    "unproven",
     "worst",
 ]
 
@@ -137,6 +138,32 @@ class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
     lab_state: LabState
     attribution: tuple[Finding, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+
+
+def unproven(receipt: Receipt | None) -> tuple[str, ...]:
+    """Why this receipt does not prove that the fault happened; empty when it does."""
+    if receipt is None:
+        return ("it was never tried",)
+    fired = receipt.fired
+    problems = []
+    if receipt.armed.get("ok") is not True:
+        problems.append("no readback shows that it was armed")
+    if fired.count <= 0 or fired.first_ns is None:
+        problems.append(f"it never fired ({fired.witness or 'no witness'} counts {fired.count})")
+    if fired.must_move and not any(fired.must_move.values()):
+        problems.append(f"what must move did not ({', '.join(fired.must_move)})")
+    # Some kinds move no counter: a second look while it was on saw the state that it makes, and its value is judged
+    # where it was read (`inject.receipt`).
+    if not fired.must_move and fired.witness not in receipt.armed.get("while_on", {}):
+        problems.append("nobody but its holder has seen it: no counter moved, and no state was looked at")
+    for name, delta in fired.must_not_move.items():
+        if delta is None:
+            problems.append(f"{name} must not move and could not be read")
+        elif delta:
+            problems.append(f"{name} must not move and moved by {delta:g}")
+    if receipt.cleared.get("ok") is not True:
+        problems.append("no readback shows that it was cleared")
+    return tuple(problems)
 
 
 def exit_code(verdict: Verdict, lab_state: LabState) -> ExitCode:

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from harness import campaign as campaign_module
-from harness import confusion
-from harness import experiment as experiment_module
-from harness import run as run_module
-from harness.attribution import attribute as attribute_run
+from harness.attribution import campaign as campaign_module
+from harness.attribution import confusion
+from harness.attribution.attribute import attribute as attribute_run
 from harness.cli.context import Session, json_option, pass_session
-from harness.rundir import open_run
+from harness.experiment import file as experiment_module
+from harness.record.rundir import open_run
+from harness.run import loop as run_module
 from harness.statistics import Interval
 from harness.verdict import Verdict, VerdictFile
 from testbed.errors import LabError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from harness import step_summary
 from harness.cli.context import Session, pass_session
+from harness.report import step_summary
 
 __all__ = ["COMMANDS"]
 

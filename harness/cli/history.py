@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from harness import history as history_module
-from harness import noise as noise_module
-from harness import summary
+from harness.analysis import noise as noise_module
 from harness.cli.context import Session, json_option, pass_session
-from harness.compare import Row, compare, differences
-from harness.differences import of_plans
-from harness.metrics import METRICS
-from harness.rundir import RunDir, open_run
+from harness.experiment.metrics import METRICS
+from harness.record.rundir import RunDir, open_run
+from harness.report import history as history_module
+from harness.report import summary
+from harness.report.compare import Row, compare, differences
+from harness.report.differences import of_plans
 from testbed.errors import UsageError
 from testbed.paths import lab_dir
 
@@ -144,7 +144,7 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
 def _page(a: RunDir, b: RunDir, rows: Sequence[Row], html: Path | None) -> tuple[Path | None, str]:
     """The page, or why there is none: somebody's archive may not be written to, and the numbers are wanted anyhow."""
     # matplotlib takes a second to import, and most commands draw nothing.
-    from harness import compare_report  # noqa: PLC0415
+    from harness.report import compare_page as compare_report  # noqa: PLC0415
 
     try:
         return compare_report.render(a, b, rows, html or compare_report.default_path(a, b)), ""

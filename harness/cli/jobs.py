@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import click
 
-from harness import rows_file
+from harness.cli import rows_file
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, out_option, record_options, write_record, write_rows
 from harness.cli.traffic import exit_code, run_ranks, traffic
-from harness.job_words import parse_grid, parse_phase, storage_of
+from harness.experiment.job_words import parse_grid, parse_phase, storage_of
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from traffic import job as job_module

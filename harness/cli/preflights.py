@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from harness import preflight as preflight_module
 from harness.cli.context import Session, json_option, pass_session
+from harness.run import preflight as preflight_module
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from testbed.holding import hold

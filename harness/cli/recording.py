@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from harness import rows_file
+from harness.cli import rows_file
 from harness.cli.context import Session
-from harness.rows_file import Rows
+from harness.cli.rows_file import Rows
 from testbed.errors import UsageError
 from traffic import traces
 from traffic.traces import Trace

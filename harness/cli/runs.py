@@ -8,17 +8,19 @@ from pathlib import Path
 import click
 import msgspec
 
-from harness import experiment as experiment_module
-from harness import leave_out as leave_out_module
-from harness import plan as plan_module
-from harness import repeated, rundir, summary
-from harness import run as run_module
+from harness.analysis.observe import observe
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.history import PAIR, show_comparison
-from harness.experiment import Experiment
-from harness.observe import observe
-from harness.preflight import ALL_CHECKS
-from harness.run import Decided, Finished
+from harness.experiment import file as experiment_module
+from harness.experiment import plan as plan_module
+from harness.experiment.file import Experiment
+from harness.record import rundir
+from harness.report import summary
+from harness.run import leave_out as leave_out_module
+from harness.run import loop as run_module
+from harness.run import repeated
+from harness.run.loop import Decided, Finished
+from harness.run.preflight import ALL_CHECKS
 from harness.statistics import Interval
 from harness.verdict import LeftOut, Verdict, exit_code, worst
 from testbed.errors import Unsupported, UsageError
@@ -171,7 +173,7 @@ def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html:
     found = rundir.open_run(run_dirs[0])
     verdict = found.read_verdict()
     # matplotlib takes a second to import, and most commands draw nothing.
-    from harness import report as report_module  # noqa: PLC0415
+    from harness.report import run_page as report_module  # noqa: PLC0415
 
     _show(session, Finished(run_dir=found, verdict=verdict, report=report_module.render(found.path)), as_json=as_json)
 

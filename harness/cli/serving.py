@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from harness import rows_file
+from harness.cli import rows_file
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import out_option, write_rows

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from harness import experiment as experiment_module
-from harness import replayed
-from harness import run as run_module
-from harness import shrink as shrink_module
 from harness.cli.context import Session, json_option, pass_session
-from harness.experiment import Experiment
-from harness.replayed import Replay
-from harness.run import Finished
+from harness.experiment import file as experiment_module
+from harness.experiment import replayed
+from harness.experiment.file import Experiment
+from harness.experiment.replayed import Replay
+from harness.run import loop as run_module
+from harness.run import shrink as shrink_module
+from harness.run.loop import Finished
 from harness.verdict import ExitCode, Verdict
 from testbed.errors import DirtyLab, UsageError
 from testbed.holding import hold

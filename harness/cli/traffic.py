@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 import click
 
-from harness import asked, rows_file
+from harness.cli import rows_file
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, out_option, record_options, write_record, write_rows
-from harness.flow_words import between, flow_of
+from harness.experiment.flow_words import between, flow_of
 from harness.quantities import parse_size_bytes
+from harness.run import asked
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from testbed.lab import Lab

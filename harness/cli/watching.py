@@ -10,8 +10,8 @@ import click
 from rich.live import Live
 
 from harness.cli.context import Session, json_option, pass_session
-from harness.prometheus import exposition
-from harness.screen import Screen
+from harness.cli.prometheus import exposition
+from harness.cli.screen import Screen
 from testbed import counters as counters_module
 from testbed import telemetry
 from testbed.errors import UsageError

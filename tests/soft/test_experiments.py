@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness import run
-from harness.experiment import decode
+from harness.experiment.file import decode
+from harness.run import loop as run
 from harness.verdict import Verdict
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness import experiment as experiment_module
-from harness import run as run_module
+from harness.experiment import file as experiment_module
+from harness.run import loop as run_module
 from harness.verdict import Verdict, exit_code
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.preflight import BURNIN, RESERVATIONS, preflight, suspects
+from harness.run.preflight import BURNIN, RESERVATIONS, preflight, suspects
 from testbed.holding import book_of
 from testbed.reservation import Entry
 from testbed.softlab import lifecycle

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from synthetic_run import soft_topology
 
-from harness.experiment import decode
-from harness.fit import fit
+from harness.experiment.file import decode
+from harness.run.fit import fit
 from testbed.errors import ConfigError
 
 

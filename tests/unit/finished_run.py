@@ -8,10 +8,12 @@ from html.parser import HTMLParser
 from house import DEMO
 from synthetic_run import soft_topology
 
-from harness import judge, plan, rundir
-from harness.experiment import load
-from harness.fit import fit
-from harness.observe import observe
+from harness import judge
+from harness.analysis.observe import observe
+from harness.experiment import plan
+from harness.experiment.file import load
+from harness.record import rundir
+from harness.run.fit import fit
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from synthetic_run import S, soft_topology, synthetic_run
 
-from harness.measurements import Connection
-from harness.plan import PlannedFault
+from harness.experiment.plan import PlannedFault
+from harness.record.measurements import Connection
 
 PACKETS = 20_000
 HOSTS = ("host1", "host2", "host3", "host4")

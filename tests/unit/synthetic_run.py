@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from harness.measurements import (
+from harness.experiment.plan import PlannedFault
+from harness.record.measurements import (
     Connection,
     FaultRun,
     Iteration,
@@ -15,7 +16,6 @@ from harness.measurements import (
     Sample,
     Summary,
 )
-from harness.plan import PlannedFault
 from harness.verdict import Fired, Receipt
 from testbed.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
 from traffic.results import QpError

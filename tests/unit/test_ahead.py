@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import ahead
-from harness.ahead import Ahead
+from harness.plugin import ahead
+from harness.plugin.ahead import Ahead
 from testbed.softlab import lifecycle
 
 INVENTORY = SimpleNamespace(path="soft.yml")

@@ -18,8 +18,9 @@ import pytest
 from engine_labs import Lab, RankEngine, RankLab
 from test_collective_run import start
 
-from harness import asked, rundir
 from harness.cli.traffic import teller
+from harness.record import rundir
+from harness.run import asked
 from traffic import asking, collective
 from traffic.flight import Flight
 

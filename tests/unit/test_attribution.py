@@ -10,9 +10,9 @@ from finished_run import finished
 from labelled_run import Network
 from synthetic_run import synthetic_run
 
-from harness.attribution import attribute
+from harness.attribution.attribute import attribute
+from harness.attribution.confusion import score
 from harness.cli.main import cli
-from harness.confusion import score
 from harness.findings import CAUSES, NOTHING, PLACES
 
 

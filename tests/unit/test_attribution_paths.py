@@ -11,10 +11,10 @@ from finished_run import finished
 from labelled_run import Network
 from test_rtt import round_trips
 
-from harness.attribution import attribute
+from harness.attribution.attribute import attribute
 from harness.cli.main import cli
 from harness.findings import NOTHING
-from harness.report import render
+from harness.report.run_page import render
 from traffic.probe import ProbeResult, ProbeSpec
 from traffic.rtt import locate, times_of
 

@@ -10,9 +10,9 @@ from finished_run import finished
 from labelled_run import Network, connections
 from synthetic_run import synthetic_run
 
-from harness import stalls
-from harness.attribution import attribute
-from harness.report import render
+from harness.attribution import stalls
+from harness.attribution.attribute import attribute
+from harness.report.run_page import render
 from traffic.flight import Entry, Flight
 
 

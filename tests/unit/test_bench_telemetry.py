@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.bench_telemetry import goodput_bps
+from harness.bench.telemetry import goodput_bps
 from testbed.errors import LabError
 from traffic.results import Sample
 

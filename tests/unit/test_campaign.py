@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from harness import campaign, run
+from harness.attribution import campaign
 from harness.cli import attribution
 from harness.cli.main import cli
-from harness.experiment import decode
-from harness.fit import fit
+from harness.experiment.file import decode
+from harness.run import loop as run
+from harness.run.fit import fit
 from harness.verdict import Check, Verdict, VerdictFile
 from inject.catalogue import CATALOGUE
 from testbed.errors import LabError

@@ -11,12 +11,12 @@ from finished_run import finished
 from synthetic_run import synthetic_run
 from test_noise import without_faults
 
-from harness import history
+from harness.analysis.noise import NoiseFloor, Spread
 from harness.cli.main import cli
-from harness.compare import _says, compare, differences
-from harness.history import Past, regressions
-from harness.noise import NoiseFloor, Spread
-from harness.plan import Plan
+from harness.experiment.plan import Plan
+from harness.report import history
+from harness.report.compare import _says, compare, differences
+from harness.report.history import Past, regressions
 from harness.statistics import Interval
 from testbed.errors import UsageError
 

@@ -12,10 +12,12 @@ from finished_run import EVIL, finished, parsed
 from synthetic_run import MS, T0, S, lost_at, synthetic_run
 from test_noise import without_faults
 
-from harness import compare_report, comparison, noise
+from harness.analysis import noise
 from harness.cli.main import cli
-from harness.compare import compare
-from harness.measurements import RebuildMark
+from harness.record.measurements import RebuildMark
+from harness.report import compare_page as compare_report
+from harness.report import comparison
+from harness.report.compare import compare
 from testbed.errors import UsageError
 
 

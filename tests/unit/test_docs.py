@@ -11,7 +11,7 @@ from documented import LONG, NO_LAB, NOT_RUN, ON_LAB, TABLES, TOGETHER
 from house import HOUSE, TRACES
 from pages import NAMED, PAGES, blocks, commands
 
-from harness.experiment import decode
+from harness.experiment.file import decode
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
 TYPED = HOUSE / "tests" / "soft" / "test_docs.py"

@@ -10,10 +10,10 @@ from experiment_text import COLLECTIVE, FLOW, JOB, read, refused
 from house import DEMO
 from synthetic_run import soft_topology
 
-from harness.experiment import decode, load
-from harness.fit import fit
-from harness.needs import parse_need, unmet
-from harness.workload_file import Collective
+from harness.experiment.file import decode, load
+from harness.experiment.needs import parse_need, unmet
+from harness.experiment.workload_file import Collective
+from harness.run.fit import fit
 from testbed.errors import ConfigError
 
 GOOD = """

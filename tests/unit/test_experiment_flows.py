@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness import workload
 from harness.cli.traffic import flow as flow_command
 from harness.cli.traffic import flow_specs
-from harness.experiment import decode
-from harness.fit import fit
-from harness.workload_file import KEYS, Flow, workload_of
+from harness.experiment.file import decode
+from harness.experiment.workload_file import KEYS, Flow, workload_of
+from harness.run import workload
+from harness.run.fit import fit
 from testbed.errors import ConfigError, UsageError
 from traffic.flow import SPREADS, TRANSPORTS, VERBS, check
 from traffic.plan import QpParams

@@ -8,12 +8,12 @@ import pytest
 from experiment_text import JOB, read
 from synthetic_run import soft_topology
 
-from harness import run
-from harness.experiment import decode
-from harness.fit import fit
-from harness.plan import decode as plan_decode
-from harness.plan import encode, plan
-from harness.workload_file import duration_ns
+from harness.experiment.file import decode
+from harness.experiment.plan import decode as plan_decode
+from harness.experiment.plan import encode, plan
+from harness.experiment.workload_file import duration_ns
+from harness.run import loop as run
+from harness.run.fit import fit
 from testbed import inventory, shipped
 from testbed.errors import ConfigError
 from traffic.inference import InferenceSpec

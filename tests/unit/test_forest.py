@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.compare import Row
-from harness.forest import forest
+from harness.report.compare import Row
+from harness.report.forest import forest
 from harness.statistics import Interval
 
 

@@ -7,10 +7,10 @@ import pytest
 from labelled_run import HOSTS, Network
 from synthetic_run import MS, synthetic_run
 
-from harness.attribution import attribute
-from harness.confusion import score
+from harness.attribution.attribute import attribute
+from harness.attribution.confusion import score
 from harness.findings import NOTHING
-from harness.measurements import Iteration, RankSeries
+from harness.record.measurements import Iteration, RankSeries
 from testbed.telemetry import Change
 from traffic.results import Standstill
 

@@ -124,7 +124,7 @@ def test_a_test_that_is_killed_inside_a_fault_leaves_nothing(qemu, tmp_path, how
 
 HOLDS = """
 import pathlib, threading
-from harness.pytest_lab import held
+from harness.plugin.session_lab import held
 def test_it(request):
     held(request.config)
     pathlib.Path("held").touch()

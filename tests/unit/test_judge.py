@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from synthetic_run import synthetic_run
 
-from harness import plan as plans
-from harness.experiment import Expectation
-from harness.judge import check_expectation, judge, unproven
-from harness.metrics import METRICS, lookup
-from harness.observations import Observation
-from harness.observe import observe
+from harness.analysis.observations import Observation
+from harness.analysis.observe import observe
+from harness.experiment import plan as plans
+from harness.experiment.file import Expectation
+from harness.experiment.metrics import METRICS, lookup
+from harness.judge import check_expectation, judge
 from harness.statistics import Interval
-from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
+from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, unproven, worst
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
 PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=())

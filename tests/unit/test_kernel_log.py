@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness import kernel_log
+from harness.record import kernel_log
 from testbed.onnode import watch
 from testbed.telemetry import Change
 

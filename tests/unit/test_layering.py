@@ -10,6 +10,7 @@ import pytest
 from house import HOUSE
 
 FLOORS = {"testbed": set(), "inject": {"testbed"}, "traffic": {"testbed"}, "harness": {"testbed", "inject", "traffic"}}
+ROOMS = ("experiment", "packets", "record", "analysis", "attribution", "report", "run", "plugin", "cli", "bench")
 ON_THE_NODE = {"pyverbs", "numpy", "nftables"}
 
 
@@ -46,6 +47,20 @@ def test_imports_only_go_down(package):
     assert not wrong
 
 
+def test_under_the_roof_imports_only_go_down_too():
+    """Rooms of the harness import only rooms before them; the modules beside them are words that all of them share."""
+    rooms = {path.name for path in (HOUSE / "harness").iterdir() if (path / "__init__.py").exists()}
+    assert rooms == set(ROOMS)
+    wrong = [
+        f"{path.relative_to(HOUSE)} imports {module}"
+        for above, room in enumerate(ROOMS)
+        for path in files(f"harness/{room}")
+        for module, _ in imports_of(path)
+        if module.startswith("harness.") and module.split(".")[1] in ROOMS[above + 1 :]
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize("package", ["inject.node", "testbed.onnode", "traffic.node"])
 def test_node_code_needs_only_what_a_node_has(package):
     """Node-side code imports the standard library, the node's own packages and itself: nothing of the controller."""
@@ -63,11 +78,11 @@ def test_the_check_sees_a_forbidden_import(tmp_path):
     """The reader that the tests above rely on finds plain, from-, nested and type-only imports."""
     bad = tmp_path / "bad.py"
     bad.write_text(
-        "import harness.run\nfrom inject import plan\ndef f():\n    import traffic\n"
+        "import harness.run.loop\nfrom inject import plan\ndef f():\n    import traffic\n"
         "if TYPE_CHECKING:\n    from testbed.lab import Lab\n"
     )
     assert set(imports_of(bad)) == {
-        ("harness.run", False),
+        ("harness.run.loop", False),
         ("inject", False),
         ("traffic", False),
         ("testbed.lab", True),
@@ -76,6 +91,6 @@ def test_the_check_sees_a_forbidden_import(tmp_path):
 
 def test_a_command_does_not_pay_for_pictures_it_does_not_draw():
     """matplotlib, pyarrow and scapy together take seconds to import; only what needs one of them imports it."""
-    code = "import sys, harness.cli, harness.pytest_plugin; print(*sys.modules)"
+    code = "import sys, harness.cli, harness.plugin.hooks; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HOUSE)
     assert not {"matplotlib", "pyarrow", "scapy"} & set(done.stdout.split())

@@ -12,12 +12,15 @@ from synthetic_run import synthetic_run
 from test_preflight import INVENTORY, PLANTED, healthy, interface
 from test_repeated import PASS, verdict
 
-from harness import leave_out, preflight, report, rundir, summary
-from harness import run as run_module
+from harness.analysis.observe import observe
 from harness.cli.main import cli
-from harness.leave_out import of_outliers, unfit
-from harness.observe import observe
-from harness.run import Finished
+from harness.record import rundir
+from harness.report import run_page as report
+from harness.report import summary
+from harness.run import leave_out, preflight
+from harness.run import loop as run_module
+from harness.run.leave_out import of_outliers, unfit
+from harness.run.loop import Finished
 from harness.verdict import LeftOut, VerdictFile, decode, encode
 from testbed.errors import LabError, Unreachable, UsageError
 from testbed.inventory_part import without_hosts

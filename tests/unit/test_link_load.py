@@ -7,8 +7,8 @@ import pytest
 from finished_run import finished
 from synthetic_run import soft_topology, synthetic_run
 
-from harness import report
-from harness.link_load import Fan, Layer, fans, jain, layers, link_loads, max_over_mean
+from harness.analysis.link_load import Fan, Layer, fans, jain, layers, link_loads, max_over_mean
+from harness.report import run_page as report
 
 
 def counted(sizes, *, before=1000):

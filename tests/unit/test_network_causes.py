@@ -10,10 +10,10 @@ import pytest
 from labelled_run import HOSTS, Network, connections
 from synthetic_run import MS
 
-from harness.attribution import attribute
+from harness.attribution.attribute import attribute
+from harness.attribution.signatures import Signs
 from harness.findings import NOTHING
-from harness.measurements import counter_deltas
-from harness.signatures import Signs
+from harness.record.measurements import counter_deltas
 from testbed.telemetry import Change
 from traffic.results import QpError, Standstill
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from finished_run import finished
 from synthetic_run import synthetic_run
 
-from harness import noise
+from harness.analysis import noise
+from harness.analysis.observe import observe
 from harness.cli.main import cli
-from harness.observe import observe
 from testbed.errors import UsageError
 
 

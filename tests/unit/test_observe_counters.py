@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from synthetic_run import synthetic_run
 
+from harness.analysis.observe import observe
+from harness.cli.screen import Screen
 from harness.cli.watching import _moved
-from harness.measurements import counter_deltas
-from harness.observe import observe
-from harness.screen import Screen
+from harness.record.measurements import counter_deltas
 from inject.rack.way import COUNTERS
 from testbed.telemetry import Sample
 

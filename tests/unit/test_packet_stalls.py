@@ -6,8 +6,8 @@ import msgspec
 from gbn_model import go_back_n
 from synthetic_run import synthetic_run
 
+from harness.attribution.packet_stalls import told
 from harness.findings import Finding
-from harness.packet_stalls import told
 from harness.packets import evidence
 from testbed.capture import Captured, PortProof
 

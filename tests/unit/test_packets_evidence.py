@@ -8,12 +8,12 @@ import pytest
 from gbn_model import go_back_n
 from synthetic_run import soft_topology, synthetic_run
 
-from harness import experiment as experiments
-from harness import plan as plans
-from harness.fit import fit
-from harness.measurements import PacketSummary
-from harness.observe import observe
+from harness.analysis.observe import observe
+from harness.experiment import file as experiments
+from harness.experiment import plan as plans
 from harness.packets import evidence
+from harness.record.measurements import PacketSummary
+from harness.run.fit import fit
 from testbed.capture import Captured, PortProof, frames_of, port_named
 from testbed.errors import ConfigError, LabError, UsageError
 from testbed.packets import capture_file

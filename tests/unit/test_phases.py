@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from synthetic_run import lost_at, synthetic_run
 
-from harness.experiment import decode
-from harness.measurements import PacketSummary, RebuildMark
-from harness.metrics import METRICS
-from harness.observe import observe
-from harness.phases import NAMES, phases
+from harness.analysis.observe import observe
+from harness.analysis.phases import NAMES, phases
+from harness.experiment.file import decode
+from harness.experiment.metrics import METRICS
+from harness.record.measurements import PacketSummary, RebuildMark
 from testbed.errors import ConfigError
 
 MS = 1_000_000

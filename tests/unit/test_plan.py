@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness import plan as plans
-from harness.experiment import decode, load
-from harness.fit import fit
+from harness.experiment import plan as plans
+from harness.experiment.file import decode, load
+from harness.run.fit import fit
 
 OPEN = b"""
 name = "open"

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from labelled_run import connections
 from synthetic_run import MS, lost_at, synthetic_run
 
-from harness.observe import observe
-from harness.passed import passed
-from harness.prediction import goodput_share, losses, max_over_mean, predictions, qp_error_ns
-from harness.report import render
+from harness.analysis.observe import observe
+from harness.analysis.prediction import goodput_share, losses, max_over_mean, predictions, qp_error_ns
+from harness.report.run_page import render
+from harness.run.passed import passed
 from testbed.telemetry import Sample
 from traffic.plan import QpParams
 

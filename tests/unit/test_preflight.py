@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.preflight import broken
+from harness.run.preflight import broken
 from testbed import inventory as inventory_module
 from testbed import shipped
 from testbed.errors import LabError
@@ -308,7 +308,7 @@ def test_the_better_of_two_measurements_counts():
 
 
 def test_the_answer_is_json():
-    from harness.preflight import Preflight, names
+    from harness.run.preflight import Preflight, names
     from traffic.burnin import Burnin
 
     wrong = run_checks(INVENTORY, healthy() | {"host1": dataclasses.replace(healthy()["host1"], rdma={})})

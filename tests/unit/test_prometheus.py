@@ -12,7 +12,7 @@ from test_top import Watched
 
 from harness.cli import watching
 from harness.cli.main import cli
-from harness.prometheus import exposition
+from harness.cli.prometheus import exposition
 from testbed.counters import STATES
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import pytest_lab
-from harness import pytest_plugin as plugin
+from harness.plugin import hooks as plugin
+from harness.plugin import session_lab as pytest_lab
 from testbed.errors import Unreachable
 
 pytest_plugins = ["pytester"]
@@ -44,7 +44,7 @@ def test_a_lab_that_is_lost_is_opened_anew_by_the_next_test(monkeypatch):
 THROTTLES = """
 import pytest
 from types import SimpleNamespace
-from harness import pytest_plugin as plugin
+from harness.plugin import hooks as plugin
 from testbed import inventory
 from testbed.errors import UsageError
 from testbed.shipped import inventories

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import experiment as experiment_module
-from harness import run
-from harness.step_summary import markdown, read_junit
+from harness.experiment import file as experiment_module
+from harness.report.step_summary import markdown, read_junit
+from harness.run import loop as run
 from inject import safety
 from testbed.errors import Unsupported
 from testbed.inventory import load

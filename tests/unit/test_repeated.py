@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from finished_run import finished as written
 from synthetic_run import synthetic_run
 
-from harness import repeated
 from harness.cli.main import cli
-from harness.run import Finished
+from harness.run import repeated
+from harness.run.loop import Finished
 from harness.verdict import Check, Verdict, VerdictFile
 
 PASS, FAIL, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.ERROR
@@ -62,7 +62,7 @@ def executed(monkeypatch, tmp_path):
 
     executed.more = {}
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("harness.run.execute", execute)
+    monkeypatch.setattr("harness.run.loop.execute", execute)
     monkeypatch.setattr("testbed.softlab.lifecycle.up", lambda inventory, progress: "already up")
     return executed
 

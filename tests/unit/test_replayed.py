@@ -13,11 +13,14 @@ from house import TRACES
 from synthetic_run import soft_topology
 from test_replay import TraceLab
 
-from harness import measurements, replayed, series, summary, workload
-from harness.experiment import decode, load
-from harness.fit import fit, hosts_of
-from harness.plan import encode, plan
-from harness.workload_file import duration_ns
+from harness.experiment import replayed
+from harness.experiment.file import decode, load
+from harness.experiment.plan import encode, plan
+from harness.experiment.workload_file import duration_ns
+from harness.record import measurements, series
+from harness.report import summary
+from harness.run import workload
+from harness.run.fit import fit, hosts_of
 from testbed.errors import ConfigError, UsageError
 from traffic import traces
 

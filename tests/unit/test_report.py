@@ -10,11 +10,11 @@ from finished_run import EVIL, finished, parsed
 from gbn_model import LQPN, A, B, Wire, frame, go_back_n
 from synthetic_run import lost_at, soft_topology, synthetic_run
 
-from harness import report
-from harness.drawing import Mark, fabric_svg
-from harness.observe import observe
+from harness.analysis.observe import observe
 from harness.packets import evidence
-from harness.plots import goodput_chart, iterations_chart
+from harness.report import run_page as report
+from harness.report.drawing import Mark, fabric_svg
+from harness.report.plots import goodput_chart, iterations_chart
 from testbed.capture import Captured, PortProof
 from testbed.errors import UsageError
 

@@ -11,8 +11,9 @@ from recorded import RECORDED
 from synthetic_run import T0, synthetic_run
 from test_compare_report import otherwise, with_loads
 
-from harness import compare_report, report
-from harness.compare import compare
+from harness.report import compare_page as compare_report
+from harness.report import run_page as report
+from harness.report.compare import compare
 
 PROGRAM = chromium.installed()
 MOST_BYTES = 3 << 20

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.measurements import NetworkChange
-from harness.routing import routing
+from harness.analysis.routing import routing
+from harness.record.measurements import NetworkChange
 
 S = 1_000_000_000
 

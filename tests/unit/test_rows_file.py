@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
-from harness import rows_file
+from harness.cli import rows_file
 from harness.cli.main import cli
 from traffic.results import Iteration, Sample
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic_run import T0, synthetic_run
 
-from harness import rundir
-from harness.samples_file import SAMPLES_SCHEMA
+from harness.record import rundir
+from harness.record.samples_file import SAMPLES_SCHEMA
 from testbed.errors import UsageError
 from traffic.flight import Entry, Flight
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_run import synthetic_run
 
-from harness.bench_soft_errors import Noise, made_up
-from harness.observe import observe
-from harness.slow_ranks import slow_ranks
-from harness.soft_errors import MEAN_ITERATIONS, Detector, _against_others, detect
+from harness.analysis.observe import observe
+from harness.analysis.slow_ranks import slow_ranks
+from harness.analysis.soft_errors import MEAN_ITERATIONS, Detector, _against_others, detect
+from harness.bench.soft_errors import Noise, made_up
 from harness.statistics import share_interval
 
 QUIET = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=8)

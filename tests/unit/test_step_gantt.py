@@ -10,14 +10,14 @@ from finished_run import finished, parsed
 from synthetic_run import MS, T0, S, lost_at, synthetic_run
 from test_fabric_states import window
 
-from harness import report
-from harness.charts import Band
+from harness.attribution.packet_stalls import Wait
+from harness.attribution.stalls import stalls
 from harness.findings import Finding
-from harness.gantt_plot import gantt_chart
-from harness.measurements import Iteration, Rank, RankSeries
-from harness.packet_stalls import Wait
-from harness.stalls import stalls
-from harness.step_gantt import MOST_ROWS, Bar, gantts
+from harness.record.measurements import Iteration, Rank, RankSeries
+from harness.report import run_page as report
+from harness.report.charts import Band
+from harness.report.gantt_plot import gantt_chart
+from harness.report.step_gantt import MOST_ROWS, Bar, gantts
 from traffic.flight import Entry, Flight
 
 LONG_S = 2.0

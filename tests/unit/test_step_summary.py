@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.main import cli
-from harness.step_summary import Step, flaky, markdown, parse_step, read_junit, read_preflight, read_verdicts
+from harness.report.step_summary import Step, flaky, markdown, parse_step, read_junit, read_preflight, read_verdicts
 from harness.verdict import Fired, Receipt, Verdict, VerdictFile, encode
 from testbed.errors import UsageError
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness import run as run_module
-from harness.experiment import decode
-from harness.fit import fit
-from harness.live import Live, Watching
-from harness.stop import METRICS, Condition, Guard, judged
+from harness.experiment.file import decode
+from harness.experiment.stop import METRICS, Condition, Guard, judged
+from harness.run import loop as run_module
+from harness.run.fit import fit
+from harness.run.live import Live, Watching
 from harness.verdict import Check, Verdict, VerdictFile
 from inject.injector import Prepared
 from inject.plan import FaultSpec, plan

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from house import HOUSE
 
-from harness import telemetry_file
+from harness.record import telemetry_file
 from testbed import telemetry
 from testbed.clock import ClockOffset
 from testbed.errors import CommandFailed, Unreachable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from harness.told import told
+from harness.plugin.told import told
 from traffic.engine import Event
 from traffic.results import QpError
 

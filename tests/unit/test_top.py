@@ -14,7 +14,7 @@ from test_telemetry import Here
 
 from harness.cli import watching
 from harness.cli.main import cli
-from harness.screen import SILENT_NS, Screen
+from harness.cli.screen import SILENT_NS, Screen
 from testbed.telemetry import Change, Sample
 
 S = 1_000_000_000

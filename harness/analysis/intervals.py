@@ -1,0 +1,135 @@
+"""The interval of each metric that is a performance: which noise it has, and where in a run that noise shows. Pure.
+
+Counts and names have none: they are what they are. `harness.statistics` has the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness import statistics
+from harness.analysis import timeline
+from harness.record.measurements import Measurements, RankSeries
+from harness.statistics import Interval
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["disturbed", "find", "iteration_times", "operation_times"]
+
+
+def find(
+    run: Measurements,
+    whole: timeline.Goodput | None,
+    base: timeline.Baseline | None,
+    impacts: Mapping[str, timeline.Impact],
+) -> dict[str, Interval]:
+    """Intervals by metric, for those that have one in this run."""
+    found: dict[str, Interval | None] = {"jct_ratio": _jct(run, impacts), "busbw.mean": _busbw(run)}
+    if whole is not None:
+        bits = whole.bytes_per_s * 8 / 1e9
+        found["goodput.mean"] = statistics.mean_interval(bits, of="bins of goodput")
+        found |= _recoveries(run, whole.step_ns, impacts)
+        if base is not None and impacts:
+            found |= _dips(whole, base, impacts)
+    return {name: interval for name, interval in found.items() if interval is not None}
+
+
+def iteration_times(ranks: Sequence[RankSeries], count: int) -> NDArray[np.float64]:
+    """What each of the first `count` iterations added to the job's time (ns); they add up to it."""
+    if count == 0:
+        return np.zeros(0)
+    ordered = [sorted(rank.iterations, key=lambda step: step.index)[:count] for rank in ranks]
+    ends = np.array([[step.end_ns for step in rank] for rank in ordered]).max(axis=0)
+    times: NDArray[np.float64] = np.diff(ends, prepend=min(rank[0].start_ns for rank in ordered)).astype(np.float64)
+    return times
+
+
+def operation_times(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
+    """Time of each collective (ns): the shortest over the ranks, for the last to come waits for nobody."""
+    count = timeline.finished_iterations(ranks)
+    ordered = [sorted(rank.iterations, key=lambda step: step.index)[:count] for rank in ranks]
+    if not count:
+        return np.zeros(0)
+    times = np.array([[step.comm_ns + step.wait_ns for step in rank] for rank in ordered], dtype=np.float64)
+    shortest: NDArray[np.float64] = times.min(axis=0)
+    return shortest
+
+
+def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> Interval | None:
+    if run.twin is None:
+        return None
+    count = min(timeline.finished_iterations(run.series), timeline.finished_iterations(run.twin))
+    times = iteration_times(run.series, count)
+    if count == 0 or not (times > 0).all():
+        return None
+    touched = disturbed(run, impacts, times)
+    before = int(np.argmax(touched)) if touched.any() else count
+    return statistics.total_ratio(times, iteration_times(run.twin, count), quiet=~touched, before=before)
+
+
+def disturbed(
+    run: Measurements, impacts: Mapping[str, timeline.Impact], times: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Which of a run's first iterations, of these times, a fault touched."""
+    begin = min((step.start_ns for rank in run.series for step in rank.iterations), default=0)
+    ends = begin + np.cumsum(times)
+    touched = np.zeros(len(times), dtype=np.bool_)
+    for first_ns, last_ns in _disturbances(run, impacts):
+        touched |= (ends > first_ns) & (ends - times < last_ns)
+    return touched
+
+
+def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> list[tuple[int, int]]:
+    """From each fault's arming (it may act unseen) to goodput's return; the whole rest where that is not known."""
+    found = []
+    for fault in run.faults:
+        if fault.receipt is None:
+            continue
+        armed, fired = fault.receipt.armed.get("at_ns"), fault.receipt.fired.first_ns
+        starts = [at for at in (armed, fired) if isinstance(at, int)]
+        if starts:
+            impact = impacts.get(fault.plan.id)
+            back = run.end_ns if impact is None else max(impact.cleared_ns, impact.fired_ns + impact.recovery_ns)
+            found.append((min(starts), back))
+    return found
+
+
+def _busbw(run: Measurements) -> Interval | None:
+    mean = run.summary.busbw_gbps
+    times = operation_times(run.series)
+    interval = statistics.mean_interval(times, of="collectives")
+    if mean is None or interval is None or interval.low <= 0:
+        return None
+    middle = float(times.mean())
+    return Interval(low=mean * middle / interval.high, high=mean * middle / interval.low, method=interval.method)
+
+
+def _recoveries(run: Measurements, step_ns: int, impacts: Mapping[str, timeline.Impact]) -> dict[str, Interval | None]:
+    """Times of recovery are known to a bin and the clocks' error; 0 is exact, for goodput never left its floor."""
+    step = (step_ns + run.clock_error_ns) / 1e9
+    found: dict[str, Interval | None] = {}
+    for prefix in ("recovery", "after_clear"):
+        values = {
+            fault_id: (one.recovery_ns if prefix == "recovery" else one.after_clear_ns) / 1e9
+            for fault_id, one in impacts.items()
+        }
+        for name, value in {**values, "total": max(values.values(), default=0.0)}.items():
+            if value > 0:
+                found[f"{prefix}.{name}"] = statistics.resolution(value, step, of="one bin and the clocks' error")
+    return found
+
+
+def _dips(
+    whole: timeline.Goodput, base: timeline.Baseline, impacts: Mapping[str, timeline.Impact]
+) -> dict[str, Interval | None]:
+    bins = whole.bytes[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
+    value = min(one.min_ratio for one in impacts.values())
+    interval = statistics.window_ratio(value, bins, width=base.window_ns // whole.step_ns)
+    if interval is None:
+        return {}
+    dip = Interval(low=1 - interval.high, high=1 - interval.low, method=interval.method)
+    return {"goodput_min_ratio": interval, "dip": dip}

@@ -1,0 +1,153 @@
+"""What each link carried in a run, each way, and how evenly equal-cost links were used. Pure.
+
+Bytes are those that the port of the sending end sent between the readings before and after the run; the far end's port
+counts where it has more (the netdev of an RNIC in hardware does not count RDMA). Control traffic is among them.
+
+    MMR   maximum over mean, 1 is even, n is all on one of n: over all links from one layer of switches to the next
+    JFI   Jain's fairness index, (sum x)^2 / (n sum x^2), 1 is even, 1/n is all on one: over a rack switch's uplinks
+          (R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from harness.record.measurements import Measurements
+from testbed.counters import delta
+from testbed.topology import Link, Port, Topology
+from traffic.metrics import jain_index
+
+__all__ = ["Fan", "Layer", "LinkLoad", "Way", "fans", "jain", "layers", "link_loads", "max_over_mean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way of a link. `size_bytes` None: no port of it was read. `at_least`: a counter began anew in between.
+
+    `share` is of all that `src` and its like sent the same way to or from the same switch (`link_loads`).
+    """
+
+    src: str
+    dst: str
+    size_bytes: int | None
+    at_least: bool
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLoad:
+    """A link: `up` is from the lower end to the upper one (host to rack switch, rack switch to spine)."""
+
+    name: str
+    is_uplink: bool
+    up: Way
+    down: Way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """All links from switches of one role to those of another, of which `count` were read."""
+
+    src: str
+    dst: str
+    count: int
+    mmr: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fan:
+    """The uplinks of one rack switch."""
+
+    switch: str
+    count: int
+    mmr: float
+    jfi: float
+
+
+def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
+    """Every link, those between switches first. The shares of a rack switch's uplinks add to 1, each way."""
+    topology = run.topology
+    found = [_load(run, link) for link in (*topology.uplinks, *(one for one in topology.links if not one.is_uplink))]
+    sums: dict[tuple[str, bool], int] = {}
+    for load in found:
+        if load.is_uplink:
+            for is_up, way in ((True, load.up), (False, load.down)):
+                key = load.up.src, is_up
+                sums[key] = sums.get(key, 0) + (way.size_bytes or 0)
+
+    def shared(load: LinkLoad, way: Way, *, is_up: bool) -> Way:
+        whole = sums.get((load.up.src, is_up), 0)
+        if not load.is_uplink or way.size_bytes is None or not whole:
+            return way
+        return replace(way, share=way.size_bytes / whole)
+
+    return tuple(
+        replace(load, up=shared(load, load.up, is_up=True), down=shared(load, load.down, is_up=False)) for load in found
+    )
+
+
+def layers(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Layer, ...]:
+    """Both ways between each two layers of switches that have more than one link; none where nothing was carried."""
+    by_roles: dict[tuple[str, str], list[int]] = {}
+    for load in loads:
+        if load.is_uplink:
+            for way in (load.up, load.down):
+                roles = topology.switch_by_name[way.src].role, topology.switch_by_name[way.dst].role
+                if way.size_bytes is not None:
+                    by_roles.setdefault(roles, []).append(way.size_bytes)
+    return tuple(
+        Layer(src=src, dst=dst, count=len(sizes), mmr=mmr)
+        for (src, dst), sizes in by_roles.items()
+        if (mmr := max_over_mean(sizes)) is not None
+    )
+
+
+def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
+    """What each rack switch sent up, over its uplinks; none of a switch with one uplink or with nothing sent."""
+    found = []
+    for switch in topology.switches:
+        sizes = [
+            one.up.size_bytes
+            for one in loads
+            if one.is_uplink and one.up.src == switch.name and one.up.size_bytes is not None
+        ]
+        mmr, jfi = max_over_mean(sizes), jain(sizes)
+        if switch.role == "rtsw" and mmr is not None and jfi is not None:
+            found.append(Fan(switch=switch.name, count=len(sizes), mmr=mmr, jfi=jfi))
+    return tuple(found)
+
+
+def max_over_mean(sizes: Sequence[float]) -> float | None:
+    """1 to n; None: fewer than two links, or nothing carried."""
+    if len(sizes) < 2 or not sum(sizes):  # noqa: PLR2004 - one link is always even
+        return None
+    return max(sizes) * len(sizes) / sum(sizes)
+
+
+def jain(sizes: Sequence[float]) -> float | None:
+    """1/n to 1; None: fewer than two links, or nothing carried."""
+    if len(sizes) < 2 or not sum(sizes):  # noqa: PLR2004 - as above
+        return None
+    return jain_index(sizes)
+
+
+def _load(run: Measurements, link: Link) -> LinkLoad:
+    return LinkLoad(
+        name=link.name,
+        is_uplink=link.is_uplink,
+        # The lower end of a host link is its `b`: `Link.a` is always a switch.
+        up=_way(run, link.a, link.b) if link.is_uplink else _way(run, link.b, link.a),
+        down=_way(run, link.b, link.a) if link.is_uplink else _way(run, link.a, link.b),
+    )
+
+
+def _way(run: Measurements, src: Port, dst: Port) -> Way:
+    sizes, at_least = [], False
+    for port, name in ((src, "tx_bytes"), (dst, "rx_bytes")):
+        key = f"{port.netdev}.{name}"
+        before, after = run.counters_before.get(port.node, {}).get(key), run.counters_after.get(port.node, {}).get(key)
+        if before is not None and after is not None:
+            sizes.append(delta(before, after))
+            at_least |= after < before
+    return Way(src=src.node, dst=dst.node, size_bytes=max(sizes, default=None), at_least=at_least)

@@ -1,0 +1,142 @@
+"""The noise floor of a lab: how much fault-free runs of one workload differ among themselves (A/A). Pure.
+
+    floor = measure({"20261121T...-aa-1": measurements, ...})
+
+A fault-free run counts, and so does the fault-free twin of any run. Of each quantity the deviation of its logarithm is
+kept: two fault-free runs differ by more than `Spread.pair` in 1 % of cases only, so a bound nearer to 1 than that
+cannot be decided on this lab, however long the run is. The judge widens `jct_ratio` by it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from harness.analysis.intervals import iteration_times, operation_times
+from harness.analysis.observe import Observed
+from harness.analysis.timeline import finished_iterations
+from harness.record.measurements import Measurements, RankSeries
+from harness.statistics import LEVEL, student_over_normal, widened
+from testbed.errors import UsageError
+
+__all__ = ["FILE", "MIN_RUNS", "NoiseFloor", "Spread", "allow_for", "decode", "encode", "load", "measure"]
+
+FILE = "noise-floor.json"
+"""Where a lab's floor is kept, in its state folder."""
+MIN_RUNS = 3
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantity over fault-free runs: its geometric mean, in `unit`, and the deviation of its logarithm."""
+
+    runs: int
+    middle: float
+    unit: str
+    log_sd: float
+
+    @property
+    def pair(self) -> float:
+        """Ratio (above 1) that two such runs exceed, one way or the other, in 1 - `LEVEL` of cases."""
+        z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * student_over_normal(self.runs - 1)
+        return math.exp(z * math.sqrt(2) * self.log_sd)
+
+
+class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
+    """`noise-floor.json`. `workload` and `iterations` say of what; `sources` which runs it is from."""
+
+    schema: Literal[1] = 1
+    lab: str
+    workload: dict[str, Any]
+    iterations: int
+    sources: tuple[str, ...]
+    spreads: dict[str, Spread]
+
+
+def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
+    """The floor from runs of one workload on one lab, by name.
+
+    Raises:
+        UsageError: different labs or workloads, or fewer than `MIN_RUNS` fault-free series.
+    """
+    if len({(run.lab, msgspec.json.encode(run.workload, order="sorted")) for run in runs.values()}) > 1:
+        raise UsageError("runs of different labs or workloads have no common noise; name runs of one experiment")
+    series = {name: part for name, run in runs.items() for name, part in _fault_free(name, run)}
+    iterations = min((finished_iterations(part) for part in series.values()), default=0)
+    if len(series) < MIN_RUNS or iterations == 0:
+        raise UsageError(
+            f"{len(series)} fault-free series with {iterations} common iterations; a noise floor needs at least "
+            f"{MIN_RUNS}: runs of an experiment without faults, or twins of runs that bound jct_ratio"
+        )
+    first = next(iter(runs.values()))
+    spreads = {
+        "job_time": _spread([iteration_times(part, iterations).sum() / 1e9 for part in series.values()], "s"),
+        "iteration": _spread([np.median(iteration_times(part, iterations)) / 1e9 for part in series.values()], "s"),
+        "collective": _spread([np.median(operation_times(part)[:iterations]) / 1e9 for part in series.values()], "s"),
+        "compute": _spread([_compute_s(part, iterations) for part in series.values()], "s"),
+    }
+    return NoiseFloor(
+        lab=first.lab,
+        workload=first.workload,
+        iterations=iterations,
+        sources=tuple(series),
+        spreads={name: spread for name, spread in spreads.items() if spread is not None},
+    )
+
+
+def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
+    """The same observations with `jct_ratio` as uncertain as two runs on this lab are."""
+    one, spread = observed.metrics.get("jct_ratio"), floor.spreads.get("job_time") if floor else None
+    if one is None or one.interval is None or spread is None:
+        return observed
+    source = f"the lab's noise floor of {spread.runs} fault-free runs"
+    interval = widened(one.interval, math.sqrt(2) * spread.log_sd, source=source)
+    return replace(observed, metrics={**observed.metrics, "jct_ratio": replace(one, interval=interval)})
+
+
+def load(state_dir: Path, workload: Mapping[str, Any]) -> NoiseFloor | None:
+    """The floor kept for a lab; None: none, or one of another workload."""
+    path = state_dir / FILE
+    floor = decode(path.read_bytes()) if path.exists() else None
+    return floor if floor is not None and floor.workload == workload else None
+
+
+def encode(floor: NoiseFloor) -> bytes:
+    """`noise-floor.json` as bytes."""
+    return msgspec.json.format(msgspec.json.encode(floor), indent=2) + b"\n"
+
+
+def decode(content: bytes) -> NoiseFloor:
+    """Read `noise-floor.json`.
+
+    Raises:
+        msgspec.ValidationError: not a noise floor of schema 1.
+    """
+    return msgspec.json.decode(content, type=NoiseFloor)
+
+
+def _fault_free(name: str, run: Measurements) -> list[tuple[str, Sequence[RankSeries]]]:
+    found: list[tuple[str, Sequence[RankSeries]]] = []
+    if not run.faults and not run.errors and run.failure is None and finished_iterations(run.series):
+        found.append((name, run.series))
+    if run.twin is not None and finished_iterations(run.twin):
+        found.append((f"{name} (twin)", run.twin))
+    return found
+
+
+def _compute_s(ranks: Sequence[RankSeries], iterations: int) -> float:
+    return float(np.median([step.compute_ns for rank in ranks for step in rank.iterations[:iterations]])) / 1e9
+
+
+def _spread(values: Sequence[float], unit: str) -> Spread | None:
+    """None: some value is 0, such as the compute time of a job that computes nothing."""
+    if min(values) <= 0:
+        return None
+    logs = np.log(values)
+    return Spread(runs=len(values), middle=float(np.exp(logs.mean())), unit=unit, log_sd=float(logs.std(ddof=1)) or 0.0)

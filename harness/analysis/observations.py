@@ -1,0 +1,343 @@
+"""Metrics of a run, each with its origin in words. Pure.
+
+A value that cannot be had (no twin, too short a baseline, a fault that never fired) is None with the reason,
+never 0 and never left out: the judge makes INCONCLUSIVE of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.analysis import timeline
+from harness.analysis.ettr import Ettr
+from harness.analysis.phases import NAMES, Phase
+from harness.analysis.routing import Routing
+from harness.analysis.slow_ranks import slow_ranks
+from harness.analysis.straggler import LEVEL, slowdowns, slowest
+from harness.quantities import format_bytes, format_duration
+from harness.record import kernel_log
+from harness.record.measurements import Measurements, Serving, counter_deltas
+from harness.statistics import Interval
+from testbed import counters
+
+__all__ = [
+    "Observation",
+    "captured_packets",
+    "dips",
+    "jct_ratio",
+    "plain",
+    "rates",
+    "recoveries",
+    "recovery_phases",
+    "rnic_counters",
+    "routing_stages",
+    "slow_rank",
+    "straggler",
+    "training_ratio",
+]
+
+Value = float | int | str
+
+_SLOW = 0.9
+"""Pace of the machine under a soft lab below which a recovery says that it was measured against it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A metric's value in its unit, or None, and its origin. `censored`: the truth is at least it.
+
+    `interval` is where the value would lie were the run repeated; None: a count, a name, or too little data.
+    """
+
+    value: Value | None
+    detail: str
+    censored: bool = False
+    interval: Interval | None = None
+
+
+def plain(run: Measurements) -> dict[str, Observation]:
+    """Counts that need no baseline, waits for storage, and what an inference job promised."""
+    iterations = timeline.finished_iterations(run.series)
+    wrong = sum(step.wrong for rank in run.series for step in rank.iterations)
+    checked = any(rank.iterations for rank in run.series)
+    return {
+        "wrong_elements": Observation(
+            value=wrong if checked else None,
+            detail=f"every element of {iterations} iterations on {len(run.series)} ranks compared"
+            if checked
+            else "no iteration finished, so no result was checked",
+        ),
+        "iterations": Observation(value=iterations, detail=f"finished by all {len(run.series)} ranks"),
+        "kernel.errors": _kernel(run),
+        "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], "data"),
+        "checkpoint.wait": _longest(
+            [step.checkpoint_ns for rank in run.series for step in rank.iterations], "checkpoints"
+        ),
+        **_serving(run.serving),
+        "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
+        "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected anew, by the engine"),
+    }
+
+
+def _kernel(run: Measurements) -> Observation:
+    found = kernel_log.errors(run.kernel)
+    first = f"; the first: {found[0].node}: {found[0].text}" if found else ""
+    return Observation(value=len(found), detail=f"in the logs of {len(run.watched)} machines while they ran{first}")
+
+
+def _longest(waits_ns: Sequence[int], what: str) -> Observation:
+    if not any(waits_ns):
+        return Observation(value=None, detail=f"no rank waited for {what}: the job has no such storage")
+    return Observation(value=max(waits_ns) / 1e9, detail=f"longest of {len(waits_ns)} iterations of all ranks")
+
+
+def _serving(serving: Serving | None) -> dict[str, Observation]:
+    if serving is None:
+        nothing = Observation(value=None, detail="not an inference job")
+        return dict.fromkeys(("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"), nothing)
+    tokens = [time_ns for one in serving.tpot_ns for time_ns in one]
+    found = {}
+    for name, times, what in (("ttft", serving.ttft_ns, "requests"), ("tpot", tokens, "tokens after the first")):
+        for share in (50, 99):
+            value = float(np.percentile(times, share)) / 1e9 if times else None
+            found[f"{name}.p{share}"] = Observation(value=value, detail=f"of {len(times)} {what}")
+    kept = serving.slo_attainment
+    said = "no SLO was given" if kept is None else f"{len(serving.ttft_ns)} requests were over, of those asked for"
+    found["slo_attainment"] = Observation(value=kept, detail=said)
+    return found
+
+
+def rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observation]:
+    """Goodput over all samples, and bus bandwidth."""
+    seconds = (run.end_ns - run.t0_ns) / 1e9
+    silent = whole is None or seconds <= 0
+    return {
+        "goodput.mean": Observation(
+            value=None if whole is None or silent else float(whole.bytes.sum()) * 8 / seconds / 1e9,
+            detail="no samples" if silent else f"all samples of {len(run.series)} ranks over {seconds:.1f} s",
+        ),
+        "busbw.mean": Observation(
+            value=run.summary.busbw_gbps,
+            detail="not a collective, or no iteration finished"
+            if run.summary.busbw_gbps is None
+            else f"algbw {run.summary.algbw_gbps:.4g} Gb/s, mean over all iterations",
+        ),
+    }
+
+
+def _why_no_impact(base: timeline.Baseline | None) -> str:
+    if base is None:
+        return "no baseline: the fault-free start is too short or silent"
+    return "it never fired, or the run ended too soon after it"
+
+
+def recoveries(
+    run: Measurements,
+    base: timeline.Baseline | None,
+    impacts: Mapping[str, timeline.Impact],
+    slowest: Mapping[str, float],
+) -> dict[str, Observation]:
+    """How long goodput took to come back: by fault, and the worst. `slowest`: the machine's lowest pace meanwhile."""
+    found: dict[str, Observation] = {}
+    for fault in run.faults:
+        one = impacts.get(fault.plan.id)
+        for prefix in ("recovery", "after_clear"):
+            found[f"{prefix}.{fault.plan.id}"] = (
+                Observation(value=None, detail=f"{fault.plan.id}: {_why_no_impact(base)}")
+                if one is None
+                else _recovery(fault.plan.id, one, prefix, slowest.get(fault.plan.id, 1.0))
+            )
+    for prefix in ("recovery", "after_clear"):
+        each = [found[f"{prefix}.{fault.plan.id}"] for fault in run.faults]
+        found[f"{prefix}.total"] = _worst(each)
+    return found
+
+
+def _recovery(fault_id: str, one: timeline.Impact, prefix: str, slowest: float) -> Observation:
+    value_ns = one.recovery_ns if prefix == "recovery" else one.after_clear_ns
+    if one.censored:
+        detail = f"{fault_id}: not back by the end of its data; at least {format_duration(value_ns)}"
+    elif one.recovery_ns == 0:
+        detail = f"{fault_id}: goodput never left its noise floor"
+    else:
+        detail = (
+            f"{fault_id}: goodput back {format_duration(one.recovery_ns)} after it fired, "
+            f"{format_bytes(one.lost_bytes)} not carried"
+        )
+    if slowest < _SLOW and one.recovery_ns:
+        detail += f"; measured against the machine's pace, which fell to {slowest:.2f} of that before the faults"
+    return Observation(value=value_ns / 1e9, detail=detail, censored=one.censored)
+
+
+def _worst(each: Sequence[Observation]) -> Observation:
+    if not each:
+        return Observation(value=None, detail="no fault in this run")
+    missing = [one for one in each if one.value is None]
+    if missing:
+        return missing[0]
+    worst = max(each, key=lambda one: float(one.value or 0))
+    censored = any(one.censored for one in each)
+    return Observation(value=worst.value, detail=worst.detail, censored=censored)
+
+
+def recovery_phases(
+    run: Measurements, base: timeline.Baseline | None, by_phase: Mapping[str, tuple[Phase, ...]]
+) -> dict[str, Observation]:
+    """The worst fault in each phase; None when nothing shows it for any."""
+    found = {}
+    for name in NAMES:
+        each = [
+            (one.length_ns, fault_id, one.detail)
+            for fault_id, steps in by_phase.items()
+            for one in steps
+            if one.name == name
+        ]
+        if each:
+            length_ns, fault_id, detail = max(each)
+            found[f"recovery.{name}"] = Observation(value=length_ns / 1e9, detail=f"{fault_id}: {detail}")
+            continue
+        why = "nothing shows it: no going back at a captured port" if by_phase else _why_no_impact(base)
+        found[f"recovery.{name}"] = Observation(value=None, detail=why if run.faults else "no fault in this run")
+    return found
+
+
+def dips(base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]) -> dict[str, Observation]:
+    """How deep goodput fell, under the worst fault."""
+    if not impacts:
+        missing = Observation(value=None, detail=_why_no_impact(base))
+        return {"goodput_min_ratio": missing, "dip": missing}
+    fault_id, one = min(impacts.items(), key=lambda item: item[1].min_ratio)
+    detail = f"under {fault_id}, against the mean of the fault-free start"
+    return {
+        "goodput_min_ratio": Observation(value=one.min_ratio, detail=detail),
+        "dip": Observation(value=1 - one.min_ratio, detail=detail),
+    }
+
+
+def jct_ratio(run: Measurements, job_time: timeline.JobTime | None) -> Observation:
+    """Job completion time against the fault-free twin."""
+    if job_time is None:
+        reason = "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
+        return Observation(value=None, detail=reason)
+    return Observation(
+        value=job_time.ratio,
+        detail=f"{format_duration(job_time.run_ns)} for {job_time.iterations} iterations, "
+        f"twin {format_duration(job_time.twin_ns)}",
+    )
+
+
+def training_ratio(training: Ettr | None) -> Observation:
+    """Effective training time ratio."""
+    if training is None:
+        return Observation(value=None, detail="not a job with iterations, or too few of them before the first fault")
+    return Observation(
+        value=training.ratio,
+        detail=f"{training.iterations} iterations of {format_duration(training.healthy_ns)} in "
+        f"{format_duration(training.wall_ns)}",
+    )
+
+
+def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observation:
+    """The host of the rank that a fault slowed most against the others of the same iterations."""
+    slow = slowdowns(run.series, fired)
+    if not slow:
+        return Observation(value=None, detail="too few iterations with a compute phase before or under the faults")
+    top, is_sure = slowest(slow)
+    if top is None:
+        return Observation(value="none", detail="no rank's compute phase stands out from the others'")
+    host = next((rank.host for rank in run.ranks if rank.rank == top.rank), f"rank {top.rank}")
+    said = (
+        f"median compute phase {format_duration(top.before_ns)} without a fault (n = {top.iterations[0]}), "
+        f"{format_duration(top.during_ns)} under {top.fault_id} (n = {top.iterations[1]}): {top.ratio:.2f} times as "
+        "long against the other ranks'"
+    )
+    if not is_sure:
+        by_chance = min(1.0, top.chance * len(slow))
+        return Observation(
+            value=None,
+            detail=f"{host}'s {said}, as chance would have it in {by_chance:.2g} of all runs (not below {LEVEL:g}); "
+            "a longer fault or shorter iterations would tell",
+        )
+    return Observation(value=host, detail=f"{said} (by chance: {top.chance:.1g})")
+
+
+def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:
+    """The worst fault in each; None where routing changed for none of them."""
+    found = {}
+    told: dict[str, Callable[[Routing], int | None]] = {
+        "detected": lambda one: one.detected_ns,
+        "next-hop": lambda one: one.stage_ns("next hop"),
+        "withdrawn": lambda one: one.stage_ns("withdrawn"),
+        "converged": lambda one: one.converged_ns,
+        "restored": lambda one: one.restored_ns,
+    }
+    for name, of in told.items():
+        each = [
+            (value, fault_id, one.detected_by) for fault_id, one in by_routing.items() if (value := of(one)) is not None
+        ]
+        why = "routing did not change for any fault" if run.watched else "the lab was not watched"
+        found[f"routing.{name}"] = Observation(value=None, detail=why)
+        if each:
+            value, fault_id, by = max(each)
+            found[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}")
+    return found
+
+
+def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
+    """What the online detector said; it knows nothing of faults, only the count of iterations does."""
+    found = slow_ranks(run)
+    first_ns = min((start for start, _ in fired.values()), default=None)
+    worst = max(found.slow, key=lambda one: one.slowdown, default=None)
+    if worst is None:
+        missing = Observation(value=None, detail=found.words)
+        return {
+            "slow_rank": missing if found.smallest is None else Observation(value="none", detail=found.words),
+            "slow_rank.iterations": missing,
+        }
+    count = None if first_ns is None else found.iterations_since(first_ns, worst)
+    why = f"{worst.host} was found slow before any fault fired" if count is None else found.words
+    return {
+        "slow_rank": Observation(value=worst.host, detail=found.words),
+        "slow_rank.iterations": Observation(value=count, detail=why),
+    }
+
+
+def captured_packets(run: Measurements) -> dict[str, Observation]:
+    """What the capture missed, and which rules of go-back-N its packets broke."""
+    found = run.packets
+    if found is None:
+        nothing = Observation(value=None, detail="this run captured no packets")
+        return {"capture.missed": nothing, "capture.broken_rules": nothing}
+    whole = f"{found.frames:,} frames captured"
+    return {
+        "capture.missed": Observation(value=found.missed, detail=whole),
+        # What is not in the capture could look like a packet that its sender left out.
+        "capture.broken_rules": Observation(value=None, detail=f"{found.missed} frames are missing from the capture")
+        if found.missed
+        else Observation(value=found.broken, detail=f"{whole}; packets.json names each"),
+    }
+
+
+def rnic_counters(run: Measurements) -> dict[str, Observation]:
+    """Episodes that the RNICs' own counters tell."""
+    deltas = counter_deltas(run)
+
+    def growth(counter: str) -> Observation:
+        names = counter, counters.MLX5[counter]
+        found: dict[str, Any] = {
+            f"{node}:{name}": delta
+            for node, values in deltas.items()
+            for name, delta in values.items()
+            if re.split(r"[./:]", name)[-1] in names
+        }
+        if not found:
+            return Observation(value=None, detail=f"no RNIC gave its {' or '.join(names)} before and after the run")
+        moved = [f"{name} +{delta}" for name, delta in found.items() if delta]
+        return Observation(value=sum(found.values()), detail=", ".join(moved) or "moved nowhere")
+
+    return {"nak_episodes": growth("out_of_seq_request"), "go_back_n": growth("rcvd_seq_err")}

@@ -1,0 +1,137 @@
+"""All of a run that is judged and reported: its timeline, impacts, phases, routing, and every metric. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from harness.analysis import intervals, observations, timeline
+from harness.analysis.ettr import Ettr, ettr
+from harness.analysis.observations import Observation
+from harness.analysis.pace import pace, steadied
+from harness.analysis.phases import Phase, phases
+from harness.analysis.routing import Routing, routing
+from harness.record.measurements import FaultRun, Measurements
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Observed", "observe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All that the judge and the report know about a run beyond its raw data.
+
+    `pace` is that of the machine under a soft lab in each bin of `goodput`; None: it is not known, or no matter.
+    """
+
+    metrics: Mapping[str, Observation]
+    goodput: timeline.Goodput | None
+    per_rank: Mapping[int, timeline.Goodput]
+    baseline: timeline.Baseline | None
+    impacts: Mapping[str, timeline.Impact]
+    phases: Mapping[str, tuple[Phase, ...]]
+    job_time: timeline.JobTime | None
+    routing: Mapping[str, Routing]
+    training: Ettr | None = None
+    pace: NDArray[np.float64] | None = None
+
+
+def observe(run: Measurements) -> Observed:
+    """Compute every metric of one run."""
+    per_rank = {
+        series.rank: timeline.goodput(series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
+        for series in run.series
+    }
+    whole = timeline.total(list(per_rank.values())) if per_rank else None
+    fired = _fired_windows(run.faults)
+    first_ns = _first_disturbance(run, fired)
+    base = None
+    if whole is not None:
+        window_ns = timeline.rolling_window_ns(run.series, whole.step_ns, until_ns=first_ns)
+        base = timeline.baseline(whole, first_fault_ns=first_ns, window_ns=window_ns)
+    impacts: dict[str, timeline.Impact] = {}
+    of_machine = None
+    if whole is not None and base is not None:
+        of_machine = pace(run, whole, fired.values(), start_ns=base.start_ns, until_ns=base.end_ns)
+        impacts = _impacts(steadied(whole, of_machine), base, fired)
+    by_phase = phases(run, impacts)
+    by_routing = routing(run.changes, fired)
+    job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin)
+    training = ettr(run, base, impacts.values(), first_fault_ns=first_ns)
+    metrics = {
+        **observations.plain(run),
+        **observations.rates(run, whole),
+        **observations.recoveries(run, base, impacts, _slowest(whole, of_machine, impacts)),
+        **observations.recovery_phases(run, base, by_phase),
+        **observations.dips(base, impacts),
+        "jct_ratio": observations.jct_ratio(run, job_time),
+        "ettr": observations.training_ratio(training),
+        "straggler": observations.straggler(run, fired),
+        **observations.routing_stages(run, by_routing),
+        **observations.slow_rank(run, fired),
+        **observations.rnic_counters(run),
+        **observations.captured_packets(run),
+    }
+    found = intervals.find(run, whole, base, impacts)
+    return Observed(
+        metrics={name: replace(one, interval=found.get(name)) for name, one in metrics.items()},
+        goodput=whole,
+        per_rank=per_rank,
+        baseline=base,
+        impacts=impacts,
+        phases=by_phase,
+        job_time=job_time,
+        routing=by_routing,
+        training=training,
+        pace=of_machine,
+    )
+
+
+def _slowest(
+    whole: timeline.Goodput | None, of_machine: NDArray[np.float64] | None, impacts: Mapping[str, timeline.Impact]
+) -> dict[str, float]:
+    """Fault id to the lowest pace of the machine from its firing until goodput was back."""
+    if whole is None or of_machine is None:
+        return {}
+    return {
+        fault_id: float(of_machine[whole.bin_of(one.fired_ns) : whole.bin_of(one.fired_ns + one.recovery_ns) + 1].min())
+        for fault_id, one in impacts.items()
+        if whole.bin_of(one.fired_ns) < len(of_machine)
+    }
+
+
+def _fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
+    """Fault id to (first firing, removal) for those that fired; by time of firing."""
+    windows = {}
+    for fault in faults:
+        receipt = fault.receipt
+        if receipt is None or receipt.fired.first_ns is None:
+            continue
+        first = receipt.fired.first_ns
+        cleared = receipt.cleared.get("at_ns")
+        end = cleared if isinstance(cleared, int) else first + fault.plan.duration_ns
+        windows[fault.plan.id] = (first, max(first, end))
+    return dict(sorted(windows.items(), key=lambda item: item[1]))
+
+
+def _first_disturbance(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> int:
+    """When the fault-free start ends: the first arming or firing, for an armed fault may act unseen."""
+    armed = [fault.receipt.armed.get("at_ns") for fault in run.faults if fault.receipt is not None]
+    times = [*(start for start, _ in fired.values()), *(at_ns for at_ns in armed if isinstance(at_ns, int))]
+    return min(times, default=run.end_ns)
+
+
+def _impacts(
+    whole: timeline.Goodput, base: timeline.Baseline, fired: Mapping[str, tuple[int, int]]
+) -> dict[str, timeline.Impact]:
+    found = {}
+    for fault_id, (first, cleared) in fired.items():
+        later = [other for other, _ in fired.values() if other > first]
+        one = timeline.impact(whole, base, fired_ns=first, cleared_ns=cleared, until_ns=min(later, default=None))
+        if one is not None:
+            found[fault_id] = one
+    return found

@@ -1,0 +1,241 @@
+"""What theory says beside what was measured: where the two differ, one of them is wrong. Pure.
+
+**Collective.** The alpha-beta time of the schedule (`traffic.cost`), against the median of the run's collectives.
+
+**Uplinks.** Maximum over mean of the queue pairs on the uplinks of an RTSW, were each put on one at random (simulated),
+against where the switches' kernels say that they went.
+
+**QP error.** A requester sends a packet retry_cnt + 1 times and waits each time for 4.096 us x 2^timeout at least, four
+times that at most (InfiniBand specification, volume 1, transport timer), against the first completion with an error.
+
+**Losses.** A share p of the n packets that passed the hop: n p, and `_SIGMAS` deviations of the binomial to both sides,
+for the least and the most that n can be, against the hop's own count.
+
+**Goodput under loss.** A sender that goes back n packets for each one that is lost: (1 - p) / (1 - p + n p), with n
+what a queue pair has in flight, against the mean while the fault acted over that of the fault-free start. Waiting for
+NAKs and timers comes on top, so it is the most that there can be.
+
+**Training time.** Time lost to faults and storage, by `harness.analysis.ettr`, against the iterations that were
+finished.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.intervals import operation_times
+from harness.analysis.observe import Observed
+from harness.quantities import format_duration
+from harness.record.measurements import FaultRun, Measurements
+from harness.verdict import Receipt
+from testbed.errors import UsageError
+from testbed.packets.bth import timeout_ns
+from traffic import cost
+from traffic.collective import AUTO
+from traffic.plan import QpParams
+from traffic.schedules import build
+
+__all__ = ["Prediction", "goodput_share", "losses", "max_over_mean", "predictions", "qp_error_ns"]
+
+DRAWS = 4000
+_SLACK = 4
+"""A timer may run up to four times its nominal time."""
+_SIGMAS = 4
+_LOSING = ("packet.drop", "packet.corrupt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One line, in words. `holds` None: the model gives the scale only, and cannot be broken."""
+
+    what: str
+    model: str
+    predicted: str
+    measured: str
+    holds: bool | None
+
+
+def predictions(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
+    """All that there are for a run."""
+    return (
+        *_collective(run),
+        *_uplinks(run),
+        *_qp_errors(run, observed),
+        *_losses(run),
+        *_goodput_under_loss(run, observed),
+        *_training(observed),
+    )
+
+
+def max_over_mean(flows: int, links: int, *, seed: int = 0) -> tuple[float, float, float]:
+    """5th, 50th and 95th percentile of maximum over mean when each of `flows` takes one of `links` at random."""
+    loads = np.random.default_rng(seed).multinomial(flows, [1 / links] * links, size=DRAWS)
+    low, middle, high = np.percentile(loads.max(axis=1) / (flows / links), [5, 50, 95])
+    return float(low), float(middle), float(high)
+
+
+def qp_error_ns(params: QpParams) -> int:
+    """From the first lost packet to the completion with an error, at the least."""
+    return round((params.retry_cnt + 1) * timeout_ns(params.timeout))
+
+
+def losses(share: float, least: int, most: int) -> tuple[int, int]:
+    """How many of `least` to `most` packets are lost when each one is with probability `share`."""
+
+    def off(packets: int) -> float:
+        return _SIGMAS * math.sqrt(packets * share * (1 - share))
+
+    return max(0, math.floor(least * share - off(least))), min(most, math.ceil(most * share + off(most)))
+
+
+def goodput_share(share: float, in_flight: int) -> float:
+    """The most of its goodput that go-back-N keeps when a `share` of packets is lost, `in_flight` of a queue pair."""
+    return (1 - share) / (1 - share + in_flight * share)
+
+
+def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
+    """Faults that lose a share of all packets, each one by itself, with that share."""
+    for fault in run.faults:
+        asked = fault.plan.parameters
+        share = asked.get("share")
+        every_packet = asked.get("qp") is None and asked.get("opcode", "any") == "any" and asked.get("burst") is None
+        if fault.receipt is not None and fault.plan.kind in _LOSING and every_packet and isinstance(share, int | float):
+            yield fault, fault.receipt, float(share)
+
+
+def _losses(run: Measurements) -> Iterator[Prediction]:
+    for fault, receipt, share in _losing(run):
+        exact = receipt.fired.passed
+        passed = fault.passed if exact is None else (exact, exact)
+        if passed is None:
+            continue
+        low, high = losses(share, *passed)
+        yield Prediction(
+            what=f"packets that {fault.plan.id} hit",
+            model=f"binomial: {share:g} of {passed[0]:,} to {passed[1]:,} packets that passed its hop; {_SIGMAS} sigma",
+            predicted=f"{low:,} to {high:,}",
+            measured=f"{receipt.fired.count:,}",
+            holds=low <= receipt.fired.count <= high,
+        )
+
+
+def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Prediction]:
+    spec, whole, base = run.workload, observed.goodput, observed.baseline
+    if "flow" not in spec or "depth" not in spec or whole is None or base is None or not base.mean:
+        return
+    in_flight = int(spec["depth"]) * max(1, math.ceil(int(spec["size_bytes"]) / _qp_of(run).mtu))
+    for fault, _, share in _losing(run):
+        one = observed.impacts.get(fault.plan.id)
+        if one is None:
+            continue
+        rates = whole.bytes_per_s[whole.bin_of(one.fired_ns) : whole.bin_of(one.cleared_ns)]
+        if not len(rates):
+            continue
+        yield Prediction(
+            what=f"goodput under {fault.plan.id}, of that of the fault-free start",
+            model=f"go-back-N: {in_flight} packets again for each one of {share:g} that is lost; no waiting",
+            predicted=f"{goodput_share(share, in_flight):.2f} at most",
+            measured=f"{float(np.mean(rates)) / base.mean:.2f}",
+            holds=None,
+        )
+
+
+def _training(observed: Observed) -> Iterator[Prediction]:
+    one = observed.training
+    if one is None or one.predicted is None:
+        return
+    yield Prediction(
+        what="effective training time ratio",
+        model=f"{format_duration(one.lost_ns)} lost by goodput of {format_duration(one.wall_ns)}; "
+        f"{format_duration(one.storage_ns)} of waiting for storage in each iteration",
+        predicted=f"{one.predicted:.3f}",
+        measured=f"{one.ratio:.3f}",
+        holds=None,
+    )
+
+
+def _collective(run: Measurements) -> tuple[Prediction, ...]:
+    spec, times = run.workload, operation_times(run.series)
+    if "collective" not in spec or not len(times):
+        return ()
+    size, network = int(spec["size_bytes"]), cost.NETWORKS[run.lab_kind]
+    shape = cost.shape_for(len(run.ranks), size, root=int(spec.get("root") or 0))
+    try:
+        name = str(spec["algorithm"])
+        if name == AUTO:
+            name = cost.best_algorithm(str(spec["collective"]), shape, size, network)
+        predicted_ns = cost.predict_ns(build(str(spec["collective"]), name, shape), size, network)
+    except UsageError:
+        return ()
+    measured_ns = float(np.median(times))
+    return (
+        Prediction(
+            what=f"{name} {spec['collective']} over {len(run.ranks)} ranks",
+            model="alpha-beta; without congestion and without other work on the machine",
+            predicted=format_duration(predicted_ns),
+            measured=f"{format_duration(measured_ns)}, {measured_ns / predicted_ns:.1f} times that",
+            holds=None,
+        ),
+    )
+
+
+def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
+    found = []
+    for switch in run.topology.switches:
+        uplinks = [link for link in run.topology.links_of(switch.name) if link.is_uplink]
+        if switch.role != "rtsw" or len(uplinks) < 2:  # noqa: PLR2004 - one way is no choice
+            continue
+        ways = Counter(
+            then
+            for one in run.connections
+            for here, then in itertools.pairwise(one.path)
+            if here == switch.name and then in run.topology.switch_by_name
+        )
+        flows = sum(ways.values())
+        if flows < 2:  # noqa: PLR2004 - one flow is always the maximum
+            continue
+        low, middle, high = max_over_mean(flows, len(uplinks))
+        measured = max(ways.values()) / (flows / len(uplinks))
+        found.append(
+            Prediction(
+                what=f"queue pairs on the {len(uplinks)} uplinks of {switch.name}: maximum over mean",
+                model=f"{flows} queue pairs, each on a link at random",
+                predicted=f"{middle:.2f} ({low:.2f} to {high:.2f} in 90 % of cases)",
+                measured=f"{measured:.2f} ({', '.join(f'{name} {count}' for name, count in sorted(ways.items()))})",
+                holds=low <= measured <= high,
+            )
+        )
+    return tuple(found)
+
+
+def _qp_of(run: Measurements) -> QpParams:
+    """What the run's queue pairs were made with; runs of before it was written down had what is usual."""
+    asked = run.workload.get("qp") or {}
+    return QpParams.of({name: value for name, value in asked.items() if name in QpParams.__slots__})
+
+
+def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
+    """The first error after each fault; only of faults that made one before they were lifted or soon after."""
+    params = _qp_of(run)
+    least_ns, found = qp_error_ns(params), []
+    for fault_id, one in observed.impacts.items():
+        until_ns = one.cleared_ns + _SLACK * least_ns
+        after = [lost.time_ns for lost in run.qps_lost if one.fired_ns <= lost.time_ns < until_ns]
+        if after:
+            took_ns = min(after) - one.fired_ns
+            found.append(
+                Prediction(
+                    what=f"first queue pair in error after {fault_id} fired",
+                    model=f"{params.retry_cnt + 1} sendings, timeout {params.timeout}",
+                    predicted=f"{format_duration(least_ns)} to {format_duration(_SLACK * least_ns)} after the loss",
+                    measured=format_duration(took_ns),
+                    holds=took_ns >= least_ns - run.clock_error_ns,
+                )
+            )
+    return tuple(found)

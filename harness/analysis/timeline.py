@@ -1,0 +1,313 @@
+"""What a fault did to goodput: baseline, dip, recovery, lost bytes, job time against a twin. Pure.
+
+**Goodput** is payload bytes per second, summed over ranks, on a grid of `step_ns` bins (100 ms).
+
+**Rolling goodput** at bin i is the mean over the *next* W of time, W = 1 s, or two iterations of the workload
+where that is longer: a collective sends in bursts, and a window that holds one burst now and two later would
+see dips that are not there. Looking forward, no part of the outage is left in the window once traffic is
+back.
+
+**Baseline** is the run's own fault-free start: from the end of the warm-up (1 s) to the first arming of
+a fault. Its *mean* is the mean of its bins; its *noise floor* is the 5th percentile of its rolling goodput.
+Both come from this run, because two runs on shared cores differ by more than a fault may cost.
+
+**Recovery** of a fault: a bin is *healthy* when its rolling goodput is at least 95 % of the noise floor.
+Recovered is the first moment after the dip from which rolling goodput stays healthy for a hold of 1 s; then,
+within that window, the first bin that itself carries traffic at the healthy rate (a forward window may be
+healthy although its first bins are still dark). The clock starts when the fault first fired. A dip may begin
+as late as one hold after the fault was cleared; a later one is not this fault's. When goodput never left the
+floor, recovery is 0.
+
+On a soft lab whose job computes, what is held against the floor is steadied goodput (`harness.analysis.pace`): what the
+machine under the lab does slower than in the baseline is no fault's doing.
+
+When the data ends, or the next fault fires, before recovery, the result is *censored*: the true time is at
+least the number given. The judge fails a bound that even this lower number exceeds, and calls the rest
+INCONCLUSIVE.
+
+The resolution of all times is one bin, plus the clock error of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.record.measurements import Iteration, RankSeries, Sample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "HOLD_NS",
+    "MIN_BASELINE_NS",
+    "Baseline",
+    "Goodput",
+    "Impact",
+    "JobTime",
+    "baseline",
+    "finished_iterations",
+    "goodput",
+    "impact",
+    "job_time_ratio",
+    "rolling",
+    "rolling_window_ns",
+    "total",
+]
+
+WARMUP_NS = 1_000_000_000
+ROLLING_NS = 1_000_000_000
+HOLD_NS = 1_000_000_000
+MIN_BASELINE_NS = 4_000_000_000
+"""Fault-free time a run must have before its first fault: the warm-up and 3 s to compare with."""
+FLOOR_PERCENTILE = 5.0
+HEALTHY_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Bytes per bin; bin i covers [t0_ns + i * step_ns, t0_ns + (i + 1) * step_ns)."""
+
+    t0_ns: int
+    step_ns: int
+    bytes: NDArray[np.float64]
+
+    @property
+    def end_ns(self) -> int:
+        """End of the last bin."""
+        return self.t0_ns + len(self.bytes) * self.step_ns
+
+    def bin_of(self, t_ns: int) -> int:
+        """The bin that holds `t_ns`, clamped to the series."""
+        return min(max((t_ns - self.t0_ns) // self.step_ns, 0), len(self.bytes))
+
+    def time_of(self, index: int) -> int:
+        """When bin `index` begins."""
+        return self.t0_ns + index * self.step_ns
+
+    @property
+    def bytes_per_s(self) -> NDArray[np.float64]:
+        """Rate of each bin."""
+        return self.bytes / (self.step_ns / 1e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The fault-free start: bytes/s. `window_ns` is the rolling window that `floor` was measured with."""
+
+    start_ns: int
+    end_ns: int
+    mean: float
+    floor: float
+    window_ns: int
+
+    @property
+    def healthy(self) -> float:
+        """Rolling goodput (bytes/s) at and above which the job counts as healthy."""
+        return HEALTHY_SHARE * self.floor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Impact:
+    """What one fault did. Times in controller ns; `recovered_ns` is None when censored.
+
+    `recovery_ns` counts from the first firing, `after_clear_ns` from the removal (0 when back before it).
+    With `censored` they are lower bounds. `min_ratio` is the lowest rolling goodput over the baseline's mean,
+    `lost_bytes` what the baseline's mean would have carried until recovery, less what was carried.
+    """
+
+    fired_ns: int
+    cleared_ns: int
+    recovered_ns: int | None
+    recovery_ns: int
+    after_clear_ns: int
+    censored: bool
+    min_ratio: float
+    lost_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTime:
+    """Time to finish the first `iterations` iterations, in this run and in its twin."""
+
+    iterations: int
+    run_ns: int
+    twin_ns: int
+
+    @property
+    def ratio(self) -> float:
+        """Run over twin."""
+        return self.run_ns / self.twin_ns
+
+
+def goodput(
+    samples: Sequence[Sample], *, start_ns: int, end_ns: int, sample_ns: int, step_ns: int = 100_000_000
+) -> Goodput:
+    """Lay one rank's samples on the grid; a sample's bytes spread evenly over its bin, so no byte is lost.
+
+    Samples may come in any order; a missing one counts as silence.
+    """
+    bins = max(0, -(-(end_ns - start_ns) // step_ns))
+    grid = np.zeros(bins, dtype=np.float64)
+    for sample in samples:
+        first, last = sample.t_ns - start_ns, sample.t_ns - start_ns + sample_ns
+        for index in range(max(0, first // step_ns), min(bins, -(-last // step_ns))):
+            overlap = min(last, (index + 1) * step_ns) - max(first, index * step_ns)
+            grid[index] += sample.bytes * overlap / sample_ns
+    return Goodput(t0_ns=start_ns, step_ns=step_ns, bytes=grid)
+
+
+def total(series: Sequence[Goodput]) -> Goodput:
+    """Sum of series on one grid.
+
+    Raises:
+        ValueError: no series, or different grids.
+    """
+    if not series or len({(one.t0_ns, one.step_ns, len(one.bytes)) for one in series}) != 1:
+        raise ValueError("series on one and the same grid are needed")
+    first = series[0]
+    return Goodput(t0_ns=first.t0_ns, step_ns=first.step_ns, bytes=np.sum([one.bytes for one in series], axis=0))
+
+
+def rolling_window_ns(ranks: Iterable[RankSeries], step_ns: int, *, until_ns: int | None = None) -> int:
+    """The rolling window for a workload: 1 s, or two median iterations, rounded up to whole bins.
+
+    Only iterations that begin before `until_ns` (the first fault) count.
+    """
+    lengths = [
+        step.end_ns - step.start_ns
+        for rank in ranks
+        for step in rank.iterations
+        if until_ns is None or step.start_ns < until_ns
+    ]
+    wanted = max(ROLLING_NS, int(2 * np.median(lengths)) if lengths else 0)
+    return -(-wanted // step_ns) * step_ns
+
+
+def rolling(series: Goodput, window_ns: int) -> NDArray[np.float64]:
+    """Mean rate (bytes/s) over the window that begins at each bin; whole windows only."""
+    width = window_ns // series.step_ns
+    if width < 1 or len(series.bytes) < width:
+        return np.zeros(0, dtype=np.float64)
+    summed = np.concatenate(([0.0], np.cumsum(series.bytes)))
+    # Differences of a long cumulative sum can come out a hair below 0 where all bins are 0.
+    means: NDArray[np.float64] = np.maximum(summed[width:] - summed[:-width], 0.0) / (window_ns / 1e9)
+    return means
+
+
+def baseline(series: Goodput, *, first_fault_ns: int, window_ns: int) -> Baseline | None:
+    """The run's own fault-free start; None: shorter than 3 s or two rolling windows, or silent."""
+    first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(first_fault_ns)
+    part = Goodput(t0_ns=series.time_of(first), step_ns=series.step_ns, bytes=series.bytes[first:last])
+    if part.end_ns - part.t0_ns < max(2 * window_ns, MIN_BASELINE_NS - WARMUP_NS):
+        return None
+    means = rolling(part, window_ns)
+    if not len(means):
+        return None
+    floor = float(np.percentile(means, FLOOR_PERCENTILE))
+    if floor <= 0:
+        return None
+    return Baseline(
+        start_ns=part.t0_ns,
+        end_ns=part.end_ns,
+        mean=float(part.bytes_per_s.mean()),
+        floor=floor,
+        window_ns=window_ns,
+    )
+
+
+def impact(
+    series: Goodput, base: Baseline, *, fired_ns: int, cleared_ns: int, until_ns: int | None = None
+) -> Impact | None:
+    """What one fault did to `series`; `until_ns` is where the next fault fires (None: the end of the data).
+
+    None when too little of the series lies after the firing to say anything.
+    """
+    end = series.bin_of(series.end_ns if until_ns is None else until_ns)
+    means = rolling(Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes[:end]), base.window_ns)
+    first = series.bin_of(fired_ns)
+    if first >= len(means):
+        return None
+    last_dip = series.bin_of(cleared_ns + HOLD_NS)
+    dip, back = _find_recovery(means >= base.healthy, first, last_dip, HOLD_NS // series.step_ns)
+    min_ratio = float(means[first : max(last_dip, first) + 1].min()) / base.mean
+    back_ns = fired_ns
+    if dip is not None and back is None:
+        back_ns = series.time_of(min(end, len(means)))
+    elif back is not None:
+        width = base.window_ns // series.step_ns
+        carrying = np.flatnonzero(series.bytes_per_s[back : back + width] >= base.healthy)
+        back_ns = series.time_of(back + (int(carrying[0]) if len(carrying) else 0))
+    return _impact(
+        series,
+        base,
+        fired_ns=fired_ns,
+        cleared_ns=cleared_ns,
+        back_ns=max(back_ns, fired_ns),
+        min_ratio=min_ratio,
+        censored=dip is not None and back is None,
+    )
+
+
+def _find_recovery(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int) -> tuple[int | None, int | None]:
+    """Bins (first dip, recovered). A relapse within the hold, or before `last_dip`, is the same outage."""
+    bad = np.flatnonzero(~healthy)
+    bad = bad[bad >= first]
+    if not len(bad) or bad[0] > last_dip:
+        return None, None
+    end = int(bad[0])
+    for index in bad[1:]:
+        if index > max(end + hold, last_dip):
+            break
+        end = int(index)
+    back = end + 1
+    return int(bad[0]), back if back + hold <= len(healthy) else None
+
+
+def _impact(
+    series: Goodput,
+    base: Baseline,
+    *,
+    fired_ns: int,
+    cleared_ns: int,
+    back_ns: int,
+    min_ratio: float,
+    censored: bool,
+) -> Impact:
+    carried = float(series.bytes[series.bin_of(fired_ns) : series.bin_of(back_ns)].sum())
+    bins = series.bin_of(back_ns) - series.bin_of(fired_ns)
+    return Impact(
+        fired_ns=fired_ns,
+        cleared_ns=cleared_ns,
+        recovered_ns=None if censored else back_ns,
+        recovery_ns=back_ns - fired_ns,
+        after_clear_ns=max(0, back_ns - cleared_ns),
+        censored=censored,
+        min_ratio=min_ratio,
+        lost_bytes=max(0.0, base.mean * bins * series.step_ns / 1e9 - carried),
+    )
+
+
+def finished_iterations(ranks: Sequence[RankSeries]) -> int:
+    """Iterations that every rank finished."""
+    return min((len(rank.iterations) for rank in ranks), default=0)
+
+
+def _time_of_first(ranks: Sequence[RankSeries], count: int) -> int:
+    def ordered(rank: RankSeries) -> list[Iteration]:
+        return sorted(rank.iterations, key=lambda step: step.index)
+
+    begin = min(ordered(rank)[0].start_ns for rank in ranks)
+    return max(ordered(rank)[count - 1].end_ns for rank in ranks) - begin
+
+
+def job_time_ratio(run: Sequence[RankSeries], twin: Sequence[RankSeries]) -> JobTime | None:
+    """Job times over the same number of iterations, the most that both runs finished; None: not one."""
+    count = min(finished_iterations(run), finished_iterations(twin))
+    if count == 0:
+        return None
+    run_ns, twin_ns = _time_of_first(run, count), _time_of_first(twin, count)
+    return JobTime(iterations=count, run_ns=run_ns, twin_ns=twin_ns) if twin_ns > 0 else None

@@ -1,0 +1,174 @@
+"""A truth-labelled campaign: short runs, one for each kind of fault at some of the places that carry the job. Pure.
+
+The job is an all-to-all, so that every RNIC of the job talks to every other one. Each run has one fault, some have
+none; `harness.attribution.confusion` holds what attribution says of each against it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from inject.plan import FaultSpec, plan
+from testbed.errors import FaultbedError
+from testbed.topology import Topology
+
+__all__ = ["Label", "experiment", "in_turn", "labels"]
+
+AT_S, FOR_S, DURATION_S = 6, 3, 16
+_SIZE_BYTES = 256 << 10
+"""Or a little less: all ranks give each other the same number of elements of four bytes."""
+_LONGER_S = {"host.memory-pressure": 8}
+"""Memory is taken bit by bit."""
+
+_Where = Literal["link", "rnic", "host", "gpu", "switch", "rtsw"]
+_Range = tuple[float, float]
+_ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
+    ("packet.drop", "link", {"share": (0.02, 0.1), "direction": "to"}),
+    ("packet.drop", "link", {"share": (0.02, 0.1), "direction": "from"}),
+    ("packet.corrupt", "link", {"share": (0.02, 0.1)}),
+    ("packet.mark", "link", {"share": (0.1, 0.4)}),
+    ("packet.reorder", "link", {"share": (0.05, 0.2)}),
+    ("link.down", "link", {}),
+    ("link.flap", "link", {}),
+    ("link.oneway", "link", {}),
+    ("link.rate", "link", {"rate": (1, 3)}),
+    ("link.mtu", "link", {"mtu": (800, 1200)}),
+    ("congestion.shallow-queue", "link", {"packets": (2, 4), "rate": (3, 8)}),
+    ("rnic.reset", "rnic", {}),
+    ("host.freeze", "host", {}),
+    ("host.reboot", "host", {}),
+    ("host.rank-hang", "host", {}),
+    ("host.rank-kill", "host", {}),
+    ("host.cpu-steal", "host", {"share": (0.5, 0.8)}),
+    ("host.memory-pressure", "host", {"left": (4, 8)}),
+    ("gpu.throttle", "gpu", {"percent": (40, 85)}),
+    ("gpu.thermal", "gpu", {"low": (10, 30), "high": (60, 90), "period": (2, 4)}),
+    ("gpu.noisy-neighbour", "gpu", {"neighbours": (2, 4)}),
+    ("gpu.lost", "gpu", {}),
+    ("gpu.xid", "gpu", {"xid": (13, 95)}),
+    ("switch.bgp-kill", "switch", {}),
+    ("switch.bgp-reset", "switch", {}),
+    ("switch.reboot", "switch", {}),
+    ("switch.withdraw", "rtsw", {}),  # the others announce nothing that a job talks to
+)
+"""Kinds that a job must not notice (clock-step, disk-full, drain, hash-policy, freeze) leave nothing to attribute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What one run of the campaign does; `kind` None: nothing."""
+
+    number: int
+    seed: int
+    kind: str | None
+    target: str = ""
+    parameters: Mapping[str, str | float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The experiment's name: letters, digits, dots and dashes."""
+        what = "none" if self.kind is None else f"{self.kind}-{self.target}"
+        return re.sub(r"[^a-z0-9.-]", "-", f"truth-{self.seed}-{self.number:03}-{what}".lower())[:63]
+
+
+def labels(topology: Topology, *, lab_kind: str, seed: int, places: int) -> tuple[Label, ...]:
+    """All runs for a lab: what its kinds of faults can do, each at so many of its places. Every tenth has no fault.
+
+    `seed` draws the places and how strong each fault is.
+    """
+    found: list[Label] = []
+    for one in _wanted(topology, seed, places):
+        if not _possible(one, topology, lab_kind):
+            continue
+        if len(found) % 10 == 9:  # noqa: PLR2004 - every tenth
+            found.append(Label(number=len(found), seed=seed, kind=None))
+        kind, target, parameters = one
+        found.append(Label(number=len(found), seed=seed, kind=kind, target=target, parameters=parameters))
+    return tuple(found)
+
+
+def in_turn(some: Iterable[Label]) -> list[Label]:
+    """One run of each kind, then a second one of each: a campaign that is ended early has seen every kind."""
+    by_kind: dict[str | None, list[Label]] = {}
+    for one in some:
+        by_kind.setdefault(one.kind, []).append(one)
+    return [one for rounds in itertools.zip_longest(*by_kind.values()) for one in rounds if one is not None]
+
+
+def experiment(label: Label, topology: Topology) -> bytes:
+    """The experiment file of one run (TOML)."""
+    ranks = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts]
+    block_bytes = 4 * (_SIZE_BYTES // (4 * len(ranks)))
+    lines = [
+        f'name = "{label.name}"',
+        f"seed = {1000 * label.seed + label.number}",
+        "[workload]",
+        'collective = "all-to-all"',
+        f'size = "{block_bytes * len(ranks)}"',
+        f"ranks = {json.dumps(ranks)}",
+        f'duration = "{DURATION_S}s"',
+        "compute_units = 8",
+        "[[expect]]",
+        'metric = "wrong_elements"',
+        "max = 0",
+    ]
+    if label.kind is not None:
+        values = ", ".join(
+            f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
+            for name, value in label.parameters.items()
+        )
+        lines += [
+            "[[faults]]",
+            f'kind = "{label.kind}"',
+            f'target = "{label.target}"',
+            f'at = "{AT_S}s"',
+            f'for = "{_LONGER_S.get(label.kind, FOR_S)}s"',
+            f"set = {{ {values} }}",
+        ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+_Wanted = tuple[str, str, Mapping[str, str | float]]
+
+
+def _wanted(topology: Topology, seed: int, places: int) -> Iterator[_Wanted]:
+    every = _places(topology)
+    for kind, where, ranges in _ROWS:
+        drawn = random.Random(f"{seed}:{kind}:{ranges.get('direction')}")  # noqa: S311 - an experiment, no secret
+        for target in drawn.sample(every[where], min(places, len(every[where]))):
+            yield kind, target, {name: _drawn(drawn, within) for name, within in ranges.items()}
+
+
+def _places(topology: Topology) -> dict[_Where, list[str]]:
+    first = {host.name: host.rnics[0].name for host in topology.hosts}
+    return {
+        "link": [link.name for link in topology.links if link.is_uplink or first.get(link.b.node) == link.rnic],
+        "rnic": [f"{host}:{rnic}" for host, rnic in first.items()],
+        "host": list(first),
+        "gpu": [f"{host.name}:{gpu.name}" for host in topology.hosts for gpu in host.gpus],
+        "switch": [one.name for one in topology.switches],
+        "rtsw": [one.name for one in topology.switches if one.role == "rtsw"],
+    }
+
+
+def _drawn(drawn: random.Random, within: str | _Range) -> str | float:
+    """A value of a range, whole numbers where both its ends are."""
+    if isinstance(within, str):
+        return within
+    low, high = within
+    return drawn.randint(int(low), int(high)) if float(low).is_integer() else round(drawn.uniform(low, high), 3)
+
+
+def _possible(one: _Wanted, topology: Topology, lab_kind: str) -> bool:
+    kind, target, parameters = one
+    try:
+        plan(FaultSpec(kind=kind, target=target, for_s=FOR_S, params=dict(parameters)), topology, lab_kind=lab_kind)
+    except FaultbedError:
+        return False
+    return True

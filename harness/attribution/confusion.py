@@ -1,0 +1,122 @@
+"""How good the attribution is: what it said, blind, against the faults that provably fired. Pure.
+
+A run counts with its faults that are proved, and with none when it had none. Each of its findings of `CONFIDENT` and
+more either names the place of one of them, or is false; each fault is either named, or missed. That gives precision and
+recall over all runs, as Minder reports them (NSDI'25: .904 and .883). A run of at most one fault also has a row in the
+confusion matrix, by its surest finding, and counts for "network or not".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.attribution.attribute import attribute
+from harness.attribution.places import place_of_link, place_of_switch
+from harness.findings import Finding
+from harness.record.measurements import FaultRun, Measurements
+from harness.statistics import Interval, share_interval
+from harness.verdict import unproven
+from testbed.topology import Topology
+from traffic.flight import Flight
+from traffic.rtt import PathTimes
+
+__all__ = ["CONFIDENT", "Score", "Truth", "score", "truths_of"]
+
+CONFIDENT = 0.5
+_NOTHING = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """The place of a fault that fired. `names` are all that it may be called; a soft GPU is a part of its host."""
+
+    place: str
+    names: frozenset[str]
+    is_network: bool
+
+    def named_by(self, finding: Finding) -> bool:
+        """Whether a finding points at this place."""
+        return finding.name in self.names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Counts over runs. `matrix` maps (true place, said place) to runs of at most one fault; `right` of those."""
+
+    runs: int
+    found: int
+    missed: int
+    false: int
+    matrix: Counter[tuple[str, str]]
+    single: int
+    right: int
+    network_right: int
+
+    @property
+    def recall(self) -> Interval | None:
+        """Share of faults that were named."""
+        faults = self.found + self.missed
+        return share_interval(self.found, faults, level=0.95) if faults else None
+
+    @property
+    def precision(self) -> Interval | None:
+        """Share of confident findings that name a fault."""
+        said = self.found + self.false
+        return share_interval(self.found, said, level=0.95) if said else None
+
+
+def truths_of(run: Measurements) -> tuple[Truth, ...]:
+    """The places of the faults that provably fired."""
+    return tuple(_truth(fault, run.topology) for fault in run.faults if not (unproven(fault.receipt) or fault.doubts))
+
+
+def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[PathTimes]] = ()) -> Score:
+    """Attribute each run blind, and hold it against its faults. Runs with faults that are in doubt are left out.
+
+    `probes` are the round trips that each run holds, in the same order; runs beyond its end hold none.
+    """
+    counted = found = missed = false = single = right = network_right = 0
+    matrix: Counter[tuple[str, str]] = Counter()
+    for (run, flights), paths in zip(runs, itertools.chain(probes, itertools.repeat(())), strict=False):
+        truths = truths_of(run)
+        if len(truths) != len(run.faults):
+            continue
+        counted += 1
+        findings = attribute(run, flights, paths)
+        said = [one for one in findings if one.confidence >= CONFIDENT and one.cause != "nothing"]
+        named = [truth for truth in truths if any(truth.named_by(one) for one in said)]
+        found, missed = found + len(named), missed + len(truths) - len(named)
+        false += sum(not any(truth.named_by(one) for truth in truths) for one in said)
+        if len(truths) <= 1:
+            single += 1
+            top = findings[0]
+            truth = truths[0] if truths else Truth(place=_NOTHING, names=frozenset({""}), is_network=False)
+            matrix[truth.place, top.place] += 1
+            right += truth.named_by(top)
+            network_right += truth.is_network == top.is_network
+    return Score(
+        runs=counted,
+        found=found,
+        missed=missed,
+        false=false,
+        matrix=matrix,
+        single=single,
+        right=right,
+        network_right=network_right,
+    )
+
+
+def _truth(fault: FaultRun, topology: Topology) -> Truth:
+    target = topology.resolve(fault.plan.target)
+    if target.kind in {"port", "rnic"} and target.link is not None:
+        return Truth(place=place_of_link(topology, target.link), names=frozenset({target.link.name}), is_network=True)
+    if target.kind == "switch":
+        place = place_of_switch(topology, target.node)
+        return Truth(place=place, names=frozenset({target.node}), is_network=True)
+    host = topology.host_by_name[target.node]
+    names = {host.name, *(f"{host.name}:{gpu.name}" for gpu in host.gpus)}
+    place = "gpu" if target.kind == "gpu" else "storage" if fault.plan.kind.startswith("storage.") else "rank"
+    return Truth(place=place, names=frozenset(names), is_network=False)

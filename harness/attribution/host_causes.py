@@ -1,0 +1,267 @@
+"""What went wrong on hosts: boots, engines that stood still, GPUs, storage, memory and CPUs. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness.analysis.slow_ranks import slow_ranks
+from harness.attribution.stalls import culprit
+from harness.findings import Finding
+from harness.record.measurements import Deltas, Measurements
+from testbed.counters import MLX5, STATES
+from testbed.onnode.xid import event
+from testbed.topology import Topology
+from traffic.flight import Flight
+from traffic.results import Standstill
+
+__all__ = [
+    "busy",
+    "gpu_errors",
+    "late_receives",
+    "lost_rank",
+    "low_memory",
+    "rebooted",
+    "slow",
+    "stood_still",
+    "storage",
+]
+
+_OUTSTANDING = 5
+"""A wait is long from so many times the usual."""
+_STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
+"""How sure long waits make us: of most ranks, of fewer."""
+_HANG_NS, _HUNG = 1_000_000_000, 0.9
+"""Below that, a machine with other work to do explains it."""
+_WAITED, _TOLD = 0.3, 0.45
+"""A host is busy from that share of the run in which somebody waited, beyond the usual; and how sure that makes us."""
+_STALLED_US, _SHORT = 200_000, 0.8
+"""Waits for memory that a host does not have by itself; and how sure they make us."""
+_RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
+"""From so many RNR NAKs on a host's receives are late; and how sure they make us."""
+_BOOT_COUNTERS, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
+"""Counters that only a boot sets back, and how many of them have to stand lower: one may have been torn in reading."""
+
+
+def rebooted(run: Measurements) -> list[Finding]:
+    """Hosts that count anew what a kernel counts from its boot on."""
+    found = []
+    for host in run.topology.host_by_name:
+        was, now = (counted.get(host, {}) for counted in (run.counters_before, run.counters_after))
+        fell = [
+            f"{name} from {was[name]} to {now[name]}"
+            for name in was
+            if name.startswith(_BOOT_COUNTERS)
+            and name.rpartition(".")[2] not in STATES
+            and now.get(name, was[name]) < was[name]
+        ]
+        if len(fell) >= _FELL:
+            evidence = (f"{host} counts anew, as after a boot: {', '.join(fell[:3])}",)
+            found.append(Finding(cause="host-reboot", place="rank", name=host, confidence=0.95, evidence=evidence))
+    return found
+
+
+def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
+    """Ranks that compute slower than the others, and the one GPU that counted throttling."""
+    throttled = {
+        (node, name.partition(".")[0]): count
+        for node, names in deltas.items()
+        for name, count in names.items()
+        if name.endswith(".nr_throttled") and count
+    }
+    found = {}
+    for one in slow_ranks(run).slow:
+        gpus = [gpu for node, gpu in throttled if node == one.host]
+        words = (
+            f"rank {one.rank} on {one.host} computes about {100 * one.slowdown:.0f} % slower than the others "
+            f"since iteration {one.since}"
+        )
+        evidence = (words, *(f"{one.host}: {gpu} was throttled {throttled[one.host, gpu]} times" for gpu in gpus))
+        name = f"{one.host}:{gpus[0]}" if gpus else _only_gpu(run.topology, one.host)
+        found[one.host] = Finding(
+            cause="slow-rank", place="gpu", name=name, confidence=0.95 if gpus else 0.75, evidence=evidence
+        )
+    if len(throttled) == 1:
+        ((node, gpu), count), *_ = throttled.items()
+        said = f"{node}: {gpu} was throttled {count} times, no other"
+        found.setdefault(
+            node, Finding(cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(said,))
+        )
+    return list(found.values())
+
+
+def gpu_errors(run: Measurements) -> list[Finding]:
+    """Errors that GPUs' drivers told the kernel's log, by GPU."""
+    events: dict[str, Counter[int]] = {}
+    for one in run.kernel:
+        if (said := event(one.text or "")) is not None:
+            events.setdefault(_gpu_at(run.topology, one.node, said[0]), Counter())[said[1]] += 1
+    return [
+        Finding(
+            cause="gpu-error",
+            place="gpu",
+            name=name,
+            confidence=0.9,
+            evidence=(f"{name}: " + ", ".join(f"XID {xid}, {count} times" for xid, count in sorted(seen.items())),),
+        )
+        for name, seen in events.items()
+    ]
+
+
+def _gpu_at(topology: Topology, host: str, address: str) -> str:
+    """The GPU of a host that has this PCIe address, of which the driver tells domain, bus and device; else its host."""
+    for gpu in topology.host_by_name[host].gpus if host in topology.host_by_name else ():
+        if gpu.name == address or (gpu.pcie or "").lower().startswith(address.lower()):
+            return f"{host}:{gpu.name}"
+    return host
+
+
+def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
+    """Hosts whose engine stood still by itself: what happens to all at once happens to the machine beneath them.
+
+    Nor one whose link was down: its engine waits for the kernel, which waits for its RNIC.
+    """
+    cut_off = {link.b.node for link in run.topology.links if any(one.name == link.name for one in down)}
+    found = []
+    for host in dict.fromkeys(one.host for one in run.standstills):
+        if host in cut_off:
+            continue
+        others = [one for one in run.standstills if one.host != host]
+        own = [one for one in run.standstills if one.host == host]
+        longest_ns = max(_length_ns(one) - sum(_overlap_ns(one, other) for other in others) for one in own)
+        if longest_ns < _HANG_NS:
+            continue
+        words = f"the traffic engine on {host} did not run for {longest_ns / 1e9:.1f} s, while the others did"
+        found.append(Finding(cause="hung-rank", place="rank", name=host, confidence=_HUNG, evidence=(words,)))
+    return found
+
+
+def _length_ns(one: Standstill) -> int:
+    return one.end_ns - one.start_ns
+
+
+def _overlap_ns(one: Standstill, two: Standstill) -> int:
+    return max(0, min(one.end_ns, two.end_ns) - max(one.start_ns, two.start_ns))
+
+
+def storage(run: Measurements) -> list[Finding]:
+    """The storage of the job, where ranks that did run waited for it much longer than usual."""
+    host = (run.workload.get("storage") or {}).get("host")
+    hosts = {rank.rank: rank.host for rank in run.ranks}
+    steps = [(rank.rank, step) for rank in run.series for step in rank.iterations]
+    if not host or not steps:
+        return []
+
+    def awake_ns(rank: int, start_ns: int, wait_ns: int) -> int:
+        """Of a wait: how long the one who waited could have seen its end."""
+        wait = Standstill(host="", start_ns=start_ns, end_ns=start_ns + wait_ns)
+        return wait_ns - sum(_overlap_ns(wait, one) for one in run.standstills if one.host == hosts.get(rank))
+
+    length_ns = float(np.median([step.end_ns - step.start_ns for _, step in steps]))
+    evidence: list[str] = []
+    waited: set[int] = set()
+    for what, waits in (
+        (
+            "the data of an iteration",
+            [(rank, awake_ns(rank, step.start_ns, step.ingest_ns)) for rank, step in steps if step.ingest_ns],
+        ),
+        (
+            "a checkpoint",
+            [
+                (rank, awake_ns(rank, step.end_ns - step.checkpoint_ns, step.checkpoint_ns))
+                for rank, step in steps
+                if step.checkpoint_ns
+            ],
+        ),
+    ):
+        usual_ns = float(np.median([wait_ns for _, wait_ns in waits])) if waits else 0.0
+        long = {rank: wait_ns for rank, wait_ns in waits if wait_ns > max(_OUTSTANDING * usual_ns, length_ns / 2)}
+        waited |= long.keys()
+        if long:
+            who, longest_ns = "1 rank" if len(long) == 1 else f"{len(long)} ranks", max(long.values())
+            evidence.append(f"{who} waited up to {longest_ns / 1e9:.2f} s for {what}, usually {usual_ns / 1e9:.2f} s")
+    if not waited:
+        return []
+    # One rank that has to wait keeps the others from asking; one whose own host is slow waits alone, too.
+    sure = _STORAGE_ALL if len(waited) >= len(run.series) / 2 else _STORAGE_ONE
+    return [Finding(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
+
+
+def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
+    """A host whose programs wait for its CPUs; told, and not blamed: a rank with more to do looks alike."""
+    waits = {
+        host: sum(
+            ns for name, ns in deltas.get(host, {}).items() if name.startswith("cpu") and name.endswith(".wait_us")
+        )
+        for host in dict.fromkeys(rank.host for rank in run.ranks)
+    }
+    if len(waits) < 3:  # noqa: PLR2004 - of two nobody knows which is the usual one
+        return []
+    worst = max(waits, key=lambda host: waits[host])
+    usual_us = float(np.median([us for host, us in waits.items() if host != worst]))
+    if (
+        worst in known
+        or waits[worst] < 2 * usual_us
+        or waits[worst] - usual_us < _WAITED * (run.end_ns - run.t0_ns) / 1e3
+    ):
+        return []
+    words = f"{worst}: programs waited {waits[worst] / 1e6:.1f} s for a CPU, on the other hosts {usual_us / 1e6:.1f} s"
+    return [Finding(cause="busy-host", place="rank", name=worst, confidence=_TOLD, evidence=(words,))]
+
+
+def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
+    """Hosts whose RNICs found no receive posted for what came: a program that posts enough of them never has that."""
+    names = (_RNR, MLX5[_RNR])
+    sent = {
+        host.name: sum(deltas.get(host.name, {}).get(f"{rnic.name}.{name}", 0) for rnic in host.rnics for name in names)
+        for host in run.topology.hosts
+    }
+    return [
+        Finding(
+            cause="late-receives",
+            place="rank",
+            name=host,
+            confidence=_LATE,
+            evidence=(f"{host}: told its peers {count:,} times that no receive was posted (RNR NAK)",),
+        )
+        for host, count in sent.items()
+        if count >= _RNRS
+    ]
+
+
+def low_memory(run: Measurements, deltas: Deltas) -> list[Finding]:
+    """Hosts whose programs had to wait for memory (pressure stall information): a healthy one's hardly ever do."""
+    stalled = {
+        host: deltas.get(host, {}).get("memory.stalled_us", 0)
+        for host in dict.fromkeys(rank.host for rank in run.ranks)
+    }
+    usual_us = float(np.median(list(stalled.values()))) if stalled else 0.0
+    return [
+        Finding(
+            cause="low-memory",
+            place="rank",
+            name=host,
+            confidence=_SHORT,
+            evidence=(f"{host}: programs waited {us / 1e6:.2f} s for memory, on most hosts {usual_us / 1e6:.2f} s",),
+        )
+        for host, us in stalled.items()
+        if us - usual_us > _STALLED_US
+    ]
+
+
+def _only_gpu(topology: Topology, host: str) -> str:
+    gpus = topology.host_by_name[host].gpus if host in topology.host_by_name else ()
+    return f"{host}:{gpus[0].name}" if len(gpus) == 1 else host
+
+
+def lost_rank(run: Measurements, flights: Sequence[Flight]) -> list[Finding]:
+    """The rank whose flight recorder ends before the others'."""
+    found = culprit(flights, run)
+    if found is None:
+        return []
+    host = next((rank.host for rank in run.ranks if rank.rank == found.rank), f"rank {found.rank}")
+    return [
+        Finding(cause="lost-rank", place="rank", name=host, confidence=found.confidence, evidence=tuple(found.words))
+    ]

@@ -1,0 +1,214 @@
+"""What went wrong in the network: carriers, routes, and what the transport's counters say of losses and marks. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.attribution.places import place_of_link, place_of_switch
+from harness.attribution.signatures import Signs, crosses, match, out_of_retries
+from harness.findings import Finding, Place
+from harness.record.measurements import Deltas, Measurements
+from testbed.topology import Link, Topology
+
+__all__ = ["carriers", "control_plane", "packets", "withdrawn"]
+
+_AWAY = frozenset({"hung-rank", "host-reboot"})
+"""Causes by which a host no longer answers its peers."""
+_HALF = 0.5
+_FEW = 3
+"""Gaps fewer than these may follow from a link that went down."""
+
+
+def carriers(topology: Topology, deltas: Deltas) -> list[Finding]:
+    """Links of which an end lost its carrier; the node, where all its links did."""
+    gone: dict[str, tuple[Link, str]] = {}
+    for link in topology.links:
+        said = [
+            f"{end.node}: carrier of {end.netdev} changed {count} times"
+            for end in (link.a, link.b)
+            if (count := deltas.get(end.node, {}).get(f"{end.netdev}.carrier_changes", 0))
+        ]
+        if said:
+            gone[link.name] = link, "; ".join(said)
+    for node in (*topology.switch_by_name, *topology.host_by_name):
+        links = topology.links_of(node)
+        if len(links) > 1 and len(gone) > 1 and {link.name for link in links} == gone.keys():
+            place: Place = "rank" if node in topology.host_by_name else place_of_switch(topology, node)
+            evidence = tuple(words for _, words in gone.values())
+            return [Finding(cause="link-down", place=place, name=node, confidence=0.95, evidence=evidence)]
+    return [
+        Finding(cause="link-down", place=place_of_link(topology, link), name=name, confidence=0.97, evidence=(words,))
+        for name, (link, words) in gone.items()
+    ]
+
+
+def control_plane(topology: Topology, deltas: Deltas) -> list[Finding]:
+    """TCP sessions of switches that were torn: the switch that all of them share, or the link."""
+
+    def torn(node: str) -> int:
+        seen = deltas.get(node, {})
+        return sum(seen.get(f"tcp.{name}", 0) for name in ("EstabResets", "ActiveOpens", "PassiveOpens"))
+
+    links = [link for link in topology.uplinks if torn(link.a.node) and torn(link.b.node)]
+    if not links:
+        return []
+    common = set.intersection(*({link.a.node, link.b.node} for link in links))
+    evidence = tuple(
+        f"{name}: {torn(name)} sessions opened or reset, no carrier went"
+        for name in topology.switch_by_name
+        if torn(name)
+    )
+    if len(common) == 1:
+        (name,) = common
+        place = place_of_switch(topology, name)
+        return [Finding(cause="control-plane", place=place, name=name, confidence=0.85, evidence=evidence)]
+    if len(links) == 1:
+        place = place_of_link(topology, links[0])
+        return [Finding(cause="control-plane", place=place, name=links[0].name, confidence=0.7, evidence=evidence)]
+    worst = max(topology.switch_by_name, key=torn)
+    place = place_of_switch(topology, worst)
+    return [Finding(cause="control-plane", place=place, name=worst, confidence=0.5, evidence=evidence)]
+
+
+def withdrawn(run: Measurements) -> list[Finding]:
+    """Routes that others lost to the prefixes of one switch, whose own links and sessions stayed."""
+    owners = {str(ipaddress.ip_network(one.loopback)): one.name for one in run.topology.switches}
+    for host in run.topology.hosts:
+        for rnic in host.rnics:
+            network = ipaddress.ip_interface(rnic.address).network
+            owners[str(network)] = run.topology.rnic_link(host.name, rnic.name).a.node
+    lost: dict[str, set[str]] = {}
+    gone: set[str] = set()
+    for change in run.changes:
+        prefix = next((word for word in change.subject.split() if word in owners), None)
+        if change.subject.startswith("route ") and change.text is None and prefix is not None:
+            lost.setdefault(owners[prefix], set()).add(change.node)
+            gone.add(prefix)
+    if len(lost) != 1:
+        return []
+    ((name, nodes),) = lost.items()
+    nodes.discard(name)
+    if len(nodes) < 2:  # noqa: PLR2004 - one of them could have forgotten by itself
+        return []
+    words = (
+        f"{', '.join(sorted(nodes))} lost {len(gone)} routes, all of them to {name}, whose links and sessions stayed"
+    )
+    place = place_of_switch(run.topology, name)
+    return [Finding(cause="control-plane", place=place, name=name, confidence=0.8, evidence=(words,))]
+
+
+def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list[Finding]:
+    """What the transport's counters say, where nothing that is known already explains it."""
+    signs = Signs.of(run, deltas)
+    if too_big := _too_big(run, deltas, signs):
+        return too_big
+    some_died, signs = bool(signs.dead), replace(signs, dead=_unexplained(run, signs.dead, known))
+    found: list[Finding] = []
+    marked = match(run, signs.marks(), among=run.topology.links)
+    if signs.marked and marked is not None and marked.link is not None:
+        found.append(
+            Finding(
+                cause="congestion",
+                place=place_of_link(run.topology, marked.link),
+                name=marked.link.name,
+                confidence=0.6 * marked.likeness,
+                evidence=marked.evidence,
+            )
+        )
+    best = match(run, signs.losses(), among=run.topology.links, hosts=True)
+    if best is None or _explained(best.link, signs, known, some_died=some_died):
+        return found
+    if best.link is None:
+        found.append(
+            Finding(
+                cause="silent-host",
+                place="rank",
+                name=best.host,
+                confidence=0.8 * best.likeness,
+                evidence=best.evidence,
+            )
+        )
+    else:
+        place = place_of_link(run.topology, best.link)
+        found.append(
+            Finding(
+                cause="loss", place=place, name=best.link.name, confidence=0.9 * best.likeness, evidence=best.evidence
+            )
+        )
+    return found
+
+
+def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
+    """Switches with packets that they could not send on whole: the link on which what was lost had to leave them."""
+    found = []
+    for switch in run.topology.switches:
+        count = deltas.get(switch.name, {}).get("ip.FragFails", 0)
+        if not count:
+            continue
+        said = f"{switch.name}: {count} packets too big for their way out"
+        links = run.topology.links_of(switch.name)
+        link = _way_out(run, switch.name, links, signs.dead)
+        evidence: tuple[str, ...] = (said, out_of_retries(signs.dead)) if link else (said,)
+        if link is None and (best := match(run, signs.losses(), among=links)) is not None:
+            link, evidence = best.link, (said, *best.evidence)
+        place, name = (
+            (place_of_switch(run.topology, switch.name), switch.name)
+            if link is None
+            else (place_of_link(run.topology, link), link.name)
+        )
+        confidence = 0.5 if link is None else 0.9
+        found.append(Finding(cause="mtu", place=place, name=name, confidence=confidence, evidence=evidence))
+    return found
+
+
+def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozenset[tuple[str, str]]) -> Link | None:
+    """The link of a switch that all the queue pairs' data, and no other's, had to take from it; the likest of them."""
+
+    def likeness(link: Link) -> float:
+        far = link.other(switch).node
+        takes = {(one.src, one.dst) for one in run.connections if crosses(one, switch, far, rnic=link.rnic)}
+        return len(takes & dead) / len(takes | dead) if takes | dead else 0.0
+
+    best = max(links, key=likeness, default=None)
+    return best if best is not None and likeness(best) >= _HALF else None
+
+
+def _unexplained(
+    run: Measurements, dead: frozenset[tuple[str, str]], known: Sequence[Finding]
+) -> frozenset[tuple[str, str]]:
+    """Of queue pairs that ran out of retries, those that nothing known has cut off.
+
+    Known are links that were down on their way, a host that stood still at an end, routes that were gone for a while.
+    """
+    if any(one.cause == "control-plane" for one in known):
+        return frozenset()
+    down = {one.name for one in known if one.cause == "link-down"}
+    hung = {one.name for one in known if one.cause in _AWAY}
+    cut_off = {
+        (one.src, one.dst)
+        for one in run.connections
+        for link in run.topology.links
+        if link.name in down
+        and (
+            crosses(one, link.a.node, link.b.node, rnic=link.rnic)
+            or crosses(one, link.b.node, link.a.node, rnic=link.rnic)
+        )
+    }
+    return frozenset(pair for pair in dead - cut_off if not hung & {end.partition(":")[0] for end in pair})
+
+
+def _explained(link: Link | None, signs: Signs, known: Sequence[Finding], *, some_died: bool) -> bool:
+    """Whether what is known has the rest as a consequence: gaps at receivers hardly are, timers and duplicates are.
+
+    `signs` are without the queue pairs that are explained; `some_died` says whether there were any.
+    """
+    causes = {one.cause for one in known}
+    if link is not None and any(one.cause == "link-down" and one.name == link.name for one in known):
+        return True
+    if signs.gaps >= _FEW:
+        return False
+    if "link-down" in causes and not signs.lost_in:
+        return True  # while routes move, queue pairs of other ways die, too
+    return not signs.dead and (bool(causes & {*_AWAY, "control-plane"}) or ("link-down" in causes and some_died))

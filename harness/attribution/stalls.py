@@ -1,0 +1,154 @@
+"""What the flight recorders of a job that failed say together: who waits for whom, and who is at the root. Pure.
+
+Each rank says which segment of which step it waits for, and from whom. Following that from rank to rank ends at the
+cause: a rank that left no recording, one that has not joined the collective (it still computes, or is an iteration
+behind), or a pair that wait for each other over a queue pair that broke.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.quantities import format_duration
+from harness.record.measurements import Measurements
+from traffic.flight import Flight
+
+__all__ = ["Culprit", "Stall", "culprit", "stalls"]
+
+_WAITS = re.compile(
+    r"iteration (?P<iteration>\d+), step (?P<step>-?\d+): waits for segment (?P<segment>\d+) of \d+ "
+    r"(?P<way>from|to) rank (?P<peer>\d+) \(QP (?P<qpn>\d+)(?:, (?P<state>[^)]*))?\)"
+)
+_UNHEARD = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Rank `waiter` waits in a step for a segment; `sender` is who has to send it. `psn` -1: not recorded."""
+
+    iteration: int
+    step: int
+    waiter: int
+    sender: int
+    receiver: int
+    segment: int
+    qpn: int
+    psn: int
+    waited_ns: int
+    broken: bool
+
+    def told(self, path: Sequence[str] = (), lost_at: str | None = None) -> str:
+        """In a sentence; `lost_at` is the link that an attribution found."""
+        packet = f" for PSN {self.psn}" if self.psn >= 0 else f" for segment {self.segment}"
+        where = f", lost at {lost_at}" if lost_at else f" over {' → '.join(path)}" if path else ""
+        state = "; its queue pair is broken" if self.broken else ""
+        return (
+            f"iteration {self.iteration}, step {self.step}: rank {self.sender}→{self.receiver} waited "
+            f"{format_duration(self.waited_ns)}{packet}{where}{state}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """The rank at the root, and why."""
+
+    rank: int
+    confidence: float
+    words: tuple[str, ...]
+
+
+def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
+    """What each rank that waits waits for, the earliest step first."""
+    now_ns = max((entry.at_ns for flight in flights for entry in flight.entries), default=0)
+    recorded = {flight.rank: flight for flight in flights}
+    found = []
+    for flight in flights:
+        match = _WAITS.fullmatch(flight.standing)
+        if match is None:
+            continue
+        peer, inward = int(match["peer"]), match["way"] == "from"
+        sender, receiver = (peer, flight.rank) if inward else (flight.rank, peer)
+        iteration, step, segment = int(match["iteration"]), int(match["step"]), int(match["segment"])
+        last_ns = max((one.at_ns for one in flight.entries if one.peer == peer), default=None)
+        begun_ns = max((one.at_ns for one in flight.entries if one.what == "begin"), default=now_ns)
+        found.append(
+            Stall(
+                iteration=iteration,
+                step=step,
+                waiter=flight.rank,
+                sender=sender,
+                receiver=receiver,
+                segment=segment,
+                qpn=int(match["qpn"]),
+                psn=_psn(recorded.get(sender), iteration, receiver, segment),
+                waited_ns=now_ns - max(begun_ns, last_ns or 0),
+                broken=match["state"] is not None,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (one.iteration, one.step, one.waiter)))
+
+
+def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
+    """Who is at the root of a job that failed; None: no recording, or nothing stands out."""
+    waiting = {one.waiter: one for one in stalls(flights)}
+    recorded = {flight.rank: flight for flight in flights}
+    if not waiting:
+        return _unheard(recorded, run)
+    votes: dict[int, list[str]] = {}
+    for start in waiting:
+        rank, seen = start, [start]
+        while rank in waiting and (peer := _peer(waiting[rank])) not in seen:
+            seen.append(peer)
+            rank = peer
+        if rank not in waiting:
+            chain = " waits for ".join(f"rank {one}" for one in seen)
+            votes.setdefault(rank, []).append(chain)
+    if not votes:
+        return _by_gap(waiting, run)
+    root = max(votes, key=lambda rank: len(votes[rank]))
+    why = (
+        f"rank {root} left no recording"
+        if root not in recorded
+        else f"rank {root} has not joined: {recorded[root].standing}"
+    )
+    share = len(votes[root]) / len(waiting)
+    first = min(waiting.values(), key=lambda one: (one.iteration, one.step))
+    return Culprit(rank=root, confidence=0.6 + 0.35 * share, words=(why, max(votes[root], key=len), first.told()))
+
+
+def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | None:
+    """Nobody waits yet: the one rank that left no recording, where the others did."""
+    silent = [one.rank for one in run.ranks if one.rank not in recorded]
+    if len(silent) != 1 or not recorded:
+        return None
+    where = next(iter(recorded.values())).standing
+    words = (f"rank {silent[0]} left no recording, the others did when the job failed: {where}",)
+    return Culprit(rank=silent[0], confidence=_UNHEARD, words=words)
+
+
+def _by_gap(waiting: Mapping[int, Stall], run: Measurements) -> Culprit | None:
+    """All wait in a circle: the rank that most broken queue pairs end at, if one stands out."""
+    ends: dict[int, int] = {}
+    for one in waiting.values():
+        if one.broken:
+            for rank in (one.sender, one.receiver):
+                ends[rank] = ends.get(rank, 0) + 1
+    ranked = sorted(ends, key=lambda rank: -ends[rank])
+    if len(ranked) < 2 or ends[ranked[0]] == ends[ranked[1]] or len(run.ranks) <= 2:  # noqa: PLR2004 - a pair is no circle
+        return None
+    words = f"{ends[ranked[0]]} broken queue pairs end at rank {ranked[0]}, fewer at any other"
+    return Culprit(rank=ranked[0], confidence=0.6, words=(words,))
+
+
+def _peer(stall: Stall) -> int:
+    return stall.sender if stall.waiter == stall.receiver else stall.receiver
+
+
+def _psn(flight: Flight | None, iteration: int, receiver: int, segment: int) -> int:
+    """The PSN that the sender gave the segment, by its recorder."""
+    for entry in reversed(flight.entries if flight else ()):
+        if entry.what == "post" and (entry.iteration, entry.peer, entry.segment) == (iteration, receiver, segment):
+            return entry.psn
+    return -1

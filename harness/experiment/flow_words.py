@@ -1,0 +1,84 @@
+"""A flow's words as people write them, on the command line and in an experiment: one home for both.
+
+`rate` is payload in Mb/s a flow, `on` and `off` are times of a burst and of the silence after it, `probe` puts a flow
+of small timed writes beside each flow, `late_receives` is a time by which each receive comes late. An atomic has its
+own size, whatever is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from harness.experiment.job_words import Reader
+from harness.quantities import parse_duration_ns, parse_size_bytes
+from traffic.flow import ATOMIC_BYTES, FlowSpec
+from traffic.plan import QpParams
+
+__all__ = ["between", "flow_of"]
+
+PROBE_BYTES = 64
+PROBES_PER_S = 100
+
+
+def flow_of(
+    read: Reader,
+    *,
+    verb: str,
+    transport: str,
+    size: str,
+    qps: int,
+    spread: str,
+    depth: int,
+    admit: int,
+    rate: float,
+    on: str | None,
+    off: str | None,
+    latency: bool,
+    duration: str,
+    qp: QpParams,
+    memory: str = "host",
+    late_receives: str | None = None,
+    check: bool = False,
+) -> FlowSpec:
+    """A flow between nobody yet; `read` says where a word stands that makes no sense."""
+
+    def seconds(text: str | None, name: str) -> float:
+        return read(parse_duration_ns, text, name) / 1e9 if text else 0.0
+
+    return FlowSpec(
+        src="",
+        dst="",
+        verb=verb,
+        transport=transport,
+        message_bytes=ATOMIC_BYTES if verb == "atomic" else read(parse_size_bytes, size, "size"),
+        qps=qps,
+        spread=spread,
+        depth=depth,
+        admit=admit,
+        memory=memory,
+        rate_bps=rate * 1e6,
+        on_s=seconds(on, "on"),
+        off_s=seconds(off, "off"),
+        latency=latency,
+        late_receives_ms=seconds(late_receives, "late_receives") * 1e3,
+        check=check,
+        duration_s=seconds(duration, "duration"),
+        qp=qp,
+    )
+
+
+def between(flow: FlowSpec, src: str, dst: str, *, probe: bool) -> list[FlowSpec]:
+    """The flow between two RNICs, and its probe."""
+    main = dataclasses.replace(flow, src=src, dst=dst)
+    beside = FlowSpec(
+        src=src,
+        dst=dst,
+        message_bytes=PROBE_BYTES,
+        depth=1,
+        chain=1,
+        latency=True,
+        rate_bps=PROBES_PER_S * PROBE_BYTES * 8,
+        duration_s=flow.duration_s,
+        qp=flow.qp,
+    )
+    return [main, beside] if probe else [main]

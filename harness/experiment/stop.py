@@ -1,0 +1,140 @@
+"""Stop conditions: what must not go on while faults are there. Pure.
+
+    [[stop]]
+    metric = "goodput_ratio"
+    min = 0.1
+    for = "5s"
+
+While a run's faults are on, each condition is held against what is seen live, at least once a second
+(`harness.run.live`). The first that holds for its time ends the faults at once, and the run: as FAIL, or INCONCLUSIVE
+where the experiment says so. A condition that could never be looked at is INCONCLUSIVE: nobody stood guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from harness.verdict import Check, Verdict, VerdictFile, worst
+
+__all__ = ["METRICS", "Condition", "Guard", "Held", "Metric", "judged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """Something that can be seen while a run goes on. `bound` says on which side a stop condition bounds it."""
+
+    name: str
+    unit: Literal["s", "ratio", "count"]
+    bound: Literal["min", "max"]
+    meaning: str
+
+
+_TABLE = (
+    Metric(name="qp_errors", unit="count", bound="max", meaning="Queue pairs that were lost so far"),
+    Metric(
+        name="goodput_ratio",
+        unit="ratio",
+        bound="min",
+        meaning="Goodput of all ranks in a second that is just over, over the mean before the first fault",
+    ),
+    Metric(
+        name="silence",
+        unit="s",
+        bound="max",
+        meaning="Longest time for which a machine of the lab has not been heard of (each tells something every 2 s, an "
+        "emulated switch every 4 s)",
+    ),
+    Metric(
+        name="kernel.broken",
+        unit="count",
+        bound="max",
+        meaning="Machines whose kernel has reported a bug of its own",
+    ),
+)
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}
+"""What a stop condition can bound, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Stop when `metric` is beyond `bound` (in its unit) for `for_ns` without a break; the run is then `verdict`."""
+
+    metric: Metric
+    bound: float
+    for_ns: int = 0
+    verdict: Verdict = Verdict.FAIL
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is beyond the bound."""
+        return value > self.bound if self.metric.bound == "max" else value < self.bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A condition that ended a run: its last value, since when it had held, and when that was seen (controller, ns)."""
+
+    condition: Condition
+    value: float
+    since_ns: int
+    at_ns: int
+
+
+class Guard:
+    """Looks at conditions again and again, and remembers how long each has held."""
+
+    def __init__(self, conditions: Sequence[Condition] = ()) -> None:
+        self.conditions = tuple(conditions)
+        self.held: Held | None = None
+        self.seen: dict[Condition, float] = {}
+        """The last value of each condition that could be looked at."""
+        self._since_ns: dict[Condition, int] = {}
+
+    def look(self, now_ns: int, values: Mapping[str, float | None]) -> Held | None:
+        """Hold every condition against the values of now (None, or absent: not known); the first one that holds."""
+        for condition in self.conditions:
+            value = values.get(condition.metric.name)
+            if value is None or not condition.holds(value):
+                self._since_ns.pop(condition, None)
+            else:
+                since_ns = self._since_ns.setdefault(condition, now_ns)
+                if self.held is None and now_ns - since_ns >= condition.for_ns:
+                    self.held = Held(condition=condition, value=value, since_ns=since_ns, at_ns=now_ns)
+            if value is not None:
+                self.seen[condition] = value
+        return self.held
+
+
+def judged(verdict: VerdictFile, guard: Guard, *, t0_ns: int) -> VerdictFile:
+    """The verdict with a check for each stop condition; times in it count from `t0_ns`, the workload's start."""
+    if not guard.conditions:
+        return verdict
+    checks = (*verdict.checks, *(_check(condition, guard, t0_ns) for condition in guard.conditions))
+    return msgspec.structs.replace(verdict, checks=checks, verdict=worst(check.verdict for check in checks))
+
+
+def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
+    metric, held = condition.metric, guard.held
+    good = "<=" if metric.bound == "max" else ">="
+    lasting = f" for {condition.for_ns / 1e9:g} s" if condition.for_ns else ""
+    value: float | None = guard.seen.get(condition)
+    if held is not None and held.condition == condition:
+        value, outcome = held.value, condition.verdict
+        since_s, at_s = (held.since_ns - t0_ns) / 1e9, (held.at_ns - t0_ns) / 1e9
+        detail = f"it held from {since_s:.1f} s on; at {at_s:.1f} s all faults were cleared and the run was ended"
+    elif value is None:
+        outcome, detail = Verdict.INCONCLUSIVE, "it could not be looked at while faults were on"
+    else:
+        outcome, detail = Verdict.PASS, "never while faults were on; observed is the last value"
+    return Check(
+        name=f"stop.{metric.name}",
+        verdict=outcome,
+        observed=value,
+        bound=condition.bound,
+        unit=metric.unit,
+        rule=f"observed {good} bound, or everything is stopped when it is not{lasting}. {metric.meaning}",
+        detail=detail,
+    )

@@ -1,0 +1,448 @@
+"""The workload of an experiment file: a collective, a flow or flows, a job on a grid of ranks, or a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from harness.experiment.flow_words import flow_of
+from harness.experiment.job_words import parse_grid, parse_phase, storage_of
+from harness.experiment.replayed import Replay, digest, spec_of
+from harness.quantities import parse_duration_ns, parse_size_bytes
+from harness.strict import Section, convert, fail, one_of, positive, read
+from testbed.errors import UsageError
+from traffic.collective import AUTO, REDOPS
+from traffic.flow import SPREADS, TRANSPORTS, VERBS, check
+from traffic.inference import InferenceSpec
+from traffic.job import JobPhase, JobSpec
+from traffic.job import check as check_job
+from traffic.matrix import PATTERNS
+from traffic.plan import QpParams, check_qp
+from traffic.ranking import RankingSpec
+from traffic.ranks import ITEM_BYTES, WARMUP
+from traffic.replay_batches import check as check_replay
+from traffic.schedules import COLLECTIVES, algorithms_for
+from traffic.storage import Storage
+from traffic.traces import FORMATS
+
+__all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "duration_ns", "workload_of"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A collective, repeated. Exactly one of `iterations` and `duration_ns` is set.
+
+    `ranks` are RNICs (`host1:rxe0`) in rank order; empty: one a host, on its first RNIC. `compute_units` is
+    the work each rank's GPU does before each iteration (0: none); a unit is one block of the soft GPU's
+    matrix product. `warmup` iterations come first and are not counted. The other words are those of
+    `traffic.collective.CollectiveSpec`.
+    """
+
+    collective: str
+    algorithm: str
+    size_bytes: int
+    dtype: str
+    op: str
+    root: int
+    skew: float
+    in_place: bool
+    ranks: tuple[str, ...]
+    iterations: int | None
+    duration_ns: int | None
+    compute_units: int
+    warmup: int
+    qp: QpParams = field(default_factory=QpParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
+
+    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flow.FlowSpec`, and so are
+    `transport` to `latency`. With a `probe` each has a flow of small timed writes beside it
+    (`harness.experiment.flow_words`).
+    With a `pattern` (`traffic.matrix`) there are several alike, between `pairs` that `harness.run.fit` finds; `src` and
+    `dst` are empty then.
+    """
+
+    flow: str
+    src: str
+    dst: str
+    pattern: str | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
+    qps: int
+    spread: str
+    size_bytes: int
+    depth: int
+    duration_ns: int
+    transport: str = "rc"
+    admit: int = 0
+    rate_bps: float = 0.0
+    on_s: float = 0.0
+    off_s: float = 0.0
+    latency: bool = False
+    late_receives_ms: float = 0.0
+    check: bool = False
+    probe: bool = False
+    qp: QpParams = field(default_factory=QpParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job on a grid of ranks (`traffic.job.JobSpec`); it goes by iterations."""
+
+    grid: tuple[tuple[str, int], ...]
+    phases: tuple[JobPhase, ...]
+    dtype: str
+    op: str
+    ranks: tuple[str, ...]
+    iterations: int
+    warmup: int
+    compute_units: int
+    storage: Storage | None = None
+    qp: QpParams = field(default_factory=QpParams)
+
+
+Workload = Collective | Flow | Job | InferenceSpec | RankingSpec | Replay
+"""Inference and ranking go by requests and iterations, and are what traffic takes."""
+
+
+def duration_ns(workload: Workload) -> int | None:
+    """How long it runs; None where it goes by iterations or requests, and nobody can say."""
+    return workload.duration_ns if isinstance(workload, Collective | Flow) else None
+
+
+class _RanksFile(Section, frozen=True, kw_only=True):
+    ranks: tuple[str, ...] = ()
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
+    qp: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class _CollectiveFile(_RanksFile, frozen=True, kw_only=True):
+    collective: str
+    size: str
+    algorithm: str = "auto"
+    dtype: str = "fp32"
+    op: str = "sum"
+    root: Annotated[int, msgspec.Meta(ge=0)] = 0
+    skew: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    in_place: bool = False
+    iterations: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    duration: str | None = None
+    compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class _StorageFile(Section, frozen=True, kw_only=True):
+    host: str
+    ingest: str | None = None
+    checkpoint: str | None = None
+
+
+class _JobFile(_RanksFile, frozen=True, kw_only=True):
+    grid: str
+    phases: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    iterations: Annotated[int, msgspec.Meta(ge=1)]
+    dtype: str = "fp32"
+    op: str = "sum"
+    compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
+    storage: _StorageFile | None = None
+
+
+class _InferenceFile(_RanksFile, frozen=True, kw_only=True):
+    requests: Annotated[int, msgspec.Meta(ge=1)]
+    tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
+    prefill_ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prefill: str = "4MiB"
+    kv: str = "1MiB"
+    decode: str = "64KiB"
+    prefill_time: str = "0ms"
+    decode_time: str = "0ms"
+    slo_ttft: str = "0ms"
+    slo_tpot: str = "0ms"
+
+
+class _RankingFile(_RanksFile, frozen=True, kw_only=True):
+    embedding: str
+    iterations: Annotated[int, msgspec.Meta(ge=1)]
+    skew: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    dense: str = "256KiB"
+    dense_time: str = "0ms"
+
+
+class _ReplayFile(_RanksFile, frozen=True, kw_only=True):
+    replay: str
+    format: str | None = None
+    groups: str | None = None
+    speed: float = 1.0
+    compute: bool = True
+    scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    shrink: bool = False
+    skip_unsupported: bool = False
+    repeat: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+class _FlowFile(Section, frozen=True, kw_only=True):
+    flow: str
+    duration: str
+    src: str = ""
+    dst: str = ""
+    pattern: str | None = None
+    spread: str = "each"
+    size: str = "64KiB"
+    qps: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    depth: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 16
+    transport: str = "rc"
+    admit: Annotated[int, msgspec.Meta(ge=0)] = 0
+    rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    on: str | None = None
+    off: str | None = None
+    latency: bool = False
+    late_receives: str | None = None
+    check: bool = False
+    probe: bool = False
+    qp: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "collective": tuple(_CollectiveFile.__struct_fields__),
+    "flow": tuple(_FlowFile.__struct_fields__),
+    "job": tuple(_JobFile.__struct_fields__),
+    "inference": tuple(_InferenceFile.__struct_fields__),
+    "ranking": tuple(_RankingFile.__struct_fields__),
+    "replay": tuple(_ReplayFile.__struct_fields__),
+    "storage": tuple(_StorageFile.__struct_fields__),
+}
+"""Of each section, for hints."""
+
+
+def workload_of(raw: dict[str, Any], source: str) -> Workload:
+    """The section `[workload]` of the file `source`.
+
+    Raises:
+        ConfigError: something in it makes no sense; with its path.
+    """
+    if sum(kind in raw for kind in ("collective", "flow", "grid", "requests", "embedding", "replay")) != 1:
+        said = (
+            'say what runs: collective = "all-reduce", or flow = "write", or a job: grid = "tp=2,dp=2" to train, '
+            'requests = 50 to infer, embedding = "1MiB" to rank, or replay = "traces/job.json"'
+        )
+        raise fail(source, "workload", said)
+    if "grid" in raw:
+        return _job(convert(raw, _JobFile, source, path="workload", section="job", keys=KEYS), source)
+    if "requests" in raw:
+        return _inference(convert(raw, _InferenceFile, source, path="workload", section="inference", keys=KEYS), source)
+    if "embedding" in raw:
+        return _ranking(convert(raw, _RankingFile, source, path="workload", section="ranking", keys=KEYS), source)
+    if "replay" in raw:
+        return _replay(convert(raw, _ReplayFile, source, path="workload", section="replay", keys=KEYS), source)
+    if "flow" in raw:
+        return _flow(convert(raw, _FlowFile, source, path="workload", section="flow", keys=KEYS), source)
+    return _collective(convert(raw, _CollectiveFile, source, path="workload", section="collective", keys=KEYS), source)
+
+
+def _flow(flow: _FlowFile, source: str) -> Flow:
+    one_of(flow.flow, VERBS, source, "workload.flow")
+    one_of(flow.spread, SPREADS, source, "workload.spread")
+    one_of(flow.transport, tuple(TRANSPORTS), source, "workload.transport")
+    if flow.pattern is not None:
+        one_of(flow.pattern, PATTERNS, source, "workload.pattern")
+    if bool(flow.src and flow.dst) == bool(flow.pattern) or bool(flow.src) != bool(flow.dst):
+        raise fail(source, "workload", 'name src and dst, or a pattern such as "incast"')
+
+    def of(parser: Callable[[str], _T], text: str, name: str) -> _T:
+        found = read(parser, text, source, f"workload.{name}")
+        if not found:
+            raise fail(source, f"workload.{name}", "must be more than 0")
+        return found
+
+    spec = flow_of(
+        of,
+        verb=flow.flow,
+        transport=flow.transport,
+        size=flow.size,
+        qps=flow.qps,
+        spread=flow.spread,
+        depth=flow.depth,
+        admit=flow.admit,
+        rate=flow.rate,
+        on=flow.on,
+        off=flow.off,
+        latency=flow.latency,
+        late_receives=flow.late_receives,
+        check=flow.check,
+        duration=flow.duration,
+        qp=_qp(flow.qp, source),
+    )
+    try:
+        check(spec)
+    except UsageError as error:
+        raise fail(source, "workload", str(error)) from error
+    return Flow(
+        flow=spec.verb,
+        src=flow.src,
+        dst=flow.dst,
+        pattern=flow.pattern,
+        qps=spec.qps,
+        spread=spec.spread,
+        size_bytes=spec.message_bytes,
+        depth=spec.depth,
+        duration_ns=parse_duration_ns(flow.duration),
+        transport=spec.transport,
+        admit=spec.admit,
+        rate_bps=spec.rate_bps,
+        on_s=spec.on_s,
+        off_s=spec.off_s,
+        latency=spec.latency,
+        late_receives_ms=spec.late_receives_ms,
+        check=spec.check,
+        probe=flow.probe,
+        qp=spec.qp,
+    )
+
+
+def _collective(collective: _CollectiveFile, source: str) -> Collective:
+    if (collective.iterations is None) == (collective.duration is None):
+        raise fail(source, "workload", "give either iterations or duration")
+    one_of(collective.collective, COLLECTIVES, source, "workload.collective")
+    one_of(collective.algorithm, (AUTO, *algorithms_for(collective.collective)), source, "workload.algorithm")
+    one_of(collective.dtype, tuple(ITEM_BYTES), source, "workload.dtype")
+    one_of(collective.op, REDOPS, source, "workload.op")
+    return Collective(
+        collective=collective.collective,
+        algorithm=collective.algorithm,
+        dtype=collective.dtype,
+        op=collective.op,
+        root=collective.root,
+        skew=collective.skew,
+        in_place=collective.in_place,
+        size_bytes=positive(parse_size_bytes, collective.size, source, "workload.size"),
+        ranks=collective.ranks,
+        iterations=collective.iterations,
+        duration_ns=None
+        if collective.duration is None
+        else positive(parse_duration_ns, collective.duration, source, "workload.duration"),
+        compute_units=collective.compute_units,
+        warmup=collective.warmup,
+        qp=_qp(collective.qp, source),
+    )
+
+
+def _job(job: _JobFile, source: str) -> Job:
+    one_of(job.dtype, tuple(ITEM_BYTES), source, "workload.dtype")
+    one_of(job.op, REDOPS, source, "workload.op")
+    phases = tuple(
+        read(parse_phase, text, source, f"workload.phases[{index}]") for index, text in enumerate(job.phases)
+    )
+    made = Job(
+        grid=read(parse_grid, job.grid, source, "workload.grid"),
+        phases=phases,
+        dtype=job.dtype,
+        op=job.op,
+        ranks=job.ranks,
+        iterations=job.iterations,
+        warmup=job.warmup,
+        compute_units=job.compute_units,
+        storage=None if job.storage is None else _storage(job.storage, source),
+        qp=_qp(job.qp, source),
+    )
+    try:
+        check_job(
+            JobSpec(
+                grid=made.grid,
+                phases=phases,
+                dtype=made.dtype,
+                redop=made.op,
+                iterations=made.iterations,
+                storage=made.storage,
+            )
+        )
+    except UsageError as error:
+        raise fail(source, "workload", str(error)) from error
+    return made
+
+
+def _inference(job: _InferenceFile, source: str) -> InferenceSpec:
+    def size(name: str) -> int:
+        return positive(parse_size_bytes, getattr(job, name), source, f"workload.{name}")
+
+    def time_ms(name: str) -> float:
+        return read(parse_duration_ns, getattr(job, name), source, f"workload.{name}") / 1e6
+
+    return InferenceSpec(
+        ranks=job.ranks,
+        warmup=job.warmup,
+        qp=_qp(job.qp, source),
+        requests=job.requests,
+        tokens=job.tokens,
+        prefill_ranks=job.prefill_ranks,
+        prefill_bytes=size("prefill"),
+        kv_bytes=size("kv"),
+        decode_bytes=size("decode"),
+        prefill_ms=time_ms("prefill_time"),
+        decode_ms=time_ms("decode_time"),
+        slo_ttft_ms=time_ms("slo_ttft"),
+        slo_tpot_ms=time_ms("slo_tpot"),
+    )
+
+
+def _ranking(job: _RankingFile, source: str) -> RankingSpec:
+    return RankingSpec(
+        ranks=job.ranks,
+        warmup=job.warmup,
+        qp=_qp(job.qp, source),
+        iterations=job.iterations,
+        embedding_bytes=positive(parse_size_bytes, job.embedding, source, "workload.embedding"),
+        skew=job.skew,
+        dense_bytes=positive(parse_size_bytes, job.dense, source, "workload.dense"),
+        dense_ms=read(parse_duration_ns, job.dense_time, source, "workload.dense_time") / 1e6,
+    )
+
+
+def _replay(trace: _ReplayFile, source: str) -> Replay:
+    if trace.format is not None:
+        one_of(trace.format, FORMATS, source, "workload.format")
+    try:
+        sha256 = digest(trace.replay, trace.groups, source)
+    except UsageError as error:
+        raise fail(source, "workload.replay", str(error)) from error
+    made = Replay(
+        replay=trace.replay,
+        sha256=sha256,
+        format=trace.format,
+        groups=trace.groups,
+        speed=trace.speed,
+        compute=trace.compute,
+        scale=trace.scale,
+        shrink=trace.shrink,
+        skip_unsupported=trace.skip_unsupported,
+        repeat=trace.repeat,
+        warmup=trace.warmup,
+        ranks=trace.ranks,
+        qp=_qp(trace.qp, source),
+    )
+    try:
+        check_replay(spec_of(made))
+    except UsageError as error:
+        raise fail(source, "workload", str(error)) from error
+    return made
+
+
+def _storage(storage: _StorageFile, source: str) -> Storage:
+    def of(parser: Callable[[str], _T], text: str, name: str) -> _T:
+        return read(parser, text, source, f"workload.storage.{name}")
+
+    return storage_of(storage.host, storage.ingest, storage.checkpoint, of)
+
+
+def _qp(values: dict[str, int], source: str) -> QpParams:
+    try:
+        params = QpParams.of(values)
+        check_qp(params)
+    except UsageError as error:
+        raise fail(source, "workload.qp", str(error)) from error
+    return params

@@ -1,0 +1,94 @@
+"""Experiments as test items: PASS passes, everything else fails, and what does not fit the lab is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from harness.experiment import file as experiment_module
+from harness.plugin.session_lab import held, inventory_of, keeper_of, or_give_up
+from harness.run import loop as run_module
+from harness.verdict import Verdict
+from testbed.errors import FaultbedError, Unsupported
+
+__all__ = ["SKIPPED", "ExperimentFailed", "ExperimentFile", "ExperimentItem"]
+
+SKIPPED = pytest.StashKey[bool]()
+
+
+class ExperimentFile(pytest.File):
+    """A file with one experiment."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """The one item."""
+        yield ExperimentItem.from_parent(self, name=self.path.stem)
+
+
+class ExperimentItem(pytest.Item):
+    """An experiment as a test."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_marker("soft" if inventory_of(self.config).kind == "soft" else "lab")
+
+    def runtest(self) -> None:
+        """Run it, and raise what is not a PASS."""
+        inventory = inventory_of(self.config)
+        experiment = experiment_module.load(self.path)
+        try:
+            decided = run_module.decide(experiment, self.path.read_bytes(), inventory)
+        except Unsupported as reason:
+            self._skip(str(reason))
+        keeper = keeper_of(self.config)
+        out = Path(self.config.getoption("--runs"))
+        guard = held(self.config).refresh
+        try:
+            with or_give_up(self.config):
+                finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
+        except BaseException:
+            keeper.distrust()
+            raise
+        verdict = finished.verdict
+        # The run has put the lab back more than once: machines have been started anew.
+        keeper.lab.forget_connections()
+        if verdict.lab_state != "CLEAN":
+            keeper.distrust()
+        self.user_properties.append(("verdict", str(verdict.verdict)))
+        self.user_properties.append(("report", str(finished.report)))
+        for check in verdict.checks:
+            said = f"{check.verdict} observed {check.observed} bound {check.bound}"
+            self.user_properties.append((f"check.{check.name}", said))
+        for receipt in verdict.faults:
+            self.user_properties.append((f"receipt.{receipt.id}", str(receipt)))
+        if verdict.verdict is not Verdict.PASS or verdict.lab_state != "CLEAN":
+            raise ExperimentFailed(finished)
+
+    def _skip(self, reason: str) -> NoReturn:
+        self.config.stash[SKIPPED] = True
+        pytest.skip(reason)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """What is wrong, in words; a traceback only for what we did not foresee."""
+        if isinstance(excinfo.value, (ExperimentFailed, FaultbedError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where it is."""
+        return self.path, None, f"experiment {self.name}"
+
+
+class ExperimentFailed(Exception):
+    """An experiment that is not a PASS."""
+
+    def __init__(self, finished: run_module.Finished) -> None:
+        verdict = finished.verdict
+        bad = [check for check in verdict.checks if check.verdict is not Verdict.PASS]
+        lines = [f"{verdict.experiment}: {verdict.verdict}, lab {verdict.lab_state}; report {finished.report}"]
+        lines += [
+            f"  {check.verdict} {check.name}: {check.detail or check.rule} (observed {check.observed})" for check in bad
+        ]
+        super().__init__("\n".join(lines))

@@ -1,0 +1,1 @@
+"""What a run leaves behind: measurements, samples, telemetry and kernel logs, in the files of a run directory."""

@@ -1,0 +1,235 @@
+"""What a run measured: `measurements.json`, written once by the run loop, read by the judge and the report.
+
+All times are the controller's CLOCK_MONOTONIC in nanoseconds; node times were moved by the measured clock
+offset before they came here, and `clock_error_ns` is the largest uncertainty of that move. A `Sample` counts
+the payload bytes that a rank's sends completed in [t_ns, t_ns + sample_ns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from harness.experiment.plan import PlannedFault
+from harness.verdict import LabState, LeftOut, Receipt
+from testbed import counters
+from testbed.telemetry import Change as NetworkChange
+from testbed.telemetry import Machine
+from testbed.topology import Topology
+from traffic.results import QpError, Standstill
+
+__all__ = [
+    "Connection",
+    "Deltas",
+    "Environment",
+    "FaultRun",
+    "Iteration",
+    "Measurements",
+    "PacketSummary",
+    "Rank",
+    "RankSeries",
+    "RebuildMark",
+    "Sample",
+    "Serving",
+    "Summary",
+    "counter_deltas",
+    "decode",
+    "encode",
+]
+
+Deltas = Mapping[str, Mapping[str, int]]
+"""Node to counter to growth."""
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the workload (a flow has two: 0 sends, 1 receives)."""
+
+    rank: int
+    host: str
+    rnic: str
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of one bin; `[t_ns, bytes]` in the file."""
+
+    t_ns: int
+    bytes: int
+
+
+class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+    """One iteration of one rank: it computes, waits for its neighbours, communicates; `wrong` elements.
+
+    With storage, it waits for its data before (`ingest_ns`) and for a checkpoint after (`checkpoint_ns`).
+    """
+
+    index: int
+    start_ns: int
+    compute_ns: int
+    comm_ns: int
+    wait_ns: int
+    wrong: int = 0
+    ingest_ns: int = 0
+    checkpoint_ns: int = 0
+
+    @property
+    def end_ns(self) -> int:
+        """When the iteration was over."""
+        return self.start_ns + self.ingest_ns + self.compute_ns + self.wait_ns + self.comm_ns + self.checkpoint_ns
+
+
+class RankSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one rank did over time."""
+
+    rank: int
+    samples: tuple[Sample, ...] = ()
+    iterations: tuple[Iteration, ...] = ()
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue pair of the workload. `path` are the nodes it crosses, as each switch's kernel routes it."""
+
+    src: str
+    dst: str
+    lqpn: int
+    rqpn: int
+    udp_sport: int | None
+    path: tuple[str, ...]
+
+
+class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A planned fault and what became of it. `receipt` is None when the run ended before it was tried.
+
+    `doubts` are the injector's own reasons not to believe the receipt; any makes the run INCONCLUSIVE.
+    `edges` are (controller ns, on) of every change that the fault made. `colour` (`#rrggbb`) is the kind's,
+    from the catalogue of faults; None: the report chooses. `passed` are the packets that passed the hop of a fault of
+    packets while it acted, at least and at most; None: it has no hop, or nobody counted.
+    """
+
+    plan: PlannedFault
+    receipt: Receipt | None
+    doubts: tuple[str, ...] = ()
+    edges: tuple[tuple[int, bool], ...] = ()
+    colour: str | None = None
+    passed: tuple[int, int] | None = None
+
+
+class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Of captured packets (`packets.json` has all): `missed` by the capture, rules of go-back-N that were `broken`.
+
+    `goings_back` are (controller ns when the NAK passed or the timer ran out, when the packet passed again).
+    """
+
+    frames: int
+    missed: int
+    broken: int
+    goings_back: tuple[tuple[int, int], ...] = ()
+
+
+class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue pair that died: when, when it was connected anew, when data was through again. None: never."""
+
+    error_ns: int
+    rebuilt_ns: int | None
+    recovered_ns: int | None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Bandwidths as nccl-tests define them, in Gb/s. None: not a collective, or no iteration finished."""
+
+    algbw_gbps: float | None = None
+    busbw_gbps: float | None = None
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an inference job: time to first token of each request, times from token to token, share that kept the SLO.
+
+    None: nothing was promised.
+    """
+
+    ttft_ns: tuple[int, ...]
+    tpot_ns: tuple[tuple[int, ...], ...]
+    slo_attainment: float | None = None
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """`environment.json`: what the run ran on. Never environment variables, never anything secret."""
+
+    faultbed: str
+    git: str | None
+    python: str
+    platform: str
+    controller_kernel: str
+    cpu_count: int
+    qemu: str | None = None
+    accelerator: str | None = None
+    guest_kernel: str | None = None
+    packages: dict[str, str] = {}
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """`measurements.json`.
+
+    `t0_ns` to `end_ns` is the workload's own time: silence after its end would read as a stall.
+    `counters_before` and `counters_after` map a node to its counters, RNIC counters named
+    `rxe0.out_of_seq_request`. `twin` are the iterations of the fault-free run from the same snapshot.
+    `changes` are those of the switches while the workload ran; `telemetry.parquet` has what was counted.
+    `failure` says where the workload stood when it failed; None: it did not, or there was none.
+    `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
+    `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
+    lines that differ.
+    """
+
+    schema: Literal[1] = 1
+    lab: str
+    lab_kind: Literal["soft", "rack"]
+    accelerator: str | None
+    topology: Topology
+    t0_ns: int
+    end_ns: int
+    sample_ns: int = 100_000_000
+    clock_error_ns: int = 0
+    workload: dict[str, Any]
+    ranks: tuple[Rank, ...]
+    series: tuple[RankSeries, ...]
+    connections: tuple[Connection, ...] = ()
+    qp_errors: int = 0
+    rebuilds: int = 0
+    qps_lost: tuple[QpError, ...] = ()
+    rebuild_marks: tuple[RebuildMark, ...] = ()
+    standstills: tuple[Standstill, ...] = ()
+    faults: tuple[FaultRun, ...] = ()
+    counters_before: dict[str, dict[str, int]] = {}
+    counters_after: dict[str, dict[str, int]] = {}
+    twin: tuple[RankSeries, ...] | None = None
+    summary: Summary = Summary()
+    serving: Serving | None = None
+    packets: PacketSummary | None = None
+    changes: tuple[NetworkChange, ...] = ()
+    kernel: tuple[NetworkChange, ...] = ()
+    watched: tuple[Machine, ...] = ()
+    lab_state: LabState
+    lab_diff: tuple[str, ...] = ()
+    failure: str | None = None
+    errors: tuple[str, ...] = ()
+
+
+def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:
+    """Node to counter to growth over the run, for counters read both times; what was reset began again at 0."""
+    return counters.deltas(run.counters_before, run.counters_after)
+
+
+def encode(measurements: Measurements) -> bytes:
+    """`measurements.json` as bytes."""
+    return msgspec.json.encode(measurements) + b"\n"
+
+
+def decode(content: bytes) -> Measurements:
+    """Read `measurements.json`.
+
+    Raises:
+        msgspec.ValidationError: not measurements of schema 1.
+    """
+    return msgspec.json.decode(content, type=Measurements)

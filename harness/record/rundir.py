@@ -1,0 +1,304 @@
+"""The run directory: `runs/<utc>-<name>-<seed>/`, made once, every file written whole or not at all.
+
+experiment.toml     the file as it was given
+trace/              of an experiment that replays one, its trace (harness.experiment.replayed)
+plan.json           what the seed decided
+journal.jsonl       what was done to the lab
+measurements.json   what was measured
+samples.parquet     goodput samples, long form (harness.record.samples_file)
+telemetry.parquet   counters of every node over time (harness.record.telemetry_file)
+changes.parquet     links, routes and next hops as they changed (the same)
+environment.json    what it ran on
+verdict.json        the verdict (harness.verdict)
+report.html         all of it for people, in one file
+repro.sh            runs the same thing again
+flights.json        what each rank's flight recorder held, of a job that failed (traffic.flight)
+flights-asked-N.json  the same, each time that somebody asked for it while the run went on (harness.run.asked)
+probes.json         round trips while it ran, as `faultbed probe --json` tells them, where somebody put them here
+packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from harness import verdict as verdict_file
+from harness.experiment import plan as plan_file
+from harness.experiment.plan import Plan
+from harness.packets import evidence
+from harness.packets.evidence import Evidence
+from harness.record import measurements as measurements_file
+from harness.record.measurements import Environment, Measurements
+from harness.verdict import LeftOut, VerdictFile
+from testbed.errors import UsageError
+from testbed.telemetry import Recorded
+from traffic.flight import Flight
+from traffic.rtt import PathTimes
+
+__all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights"]
+
+_PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
+
+
+class _Probes(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `probes.json`, what is used here."""
+
+    paths: tuple[PathTimes, ...] = ()
+
+
+class RunDir:
+    """Paths and writers of one run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def journal(self) -> Path:
+        """The journal, which `inject.journal` writes."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write `plan.json`."""
+        self._write("plan.json", plan_file.encode(plan))
+
+    def write_measurements(self, measured: Measurements) -> None:
+        """Write `measurements.json` and `samples.parquet`."""
+        self._write("measurements.json", measurements_file.encode(measured))
+        # pyarrow takes a third of a second to import, and most commands write no samples.
+        from harness.record import samples_file  # noqa: PLC0415
+
+        with _whole(self.path / "samples.parquet") as temporary:
+            samples_file.write(measured, temporary)
+
+    def write_telemetry(self, recorded: Recorded, *, t0_ns: int) -> None:
+        """Write `telemetry.parquet` and `changes.parquet`."""
+        from harness.record import telemetry_file  # noqa: PLC0415 (as above)
+
+        with _whole(self.path / "telemetry.parquet") as telemetry, _whole(self.path / "changes.parquet") as changes:
+            telemetry_file.write(recorded, t0_ns=t0_ns, telemetry=telemetry, changes=changes)
+
+    def read_telemetry(self) -> Recorded | None:
+        """Read `telemetry.parquet` and `changes.parquet`; None: this run has none."""
+        telemetry, changes = self.path / "telemetry.parquet", self.path / "changes.parquet"
+        if not telemetry.exists() or not changes.exists():
+            return None
+        from harness.record import telemetry_file  # noqa: PLC0415 (as above)
+
+        return telemetry_file.read(telemetry=telemetry, changes=changes)
+
+    def write_verdict(self, verdict: VerdictFile) -> None:
+        """Write `verdict.json`."""
+        self._write("verdict.json", verdict_file.encode(verdict))
+
+    def write_environment(self, environment: Environment) -> None:
+        """Write `environment.json`."""
+        content = msgspec.json.format(msgspec.json.encode(environment, order="sorted"), indent=2)
+        self._write("environment.json", content + b"\n")
+
+    def write_packets(self, found: Evidence) -> None:
+        """Write `packets.json`."""
+        self._write("packets.json", evidence.write(found))
+
+    def write_flights(self, flights: Sequence[Flight]) -> None:
+        """Write `flights.json`."""
+        write_flights(self.path / "flights.json", flights)
+
+    def read_flights(self) -> tuple[Flight, ...]:
+        """Read `flights.json`; nothing: no job of this run failed."""
+        return (
+            msgspec.json.decode(self._read("flights.json"), type=tuple[Flight, ...])
+            if (self.path / "flights.json").exists()
+            else ()
+        )
+
+    def read_probes(self) -> tuple[PathTimes, ...]:
+        """The round trips in `probes.json`; nothing: nobody probed."""
+        if not (self.path / "probes.json").exists():
+            return ()
+        return msgspec.json.decode(self._read("probes.json"), type=_Probes).paths
+
+    def read_packets(self) -> Evidence | None:
+        """Read `packets.json`; None: this run captured nothing."""
+        return evidence.read(self._read("packets.json")) if (self.path / "packets.json").exists() else None
+
+    def read_experiment(self) -> bytes:
+        """The experiment as it was given."""
+        return self._read("experiment.toml")
+
+    def read_plan(self) -> Plan:
+        """Read `plan.json`."""
+        return plan_file.decode(self._read("plan.json"))
+
+    def read_measurements(self) -> Measurements:
+        """Read `measurements.json`."""
+        return measurements_file.decode(self._read("measurements.json"))
+
+    def read_verdict(self) -> VerdictFile:
+        """Read `verdict.json`."""
+        return verdict_file.decode(self._read("verdict.json"))
+
+    def read_environment(self) -> Environment:
+        """Read `environment.json`."""
+        return msgspec.json.decode(self._read("environment.json"), type=Environment)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"{self.path / name}: {error.strerror or error}; only the directory of a finished run has it"
+            ) from error
+
+    def _write(self, name: str, content: bytes, *, mode: int = 0o644) -> None:
+        with _whole(self.path / name) as temporary:
+            temporary.write_bytes(content)
+            temporary.chmod(mode)
+
+
+def write_flights(path: Path, flights: Sequence[Flight]) -> None:
+    """Write what flight recorders held as `flights.json` has it, to any place.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    content = [dataclasses.asdict(flight) for flight in flights]
+    with _whole(path) as temporary:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` that becomes `path` at the end, or vanishes on an error."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        if temporary.stat().st_mode & 0o777 == 0o600:  # noqa: PLR2004 - mkstemp's own mode
+            temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def create(
+    root: Path, *, experiment: bytes, name: str, seed: int, lab: str, started: datetime, without: Sequence[str] = ()
+) -> RunDir:
+    """Make the directory of a new run under `root`, with `experiment.toml` and `repro.sh` in it.
+
+    `started` is an aware UTC time, `without` are hosts that take no part. A second run within the same second gets a
+    number.
+
+    Raises:
+        UsageError: the directory cannot be made.
+    """
+    stem = f"{started:%Y%m%dT%H%M%SZ}-{name}-{seed}"
+    for number in range(1, 100):
+        path = root / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror or error}; choose another place with --out") from error
+        run = RunDir(path)
+        run._write("experiment.toml", experiment)  # noqa: SLF001 - the class's own module
+        run._write("repro.sh", repro_script(seed=seed, lab=lab, without=without), mode=0o755)  # noqa: SLF001
+        return run
+    raise UsageError(f"{root / stem}: a hundred runs in one second; choose another place with --out")
+
+
+def open_run(path: Path) -> RunDir:
+    """The directory of a finished run.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such run directory; runs are kept under runs/")
+    return RunDir(path)
+
+
+_REPRO = """\
+#!/bin/sh
+# Runs this experiment again with the same seed, wherever this directory has been copied to.
+# FAULTBED_LAB names another lab; arguments go to `faultbed run`.
+set -eu
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+if ! command -v faultbed >/dev/null; then
+    echo "repro.sh: no faultbed on PATH; activate the environment that it is installed in" >&2
+    exit 4
+fi
+lab=@LAB@
+exec faultbed --lab "${FAULTBED_LAB:-$lab}" run "$here/experiment.toml" --seed @SEED@@WITHOUT@ "$@"
+"""
+
+
+def repro_script(*, seed: int, lab: str, without: Sequence[str] = ()) -> bytes:
+    """`repro.sh`: the same experiment with the same seed and hosts, on `lab` (an inventory) unless told otherwise."""
+    missing = "".join(f" --without {shlex.quote(host)}" for host in without)
+    return _REPRO.replace("@LAB@", shlex.quote(lab)).replace("@SEED@@WITHOUT@", f"{seed}{missing}").encode()
+
+
+def describe_environment(
+    *,
+    qemu: str | None = None,
+    accelerator: str | None = None,
+    guest_kernel: str | None = None,
+    left_out: Sequence[LeftOut] = (),
+) -> Environment:
+    """What this controller is. Reads versions only: no environment variable, no host name, no user name."""
+    return Environment(
+        faultbed=_version("faultbed") or "unknown",
+        git=_git_describe(),
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        controller_kernel=platform.release(),
+        cpu_count=os.cpu_count() or 0,
+        qemu=qemu,
+        accelerator=accelerator,
+        guest_kernel=guest_kernel,
+        packages={name: version for name in _PACKAGES if (version := _version(name))},
+        left_out=tuple(left_out),
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_describe() -> str | None:
+    """The commit this code was taken from, marked when it was changed; None outside a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--tags"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

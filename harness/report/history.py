@@ -1,0 +1,194 @@
+"""An index over a folder of run directories (SQLite), and which runs are worse than those before them.
+
+`.history.sqlite` beside the runs holds what a table needs; it is made from the run directories, only new or changed
+ones are read, and removing it loses nothing. Runs are comparable that have the same experiment, seed, inventory and
+workload.
+
+A value is a regression when it lies beyond what earlier runs predict for one more: the mean of their logarithms plus
+t * s * sqrt(1 + 1/n), Student's t at 99.5 % (one side), from at least `MIN_EARLIER` of them, none ERROR. A verdict that
+turns from PASS to FAIL is one, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import sqlite3
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from harness.analysis.observe import observe
+from harness.record.rundir import open_run
+from harness.report.compare import HIGHER_IS_BETTER
+from harness.statistics import LEVEL, student_over_normal
+from testbed.errors import UsageError
+
+__all__ = ["FILE", "MIN_EARLIER", "TRACKED", "Past", "Regression", "read", "regressions", "update"]
+
+FILE = ".history.sqlite"
+MIN_EARLIER = 4
+TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.mean", "busbw.mean", "iterations")
+"""Metrics that are kept and compared; 0 and what was not measured are kept and not compared."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS run (
+    name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed INTEGER, lab TEXT, version TEXT, series TEXT,
+    verdict TEXT, lab_state TEXT);
+CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, PRIMARY KEY (name, metric));
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """One run of the index. `series` is what makes runs comparable; `version` is git's, where it is known."""
+
+    name: str
+    experiment: str
+    seed: int
+    lab: str
+    version: str
+    series: str
+    verdict: str
+    lab_state: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regression:
+    """`metric` (or `verdict`) of a run is worse than earlier runs of its series let expect."""
+
+    run: str
+    metric: str
+    words: str
+
+
+def update(runs: Path) -> Path:
+    """Bring the index of a folder of runs up to date, and return its path.
+
+    Raises:
+        UsageError: no such folder, or it cannot be written to.
+    """
+    if not runs.is_dir():
+        raise UsageError(f"{runs}: no such folder; name the one that run directories are kept in")
+    path = runs / FILE
+    try:
+        # A connection's own `with` ends its transaction and does not close it.
+        with contextlib.closing(sqlite3.connect(path)) as index, index:
+            index.executescript(_SCHEMA)
+            _refresh(index, runs)
+    except sqlite3.Error as error:
+        raise UsageError(f"{path}: {error}; it can be removed, it is made anew from the runs") from error
+    return path
+
+
+def read(index: Path) -> tuple[Past, ...]:
+    """All runs of an index, the oldest first."""
+    metrics: dict[str, dict[str, float]] = {}
+    with contextlib.closing(sqlite3.connect(index)) as connection:
+        for name, metric, value in connection.execute("SELECT name, metric, value FROM metric"):
+            metrics.setdefault(name, {})[metric] = value
+        rows = connection.execute(
+            "SELECT name, experiment, seed, lab, version, series, verdict, lab_state FROM run ORDER BY name"
+        ).fetchall()
+    return tuple(
+        Past(
+            name=name,
+            experiment=experiment,
+            seed=seed,
+            lab=lab,
+            version=version,
+            series=series,
+            verdict=verdict,
+            lab_state=lab_state,
+            metrics=metrics.get(name, {}),
+        )
+        for name, experiment, seed, lab, version, series, verdict, lab_state in rows
+    )
+
+
+def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
+    """What got worse, run by run, against the earlier runs of the same series."""
+    found: list[Regression] = []
+    earlier: dict[str, list[Past]] = {}
+    for run in past:
+        before = earlier.setdefault(run.series, [])
+        if before and run.verdict == "FAIL" and before[-1].verdict == "PASS":
+            words = f"FAIL, and {before[-1].name} before it was a PASS"
+            found.append(Regression(run=run.name, metric="verdict", words=words))
+        for metric in TRACKED:
+            values = [one.metrics[metric] for one in before if one.metrics.get(metric, 0) > 0]
+            words = _worse(metric, run.metrics.get(metric, 0.0), values)
+            if words:
+                found.append(Regression(run=run.name, metric=metric, words=words))
+        if run.verdict != "ERROR":
+            before.append(run)
+    return tuple(found)
+
+
+def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
+    """In words, when a value is beyond what earlier ones predict for one more; else nothing."""
+    if len(earlier) < MIN_EARLIER or value <= 0:
+        return ""
+    logs = [math.log(one) for one in earlier]
+    middle, spread = statistics.fmean(logs), statistics.stdev(logs)
+    z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * student_over_normal(len(logs) - 1)
+    reach = z * spread * math.sqrt(1 + 1 / len(logs))
+    sign = -1 if metric in HIGHER_IS_BETTER else 1
+    if sign * (math.log(value) - middle) <= reach:
+        return ""
+    return (
+        f"{value:.3g}, {value / math.exp(middle):.2f} of what it was; {len(logs)} earlier runs let expect "
+        f"{'at least' if sign < 0 else 'at most'} {math.exp(middle + sign * reach):.3g}"
+    )
+
+
+def _refresh(index: sqlite3.Connection, runs: Path) -> None:
+    known = dict(index.execute("SELECT name, changed_ns FROM run").fetchall())
+    found = {each.parent.name: each.stat().st_mtime_ns for each in runs.glob("*/verdict.json")}
+    for name in known.keys() - found.keys():
+        _forget(index, name)
+    for name in sorted(found):
+        if known.get(name) != found[name]:
+            _forget(index, name)
+            _add(index, runs / name, found[name])
+
+
+def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
+    run = open_run(path)
+    try:
+        verdict, plan, measured = run.read_verdict(), run.read_plan(), run.read_measurements()
+        environment = run.read_environment()
+    except (msgspec.DecodeError, UsageError):
+        return  # a run of another version, or one that did not come to its end
+    observed = observe(measured)
+    series = hashlib.sha256(
+        msgspec.json.encode([plan.experiment, plan.seed, plan.inventory, plan.workload], order="sorted")
+    ).hexdigest()[:16]
+    index.execute(
+        "INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            path.name,
+            changed_ns,
+            verdict.experiment,
+            verdict.seed,
+            verdict.lab,
+            environment.git or environment.faultbed,
+            series,
+            verdict.verdict,
+            verdict.lab_state,
+        ),
+    )
+    values = {name: observed.metrics[name].value for name in TRACKED if name in observed.metrics}
+    index.executemany(
+        "INSERT INTO metric VALUES (?, ?, ?)",
+        [(path.name, name, float(value)) for name, value in values.items() if isinstance(value, int | float)],
+    )
+
+
+def _forget(index: sqlite3.Connection, name: str) -> None:
+    index.execute("DELETE FROM run WHERE name = ?", (name,))
+    index.execute("DELETE FROM metric WHERE name = ?", (name,))

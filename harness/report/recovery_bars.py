@@ -1,0 +1,129 @@
+"""Where the bounds of a recovery lie on its bar, and those of its phases on theirs. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.analysis.phases import Phase
+from harness.analysis.timeline import Impact
+from harness.verdict import Check
+
+__all__ = ["PhaseBar", "RecoveryBar", "phase_bars", "phases_reach_ns", "reach_ns", "recovery_bar", "recovery_check"]
+
+_REACH = 4
+"""Bounds so many times longer than a recovery are not drawn: its bars would vanish."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBar:
+    """One phase of a recovery: where its bar begins and how wide it is, and where its bound lies, in percent.
+
+    `bound_left` None: there is no bound, or it is off the scale.
+    """
+
+    phase: Phase
+    left: float
+    width: float
+    bound_s: float | None
+    bound_left: float | None
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryBar:
+    """A recovery as a bar, in percent of the scale: while the fault was in place, then after it was lifted.
+
+    `bound_left` is where its bound lies; None: it has none.
+    """
+
+    held: float
+    after: float
+    bound_left: float | None
+    bound: Check | None
+
+
+def reach_ns(impact: Impact, bound: Check | None) -> int:
+    """How far a recovery, its fault's window and its bound reach, in ns since the fault fired."""
+    return max(impact.recovery_ns, impact.cleared_ns - impact.fired_ns, _end_of_bound(bound, impact), 1)
+
+
+def recovery_bar(impact: Impact | None, bound: Check | None, *, whole_ns: int) -> RecoveryBar:
+    """The bar of one recovery on a scale of `whole_ns`; empty when nothing was measured."""
+    if impact is None:
+        return RecoveryBar(held=0, after=0, bound_left=None, bound=bound)
+    held_ns = min(impact.recovery_ns, impact.cleared_ns - impact.fired_ns)
+    return RecoveryBar(
+        held=100 * held_ns / whole_ns,
+        after=100 * (impact.recovery_ns - held_ns) / whole_ns,
+        bound_left=None if bound is None else 100 * _end_of_bound(bound, impact) / whole_ns,
+        bound=bound,
+    )
+
+
+def phases_reach_ns(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) -> float:
+    """How far phases reach, in ns since the fault fired; their bounds, too, if those are not far off."""
+    took_ns = max([1, impact.recovery_ns, *(one.end_ns - impact.fired_ns for one in steps)])
+    ends_ns = _ends_of_bounds(steps, impact, checks)
+    return max([took_ns, *(end_ns for end_ns in ends_ns.values() if end_ns <= _REACH * took_ns)])
+
+
+def phase_bars(
+    steps: Sequence[Phase], impact: Impact, checks: Sequence[Check], *, whole_ns: float | None = None
+) -> tuple[PhaseBar, ...]:
+    """The phases that took time or have a bound, on a scale of `whole_ns`; None: as far as these reach.
+
+    None when there is but one, without a bound: that is the fault's own bar.
+    """
+    bounds = _bounds_s(steps, checks)
+    ends_ns = _ends_of_bounds(steps, impact, checks)
+    whole_ns = phases_reach_ns(steps, impact, checks) if whole_ns is None else whole_ns
+    bars = tuple(
+        PhaseBar(
+            phase=one,
+            left=100 * (one.start_ns - impact.fired_ns) / whole_ns,
+            width=100 * one.length_ns / whole_ns,
+            bound_s=bounds.get(one.name),
+            bound_left=100 * ends_ns[one.name] / whole_ns if ends_ns.get(one.name, math.inf) <= whole_ns else None,
+            broken=one.name in bounds and one.length_ns > bounds[one.name] * 1e9,
+        )
+        for one in steps
+        if one.length_ns or one.name in bounds
+    )
+    return bars if len(bars) > 1 or bounds else ()
+
+
+def _bounds_s(steps: Sequence[Phase], checks: Sequence[Check]) -> dict[str, float]:
+    return {one.name: bound for one in steps if (bound := _bound_s(checks, f"recovery.{one.name}")) is not None}
+
+
+def _ends_of_bounds(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) -> dict[str, float]:
+    """Where the bound of each phase that has one lies, in ns since the fault fired."""
+    bounds = _bounds_s(steps, checks)
+    return {one.name: one.start_ns - impact.fired_ns + bounds[one.name] * 1e9 for one in steps if one.name in bounds}
+
+
+def _bound_s(checks: Sequence[Check], name: str) -> float | None:
+    """The upper bound of a check in seconds, where there is such a check."""
+    for check in checks:
+        if check.name == name and isinstance(check.bound, int | float) and "<=" in check.rule:
+            return float(check.bound)
+    return None
+
+
+def recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:
+    """The bound drawn on a fault's recovery bar: its own before the total's, recovery before after_clear."""
+    for name in (f"recovery.{fault_id}", f"after_clear.{fault_id}", "recovery.total", "after_clear.total"):
+        for check in checks:
+            if check.name == name and isinstance(check.bound, int | float) and "<=" in check.rule:
+                return check
+    return None
+
+
+def _end_of_bound(check: Check | None, one: Impact) -> int:
+    """Where a bound lies on the bar, in ns since the fault fired."""
+    if check is None or not isinstance(check.bound, int | float):
+        return 0
+    begin = one.cleared_ns - one.fired_ns if check.name.startswith("after_clear") else 0
+    return begin + int(check.bound * 1e9)

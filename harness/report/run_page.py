@@ -1,0 +1,347 @@
+"""The report of a run: one HTML file that works offline, made from the run directory alone.
+
+Nothing is measured here. Every number comes from `measurements.json`, `verdict.json`, `plan.json` or
+`environment.json`, through the same functions that the judge used; the page says which. Everything from those
+files is escaped by the template; only the drawing and the charts, which escape what they write, go in as
+markup.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from markupsafe import Markup
+
+from harness.analysis import link_load
+from harness.analysis.observe import Observed, observe
+from harness.analysis.prediction import predictions
+from harness.analysis.slow_ranks import slow_ranks
+from harness.analysis.timeline import Impact
+from harness.attribution import packet_stalls
+from harness.attribution.attribute import attribute
+from harness.attribution.stalls import Stall, stalls
+from harness.experiment.metrics import METRICS, lookup
+from harness.findings import Finding
+from harness.packets.evidence import Evidence
+from harness.record.measurements import FaultRun, Measurements, counter_deltas
+from harness.record.rundir import RunDir, open_run
+from harness.report import (
+    counter_plot,
+    counter_timeline,
+    drawing_states,
+    fabric_states,
+    fault_bands,
+    gantt_plot,
+    page,
+    plots,
+    step_gantt,
+    summary,
+)
+from harness.report.charts import Band
+from harness.report.drawing import Mark, fabric_svg
+from harness.report.recovery_bars import PhaseBar, RecoveryBar, phase_bars, reach_ns, recovery_bar, recovery_check
+from harness.verdict import Receipt, VerdictFile, unproven
+from testbed.errors import UsageError
+from testbed.telemetry import Change, Recorded
+from traffic.flight import Flight
+
+__all__ = ["render", "render_html"]
+
+_FIDELITY = {
+    "real": "real cause, real effect",
+    "emulated": "real symptom, another cause",
+    "modelled": "computed; no packet shows it",
+}
+_EPISODES = 60
+"""Goings back that are shown one by one; packets.json has more."""
+_MARKED = 40
+"""Flows with CE marks that are shown; packets.json has all."""
+_MOST_LOST = 40
+"""Queue pairs in the table; a fabric that is cut loses hundreds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FaultView:
+    """One fault as the page shows it."""
+
+    number: int
+    colour: str
+    run: FaultRun
+    receipt: Receipt | None
+    proven: bool
+    impact: Impact | None
+    band: Band | None
+    fidelity_means: str
+    bar: RecoveryBar
+    phases: tuple[PhaseBar, ...]
+
+
+def render(run_dir: Path) -> Path:
+    """Write `report.html` into a run directory and return its path.
+
+    Raises:
+        UsageError: the directory is not that of a finished run, or its files cannot be read.
+    """
+    run = open_run(run_dir)
+    try:
+        html = render_html(run)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{run_dir}: a file of this run cannot be read: {error}") from error
+    run.report.write_text(html, encoding="utf-8")
+    return run.report
+
+
+def render_html(run: RunDir) -> str:
+    """The page as text."""
+    verdict, measured = run.read_verdict(), run.read_measurements()
+    observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
+    recorded = run.read_telemetry()
+    findings = attribute(measured, flights, run.read_probes())
+    waits = packet_stalls.waits(measured, packets, findings) if packets else ()
+    faults = _faults(measured, verdict, observed)
+    bands = [fault.band for fault in faults if fault.band is not None]
+    marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.plan.target) for fault in faults]
+    return (
+        page.environment()
+        .get_template("report.html.j2")
+        .render(
+            verdict=verdict,
+            mark=page.MARKS[verdict.verdict],
+            headline=summary.headline(verdict),
+            sentence=summary.sentence(verdict, measured, observed),
+            workload=summary.describe_workload(measured),
+            run=measured,
+            run_name=run.path.resolve().name,
+            plan=run.read_plan(),
+            environment=run.read_environment(),
+            experiment=run.read_experiment().decode(errors="replace"),
+            facts=_facts(measured, observed),
+            faults=faults,
+            fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
+            goodput=page.markup(plots.goodput_chart(measured, observed, bands)),
+            **_loads(measured),
+            **_over_time(measured, recorded, bands),
+            **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
+            gantts=_gantts(measured, observed, (faults, bands), flights=flights, waits=waits, findings=findings),
+            iterations=page.markup(plots.iterations_chart(measured, bands)),
+            cut=_cut(measured),
+            kernel=measured.kernel,
+            most_lost=_MOST_LOST,
+            stored=any(step.ingest_ns or step.checkpoint_ns for one in measured.series for step in one.iterations),
+            routed={fault_id: one for fault_id, one in observed.routing.items() if one.changes},
+            clock_error_ns=max((one.clock_error_ns for one in measured.watched), default=0),
+            slow_ranks=slow_ranks(measured),
+            predictions=predictions(measured, observed),
+            findings=findings,
+            stalled=[_stall(one, measured, findings) for one in stalls(flights)],
+            waits=[one.words for one in waits],
+            observed=observed,
+            metrics=_metric_rows(observed),
+            counters=_counter_rows(measured),
+            quiet=_quiet_counters(measured),
+            **_packets(packets, is_soft=measured.lab_kind == "soft"),
+        )
+    )
+
+
+def _moments(
+    run: Measurements, faults: Sequence[_FaultView], marks: Sequence[Mark], changes: Sequence[Change]
+) -> dict[str, Any]:
+    """The drawings of the fabric by moment."""
+    found = fabric_states.moments(run.topology, _windows(run, faults), changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
+    drawn = [Markup(one) for one in drawing_states.moments_svg(run.topology, found, marks)]  # noqa: S704 - escaped
+    plain = drawing_states.plain_svg(run.topology, run.connections) if found else ""
+    return {"moments": list(zip(found, drawn, strict=True)), "plain_fabric": Markup(plain)}  # noqa: S704 - escaped
+
+
+def _windows(run: Measurements, faults: Sequence[_FaultView]) -> list[fabric_states.Window]:
+    return [
+        fabric_states.Window(
+            number=one.number,
+            kind=one.run.plan.kind,
+            target=one.run.plan.target,
+            start_ns=run.t0_ns + round(one.band.start_s * 1e9),
+            end_ns=run.t0_ns + round(one.band.end_s * 1e9),
+        )
+        for one in faults
+        if one.band is not None
+    ]
+
+
+def _gantts(
+    run: Measurements,
+    observed: Observed,
+    shown: tuple[Sequence[_FaultView], Sequence[Band]],
+    *,
+    flights: Sequence[Flight],
+    waits: Sequence[packet_stalls.Wait],
+    findings: Sequence[Finding],
+) -> list[tuple[step_gantt.Gantt, Mapping[str, Markup] | None]]:
+    """The charts of steps around each fault."""
+    faults, bands = shown
+    recovered_ns = {
+        one.number: impact.recovered_ns
+        for one in faults
+        if (impact := observed.impacts.get(one.run.plan.id)) is not None and impact.recovered_ns is not None
+    }
+    found = step_gantt.gantts(
+        run,
+        _windows(run, faults),
+        recovered_ns=recovered_ns,
+        flights=flights,
+        stalled=[(one, _stall(one, run, findings)) for one in stalls(flights)],
+        waits=waits,
+        findings=findings,
+    )
+    return [(one, page.markup(gantt_plot.gantt_chart(one, bands))) for one in found]
+
+
+def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
+    """What the section about counters and news shows."""
+    if recorded is None:
+        return {"telemetry": None}
+    inside = {"t0_ns": measured.t0_ns, "end_ns": measured.end_ns}
+    series = counter_timeline.series(recorded.samples, **inside)
+    news = counter_timeline.news(recorded.changes, **inside)
+    sampled = {node: one for node, one in _sampled(recorded, measured).items() if one}
+    return {
+        "telemetry": page.markup(counter_plot.counters_chart(measured, series, news, bands)) or {},
+        "telemetry_series": series,
+        "telemetry_shown": counter_timeline.MOST,
+        "telemetry_news": news,
+        "telemetry_rates": (min(sampled.values()), max(sampled.values())) if sampled else None,
+        "telemetry_lost": [one for one in measured.watched if one.lost],
+    }
+
+
+def _loads(run: Measurements) -> dict[str, Any]:
+    """What the table of links shows."""
+    loads = link_load.link_loads(run)
+    return {
+        "loads": loads,
+        "load_most": max((way.size_bytes or 0 for one in loads for way in (one.up, one.down)), default=0),
+        "load_layers": link_load.layers(loads, run.topology),
+        "load_fans": link_load.fans(loads, run.topology),
+    }
+
+
+def _sampled(recorded: Recorded, run: Measurements) -> dict[str, float]:
+    """Samples a second in which anything of a node had moved, while the workload ran."""
+    seconds = max(1e-9, (run.end_ns - run.t0_ns) / 1e9)
+    counted = Counter(one.node for one in recorded.samples if run.t0_ns <= one.at_ns <= run.end_ns)
+    return {node: count / seconds for node, count in counted.items()}
+
+
+def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
+    """A stall in words, with the way that its connection took, or the link on it that lost packets."""
+    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    ends = names.get(one.sender), names.get(one.receiver)
+    path = next((each.path for each in run.connections if (each.src, each.dst) == ends), ())
+    links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
+    lost = (each.name for each in findings if each.cause in {"loss", "link-down"} and each.name in links)
+    return one.told(path, next((name for name in lost if links[name] <= set(path)), None))
+
+
+def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:
+    """What the section about packets shows: flows with trouble, their episodes in order of time, flows with marks."""
+    if found is None:
+        return {"packets": None}
+    flows = [flow for flow in found.analysis.flows if flow.missing or flow.again or flow.broken or flow.reordered]
+    episodes = sorted(((flow, one) for flow in flows for one in flow.episodes), key=lambda pair: pair[1].resent_ns)
+    marks = sorted(
+        (flow for flow in found.analysis.flows if flow.congestion is not None),
+        key=lambda flow: -flow.congestion.marked if flow.congestion else 0,
+    )
+    return {
+        "packets": found,
+        "packet_marks": marks[:_MARKED],
+        "packet_marks_more": len(marks[_MARKED:]),
+        "packet_unanswered": is_soft and not any(flow.congestion.notified for flow in marks if flow.congestion),
+        "packet_flows": flows,
+        "packet_episodes": episodes[:_EPISODES],
+        "packet_episodes_more": sum(sum(flow.causes.values()) for flow in flows) - len(episodes[:_EPISODES]),
+    }
+
+
+def _cut(run: Measurements) -> float | None:
+    """Where the iterations chart cuts its bars, if it cuts any (ms)."""
+    top_ms = plots.iteration_cut_ms(run.series)
+    cut = any(step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for one in run.series for step in one.iterations)
+    return top_ms if cut else None
+
+
+def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list[_FaultView]:
+    bounds = {fault.plan.id: recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
+    longest_ns = max((reach_ns(one, bounds[key]) for key, one in observed.impacts.items()), default=1)
+    views = []
+    for index, fault in enumerate(run.faults):
+        one = observed.impacts.get(fault.plan.id)
+        views.append(
+            _FaultView(
+                number=index + 1,
+                colour=fault_bands.colour(fault, index),
+                run=fault,
+                receipt=fault.receipt,
+                proven=not (unproven(fault.receipt) or fault.doubts),
+                impact=one,
+                band=fault_bands.band(run, fault, index),
+                fidelity_means=_FIDELITY[fault.receipt.fidelity] if fault.receipt else "",
+                bar=recovery_bar(one, bounds[fault.plan.id], whole_ns=longest_ns),
+                phases=() if one is None else phase_bars(observed.phases.get(fault.plan.id, ()), one, verdict.checks),
+            )
+        )
+    return views
+
+
+def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
+    """The tiles under the headline: (name, value, origin)."""
+    units = {"wrong_elements": "count", "after_clear.total": "s", "jct_ratio": "ratio", "dip": "ratio"}
+    names = {
+        "wrong_elements": "wrong elements",
+        "after_clear.total": "worst time to recover once lifted",
+        "jct_ratio": "job time against its twin",
+        "dip": "deepest dip",
+    }
+    tiles = [("iterations", str(observed.metrics["iterations"].value), observed.metrics["iterations"].detail)]
+    if run.serving is not None:
+        names |= {"ttft.p99": "time to first token, P99", "tpot.p99": "time per output token, P99"}
+        units = {"ttft.p99": "s", "tpot.p99": "s", **units}
+    for name, unit in units.items():
+        one = observed.metrics[name]
+        text = summary.format_value(one.value, unit)
+        if name == "dip" and isinstance(one.value, float):
+            text = f"{100 * one.value:.0f} %"
+        if name == "jct_ratio" and isinstance(one.value, float):
+            text = f"{one.value:.2f}\N{MULTIPLICATION SIGN}"
+        tiles.append((names[name], ("≥ " if one.censored else "") + text, one.detail))
+    tiles.append(("QP errors / rebuilds", f"{run.qp_errors} / {run.rebuilds}", "counted by the engine, never hidden"))
+    return tiles
+
+
+def _metric_rows(observed: Observed) -> list[tuple[str, str, str]]:
+    rows = []
+    for name, one in observed.metrics.items():
+        metric = METRICS.get(name) or lookup(name, observed.impacts)
+        unit = metric.unit if metric else "s"
+        prefix = "≥ " if one.censored else ""
+        rows.append((name, prefix + summary.format_value(one.value, unit), one.detail))
+    return rows
+
+
+def _counter_rows(run: Measurements) -> list[tuple[str, str, int, int, int]]:
+    """Counters that moved: (node, name, before, after, growth)."""
+    return [
+        (node, name, run.counters_before[node][name], run.counters_after[node][name], delta)
+        for node, names in sorted(counter_deltas(run).items())
+        for name, delta in sorted(names.items())
+        if delta
+    ]
+
+
+def _quiet_counters(run: Measurements) -> int:
+    return sum(delta == 0 for names in counter_deltas(run).values() for delta in names.values())

@@ -1,0 +1,132 @@
+"""A run in one or two plain sentences, for somebody who reads nothing else. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analysis.observe import Observed
+from harness.quantities import format_bytes, format_duration
+from harness.record.measurements import Measurements
+from harness.verdict import Check, Verdict, VerdictFile
+
+__all__ = ["describe_workload", "format_value", "headline", "sentence"]
+
+_HEADLINES = {
+    Verdict.PASS: "The job survived",
+    Verdict.FAIL: "The job broke its bounds",
+    Verdict.INCONCLUSIVE: "This run proves nothing",
+    Verdict.ERROR: "The harness failed",
+}
+
+
+def headline(verdict: VerdictFile) -> str:
+    """Three or four words for the top of the page."""
+    if verdict.verdict is Verdict.PASS and not verdict.faults:
+        return "The job ran undisturbed"
+    return _HEADLINES[verdict.verdict]
+
+
+def format_value(value: float | str | None, unit: str) -> str:
+    """A value or a bound with its unit: `1.3 s`, `1.09`, `61`, `host2`, `0.1 Gb/s`; None: a dash."""
+    if value is None:
+        return "—"
+    if isinstance(value, str):
+        return value
+    if unit == "s":
+        return format_duration(value * 1e9)
+    if unit == "count":
+        return f"{value:,g}" if abs(value) < 1_000_000 else f"{value:.4g}"  # noqa: PLR2004 - readable whole
+    return f"{value:.3g}" + (f" {unit}" if unit not in ("ratio", "") else "")
+
+
+def sentence(verdict: VerdictFile, run: Measurements, observed: Observed) -> str:
+    """What happened, with numbers and bounds; for anything but a PASS, first of all why."""
+    parts = []
+    if verdict.verdict is not Verdict.PASS:
+        worst = [check for check in verdict.checks if check.verdict is verdict.verdict]
+        parts += [_complaint(check) for check in worst[:2]]
+        if len(worst) > 2:  # noqa: PLR2004 - two were told
+            parts.append(f"{len(worst) - 2} more such checks are listed below.")
+    parts += [_recovery(verdict, index, observed) for index in range(len(verdict.faults))]
+    if parts and verdict.verdict is Verdict.PASS:
+        parts.insert(0, _opening(len(verdict.faults)))
+    finished = observed.metrics["iterations"].value
+    wrong = observed.metrics["wrong_elements"].value
+    if wrong is not None and finished:
+        right = "every element right" if wrong == 0 else f"{wrong:,} elements wrong"
+        parts.append(f"{finished} iterations on {len(run.ranks)} ranks, {right}.")
+    if verdict.left_out:
+        parts.append(f"Without {', '.join(f'{one.host} ({one.why})' for one in verdict.left_out)}.")
+    return " ".join(part for part in parts if part)
+
+
+def _opening(faults: int) -> str:
+    words = {1: "One fault", 2: "Two faults", 3: "Three faults"}
+    return f"{words.get(faults, f'{faults} faults')} fired, and every bound held."
+
+
+def _complaint(check: Check) -> str:
+    if check.verdict is Verdict.FAIL:
+        sign = {"<=": "at most", ">=": "at least"}.get(check.rule.split(" ")[1], "must be")
+        return (
+            f"{check.name} was {format_value(check.observed, check.unit)}, "
+            f"{sign} {format_value(check.bound, check.unit)} allowed."
+        )
+    name = check.name.removeprefix("fired.")
+    return f"{name}: {check.detail}."
+
+
+def _recovery(verdict: VerdictFile, index: int, observed: Observed) -> str:
+    """How one fault went, as the judge measured it; nothing when it was not measured or not proven to have fired."""
+    fault = verdict.faults[index]
+    one = observed.impacts.get(fault.id)
+    proven = any(check.name == f"fired.{fault.id}" and check.verdict is Verdict.PASS for check in verdict.checks)
+    if one is None or not proven:
+        return ""
+    what = f"{fault.kind} on {fault.target}"
+    if one.censored:
+        return f"{what} had not recovered {format_duration(one.recovery_ns)} after it fired."
+    if one.recovery_ns == 0:
+        return f"{what} cost no goodput beyond the noise."
+    if one.after_clear_ns == 0:
+        value, name, since = one.recovery_ns, "recovery", "recovered in"
+    else:
+        value, name, since = one.after_clear_ns, "after_clear", "recovered"
+    bound = _bound(verdict.checks, f"{name}.{fault.id}", f"{name}.total")
+    suffix = " after it was lifted" if name == "after_clear" else ""
+    return f"{what} {since} {format_duration(value)}{suffix}{bound}."
+
+
+def _bound(checks: Sequence[Check], *names: str) -> str:
+    for name in names:
+        for check in checks:
+            if check.name == name and check.rule.startswith("observed <="):
+                return f" (bound {format_value(check.bound, check.unit)})"
+    return ""
+
+
+def describe_workload(run: Measurements) -> str:
+    """The workload in a few words."""
+    spec = run.workload
+    size = format_bytes(float(spec.get("size_bytes") or 0))
+    if "flow" in spec:
+        ends = spec.get("pattern") or f"{spec.get('src')} to {spec.get('dst')}"
+        count = spec.get("qps")
+        return f"RDMA {spec['flow']} flow, {ends}, {count} QP{'' if count == 1 else 's'}, {size} messages"
+    if "grid" in spec:
+        grid = " x ".join(f"{name} {extent}" for name, extent in spec["grid"])
+        count = len(spec["phases"])
+        storage = f", storage on {spec['storage']['host']}" if spec.get("storage") else ""
+        return f"job on a grid of {grid}, {count} phase{'' if count == 1 else 's'}{storage}"
+    if "prefill_bytes" in spec:
+        split = f", {spec['prefill_ranks']} of them for prefill" if spec["prefill_ranks"] else ""
+        what = f"{spec['requests']} requests of {spec['tokens']} tokens"
+        return f"inference, {what} on {len(run.ranks)} ranks{split}"
+    if "embedding_bytes" in spec:
+        rows = format_bytes(float(spec["embedding_bytes"]))
+        return f"ranking, {rows} of embeddings a rank, skew {spec['skew']:g}, on {len(run.ranks)} ranks"
+    if "replay" in spec:
+        times = "" if spec["repeat"] == 1 else f" {spec['repeat']} times"
+        return f"trace {spec['replay']}, replayed{times} on {len(run.ranks)} ranks"
+    compute = " with a compute phase" if spec.get("compute_units") else ""
+    return f"{spec.get('algorithm')} {spec.get('collective')} of {size} over {len(run.ranks)} ranks{compute}"

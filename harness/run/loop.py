@@ -1,0 +1,428 @@
+"""One experiment on one lab: known state → workload → faults → recovery → verdict → lab provably restored.
+
+The run directory is made before the lab is touched; the plan and every intent are on disk before what they say is
+done. What goes wrong in the middle ends in a verdict (ERROR, with the sentence), not in a traceback; the lab's state is
+looked at in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness import judge
+from harness.analysis import noise
+from harness.analysis import observe as observe_module
+from harness.experiment import plan as plan_module
+from harness.experiment import replayed
+from harness.experiment.file import Experiment
+from harness.experiment.needs import unmet
+from harness.experiment.plan import Plan
+from harness.experiment.replayed import Replay
+from harness.experiment.stop import Guard, judged
+from harness.packets import evidence
+from harness.record import rundir
+from harness.record.measurements import RankSeries
+from harness.record.rundir import RunDir
+from harness.record.series import series_of
+from harness.run import asked, workload
+from harness.run.fit import fit, hosts_of, refuse_absent
+from harness.run.found import Found, measurements_of, windows
+from harness.run.live import Live, Watching
+from harness.verdict import LeftOut, VerdictFile
+from inject import blast
+from inject import plan as fault_plan
+from inject.injector import Injector, Mutation, Prepared
+from inject.journal import Journal
+from inject.plan import FaultSpec
+from inject.receipt import Receipt as FaultReceipt
+from testbed import capture, counters, dirty, fingerprint, telemetry
+from testbed.errors import FaultbedError, LabError, Unsupported
+from testbed.inventory import Inventory
+from testbed.inventory_part import without_hosts
+from testbed.lab import Lab, open_lab
+from testbed.softlab import image, lifecycle, vm
+from traffic.run import OnEvent, Running
+
+__all__ = ["Decided", "Finished", "decide", "execute", "touched"]
+
+Progress = Callable[[str], None]
+LEAD_S = 4.0
+"""How long before a fault its target is looked at, its baseline counters are read and its holder is told the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """An experiment held against a lab, with everything decided and nothing done; `left_out` take no part in it."""
+
+    experiment: Experiment
+    source: bytes
+    plan: Plan
+    faults: tuple[fault_plan.PlannedFault, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run that is over."""
+
+    run_dir: RunDir
+    verdict: VerdictFile
+    report: Path
+
+
+def decide(
+    experiment: Experiment,
+    source: bytes,
+    inventory: Inventory,
+    *,
+    seed: int | None = None,
+    left_out: Sequence[LeftOut] = (),
+) -> Decided:
+    """Plan a run on the hosts that are not `left_out`; touches nothing.
+
+    Raises:
+        ConfigError: the experiment does not fit the lab.
+        UsageError: a fault that does not exist or does not fit its target.
+        Unsupported: the lab is too small, or has no way to do a fault.
+    """
+    inventory = without_hosts(inventory, [one.host for one in left_out])
+    if experiment.lab_kind not in (None, inventory.kind):
+        raise Unsupported(f"{experiment.source}: it is for a {experiment.lab_kind} lab; {inventory.name} is none")
+    lacking = unmet(experiment.needs, inventory.topology)
+    if lacking:
+        raise Unsupported(f"{experiment.source}: {inventory.name} is not enough for it: {'; '.join(lacking)}")
+    fitted = fit(experiment, inventory.topology, inventory.kind)
+    digest = hashlib.sha256(inventory.path.read_bytes()).hexdigest()
+    planned = plan_module.plan(fitted, seed=seed, inventory_digest=digest, version=metadata.version("faultbed"))
+    faults = fault_plan.plan_all(
+        [
+            FaultSpec(
+                kind=fault.kind,
+                target=fault.target,
+                at_s=fault.at_ns / 1e9,
+                for_s=fault.duration_ns / 1e9,
+                params=fault.parameters,
+            )
+            for fault in planned.faults
+        ],
+        inventory.topology,
+        lab_kind=inventory.kind,
+    )
+    refuse_absent(fitted, faults)
+    return Decided(experiment=fitted, source=source, plan=planned, faults=faults, left_out=tuple(left_out))
+
+
+def touched(decided: Decided) -> tuple[str, ...]:
+    """Hosts of the workload and targets of the faults: what a run on a rack lab must have for itself.
+
+    A run on a soft lab has the whole lab, because it puts it back into its snapshot.
+    """
+    return (*hosts_of(decided.experiment.workload), *(fault.target.text for fault in decided.faults))
+
+
+def execute(
+    decided: Decided,
+    inventory: Inventory,
+    *,
+    out: Path,
+    progress: Progress,
+    mutate: Mutation | None = None,
+    guard: Callable[[], None] = lambda: None,
+) -> Finished:
+    """Do what was decided, judge it, write it all down.
+
+    Args:
+        decided: from `decide`.
+        inventory: the lab; a soft one must be up.
+        out: folder of run directories.
+        progress: told what is being done.
+        guard: asked before the lab is touched and while the workload comes forward; raises when the lab is not ours.
+        mutate: make every fault a no-op; for the tests that prove that such a run is never a PASS.
+
+    Raises:
+        LabError: the lab is not up. Anything later ends in the verdict.
+        DirtyLab: it is marked DIRTY.
+        Forbidden: the faults hurt more at one time than the lab's owner allows.
+    """
+    blast.check(decided.faults, inventory)
+    if inventory.kind == "rack":  # a soft lab is one snapshot: it is reset, and compared, as a whole
+        inventory = without_hosts(inventory, [one.host for one in decided.left_out])
+    with open_lab(inventory) as lab:
+        lab.guard = guard
+        dirty.refuse(lab.state_dir, lab.name)
+        run_dir = rundir.create(
+            out,
+            experiment=decided.source,
+            name=decided.experiment.name,
+            seed=decided.plan.seed,
+            lab=str(inventory.path),
+            started=datetime.now(UTC),
+            without=[one.host for one in decided.left_out],
+        )
+        run_dir.write_plan(decided.plan)
+        if isinstance(decided.experiment.workload, Replay):
+            replayed.keep(decided.experiment.workload, decided.experiment.source, run_dir.path)
+        found = Found(stops=Guard(decided.experiment.stops))
+        with Journal(run_dir.journal) as journal:
+            on_flights = asked.writer(run_dir.path, asked.STEM, progress)
+            _guarded(decided, lab, journal, found, progress, mutate, on_flights)
+        return _conclude(decided, lab, run_dir, found)
+
+
+def _guarded(
+    decided: Decided,
+    lab: Lab,
+    journal: Journal,
+    found: Found,
+    progress: Progress,
+    mutate: Mutation | None,
+    on_flights: OnEvent,
+) -> None:
+    """Run it and look at the lab afterwards, whatever happens in between."""
+    before: fingerprint.Fingerprint | None = None
+    try:
+        _to_known_state(lab, journal, progress)
+        before = fingerprint.capture(lab)
+        if _wants_twin(decided):
+            found.twin = _run_twin(decided, lab, journal, progress, on_flights)
+            _to_known_state(lab, journal, progress)
+        _with_faults(decided, lab, journal, found, progress, mutate, on_flights)
+    except FaultbedError as error:
+        found.errors.append(str(error))
+        journal.note("error", error=str(error))
+    if lab.kind == "soft":
+        found.errors += lifecycle.panics(lab.inventory_model)
+    if before is None:
+        return
+    progress("comparing the lab with what it was before")
+    try:
+        found.lab_diff = tuple(fingerprint.settle(lab, before))
+        found.lab_state = "DIRTY" if found.lab_diff else "CLEAN"
+    except FaultbedError as error:
+        # Not knowing is DIRTY, never CLEAN.
+        found.lab_state, found.lab_diff = "DIRTY", (f"nobody can tell: {error}",)
+    if found.lab_state == "DIRTY":
+        dirty.mark(lab.state_dir, list(found.lab_diff), before)
+    journal.note("lab", state=found.lab_state, diff=list(found.lab_diff))
+
+
+def _wants_twin(decided: Decided) -> bool:
+    return any(expectation.metric.name == "jct_ratio" for expectation in decided.experiment.expectations)
+
+
+def _run_twin(
+    decided: Decided, lab: Lab, journal: Journal, progress: Progress, on_flights: OnEvent
+) -> tuple[RankSeries, ...]:
+    """The same workload from the same snapshot, without faults."""
+    progress("fault-free twin: the same workload from the same snapshot")
+    # Watched as the run is: their ratio must not hold what watching costs.
+    with journal.doing("twin", workload=decided.plan.workload), telemetry.start(lab):
+        running = workload.start(decided.experiment, lab, on_flights)
+        result = running.wait(workload.patience_s(decided.experiment, running))
+    if result.outcome == "failed":
+        raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
+    return series_of(result)
+
+
+def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
+    lab.guard()
+    if lab.kind == "soft":
+        with journal.doing("reset"):
+            lifecycle.reset(lab.inventory_model, progress)
+            lab.forget_connections()
+
+
+def _with_faults(
+    decided: Decided,
+    lab: Lab,
+    journal: Journal,
+    found: Found,
+    progress: Progress,
+    mutate: Mutation | None,
+    on_flights: OnEvent,
+) -> None:
+    found.before = counters.read(lab)
+    ports, live = decided.experiment.capture, Live()
+    with Injector(lab, journal, mutate=mutate) as injector, contextlib.ExitStack() as taps:
+        if ports:
+            progress(f"capturing at {', '.join(ports)}")
+            capturing = taps.enter_context(capture.start(lab, ports))
+        if decided.faults:
+            progress(f"preparing {len(decided.faults)} faults on their targets")
+        ready = _prepare_all(injector, decided.faults)
+        following = taps.enter_context(telemetry.start(lab, on_change=live.on_change))
+        live.heard_ns = following.heard_ns
+        with journal.doing("workload", workload=decided.plan.workload):
+            running = workload.start(decided.experiment, lab, asked.both(live.on_event, on_flights))
+            with running:
+                found.t0_ns = running.started_ns
+                progress("workload is running")
+                with journal.doing("paths"):
+                    found.paths = workload.paths_of(lab, running)
+                if ready:
+                    live.begin(start_ns=found.t0_ns, fault_ns=found.t0_ns + decided.plan.faults[0].at_ns)
+                    with Watching(found.stops, live, lab.guard) as watching:
+                        _drive_all(decided, lab, ready, running, found, watching, progress)
+                    _end_early(watching, running, journal, found, progress)
+                found.result = running.wait(workload.patience_s(decided.experiment, running))
+        found.end_ns = running.ended_ns
+        # Not those of connecting: that waits for the kernel now and then.
+        found.standstills = tuple(one for one in running.standstills if one.end_ns > found.t0_ns)
+        found.recorded = following.stop()
+        if ports:
+            progress("fetching the captured packets")
+            found.captured = capturing.stop()
+    found.after = counters.read(lab)
+
+
+def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) -> list[Prepared]:
+    """Start the holders side by side: an interpreter's start under emulation takes seconds."""
+    ready: dict[str, Prepared] = {}
+    failures: list[BaseException] = []
+
+    def one(planned: fault_plan.PlannedFault) -> None:
+        try:
+            ready[planned.id] = injector.prepare(planned, later=True)
+        except FaultbedError as error:
+            failures.append(error)
+
+    _all_threads([threading.Thread(target=one, args=(planned,)) for planned in faults])
+    if failures:
+        raise failures[0]
+    return [ready[planned.id] for planned in faults]
+
+
+def _end_early(watching: Watching, running: Running[Any], journal: Journal, found: Found, progress: Progress) -> None:
+    """All faults are cleared: where they had to be, the workload has nothing left to show."""
+    if not watching.stopped.is_set():
+        return
+    if (held := found.stops.held) is not None:
+        said = f"stopped: {held.condition.metric.name} was {held.value:g}, bound {held.condition.bound:g}"
+    else:
+        said = f"stopped: {watching.error}"
+        found.errors.append(str(watching.error))
+    journal.note("stop", said=said)
+    progress(said)
+    running.stop()
+
+
+def _drive_all(
+    decided: Decided,
+    lab: Lab,
+    ready: Sequence[Prepared],
+    running: Running[Any],
+    found: Found,
+    watching: Watching,
+    progress: Progress,
+) -> None:
+    """Each fault on a thread of its own, so that faults may overlap; their errors are the run's."""
+
+    def one(index: int, prepared: Prepared) -> None:
+        planned = decided.plan.faults[index]
+        try:
+            with contextlib.suppress(FaultbedError):
+                # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
+                at_ns = found.t0_ns + planned.at_ns
+                _drive(lab, prepared, at_ns, planned.duration_ns, running, watching.stopped, progress)
+            found.receipts[planned.id] = prepared.clear()
+            progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
+        except FaultbedError as error:
+            found.errors.append(f"{planned.id}: {error}")
+
+    _all_threads([threading.Thread(target=one, args=item) for item in enumerate(ready)])
+
+
+def _drive(
+    lab: Lab,
+    prepared: Prepared,
+    at_ns: int,
+    duration_ns: int,
+    running: Running[Any],
+    stopped: threading.Event,
+    progress: Progress,
+) -> None:
+    planned = prepared.planned
+    _wait_until(at_ns - int(LEAD_S * 1e9), running, stopped)
+    if stopped.is_set():
+        return
+    prepared.baseline()
+    lab.guard()
+    if stopped.is_set():
+        return
+    prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), given_up=stopped.is_set)
+    progress(f"{planned.kind} on {planned.target.text}: armed")
+    _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running, stopped)
+
+
+def _wait_until(time_ns: int, running: Running[Any], stopped: threading.Event) -> None:
+    """Until a controller time; returns early when all has to stop, or the workload has ended: nothing left to hurt."""
+    while (left_ns := time_ns - time.monotonic_ns()) > 0:
+        if running.is_over or stopped.wait(min(left_ns / 1e9, 0.2)):
+            return
+
+
+def _all_threads(threads: Sequence[threading.Thread]) -> None:
+    """Run threads to their end. Joined in small steps, so that Ctrl-C reaches the main thread."""
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+
+
+def _brief(receipt: FaultReceipt) -> str:
+    if not receipt.proved:
+        return f"cleared, but not proved: {'; '.join(receipt.doubts)}"
+    return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, cleared"
+
+
+def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Finished:
+    if found.captured is not None:
+        found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
+        run_dir.write_packets(found.packets)
+    if flights := getattr(found.result, "flights", ()):  # flows have none
+        run_dir.write_flights(flights)
+    measured = measurements_of(decided.plan, decided.faults, lab, found)
+    run_dir.write_measurements(measured)
+    run_dir.write_telemetry(found.recorded, t0_ns=found.t0_ns)
+    run_dir.write_environment(
+        rundir.describe_environment(
+            qemu=vm.qemu_version() if lab.kind == "soft" else None,
+            accelerator=lab.accelerator,
+            guest_kernel=_guest_kernel(lab),
+            left_out=decided.left_out,
+        )
+    )
+    observed = observe_module.observe(measured)
+    verdict = judge.judge(
+        plan=decided.plan,
+        expectations=decided.experiment.expectations,
+        run=measured,
+        observed=observed,
+        floor=noise.load(lab.state_dir, decided.plan.workload),
+        flights=flights,
+    )
+    verdict = judged(verdict, found.stops, t0_ns=found.t0_ns)
+    verdict = msgspec.structs.replace(verdict, left_out=decided.left_out)
+    run_dir.write_verdict(verdict)
+    # matplotlib takes a second to import, and most commands draw nothing.
+    from harness.report import run_page as report  # noqa: PLC0415
+
+    return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
+
+
+def _guest_kernel(lab: Lab) -> str | None:
+    built = image.find() if lab.kind == "soft" else None
+    return built.kernel_version if built else None

@@ -1,0 +1,116 @@
+"""The smallest part of an experiment that still fails: faults are taken away until each that is left matters. Pure.
+
+`smallest` is delta debugging (Zeller and Hildebrandt 2002, ddmin): first halves, then quarters, and so on, so that few
+runs are needed where one fault is to blame. `without` is the experiment file with some of its faults, as text: comments
+and everything else stay as they were.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Callable, Sequence
+
+from harness.experiment.metrics import METRICS, lookup
+from testbed.errors import ConfigError, UsageError
+
+__all__ = ["smallest", "without"]
+
+_HEADER = re.compile(r"^\[", re.MULTILINE)
+_FAULT, _EXPECT = "[[faults]]", "[[expect]]"
+
+
+def smallest(count: int, fails: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
+    """A subset of 0 .. count - 1 that fails, and of which no single one can be left out.
+
+    Args:
+        count: how many there are; all of them together are known to fail.
+        fails: whether a subset (ascending) does. It is asked once for each.
+    """
+    known: dict[tuple[int, ...], bool] = {}
+
+    def failing(some: tuple[int, ...]) -> bool:
+        if some not in known:
+            known[some] = fails(some)
+        return known[some]
+
+    left, parts = tuple(range(count)), 2
+    while len(left) > 1:
+        chunks = _split(left, parts)
+        rests = [tuple(one for one in left if one not in chunk) for chunk in chunks] if parts > 2 else []  # noqa: PLR2004
+        found = next((some for some in (*chunks, *rests) if failing(some)), None)
+        if found is not None:
+            parts = max(2, parts - 1) if found in rests else 2
+            left = found
+        elif parts >= len(left):
+            break
+        else:
+            parts = min(len(left), 2 * parts)
+    return () if len(left) == 1 and failing(()) else left
+
+
+def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
+    """An experiment file with only some of its faults, and without what it expects of the others.
+
+    Args:
+        source: the file.
+        ids: the names of its faults, in its order; the names that were implied are written out.
+        keep: which of them stay, ascending.
+
+    Raises:
+        UsageError: faults or expectations are not written as tables of their own (`[[faults]]`).
+    """
+    text = source.decode()
+    starts = [match.start() for match in _HEADER.finditer(text)]
+    pieces = [text[start:end] for start, end in itertools.pairwise([0, *starts, len(text)])]
+    faults = [piece for piece in pieces if piece.startswith(_FAULT)]
+    whole = tomllib.loads(text)
+    if len(faults) != len(whole.get("faults", ())) or len(ids) != len(faults):
+        raise UsageError("write each fault as a table of its own, [[faults]]: others cannot be taken away one by one")
+    stays = {ids[number] for number in keep}
+    kept, number = [], -1
+    for piece in pieces:
+        if piece.startswith(_FAULT):
+            number += 1
+            if number in keep:
+                kept.append(_named(piece, ids[number]))
+            else:
+                kept.append(_tail(piece))
+        elif piece.startswith(_EXPECT) and not _asks_only(piece, stays):
+            kept.append(_tail(piece))
+        else:
+            kept.append(piece)
+    made = "".join(kept)
+    if [one.get("id") for one in tomllib.loads(made).get("faults", ())] != [ids[number] for number in keep]:
+        raise ConfigError("the file is written in a way that its faults cannot be taken away one by one")
+    return made.encode()
+
+
+def _split(some: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    edges = [round(len(some) * part / parts) for part in range(parts + 1)]
+    return [some[low:high] for low, high in itertools.pairwise(edges) if low < high]
+
+
+def _named(piece: str, name: str) -> str:
+    if "id" in tomllib.loads(piece)["faults"][0]:
+        return piece
+    head, _, rest = piece.partition("\n")
+    return f'{head}\nid = "{name}"\n{rest}'
+
+
+def _tail(piece: str) -> str:
+    """The comments at the end of a table that is taken away: they are about the next one."""
+    body = piece.rstrip("\n").split("\n")
+    tail: list[str] = []
+    while body and (body[-1].startswith("#") or not body[-1].strip()):
+        tail.insert(0, body.pop())
+    while tail and not tail[0].strip():
+        tail.pop(0)
+    return "\n".join(tail) + "\n" if tail else ""
+
+
+def _asks_only(piece: str, ids: set[str]) -> bool:
+    """Whether what it expects can be asked of a run with these faults."""
+    metric = tomllib.loads(piece)["expect"][0].get("metric")
+    return lookup(metric, ids) is not None and (bool(ids) or not METRICS[metric].about_faults)

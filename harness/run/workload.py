@@ -1,0 +1,127 @@
+"""Starts the workload of an experiment: a collective, flows, a job that trains, infers or ranks, or a trace."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from harness.experiment.file import Experiment
+from harness.experiment.flow_words import between
+from harness.experiment.replayed import Replay, spec_of, trace_of
+from harness.experiment.workload_file import Collective, Flow, Job, duration_ns
+from testbed.errors import LabError
+from testbed.lab import Lab
+from traffic import collective, flow, inference, job, ranking, replay
+from traffic.collective import CollectiveSpec
+from traffic.entropy import ways
+from traffic.flow import FlowSpec
+from traffic.inference import InferenceSpec
+from traffic.job import JobSpec
+from traffic.ranking import RankingSpec
+from traffic.run import OnEvent, Running
+
+__all__ = ["collective_spec", "job_spec", "paths_of", "patience_s", "start"]
+
+GRACE_S = 60.0
+"""How much longer than planned a workload may take before it is ended."""
+
+
+def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None) -> Running[Any]:
+    """Start it; its progress is the lab's heartbeat. `also` is told of every event, on the workload's own thread.
+
+    Raises:
+        UsageError: the lab cannot carry it.
+        LabError: it could not be started; nothing is left running.
+    """
+    work = experiment.workload
+
+    def beat(event: dict[str, Any]) -> None:
+        lab.heartbeat()
+        also(event)
+
+    if isinstance(work, InferenceSpec):
+        return inference.start(lab, work, on_event=beat)
+    if isinstance(work, RankingSpec):
+        return ranking.start(lab, work, on_event=beat)
+    if isinstance(work, Replay):
+        return replay.start(lab, spec_of(work), trace_of(work, experiment.source, len(work.ranks)), on_event=beat)
+    if isinstance(work, Flow):
+        return flow.start_all(lab, _flows(work), on_event=beat)
+    if isinstance(work, Job):
+        return job.start(lab, job_spec(work), on_event=beat)
+    return collective.start(lab, collective_spec(work), on_event=beat)
+
+
+def _flows(work: Flow) -> list[FlowSpec]:
+    one = FlowSpec(
+        src="",
+        dst="",
+        message_bytes=work.size_bytes,
+        verb=work.flow,
+        transport=work.transport,
+        qps=work.qps,
+        spread=work.spread,
+        depth=work.depth,
+        admit=work.admit,
+        rate_bps=work.rate_bps,
+        on_s=work.on_s,
+        off_s=work.off_s,
+        latency=work.latency,
+        late_receives_ms=work.late_receives_ms,
+        check=work.check,
+        duration_s=work.duration_ns / 1e9,
+        qp=work.qp,
+    )
+    return [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
+
+
+def job_spec(work: Job) -> JobSpec:
+    """The traffic's words for it."""
+    return JobSpec(
+        grid=work.grid,
+        phases=work.phases,
+        dtype=work.dtype,
+        redop=work.op,
+        ranks=work.ranks,
+        iterations=work.iterations,
+        warmup=work.warmup,
+        compute_units=work.compute_units,
+        storage=work.storage,
+        qp=work.qp,
+    )
+
+
+def collective_spec(work: Collective) -> CollectiveSpec:
+    """The traffic's words for it."""
+    return CollectiveSpec(
+        collective=work.collective,
+        algorithm=work.algorithm,
+        dtype=work.dtype,
+        redop=work.op,
+        root=work.root,
+        skew=work.skew,
+        in_place=work.in_place,
+        ranks=work.ranks,
+        size_bytes=work.size_bytes,
+        iterations=work.iterations,
+        duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
+        compute_units=work.compute_units,
+        warmup=work.warmup,
+        qp=work.qp,
+    )
+
+
+def patience_s(experiment: Experiment, running: Running[Any]) -> float:
+    """How long it may take. Of a trace that is as long as its pauses and operations are; nobody else knows how many."""
+    work = experiment.workload
+    if isinstance(work, Replay):
+        return replay.patience_s(running, work.warmup + work.repeat)
+    length_ns = duration_ns(work)
+    return 10 * GRACE_S if length_ns is None else length_ns / 1e9 + GRACE_S
+
+
+def paths_of(lab: Lab, running: Running[Any]) -> dict[int, tuple[str, ...]]:
+    """Which way each connection goes, by index; what cannot be found out is left out of the report, not made up."""
+    with contextlib.suppress(LabError):
+        return ways(lab, running.connections)
+    return {}
