@@ -11,7 +11,17 @@ from traffic import cost, metrics, schedules
 from traffic.engine import Engines, Fabric, TrafficLab
 from traffic.flight import RankEnd
 from traffic.plan import check_qp
-from traffic.ranks import ITEM_BYTES, RanksSpec, ends_of, gpus_of, group_size, place, rank_plan, window_of
+from traffic.ranks import (
+    ITEM_BYTES,
+    RanksSpec,
+    ends_of,
+    gpus_of,
+    group_size,
+    host_group_size,
+    place,
+    rank_plan,
+    window_of,
+)
 from traffic.ranks_result import RanksResult, told
 from traffic.results import Endpoint, Window
 from traffic.run import OnEvent, Running, begin
@@ -117,9 +127,10 @@ def check(spec: CollectiveSpec) -> None:
 
 
 def _schedule(lab: Fabric, spec: CollectiveSpec, ranks: Sequence[Endpoint]) -> schedules.Schedule:
-    group = group_size(lab.topology, ranks)
-    shape = cost.shape_for(len(ranks), spec.size_bytes, group=group, root=spec.root)
     algorithm = spec.algorithm
+    # Near, to the model of `auto`, is what shares a host; ranks that share a rack talk over their RNICs too.
+    group = host_group_size(ranks) if algorithm == AUTO else group_size(lab.topology, ranks)
+    shape = cost.shape_for(len(ranks), spec.size_bytes, group=group, root=spec.root)
     if algorithm == AUTO:
         algorithm = cost.best_algorithm(spec.collective, shape, spec.size_bytes, cost.NETWORKS[lab.kind])
     elif algorithm == "hierarchical" and group == 1:

@@ -14,7 +14,8 @@ from lanes import Lanes, inputs_of
 
 from testbed import inventory
 from testbed.errors import UsageError
-from traffic import cost, job, schedules
+from traffic import collective, cost, job, schedules
+from traffic.collective import CollectiveSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.ranks import group_size, host_group_size
 from traffic.results import Endpoint
@@ -139,6 +140,29 @@ def test_auto_is_hierarchical_where_the_model_says_that_it_is_quicker(network, t
             for name in schedules.algorithms_for("all-reduce")
         }
         assert min(times, key=times.get) == "hierarchical"
+
+
+@pytest.mark.parametrize("size", [4096, 65536, 262144, 1 << 20, 16 << 20])
+@pytest.mark.parametrize("name", ["all-reduce", "all-to-all", "broadcast"])
+def test_auto_means_the_same_in_a_collective_as_in_a_job(name, size):
+    """A collective took racks for hosts, and so full-mesh where a job took what is quicker."""
+    lab = NothingStarts()
+    spec = CollectiveSpec(collective=name, size_bytes=size, iterations=1)
+    _, schedule, _ = collective.fit(lab, spec)
+    phase = JobPhase(along="dp", collective=name, size_bytes=size)
+    _, (algorithm,) = job.job_programs(JobSpec(grid=(("dp", 4),), phases=(phase,)), NETWORK)
+    assert schedule.algorithm == algorithm
+
+
+def test_what_is_near_and_what_is_far_wait_for_each_other_where_there_is_one_way():
+    """On a soft lab, however ranks are grouped; where there are two ways, both are used at once."""
+    shape = cost.shape_for(4, 1 << 20, group=2)
+    schedule = schedules.build("all-reduce", "full-mesh", shape)
+    alike, two = (
+        [cost.predict_ns(schedule, 1 << 20, network, group=group) for group in (1, 2)] for network in (NETWORK, RACK)
+    )
+    assert alike[0] == alike[1]
+    assert two[1] < two[0]
 
 
 @pytest.mark.parametrize(("kind", "alike"), [("rack", True), ("soft", False)])
