@@ -107,7 +107,10 @@ class Cabling:
         for side, task in enumerate((link.cable.src, link.cable.dst)):
             # Not 0, another one for every end and every rebuild: a packet of the QP before does not fit in.
             psn = (generation << 20 | link.cable.index << 12 | side << 11 | 0x100) & 0xFFFFFF
-            self._tell(task, link, {"do": "qp", "psn": psn})
+            self._tell(task, link, {"do": "qp", "psn": psn, "flow_label": self._label(link)})
+
+    def _label(self, link: _Link) -> int:
+        return link.cable.flow_label or self._tasks[link.cable.src].spec.get("qp", {}).get("flow_label", 0)
 
     def _tell(self, task: str, link: _Link, message: dict[str, Any]) -> None:
         message |= {"task": task, "conn": link.cable.index, "generation": link.generation}
@@ -227,6 +230,6 @@ class Cabling:
             sq_psn=here["psn"],
             rq_psn=there["psn"],
             generation=link.generation,
-            flow_label=spec.get("qp", {}).get("flow_label", 0),
+            flow_label=self._label(link),
             transport=spec.get("transport", "rc"),
         )

@@ -5,6 +5,7 @@ Several flows make a traffic matrix (`traffic.matrix`: incast, permutation and s
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from traffic.flow_spec import (
     FlowSpec,
     check,
     check_on,
+    is_probe,
     shape,
 )
 from traffic.plan import Cable, Plan, TaskPlan
@@ -145,7 +147,7 @@ def engine_spec(spec: FlowSpec) -> dict[str, Any]:
 
 def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, TaskPlan]:
     check(spec)
-    check_on(lab.kind, transport=spec.transport, qp=spec.qp)
+    check_on(lab.kind, transport=spec.transport, qp=spec.qp, entropy=spec.entropy)
     src, dst = endpoint(lab.topology, spec.src), endpoint(lab.topology, spec.dst)
     if src == dst:
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
@@ -185,6 +187,7 @@ def _gpu_at(topology: Topology, end: Endpoint) -> dict[str, Any]:
 def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Sequence[str]) -> Plan:
     tasks: list[TaskPlan] = []
     cables: list[Cable] = []
+    turns = itertools.count()
     admits = {(spec.dst, spec.admit) for spec in specs if spec.admit}
     if len({dst for dst, _ in admits}) < len(admits):
         raise UsageError("all admitted flows to an RNIC must have the same number of grants")
@@ -192,7 +195,8 @@ def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Seque
         ends = _tasks(lab, spec, suffix)
         tasks += ends
         for _ in range(spec.qps):
-            cables.append(Cable(index=len(cables), src=ends[0].name, dst=ends[1].name))
+            label = (spec.qp.flow_label or 1) + next(turns) % spec.entropy if spec.entropy else 0
+            cables.append(Cable(index=len(cables), src=ends[0].name, dst=ends[1].name, flow_label=label))
     return Plan(
         what=what,
         tasks=tuple(tasks),
@@ -217,7 +221,8 @@ def start(lab: TrafficLab, spec: FlowSpec, on_event: OnEvent | None = None) -> R
 class FlowsResult:
     """Several flows that ran at once and are over.
 
-    `goodput_bps` is the sum of the flows', `jain_index` how even they are (1: all alike; 1/n: one has all).
+    `goodput_bps` is the sum of the flows', `jain_index` how even those are that are no probes (1: all alike; 1/n: one
+    has all).
     """
 
     outcome: Outcome
@@ -282,13 +287,14 @@ def start_all(
 
     def finish(running: Running[FlowsResult]) -> FlowsResult:
         flows = tuple(_finish(running, *pair) for pair in zip(specs, suffixes, strict=True))
+        bulk = [flow for flow in flows if not is_probe(flow.spec)] or flows
         wrong = [flow for flow in flows if flow.wrong_bytes]
         return FlowsResult(
             outcome="failed" if wrong else running.outcome,
             where=running.failure or (wrong[0].where if wrong else None),
             flows=flows,
             goodput_bps=sum(flow.goodput_bps for flow in flows),
-            jain_index=metrics.jain_index([flow.goodput_bps for flow in flows]),
+            jain_index=metrics.jain_index([flow.goodput_bps for flow in bulk]),
         )
 
     return begin(lab, plan, finish, on_event, engines)

@@ -17,6 +17,7 @@ __all__ = [
     "FlowSpec",
     "check",
     "check_on",
+    "is_probe",
     "shape",
 ]
 
@@ -31,6 +32,7 @@ MAX_CHECKED_BYTES = 256 << 20
 ATOMIC_BYTES = 8
 
 MAX_QPS = 64
+MAX_ENTROPY = 4096
 MAX_MESSAGE_BYTES = 1 << 30
 CHAIN_BYTES = 256 * 1024
 MAX_CHAIN = 32
@@ -52,6 +54,10 @@ class FlowSpec:
     acknowledged, sent again or held back: what came is counted by the receiver.
 
     With `echo` every datagram is answered by a process at the other end, and both ends keep its times (`traffic.rtt`).
+
+    With `entropy` the QPs of all such flows of a plan share so many flow labels, by turns, and with them UDP source
+    ports: a low-entropy set, as training makes them, which ECMP cannot spread any wider. 0: each has the port that
+    its QPNs give it. Labels count up from `qp.flow_label`, or 1.
 
     With `admit`, all flows to an RNIC that have it send a chain when its host grants them one, and at most `admit` of
     those are under way (`traffic.node.admission`).
@@ -81,6 +87,7 @@ class FlowSpec:
     transport: str = "rc"
     qps: int = 1
     spread: str = "each"
+    entropy: int = 0
     admit: int = 0
     memory: str = "host"
     rate_bps: float = 0.0
@@ -100,6 +107,11 @@ class FlowSpec:
     stall_deadline_s: float = 60.0
 
 
+def is_probe(spec: FlowSpec) -> bool:
+    """Whether it is there for its times, not to move anything."""
+    return spec.latency and spec.depth == 1
+
+
 def check(spec: FlowSpec) -> None:
     """Refuse what cannot be meant.
 
@@ -115,24 +127,18 @@ def check(spec: FlowSpec) -> None:
         raise UsageError(f"an atomic has {ATOMIC_BYTES} bytes, got {spec.message_bytes}")
     if not 0 < spec.message_bytes <= MAX_MESSAGE_BYTES:
         raise UsageError(f"message size must be 1 byte to {MAX_MESSAGE_BYTES} bytes, got {spec.message_bytes}")
-    if not 1 <= spec.qps <= MAX_QPS:
-        raise UsageError(f"a flow has 1 to {MAX_QPS} QPs, got {spec.qps}")
     if (spec.duration_s is None) == (spec.messages is None):
         raise UsageError("give a flow either a duration or a number of messages")
     if spec.duration_s is not None and spec.duration_s <= 0:
         raise UsageError(f"a flow's duration must be above 0 s, got {spec.duration_s:g} s")
-    if spec.messages is not None and spec.messages < spec.qps:
-        raise UsageError(f"{spec.messages} messages cannot be spread over {spec.qps} QPs")
-    if spec.depth < 0 or spec.chain < 0 or (spec.depth and spec.chain > spec.depth):
-        raise UsageError(f"chain ({spec.chain}) cannot be longer than depth ({spec.depth}), nor either be negative")
-    check_qp(spec.qp)
+    _check_qps(spec)
     _check_memory(spec)
     _check_pace(spec)
     _check_late(spec)
     _check_check(spec)
 
 
-def check_on(lab_kind: str, *, transport: str, qp: QpParams) -> None:
+def check_on(lab_kind: str, *, transport: str, qp: QpParams, entropy: int = 0) -> None:
     """Refuse what queue pairs of this transport cannot do on this kind of lab (soft, rack).
 
     The flow label of a datagram's address handle is its UDP source port on mlx5 (Linux 6.12, mlx5_ah_get_udp_sport in
@@ -143,10 +149,11 @@ def check_on(lab_kind: str, *, transport: str, qp: QpParams) -> None:
     Raises:
         UsageError: in one sentence.
     """
-    if lab_kind == "soft" and transport == "ud" and qp.flow_label:
+    asked = f"flow_label={qp.flow_label}" if qp.flow_label else f"entropy {entropy}" if entropy else None
+    if lab_kind == "soft" and transport == "ud" and asked:
         raise UsageError(
             "soft RoCE sends datagrams (ud) from the UDP source port that their queue pair was made with, and looks at "
-            f"no flow label: flow_label={qp.flow_label} is for rc and uc here; take more qps for more ways"
+            f"no flow label: {asked} is for rc and uc here; take more qps for more ways"
         )
 
 
@@ -169,6 +176,18 @@ def _check_transport(spec: FlowSpec) -> None:
         raise UsageError(f"a datagram has at most the MTU of {spec.qp.mtu} bytes, got {spec.message_bytes}")
     if spec.latency or spec.spread == "split":
         raise UsageError(f"over {spec.transport} nobody knows when a message has come, nor which parts are of one")
+
+
+def _check_qps(spec: FlowSpec) -> None:
+    if not 1 <= spec.qps <= MAX_QPS:
+        raise UsageError(f"a flow has 1 to {MAX_QPS} QPs, got {spec.qps}")
+    if spec.messages is not None and spec.messages < spec.qps:
+        raise UsageError(f"{spec.messages} messages cannot be spread over {spec.qps} QPs")
+    if spec.depth < 0 or spec.chain < 0 or (spec.depth and spec.chain > spec.depth):
+        raise UsageError(f"chain ({spec.chain}) cannot be longer than depth ({spec.depth}), nor either be negative")
+    if not 0 <= spec.entropy <= MAX_ENTROPY:
+        raise UsageError(f"QPs can share 1 to {MAX_ENTROPY} source ports (0: each its own), got entropy {spec.entropy}")
+    check_qp(spec.qp)
 
 
 def _check_memory(spec: FlowSpec) -> None:

@@ -69,11 +69,15 @@ class TaskPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cable:
-    """A connection to make: number and the names of the tasks at its ends; data goes from `src` to `dst`."""
+    """A connection to make: number and the names of the tasks at its ends; data goes from `src` to `dst`.
+
+    `flow_label` is that of its address handles; 0: that of its task's QPs.
+    """
 
     index: int
     src: str
     dst: str
+    flow_label: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

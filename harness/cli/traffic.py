@@ -92,6 +92,12 @@ def traffic() -> None:
 @click.option("--size", default="64KiB", show_default=True, help="Message size; an atomic has 8B.")
 @click.option("--qps", default=1, show_default=True, type=click.IntRange(1), help="Queue pairs of a flow.")
 @click.option("--spread", default="each", show_default=True, type=click.Choice(SPREADS), help="Of messages over QPs.")
+@click.option(
+    "--entropy",
+    default=0,
+    type=click.IntRange(0),
+    help="A low-entropy set: all QPs share so many UDP source ports; 0: each has its own.",
+)
 @click.option("--depth", default=0, type=click.IntRange(0), help="Outstanding messages a QP; 0 chooses by size.")
 @click.option("--admit", default=0, type=click.IntRange(0), help="Receivers grant so many chains; 0: none do.")
 @click.option("--rate", default=0.0, type=click.FloatRange(0), help="Payload, Mb/s a flow; 0: all it can.")
@@ -148,7 +154,7 @@ def flow(
     specs = flow_specs(chosen, **options)
     for spec in specs:
         flow_module.check(spec)
-        flow_module.check_on(inventory.kind, transport=spec.transport, qp=spec.qp)
+        flow_module.check_on(inventory.kind, transport=spec.transport, qp=spec.qp, entropy=spec.entropy)
         check_names(inventory.topology, (spec.src, spec.dst))
     hosts = sorted({name.partition(":")[0] for pair in chosen for name in pair})
     why = f"traffic flow {pattern or ' '.join(chosen[0])}"

@@ -64,7 +64,7 @@ class Flow:
     """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
 
     `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flow.FlowSpec`, and so are
-    `transport` to `latency`. With a `probe` each has a flow of small timed writes beside it
+    `transport` to `check`. With a `probe` each has a flow of small timed writes beside it
     (`harness.experiment.flow_words`).
     With a `pattern` (`traffic.matrix`) there are several alike, between `pairs` that `harness.run.fit` finds; `src` and
     `dst` are empty then.
@@ -81,6 +81,7 @@ class Flow:
     depth: int
     duration_ns: int
     transport: str = "rc"
+    entropy: int = 0
     admit: int = 0
     rate_bps: float = 0.0
     on_s: float = 0.0
@@ -197,6 +198,7 @@ class _FlowFile(Section, frozen=True, kw_only=True):
     qps: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     depth: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 16
     transport: str = "rc"
+    entropy: Annotated[int, msgspec.Meta(ge=0)] = 0
     admit: Annotated[int, msgspec.Meta(ge=0)] = 0
     rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     on: str | None = None
@@ -268,6 +270,7 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         qps=flow.qps,
         spread=flow.spread,
         depth=flow.depth,
+        entropy=flow.entropy,
         admit=flow.admit,
         rate=flow.rate,
         on=flow.on,
@@ -293,6 +296,7 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         depth=spec.depth,
         duration_ns=parse_duration_ns(flow.duration),
         transport=spec.transport,
+        entropy=spec.entropy,
         admit=spec.admit,
         rate_bps=spec.rate_bps,
         on_s=spec.on_s,

@@ -128,7 +128,7 @@ def _fit_replay(experiment: Experiment, work: Replay, lab_kind: Literal["soft", 
 
 def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: Literal["soft", "rack"]) -> Flow:
     try:
-        check_on(lab_kind, transport=flow.transport, qp=flow.qp)
+        check_on(lab_kind, transport=flow.transport, qp=flow.qp, entropy=flow.entropy)
     except UsageError as error:
         raise _error(experiment, "workload.qp", str(error)) from error
     if flow.pattern is not None:

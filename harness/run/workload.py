@@ -62,6 +62,7 @@ def _flows(work: Flow) -> list[FlowSpec]:
         qps=work.qps,
         spread=work.spread,
         depth=work.depth,
+        entropy=work.entropy,
         admit=work.admit,
         rate_bps=work.rate_bps,
         on_s=work.on_s,

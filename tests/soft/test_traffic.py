@@ -255,6 +255,7 @@ def test_packets_go_by_the_udp_source_ports_that_are_predicted(lab, subtests):
     asked = {"src": src, "dst": dst, "verb": "send", "message_bytes": 512, "messages": 40, "qps": 4, "rate_bps": 1e6}
     kinds = (("rc", 0), ("rc", 77), ("uc", 0), ("uc", 78), ("ud", 0))
     specs = [FlowSpec(**asked, transport=name, qp=QpParams(timeout=18, flow_label=label)) for name, label in kinds]
+    specs.append(FlowSpec(**asked, entropy=2, qp=QpParams(timeout=18)))
     with capture.start(lab, [src]) as running:
         result = flow.start_all(lab, specs).wait(60.0)
         seen = decode(running.stop().frames)
@@ -262,6 +263,8 @@ def test_packets_go_by_the_udp_source_ports_that_are_predicted(lab, subtests):
         with subtests.test(transport=one.transport, flow_label=one.flow_label, lqpn=one.lqpn, rqpn=one.rqpn):
             own = (seen.src == seen.addresses.index(one.src_ip)) & (seen.dqpn == one.rqpn)
             assert set(seen.sport[own].tolist()) == {sport_of(one)}
+    assert sorted(one.flow_label for one in result.flows[-1].connections) == [1, 1, 2, 2]
+    assert len({sport_of(one) for one in result.flows[-1].connections}) == 2
 
 
 def test_late_receives_are_met_as_receivers_that_are_not_ready(lab, subtests):

@@ -25,6 +25,7 @@ class Engine:
         self.out = queue.Queue()
         self.qpn = 16
         self.generation = -1
+        self.labels = []
         self.ended = False
 
     def emit(self, event, **fields):
@@ -48,8 +49,9 @@ class Engine:
     def do_task(self, task, **_):
         self.emit("task", task=task)
 
-    def do_qp(self, task, conn, generation, psn):
+    def do_qp(self, task, conn, generation, psn, flow_label):
         self.qpn += 1
+        self.labels.append(flow_label)
         self.generation = generation
         self.emit("qp", task=task, conn=conn, generation=generation, end={"qpn": self.qpn, "psn": psn})
 

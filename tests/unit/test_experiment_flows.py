@@ -56,6 +56,7 @@ flow_words = st.fixed_dictionaries(
         "qps": st.integers(1, 4),
         "spread": st.sampled_from(SPREADS),
         "depth": st.integers(0, 64),
+        "entropy": st.integers(0, 2),
         "admit": st.integers(0, 2),
         "rate": st.floats(0, 1000),
         "on": st.sampled_from([None, "20ms", "1.5s"]),

@@ -51,6 +51,17 @@ def test_a_connection_says_by_what_its_port_is_chosen(transport, label):
         running.abort("it has been seen")
 
 
+@pytest.mark.parametrize(("base", "labels"), [(0, [1, 2, 3, 1]), (9, [9, 10, 11, 9])])
+def test_a_low_entropy_set_shares_its_flow_labels_by_turns(base, labels):
+    """Each engine is told the label of each of its QPs, and the connections say it."""
+    lab = Lab(lambda engine: engine.done())
+    with lab.start(qps=4, entropy=3, qp=QpParams(flow_label=base)) as running:
+        assert [one.flow_label for one in running.connections] == labels
+        running.abort("it has been seen")
+    for engine in lab.engines:
+        assert engine.labels == labels
+
+
 def test_a_lost_qp_is_rebuilt_and_reported():
     running = Lab(lambda engine: engine.error()).start()
     result = running.wait(10)

@@ -48,6 +48,7 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
         ({"verb": "push"}, 'no verb "push"; there is write, send, read, atomic'),
         ({"verb": "atomic"}, "an atomic has 8 bytes, got 65536"),
         ({"spread": "spray"}, 'no way "spray"'),
+        ({"entropy": -1}, "share 1 to 4096 source ports"),
         ({"spread": "split", "qps": 3}, "cannot be split evenly over 3 QPs"),
         ({"rate_bps": -1.0}, "cannot be negative"),
         ({"on_s": 1.0}, "both, an on time and an off time"),

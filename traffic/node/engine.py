@@ -187,7 +187,8 @@ class Engine:
             self.by_qpn.pop((task.rnic.name, conn.rc.qpn), None)
             conn.rc.close()
         sends, receives = task.capacity(conn)
-        conn.rc = task.make_qp(sends=sends, receives=receives, psn=request["psn"])
+        params = {**task.spec["qp"], "flow_label": request["flow_label"]}
+        conn.rc = task.make_qp(sends=sends, receives=receives, psn=request["psn"], params=params)
         conn.generation = request["generation"]
         conn.state = "ready"
         self.by_qpn[task.rnic.name, conn.rc.qpn] = conn

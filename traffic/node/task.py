@@ -65,9 +65,9 @@ class Task:
         """What the peer has to know besides the QP: memory, and where to resume."""
         raise NotImplementedError
 
-    def make_qp(self, **size: Any) -> Rc:
-        """A QP of so many `sends` and `receives`, that sends from `psn` on."""
-        return Rc(self.rnic, **size, params=self.spec["qp"])
+    def make_qp(self, **wanted: Any) -> Rc:
+        """A QP of so many `sends` and `receives`, that sends from `psn` on, with `params`."""
+        return Rc(self.rnic, **wanted)
 
     def joined(self, conn: Conn) -> None:
         """The QP is in RTS: post receives. The peer may not be there yet."""

@@ -78,8 +78,8 @@ class UnreliableSender(FlowSender):
         if self.verb == "write":
             self.verb = "write-imm"
 
-    def make_qp(self, **size: Any) -> Rc:
-        return self.transport(self.rnic, **size, params=self.spec["qp"])
+    def make_qp(self, **wanted: Any) -> Rc:
+        return self.transport(self.rnic, **wanted)
 
     def joined(self, conn: Conn) -> None:
         super().joined(conn)
@@ -102,8 +102,8 @@ class UnreliableReceiver(FlowReceiver):
         self.started_ns = self.last_ns = 0
         self.stopping_ns: int | None = None
 
-    def make_qp(self, **size: Any) -> Rc:
-        return self.transport(self.rnic, **size, params=self.spec["qp"])
+    def make_qp(self, **wanted: Any) -> Rc:
+        return self.transport(self.rnic, **wanted)
 
     def joined(self, conn: Conn) -> None:
         self.counts.setdefault(conn.number, [0, 0, 0])
