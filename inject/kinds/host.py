@@ -32,7 +32,6 @@ _REBOOT = described(
     must_not_move="rxe send_err of the other hosts",
     reversible=False,
     colour="#6a040f",
-    tried=(),
 )
 
 _STEAL = described(

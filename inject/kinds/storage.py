@@ -50,7 +50,6 @@ _BURST = described(
     must_not_move="rxe send_err",
     reversible=True,
     colour="#a68a64",
-    tried=(),
 )
 
 KINDS = (_SLOW, _STALL, _BURST)
