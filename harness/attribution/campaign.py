@@ -56,6 +56,7 @@ _ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
     ("switch.bgp-reset", "switch", {}),
     ("switch.reboot", "switch", {}),
     ("switch.withdraw", "rtsw", {}),  # the others announce nothing that a job talks to
+    ("congestion.late-receives", "host", {"late": (20, 80)}),
 )
 """Kinds that a job must not notice (clock-step, disk-full, drain, hash-policy, freeze) leave nothing to attribute."""
 
