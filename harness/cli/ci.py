@@ -52,7 +52,7 @@ def summary(
         preflight=step_summary.read_preflight(preflight) if preflight else [],
     )
     if to is None:
-        session.out.print(page, end="", markup=False, soft_wrap=True)
+        session.out.print(page, end="", soft_wrap=True)
         return
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.open("a", encoding="utf-8") as file:

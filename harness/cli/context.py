@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from testbed import dirty, shipped
 from testbed import inventory as inventory_module
@@ -21,18 +22,22 @@ from testbed.holding import hold
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 
-__all__ = ["Session", "json_option", "pass_session"]
+__all__ = ["Session", "json_option", "pass_session", "styled"]
 
-_Rows = Sequence[Sequence[str]]
+_Rows = Sequence[Sequence[str | Text]]
 
 
 class Session:
-    """One call of the command line."""
+    """One call of the command line.
+
+    `out` and `err` show a string as it is, whatever it has in brackets: it may come from a file, a node or a person.
+    What is to have a colour is given one as a `rich.text.Text`: `styled`, or `Text.assemble` for a part of a line.
+    """
 
     def __init__(self, lab: Path | None) -> None:
         self._lab = lab
-        self.out = Console(highlight=False)
-        self.err = Console(stderr=True, highlight=False)
+        self.out = _console()
+        self.err = _console(stderr=True)
 
     def inventory(self) -> Inventory:
         """The lab that `--lab` or FAULTBED_LAB names; default `inventory/soft.yml`."""
@@ -65,16 +70,17 @@ class Session:
 
         def line(text: str) -> None:
             also()
-            self.err.print(f"[dim]{time.monotonic() - started:6.1f} s[/dim]  {_escape(text)}", soft_wrap=True)
+            at = f"{time.monotonic() - started:6.1f} s"
+            self.err.print(Text.assemble((at, "dim"), f"  {text}"), soft_wrap=True)
 
         if not self.err.is_terminal:
             yield line
             return
-        with self.err.status("working") as status:
+        with self.err.status(Text("working")) as status:  # of a str it would read markup, whatever its console does
 
             def both(text: str) -> None:
                 line(text)
-                status.update(_escape(text))
+                status.update(Text(text))
 
             yield both
 
@@ -92,7 +98,7 @@ class Session:
         if self.out.is_terminal:
             self.out.print(table)
         else:
-            Console(width=200, highlight=False).print(table)
+            _console(width=200).print(table)
 
 
 def _relative(path: Path) -> Path:
@@ -102,8 +108,13 @@ def _relative(path: Path) -> Path:
     return path
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+def styled(text: str, style: str) -> Text:
+    """A cell or a line in one style."""
+    return Text(text, style=style)
+
+
+def _console(**options: Any) -> Console:
+    return Console(markup=False, emoji=False, highlight=False, **options)
 
 
 def _plain(value: Any) -> Any:

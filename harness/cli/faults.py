@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session
+from harness.cli.context import Session, json_option, pass_session, styled
 from harness.quantities import parse_duration_ns
 from harness.verdict import ExitCode
 from inject import blast, catalogue, document, safety
@@ -148,7 +149,7 @@ def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
     reverted = sum(not is_foreign(line) for line in done)
     session.out.print("nothing to heal" if not reverted else f"{reverted} reverted")
     if left:
-        session.out.print("[red]DIRTY[/red] still; `faultbed reset` goes back to the snapshot")
+        session.out.print(Text.assemble(("DIRTY", "red"), " still; `faultbed reset` goes back to the snapshot"))
         for line in left:
             session.out.print(f"  {line}", soft_wrap=True)
 
@@ -179,7 +180,7 @@ def parse_duration(text: str) -> float:
 
 
 def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
-    session.out.print(f"[bold]{kind.name}[/bold]  {kind.summary}")
+    session.out.print(Text.assemble((kind.name, "bold"), f"  {kind.summary}"))
     session.out.print(f"  targets: {', '.join(kind.targets)}; {kind.worth}", soft_wrap=True)
     session.out.print(f"  armed when: {kind.armed_by}", soft_wrap=True)
     if kind.on_rack:
@@ -208,7 +209,7 @@ def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, 
     try:
         _refuse(planned, inventory, confirmed)
     except safety.Forbidden as reason:
-        session.err.print(f"would be refused: {reason}", soft_wrap=True, markup=False)
+        session.err.print(f"would be refused: {reason}", soft_wrap=True)
 
 
 def _mark_abandoned(session: Session, lab: Lab, before: fingerprint.Fingerprint, faults: tuple[str, ...]) -> None:
@@ -270,8 +271,10 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
         session.json(planned.to_json())
         return
     session.out.print(
-        f"[bold]{planned.kind}[/bold] on {planned.target.text} for {planned.for_s:g} s ({planned.fidelity}); "
-        "nothing is done yet"
+        Text.assemble(
+            (planned.kind, "bold"),
+            f" on {planned.target.text} for {planned.for_s:g} s ({planned.fidelity}); nothing is done yet",
+        )
     )
     session.table(("do", "revert"), [(step.do, step.undo) for step in planned.steps])
     for line in _looks(planned):
@@ -310,9 +313,10 @@ def _show_receipt(session: Session, receipt: Receipt, left: list[str], *, as_jso
     ]
     session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
     for doubt in receipt.doubts:
-        session.out.print(f"[yellow]not proved[/yellow]: {doubt}", soft_wrap=True)
+        session.out.print(Text.assemble(("not proved", "yellow"), f": {doubt}"), soft_wrap=True)
     if left:
-        session.out.print("[red]DIRTY[/red]: the lab is not as it was; `faultbed heal`, or `faultbed reset`")
+        said = ": the lab is not as it was; `faultbed heal`, or `faultbed reset`"
+        session.out.print(Text.assemble(("DIRTY", "red"), said))
         for line in left:
             session.out.print(f"  {line}", soft_wrap=True)
 
@@ -321,8 +325,8 @@ def _of(fired: Fired) -> str:
     return "" if fired.passed is None else f", of {fired.passed} packets"
 
 
-def _yes(flag: bool) -> str:  # noqa: FBT001 (one word from one flag)
-    return "[green]yes[/green]" if flag else "[red]no[/red]"
+def _yes(flag: bool) -> Text:  # noqa: FBT001 (one word from one flag)
+    return styled("yes", "green") if flag else styled("no", "red")
 
 
 def _short(values: Any) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 import msgspec
+from rich.text import Text
 
 from harness.analysis import noise as noise_module
-from harness.cli.context import Session, json_option, pass_session
+from harness.cli.context import Session, json_option, pass_session, styled
 from harness.experiment.metrics import METRICS
 from harness.record.rundir import RunDir, open_run
 from harness.report import history as history_module
@@ -85,7 +86,7 @@ def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
     marked = {one.run for one in worse}
     rows = [
         (
-            "[red]▼[/red]" if one.name in marked else "",
+            styled("▼", "red") if one.name in marked else "",
             one.name,
             one.verdict,
             *(
@@ -98,7 +99,7 @@ def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
     ]
     session.table(("", "run", "verdict", "jct_ratio", "recovery.total", "dip", "iterations", "version"), rows)
     for one in worse:
-        session.out.print(f"[red]▼[/red] {one.run}: {one.metric} {one.words}", soft_wrap=True)
+        session.out.print(Text.assemble(("▼", "red"), f" {one.run}: {one.metric} {one.words}"), soft_wrap=True)
 
 
 PAIR = 2
@@ -127,13 +128,14 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
                 summary.format_value(row.b, row.unit),
                 "" if row.ratio is None else f"{row.ratio:.3f}",
                 "" if row.interval is None else f"{row.interval.low:.3f}..{row.interval.high:.3f}",
-                f"[{colours[row.says]}]{row.says}[/]" if row.says in colours else row.says,
+                styled(row.says, colours.get(row.says, "")),
             )
             for row in rows
         ],
     )
     for line in apart:
-        session.out.print(f"[yellow]A and B differ in more than one thing:[/yellow] {line}", soft_wrap=True)
+        said = Text.assemble(("A and B differ in more than one thing:", "yellow"), f" {line}")
+        session.out.print(said, soft_wrap=True)
     if floor is None:
         session.out.print(
             "no noise floor is kept for this lab and workload: what runs differ by anyhow is not in these"

@@ -9,8 +9,9 @@ import sys
 from typing import NoReturn
 
 import click
+from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session
+from harness.cli.context import Session, json_option, pass_session, styled
 from harness.cli.sharing import entries_of, show_entries, to_json
 from harness.verdict import ExitCode
 from testbed import dirty, rackstatus
@@ -36,11 +37,12 @@ def doctor(session: Session, *, as_json: bool) -> int:
     if as_json:
         session.json([dataclasses.asdict(finding) for finding in findings])
     else:
-        marks = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
-        session.table(("", "what", "found"), [(marks[x.state], x.what, x.found) for x in findings])
+        colours = {"ok": "green", "note": "yellow", "bad": "red"}
+        rows = [(styled(x.state, colours[x.state]), x.what, x.found) for x in findings]
+        session.table(("", "what", "found"), rows)
         for finding in findings:
             if finding.advice:
-                session.out.print(f"  [bold]{finding.what}[/bold]: {finding.advice}")
+                session.out.print(Text.assemble("  ", (finding.what, "bold"), f": {finding.advice}"))
     return ExitCode.ERROR if any(finding.state == "bad" for finding in findings) else ExitCode.PASS
 
 
@@ -60,7 +62,7 @@ def up(session: Session, *, fresh: bool) -> None:
         session.progress(also=holding.heartbeat) as progress,
     ):
         how = lifecycle.up(inventory, progress, fresh=fresh)
-    session.err.print(f"[green]{inventory.name}[/green] is up ({how}): `faultbed status` shows it")
+    session.err.print(Text.assemble((inventory.name, "green"), f" is up ({how}): `faultbed status` shows it"))
 
 
 @click.command()
@@ -82,12 +84,13 @@ def status(session: Session, *, as_json: bool) -> int:
         told = {"dirty": marked, "reservations": [to_json(entry, now_s) for entry in entries]}
         session.json({**dataclasses.asdict(now), **told})
     else:
-        session.out.print(
-            f"[bold]{now.name}[/bold]: {now.state}"
+        said = (
+            f": {now.state}"
             + (f", {now.accelerator}" if now.accelerator else "")
             + (", snapshot" if now.snapshot else "")
             + f"; {_size(inventory.topology)}"
         )
+        session.out.print(Text.assemble((now.name, "bold"), said))
         rows = [
             (x.name, "alive" if x.alive else "dead", "answers" if x.ssh else "silent", f"127.0.0.1:{x.ssh_port or '-'}")
             for x in now.vms
@@ -96,7 +99,7 @@ def status(session: Session, *, as_json: bool) -> int:
         if rows:
             session.table(("VM", "process", "SSH", "at"), rows)
         for sentence in lifecycle.panics(inventory):
-            session.out.print(f"[red]{sentence}[/red]")
+            session.out.print(styled(sentence, "red"))
         _show_dirty(session, marked)
         show_entries(session, entries, now_s)
     return ExitCode.PASS if now.state == "up" else ExitCode.ERROR
@@ -115,12 +118,13 @@ def _rack_status(session: Session, inventory: Inventory, *, as_json: bool) -> in
         told = None if unread else [to_json(entry, now_s) for entry in entries]
         session.json({**dataclasses.asdict(now), "reservations": told, "reservations_unread": unread})
     else:
-        session.out.print(f"[bold]{now.name}[/bold]: {now.state}; {_size(inventory.topology)}", soft_wrap=True)
+        said = f": {now.state}; {_size(inventory.topology)}"
+        session.out.print(Text.assemble((now.name, "bold"), said), soft_wrap=True)
         rows = [(x.name, x.role, "answers" if x.ssh else "silent", x.at, x.why or "") for x in now.machines]
         session.table(("machine", "is a", "SSH", "at", "in the way"), rows)
         _show_dirty(session, now.dirty)
         if unread:
-            session.out.print(f"[red]who holds what is not known[/red]: {unread}", soft_wrap=True)
+            session.out.print(Text.assemble(("who holds what is not known", "red"), f": {unread}"), soft_wrap=True)
         show_entries(session, entries, now_s)
     return ExitCode.PASS if now.state == "up" and unread is None else ExitCode.ERROR
 
@@ -134,9 +138,10 @@ def _size(topology: Topology) -> str:
 
 def _show_dirty(session: Session, reasons: tuple[str, ...]) -> None:
     if reasons:
-        session.out.print("[red]DIRTY[/red]: it refuses work until `faultbed heal` has reverted this:")
+        said = ": it refuses work until `faultbed heal` has reverted this:"
+        session.out.print(Text.assemble(("DIRTY", "red"), said))
     for reason in reasons:
-        session.out.print(f"  {reason}", soft_wrap=True, markup=False)
+        session.out.print(f"  {reason}", soft_wrap=True)
 
 
 @click.command()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 import msgspec
+from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session
+from harness.cli.context import Session, json_option, pass_session, styled
 from harness.packets.analysis import Analysis, FlowReport, analyse
 from harness.packets.evidence import CAPTURE
 from harness.quantities import format_duration
@@ -57,11 +58,10 @@ def _show(session: Session, analysis: Analysis) -> None:
             session.out.print(f"... and {len(told) - _TOLD} more; --json has them")
     for flow in analysis.flows:
         for one in flow.violations[:_TOLD]:
-            session.out.print(
-                f"[red]{one.rule}[/red] frame {one.frame}, {_name(flow)}, PSN {one.psn}: {one.detail}", soft_wrap=True
-            )
+            said = f" frame {one.frame}, {_name(flow)}, PSN {one.psn}: {one.detail}"
+            session.out.print(Text.assemble((one.rule, "red"), said), soft_wrap=True)
     if not analysis.violations:
-        session.out.print("[green]no rule of go-back-N is broken[/green]")
+        session.out.print(styled("no rule of go-back-N is broken", "green"))
 
 
 def _name(flow: FlowReport) -> str:

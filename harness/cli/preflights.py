@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session
+from harness.cli.context import Session, json_option, pass_session, styled
 from harness.run import preflight as preflight_module
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
@@ -105,12 +106,12 @@ def _show(session: Session, found: preflight_module.Preflight) -> None:
     bad, unseen = {wrong.check for wrong in found.wrong}, {one.check for one in found.not_looked}
     nothing = [one for one in dict.fromkeys(one.check for one in found.not_looked) if one not in found.checked]
     marks = [(_mark(name, bad, unseen), name) for name in found.checked]
-    session.table(("", "check"), [*marks, *(("[yellow]not looked at[/yellow]", name) for name in nothing)])
+    session.table(("", "check"), [*marks, *((styled("not looked at", "yellow"), name) for name in nothing)])
     if found.wrong:
         rows = [(wrong.check, wrong.where, wrong.found, wrong.wanted) for wrong in found.wrong]
         session.table(("check", "where", "found", "right is"), rows)
         for name, do in dict.fromkeys((wrong.check, wrong.do) for wrong in found.wrong):
-            session.out.print(f"  [bold]{name}[/bold]: {do}", soft_wrap=True)
+            session.out.print(Text.assemble("  ", (name, "bold"), f": {do}"), soft_wrap=True)
     if found.burnin is not None:
         for kind in dict.fromkeys(pair.kind for pair in found.burnin.pairs):
             pairs = [pair for pair in found.burnin.pairs if pair.kind == kind]
@@ -120,16 +121,16 @@ def _show(session: Session, found: preflight_module.Preflight) -> None:
                 session.out.print(f"{kind}: {told}")
     _show_not_looked(session, found)
     for one in found.leave_out:
-        session.out.print(f"leave out [bold]{one.host}[/bold]: {one.why}", soft_wrap=True)
+        session.out.print(Text.assemble("leave out ", (one.host, "bold"), f": {one.why}"), soft_wrap=True)
     told = f", {len(nothing)} not looked at" if nothing else ""
     session.out.print(f"{found.lab}: {len(found.wrong) or 'nothing'} wrong in {len(found.checked)} checks{told}")
 
 
-def _mark(name: str, bad: set[str], unseen: set[str]) -> str:
+def _mark(name: str, bad: set[str], unseen: set[str]) -> Text:
     """Wrong outranks all; what was looked at in part is never plainly right."""
     if name in bad:
-        return "[red]wrong[/red]"
-    return "[yellow]in part[/yellow]" if name in unseen else "[green]right[/green]"
+        return styled("wrong", "red")
+    return styled("in part", "yellow") if name in unseen else styled("right", "green")
 
 
 def _show_not_looked(session: Session, found: preflight_module.Preflight) -> None:

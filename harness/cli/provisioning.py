@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import click
-from rich.markup import escape
 
 from harness.cli.context import Session, json_option, pass_session
 from inject.safety import Forbidden, policy_of
@@ -146,7 +145,7 @@ def _show(session: Session, inventory: Inventory, done: ProvisionResult, *, chec
             }
         )
         return
-    rows = [(name, escape(change)) for name, changes in sorted(done.changes.items()) for change in changes]
+    rows = [(name, change) for name, changes in sorted(done.changes.items()) for change in changes]
     # A task that is Ansible's own module does not say what it changed.
     rows += [(name, f"{count} tasks") for name, count in sorted(changed.items()) if name not in done.changes]
     if rows:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session
+from harness.cli.context import Session, json_option, pass_session, styled
 from harness.cli.qp import qp_option
 from harness.cli.traffic import exit_code, teller, traffic
 from harness.quantities import format_bytes, format_duration
@@ -88,7 +89,7 @@ def replay_command(
         _tell_plan(session, spec, trace, made, as_json=as_json)
         return ExitCode.PASS
     for note in trace.notes if not as_json else ():
-        session.err.print(f"[dim]{note.file} record {note.record}: {note.what}[/dim]", soft_wrap=True)
+        session.err.print(styled(f"{note.file} record {note.record}: {note.what}", "dim"), soft_wrap=True)
     if blocking and not skip_unsupported:
         first = blocking[0]
         raise UsageError(
@@ -165,8 +166,9 @@ def _tell_plan(session: Session, spec: ReplaySpec, trace: Trace, made: tuple[Bat
     )
     session.out.print("ranks: " + ", ".join(f"{rank} on {name}" for rank, name in enumerate(spec.ranks)))
     for note in trace.notes:
-        stands = "[red]not supported[/red]" if note.blocks else "passed over"
-        session.out.print(f"{stands}: {note.file} record {note.record}: {note.what}", soft_wrap=True)
+        stands = styled("not supported", "red") if note.blocks else "passed over"
+        said = f": {note.file} record {note.record}: {note.what}"
+        session.out.print(Text.assemble(stands, said), soft_wrap=True)
 
 
 def _waits(batch: Batch) -> list[int]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 import msgspec
+from rich.text import Text
 
 from harness.analysis.observe import observe
-from harness.cli.context import Session, json_option, pass_session
+from harness.cli.context import Session, json_option, pass_session, styled
 from harness.cli.history import PAIR, show_comparison
 from harness.experiment import file as experiment_module
 from harness.experiment import plan as plan_module
@@ -221,19 +222,22 @@ def _span(median: float | None, interval: Interval | None, unit: str) -> str:
     return f"{text} ({summary.format_value(interval.low, unit)} .. {summary.format_value(interval.high, unit)})"
 
 
-def _marked(verdict: Verdict) -> str:
-    return f"[{_COLOURS[verdict]}]{verdict}[/]"
+def _marked(verdict: Verdict) -> Text:
+    return styled(str(verdict), _COLOURS[verdict])
 
 
 def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
     if as_json:
         session.out.print(plan_module.encode(decided.plan).decode(), end="", soft_wrap=True)
         return
-    session.out.print(f"[bold]{decided.plan.experiment}[/bold], seed {decided.plan.seed}: nothing is done yet")
+    said = f", seed {decided.plan.seed}: nothing is done yet"
+    session.out.print(Text.assemble((decided.plan.experiment, "bold"), said))
     for planned, fault in zip(decided.plan.faults, decided.faults, strict=True):
         session.out.print(
-            f"\n[bold]{planned.at_ns / 1e9:.3f} s[/bold]  {fault.kind} on {fault.target.text} "
-            f"for {planned.duration_ns / 1e9:g} s ({fault.fidelity})"
+            Text.assemble(
+                (f"\n{planned.at_ns / 1e9:.3f} s", "bold"),
+                f"  {fault.kind} on {fault.target.text} for {planned.duration_ns / 1e9:g} s ({fault.fidelity})",
+            )
         )
         session.table(("do", "revert"), [(step.do, step.undo) for step in fault.steps])
 
@@ -259,8 +263,10 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
     session.table(("", "check", "observed", "bound", "why"), rows)
     session.out.print()
     session.out.print(
-        f"[bold {_COLOURS[verdict.verdict]}]{verdict.verdict}[/]  "
-        f"{summary.sentence(verdict, measured, observe(measured))}",
+        Text.assemble(
+            (str(verdict.verdict), f"bold {_COLOURS[verdict.verdict]}"),
+            f"  {summary.sentence(verdict, measured, observe(measured))}",
+        ),
         soft_wrap=True,
     )
     session.out.print(f"lab {verdict.lab_state}; report {finished.report}", soft_wrap=True)

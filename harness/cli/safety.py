@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import click
+from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session
 from testbed import auditlog, dirty, powercycle
@@ -52,9 +53,10 @@ def power_cycle(session: Session, *, host: str, as_json: bool) -> None:
     if as_json:
         session.json(dataclasses.asdict(planned))
         return
-    session.out.print(f"[bold]power cycle[/bold] of {host}: it cannot be reverted; nothing is done, run these by hand")
+    said = f" of {host}: it cannot be reverted; nothing is done, run these by hand"
+    session.out.print(Text.assemble(("power cycle", "bold"), said))
     for command in planned.commands:
-        session.out.print(f"  {command}", soft_wrap=True, markup=False)
+        session.out.print(f"  {command}", soft_wrap=True)
 
 
 COMMANDS = (audit, power_cycle)

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli.context import styled
 from harness.quantities import format_rate
 from testbed import counters, telemetry
 
@@ -83,7 +83,7 @@ class Screen:
         for machine, at_ns in sorted(heard_ns.items()):
             if now_ns - at_ns > SILENT_NS:
                 said = _cut(f"has told nothing for {(now_ns - at_ns) / 1e9:.0f} s", "red")
-                table.add_row(escape(machine), said, "[red]silent[/red]")
+                table.add_row(machine, said, styled("silent", "red"))
         with self.lock:
             most = max(_LEAST, rows - _RECENT - _FRAME)
             live = {
@@ -92,11 +92,11 @@ class Screen:
                 if now_ns - self.last[key][0] < _STALE_NS and not key[1].startswith(("lo.", "mgmt"))
             }
             for (node, name), rate in sorted(live.items(), key=lambda item: -item[1])[:most]:
-                table.add_row(escape(node), _cut(name.removesuffix("_bytes")), format_rate(rate))
+                table.add_row(node, _cut(name.removesuffix("_bytes")), format_rate(rate))
             trouble = self._trouble()
             shown = max(_LEAST, most // 2)
             for node, name, moved in trouble[:shown]:
-                table.add_row(escape(node), _cut(name), f"[yellow]+{moved:,}[/yellow]")
+                table.add_row(node, _cut(name), styled(f"+{moved:,}", "yellow"))
             if len(trouble) > shown:
                 table.add_row("", _cut(f"and {len(trouble) - shown} more counters of trouble"), "")
             for line in self.recent:

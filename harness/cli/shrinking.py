@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.experiment import file as experiment_module
@@ -176,8 +177,11 @@ def _show(
     )
     once_more = "and fails again" if held else "which did not fail when run once more: by chance? (`run --repeat`)"
     session.out.print(
-        f"\nsmallest: [bold]{search.named(left)}[/], {once_more}. It is {target}; to run it again: "
-        f"{again.run_dir.path / 'repro.sh'}",
+        Text.assemble(
+            "\nsmallest: ",
+            (search.named(left), "bold"),
+            f", {once_more}. It is {target}; to run it again: {again.run_dir.path / 'repro.sh'}",
+        ),
         soft_wrap=True,
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from rich.text import Text
 
 from harness.cli import rows_file
 from harness.cli.context import Session, json_option, pass_session
@@ -412,10 +413,10 @@ def read_size(text: str) -> int:
 def exit_code(session: Session, outcome: Outcome, where: str | None) -> int:
     """What the command ends with; told on the terminal when it is not a plain success."""
     if outcome == "failed":
-        session.err.print(f"[red]failed[/red]: {where}", soft_wrap=True)
+        session.err.print(Text.assemble(("failed", "red"), f": {where}"), soft_wrap=True)
         return ExitCode.ERROR
     if outcome == "recovered":
-        session.err.print("[yellow]recovered[/yellow]: QPs had to be rebuilt on the way")
+        session.err.print(Text.assemble(("recovered", "yellow"), ": QPs had to be rebuilt on the way"))
     return ExitCode.PASS
 
 

@@ -1,0 +1,102 @@
+"""What comes from files, nodes and people is shown as it is: nothing in brackets is taken for markup."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from click.testing import CliRunner
+from house import HOUSE
+
+from harness.cli import labs, traffic
+from harness.cli.context import Session, styled
+from harness.cli.main import cli
+from testbed import auditlog
+from testbed.paths import lab_dir
+
+DATA = ("[red]x[/red]", "[/x]", "[a-z]*", "[/path]", "[#1]", "[@here]", "[bold", ":warning:")
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture(params=["pipe", "terminal"])
+def place(request, monkeypatch):
+    """Where output goes: into a pipe, or to what rich is told to hold for a terminal."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    if request.param == "terminal":
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    return request.param
+
+
+@pytest.fixture
+def session(place):
+    one = Session(None)
+    assert one.out.is_terminal == one.err.is_terminal == (place == "terminal")
+    return one
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [traffic.FLOW_COLUMNS, traffic.COLUMNS, ("TTFT P50/P99[ms]", "dense[ms]"), DATA],
+    ids=["flow", "collective", "times", "data"],
+)
+def test_a_table_keeps_its_title_headers_and_cells(session, capsys, columns):
+    cells = [DATA[at % len(DATA)] for at in range(len(columns))]
+    session.table(columns, [cells], title="[/t]")
+    title, header, row = ANSI.sub("", capsys.readouterr().out).splitlines()
+    assert title.strip() == "[/t]"
+    assert header.split() == " ".join(columns).split()
+    assert row.split() == cells
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_a_line_is_printed_as_it_is(session, place, capsys, data):
+    session.out.print(data)
+    labs._show_dirty(session, (data,))
+    traffic.exit_code(session, "failed", data)
+    said = capsys.readouterr()
+    assert ANSI.sub("", said.out).splitlines() == [
+        data,
+        "DIRTY: it refuses work until `faultbed heal` has reverted this:",
+        f"  {data}",
+    ]
+    assert ANSI.sub("", said.err) == f"failed: {data}\n"
+    assert ("\x1b[31mfailed\x1b[0m: " in said.err) == (place == "terminal"), "red where there are colours"
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_progress_and_its_spinner_show_what_is_done(session, place, capsys, data):
+    with session.progress() as progress:
+        progress(data)
+    line, *frames = [text for text in ANSI.sub("", capsys.readouterr().err).splitlines() if data in text]
+    assert re.fullmatch(rf" *\d+\.\d s  {re.escape(data)}", line)
+    assert all(frame.endswith(f" {data}") for frame in frames)
+    assert bool(frames) == (place == "terminal"), "the spinner's last frame"
+
+
+def test_a_style_is_of_the_cell_and_not_of_its_words(session, place, capsys):
+    session.table(("", ""), [(styled("[/x]", "red"), "[red]x[/red]")])
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.rstrip() == ("\x1b[31m[/x]\x1b[0m  [red]x[/red]" if place == "terminal" else "[/x]  [red]x[/red]")
+
+
+@pytest.mark.usefixtures("place")
+def test_a_command_shows_what_it_has_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    for one in DATA:
+        auditlog.append(lab_dir("soft"), "armed", kind="rdma", target=one, detail=f"rm {one}")
+    done = CliRunner().invoke(cli, ["--lab", "soft", "audit"], standalone_mode=False)
+    assert done.exception is None
+    assert [line.rpartition("armed")[2].split() for line in ANSI.sub("", done.output).splitlines()[1:]] == [
+        ["rdma", one, "rm", one] for one in DATA
+    ]
+
+
+def test_no_markup_is_written_in_the_command_line():
+    """Whoever writes a tag has switched it on for data, or shows it to people."""
+    markup = re.compile(r"\[/[a-z ]*\]|rich\.markup|from_markup|markup=True")
+    files = sorted((HOUSE / "harness" / "cli").rglob("*.py"))
+    assert files
+    assert [f"{path.name}: {found}" for path in files for found in markup.findall(path.read_text())] == []
