@@ -382,7 +382,7 @@ def teller(lab: Lab, progress: Any) -> Any:
         if time.monotonic() - seen["told"] > TELL_EVERY_S:
             seen["told"] = time.monotonic()
             done = f"{seen['iterations']} iterations, " if seen["iterations"] else ""
-            progress(f"{done}{seen['bytes'] / 1e6:.1f} MB acknowledged")
+            progress(f"{done}{seen['bytes'] / 1e6:.1f} MB acknowledged" if done or seen["bytes"] else "running")
 
     return tell
 

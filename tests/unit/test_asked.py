@@ -18,6 +18,7 @@ import pytest
 from engine_labs import Lab, RankEngine, RankLab
 from test_collective_run import start
 
+from harness.cli import traffic
 from harness.cli.traffic import teller
 from harness.record import rundir
 from harness.run import asked
@@ -146,6 +147,16 @@ def test_commands_write_it_where_they_were_started(tmp_path, monkeypatch):
     assert path.name.startswith("flights-asked-2")
     assert json.loads(path.read_bytes())[0]["standing"] == "iteration 1, compute"
     assert str(path) in told.until("recorders of 1")[-1]
+
+
+def test_commands_tell_no_amount_before_anything_was_heard_of(monkeypatch):
+    monkeypatch.setattr(traffic, "TELL_EVERY_S", -1.0)
+    said = []
+    tell = teller(SimpleNamespace(heartbeat=lambda: None), said.append)
+    tell({"event": "ready"})
+    tell({"event": "sample", "sizes": [1_000_000, 500_000]})
+    tell({"event": "iteration", "index": 2})
+    assert said == ["running", "1.5 MB acknowledged", "3 iterations, 1.5 MB acknowledged"]
 
 
 def test_the_command_line_takes_the_signal_instead_of_dying():
