@@ -197,8 +197,9 @@ def _tell(session: Session, result: ReplayResult) -> None:
             for one in result.operations
         ],
     )
+    often = "once" if result.spec.repeat == 1 else f"{result.spec.repeat} times"
     session.out.print(
-        f"{len(result.operations)} operations, {result.spec.repeat} times, in {format_duration(result.time_ns)}; "
+        f"{len(result.operations)} operations, {often}, in {format_duration(result.time_ns)}; "
         f"{result.wrong_elements} wrong elements, {len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
     )
 

@@ -15,13 +15,16 @@ from hypothesis import strategies as st
 from lanes import Lanes, inputs_of
 from made_traces import by_rank, made, operations
 
+from harness.cli.context import Session
 from harness.cli.main import cli
+from harness.cli.replay import _tell
 from testbed.errors import UsageError
 from traffic import collective, cost, recording, replay, replay_batches, traces
 from traffic.collective import CollectiveSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.node.gate import Gate
 from traffic.replay_batches import ReplaySpec
+from traffic.replay_result import ReplayResult
 from traffic.results import Iteration
 
 NETWORK = cost.NETWORKS["soft"]
@@ -224,6 +227,16 @@ def test_a_dry_run_says_what_would_be_done_without_a_lab(tmp_path, monkeypatch):
     done = CliRunner().invoke(cli, ["traffic", "replay", str(TRACES / "ranking.json"), "--dry-run"])
     assert "passed over: " in done.stdout
     assert "record 3: compute gemm" in done.stdout
+
+
+@pytest.mark.parametrize(("repeat", "often"), [(1, "once"), (2, "2 times")])
+def test_the_end_of_a_replay_says_how_often(repeat, often, capsys):
+    done = ReplayResult(
+        spec=ReplaySpec(repeat=repeat), source="x", outcome="completed", where=None, ranks=(), operations=(),
+        wrong_elements=0, time_ns=470_000_000, qp_errors=(), rebuilds=(),
+    )  # fmt: skip
+    _tell(Session(None), done)
+    assert f"0 operations, {often}, in 470 ms; 0 wrong elements" in capsys.readouterr().out
 
 
 def test_a_trace_that_has_more_than_we_can_is_refused_by_its_record(tmp_path, monkeypatch):
