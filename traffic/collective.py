@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,12 +105,22 @@ def _check_buffer(spec: CollectiveSpec) -> None:
         raise UsageError(f"segment size must be a multiple of {item} bytes above 0, got {spec.segment_bytes}")
 
 
+def _check_algorithm(spec: CollectiveSpec) -> None:
+    known = (AUTO, *schedules.algorithms_for(spec.collective))
+    if spec.algorithm not in known:
+        near = difflib.get_close_matches(spec.algorithm, known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        said = f'no algorithm "{spec.algorithm}" for {spec.collective}; there is {", ".join(known)}'
+        raise UsageError(f"{said}{hint}")
+
+
 def check(spec: CollectiveSpec) -> None:
     """Refuse what cannot be meant on any lab.
 
     Raises:
         UsageError: in one sentence.
     """
+    _check_algorithm(spec)
     _check_buffer(spec)
     if spec.deadline_s <= 0:
         raise UsageError(f"a collective's deadline must be above 0 s, got {spec.deadline_s:g} s")

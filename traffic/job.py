@@ -135,10 +135,6 @@ def check(spec: JobSpec) -> None:
         if size < schedules.MIN_RANKS:
             raise UsageError(f"{phase.collective} along {phase.along} is by groups of {size} rank, and needs 2")
         collective.check(as_spec(spec, phase))
-        known = schedules.algorithms_for(phase.collective)
-        if phase.algorithm not in (AUTO, *known):
-            said = f'no algorithm "{phase.algorithm}" for {phase.collective}'
-            raise UsageError(f"{said}; there is {', '.join((AUTO, *known))}")
 
 
 def as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:

@@ -76,7 +76,9 @@ def test_flow_refusals(change, says):
     [
         ({"size_bytes": 0}, "multiple of 4 bytes .* above 0"),
         ({"size_bytes": 1022}, "multiple of 4 bytes"),
-        ({"algorithm": "star"}, 'no algorithm "star"'),
+        ({"algorithm": "rign"}, 'no algorithm "rign" for all-reduce; there is auto, ring, .*; did you mean ring.$'),
+        ({"algorithm": "star"}, 'no algorithm "star" for all-reduce; there is auto, ring, .*, hierarchical$'),
+        ({"collective": "barrier", "algorithm": "ring"}, "for barrier; there is auto, recursive-doubling$"),
         ({"collective": "all-in"}, 'collective "all-in"'),
         ({"ranks": ("host1:rxe0",)}, "at least 2 ranks"),
         ({"ranks": ("host1:rxe0", "host2:rxe0", "host1:rxe0")}, "host1:rxe0 is named twice"),
