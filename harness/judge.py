@@ -116,6 +116,9 @@ def _bound_check(
     elif (interval := _deciding(sign, observation)) is not None and not isinstance(bound, str):
         verdict = decide("max" if sign == "max" else "min", bound, interval)
         rule, detail = f"{rule}, {interval.rule}", f"{detail}; {interval}"
+    elif metric.is_noisy and observation.interval is None:
+        verdict = Verdict.INCONCLUSIVE
+        detail = f"{detail}; too few values to know how much of it is noise: a longer run has an interval"
     else:
         verdict = _compare(sign, value, bound, censored=observation.censored)
     if metric.about_faults and problems:

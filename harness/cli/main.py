@@ -68,7 +68,7 @@ class _Group(click.Group):
 @click.version_option(metadata.version("faultbed"), prog_name="faultbed")
 @click.pass_context
 def cli(ctx: click.Context, lab: Path | None) -> None:
-    r"""A RoCE fabric to hurt on purpose: lab, traffic, faults that prove they fired, verdicts.
+    """A RoCE fabric to hurt on purpose: lab, traffic, faults that prove they fired, verdicts.
 
     \b
     First steps:
@@ -76,7 +76,7 @@ def cli(ctx: click.Context, lab: Path | None) -> None:
       faultbed up                                  a lab of soft-RoCE VMs: hosts, switches, BGP, ECMP
       faultbed run tests/experiments/demo.toml     a job, three faults, a verdict, a report
       faultbed down
-    """
+    """  # noqa: D301 - that is click's sign for a paragraph that keeps its lines, and must be the character itself
     ctx.obj = Session(lab)
 
 

@@ -6,6 +6,9 @@ Two of them come once per fault as well: `recovery.<fault id>` and `after_clear.
 provably fire, a check on such a metric is INCONCLUSIVE whichever way its number fell; a check on the other
 metrics (wrong data is wrong data) keeps its own verdict.
 
+`is_noisy` marks performances that come out otherwise each time: one number of them decides nothing. Where a run was too
+short to know their interval, a check on them is INCONCLUSIVE, wherever that number fell.
+
 Absolute rates are refused as bounds on a soft lab: its numbers are ratios within one run, never Gb/s.
 """
 
@@ -33,6 +36,7 @@ class Metric:
     unit: Unit
     meaning: str
     about_faults: bool = False
+    is_noisy: bool = False
 
 
 _RECOVERY = (
@@ -97,10 +101,11 @@ _TABLE = (
     ),
     Metric(name="qp_errors", unit="count", meaning="Queue pairs that went into the error state"),
     Metric(name="rebuilds", unit="count", meaning="Queue pairs that were torn down and connected anew"),
-    Metric(name="goodput.mean", unit="Gb/s", meaning="Payload bytes of all ranks over the run's time"),
+    Metric(name="goodput.mean", unit="Gb/s", is_noisy=True, meaning="Payload bytes of all ranks over the run's time"),
     Metric(
         name="busbw.mean",
         unit="Gb/s",
+        is_noisy=True,
         meaning="Bus bandwidth as nccl-tests define it: algbw times 2(n-1)/n for all-reduce",
     ),
     Metric(name="recovery.total", unit="s", about_faults=True, meaning=f"{_RECOVERY}; the worst fault counts"),
@@ -114,6 +119,7 @@ _TABLE = (
         name="jct_ratio",
         unit="ratio",
         about_faults=True,
+        is_noisy=True,
         meaning="Time to finish the first k iterations over the fault-free twin's time for the same k",
     ),
     Metric(
@@ -127,12 +133,14 @@ _TABLE = (
         name="goodput_min_ratio",
         unit="ratio",
         about_faults=True,
+        is_noisy=True,
         meaning="Lowest rolling goodput while a fault acted, over the mean of the fault-free start",
     ),
     Metric(
         name="dip",
         unit="ratio",
         about_faults=True,
+        is_noisy=True,
         meaning="1 - goodput_min_ratio: share of goodput lost at the deepest point",
     ),
     Metric(

@@ -52,6 +52,15 @@ def test_an_interval_decides_and_is_told(bound, verdict):
     assert "1..1.2 (made up)" in check.detail
 
 
+@pytest.mark.parametrize("value", [0.5, 1.5])
+@pytest.mark.parametrize("name", ["jct_ratio", "goodput.mean", "busbw.mean", "dip", "goodput_min_ratio"])
+def test_one_number_of_a_performance_decides_nothing(name, value):
+    """Two iterations took half of the twin's time, and that passed; seven took a tenth more, and that failed."""
+    (check,) = check_expectation(at_most(name, 1.0), Observation(value=value, detail="2 iterations"), ())
+    assert check.verdict is INCONCLUSIVE
+    assert "too few values" in check.detail
+
+
 def test_what_is_censored_is_not_decided_by_an_interval():
     interval = Interval(low=4.9, high=5.1, method="made up")
     observation = Observation(value=5.0, detail="", censored=True, interval=interval)
@@ -112,7 +121,8 @@ def test_a_metric_nobody_measured_is_inconclusive():
 def test_two_bounds_are_two_checks():
     both = Expectation(metric=METRICS["dip"], minimum=0.1, maximum=0.5)
 
-    checks = check_expectation(both, Observation(value=0.7, detail=""), ())
+    exact = Interval(low=0.7, high=0.7, method="made up")
+    checks = check_expectation(both, Observation(value=0.7, detail="", interval=exact), ())
 
     assert [check.verdict for check in checks] == [PASS, FAIL]
 
