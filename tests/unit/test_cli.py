@@ -150,12 +150,13 @@ def test_help_of_every_command():
             if isinstance(command, click.Group):
                 yield from commands(command, (*path, name))
 
-    paths = list(commands(cli))
+    paths = [(), *commands(cli)]
     assert len(paths) > 12
     for path in paths:
         done = CliRunner().invoke(cli, [*path, "--help"])
         assert done.exit_code == 0
         assert len(done.stdout) > 100, path
+        assert r"\b" not in done.stdout, path  # click's mark of a paragraph that keeps its lines, taken for text
 
 
 def test_a_profile_is_the_faults_of_an_experiment(faultbed):
