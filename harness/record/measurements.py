@@ -154,10 +154,14 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """`environment.json`: what the run ran on. Never environment variables, never anything secret."""
+    """`environment.json`: what the run ran on. Never environment variables, never anything secret.
+
+    `code` is the digest of our own sources (`harness.record.code`); None: the run is older than that.
+    """
 
     faultbed: str
     git: str | None
+    code: str | None = None
     python: str
     platform: str
     controller_kernel: str

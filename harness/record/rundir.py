@@ -39,6 +39,7 @@ from harness.experiment import plan as plan_file
 from harness.experiment.plan import Plan
 from harness.packets import evidence
 from harness.packets.evidence import Evidence
+from harness.record import code
 from harness.record import measurements as measurements_file
 from harness.record.measurements import Environment, Measurements
 from harness.verdict import LeftOut, VerdictFile
@@ -270,6 +271,7 @@ def describe_environment(
     return Environment(
         faultbed=_version("faultbed") or "unknown",
         git=_git_describe(),
+        code=code.digest(),
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         controller_kernel=platform.release(),

@@ -1,9 +1,9 @@
 """The report of a run: one HTML file that works offline, made from the run directory alone.
 
 Nothing is measured here. Every number comes from `measurements.json`, `verdict.json`, `plan.json` or
-`environment.json`, through the same functions that the judge used; the page says which. Everything from those
-files is escaped by the template; only the drawing and the charts, which escape what they write, go in as
-markup.
+`environment.json`, through the same functions that the judge used; the page says which, and says so where another
+version of them judged the run. Everything from those files is escaped by the template; only the drawing and the
+charts, which escape what they write, go in as markup.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from harness.experiment.metrics import METRICS, lookup
 from harness.findings import Finding
 from harness.packets.evidence import Evidence
 from harness.record.measurements import FaultRun, Measurements, counter_deltas
-from harness.record.rundir import RunDir, open_run
+from harness.record.rundir import RunDir, describe_environment, open_run
 from harness.report import (
     counter_plot,
     counter_timeline,
@@ -44,6 +44,7 @@ from harness.report import (
 )
 from harness.report.charts import Band
 from harness.report.drawing import Mark, fabric_svg
+from harness.report.judged_by import judged_by
 from harness.report.recovery_bars import PhaseBar, RecoveryBar, phase_bars, reach_ns, recovery_bar, recovery_check
 from harness.verdict import Receipt, VerdictFile, unproven
 from testbed.errors import UsageError
@@ -100,7 +101,7 @@ def render_html(run: RunDir) -> str:
     """The page as text."""
     verdict, measured = run.read_verdict(), run.read_measurements()
     observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
-    recorded = run.read_telemetry()
+    recorded, environment = run.read_telemetry(), run.read_environment()
     findings = attribute(measured, flights, run.read_probes())
     waits = packet_stalls.waits(measured, packets, findings) if packets else ()
     faults = _faults(measured, verdict, observed)
@@ -118,7 +119,8 @@ def render_html(run: RunDir) -> str:
             run=measured,
             run_name=run.path.resolve().name,
             plan=run.read_plan(),
-            environment=run.read_environment(),
+            environment=environment,
+            judged_by=judged_by(environment, describe_environment()),
             experiment=run.read_experiment().decode(errors="replace"),
             facts=_facts(measured, observed),
             faults=faults,

@@ -31,7 +31,7 @@ from harness.experiment.plan import Plan
 from harness.experiment.replayed import Replay
 from harness.experiment.stop import Guard, judged
 from harness.packets import evidence
-from harness.record import rundir
+from harness.record import code, rundir
 from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
 from harness.record.series import series_of
@@ -170,6 +170,7 @@ def execute(
             started=datetime.now(UTC),
             without=[one.host for one in decided.left_out],
         )
+        code.digest()  # read now: somebody may edit it while the run goes on
         run_dir.write_plan(decided.plan)
         if isinstance(decided.experiment.workload, Replay):
             replayed.keep(decided.experiment.workload, decided.experiment.source, run_dir.path)

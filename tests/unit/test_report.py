@@ -241,6 +241,48 @@ def test_what_the_lab_says_is_escaped(tmp_path):
     assert "evil.example" not in html
 
 
+def shown_of(directory):
+    return " ".join(" ".join(parsed(report.render(directory.path).read_text(encoding="utf-8")).text).split())
+
+
+def test_a_page_drawn_by_the_code_that_judged_the_run_says_nothing_of_it(tmp_path):
+    directory = finished(tmp_path, synthetic_run())
+
+    shown = shown_of(directory)
+
+    assert "Judged by" not in shown
+    assert f"code {directory.read_environment().code}" in shown
+
+
+@pytest.mark.parametrize(
+    ("other", "who"),
+    [
+        ({"code": "aa01" * 4, "git": None}, "faultbed 0.0.9 (code aa01aa01)"),
+        ({"code": "aa01" * 4, "git": "v0-dirty"}, "faultbed 0.0.9 (code aa01aa01, commit v0-dirty)"),
+        ({"code": None, "git": "abc123"}, "faultbed 0.0.9 (commit abc123), which did not say of which code,"),
+        ({"code": None, "git": None}, "faultbed 0.0.9, which did not say of which code,"),
+        ({"code": None, "git": None, "faultbed": "unknown"}, "a version of faultbed that did not say which,"),
+    ],
+)
+def test_a_page_drawn_by_another_version_says_who_judged(tmp_path, other, who):
+    """The verdict is of then, the measurements on the page are of now."""
+    directory = finished(tmp_path, synthetic_run())
+    here = directory.read_environment()
+    directory.write_environment(msgspec.structs.replace(here, **({"faultbed": "0.0.9"} | other)))
+
+    shown = shown_of(directory)
+
+    assert f"Judged by {who} when it ran;" in shown
+    assert f"are computed by faultbed {here.faultbed} (code {here.code[:8]}" in shown
+
+
+def test_a_page_drawn_by_other_code_of_the_same_version_says_so(tmp_path):
+    directory = finished(tmp_path, synthetic_run())
+    directory.write_environment(msgspec.structs.replace(directory.read_environment(), code="aa01" * 4))
+
+    assert "(code aa01aa01" in shown_of(directory)
+
+
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no such run"):
         report.render(tmp_path / "none")

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic_run import T0, synthetic_run
 
-from harness.record import rundir
+from harness.record import code, rundir
 from harness.record.samples_file import SAMPLES_SCHEMA
 from testbed.errors import UsageError
 from traffic.flight import Entry, Flight
@@ -59,6 +59,33 @@ def test_the_environment_names_versions_and_nothing_private(tmp_path, monkeypatc
     assert "hunter2" not in text
     assert json.loads(text)["qemu"] == "7.2.22"
     assert run.read_environment().accelerator == "tcg"
+
+
+def test_the_environment_of_a_run_that_did_not_record_its_code_is_read(tmp_path):
+    run = make(tmp_path)
+    run.write_environment(rundir.describe_environment())
+    older = json.loads((run.path / "environment.json").read_text())
+    assert older.pop("code") == code.digest()
+    (run.path / "environment.json").write_text(json.dumps(older))
+
+    assert run.read_environment().code is None
+
+
+def test_the_digest_of_the_code_is_of_what_is_in_it_and_where(tmp_path):
+    def house(name, files):
+        for path, content in files.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_text(content)
+        return code.digest_of(tmp_path / name)
+
+    files = {"harness/judge.py": "a = 1\n", "traffic/node/late.py": "b = 1\n"}
+    first = house("first", files)
+
+    assert house("elsewhere", files) == first
+    assert house("page", files | {"harness/report/templates/a.css": "x"}) == first
+    assert house("changed", files | {"harness/judge.py": "a = 2\n"}) != first
+    assert house("more", files | {"inject/new.py": ""}) != first
+    assert house("moved", {"harness/judge2.py": "a = 1\n", "traffic/node/late.py": "b = 1\n"}) != first
 
 
 def test_repro_runs_the_same_experiment_and_seed_from_anywhere(tmp_path):
