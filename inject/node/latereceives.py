@@ -16,7 +16,9 @@ __all__ = ["FILE", "LateReceivesActuator"]
 
 FILE = "/run/faultbed/late-receives"
 """The mark that `heal` goes by, too. Below /run: no boot finds it."""
-_SENT = "/sys/class/infiniband/*/ports/1/hw_counters/send_rnr_err"
+_COUNTED = "/sys/class/infiniband/*/ports/1/hw_counters"
+# rxe's name, and mlx5's, which counts what came and found no receive (not yet run on hardware).
+_SENT = ("send_rnr_err", "out_of_buffer")
 
 
 class LateReceivesActuator:
@@ -29,9 +31,11 @@ class LateReceivesActuator:
         self._before: int | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse where the file is there already."""
+        """Refuse where the file is there already, and where no RNIC would count what it does."""
         if os.path.exists(FILE):  # noqa: PTH110 - start-up time
             raise Refused(f"{FILE} is already there: a leftover? run `faultbed heal`")
+        if _sent() is None:
+            raise Refused(f"no RNIC of this host has {' or '.join(_SENT)} below hw_counters: nothing could be counted")
         return self.read()
 
     def revert_script(self) -> str:
@@ -71,7 +75,7 @@ class LateReceivesActuator:
 
 def _sent() -> int | None:
     found = []
-    for path in glob.glob(_SENT):  # noqa: PTH207 - start-up time
+    for path in (path for name in _SENT for path in glob.glob(f"{_COUNTED}/{name}")):  # noqa: PTH207 - start-up time
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:  # noqa: PTH123
             found.append(int(file.read()))
     return sum(found) if found else None

@@ -281,13 +281,18 @@ def roce(*, opcode=0x0A, qp=17, psn=5, port=4791, protocol=17):
     return bytes(12) + b"\x08\x00" + b"\x45" + bytes(8) + bytes([protocol]) + bytes(10) + udp + bth
 
 
-def test_late_receives_are_a_file_that_comes_whole_and_goes(tmp_path, monkeypatch):
-    file, counter = tmp_path / "faultbed" / "late-receives", tmp_path / "send_rnr_err"
+@pytest.mark.parametrize("name", ["send_rnr_err", "out_of_buffer"])
+def test_late_receives_are_a_file_that_comes_whole_and_goes(tmp_path, monkeypatch, name):
+    file, counter = tmp_path / "faultbed" / "late-receives", tmp_path / "mlx5_0" / name
+    counter.parent.mkdir()
     monkeypatch.setattr(latereceives, "FILE", str(file))
-    monkeypatch.setattr(latereceives, "_SENT", str(tmp_path / "send_rnr_*"))
+    monkeypatch.setattr(latereceives, "_COUNTED", str(tmp_path / "mlx5_*"))
     one = latereceives.LateReceivesActuator(late_ms=250)
-    assert one.prepare()["applied"] is False
+    with pytest.raises(Refused, match="nothing could be counted"):
+        one.prepare()
     counter.write_text("7\n")
+    (counter.parent / "rcvd_rnr_err").write_text("1\n")
+    assert one.prepare()["applied"] is False
     one.on()
     counter.write_text("47\n")
     assert (file.read_text(), one.read()["applied"], one.hits()) == ("250\n", True, 40)

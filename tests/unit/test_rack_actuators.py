@@ -37,6 +37,7 @@ SAMPLES = {
     "switch.freeze": [("rtsw1", {})],
     "switch.withdraw": [("rtsw1", {})],
     "switch.hash-policy": [("rtsw1", {})],
+    "congestion.late-receives": [("host1", {"late": 200}), ("host1", {})],
     "host.cpu-steal": [("host1", {"share": 0.5})],
     "host.rank-kill": [("host1", {})],
     "host.rank-hang": [("host1", {})],
@@ -97,7 +98,8 @@ def test_a_plan_shows_every_change_with_its_revert(kind, target, params):
         assert "rack" not in CATALOGUE[kind].tried, "when it has been run on hardware, say so in the docs too"
 
 
-COMMANDED = [case for case in CASES if not case[0].startswith("host.") and case[0] not in ("rnic.remove", "gpu.lost")]
+OTHERWISE = ("congestion.late-receives", "rnic.remove", "gpu.lost")
+COMMANDED = [case for case in CASES if not case[0].startswith("host.") and case[0] not in OTHERWISE]
 
 
 @pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
@@ -227,6 +229,18 @@ def test_a_pcie_device_is_removed_by_its_address():
     assert planned.request["args"]["guard"] == "rail0"
     assert all("host1/" not in key for witness in planned.must_move for key in witness.any_of)
     assert shot("gpu.lost", "host1:gpu7").shows == {"pcie": "0000:dc:00.0"}
+
+
+def test_late_receives_are_told_by_both_ends_hardware_rnics():
+    """Out of buffers where nothing was posted, and an RNR NAK at somebody else's RNIC."""
+    planned = shot("congestion.late-receives", "host1", late=200)
+    assert (planned.request["actuator"], planned.request["args"]) == ("late_receives", {"late_ms": 200})
+    told, own = ({key.partition("/")[::2] for key in witness.any_of} for witness in planned.must_move)
+    assert own == {("host1", f"{rnic.name}.out_of_buffer") for rnic in RACK.host_by_name["host1"].rnics}
+    others = [host for host in RACK.hosts if host.name != "host1"]
+    assert told == {(host.name, f"{rnic.name}.rnr_nak_retry_err") for host in others for rnic in host.rnics}
+    assert planned.must_not_move == ()
+    assert planned.of_workload
 
 
 def test_clocks_event_reasons_are_states_of_their_own():
