@@ -12,6 +12,7 @@ Each reader takes the text and gives plain data; what it cannot read it leaves o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ _REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+_HEX = re.compile("0x[0-9a-fA-F]+")
 _CHRONY_OFFSET, _CHRONY_FIELDS = 4, 14
 
 
@@ -175,19 +177,19 @@ def gpus(text: str) -> list[Gpu]:
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == len(GPU_FIELDS) and cells[0].isdigit():
+        index = _whole(cells[0])
+        if len(cells) == len(GPU_FIELDS) and index is not None:
             said = dict(zip(GPU_FIELDS, cells, strict=True))
+            reasons = said["clocks_event_reasons.active"]
             found.append(
                 Gpu(
-                    index=int(said["index"]),
+                    index=index,
                     bus_id=said["pci.bus_id"].lower(),
                     persistence=said["persistence_mode"] == "Enabled",
                     sm_mhz=_whole(said["clocks.sm"]),
                     sm_max_mhz=_whole(said["clocks.max.sm"]),
                     ecc_uncorrected=_whole(said["ecc.errors.uncorrected.volatile.total"]),
-                    reasons=int(said["clocks_event_reasons.active"], 16)
-                    if said["clocks_event_reasons.active"].startswith("0x")
-                    else 0,
+                    reasons=int(reasons, 16) if _HEX.fullmatch(reasons) else 0,
                     pcie=(_whole(said["pcie.link.gen.current"]), _whole(said["pcie.link.width.current"])),
                     pcie_max=(_whole(said["pcie.link.gen.max"]), _whole(said["pcie.link.width.max"])),
                     ecc=_told(said["ecc.mode.current"]),
@@ -225,13 +227,14 @@ def chrony_offset_s(text: str) -> float | None:
 
 def _number(text: str, *, default: float) -> float:
     try:
-        return float(text.split(maxsplit=1)[0])
+        number = float(text.split(maxsplit=1)[0])
     except (ValueError, IndexError):
         return default
+    return number if math.isfinite(number) else default
 
 
 def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _told(text: str) -> str | None:

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed import inventory as inventory_module
@@ -405,10 +405,39 @@ def test_chrony():
     assert chrony_offset_s("506 Cannot talk to daemon") is None
 
 
-@given(st.text(max_size=300))
+@st.composite
+def spoilt(draw):
+    """Any text, or what a tool prints with a part of it cut out, or another text in its place."""
+    said = draw(st.sampled_from(["", MLXLINK, MLNX_QOS, GPU, CHRONY, FIRST]))
+    begin = draw(st.integers(0, len(said)))
+    return said[:begin] + draw(st.text(max_size=20)) + said[begin + draw(st.integers(0, 20)) :]
+
+
+@settings(max_examples=500)
+@given(spoilt())
 def test_readers_take_any_text(text):
-    link_wrong(key_values(text))
-    qos(text)
-    gpus(text)
-    chrony_offset_s(text)
-    fec.fec_wrong(fec.read(text), fec.read(text))
+    """What they cannot read they leave out; of no text do they make an error, or a value that no tool tells."""
+    values = key_values(text)
+    assert all(name == name.strip() and value.strip() for name, value in values.items())
+    assert link_wrong(values) or values["State"] == "Active"
+    found = qos(text)
+    assert found.pfc <= set(range(8))
+    assert set(found.priority.values()) <= set(range(10))
+    for gpu in gpus(text):
+        assert min(gpu.index, gpu.reasons) >= 0
+        assert all(told for _, told in gpu_wrong(gpu))
+    offset_s = chrony_offset_s(text)
+    assert offset_s is None or offset_s >= 0
+    assert all(count >= 0 for count in fec.read(text).counters.values())
+    assert all(told for _, told in fec.fec_wrong(fec.read(FIRST), fec.read(text)))
+
+
+@pytest.mark.parametrize("reasons", ["0x", "0xZZ", "[N/A]", ""])
+def test_reasons_that_cannot_be_read_are_none(reasons):
+    """A line that was cut short once ended preflight with a ValueError."""
+    (gpu,) = gpus(GPU.replace("0x0000000000000000", reasons))
+    assert gpu.reasons == 0
+
+
+def test_a_clock_that_is_no_number_is_far_off():
+    assert chrony_offset_s(CHRONY.replace("0.000001234", "nan")) > 1
