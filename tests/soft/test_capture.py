@@ -75,8 +75,16 @@ def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back_on_the_wire(lab, 
 @pytest.mark.slow
 def test_a_capture_leaves_nothing_behind_when_its_controller_goes(lab):
     """The channel's end takes taps and file away."""
-    running = capture.start(lab, ["host1:rxe0"])
-    running.close()
     fabric = lab.carrier("rtsw1")
-    listed = ["sh", "-c", "ls /var/lib/faultbed/capture; ip netns exec rtsw1 cat /proc/net/packet | tail -n +2"]
-    until(lambda: fabric.run(listed).stdout == "")
+
+    def there():
+        files = fabric.run(["ls", "/var/lib/faultbed/capture"]).stdout.split()
+        taps = fabric.run(["ip", "netns", "exec", "rtsw1", "cat", "/proc/net/packet"]).stdout.splitlines()[1:]
+        return len(files), len(taps)
+
+    running = capture.start(lab, ["host1:rxe0"])
+    try:
+        assert there() == (1, 1)
+    finally:
+        running.close()
+    until(lambda: there() == (0, 0))

@@ -64,3 +64,11 @@ class Lanes:
             piece = self.wire[src, dst].pop(0)
             target[:] = target + piece if segment.reduce else piece
             self.applied[src, dst] += 1
+
+    def are_done(self):
+        """Whether all has been sent and applied; with no move left, otherwise, they wait for each other for ever."""
+        return all(
+            self.sent[src, dst] == len(self.plans[src].sends.get(dst, []))
+            and self.applied[src, dst] == len(self.plans[dst].recvs.get(src, []))
+            for src, dst in self.wire
+        )

@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import tomllib
 from collections import Counter
 
 import pytest
@@ -12,6 +13,9 @@ from house import HOUSE, TRACES
 from pages import NAMED, PAGES, blocks, commands
 
 from harness.experiment.file import decode
+from harness.run.loop import decide
+from testbed import inventory
+from testbed.shipped import inventories
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
 TYPED = HOUSE / "tests" / "soft" / "test_docs.py"
@@ -81,7 +85,7 @@ def test_commands_are_found_in_shell_and_in_text_and_nowhere_else(page, found, t
 
 WHOLE = {
     "[workload]": '[workload]\ncollective = "all-reduce"\nsize = "1MiB"\niterations = 9\n',
-    "[[faults]]": '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = "3s"\nfor = "1s"\n',
+    "[[faults]]": '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = "5s"\nfor = "1s"\n',
 }
 
 
@@ -93,9 +97,27 @@ def experiments():
             yield pytest.param("\n".join(['name = "x"\nseed = 1', part, *rest]), id=f"{path.stem}-{number}")
 
 
-@pytest.mark.parametrize("text", list(experiments()))
+EXPERIMENTS = list(experiments())
+
+
+@pytest.mark.parametrize("text", EXPERIMENTS)
 def test_every_part_of_an_experiment_would_be_accepted(text, tmp_path):
+    """Read, and planned on the default soft lab; nothing that stands on the page is lost on the way."""
     (tmp_path / "traces").mkdir()
     shutil.copy(TRACES / "ranking.json", tmp_path / "traces")
     shutil.copytree(TRACES / "tensor-parallel", tmp_path / "traces" / "job")
-    decode(text.encode(), source=str(tmp_path / "page.toml"))
+    asked = tomllib.loads(text)
+
+    experiment = decode(text.encode(), source=str(tmp_path / "page.toml"))
+    decided = decide(experiment, text.encode(), inventory.load(inventories() / "soft.yml"))
+
+    assert [fault.kind for fault in decided.faults] == [fault["kind"] for fault in asked["faults"]]
+    assert len(experiment.needs) == len(asked.get("lab", {}).get("needs", ()))
+    assert len(experiment.stops) == len(asked.get("stop", ()))
+    assert experiment.capture == tuple(asked.get("capture", {}).get("ports", ()))
+    assert len(decided.plan.workload) >= len(asked["workload"])
+
+
+def test_the_pages_have_parts_of_experiments():
+    """Or the test above would hold none of them."""
+    assert {one.id.rpartition("-")[0] for one in EXPERIMENTS} == {"replay-a-trace", "write-an-experiment"}

@@ -69,15 +69,16 @@ def test_all_phases_are_right_whoever_is_slow(sizes, names, segment, choice):
         for name in names
     )
     made, _ = job.job_programs(JobSpec(grid=grid, phases=phases), NETWORK)
-    right_whoever_is_slow(made, len(phases), segment, choice)
+    assert_right_whoever_is_slow(made, len(phases), segment, choice)
 
 
-def right_whoever_is_slow(made, phases, segment, choice):
+def assert_right_whoever_is_slow(made, phases, segment, choice):
     """Run programs in any order that they allow, and hold every result against the sum of its inputs."""
     longest = 10_000  # patterns of later phases begin further on
     lanes = Lanes(made, longest, segment=segment, slots=2)
     while ready := list(lanes.moves()):
         lanes.do(*choice.choice(ready))
+    assert lanes.are_done()
     for program, memory, plan in zip(made, lanes.data, lanes.plans, strict=True):
         assert len(plan.phases) == phases
         for offset, count, source, index in program["results"]:
@@ -100,7 +101,7 @@ def test_a_hierarchical_phase_goes_by_where_its_ranks_are(name, choice):
     across = {(src, dst) for src, dst in schedules.peers_of(made) if src // 2 != dst // 2}
     if name != "broadcast":
         assert all(src % 2 == dst % 2 for src, dst in across), "only ranks of one local index talk across places"
-    right_whoever_is_slow(made, 1, 7, choice)
+    assert_right_whoever_is_slow(made, 1, 7, choice)
 
 
 @pytest.mark.parametrize("found", [{(0, 1): 1, (2, 3): 1}, {(0, 1): 2, (2, 3): 1}])

@@ -127,8 +127,15 @@ def test_what_cannot_be_is_refused():
 
 @given(schedules(SOFT))
 def test_drawn_schedules_go_together(specs):
-    """What a strategy gives can always be planned."""
-    plan_all(specs, SOFT, lab_kind="soft")
+    """What a strategy gives can always be planned, all of it, in the order in which it begins."""
+    planned = plan_all(specs, SOFT, lab_kind="soft")
+    assert [(one.kind, one.target.text, one.at_s) for one in planned] == [(x.kind, x.target, x.at_s) for x in specs]
+    assert list(specs) == sorted(specs, key=lambda spec: spec.at_s)
+
+
+def test_strategies_draw_schedules_of_several_faults():
+    """What goes together is left, not one fault alone."""
+    assert len(find(schedules(SOFT, most=6), lambda specs: len(specs) > 2)) == 3
 
 
 def test_a_failing_schedule_shrinks_to_what_makes_it_fail():

@@ -60,13 +60,19 @@ def test_a_reset_is_armed_by_qemus_word_and_over_when_the_host_is_back(held, qem
 
 @pytest.mark.parametrize("how", ["SIGKILL of the holder", "end of the controller"])
 def test_a_host_is_brought_back_whoever_dies(held, qemu, tmp_path, how):
+    """By the stored revert, which leaves a host alone that is still in the boot that it was in; done once."""
     prepare(held, tmp_path)
     ask(held, "arm")
+    assert (qemu.resets, rejoined(tmp_path)) == (1, [])
+    assert (tmp_path / "t.revert").exists()
     if how == "end of the controller":
         held.close()
     else:
         os.kill(holder_pid(held), signal.SIGKILL)
     until(lambda: rejoined(tmp_path) and not (tmp_path / "t.revert").exists(), within_s=5)
+    held.close()
+    assert rejoined(tmp_path) == ["--unless boot-1"]
+    assert qemu.resets == 1
 
 
 def test_a_host_that_does_not_come_back_is_no_clear(held, tmp_path):

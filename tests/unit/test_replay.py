@@ -47,6 +47,7 @@ def test_every_batch_is_right_whoever_is_slow(rows, segment, most, choice):
         lanes = Lanes(programs, longest, segment=segment, slots=2)
         while ready := list(lanes.moves()):
             lanes.do(*choice.choice(ready))
+        assert lanes.are_done()
         for program, memory, plan in zip(programs, lanes.data, lanes.plans, strict=True):
             mine = [one for one in batch.operations if program["rank"] in one.members]
             assert len(plan.phases) == max(1, len(mine))
