@@ -235,7 +235,12 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 @traffic.command()
 @click.argument("name", default="all-reduce", type=click.Choice(COLLECTIVES))
 @click.option("--algorithm", default=AUTO, show_default=True, help=f"One of {', '.join(ALGORITHM_NAMES)}.")
-@click.option("--size", default="1MiB", show_default=True, help="Bytes of the whole buffer, as nccl-tests counts them.")
+@click.option(
+    "--size",
+    default="1MiB",
+    show_default=True,
+    help="Bytes of the whole buffer, as nccl-tests counts them; a barrier has none.",
+)
 @click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
 @click.option("--op", "redop", default="sum", show_default=True, type=click.Choice(REDOPS), help="Of reductions.")
 @click.option("--root", default=0, show_default=True, type=click.IntRange(0), help="Rank that broadcasts or reduces.")
@@ -289,7 +294,7 @@ def collective(
         skew=skew,
         in_place=in_place,
         ranks=ranks,
-        size_bytes=read_size(size),
+        size_bytes=ITEM_BYTES[dtype] if name == "barrier" else read_size(size),  # as a replay says of one
         iterations=iterations,
         warmup=warmup,
         compute_units=compute_units,
