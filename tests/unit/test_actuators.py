@@ -174,6 +174,8 @@ def test_datagrams_are_sent_until_nobody_wants_them():
             actuator.on()
         assert actuator.read()["applied"]
         seen = [listener.recvmsg(2000, 100) for _ in range(20)]
+        sender = Path(f"/proc/{actuator._child._pid}")
+        assert sender.exists()
         actuator.off()
     assert {len(data) for data, *_ in seen} == {1000 - 28}
     assert {told[0][2][0] for _, told, *_ in seen} == {1}
@@ -182,8 +184,7 @@ def test_datagrams_are_sent_until_nobody_wants_them():
     # The last one may have come before its sender, who is dead by now, could count it.
     assert sent >= 19
     assert not actuator.read()["applied"]
-    time.sleep(0.1)
-    assert actuator.hits() == sent
+    assert not sender.exists(), "nobody is left who could send"
 
 
 def test_an_address_of_somebody_else_is_refused():

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 from house import HOUSE
+from waiting import until
 
 from harness.record import telemetry_file
 from testbed import telemetry
@@ -94,7 +95,7 @@ def test_samples_come_with_times_and_cost(lab, tmp_path):
     """Every sample within the time that was followed; files that any tool reads."""
     began_ns = time.monotonic_ns()
     with telemetry.start(lab, every_ms=10) as following:
-        time.sleep(1)
+        until(lambda: following._heard["here"].count >= 2)  # where nothing has moved in between, nobody else is told
         recorded = following.stop()
     (machine,) = recorded.machines
     assert machine.samples >= 2
