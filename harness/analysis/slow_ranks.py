@@ -1,16 +1,20 @@
-"""What the detector of soft errors would have said during a run, iteration by iteration. Pure, blind to the faults."""
+"""What the detector of soft errors says of a run, iteration by iteration. Pure, blind to the faults.
+
+A run that is over (`slow_ranks`) and one that goes on (`harness.run.online`) are fed to it by the same `StepFeed`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.soft_errors import MIN_RANKS, Detector
-from harness.analysis.timeline import finished_iterations
+from harness.analysis.soft_errors import MIN_RANKS, Alarm, Detector
 from harness.record.measurements import Measurements
+from testbed.topology import Topology
 
-__all__ = ["SlowRank", "SlowRanks", "slow_ranks"]
+__all__ = ["SlowRank", "SlowRanks", "StepFeed", "slow_ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,24 +44,77 @@ class SlowRanks:
         return one.iteration - first + 1 if one.iteration >= first else None
 
 
+class StepFeed:
+    """Compute phases as the ranks of a job tell them, in any order; the detector gets whole iterations, one by one.
+
+    An iteration is whole when every rank has told it, and goes in after all before it, from index 0 on. What some ranks
+    never finish is not looked at, nor anything from an iteration on in which a rank computed nothing, nor jobs of fewer
+    than `MIN_RANKS` ranks.
+
+    Args:
+        hosts: the host of each rank.
+        topology: has their racks.
+    """
+
+    def __init__(self, hosts: Sequence[str], topology: Topology) -> None:
+        racks = {name: host.rack for name, host in topology.host_by_name.items()}
+        self.iterations = 0
+        """How many the detector has got."""
+        self._ranks = len(hosts)
+        self._detector: Detector | None = None
+        if self._ranks >= MIN_RANKS:
+            self._detector = Detector(self._ranks, racks=[racks.get(host, "") for host in hosts])
+        self._told: dict[int, dict[int, int]] = {}
+        """By iteration that is not whole yet: time in ns by rank."""
+
+    @property
+    def smallest(self) -> float | None:
+        """The smallest slow-down that is looked for on every rank now; None: nothing is, or it still learns."""
+        return None if self._detector is None else self._detector.smallest
+
+    @property
+    def slow(self) -> tuple[int, ...] | None:
+        """Ranks that are slow now; None: not known."""
+        named = () if self._detector is None else self._detector.slow
+        return None if not named and self.smallest is None else named
+
+    def add(self, rank: int, index: int, compute_ns: int) -> tuple[Alarm, ...]:
+        """Rank `rank` took `compute_ns` to compute in iteration `index`; alarms of all that is whole by that."""
+        alarms: list[Alarm] = []
+        if self._detector is not None:
+            self._told.setdefault(index, {})[rank] = compute_ns
+        while self._detector is not None and len(self._told.get(self.iterations, ())) == self._ranks:
+            told = self._told.pop(self.iterations)
+            times = [told[number] for number in range(self._ranks)]
+            if min(times) <= 0:
+                self._detector = None
+                self._told.clear()
+            else:
+                alarms += self._detector.add(times)
+                self.iterations += 1
+        return tuple(alarms)
+
+
 def slow_ranks(run: Measurements) -> SlowRanks:
     """Feed a run's compute phases to a detector."""
-    count = finished_iterations(run.series)
-    ordered = [sorted(series.iterations, key=lambda step: step.index)[:count] for series in run.series]
-    computed = [[step.compute_ns for step in rank] for rank in ordered]
-    times = np.array(computed, dtype=np.float64).reshape(len(ordered), count).T
-    if len(ordered) < MIN_RANKS or not count or not (times > 0).all():
-        return SlowRanks(slow=(), smallest=None, begins_ns=(), words="no two ranks with a compute phase to compare")
     hosts = {rank.rank: rank.host for rank in run.ranks}
-    ends = np.array([[step.end_ns for step in rank] for rank in ordered]).max(axis=0)
-    detector = Detector(len(ordered), racks=_racks(run))
-    alarms = [alarm for row in times for alarm in detector.add(row)]
+    feed = StepFeed([hosts.get(series.rank, "") for series in run.series], run.topology)
+    alarms = [
+        alarm
+        for place, series in enumerate(run.series)
+        for step in series.iterations
+        for alarm in feed.add(place, step.index, step.compute_ns)
+    ]
+    if not feed.iterations:
+        return SlowRanks(slow=(), smallest=None, begins_ns=(), words="no two ranks with a compute phase to compare")
+    by_rank = [sorted(series.iterations, key=lambda step: step.index)[: feed.iterations] for series in run.series]
+    whole = list(zip(*by_rank, strict=True))
     found = tuple(
         SlowRank(
             rank=run.series[alarm.rank].rank,
             host=hosts.get(run.series[alarm.rank].rank, f"rank {run.series[alarm.rank].rank}"),
             iteration=alarm.iteration,
-            at_ns=int(ends[alarm.iteration]),
+            at_ns=max(step.end_ns for step in whole[alarm.iteration]),
             since=alarm.since,
             slowdown=alarm.slowdown,
         )
@@ -65,17 +122,10 @@ def slow_ranks(run: Measurements) -> SlowRanks:
     )
     return SlowRanks(
         slow=found,
-        smallest=detector.smallest,
-        begins_ns=tuple(min(rank[index].start_ns for rank in ordered) for index in range(count)),
-        words=_words(found, detector.smallest, count),
+        smallest=feed.smallest,
+        begins_ns=tuple(min(step.start_ns for step in steps) for steps in whole),
+        words=_words(found, feed.smallest, feed.iterations),
     )
-
-
-def _racks(run: Measurements) -> list[str]:
-    """Of each series, the rack of its rank."""
-    known = {name: host.rack for name, host in run.topology.host_by_name.items()}
-    racks = {rank.rank: known.get(rank.host, "") for rank in run.ranks}
-    return [racks.get(series.rank, "") for series in run.series]
 
 
 def _words(found: tuple[SlowRank, ...], smallest: float | None, count: int) -> str:
