@@ -30,6 +30,7 @@ from harness.experiment.needs import unmet
 from harness.experiment.plan import Plan
 from harness.experiment.replayed import Replay
 from harness.experiment.stop import Guard, judged
+from harness.experiment.workload_file import Flow
 from harness.packets import evidence
 from harness.record import code, rundir
 from harness.record.measurements import RankSeries
@@ -39,6 +40,7 @@ from harness.run import asked, workload
 from harness.run.fit import fit, hosts_of, refuse_absent
 from harness.run.found import Found, measurements_of, windows
 from harness.run.live import Live, Watching
+from harness.run.online import Online
 from harness.verdict import LeftOut, VerdictFile
 from inject import blast
 from inject import plan as fault_plan
@@ -264,8 +266,11 @@ def _with_faults(
         ready = _prepare_all(injector, decided.faults)
         following = taps.enter_context(telemetry.start(lab, on_change=live.on_change))
         live.heard_ns = following.heard_ns
+        work = decided.experiment.workload
+        online = taps.enter_context(Online(() if isinstance(work, Flow) else work.ranks, lab.topology, progress))
+        on_event = asked.both(online.on_event, asked.both(live.on_event, on_flights))
         with journal.doing("workload", workload=decided.plan.workload):
-            running = workload.start(decided.experiment, lab, asked.both(live.on_event, on_flights))
+            running = workload.start(decided.experiment, lab, on_event)
             with running:
                 found.t0_ns = running.started_ns
                 progress("workload is running")

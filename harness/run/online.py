@@ -1,0 +1,89 @@
+"""Slow ranks, named while the job runs: its iterations go to the detector of soft errors as their ranks tell them.
+
+with Online(ranks, topology, progress) as online:
+    ...                                 # `online.on_event` takes the workload's events; `online.count()` any time
+
+The detector has a thread of its own. Every tenth iteration it learns anew, which takes milliseconds that the workload's
+own thread needs: there lost queue pairs are answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from harness.analysis.slow_ranks import StepFeed
+from testbed.errors import FaultbedError
+from testbed.topology import Topology
+from traffic.ranks import task_name
+
+__all__ = ["Online"]
+
+
+class Online:
+    """Looks for slow ranks for as long as its `with` block lasts, and in what was told until then.
+
+    Args:
+        ranks: the RNIC of each (`host3:rxe0`), in their order; none of flows.
+        topology: has the racks of their hosts.
+        tell: told each alarm, once, in plain words.
+    """
+
+    def __init__(self, ranks: Sequence[str], topology: Topology, tell: Callable[[str], None]) -> None:
+        self._ranks, self._tell = tuple(ranks), tell
+        self._number = {task_name(rank): rank for rank in range(len(ranks))}
+        self._lock = threading.Lock()
+        self._feed = StepFeed([name.partition(":")[0] for name in ranks], topology)
+        self._error: FaultbedError | None = None
+        self._steps: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._look, name="slow ranks", daemon=True)
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Take an event of the workload (`traffic.run`); at once."""
+        if event["event"] == "iteration" and event["task"] in self._number:
+            self._steps.put((self._number[event["task"]], event["index"], event["compute_ns"]))
+
+    def count(self) -> int | None:
+        """How many ranks are slow now; None: not known.
+
+        Raises:
+            FaultbedError: nobody looks any more.
+        """
+        if self._error is not None:
+            raise self._error
+        with self._lock:
+            slow = self._feed.slow
+        return None if slow is None else len(slow)
+
+    def _look(self) -> None:
+        try:
+            while (step := self._steps.get()) is not None:
+                with self._lock:
+                    alarms = self._feed.add(*step)
+                for one in alarms:
+                    self._say(
+                        f"rank {one.rank} ({self._ranks[one.rank]}) computes about {100 * one.slowdown:.0f} % slower "
+                        f"since iteration {one.since}; found at iteration {one.iteration}"
+                    )
+        except Exception as error:  # noqa: BLE001  # a defect of ours must not leave faults unguarded
+            self._error = FaultbedError(f"slow ranks are no longer looked for: {type(error).__name__}: {error}")
+            self._say(str(self._error))
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(FaultbedError):  # a reservation that telling would refresh is lost: others see to that
+            self._tell(text)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._steps.put(None)
+        while self._thread.is_alive():  # in small steps, so that Ctrl-C reaches the main thread
+            self._thread.join(0.2)

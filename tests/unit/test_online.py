@@ -1,0 +1,189 @@
+"""Slow ranks are named while the job runs, once an alarm, and as the report of the finished run names them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import time
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+from engine_labs import RANK_OF, RankEngine, RankLab
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_run import MS, T0, S, soft_topology, synthetic_run
+
+from harness.analysis.slow_ranks import slow_ranks
+from harness.analysis.soft_errors import detect
+from harness.bench.soft_errors import Noise, made_up
+from harness.experiment.file import decode
+from harness.record.measurements import Iteration, Rank, RankSeries
+from harness.run import loop as run_module
+from harness.run.fit import fit
+from harness.run.found import Found
+from harness.run.online import Online
+from inject.journal import Journal
+from testbed.telemetry import Recorded
+
+RNICS = [f"host{host}:rxe{number}" for number in (0, 1) for host in (1, 2, 3, 4)]
+HEALTHY = """
+name = "x"
+[workload]
+collective = "all-reduce"
+size = "1MiB"
+iterations = 100
+warmup = 0
+compute_units = 8
+"""
+
+
+def compute_ns(ranks, iterations, *, slow=2, since=80, until=None, seed=0):
+    """Compute times in ns, array of (iterations, ranks); rank `slow` takes 1.3 times as long between two of them."""
+    noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=ranks)
+    times = made_up(noise, iterations, np.random.default_rng(seed))
+    times[since:until, slow] *= 1.3
+    return (times * 100 * MS).astype(np.int64)
+
+
+def event(rank, index, time_ns):
+    return {"event": "iteration", "task": f"rank{rank}", "index": index, "compute_ns": int(time_ns)}
+
+
+def events(times, start=0):
+    """Of whole iterations, one after the other."""
+    return [event(rank, start + index, one) for index, row in enumerate(times) for rank, one in enumerate(row)]
+
+
+def told_of(told, ranks=4):
+    """What is said in the end of the events `told`, and how many ranks are slow then."""
+    lines = []
+    with Online(RNICS[:ranks], soft_topology(), lines.append) as online:
+        for one in told:
+            online.on_event(one)
+    return lines, online.count()
+
+
+def finished(times, counts):
+    """The run whose rank r has finished the first `counts[r]` iterations."""
+    series = []
+    for rank, count in enumerate(counts):
+        steps = [
+            Iteration(index=index, start_ns=T0 + index * S, compute_ns=int(one), comm_ns=MS, wait_ns=0)
+            for index, one in enumerate(times[:count, rank])
+        ]
+        series.append(RankSeries(rank=rank, iterations=tuple(steps)))
+    ranks = [Rank(rank=rank, host=name[:5], rnic=name[6:]) for rank, name in enumerate(RNICS[: len(counts)])]
+    return msgspec.structs.replace(synthetic_run(), ranks=tuple(ranks), series=tuple(series))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 8), st.integers(50, 70), st.booleans(), st.randoms(use_true_random=False))
+def test_it_says_what_is_said_of_the_finished_run(ranks, since, in_order, random):
+    """However the ranks come, and wherever each of them stops: both have seen what all have finished, in order."""
+    times = compute_ns(ranks, 130, slow=ranks - 1, since=since, seed=random.randrange(20))
+    counts = [random.randint(100, 130) for _ in range(ranks)]
+    order = [(rank, index) for rank, count in enumerate(counts) for index in range(count)]
+    random.shuffle(order)
+    if in_order:  # of each rank, as its own messages come
+        own = [itertools.count() for _ in range(ranks)]
+        order = [(rank, next(own[rank])) for rank, _ in order]
+    lines, _ = told_of([event(rank, index, times[index, rank]) for rank, index in order], ranks)
+    racks = ["rack1" if name < "host3" else "rack2" for name in RNICS[:ranks]]
+    alarms = detect(times[: min(counts)], racks=racks)
+    assert alarms
+    assert lines == [
+        f"rank {one.rank} ({RNICS[one.rank]}) computes about {100 * one.slowdown:.0f} % slower "
+        f"since iteration {one.since}; found at iteration {one.iteration}"
+        for one in alarms
+    ]
+    assert [(one.rank, one.iteration, one.since, one.slowdown) for one in slow_ranks(finished(times, counts)).slow] == [
+        (one.rank, one.iteration, one.since, one.slowdown) for one in alarms
+    ]
+
+
+def test_an_alarm_is_told_while_the_job_goes_on_and_once():
+    times, lines = compute_ns(4, 150, slow=2), queue.Queue()
+    with Online(RNICS[:4], soft_topology(), lines.put) as online:
+        for one in events(times[:100]):
+            online.on_event(one)
+        said = lines.get(timeout=20)
+        for one in events(times[100:], start=100):
+            online.on_event(one)
+    assert said.startswith("rank 2 (host3:rxe0) computes about ")
+    assert " since iteration 80; found at iteration 8" in said
+    assert online.count() == 1
+    assert lines.empty()
+
+
+def test_a_rank_that_heals_is_not_counted_and_told_again_when_it_falls_ill():
+    times = compute_ns(4, 300, slow=1, until=120)
+    times[220:, 1] = times[220:, 1] * 13 // 10
+    assert told_of(events(times[:200])) == (told_of(events(times))[0][:1], 0)
+    lines, count = told_of(events(times))
+    assert [line.split(" computes")[0] for line in lines] == ["rank 1 (host2:rxe0)"] * 2
+    assert count == 1
+
+
+def test_what_is_not_known_yet_is_not_counted():
+    times = compute_ns(4, 150, slow=2)
+    assert told_of(events(times[:8])) == ([], None)
+    assert told_of(events(times[:70])) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        (1, events(compute_ns(4, 150)[:, :1])),
+        (4, events(0 * compute_ns(4, 150))),
+        (0, [{"event": "sample", "task": "flow0", "start_ns": 0, "sizes": [1]}]),
+    ],
+    ids=["one rank", "nothing computed", "flows"],
+)
+def test_where_there_is_nothing_to_compare_nothing_is_said(ranks, told):
+    assert told_of(told, ranks) == ([], None)
+
+
+def test_nothing_is_looked_at_any_more_when_a_rank_computes_nothing():
+    times = compute_ns(4, 150, since=100)
+    times[90, 0] = 0
+    assert told_of(events(times)) == ([], None)
+    assert slow_ranks(finished(times, [150] * 4)).slow == ()
+
+
+class Computing(RankEngine):
+    """Tells all its iterations as soon as it is started."""
+
+    times = compute_ns(4, 100, slow=2)
+
+    def do_start(self, task):
+        rank, now_ns = RANK_OF[self.host], time.monotonic_ns()
+        for index, took_ns in enumerate(self.times[:, rank].tolist()):
+            self.emit(
+                "iteration", task=task, index=index, start_ns=now_ns, end_ns=now_ns + took_ns + MS, compute_ns=took_ns,
+                comm_ns=MS, wait_ns=0, wrong=0, phases_ns=[MS],
+            )  # fmt: skip
+        self.emit("done", task=task, start_ns=now_ns, end_ns=now_ns + S, iterations=len(self.times), wrong=0)
+
+
+class ComputingLab(RankLab):
+    engine = Computing
+
+
+def test_a_run_without_faults_is_looked_at_too(tmp_path, monkeypatch):
+    """The run loop and traffic's own words and threads; only engines are made up, and machines tell nothing."""
+    following = SimpleNamespace(heard_ns=dict, stop=Recorded)
+    monkeypatch.setattr(run_module.telemetry, "start", lambda *_, **__: contextlib.nullcontext(following))
+    monkeypatch.setattr(run_module.counters, "read", lambda _lab: {})
+    monkeypatch.setattr(run_module.workload, "paths_of", lambda *_: {})
+    experiment = fit(decode(HEALTHY.encode(), source="x.toml"), ComputingLab.topology, "soft")
+    decided = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload={}), faults=())
+    lab, lines, found = ComputingLab(None), [], Found()
+    lab.heartbeat = lambda: None
+    with Journal(tmp_path / "journal") as journal:
+        run_module._with_faults(decided, lab, journal, found, lines.append, None, lambda _: None)
+    assert found.result.outcome == "completed"
+    (said,) = (line for line in lines if line != "workload is running")
+    assert said.startswith("rank 2 (host3:rxe0) computes about ")
