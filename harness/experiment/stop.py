@@ -54,6 +54,12 @@ _TABLE = (
         bound="max",
         meaning="Machines whose kernel has reported a bug of its own",
     ),
+    Metric(
+        name="slow_ranks",
+        unit="count",
+        bound="max",
+        meaning="Ranks that compute slower than before, as the online detector names them now",
+    ),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}
 """What a stop condition can bound, by name."""

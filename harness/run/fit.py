@@ -228,7 +228,12 @@ def _fit_expectations(experiment: Experiment, lab_kind: str) -> None:
 
 def _fit_stops(experiment: Experiment) -> None:
     first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=0)
+    work = experiment.workload
+    computes = isinstance(work, Collective | Job) and work.compute_units > 0
     for index, condition in enumerate(experiment.stops):
+        if condition.metric.name == "slow_ranks" and not computes:
+            said = "slow_ranks compares compute phases, and this workload has none (compute_units)"
+            raise _error(experiment, f"stop[{index}].metric", said)
         if condition.metric.name == "goodput_ratio" and first_ns < MIN_BASELINE_NS:
             raise _error(
                 experiment,

@@ -32,10 +32,12 @@ class Live:
     """Grows as a run goes on: fed by the events of its traffic and by what its machines tell. Thread-safe.
 
     `heard_ns` gives, by machine, when something of it was heard last (controller ns); None: nobody listens.
+    `slow_ranks` gives how many ranks are slow now (`harness.run.online`); None: nobody looks for them.
     """
 
     def __init__(self) -> None:
         self.heard_ns: Callable[[], Mapping[str, int]] | None = None
+        self.slow_ranks: Callable[[], int | None] | None = None
         self._lock = threading.Lock()
         self._bytes: Counter[int] = Counter()
         self._qp_errors = 0
@@ -68,12 +70,14 @@ class Live:
     def values(self, now_ns: int) -> dict[str, float | None]:
         """What `harness.experiment.stop.METRICS` names, as it is now; None: not known (yet)."""
         heard = self.heard_ns() if self.heard_ns is not None else {}
+        slow = self.slow_ranks() if self.slow_ranks is not None else None
         with self._lock:
             return {
                 "qp_errors": self._qp_errors,
                 "goodput_ratio": self._goodput_ratio(now_ns),
                 "silence": max(((now_ns - at_ns) / 1e9 for at_ns in heard.values()), default=None),
                 "kernel.broken": len(kernel_log.broken(self._kernel)),
+                "slow_ranks": slow,
             }
 
     def _goodput_ratio(self, now_ns: int) -> float | None:

@@ -268,6 +268,7 @@ def _with_faults(
         live.heard_ns = following.heard_ns
         work = decided.experiment.workload
         online = taps.enter_context(Online(() if isinstance(work, Flow) else work.ranks, lab.topology, progress))
+        live.slow_ranks = online.count
         on_event = asked.both(online.on_event, asked.both(live.on_event, on_flights))
         with journal.doing("workload", workload=decided.plan.workload):
             running = workload.start(decided.experiment, lab, on_event)

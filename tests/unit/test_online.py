@@ -20,15 +20,18 @@ from harness.analysis.slow_ranks import slow_ranks
 from harness.analysis.soft_errors import detect
 from harness.bench.soft_errors import Noise, made_up
 from harness.experiment.file import decode
+from harness.experiment.stop import METRICS, Condition, Guard
 from harness.record.measurements import Iteration, Rank, RankSeries
 from harness.run import loop as run_module
 from harness.run.fit import fit
 from harness.run.found import Found
+from harness.run.live import Live, Watching
 from harness.run.online import Online
 from inject.journal import Journal
 from testbed.telemetry import Recorded
 
 RNICS = [f"host{host}:rxe{number}" for number in (0, 1) for host in (1, 2, 3, 4)]
+SLOW = Condition(metric=METRICS["slow_ranks"], bound=0)
 HEALTHY = """
 name = "x"
 [workload]
@@ -151,6 +154,31 @@ def test_nothing_is_looked_at_any_more_when_a_rank_computes_nothing():
     times[90, 0] = 0
     assert told_of(events(times)) == ([], None)
     assert slow_ranks(finished(times, [150] * 4)).slow == ()
+
+
+def test_a_slow_rank_stops_a_run():
+    live = Live()
+    with Online(RNICS[:4], soft_topology(), lambda _: None) as online:
+        live.slow_ranks = online.count
+        with Watching(Guard([SLOW]), live, lambda: None) as watching:
+            for one in events(compute_ns(4, 100, slow=3)):
+                online.on_event(one)
+            assert watching.stopped.wait(20)
+    assert watching.error is None
+    assert watching._guard.held.value == 1
+
+
+def test_a_defect_of_ours_leaves_no_fault_unguarded():
+    live, lines = Live(), []
+    with Online(RNICS[:4], soft_topology(), lines.append) as online:
+        for rank in range(4):
+            online.on_event({**event(rank, 0, 1), "compute_ns": "soon"})
+    live.slow_ranks = online.count
+    with Watching(Guard([]), live, lambda: None) as watching:
+        assert watching.stopped.wait(20)
+    (line,) = lines
+    assert line.startswith("slow ranks are no longer looked for: TypeError")
+    assert line in str(watching.error)
 
 
 class Computing(RankEngine):

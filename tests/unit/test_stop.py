@@ -66,6 +66,8 @@ def test_conditions_of_an_experiment():
         ('for = "5s"\n[[stop]]', 'fro = "5s"\n[[stop]]', ["stop[0]", "did you mean for"]),
         ('"INCONCLUSIVE"', '"PASS"', ["stop[1].verdict", "PASS"]),
         ('at = "8s"', 'at = "0s"', ["stop[0].metric", "fault-free start"]),
+        ('"silence"\nmax = "10s"', '"slow_ranks"\nmax = 0', ["stop[1].metric", "compute_units"]),
+        ('"silence"\nmax = "10s"', '"slow_ranks"\nmin = 1', ["stop[1]", "bounded by max alone"]),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(old, new, words):
@@ -73,6 +75,14 @@ def test_what_is_wrong_is_named_with_its_path(old, new, words):
     with pytest.raises(ConfigError) as caught:
         fit(decode(FILE.replace(old, new).encode(), source="x.toml"), soft_topology(), "soft")
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_slow_ranks_are_counted_in_a_job_that_computes():
+    text = FILE.replace('"30s"', '"30s"\ncompute_units = 8').replace('"silence"\nmax = "10s"', '"slow_ranks"\nmax = 0')
+    _, slow = fit(decode(text.encode(), source="x.toml"), soft_topology(), "soft").stops
+    assert (slow.metric.name, slow.bound, slow.for_ns) == ("slow_ranks", 0, 0)
+    assert slow.holds(1)
+    assert not slow.holds(0)
 
 
 def test_conditions_without_faults_are_refused():
@@ -142,12 +152,15 @@ def test_goodput_is_a_share_of_what_it_was_before_the_first_fault():
 
 def test_what_else_is_seen_live():
     live = Live()
-    assert live.values(S) == {"qp_errors": 0, "goodput_ratio": None, "silence": None, "kernel.broken": 0}
+    counts = {"qp_errors": 0, "kernel.broken": 0}
+    assert live.values(S) == {**counts, "goodput_ratio": None, "silence": None, "slow_ranks": None}
     live.heard_ns = lambda: {"host1": 3 * S, "fabric": 5 * S}
+    live.slow_ranks = lambda: 2
     live.on_event({"event": "qp_error"})
     live.on_change(Change(at_ns=S, node="host2", subject="kernel", text="1 BUG: unable to handle page fault"))
     live.on_change(Change(at_ns=S, node="host2", subject="link be0", text="DOWN"))
-    assert live.values(7 * S) == {"qp_errors": 1, "goodput_ratio": None, "silence": 4.0, "kernel.broken": 1}
+    counts = {"qp_errors": 1, "kernel.broken": 1, "slow_ranks": 2}
+    assert live.values(7 * S) == {**counts, "goodput_ratio": None, "silence": 4.0}
     assert set(live.values(7 * S)) == set(METRICS)
 
 
