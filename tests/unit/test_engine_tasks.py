@@ -1,25 +1,21 @@
-"""The engine's tasks themselves, on a fabric of memory moves: pauses in programs, and grants of receivers."""
+"""The engine's tasks themselves, on a fabric of memory moves: programs with pauses, grants, a pace, late receives."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import random
-import time
 import weakref
 
 import house
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from memory_fabric import VERBS, Fabric, Rnic, modules
+from engine_flows import flow_on
+from memory_fabric import Fabric, Rnic, modules
 
 from inject.node import latereceives
 from traffic import collective, cost, flow, inference, ranking, replay, replay_batches, schedules, traces
 from traffic.collective import CollectiveSpec
 from traffic.inference import InferenceSpec
 from traffic.node import late, rnr
-from traffic.node.content import Content, Looker, nearest
 from traffic.ranking import RankingSpec
 from traffic.ranks import rank_plan
 from traffic.replay_batches import ReplaySpec
@@ -151,20 +147,6 @@ def test_a_rank_has_the_time_of_all_operations_that_it_may_have_to_wait_for(monk
     assert "overdue" not in [event for _, event, _ in fabric.events]
 
 
-def flow_on(monkeypatch, fabric, **change):
-    """The two ends of a flow on a fabric, joined; their done comes into its events."""
-    node = modules(monkeypatch)
-    told = flow.engine_spec(flow.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change}))
-    kinds = node.flow.FlowSender, node.flow.FlowReceiver
-    if change.get("check"):
-        kinds = node.checked.CheckedSender, node.checked.CheckedReceiver
-    if change.get("transport"):
-        kinds = node.numbered.NumberedSender, node.numbered.NumberedReceiver
-    for name, kind in zip(("tx", "rx"), kinds, strict=True):
-        fabric.tasks[name] = kind(name, Rnic("rxe0"), told, fabric.emit_for(name))
-    fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(told["qps"])])
-
-
 @pytest.mark.parametrize("verb", ["send", "write-imm"])
 def test_a_receiver_that_is_told_of_is_always_ready(verb, monkeypatch):
     fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=0)
@@ -288,223 +270,3 @@ def test_counters_of_rnr_are_read_by_the_name_that_the_driver_has(tmp_path, monk
     count.begin()
     (folder / "rnr_nak_retry_err").write_text("42\n")
     assert count.told() == {"naks": {"counter": "rnr_nak_retry_err", "count": 2}}
-
-
-def run_checked(fabric, verb):
-    """Run both ends to their done; what each of them told."""
-    fabric.tasks["rx"].begin(0)
-    fabric.run(["tx"])
-    if fabric.unreliable:
-        fabric.drain()
-    if verb != "read":
-        fabric.tasks["rx"].stop(time.monotonic_ns())
-        fabric.tasks["rx"].tick(time.monotonic_ns() + 10**9)
-    return {who: fields for who, event, fields in fabric.events if event == "done"}
-
-
-@pytest.mark.parametrize("verb", flow.CHECKED["rc"])
-@pytest.mark.parametrize("size", [1, 7, 8, 512, 70_001])
-def test_every_byte_of_every_message_is_looked_at(verb, size, monkeypatch):
-    """Also where there are few slots, and a receiver that is slow to look: no slot is used again before."""
-    fabric = Fabric(random.Random(7), delay_ns=200_000, rnr_retry=0)
-    flow_on(monkeypatch, fabric, verb=verb, check=True, message_bytes=size, messages=301, qps=3, depth=3)
-    done = run_checked(fabric, verb)["tx" if verb == "read" else "rx"]
-    assert (done["checked_bytes"], done["wrong_bytes"]) == (301 * size, 0)
-
-
-@pytest.mark.parametrize("verb", ["write-imm", "read"])
-def test_a_byte_that_is_not_what_was_sent_is_counted(verb, monkeypatch):
-    class Spoiling(Fabric):
-        count = 0
-
-        def spoilt(self, opcode, remote, data, *rest):
-            carries = opcode == VERBS[verb] and bool(data)
-            self.count += carries
-            if carries and self.count == 20 and verb == "write-imm":
-                data = data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
-            if carries and self.count == 20 and verb == "read":
-                remote += 1
-            return opcode, remote, data, *rest
-
-    fabric = Spoiling(random.Random(7), delay_ns=200_000, rnr_retry=0)
-    flow_on(monkeypatch, fabric, verb=verb, check=True, messages=40, depth=4)
-    done = run_checked(fabric, verb)["tx" if verb == "read" else "rx"]
-    assert done["wrong_bytes"] == 1 if verb == "write-imm" else done["wrong_bytes"] > 400
-
-
-def test_what_comes_again_after_a_rebuild_is_right_and_what_is_of_another_place_is_not():
-    content = Content(64)
-    looker = Looker(content, 3)
-    for number in range(5):
-        looker.look(content.of(3, number))
-    looker.rejoined = True
-    looker.look(content.of(3, 3))  # its acknowledgement was lost
-    looker.look(content.of(3, 4))
-    looker.rejoined = True
-    looker.look(content.of(3, 7))  # it had not looked at two
-    assert (looker.checked, looker.wrong) == (8 * 64, 0)
-    looker.look(content.of(3, 7))
-    assert looker.wrong > 50, "one that comes twice, unasked"
-    before = looker.wrong
-    looker.look(content.of(4, 9))
-    assert looker.wrong > before + 50, "one of another queue pair"
-
-
-UNRELIABLE = [(transport, verb) for transport in ("uc", "ud") for verb in flow.CHECKED[transport]]
-
-
-@pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
-@pytest.mark.parametrize("size", [1, 8, 512, 4096])
-def test_every_byte_of_what_comes_unreliably_is_looked_at(transport, verb, size, monkeypatch):
-    fabric = Fabric(random.Random(7), delay_ns=200_000, unreliable=True)
-    asked = {"transport": transport, "verb": verb, "check": True}
-    flow_on(monkeypatch, fabric, **asked, message_bytes=size, messages=301, qps=3, depth=3)
-    done = run_checked(fabric, verb)["rx"]
-    assert sum(total["messages"] for total in done["totals"]) == 301
-    assert (done["checked_bytes"], done["wrong_bytes"]) == (301 * size, 0)
-
-
-class Losing(Fabric):
-    """A fifth of everything, also of what tells a writer that it may go on, and what asks for that."""
-
-    lost = 0
-
-    def spoilt(self, *message):
-        if self.choice.random() < 0.2:
-            self.lost += bool(message[2])
-            return None
-        return message
-
-
-@pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
-def test_what_is_lost_is_not_wrong_and_holds_up_nothing_for_ever(transport, verb, monkeypatch):
-    fabric = Losing(random.Random(7), delay_ns=200_000, unreliable=True)
-    asked = {"transport": transport, "verb": verb, "check": True}
-    flow_on(monkeypatch, fabric, **asked, messages=200, depth=16)
-    done = run_checked(fabric, verb)
-    came = done["rx"]["totals"][0]["messages"]
-    assert done["tx"]["totals"][0]["messages"] == 200
-    assert fabric.lost > 10
-    assert came == 200 - fabric.lost
-    assert (done["rx"]["checked_bytes"], done["rx"]["wrong_bytes"]) == (came * 512, 0)
-
-
-@pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
-@pytest.mark.parametrize(
-    ("spoil", "wrong"),
-    [
-        (lambda data, _: data[:-2] + bytes([data[-2] ^ 1]) + data[-1:], range(1, 2)),
-        (lambda data, _: bytes([data[0] ^ 1]) + data[1:], range(1, 2)),
-        (lambda data, before: data[:256] + before[256:], range(200, 257)),
-        (lambda _, before: before, range(400, 513)),
-        (lambda *_: b"", range(400, 513)),
-    ],
-    ids=["a byte", "its number", "torn", "another one", "left over"],
-)
-def test_what_comes_otherwise_than_it_was_sent_is_wrong(transport, verb, spoil, wrong, monkeypatch):
-    class Spoiling(Fabric):
-        count, before = 0, b""
-
-        def spoilt(self, opcode, remote, data, *rest):
-            self.count += bool(data)
-            if data and self.count == 20:
-                return opcode, remote, spoil(data, self.before), *rest
-            self.before = data or self.before
-            return opcode, remote, data, *rest
-
-    fabric = Spoiling(random.Random(7), delay_ns=200_000, unreliable=True)
-    asked = {"transport": transport, "verb": verb, "check": True}
-    flow_on(monkeypatch, fabric, **asked, messages=40, depth=4)
-    done = run_checked(fabric, verb)["rx"]
-    assert done["checked_bytes"] == 40 * 512
-    assert done["wrong_bytes"] in wrong
-
-
-class LateToLook(Fabric):
-    """Its receiver sees of a write, and of what asks, 5 ms after it has landed; the order is kept."""
-
-    def spoilt(self, opcode, remote, data, imm, *rest):
-        if opcode != VERBS["write-imm"] or remote is None or not (data or imm >> 31):
-            return opcode, remote, data, imm, *rest
-        if data:
-            ctypes.memmove(remote, data, len(data))
-        self.later(time.monotonic_ns() + 5 * MS, self.tasks["tx"].conns[0], (opcode, None, b"", imm, *rest))
-        return None
-
-
-def test_no_place_is_written_again_before_it_was_looked_at(monkeypatch):
-    fabric = LateToLook(random.Random(7), delay_ns=100_000, unreliable=True)
-    flow_on(monkeypatch, fabric, transport="uc", verb="write", check=True, messages=100, depth=4)
-    done = run_checked(fabric, "write")["rx"]
-    assert (done["totals"][0]["messages"], done["wrong_bytes"]) == (100, 0)
-
-
-def test_a_write_whose_place_was_given_up_is_not_judged(monkeypatch):
-    """A copy of message 1 comes when its place has message 5; message 9 is what belongs there next."""
-    fabric = Fabric(random.Random(7), delay_ns=100_000, unreliable=True)
-    flow_on(monkeypatch, fabric, transport="uc", verb="write", check=True, messages=8, depth=4)
-    run_checked(fabric, "write")
-    receiver = fabric.tasks["rx"]
-    receiver.on_recv(receiver.conns[0], 1, time.monotonic_ns())
-    assert (receiver.checked, receiver.wrong, receiver.counts[0][0]) == (8 * 512, 0, 9)
-    receiver.on_recv(receiver.conns[0], 9, time.monotonic_ns())
-    assert receiver.wrong > 400
-
-
-def test_a_writer_that_nobody_answers_loses_its_queue_pair(monkeypatch):
-    class OneWay(Fabric):
-        def spoilt(self, *message):
-            return message if message[2] else None
-
-    fabric = OneWay(random.Random(7), delay_ns=100_000, unreliable=True)
-    asked = {"transport": "uc", "verb": "write", "check": True, "op_deadline_s": 0.3}
-    flow_on(monkeypatch, fabric, **asked, messages=100, depth=4)
-    fabric.tasks["rx"].begin(0)
-    with pytest.raises(AssertionError, match="wait for each other"):  # nobody is there to make it again
-        fabric.run(["tx"], seconds=1.0)
-    (error,) = [fields for _, event, fields in fabric.events if event == "qp_error"]
-    assert error["status"] == "OP_DEADLINE"
-
-
-@pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
-def test_what_is_overtaken_or_comes_twice_is_not_wrong(transport, verb, monkeypatch):
-    class Overtaking(LateToLook):
-        late = doubled = 0
-
-        def spoilt(self, *message):
-            *message, again = message
-            lot = self.choice.random() if message[2] and not again else 1.0
-            if lot < 0.3:
-                after_ns = self.choice.randint(0, 30 * MS) if lot < 0.2 else 0
-                self.later(time.monotonic_ns() + after_ns, self.tasks["tx"].conns[0], (*message, "again"))
-            self.late += lot < 0.2
-            self.doubled += 0.2 <= lot < 0.3
-            return None if lot < 0.2 else super().spoilt(*message, None)
-
-    fabric = Overtaking(random.Random(7), delay_ns=100_000, unreliable=True)
-    asked = {"transport": transport, "verb": verb, "check": True}
-    flow_on(monkeypatch, fabric, **asked, messages=200, depth=4)
-    done = run_checked(fabric, verb)["rx"]
-    assert fabric.late > 10
-    assert fabric.doubled > 5
-    assert done["totals"][0]["messages"] == 200 + fabric.doubled
-    assert done["checked_bytes"] >= 200 * 512
-    assert done["wrong_bytes"] == 0
-
-
-@pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
-def test_after_a_rebuild_messages_have_the_numbers_that_they_had(transport, verb, monkeypatch):
-    fabric = Fabric(random.Random(7), delay_ns=100_000, unreliable=True)
-    flow_on(monkeypatch, fabric, transport=transport, verb=verb, check=True, messages=50, depth=4)
-    run_checked(fabric, verb)
-    sender = fabric.tasks["tx"]
-    lane = sender.lanes[0]
-    lane.flying.extend([lane.idle.popleft(), lane.idle.popleft()])
-    sender.joined(sender.conns[0])
-    assert [lane.keep[index][0].imm_data for index in lane.flying] == [48, 49]
-
-
-@given(st.integers(0, 1 << 40), st.integers(-(1 << 30) + 1, (1 << 30) - 1))
-def test_a_number_is_known_by_its_remainder(due, away):
-    number = max(0, due + away)
-    assert nearest(number % (1 << 31), due, 1 << 31) == number

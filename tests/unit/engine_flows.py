@@ -1,0 +1,35 @@
+"""Flows of the engine on a fabric of memory moves, for tests: their two ends, joined, and what they tell when done."""
+
+from __future__ import annotations
+
+import time
+
+from memory_fabric import Rnic, modules
+
+from traffic import flow
+
+
+def flow_on(monkeypatch, fabric, **change):
+    """The two ends of a flow on a fabric, joined; their done comes into its events."""
+    node = modules(monkeypatch)
+    told = flow.engine_spec(flow.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change}))
+    kinds = node.flow.FlowSender, node.flow.FlowReceiver
+    if change.get("check"):
+        kinds = node.checked.CheckedSender, node.checked.CheckedReceiver
+    if change.get("transport"):
+        kinds = node.numbered.NumberedSender, node.numbered.NumberedReceiver
+    for name, kind in zip(("tx", "rx"), kinds, strict=True):
+        fabric.tasks[name] = kind(name, Rnic("rxe0"), told, fabric.emit_for(name))
+    fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(told["qps"])])
+
+
+def run_checked(fabric, verb):
+    """Run both ends to their done; what each of them told."""
+    fabric.tasks["rx"].begin(0)
+    fabric.run(["tx"])
+    if fabric.unreliable:
+        fabric.drain()
+    if verb != "read":
+        fabric.tasks["rx"].stop(time.monotonic_ns())
+        fabric.tasks["rx"].tick(time.monotonic_ns() + 10**9)
+    return {who: fields for who, event, fields in fabric.events if event == "done"}
