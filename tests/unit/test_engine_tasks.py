@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 import weakref
 
 import house
@@ -177,6 +178,22 @@ def test_a_sender_that_may_not_wait_so_often_loses_its_queue_pair(monkeypatch):
         fabric.run(["tx"], seconds=1.0)
     (error,) = [fields for _, event, fields in fabric.events if event == "qp_error"]
     assert (error["status"], fabric.naks) == ("RNR_RETRY_EXC_ERR", 3)
+
+
+def test_a_receive_that_is_late_for_a_queue_pair_that_is_gone_is_not_posted_on_the_next(monkeypatch):
+    """There is one at a time: the new queue pair has its own."""
+    fabric = Fabric(random.Random(7), rnr_retry=0)
+    flow_on(monkeypatch, fabric, verb="send", messages=4, qps=2, late_receives_ms=1.0)
+    receiver = fabric.tasks["rx"]
+    for conn in receiver.conns.values():
+        conn.rc.receives.clear()  # it was taken
+        receiver.on_recv(conn, 0, time.monotonic_ns())
+    gone = receiver.conns[0]
+    gone.generation += 1
+    receiver.joined(gone)
+    while receiver.wake_ns is not None:
+        receiver.wake(receiver.wake_ns)
+    assert [len(conn.rc.receives) for conn in receiver.conns.values()] == [1, 1]
 
 
 class Interfered(Fabric):

@@ -70,13 +70,11 @@ class Engine:
         looked_ns, ran_ns = time.monotonic_ns(), time.process_time_ns()
         while self.open:
             wakes = [task.wake_ns for task in self.tasks.values() if task.wake_ns is not None]
-            held = (self.late.held[0][0],) if self.late.held else ()
-            wait_ns = min(due_ns, *wakes, *held, due_ns) - time.monotonic_ns()
+            wait_ns = min(due_ns, self.late.due_ns or due_ns, *wakes) - time.monotonic_ns()
             for key, _ in self.selector.select(max(0.0, wait_ns / 1e9)):
                 key.data()
             now_ns = time.monotonic_ns()
-            if held:
-                self.late.wake(now_ns)
+            self.late.wake(now_ns)
             if wakes:
                 for task in list(self.tasks.values()):
                     if task.wake_ns is not None and now_ns >= task.wake_ns:

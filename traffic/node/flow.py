@@ -19,6 +19,7 @@ import time
 from collections import deque
 
 from traffic.node import buffer
+from traffic.node.late import Late
 from traffic.node.pacer import Pacer
 from traffic.node.rnr import RnrCount
 from traffic.node.task import RECV_ID, Conn, Task
@@ -63,11 +64,10 @@ class FlowReceiver(Task):
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
-        self.late_ns = spec["late_ns"]
-        self.due_ns: dict[int, int] = {}  # by connection: when its receive is posted
+        self.slow = Late(spec["late_ns"])
         self.receives = 0
         if spec["verb"] in RECEIVED:
-            self.receives = 1 if self.late_ns else SEND_WINDOW * spec["depth"]
+            self.receives = 1 if self.slow.ns else SEND_WINDOW * spec["depth"]
         self.tell_at = max(1, self.receives // 4)
         self.buffer = buffer.make(rnic, self.memory_bytes(), spec["gpu"])
         size = spec["part_bytes"] if spec["verb"] == "send" else 0
@@ -95,7 +95,6 @@ class FlowReceiver(Task):
 
     def joined(self, conn: Conn) -> None:
         self.untold[conn.number] = 0
-        self.due_ns.pop(conn.number, None)
         if self.receives:
             if conn.number not in self.credits:
                 self.credits[conn.number] = request(
@@ -109,9 +108,9 @@ class FlowReceiver(Task):
         self._tell(conn, now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
-        if self.late_ns:
-            self.due_ns[conn.number] = now_ns + self.late_ns
-            self.wake_ns = min(self.due_ns.values())
+        if self.slow.ns:
+            self.slow.post(conn, self.receive)
+            self.wake_ns = self.slow.due_ns
             return
         again = self.taken(conn, imm)
         if conn.state in ("joined", "up"):
@@ -120,19 +119,15 @@ class FlowReceiver(Task):
         self._tell(conn, now_ns)
 
     def wake(self, now_ns: int) -> None:
-        for number in [number for number, due_ns in self.due_ns.items() if due_ns <= now_ns]:
-            del self.due_ns[number]
-            conn = self.conns[number]
-            if conn.state in ("joined", "up"):
-                conn.rc.post_recv(self.receive)
-        self.wake_ns = min(self.due_ns.values(), default=None)
+        self.slow.wake(now_ns)
+        self.wake_ns = self.slow.due_ns
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         self._tell(conn, now_ns)
 
     def _tell(self, conn: Conn, now_ns: int) -> None:
         untold = self.untold[conn.number]
-        if not self.receives or self.late_ns or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
+        if not self.receives or self.slow.ns or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
             return
         if untold >= self.tell_at:
             credit, _ = self.credits[conn.number]
@@ -143,6 +138,7 @@ class FlowReceiver(Task):
 
     def close(self) -> None:
         super().close()
+        self.slow.forget()
         self.buffer.close()
 
 

@@ -26,10 +26,10 @@ _FOR_EVER_NS = 1 << 62
 
 
 class Late:
-    """Of one engine. `ns`: how late; 0: at once."""
+    """Of one engine, or of a receiver that is asked to be slow. `ns`: how late; 0: at once."""
 
-    def __init__(self) -> None:
-        self.ns = 0
+    def __init__(self, ns: int = 0) -> None:
+        self.ns = ns
         self.held: deque[tuple[int, Conn, int, Any]] = deque()
 
     def look(self) -> None:
@@ -45,8 +45,13 @@ class Late:
         else:
             conn.rc.post_recv(receive)
 
+    @property
+    def due_ns(self) -> int | None:
+        """When `wake` has something to post, if at all."""
+        return self.held[0][0] if self.held else None
+
     def wake(self, now_ns: int) -> None:
-        """Post what is due; `held[0][0]` is when that is."""
+        """Post what is due."""
         if self.held and self.held[0][0] <= now_ns:
             self._post(now_ns)
 
