@@ -84,7 +84,7 @@ def test_commands_are_found_in_shell_and_in_text_and_nowhere_else(page, found, t
 
 
 WHOLE = {
-    "[workload]": '[workload]\ncollective = "all-reduce"\nsize = "1MiB"\niterations = 9\n',
+    "[workload]": '[workload]\ncollective = "all-reduce"\nsize = "1MiB"\niterations = 9\ncompute_units = 8\n',
     "[[faults]]": '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = "5s"\nfor = "1s"\n',
 }
 
