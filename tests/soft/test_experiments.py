@@ -97,12 +97,35 @@ max = 0
 """
 
 
-def finished(text, lab, tmp_path):
+SLOW_RANK = """
+name = "slow-rank"
+seed = 1
+
+[workload]
+collective = "all-reduce"
+size = "64KiB"
+duration = "60s"
+compute_units = 10
+
+[[faults]]
+kind = "gpu.throttle"
+target = "host2:gpu0"
+at = "30s"
+for = "25s"
+set = { percent = 75 }
+
+[[stop]]
+metric = "slow_ranks"
+max = 0
+"""
+
+
+def finished(text, lab, tmp_path, *, verdict=Verdict.PASS, progress=print):
     source = text.encode()
     decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
-    done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
+    done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=progress)
     lab.forget_connections()
-    assert done.verdict.verdict is Verdict.PASS, done.verdict
+    assert done.verdict.verdict is verdict, done.verdict
     return done
 
 
@@ -120,3 +143,17 @@ def test_a_job_that_serves_is_judged_with_its_own_times(lab, tmp_path, text):
     page = done.report.read_text(encoding="utf-8")
     assert ("time to first token" in page) is (text is SERVING)
     assert all(receipt.cleared["ok"] for receipt in done.verdict.faults)
+
+
+def test_a_slow_rank_is_named_while_the_job_runs_and_may_stop_it(lab, tmp_path):
+    """Told once, before the window is over; the condition lifts the fault, whose receipt is whole all the same."""
+    told = []
+    done = finished(SLOW_RANK, lab, tmp_path, verdict=Verdict.FAIL, progress=told.append)
+    (named,) = [line for line in told if "computes about" in line]
+    assert named.startswith("rank 1 (host2:rxe0) "), named
+    assert told.index(named) < next(at for at, line in enumerate(told) if "cleared" in line)
+    (receipt,) = done.verdict.faults
+    assert receipt.fired.count > 0
+    assert receipt.cleared["ok"]
+    failed = [check.name for check in done.verdict.checks if check.verdict is Verdict.FAIL]
+    assert failed == ["stop.slow_ranks"]
