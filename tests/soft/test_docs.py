@@ -158,7 +158,7 @@ def test_a_link_flaps_under_a_flow(lab, folder):
     """Two terminals. The receipt has three parts, and the flow goes on to its end."""
     env = of_lab(lab)
     with terminal(FLOW, folder, env) as flow:
-        flow.says("acknowledged")
+        flow.says("acknowledged")  # it moves bytes; the fault has the rest of its minute to be typed and armed
         with terminal(FLAP, folder, env) as fault:
             fault.says("armed: ")
             assert not flow.is_over, "the flow was over before the link was down"
