@@ -5,7 +5,6 @@ demo.toml: workload.algoritm: no key "algoritm" here; did you mean algorithm?
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -13,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from testbed.errors import ConfigError
+from testbed.nearest import hint
 
 __all__ = ["Section", "convert", "fail", "one_of", "positive", "read"]
 
@@ -54,9 +54,7 @@ def _explain(message: str, at: str, section: str, keys: Mapping[str, tuple[str, 
     unknown = _UNKNOWN.match(sentence)
     if unknown:
         known = keys.get(re.sub(r"\[.*", "", inner) or section, ())
-        near = difflib.get_close_matches(unknown["name"], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-        sentence = f'no key "{unknown["name"]}" here; {hint}'
+        sentence = f'no key "{unknown["name"]}" here; {hint(unknown["name"], known, otherwise="it has")}'
     return path, sentence[:1].lower() + sentence[1:]
 
 
@@ -71,9 +69,7 @@ def read(parser: Callable[[str], _T], text: str, source: str, path: str) -> _T:
 def one_of(value: str, known: tuple[str, ...], source: str, path: str) -> None:
     """Refuse a word that is not known."""
     if value not in known:
-        near = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
-        raise fail(source, path, f'no {path.rpartition(".")[2]} "{value}"; {hint}')
+        raise fail(source, path, f'no {path.rpartition(".")[2]} "{value}"; {hint(value, known)}')
 
 
 def positive(parser: Callable[[str], int], text: str, source: str, path: str) -> int:

@@ -8,7 +8,6 @@ planner writes) and the report. A kind that is not here does not exist; `inject.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -16,6 +15,7 @@ from inject.kind import Binding, FaultKind, Fidelity, Param, ParamType
 from inject.kinds import congestion, data, gpu, host, link, packet, rack, rnic, storage, switch
 from inject.rack import WAYS
 from testbed.errors import UsageError
+from testbed.nearest import hint
 
 __all__ = ["CATALOGUE", "Binding", "FaultKind", "Fidelity", "Param", "ParamType", "find"]
 
@@ -53,6 +53,4 @@ def find(name: str, *, where: str = "kind") -> FaultKind:
     """
     if name in CATALOGUE:
         return CATALOGUE[name]
-    near = difflib.get_close_matches(name, list(CATALOGUE), n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(CATALOGUE)}"
-    raise UsageError(f'{where}: no fault kind "{name}"; {hint}')
+    raise UsageError(f'{where}: no fault kind "{name}"; {hint(name, list(CATALOGUE), otherwise="there are")}')

@@ -9,7 +9,6 @@ A plan is a function of its input alone: the same specification on the same topo
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -23,6 +22,7 @@ from inject import aim, rack
 from inject.catalogue import Binding, FaultKind, Fidelity, Param, find
 from inject.claims import both_claim
 from testbed.errors import Unsupported, UsageError
+from testbed.nearest import hint
 from testbed.topology import Target, Topology
 
 __all__ = ["FaultSpec", "PlannedFault", "plan", "plan_all", "plan_beside"]
@@ -255,9 +255,8 @@ def _params(given: Mapping[str, Any], kind: FaultKind, *, where: str) -> Mapping
     names = [param.name for param in kind.params]
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"it takes: {', '.join(names)}"
-            raise UsageError(f'{where}.{name}: {kind.name} has no parameter "{name}"; {hint}')
+            said = hint(name, names, otherwise="it takes:")
+            raise UsageError(f'{where}.{name}: {kind.name} has no parameter "{name}"; {said}')
     values = {}
     for param in kind.params:
         if param.name in given:

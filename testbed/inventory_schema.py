@@ -8,7 +8,6 @@ Every variable is `faultbed_<field>` of one of the structs below; unknown ones a
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from testbed.errors import ConfigError
+from testbed.nearest import hint
 
 __all__ = [
     "PREFIX",
@@ -357,8 +357,7 @@ class Mistakes:
 
 def near(word: str, known: list[str]) -> str:
     """A tail for a message about an unknown word: the nearest known one, or all of them."""
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(known) or 'none'}"
+    return f"; {hint(word, known, otherwise='there are')}"
 
 
 def _told(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path, place: str) -> ConfigError:

@@ -13,7 +13,6 @@ Names of things, as a person types them (`Topology.resolve`):
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from functools import cached_property
 from typing import Literal
 
 from testbed.errors import UsageError
+from testbed.nearest import nearest
 
 # Fields that only racks have are left out of `repr`: the snapshots of soft labs are named by it.
 __all__ = ["Gpu", "Host", "Link", "Port", "Rnic", "Switch", "SwitchRole", "Target", "Topology"]
@@ -247,5 +247,5 @@ class Topology:
         return Target(text=text, kind="port", node=switch, port=found[0].end(switch), link=found[0])
 
     def _near(self, text: str) -> str:
-        near = difflib.get_close_matches(text, list(self.target_names()), n=1, cutoff=0.5)
-        return f"; did you mean {near[0]}?" if near else f"; it has {', '.join(sorted(self.target_names())[:12])}, ..."
+        near = nearest(text, self.target_names())
+        return f"; did you mean {near}?" if near else f"; it has {', '.join(sorted(self.target_names())[:12])}, ..."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from testbed.errors import UsageError
+from testbed.nearest import nearest
 from traffic import cost, metrics, schedules
 from traffic.engine import Engines, Fabric, TrafficLab
 from traffic.flight import RankEnd
@@ -108,10 +108,9 @@ def _check_buffer(spec: CollectiveSpec) -> None:
 def _check_algorithm(spec: CollectiveSpec) -> None:
     known = (AUTO, *schedules.algorithms_for(spec.collective))
     if spec.algorithm not in known:
-        near = difflib.get_close_matches(spec.algorithm, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = nearest(spec.algorithm, known)
         said = f'no algorithm "{spec.algorithm}" for {spec.collective}; there is {", ".join(known)}'
-        raise UsageError(f"{said}{hint}")
+        raise UsageError(f"{said}; did you mean {near}?" if near else said)
 
 
 def check(spec: CollectiveSpec) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from testbed.errors import UsageError
+from testbed.nearest import hint
 from traffic.results import Endpoint
 
 __all__ = ["PATIENT_TIMEOUT", "Cable", "Plan", "QpParams", "TaskPlan", "check_qp"]
@@ -43,9 +43,7 @@ class QpParams:
         """
         for name in values:
             if name not in cls.__slots__:
-                near = difflib.get_close_matches(name, cls.__slots__, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(cls.__slots__)}"
-                raise UsageError(f'no QP parameter "{name}"; {hint}')
+                raise UsageError(f'no QP parameter "{name}"; {hint(name, cls.__slots__)}')
         return cls(**values)
 
     def to_dict(self) -> dict[str, int]:

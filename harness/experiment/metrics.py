@@ -14,10 +14,11 @@ Absolute rates are refused as bounds on a soft lab: its numbers are ratios withi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+from testbed.nearest import nearest as nearest_word
 
 __all__ = ["METRICS", "PER_FAULT_PREFIXES", "Metric", "lookup", "nearest"]
 
@@ -227,5 +228,4 @@ def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:
 def nearest(name: str, fault_ids: Iterable[str]) -> str | None:
     """The metric's name that looks most like `name`, if any does."""
     names = [*METRICS, *(prefix + fault for prefix in PER_FAULT_PREFIXES for fault in fault_ids)]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return near[0] if near else None
+    return nearest_word(name, names)

@@ -10,12 +10,12 @@ uplinks    uplinks of the rack switch that has fewest: the width of ECMP between
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from testbed.nearest import hint
 from testbed.topology import Topology
 
 __all__ = ["Need", "parse_need", "unmet"]
@@ -53,9 +53,7 @@ def parse_need(text: str) -> Need:
     match = _NEED.fullmatch(text)
     known = (*_FEATURES, *_COUNTS)
     if match is None or match["name"] not in known:
-        near = difflib.get_close_matches(text.split(" ", maxsplit=1)[0], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"a lab has {', '.join(known)}"
-        raise ValueError(f'no need "{text}"; {hint}')
+        raise ValueError(f'no need "{text}"; {hint(text.split(" ", maxsplit=1)[0], known, otherwise="a lab has")}')
     if match["name"] in _FEATURES:
         if match["op"]:
             raise ValueError(f'"{match["name"]}" is there or not; write it without "{match["op"]} {match["number"]}"')

@@ -1,0 +1,20 @@
+"""A word that is not known, and the known one that was probably meant: for refusals that help."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+__all__ = ["hint", "nearest"]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that looks most like `word`, if any does."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def hint(word: str, known: Sequence[str], *, otherwise: str = "there is") -> str:
+    """The end of a refusal: `did you mean ring?`, or all there is, after `otherwise`."""
+    near = nearest(word, known)
+    return f"did you mean {near}?" if near else f"{otherwise} {', '.join(known) or 'none'}"
