@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -15,7 +15,7 @@ from harness.quantities import parse_duration_ns, parse_size_bytes
 from harness.strict import Section, convert, fail, one_of, positive, read
 from testbed.errors import UsageError
 from traffic.collective import AUTO, REDOPS
-from traffic.flow import SPREADS, TRANSPORTS, VERBS, check
+from traffic.flow import SPREADS, TRANSPORTS, VERBS, FlowSpec, check
 from traffic.inference import InferenceSpec
 from traffic.job import JobPhase, JobSpec
 from traffic.job import check as check_job
@@ -28,7 +28,7 @@ from traffic.schedules import COLLECTIVES, algorithms_for
 from traffic.storage import Storage
 from traffic.traces import FORMATS
 
-__all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "duration_ns", "workload_of"]
+__all__ = ["KEYS", "OF_SPEC", "Collective", "Flow", "Job", "Workload", "duration_ns", "workload_of"]
 
 _T = TypeVar("_T")
 
@@ -108,6 +108,9 @@ class Job:
     storage: Storage | None = None
     qp: QpParams = field(default_factory=QpParams)
 
+
+OF_SPEC = tuple(one.name for one in fields(Flow) if one.name in FlowSpec.__slots__ and one.name not in ("src", "dst"))
+"""What a `Flow` has as its `FlowSpec` has it, under the same name."""
 
 Workload = Collective | Flow | Job | InferenceSpec | RankingSpec | Replay
 """Inference and ranking go by requests and iterations, and are what traffic takes."""
@@ -210,6 +213,9 @@ class _FlowFile(Section, frozen=True, kw_only=True):
     qp: dict[str, int] = msgspec.field(default_factory=dict)
 
 
+_NOT_OF_SPEC = frozenset({"flow", "src", "dst", "pattern", "probe"})
+"""Of a flow's keys, those that are not words of `flow_of`."""
+
 KEYS: Mapping[str, tuple[str, ...]] = {
     "collective": tuple(_CollectiveFile.__struct_fields__),
     "flow": tuple(_FlowFile.__struct_fields__),
@@ -262,25 +268,8 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
             raise fail(source, f"workload.{name}", "must be more than 0")
         return found
 
-    spec = flow_of(
-        of,
-        verb=flow.flow,
-        transport=flow.transport,
-        size=flow.size,
-        qps=flow.qps,
-        spread=flow.spread,
-        depth=flow.depth,
-        entropy=flow.entropy,
-        admit=flow.admit,
-        rate=flow.rate,
-        on=flow.on,
-        off=flow.off,
-        latency=flow.latency,
-        late_receives=flow.late_receives,
-        check=flow.check,
-        duration=flow.duration,
-        qp=_qp(flow.qp, source),
-    )
+    words = {name: getattr(flow, name) for name in _FlowFile.__struct_fields__ if name not in _NOT_OF_SPEC}
+    spec = flow_of(of, verb=flow.flow, **{**words, "qp": _qp(flow.qp, source)})
     try:
         check(spec)
     except UsageError as error:
@@ -290,22 +279,10 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         src=flow.src,
         dst=flow.dst,
         pattern=flow.pattern,
-        qps=spec.qps,
-        spread=spec.spread,
         size_bytes=spec.message_bytes,
-        depth=spec.depth,
         duration_ns=parse_duration_ns(flow.duration),
-        transport=spec.transport,
-        entropy=spec.entropy,
-        admit=spec.admit,
-        rate_bps=spec.rate_bps,
-        on_s=spec.on_s,
-        off_s=spec.off_s,
-        latency=spec.latency,
-        late_receives_ms=spec.late_receives_ms,
-        check=spec.check,
         probe=flow.probe,
-        qp=spec.qp,
+        **{name: getattr(spec, name) for name in OF_SPEC},
     )
 
 

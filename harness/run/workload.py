@@ -8,7 +8,7 @@ from typing import Any
 from harness.experiment.file import Experiment
 from harness.experiment.flow_words import between
 from harness.experiment.replayed import Replay, spec_of, trace_of
-from harness.experiment.workload_file import Collective, Flow, Job, duration_ns
+from harness.experiment.workload_file import OF_SPEC, Collective, Flow, Job, duration_ns
 from testbed.errors import LabError
 from testbed.lab import Lab
 from traffic import collective, flow, inference, job, ranking, replay
@@ -58,20 +58,8 @@ def _flows(work: Flow) -> list[FlowSpec]:
         dst="",
         message_bytes=work.size_bytes,
         verb=work.flow,
-        transport=work.transport,
-        qps=work.qps,
-        spread=work.spread,
-        depth=work.depth,
-        entropy=work.entropy,
-        admit=work.admit,
-        rate_bps=work.rate_bps,
-        on_s=work.on_s,
-        off_s=work.off_s,
-        latency=work.latency,
-        late_receives_ms=work.late_receives_ms,
-        check=work.check,
         duration_s=work.duration_ns / 1e9,
-        qp=work.qp,
+        **{name: getattr(work, name) for name in OF_SPEC},
     )
     return [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
 
