@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from inject.plan import FaultSpec, PlannedFault, plan
 from testbed import counters
 from testbed.lab import Lab
-from traffic import flow
+from traffic import flow, job
 from traffic.flow import FlowSpec
+from traffic.job import JobPhase, JobResult, JobSpec
+from traffic.plan import QpParams
+from traffic.run import Running
+from traffic.storage import Storage
 
 KINDS = ("uplink", "rnic", "drop", "throttle")
 
@@ -83,3 +87,24 @@ def work(lab: Lab, name: str) -> Iterator[None]:
             channel.close()
     else:
         yield
+
+
+@contextlib.contextmanager
+def stored_job(lab: Lab) -> Iterator[Running[JobResult]]:
+    """A job of four hosts that needs its storage on the last one, and waits through a standstill of 90 s."""
+    spec = JobSpec(
+        grid=(("dp", 4),),
+        phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 16),),
+        iterations=10_000,
+        warmup=1,
+        op_deadline_s=90.0,
+        peer_deadline_s=90.0,
+        stall_deadline_s=120.0,
+        storage=Storage(
+            host=lab.topology.hosts[3].name, ingest_bytes=1 << 16, checkpoint_bytes=1 << 19, every=5, mode="async"
+        ),
+        qp=QpParams(timeout=18),
+    )
+    with job.start(lab, spec) as running:
+        yield running
+        running.abort("the test is over")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from faults import stored_job
 from waiting import until
 
 from inject.catalogue import CATALOGUE
@@ -18,6 +19,7 @@ from inject.plan import FaultSpec, plan
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 
 TTL_S = 10.0
+PHASES = ("arming", "active", "clearing")
 
 KINDS = {
     "link.down": ("host1:rxe1", {}),
@@ -59,7 +61,19 @@ KINDS = {
     "gpu.thermal": ("host2:gpu0", {}),
     "gpu.noisy-neighbour": ("host2:gpu0", {}),
 }
-"""Everything that ends by itself and needs no job; a rank that hangs, or is slow, is a job's."""
+"""Everything that ends by itself and needs no job."""
+
+OF_A_JOB = {
+    "host.rank-hang": ("host3", {}),
+    "congestion.slow-receiver": ("host3", {}),
+    "storage.slow": ("host4", {"percent": 5}),
+    "storage.stall": ("host4", {}),
+    "storage.burst": ("host4", {}),
+}
+"""What is done to a job, or to its storage: the job must carry on as before."""
+
+ITERATIONS_AFTERWARDS = 3
+CARRIES_ON_WITHIN_S = 60.0
 
 _CONTROLLER = """
 import json, sys, time
@@ -85,14 +99,9 @@ with open_lab(Path(inventory)) as lab, Journal(Path(journal)) as written:
 
 
 def test_the_matrix_has_every_kind():
-    """A kind that is added is added here too, unless nothing can revert it or it needs a job."""
+    """A kind that is added is added here too, unless nothing can revert it."""
     on_soft = {name for name, kind in CATALOGUE.items() if "soft" in kind.fidelity}
-    assert (
-        KINDS.keys()
-        | {"host.rank-kill", "host.rank-hang", "congestion.slow-receiver"}
-        | {"storage.slow", "storage.stall", "storage.burst"}
-        == on_soft
-    )
+    assert KINDS.keys() | OF_A_JOB.keys() | {"host.rank-kill"} == on_soft
 
 
 def is_gone(lab, planned):
@@ -106,14 +115,9 @@ def is_gone(lab, planned):
     return lab.carrier(planned.place.node).run(["sh", "-c", script], check=False).rc == 0
 
 
-@pytest.mark.parametrize("phase", ["arming", "active", "clearing"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_controller_leaves_nothing_of_any_kind(lab, tmp_path, kind, phase):
-    """Restored within TTL + 2 s, whatever was being done; that the lab looks as before is the fixture's check.
-
-    What nothing can revert is over once its host is back, by itself too: after the boot that it takes.
-    """
-    target, params = KINDS[kind]
+def killed_and_restored(lab, tmp_path, kind, phase):
+    """Let a controller begin with the fault, kill it in that phase, wait until nothing of the fault is left."""
+    target, params = (KINDS | OF_A_JOB)[kind]
     planned = plan(FaultSpec(kind=kind, target=target, for_s=300.0, params=params), lab.topology, lab_kind="soft")
     controller = subprocess.Popen(
         [
@@ -131,3 +135,30 @@ def test_a_killed_controller_leaves_nothing_of_any_kind(lab, tmp_path, kind, pha
     if patience_s:
         lab.forget(planned.place.node)  # what led to it before its reboot
     print(f"{kind} while {phase}: nothing left {took_s:.1f} s after SIGKILL")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_controller_leaves_nothing_of_any_kind(lab, tmp_path, kind, phase):
+    """Restored within TTL + 2 s, whatever was being done; that the lab looks as before is the fixture's check.
+
+    What nothing can revert is over once its host is back, by itself too: after the boot that it takes.
+    """
+    killed_and_restored(lab, tmp_path, kind, phase)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", OF_A_JOB)
+def test_a_killed_controller_leaves_a_job_as_it_was(lab, tmp_path, kind, phase):
+    """The same under a job, which iterates again, or still, when nothing is left."""
+    with stored_job(lab) as running:
+        until(lambda: iterations(running) > 0)
+        killed_and_restored(lab, tmp_path, kind, phase)
+        before = iterations(running)
+        until(lambda: iterations(running) >= before + 4 * ITERATIONS_AFTERWARDS, within_s=CARRIES_ON_WITHIN_S)
+        assert not running.is_over, running.failure
+
+
+def iterations(running):
+    """How many iterations all four ranks together have told of."""
+    return sum(event.name == "iteration" for event in running.events)

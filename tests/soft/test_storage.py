@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+from faults import stored_job
 
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan
-from traffic import job
-from traffic.job import JobPhase, JobSpec
-from traffic.plan import QpParams
-from traffic.storage import Storage
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
 
@@ -21,20 +18,9 @@ CASES = (("storage.stall", 3.0, {}), ("storage.slow", 4.0, {"percent": 5}), ("st
 
 @pytest.fixture
 def busy(lab):
-    """A job that needs its storage on the last host, long enough for every case."""
-    spec = JobSpec(
-        grid=(("dp", 4),),
-        phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 16),),
-        iterations=10_000,
-        warmup=1,
-        storage=Storage(
-            host=lab.topology.hosts[3].name, ingest_bytes=1 << 16, checkpoint_bytes=1 << 19, every=5, mode="async"
-        ),
-        qp=QpParams(timeout=18),
-    )
-    with job.start(lab, spec) as running:
+    """Long enough for every case."""
+    with stored_job(lab) as running:
         yield running
-        running.abort("the test is over")
 
 
 def longest_wait_s(running):
