@@ -106,7 +106,7 @@ def _sender(planned: PlannedFault, link: Link) -> str:
 def _own(planned: PlannedFault, topology: Topology) -> list[Claim]:
     """The part that the fault's request names, inside the machine, and inside the RNIC or GPU that it is done to."""
     place, target, named = planned.place, planned.target, str(planned.request["claims"])
-    node = place.netns or place.node
+    node = place.name
     if node in topology.switch_by_name:
         root: Path = ("switch", node)
     else:

@@ -9,6 +9,7 @@ from inject.aim.hop import detour_act, detour_request, detour_steps, hop_of, rul
 from inject.aim.host import ENGINE
 from inject.aim.processes import limited
 from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, on_host, on_switch, rnic_counters
+from inject.node.inside import ip
 from inject.node.latereceives import FILE
 from inject.node.limit import RANKS_CGROUP
 from inject.node.steer import PRIORITY, TABLE
@@ -142,21 +143,21 @@ def _collision(asked: Request) -> Shot:
         "device": port.netdev,
         "prefixes": prefixes,
     }
-    inside = f"ip -n {place.netns}"
+    at = ip(place.netns)
     return Shot(
         place=place,
-        request=held(asked, "steer", args, claims=f"{place.netns}/steer"),
+        request=held(asked, "steer", args, claims=f"{place.name}/steer"),
         steps=(
             *(
                 Step(
-                    do=f"{inside} route add {prefix} via <as it is> dev {port.netdev} table {TABLE}",
-                    undo=f"{inside} route del {prefix} table {TABLE}",
+                    do=f"{at} route add {prefix} via <as it is> dev {port.netdev} table {TABLE}",
+                    undo=f"{at} route del {prefix} table {TABLE}",
                 )
                 for prefix in prefixes
             ),
             Step(
-                do=f"{inside} rule add priority {PRIORITY} lookup {TABLE}",
-                undo=f"{inside} rule del priority {PRIORITY}",
+                do=f"{at} rule add priority {PRIORITY} lookup {TABLE}",
+                undo=f"{at} rule del priority {PRIORITY}",
             ),
         ),
         must_move=(Witness(any_of=(f"{switch.name}/{port.netdev}.tx_packets",), at_least=_PACKETS),),

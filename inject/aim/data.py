@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from inject.aim.hop import device_of, hop_of, hop_request, hop_steps, matches, ruleset, table_of
 from inject.aim.shot import Request, Shot, Step, Witness, held, rnic_counters
+from inject.node.inside import ip
 from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
@@ -25,12 +26,12 @@ def _corrupt(asked: Request) -> Shot:
     # What was put back is dyed, and never taken out again.
     rules = ruleset(asked, hop, ["ip ecn != ect1", *match], f'counter name "hits" fwd to "{via}"')
     args = {**hop_request(asked, hop, rules)["args"], "via": via}
-    inside = f"ip -n {hop.place.netns}"
+    change = f"{ip(hop.place.netns)} link"
     return Shot(
         place=hop.place,
-        request=held(asked, "tamper", args, claims=f"{hop.place.netns}/{table_of(asked)}"),
+        request=held(asked, "tamper", args, claims=f"{hop.place.name}/{table_of(asked)}"),
         steps=(
-            Step(do=f"{inside} link add {via} mtu 65000 up type dummy", undo=f"{inside} link del {via}"),
+            Step(do=f"{change} add {via} mtu 65000 up type dummy", undo=f"{change} del {via}"),
             Step(do=f"# change what comes out of {via}, and send it out of {hop.port.netdev}", undo="kill %1"),
             *hop_steps(asked, hop, rules),
         ),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switch, rnic_counters
+from inject.node.inside import inside, ip
 from testbed.errors import UsageError
 from testbed.topology import Port, Target
 
@@ -202,16 +203,16 @@ def hop_request(asked: Request, hop: Hop, rules: str) -> dict[str, Any]:
         "table": table,
         "ruleset": rules,
     }
-    return held(asked, "hop", args, claims=f"{hop.place.netns}/{table}")
+    return held(asked, "hop", args, claims=f"{hop.place.name}/{table}")
 
 
 def hop_steps(asked: Request, hop: Hop, rules: str) -> tuple[Step, ...]:
     """The same for people."""
-    inside = f"ip netns exec {hop.place.netns}"
+    nft = f"{inside(hop.place.netns)}nft"
     return (
         Step(
-            do=f"{inside} nft -f - <<'END'\n{rules}END",
-            undo=f"{inside} nft delete table netdev {table_of(asked)}   # or the holder's socket closes",
+            do=f"{nft} -f - <<'END'\n{rules}END",
+            undo=f"{nft} delete table netdev {table_of(asked)}   # or the holder's socket closes",
         ),
     )
 
@@ -242,7 +243,7 @@ def detour_request(asked: Request, hop: Hop, rules: str, *, queue: str, count: s
     }
     # On egress the redirection takes the port's clsact, of which there is one.
     claims = (
-        f"{hop.place.netns}/{hop.port.netdev}/detour" if hop.hook == "egress" else f"{hop.place.netns}/{args['table']}"
+        f"{hop.place.name}/{hop.port.netdev}/detour" if hop.hook == "egress" else f"{hop.place.name}/{args['table']}"
     )
     return held(asked, "detour", args, claims=claims)
 
@@ -250,16 +251,16 @@ def detour_request(asked: Request, hop: Hop, rules: str, *, queue: str, count: s
 def detour_steps(asked: Request, hop: Hop, rules: str, *, queue: str) -> tuple[Step, ...]:
     """The same for people."""
     netns, via, port = hop.place.netns, device_of(asked), hop.port.netdev
-    at = f"-n {netns}"
+    tc = f"tc -n {netns}" if netns else "tc"
     steps = [
-        Step(do=f"ip {at} link add {via} up type ifb", undo=f"ip {at} link del {via}"),
-        Step(do=f"tc {at} qdisc add dev {via} root {queue}", undo="# goes with the device"),
+        Step(do=f"{ip(netns)} link add {via} up type ifb", undo=f"{ip(netns)} link del {via}"),
+        Step(do=f"{tc} qdisc add dev {via} root {queue}", undo="# goes with the device"),
     ]
     if hop.hook == "egress":
         steps += [
-            Step(do=f"tc {at} qdisc add dev {port} clsact", undo=f"tc {at} qdisc del dev {port} clsact"),
+            Step(do=f"{tc} qdisc add dev {port} clsact", undo=f"{tc} qdisc del dev {port} clsact"),
             Step(
-                do=f"tc {at} filter add dev {port} egress protocol ip prio 1 u32 match u32 0 0 "
+                do=f"{tc} filter add dev {port} egress protocol ip prio 1 u32 match u32 0 0 "
                 f"match mark {MARK:#x} 0xffffffff action mirred egress redirect dev {via}",
                 undo="# goes with clsact",
             ),

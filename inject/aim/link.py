@@ -7,6 +7,7 @@ from typing import Any
 
 from inject.aim.hop import ACTS, detour_act, detour_request, detour_steps, hop_of, hop_request, hop_steps, ruleset
 from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, on_switch, rnic_counters, trains
+from inject.node.inside import ip
 
 __all__ = ["BY_KIND"]
 
@@ -49,14 +50,14 @@ def _flap_with(asked: Request, edges: list[list[Any]]) -> Shot:
     restored = [(f"{target.node}/{port.netdev}.up", 1)]
     if link.is_uplink:
         restored.append((f"{far.node}/{far.netdev}.carrier", 1))
-    command = f"ip -n {place.netns} link set dev {port.netdev}"
+    command = f"{ip(place.netns)} link set dev {port.netdev}"
     return Shot(
         place=place,
         request=held(
             asked,
             "link",
             {"netns": place.netns, "device": port.netdev},
-            claims=f"{place.netns}/{port.netdev}",
+            claims=f"{place.name}/{port.netdev}",
             edges=edges,
         ),
         steps=(Step(do=f"{command} down", undo=f"{command} up"),),
@@ -113,14 +114,14 @@ def _mtu(asked: Request) -> Shot:
     link, named = link_of(asked)
     port = link.a if asked.target.kind == "rnic" else named
     place, mtu = on_switch(asked, port.node), asked.params["mtu"]
-    state, command = f"{port.node}/{port.netdev}.mtu", f"ip -n {place.netns} link set dev {port.netdev} mtu"
+    state, command = f"{port.node}/{port.netdev}.mtu", f"{ip(place.netns)} link set dev {port.netdev} mtu"
     return Shot(
         place=place,
         request=held(
             asked,
             "mtu",
             {"netns": place.netns, "device": port.netdev, "mtu": mtu},
-            claims=f"{place.netns}/{port.netdev}/mtu",
+            claims=f"{place.name}/{port.netdev}/mtu",
         ),
         steps=(Step(do=f"{command} {mtu}", undo=f"{command} <as it was>"),),
         must_move=(Witness(any_of=(f"{port.node}/ip.FragFails",)),),

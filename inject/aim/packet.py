@@ -167,10 +167,10 @@ def _forge(asked: Request) -> Shot:
     to = "a QP" if qp == "any" else f"QP {qp}"
     return Shot(
         place=hop.place,
-        request=held(asked, "forge", args, claims=f"{hop.place.netns}/forge/{asked.id}"),
+        request=held(asked, "forge", args, claims=f"{hop.place.name}/forge/{asked.id}"),
         steps=(
             Step(
-                do=f"{count} times: send a {what} out of {hop.port.netdev} of {hop.place.netns}, made from a packet "
+                do=f"{count} times: send a {what} out of {hop.port.netdev} of {hop.place.name}, made from a packet "
                 f"to {to} that is passing (AF_PACKET)",
                 undo="# a packet that was sent is gone",
             ),

@@ -11,6 +11,7 @@ from testbed.errors import Unsupported, UsageError
 from testbed.topology import Link, Port, Target, Topology
 
 __all__ = [
+    "LINUX",
     "Learn",
     "Place",
     "Request",
@@ -28,6 +29,9 @@ __all__ = [
 MOST_FLAPS = 100_000
 _HALF = 0.5
 
+LINUX = ("frr", "cumulus")
+"""What runs on switches that are Linux machines with FRR: `frr` forwards in its kernel, `cumulus` in an ASIC."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -36,6 +40,11 @@ class Place:
     node: str
     netns: str | None = None
     local: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the inventory calls the host or switch that it is: a switch's namespace has its name."""
+        return self.netns or self.node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +147,13 @@ def rnic_counters(topology: Topology, *names: str, but: str | None = None) -> tu
 
 
 def on_switch(asked: Request, switch: str) -> Place:
-    """The namespace of a switch, on the machine that carries it."""
-    carrier = asked.topology.switch_by_name[switch].carrier
-    if carrier is None:
-        raise Unsupported(f"{asked.where}.target: switch {switch} is not carried by a machine of this lab")
-    return Place(node=carrier, netns=switch)
+    """The namespace of a switch on the machine that carries it, or the machine that is a switch and runs Linux."""
+    known = asked.topology.switch_by_name[switch]
+    if known.carrier is not None:
+        return Place(node=known.carrier, netns=switch)
+    if known.nos in LINUX:
+        return Place(node=switch)
+    raise Unsupported(f"{asked.where}.target: switch {switch} is not carried by a machine of this lab")
 
 
 def on_host(asked: Request) -> Place:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from inject.aim.shot import Request, Shot, Step, Witness, held, on_switch, rnic_counters
+from inject.node.inside import inside, ip, vtysh
 from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
@@ -35,7 +36,7 @@ def _bgp_kill(asked: Request) -> Shot:
     pidfile = f"/run/frr/{place.netns}/bgpd.pid"
     return Shot(
         place=place,
-        request=held(asked, "process", args, claims=f"{place.netns}/bgpd"),
+        request=held(asked, "process", args, claims=f"{place.name}/bgpd"),
         steps=(
             Step(
                 do=f"kill -KILL $(cat {pidfile})",
@@ -59,7 +60,7 @@ def _freeze(asked: Request) -> Shot:
     pids = f"$(cat /run/frr/{place.netns}/bgpd.pid /run/frr/{place.netns}/zebra.pid)"
     return Shot(
         place=place,
-        request=held(asked, "process", args, claims=f"{place.netns}/bgpd"),
+        request=held(asked, "process", args, claims=f"{place.name}/bgpd"),
         steps=(Step(do=f"kill -STOP {pids}", undo=f"kill -CONT {pids}"),),
         must_move=(_sessions(asked),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
@@ -71,8 +72,8 @@ def _bgp_reset(asked: Request) -> Shot:
     place = on_switch(asked, asked.target.node)
     return Shot(
         place=place,
-        request=held(asked, "bgp_reset", {"netns": place.netns}, claims=f"{place.netns}/bgpd/sessions"),
-        steps=(Step(do=f"vtysh -N {place.netns} -d bgpd -c 'clear bgp *'", undo="# sessions come back by themselves"),),
+        request=held(asked, "bgp_reset", {"netns": place.netns}, claims=f"{place.name}/bgpd/sessions"),
+        steps=(Step(do=f"{vtysh(place.netns)} -c 'clear bgp *'", undo="# sessions come back by themselves"),),
         must_move=(_sessions(asked),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"netns": place.netns},
@@ -90,12 +91,12 @@ def _withdraw(asked: Request) -> Shot:
     return Shot(
         place=place,
         request=held(
-            asked, "frr", {"netns": place.netns, "path": path, "line": line}, claims=f"{place.netns}/bgpd/{line}"
+            asked, "frr", {"netns": place.netns, "path": path, "line": line}, claims=f"{place.name}/bgpd/{line}"
         ),
         steps=(
             Step(
-                do=f"vtysh -N {place.netns} -d bgpd {shell} -c 'no {line}'",
-                undo=f"vtysh -N {place.netns} -d bgpd {shell} -c '{line}'",
+                do=f"{vtysh(place.netns)} {shell} -c 'no {line}'",
+                undo=f"{vtysh(place.netns)} {shell} -c '{line}'",
             ),
         ),
         must_move=(Witness(any_of=(*others, *rnic_counters(asked.topology, "completer_retry_err"))),),
@@ -111,12 +112,12 @@ def _hash_policy(asked: Request) -> Shot:
     if len(ports) < 2:  # noqa: PLR2004 - a choice needs two
         raise UsageError(f"{asked.where}.target: {switch} has {len(ports)} uplink: there is nothing to hash")
     path, state = "ipv4/fib_multipath_hash_policy", f"{switch}/ip.hash_policy"
-    inside = f"ip netns exec {place.netns} sysctl -w net.{path.replace('/', '.')}"
+    write = f"{inside(place.netns)}sysctl -w net.{path.replace('/', '.')}"
     args = {"netns": place.netns, "path": path, "value": "0", "normal": "1"}
     return Shot(
         place=place,
-        request=held(asked, "sysctl", args, claims=f"{place.netns}/{path}"),
-        steps=(Step(do=f"{inside}=0", undo=f"{inside}=1"),),
+        request=held(asked, "sysctl", args, claims=f"{place.name}/{path}"),
+        steps=(Step(do=f"{write}=0", undo=f"{write}=1"),),
         must_move=(Witness(any_of=tuple(f"{switch}/{port}.tx_packets" for port in ports), at_least=_PACKETS),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         restored=((state, 1),),
@@ -133,14 +134,14 @@ def _reboot(asked: Request) -> Shot:
     if not far:
         raise UsageError(f"{asked.where}.target: {switch} has no uplink whose other end could tell")
     ports = [link.end(switch).netdev for link in links]
-    inside = f"ip -n {place.netns} link set dev"
+    link = f"{ip(place.netns)} link set dev"
     pids = " ".join(f"/run/frr/{place.netns}/{daemon}.pid" for daemon in _DAEMONS)
     return Shot(
         place=place,
         request=held(asked, "reboot", {"netns": place.netns, "ports": ports, "daemons": _DAEMONS}, claims=switch),
         steps=(
             Step(do=f"kill -KILL $(cat {pids})", undo=f"{_FRR}/<each> -d -N {place.netns} ...   # as it was started"),
-            *(Step(do=f"{inside} {port} down", undo=f"{inside} {port} up") for port in ports),
+            *(Step(do=f"{link} {port} down", undo=f"{link} {port} up") for port in ports),
         ),
         must_move=(Witness(any_of=tuple(f"{end.node}/{end.netdev}.carrier_down_count" for end in far)),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
@@ -169,12 +170,12 @@ def _drain(asked: Request) -> Shot:
             asked,
             "frr",
             {"netns": place.netns, "path": path, "line": line, "add": True},
-            claims=f"{place.netns}/bgpd/{line}",
+            claims=f"{place.name}/bgpd/{line}",
         ),
         steps=(
             Step(
-                do=f"vtysh -N {place.netns} -d bgpd {shell} -c '{line}'",
-                undo=f"vtysh -N {place.netns} -d bgpd {shell} -c 'no {line}'",
+                do=f"{vtysh(place.netns)} {shell} -c '{line}'",
+                undo=f"{vtysh(place.netns)} {shell} -c 'no {line}'",
             ),
         ),
         must_move=(Witness(any_of=tuple(others), at_least=_PACKETS),),

@@ -16,6 +16,7 @@ from typing import Any
 from inject.node.actuator import Refused
 from inject.node.command import run
 from inject.node.hop import HopActuator
+from inject.node.inside import inside, ip, unless_gone
 from testbed.onnode.netlink import ECHO, REQUEST, Netlink, attributes
 
 __all__ = ["DetourActuator"]
@@ -55,12 +56,10 @@ class DetourActuator(HopActuator):
 
     def revert_script(self) -> str:
         """Rules, redirection, device: whatever of them is there."""
-        inside = f"ip netns exec {self._netns} " if self._netns else ""
-        clsact = f"{inside}tc qdisc del dev {self._device} clsact 2>/dev/null; " if self._hook == "egress" else ""
-        return (
-            f"{super().revert_script()} && {{ [ ! -e /run/netns/{self._netns} ] || {{ {clsact}"
-            f"{inside}ip link del {self._via} 2>/dev/null; ! {inside}ip link show {self._via} >/dev/null 2>&1; }}; }}"
-        )
+        at, link = inside(self._netns), f"{ip(self._netns)} link"
+        clsact = f"{at}tc qdisc del dev {self._device} clsact 2>/dev/null; " if self._hook == "egress" else ""
+        way = f"{clsact}{link} del {self._via} 2>/dev/null; ! {link} show {self._via} >/dev/null 2>&1"
+        return f"{super().revert_script()} && {{ {unless_gone(self._netns, way)}; }}"
 
     def lay(self) -> None:
         """The way, on which nothing goes yet: on a switch that forwards all day its commands take seconds."""

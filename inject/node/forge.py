@@ -40,11 +40,14 @@ _BIT = 0x40
 
 
 class ForgeActuator:
-    """Sends up to `count` packets of one sort out of `device` of the switch `netns`, to the queue pair `qp` or any."""
+    """Sends up to `count` packets of one sort out of `device` of the switch `netns` (None: this machine).
+
+    To the queue pair `qp`, or any.
+    """
 
     poll_s = 0.02
 
-    def __init__(self, *, netns: str, device: str, what: str, qp: int | None, count: int) -> None:
+    def __init__(self, *, netns: str | None, device: str, what: str, qp: int | None, count: int) -> None:
         self._netns, self._device, self._what, self._qp, self._count = netns, device, what, qp, count
         self._child = Child()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from inject.node.actuator import Refused
 from inject.node.command import run
+from inject.node.inside import name_of, unless_gone, vtysh
 
 __all__ = ["BgpResetActuator", "FrrActuator"]
 
@@ -23,7 +24,7 @@ class FrrActuator:
     poll_s = None
     patience_s = 10.0
 
-    def __init__(self, *, netns: str, path: list[str], line: str, add: bool = False) -> None:
+    def __init__(self, *, netns: str | None, path: list[str], line: str, add: bool = False) -> None:
         self._netns, self._path, self._line, self._add = netns, path, line, add
 
     def prepare(self) -> dict[str, Any]:
@@ -31,7 +32,7 @@ class FrrActuator:
         seen = self.read()
         if seen["applied"]:
             has = "has" if self._add else "has no"
-            raise Refused(f"bgpd of {self._netns} {has} `{self._line}`, and not by us: run `faultbed reset`")
+            raise Refused(f"bgpd of {name_of(self._netns)} {has} `{self._line}`, and not by us: run `faultbed reset`")
         return seen
 
     def revert_script(self) -> str:
@@ -39,7 +40,7 @@ class FrrActuator:
         # To take away what is not there is an error to bgpd, and to nobody else.
         tolerant = " || true" if self._add else ""
         change = shlex.join(self._argv(add=not self._add))
-        return f"[ ! -e /run/netns/{self._netns} ] || {{ {change} >/dev/null{tolerant}; }}"
+        return unless_gone(self._netns, f"{change} >/dev/null{tolerant}")
 
     def on(self) -> None:
         """Without the line, or with it."""
@@ -51,7 +52,7 @@ class FrrActuator:
 
     def read(self) -> dict[str, Any]:
         """Whether the running configuration has the line."""
-        running = run([*_vtysh(self._netns), "-c", "show running-config"])
+        running = run([*vtysh(self._netns).split(), "-c", "show running-config"])
         there = any(each.strip() == self._line for each in running.splitlines())
         return {"applied": there is self._add, "netns": self._netns, "line": self._line}
 
@@ -63,7 +64,7 @@ class FrrActuator:
 
     def _argv(self, *, add: bool) -> list[str]:
         commands = ["configure terminal", *self._path, self._line if add else f"no {self._line}"]
-        return [*_vtysh(self._netns), *(word for command in commands for word in ("-c", command))]
+        return [*vtysh(self._netns).split(), *(word for command in commands for word in ("-c", command))]
 
 
 class BgpResetActuator:
@@ -72,7 +73,7 @@ class BgpResetActuator:
     poll_s = None
     patience_s = 10.0
 
-    def __init__(self, *, netns: str) -> None:
+    def __init__(self, *, netns: str | None) -> None:
         self._netns = netns
         self._before = 0
         self._done = False
@@ -84,7 +85,7 @@ class BgpResetActuator:
             time.sleep(0.5)
         established, self._before = seen
         if not established:
-            raise Refused(f"{self._netns} has no established BGP session: is the lab provisioned?")
+            raise Refused(f"{name_of(self._netns)} has no established BGP session: is the lab provisioned?")
         return {"applied": False, "netns": self._netns, "established": established, "dropped": self._before}
 
     def revert_script(self) -> str:
@@ -93,7 +94,7 @@ class BgpResetActuator:
 
     def on(self) -> None:
         """All sessions, hard."""
-        run([*_vtysh(self._netns), "-c", "clear bgp *"])
+        run([*vtysh(self._netns).split(), "-c", "clear bgp *"])
         self._done = True
 
     def off(self) -> None:
@@ -113,11 +114,7 @@ class BgpResetActuator:
         """Nothing is held open."""
 
     def _sessions(self) -> tuple[int, int]:
-        shown = json.loads(run([*_vtysh(self._netns), "-c", "show bgp ipv4 unicast summary json"]) or "{}")
+        shown = json.loads(run([*vtysh(self._netns).split(), "-c", "show bgp ipv4 unicast summary json"]) or "{}")
         peers = shown.get("peers", {}).values()
         dropped = sum(int(peer.get("connectionsDropped", 0)) for peer in peers)
         return sum(peer.get("state") == "Established" for peer in peers), dropped
-
-
-def _vtysh(netns: str) -> list[str]:
-    return ["vtysh", "-N", netns, "-d", "bgpd"]

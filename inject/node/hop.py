@@ -15,6 +15,8 @@ import time
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
+from inject.node.inside import inside, unless_gone
+from inject.node.management import management_interfaces
 from testbed.onnode.netlink import Netlink, attribute, attributes
 
 __all__ = ["HopActuator", "psn_of"]
@@ -77,7 +79,12 @@ class HopActuator:
     def prepare(self) -> dict[str, Any]:
         """Load libnftables in the namespace and have the kernel check the rules without keeping them."""
         enter_netns(self._netns)
-        import nftables  # noqa: PLC0415 - the distribution's, and only needed here
+        if self._netns is None and self._device in management_interfaces():
+            raise Refused(f"{self._device} carries the management connection: never a target")
+        try:
+            import nftables  # noqa: PLC0415 - the distribution's, and only needed here
+        except ImportError:
+            raise Refused("Python has no nftables here: install python3-nftables") from None
 
         self._nft = nftables.Nftables()
         self._nft.set_json_output(val=True)
@@ -106,13 +113,9 @@ class HopActuator:
 
     def revert_script(self) -> str:
         """Nothing to do in most cases: the socket's end has removed the table. Checked all the same."""
-        if self._netns is None:
-            there, inside = "", ""
-        else:
-            there, inside = f"[ ! -e /run/netns/{self._netns} ] || ", f"ip netns exec {self._netns} "
-        one = f"netdev {self._table}"
-        return (
-            f"{there}{{ {inside}nft delete table {one} 2>/dev/null; ! {inside}nft list table {one} >/dev/null 2>&1; }}"
+        nft, one = f"{inside(self._netns)}nft", f"netdev {self._table}"
+        return unless_gone(
+            self._netns, f"{nft} delete table {one} 2>/dev/null; ! {nft} list table {one} >/dev/null 2>&1"
         )
 
     def on(self) -> None:

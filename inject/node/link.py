@@ -10,6 +10,7 @@ import struct
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
+from inject.node.inside import ip, unless_gone
 from inject.node.management import management_interfaces
 from testbed.onnode.netlink import ACK, REQUEST, Netlink, attribute, attributes
 
@@ -45,11 +46,9 @@ class LinkActuator:
 
     def revert_script(self) -> str:
         """Bring it up; a namespace that is gone took its interfaces with it."""
-        there = f"[ ! -e /run/netns/{self._netns} ] || " if self._netns else ""
-        at = f"-n {self._netns} " if self._netns else ""
-        return (
-            f"{there}{{ ip {at}link set dev {self._device} up && "
-            f"ip {at}link show dev {self._device} up | grep -q . ; }}"
+        link = f"{ip(self._netns)} link"
+        return unless_gone(
+            self._netns, f"{link} set dev {self._device} up && {link} show dev {self._device} up | grep -q ."
         )
 
     def on(self) -> None:
@@ -114,11 +113,11 @@ class MtuActuator(LinkActuator):
 
     def revert_script(self) -> str:
         """The MTU that was there."""
-        there = f"[ ! -e /run/netns/{self._netns} ] || " if self._netns else ""
-        at = f"-n {self._netns} " if self._netns else ""
-        return (
-            f"{there}{{ ip {at}link set dev {self._device} mtu {self._normal} && "
-            f"ip {at}link show dev {self._device} | grep -q ' mtu {self._normal} ' ; }}"
+        link = f"{ip(self._netns)} link"
+        return unless_gone(
+            self._netns,
+            f"{link} set dev {self._device} mtu {self._normal} && "
+            f"{link} show dev {self._device} | grep -q ' mtu {self._normal} '",
         )
 
     def on(self) -> None:

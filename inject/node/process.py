@@ -17,6 +17,7 @@ from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
 from inject.node.command import run
+from inject.node.inside import unless_gone
 
 __all__ = ["ProcessActuator", "processes_with"]
 
@@ -77,8 +78,7 @@ class ProcessActuator:
             f'p=$(cat {path} 2>/dev/null); if [ -z "$p" ] || [ ! -e /proc/$p ]; then {command}; fi'
             for path, command in self._commands
         ]
-        gone = f"[ ! -e /run/netns/{self._netns} ] || " if self._netns else ""
-        return f"{gone}{{ {'; '.join([*parts, 'true'])}; }}"
+        return unless_gone(self._netns, "; ".join([*parts, "true"]))
 
     def on(self) -> None:
         """The signal; after KILL, until they are gone."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
 from inject.node.command import run
+from inject.node.inside import ip, name_of, unless_gone
 from testbed.onnode.ways import ways
 
 __all__ = ["PRIORITY", "TABLE", "SteerActuator"]
@@ -22,11 +23,11 @@ _SOURCE_PORTS = range(0xC000, 0xC000 + 16)
 
 
 class SteerActuator:
-    """Sends `prefixes` out of `device` of the switch `netns`."""
+    """Sends `prefixes` out of `device` of the switch `netns` (None: this machine)."""
 
     poll_s = None
 
-    def __init__(self, *, netns: str, device: str, prefixes: list[str]) -> None:
+    def __init__(self, *, netns: str | None, device: str, prefixes: list[str]) -> None:
         self._netns, self._device, self._prefixes = netns, device, prefixes
         self._ways: list[str] = []
         self._host = self._port = ""
@@ -35,7 +36,7 @@ class SteerActuator:
         """Refuse a rule or table that is there already, and a prefix that has no next hop on the device."""
         enter_netns(self._netns)
         if self._rules():
-            raise Refused(f"{self._netns} has a rule {PRIORITY} already, and not by us: run `faultbed heal`")
+            raise Refused(f"{name_of(self._netns)} has a rule {PRIORITY} already, and not by us: run `faultbed heal`")
         routes = json.loads(run(["ip", "-j", "-4", "route", "show"]) or "[]")
         for prefix in self._prefixes:
             hops = [
@@ -46,24 +47,29 @@ class SteerActuator:
                 if hop.get("dev") == self._device
             ]
             if not hops:
-                raise Refused(f"{self._netns} has no route to {prefix} by {self._device}: is its BGP session up?")
+                raise Refused(
+                    f"{name_of(self._netns)} has no route to {prefix} by {self._device}: is its BGP session up?"
+                )
             via = hops[0].get("via")
             way = f"inet6 {via['host']}" if via else hops[0]["gateway"]
             # zebra gives a neighbour without an address one that is none (169.254.0.1), to be taken as it is.
             onlink = " onlink" if "onlink" in hops[0].get("flags", []) else ""
             self._ways.append(f"{prefix} via {way} dev {self._device}{onlink} table {TABLE}")
         # What the kernel answers for packets of a host, not for the switch's own.
-        own = next(route for route in routes if route.get("protocol") == "kernel" and route["dst"].endswith("/31"))
+        pairs = [route for route in routes if route.get("protocol") == "kernel" and route["dst"].endswith("/31")]
+        if not pairs:
+            raise Refused(f"{name_of(self._netns)} has no link of two addresses (/31) to a host: none to ask for")
+        own = pairs[0]
         self._host, self._port = _host_end(own["dst"]), own["dev"]
         return self.read()
 
     def revert_script(self) -> str:
         """The rule first: from then on the main table is asked again."""
-        ip = f"ip -n {self._netns}"
-        there = f"{ip} rule show priority {PRIORITY} | grep -q ."
-        return (
-            f"[ ! -e /run/netns/{self._netns} ] || {{ {ip} rule del priority {PRIORITY} 2>/dev/null; "
-            f"{ip} route flush table {TABLE} 2>/dev/null; ! {there}; }}"
+        at = ip(self._netns)
+        return unless_gone(
+            self._netns,
+            f"{at} rule del priority {PRIORITY} 2>/dev/null; {at} route flush table {TABLE} 2>/dev/null; "
+            f"! {at} rule show priority {PRIORITY} | grep -q .",
         )
 
     def on(self) -> None:

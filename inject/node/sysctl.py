@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
+from inject.node.inside import unless_gone
 
 __all__ = ["SysctlActuator"]
 
@@ -14,7 +15,7 @@ class SysctlActuator:
 
     poll_s = None
 
-    def __init__(self, *, netns: str, path: str, value: str, normal: str) -> None:
+    def __init__(self, *, netns: str | None, path: str, value: str, normal: str) -> None:
         self._netns, self._file, self._value, self._normal = netns, f"/proc/sys/net/{path}", value, normal
 
     def prepare(self) -> dict[str, Any]:
@@ -28,7 +29,9 @@ class SysctlActuator:
     def revert_script(self) -> str:
         """Write the normal value back."""
         inner = f"echo {self._normal} > {self._file} && grep -qx {self._normal} {self._file}"
-        return f"[ ! -e /run/netns/{self._netns} ] || nsenter --net=/run/netns/{self._netns} sh -c '{inner}'"
+        # nsenter, not `ip netns exec`: that mounts a sysfs of its own for one line.
+        enter = f"nsenter --net=/run/netns/{self._netns} " if self._netns else ""
+        return unless_gone(self._netns, f"{enter}sh -c '{inner}'")
 
     def on(self) -> None:
         """The other value."""

@@ -16,6 +16,7 @@ from inject.node.child import Child
 from inject.node.command import run
 from inject.node.forge import changed
 from inject.node.hop import HopActuator
+from inject.node.inside import ip, unless_gone
 
 __all__ = ["TamperActuator"]
 
@@ -44,11 +45,9 @@ class TamperActuator(HopActuator):
 
     def revert_script(self) -> str:
         """Rule and device, whatever of them is there; the child ends with the unit."""
-        inside = f"ip netns exec {self._netns} " if self._netns else ""
-        return (
-            f"{super().revert_script()} && {{ [ ! -e /run/netns/{self._netns} ] || {{ "
-            f"{inside}ip link del {self._via} 2>/dev/null; ! {inside}ip link show {self._via} >/dev/null 2>&1; }}; }}"
-        )
+        link = f"{ip(self._netns)} link"
+        device = f"{link} del {self._via} 2>/dev/null; ! {link} show {self._via} >/dev/null 2>&1"
+        return f"{super().revert_script()} && {{ {unless_gone(self._netns, device)}; }}"
 
     def lay(self) -> None:
         """The device, to which nothing is sent yet."""
