@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inject.aim.hop import ends_of
-from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, trains
+from inject.aim.shot import Request, Shot, Witness, link_of, trains
 from inject.rack.way import Commands, Way, commanded, retries
 from testbed.errors import Unsupported, UsageError
 from testbed.topology import Port
@@ -42,7 +42,7 @@ BOTH = tuple(
 
 
 def facing(asked: Request) -> tuple[Port, Port]:
-    """The switch port that the fault is done at, and the far end of its cable; Linux switches have their own actuators.
+    """The switch port that the fault is done at, and the far end of its cable.
 
     Raises:
         Unsupported: the switch does not run SONiC.
@@ -71,8 +71,6 @@ def _down(asked: Request) -> Shot:
     flaps = sum(bool(on) for _, on in edges)
     far = link.other(named.node)
     witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_changes",), at_least=flaps)
-    if asked.topology.switch_by_name[named.node].nos in ("frr", "cumulus"):
-        return _down_linux(asked, named, witness, edges)
     port, _ = facing(asked)
     commands = Commands(
         needs=("config", _DB),
@@ -93,21 +91,6 @@ def _down(asked: Request) -> Shot:
         must_move=(witness,),
         restored=((f"{port.node}/{port.netdev}.carrier", 1),),
         edges=edges,
-    )
-
-
-def _down_linux(asked: Request, port: Port, witness: Witness, edges: list[list[Any]]) -> Shot:
-    """A switch that is a Linux machine with real ports: the same actuator as in a soft lab."""
-    args = {"netns": None, "device": port.netdev}
-    command = f"ip link set dev {port.netdev}"
-    return Shot(
-        place=Place(node=port.node),
-        request=held(asked, "link", args, claims=f"{port.node}/{port.netdev}", edges=edges),
-        steps=(Step(do=f"{command} down", undo=f"{command} up"),),
-        must_move=(witness,),
-        must_not_move=(),
-        restored=((f"{port.node}/{port.netdev}.carrier", 1),),
-        shows={"device": port.netdev},
     )
 
 

@@ -26,6 +26,7 @@ class Expected:
 
 
 _RACK = "faultbed --lab inventory/rack-h100.example.yml"
+_BOX = "faultbed --lab inventory/linux-box.example.yml"
 
 NO_LAB = {
     "faultbed inventory check": Expected(says="nothing wrong"),
@@ -55,6 +56,11 @@ NO_LAB = {
     f"{_RACK} preflight --list": Expected(says="nvidia-smi"),
     f"{_RACK} audit": Expected(says="who"),
     f"{_RACK} inject link.oneway host1:mlx5_0 --for 5s --plan": Expected(says="not yet run on hardware"),
+    f"{_BOX} inventory check": Expected(says="nothing wrong"),
+    f"{_BOX} inject packet.drop host1:mlx5_0 --qp 17 --psn +100 --for 5s --plan": Expected(says="held on box1"),
+    f"{_BOX} inject packet.delay box1:ctsw1 --set delay=5 --set direction=from --for 5s --plan": Expected(
+        says="fired when this moves: box1/ip.InECT1Pkts"
+    ),
     f"{_RACK} inject gpu.throttle host1:gpu0 --for 60s --set percent=5 --plan": Expected(says="nvidia-smi"),
 }
 """They read files and write files, and are run in a home of their own, where no lab is."""

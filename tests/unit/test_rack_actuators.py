@@ -5,6 +5,8 @@ No hardware is here: `rack_tools` stands in for the tools. What they print is wh
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
 import re
@@ -18,7 +20,8 @@ from inject.catalogue import CATALOGUE
 from inject.node.actuator import Refused, make
 from inject.node.commands import CommandsActuator
 from inject.plan import FaultSpec, plan
-from inject.rack import WAYS, take
+from inject.rack import WAYS, linux, take
+from inject.rack.way import COUNTERS
 from testbed import inventory
 from testbed.counters import STATES
 from testbed.errors import Unsupported, UsageError
@@ -26,6 +29,15 @@ from testbed.onnode.counts import clock_reasons
 from testbed.shipped import inventories
 
 RACK = inventory.load(inventories() / "rack-h100.example.yml").topology
+
+
+def running(*nos):
+    """The example rack with other switches, in turn."""
+    names = itertools.cycle(nos)
+    return dataclasses.replace(RACK, switches=tuple(dataclasses.replace(x, nos=next(names)) for x in RACK.switches))
+
+
+LINUX = running("frr")
 SAMPLES = {
     "link.down": [("rtsw1:host1:mlx5_0", {}), ("host1:mlx5_0", {})],
     "link.flap": [("rtsw1:host1:mlx5_0", {"period": 2}), ("host1:mlx5_0", {"period": 2})],
@@ -49,6 +61,39 @@ SAMPLES = {
     "rnic.remove": [("host1:mlx5_0", {})],
     "rnic.reset": [("host1:mlx5_0", {})],
 }
+# At switches that are Linux machines with FRR: the software hop. What can tell of it: a prefix of a counter.
+ON_LINUX = {
+    "link.down": [("rtsw1:ctsw1", {}, "ctsw1/Ethernet0.carrier_changes")],
+    "link.flap": [("rtsw1:ctsw1", {"period": 2}, "ctsw1/Ethernet0.carrier_changes")],
+    "link.oneway": [("rtsw1:ctsw1", {}, "host1/mlx5_0.out_of_sequence")],
+    "link.rate": [
+        ("host1:mlx5_0", {"rate": 5}, "host1/mlx5_0.out_of_sequence"),
+        ("rtsw1:ctsw1", {"rate": 5}, "ctsw1/ip.InECT1Pkts"),
+    ],
+    "link.mtu": [("host1:mlx5_0", {}, "rtsw1/ip.FragFails")],
+    "packet.drop": [
+        ("host1:mlx5_0", {"share": 0.01}, "host1/mlx5_0.out_of_sequence"),
+        ("host1:mlx5_0", {"qp": "any", "psn": "+100"}, "host1/mlx5_0.out_of_sequence"),
+        ("host1:mlx5_0", {"share": 0.01, "burst": 5}, "host1/mlx5_0.out_of_sequence"),
+    ],
+    "packet.mark": [("host1:mlx5_0", {}, "host1/mlx5_0.np_ecn_marked_roce_packets")],
+    "packet.corrupt": [("host1:mlx5_0", {"every": 10}, "host1/mlx5_0.out_of_sequence")],
+    "packet.forge": [("host1:mlx5_0", {"what": "nak"}, "host1/mlx5_0.local_ack_timeout_err")],
+    "packet.delay": [
+        ("host1:mlx5_0", {"delay": 5, "direction": "from"}, "rtsw1/ip.InECT1Pkts"),
+        ("rtsw1:ctsw1", {"delay": 5}, "ctsw1/ip.InECT1Pkts"),
+    ],
+    "packet.reorder": [("host1:mlx5_0", {"share": 0.1}, "host1/mlx5_0.out_of_sequence")],
+    "packet.duplicate": [("host1:mlx5_0", {}, "host1/mlx5_0.duplicate_request")],
+    "data.corrupt": [("host1:mlx5_0", {"every": 50}, "host1/mlx5_0.duplicate_request")],
+    "congestion.shallow-queue": [("host1:mlx5_0", {}, "host1/mlx5_0.out_of_sequence")],
+    "congestion.hash-collision": [("rtsw1:ctsw1", {}, "rtsw1/Ethernet128.tx_packets")],
+    "switch.hash-policy": [("rtsw1", {}, "rtsw1/Ethernet128.tx_packets")],
+    "switch.bgp-reset": [("rtsw1", {}, "ctsw1/tcp.ActiveOpens")],
+    "switch.withdraw": [("rtsw1", {}, "rtsw2/ip.InNoRoutes")],
+    "switch.drain": [("ctsw1", {}, "rtsw1/Ethernet136.tx_packets")],
+}
+HOPS = [(kind, *case) for kind, each in ON_LINUX.items() for case in each]
 CASES = [(kind, target, params) for kind, each in SAMPLES.items() for target, params in each]
 
 
@@ -71,7 +116,8 @@ def tools(tmp_path, monkeypatch):
 
 
 def test_every_way_has_a_sample():
-    assert SAMPLES.keys() == WAYS.keys()
+    assert SAMPLES.keys() | ON_LINUX.keys() == WAYS.keys()
+    assert {way.kind for way in linux.WAYS} == ON_LINUX.keys()
     assert all(CATALOGUE[kind].on_rack == way.by for kind, way in WAYS.items() if kind in CATALOGUE)
 
 
@@ -189,7 +235,7 @@ def test_five_percent_less_is_that_clock(tools):
     [
         ("packet.drop", "host1:mlx5_0", {"share": 0.01}, ["not supported on this lab", "ACL"]),
         ("packet.drop", "host1:mlx5_0", {"psn": 7, "qp": 17}, ["not supported on this lab", "PSN"]),
-        ("packet.delay", "host1:mlx5_0", {"delay": 5}, ["packet.delay is not supported on this lab", "soft"]),
+        ("packet.delay", "host1:mlx5_0", {"delay": 5}, ["not supported on this lab", "a Linux switch"]),
         ("host.freeze", "host1", {}, ["host.freeze is not supported on this lab"]),
         ("gpu.thermal", "host1:gpu0", {}, ["gpu.thermal is not supported on this lab"]),
         ("link.rate", "host1:mlx5_0", {"rate": 5, "direction": "from"}, ["direction", "not supported on this lab"]),
@@ -201,20 +247,56 @@ def test_what_a_rack_cannot_do_is_said_when_it_is_planned(kind, target, params, 
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_another_switch_than_sonic_is_told_so():
-    import dataclasses
+@pytest.mark.parametrize(("kind", "target", "params", "told"), HOPS)
+def test_a_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, params, told):
+    """What a soft lab does in a namespace, without one; told by counters that a hardware RNIC, or a kernel, has."""
+    planned = plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), LINUX, lab_kind="rack")
+    switch = "ctsw1" if target == "ctsw1" else "rtsw1"
+    assert (planned.place.node, planned.place.netns, planned.place.local) == (switch, None, False)
+    assert str(planned.request["claims"]).startswith(switch), "what two faults collide by"
+    text = json.dumps(planned.to_json())
+    assert not re.search(r"netns exec|ip -n|tc -n|vtysh -N|/run/netns|None[ /]", text), text
+    told_by = [key for witness in planned.must_move for key in witness.any_of]
+    assert planned.must_move[0].any_of[0] == told
+    rxe_alone = set(COUNTERS) - set(COUNTERS.values()) | {"send_err"}
+    on_hosts = [key for key in (*told_by, *planned.must_not_move) if key.startswith("host")]
+    assert not [key for key in on_hosts if key.partition(".")[2] in rxe_alone or "/ip." in key]
 
-    frr = dataclasses.replace(RACK, switches=tuple(dataclasses.replace(x, nos="frr") for x in RACK.switches))
-    spec = FaultSpec(kind="link.oneway", target="host1:mlx5_0", for_s=1.0)
-    with pytest.raises(Unsupported, match="rtsw1 runs frr"):
-        plan(spec, frr, lab_kind="rack")
-    down = plan(FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=1.0), frr, lab_kind="rack")
-    assert (down.request["actuator"], down.request["args"]["netns"]) == ("link", None)
+
+@pytest.mark.parametrize(
+    ("nos", "kind", "target", "params", "words"),
+    [
+        (("frr",), "packet.delay", "host1:mlx5_0", {"delay": 5}, "no counter of a hardware RNIC.*`direction` from"),
+        (("frr",), "packet.forge", "host1:mlx5_0", {"what": "stray"}, "no counter of a hardware RNIC"),
+        # What an ASIC forwards is not counted by the kernel beside it: the far end must be Linux, too.
+        (("frr", "frr", "sonic"), "packet.delay", "rtsw1:ctsw1", {"delay": 5}, "no counter of a hardware RNIC"),
+        (("frr",), "switch.bgp-kill", "rtsw1", {}, "rtsw1 runs frr, and watchfrr"),
+        (("frr",), "switch.freeze", "rtsw1", {}, "rtsw1 runs frr, and watchfrr"),
+        (("cumulus",), "packet.drop", "host1:mlx5_0", {"share": 0.1}, "runs cumulus, and its ASIC forwards"),
+        (("cumulus",), "link.oneway", "host1:mlx5_0", {}, "runs cumulus, and its ASIC forwards"),
+        ((None,), "link.oneway", "host1:mlx5_0", {}, "rtsw1 has no faultbed_nos"),
+        (("sonic",), "packet.reorder", "host1:mlx5_0", {"share": 0.1}, "it takes a Linux switch"),
+    ],
+)
+def test_what_a_switch_cannot_do_is_said_with_the_reason(nos, kind, target, params, words):
+    spec = FaultSpec(kind=kind, target=target, for_s=5.0, params=params)
+    with pytest.raises(Unsupported, match=words):
+        plan(spec, running(*nos), lab_kind="rack")
+
+
+def test_what_frr_does_is_done_on_cumulus_too():
+    for kind, target in (("switch.withdraw", "rtsw1"), ("link.flap", "rtsw1:ctsw1")):
+        planned = plan(FaultSpec(kind=kind, target=target, for_s=5.0), running("cumulus"), lab_kind="rack")
+        assert planned.place.node == "rtsw1"
+
+
+def test_the_link_of_an_rnic_is_its_hosts_whatever_the_switch_runs():
+    planned = plan(FaultSpec(kind="link.flap", target="host1:mlx5_0", for_s=5.0), LINUX, lab_kind="rack")
+    assert planned.place.node == "host1"
+    assert planned.steps[0].do.startswith("mlxlink")
 
 
 def test_the_management_port_of_a_switch_is_never_a_target():
-    import dataclasses
-
     link = RACK.links[0]
     eth0 = dataclasses.replace(link, a=dataclasses.replace(link.a, netdev="eth0"))
     wrong = dataclasses.replace(RACK, links=(eth0, *RACK.links[1:]))

@@ -1,0 +1,179 @@
+"""A Linux box with two NICs in the way of a flow, as a switch of a rack lab: a soft host that forwards between its own.
+
+What host1 sends to host3 takes a turn through host2: in by its first NIC, out by its second. The faults are planned for
+a rack lab, and done on the machine itself, in no namespace. RNICs are rxe: their counters go by rxe's names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+
+import pytest
+from waiting import until
+
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+from inject.rack.way import COUNTERS
+from testbed.topology import Link, Port, Switch, Topology
+from traffic import flow
+from traffic.flow import FlowSpec
+from traffic.plan import QpParams
+
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
+
+TTL_S = 10.0
+CASES = (
+    ("packet.drop", "host3:rxe0", {"qp": "any", "psn": "+50"}),
+    ("packet.drop", "host3:rxe0", {"share": 0.05}),
+    ("packet.drop", "host3:rxe0", {"share": 0.05, "burst": 3}),
+    ("packet.mark", "host3:rxe0", {}),
+    ("packet.corrupt", "host3:rxe0", {"every": 20}),
+    ("packet.delay", "host1:rxe0", {"delay": 20, "direction": "from"}),
+    ("packet.reorder", "host3:rxe0", {"share": 0.1}),
+    ("packet.duplicate", "host3:rxe0", {}),
+    ("packet.forge", "host3:rxe0", {"what": "replay"}),
+    ("data.corrupt", "host3:rxe0", {"every": 50}),
+    ("congestion.shallow-queue", "host3:rxe0", {"packets": 3, "rate": 5}),
+    ("link.oneway", "host3:rxe0", {}),
+    ("link.mtu", "host3:rxe0", {}),
+)
+ON_RXE = {new: old for old, new in COUNTERS.items()}
+WINDOW_S = 1.5
+
+
+def first(host):
+    return host.rnics[0]
+
+
+@pytest.fixture
+def box(lab):
+    """The lab as a rack of which host2 is the switch; its turn is taken back in the end."""
+    one, two, three, _ = lab.topology.hosts[:4]
+    leaf = lab.topology.rnic_link(one.name, first(one).name).a
+    to_box = lab.topology.rnic_link(two.name, first(two).name).a
+    to, (way_in, way_out) = f"{first(three).ip}/32", two.rnics[:2]
+    gateway = lab.topology.rnic_link(two.name, way_out.name).a.address.partition("/")[0]
+    turns = {
+        leaf.node: (leaf.netdev, f"via {way_in.ip} dev {to_box.netdev}"),
+        two.name: (way_in.netdev, f"via {gateway} dev {way_out.netdev}"),
+    }
+    forward = "echo {} > /proc/sys/net/ipv4/ip_forward"
+    lab.node(two.name).run(["sh", "-c", forward.format(1)])
+    for node, (port, via) in turns.items():
+        turn = f"ip route add default {via} table 240 && ip rule add pref 800 iif {port} to {to} lookup 240"
+        lab.node(node).run(["sh", "-c", turn])
+    switch = Switch(
+        name=two.name, role="rtsw", zone=two.zone, rack=two.rack, asn=65000, loopback="10.78.0.99/32", carrier=None,
+        nos="frr",
+    )  # fmt: skip
+
+    def cable(mine, host):
+        rnic = first(host)
+        return Link(
+            a=Port(node=two.name, netdev=mine.netdev, mac=mine.mac, address=mine.address),
+            b=Port(node=host.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address),
+            rnic=rnic.name,
+        )
+
+    yield Topology(hosts=(one, three), switches=(switch,), links=(cable(way_in, one), cable(way_out, three)))
+    for node in turns:
+        lab.node(node).run(["sh", "-c", "ip rule del pref 800; ip route flush table 240"])
+    lab.node(two.name).run(["sh", "-c", forward.format(0)])
+
+
+@contextlib.contextmanager
+def flow_through_it(lab):
+    one, _, three, _ = lab.topology.hosts[:4]
+    spec = FlowSpec(
+        src=f"{one.name}:{first(one).name}", dst=f"{three.name}:{first(three).name}", message_bytes=16384, qps=2,
+        depth=2, duration_s=600.0, op_deadline_s=90.0, peer_deadline_s=90.0, stall_deadline_s=120.0,
+        qp=QpParams(timeout=18, retry_cnt=6),
+    )  # fmt: skip
+    with flow.start(lab, spec) as running:
+        yield running
+        assert not running.is_over, running.failure
+        running.abort("the test is over")
+
+
+def planned_at(box, kind, target, params, *, index=0, for_s=WINDOW_S):
+    """As for a rack; what a hardware RNIC would count, by the names that rxe has for it."""
+    spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
+    planned = plan(spec, box, lab_kind="rack", index=index)
+    assert planned.place.netns is None
+
+    def on_rxe(key):
+        node, _, name = key.partition("/")
+        device, _, counter = name.rpartition(".")
+        if counter == "np_ecn_marked_roce_packets":
+            return f"{node}/ip.InCEPkts"
+        return f"{node}/{device}.{ON_RXE.get(counter, counter)}"
+
+    must_move = tuple(
+        dataclasses.replace(one, any_of=tuple(on_rxe(key) for key in one.any_of)) for one in planned.must_move
+    )
+    return dataclasses.replace(planned, must_move=must_move)
+
+
+@pytest.mark.parametrize("mutate", [None, "noop"])
+def test_packet_faults_are_exact_in_a_box_of_a_rack(lab, tmp_path, box, mutate):
+    """Each is proved, and by nothing in its place is not; a single packet is a single packet."""
+    proved, hits = {}, {}
+    with (
+        flow_through_it(lab),
+        Journal(tmp_path / "j") as journal,
+        Injector(lab, journal, mutate=mutate) as injector,
+    ):
+        for index, (kind, target, params) in enumerate(CASES):
+            prepared = injector.prepare(planned_at(box, kind, target, params, index=index))
+            prepared.arm()
+            threading.Event().wait(WINDOW_S)
+            receipt = prepared.clear()
+            print(kind, params, receipt.fired.count, receipt.fired.witness, receipt.doubts)
+            assert receipt.cleared.ok, receipt.cleared.error
+            proved[index, kind], hits[index, kind] = receipt.proved, receipt.fired.count
+    assert proved == dict.fromkeys(proved, mutate is None)
+    if mutate is None:
+        assert hits[0, "packet.drop"] == 1
+
+
+LOOK = "nft list tables; ip -br link; tc qdisc show; ip rule; cat /sys/class/net/be*/mtu; ls /run/faultbed/faults"
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [("packet.drop", {"share": 0.05}), ("packet.reorder", {"share": 0.1}), ("data.corrupt", {"every": 50})],
+)
+def test_a_holder_that_is_killed_on_the_box_leaves_nothing_there(lab, tmp_path, box, kind, params):
+    node = lab.node("host2")
+
+    def looks():
+        return node.run(["sh", "-c", LOOK], check=False).stdout
+
+    with (
+        flow_through_it(lab),
+        Journal(tmp_path / "j") as journal,
+        Injector(lab, journal, ttl_s=TTL_S) as injector,
+    ):
+        before = looks()
+        prepared = injector.prepare(planned_at(box, kind, "host3:rxe0", params, for_s=300.0))
+        assert prepared.arm().ok
+        assert looks() != before
+        node.run(["systemctl", "kill", "--signal=KILL", "--kill-whom=main", prepared.lease.unit])
+        print(f"{kind}: as before {until(lambda: looks() == before, within_s=TTL_S + 2):.1f} s after SIGKILL")
+
+
+def test_the_way_in_to_the_box_is_never_a_target(lab, tmp_path, box):
+    """The interface of the SSH connection, had somebody put it into the inventory as a port."""
+    named = box.links[1]
+    wrong = dataclasses.replace(named, a=dataclasses.replace(named.a, netdev="mgmt0"))
+    at_mgmt = dataclasses.replace(box, links=(box.links[0], wrong))
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        for kind, params in (("packet.drop", {"share": 0.05}), ("packet.reorder", {"share": 0.1}), ("link.mtu", {})):
+            planned = plan(
+                FaultSpec(kind=kind, target="host3:rxe0", for_s=5.0, params=params), at_mgmt, lab_kind="rack"
+            )
+            with pytest.raises(Exception, match="management connection"):
+                injector.prepare(planned)
