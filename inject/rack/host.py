@@ -1,5 +1,8 @@
 """Hosts of a rack lab: what the kernel does alone, or our own programs, is done as in a soft lab.
 
+Not all of it: a terabyte of memory takes minutes to hold, a VM's reset has no like but the BMC, and the control groups
+that slow down programs of ours are made by a soft lab's provisioning.
+
 The witnesses are hardware RNICs'. One of mlx5 that finds no receive counts `out_of_buffer`, and the one that it tells
 counts `rnr_nak_retry_err` (drivers/infiniband/hw/mlx5/counters.c). Not yet run on hardware.
 """
@@ -9,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from inject.aim import congestion, host
+from inject.aim import congestion, host, storage
 from inject.aim.shot import Request, Shot, Witness
-from inject.rack.way import Way
+from inject.rack.way import Way, hardware
 from testbed.counters import MLX5
 
 __all__ = ["BY_KIND", "WAYS"]
@@ -21,39 +24,44 @@ _LATE = Way(
     fidelity="real",
     by="the file that our traffic engine looks for, as in a soft lab; out_of_buffer of the host's RNICs must move, too",
 )
-_BY_KERNEL = (
-    Way(kind="host.cpu-steal", fidelity="emulated", by="the kernel, as in a soft lab"),
-    Way(kind="host.rank-kill", fidelity="real", by="the kernel, as in a soft lab"),
-    Way(kind="host.rank-hang", fidelity="real", by="the kernel, as in a soft lab"),
+_BY_KERNEL = tuple(
+    Way(kind=kind, fidelity=fidelity, by="the kernel, as in a soft lab")
+    for kind, fidelity in (
+        ("congestion.background", "real"),
+        ("host.cpu-steal", "emulated"),
+        ("host.clock-step", "real"),
+        ("host.disk-full", "real"),
+        ("host.rank-kill", "real"),
+        ("host.rank-hang", "real"),
+        ("storage.stall", "emulated"),
+        ("storage.burst", "emulated"),
+    )
 )
 WAYS = (_LATE, *_BY_KERNEL)
 
+_SOFT = {**congestion.BY_KIND, **host.BY_KIND, **storage.BY_KIND}
+
 
 def _as_soft(asked: Request) -> Shot:
-    return _on_hardware(host.BY_KIND[asked.kind](asked))
+    return _on_hardware(_SOFT[asked.kind](asked))
 
 
 def _late(asked: Request) -> Shot:
-    shot, node = _on_hardware(congestion.BY_KIND[asked.kind](asked)), asked.target.node
+    shot, node = _as_soft(asked), asked.target.node
     own = tuple(f"{node}/{rnic.name}.{MLX5['send_rnr_err']}" for rnic in asked.topology.host_by_name[node].rnics)
     return dataclasses.replace(shot, must_move=(*shot.must_move, Witness(any_of=own)))
 
 
 def _on_hardware(shot: Shot) -> Shot:
     moved = tuple(
-        Witness(any_of=tuple(_hardware(key) for key in witness.any_of), at_least=witness.at_least)
+        Witness(any_of=tuple(hardware(key) for key in witness.any_of), at_least=witness.at_least)
         for witness in shot.must_move
     )
     # `send_err` tells of rxe's own egress; hardware has none.
     return dataclasses.replace(shot, must_move=moved, must_not_move=())
 
 
-def _hardware(key: str) -> str:
-    head, _, name = key.rpartition(".")
-    return f"{head}.{MLX5.get(name, name)}"
-
-
 BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {
     (_LATE.kind, "host"): _late,
-    **{(way.kind, "host"): _as_soft for way in _BY_KERNEL},
+    **{(way.kind, "rnic" if way.kind == "congestion.background" else "host"): _as_soft for way in _BY_KERNEL},
 }

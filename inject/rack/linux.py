@@ -16,7 +16,7 @@ import dataclasses
 from inject import aim
 from inject.aim.hop import counters_of_ends
 from inject.aim.shot import LINUX, Place, Request, Shot, Step, Witness, held, link_of, trains
-from inject.rack.way import COUNTERS, Way
+from inject.rack.way import Way, hardware
 from testbed.errors import Unsupported
 
 __all__ = ["WAYS", "is_linux", "take"]
@@ -113,7 +113,7 @@ def _seen(asked: Request, keys: tuple[str, ...]) -> tuple[str, ...]:
             its = {link.rnic} if link is not None and link.rnic and link.b.node == node else None
             found += [f"{node}/{x.name}.np_ecn_marked_roce_packets" for x in host.rnics if not its or x.name in its]
         elif device != "ip" and counter not in _RXE_ALONE:
-            found.append(f"{node}/{device}.{COUNTERS.get(counter, counter)}")
+            found.append(hardware(key))
     return tuple(dict.fromkeys(found))
 
 

@@ -12,7 +12,7 @@ from inject.kind import Fidelity
 from testbed import counters
 from testbed.topology import Topology
 
-__all__ = ["COUNTERS", "Commands", "Way", "commanded", "retries"]
+__all__ = ["COUNTERS", "Commands", "Way", "commanded", "hardware", "retries"]
 
 COUNTERS = {
     name: counters.MLX5[name]
@@ -103,3 +103,9 @@ def retries(topology: Topology, *names: str, but: str | None = None) -> tuple[st
         if host.name != but
         for rnic in host.rnics
     )
+
+
+def hardware(key: str) -> str:
+    """A counter of rxe's, `node/device.name`, by the name that a hardware RNIC has for it; any other as it is."""
+    head, _, name = key.rpartition(".")
+    return f"{head}.{counters.MLX5.get(name, name)}"

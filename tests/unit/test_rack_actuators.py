@@ -50,7 +50,12 @@ SAMPLES = {
     "switch.withdraw": [("rtsw1", {})],
     "switch.hash-policy": [("rtsw1", {})],
     "congestion.late-receives": [("host1", {"late": 200}), ("host1", {})],
+    "congestion.background": [("host3:mlx5_0", {"rate": 1000})],
     "host.cpu-steal": [("host1", {"share": 0.5})],
+    "host.clock-step": [("host1", {"step": -30})],
+    "host.disk-full": [("host1", {})],
+    "storage.stall": [("host1", {})],
+    "storage.burst": [("host1", {})],
     "host.rank-kill": [("host1", {})],
     "host.rank-hang": [("host1", {})],
     "gpu.throttle": [("host1:gpu0", {"percent": 5})],
@@ -144,8 +149,10 @@ def test_a_plan_shows_every_change_with_its_revert(kind, target, params):
         assert "rack" not in CATALOGUE[kind].tried, "when it has been run on hardware, say so in the docs too"
 
 
-OTHERWISE = ("congestion.late-receives", "rnic.remove", "gpu.lost")
-COMMANDED = [case for case in CASES if not case[0].startswith("host.") and case[0] not in OTHERWISE]
+OTHERWISE = ("rnic.remove", "gpu.lost")
+COMMANDED = [
+    case for case in CASES if not case[0].startswith(("host.", "congestion.", "storage.")) and case[0] not in OTHERWISE
+]
 
 
 @pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
