@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from testbed import clock
-from testbed.errors import CommandFailed, LabError, Unsupported, UsageError
+from testbed.errors import CommandFailed, LabError, UsageError
 from testbed.packets.capture_file import ETHERNET, Frames
 
 if TYPE_CHECKING:
@@ -78,13 +78,17 @@ def port_named(topology: Topology, name: str) -> tuple[str, Port]:
     Returns the port's full name (`rtsw2:host4:rxe0`) and the port.
 
     Raises:
-        UsageError: there is no such thing, or it is no port of a switch.
+        UsageError: there is no such thing, or it is no port of a switch that forwards in its kernel.
     """
     target = topology.resolve(name)
     if target.link is None or target.kind not in ("port", "rnic"):
         raise UsageError(f'"{name}" is a {target.kind}: packets are captured at ports, as in rtsw2:host4:rxe0')
     port = target.link.a if target.kind == "rnic" or target.port is None else target.port
-    other = target.link.other(port.node)
+    switch, other = topology.switch_by_name.get(port.node), target.link.other(port.node)
+    if switch is None or not switch.forwards_in_kernel:
+        raise UsageError(
+            f"{port.node} forwards in an ASIC, where faultbed cannot capture: mirror the port, or name a Linux switch's"
+        )
     return ":".join([port.node, other.node, *([target.link.rnic] if target.link.rnic else [])]), port
 
 
@@ -92,12 +96,9 @@ def start(lab: Lab, ports: Sequence[str]) -> Capturing:
     """Begin to capture; nothing is missed from its return on.
 
     Raises:
-        Unsupported: the lab is no soft lab: its switches run no code of ours.
-        UsageError: no such port.
+        UsageError: no such port, or its switch does not forward in its kernel.
         LabError: a machine could not.
     """
-    if lab.kind != "soft":
-        raise Unsupported(f"{lab.name} is a rack lab: faultbed cannot capture on its switches yet; mirror the port")
     by_machine: dict[str, dict[str, Port]] = {}
     for asked in ports:
         name, port = port_named(lab.topology, asked)

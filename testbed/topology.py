@@ -88,6 +88,16 @@ class Switch:
     carrier: str | None
     nos: str | None = field(default=None, repr=False)
 
+    @property
+    def is_linux(self) -> bool:
+        """Whether it is a namespace of a soft lab's VM, or a Linux machine with FRR."""
+        return self.carrier is not None or self.nos in ("frr", "cumulus")
+
+    @property
+    def forwards_in_kernel(self) -> bool:
+        """Whether each packet passes its Linux kernel; of what passes an ASIC, the kernel beside it sees nothing."""
+        return self.is_linux and self.nos != "cumulus"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:

@@ -54,7 +54,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
     _fit_faults(experiment, topology)
     _fit_expectations(experiment, lab_kind)
     _fit_stops(experiment)
-    return replace(experiment, workload=workload, capture=_fit_capture(experiment, topology, lab_kind))
+    return replace(experiment, workload=workload, capture=_fit_capture(experiment, topology))
 
 
 def hosts_of(workload: Workload) -> tuple[str, ...]:
@@ -166,12 +166,8 @@ def _check_job(experiment: Experiment, workload: _Ranked, lab: _Lab) -> None:
         raise _error(experiment, "workload", str(error)) from error
 
 
-def _fit_capture(experiment: Experiment, topology: Topology, lab_kind: str) -> tuple[str, ...]:
+def _fit_capture(experiment: Experiment, topology: Topology) -> tuple[str, ...]:
     """Full names of the ports, each once."""
-    if experiment.capture and lab_kind != "soft":
-        raise _error(
-            experiment, "capture", "faultbed cannot capture on the switches of a rack lab yet; mirror the port"
-        )
     names = []
     for index, port in enumerate(experiment.capture):
         try:

@@ -11,7 +11,6 @@ from testbed.errors import Unsupported, UsageError
 from testbed.topology import Link, Port, Target, Topology
 
 __all__ = [
-    "LINUX",
     "Learn",
     "Place",
     "Request",
@@ -28,9 +27,6 @@ __all__ = [
 
 MOST_FLAPS = 100_000
 _HALF = 0.5
-
-LINUX = ("frr", "cumulus")
-"""What runs on switches that are Linux machines with FRR: `frr` forwards in its kernel, `cumulus` in an ASIC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +147,7 @@ def on_switch(asked: Request, switch: str) -> Place:
     known = asked.topology.switch_by_name[switch]
     if known.carrier is not None:
         return Place(node=known.carrier, netns=switch)
-    if known.nos in LINUX:
+    if known.is_linux:
         return Place(node=switch)
     raise Unsupported(f"{asked.where}.target: switch {switch} is not carried by a machine of this lab")
 

@@ -32,7 +32,10 @@ class FrrActuator:
         seen = self.read()
         if seen["applied"]:
             has = "has" if self._add else "has no"
-            raise Refused(f"bgpd of {name_of(self._netns)} {has} `{self._line}`, and not by us: run `faultbed reset`")
+            raise Refused(
+                f"bgpd of {name_of(self._netns)} {has} `{self._line}`, and not by us: it is not configured by us, or "
+                "somebody has changed it (`faultbed reset` brings a soft lab's back)"
+            )
         return seen
 
     def revert_script(self) -> str:

@@ -15,7 +15,7 @@ import dataclasses
 
 from inject import aim
 from inject.aim.hop import counters_of_ends
-from inject.aim.shot import LINUX, Place, Request, Shot, Step, Witness, held, link_of, trains
+from inject.aim.shot import Place, Request, Shot, Step, Witness, held, link_of, trains
 from inject.rack.way import Way, hardware
 from testbed.errors import Unsupported
 
@@ -59,7 +59,7 @@ _AT_THE_RNIC = {
 def is_linux(asked: Request) -> bool:
     """Whether the switch where this would be done is a Linux machine."""
     switch = asked.topology.switch_by_name.get(_acting(asked))
-    return switch is not None and switch.nos in LINUX
+    return switch is not None and switch.is_linux
 
 
 def take(asked: Request) -> Shot:
@@ -73,7 +73,7 @@ def take(asked: Request) -> Shot:
     lacks = f"{asked.where}: {asked.kind} is not supported on this lab: {switch.name} runs {switch.nos}"
     if asked.kind not in _KINDS:
         raise Unsupported(f"{lacks}, and {_SUPERVISED.get(asked.kind, 'only SONiC has a way')}")
-    if switch.nos != "frr" and asked.kind not in _OF_ANY_LINUX:
+    if not switch.forwards_in_kernel and asked.kind not in _OF_ANY_LINUX:
         raise Unsupported(f"{lacks}, and its ASIC forwards: no packet passes its kernel")
     if asked.kind in ("link.down", "link.flap"):
         return _down(asked)
@@ -107,7 +107,8 @@ def _seen(asked: Request, keys: tuple[str, ...]) -> tuple[str, ...]:
         device, _, counter = name.rpartition(".")
         if host is None:
             # What an ASIC forwards is not counted by the kernel beside it.
-            if asked.topology.switch_by_name[node].nos == "frr" or counter.startswith("carrier") or device == "tcp":
+            in_kernel = asked.topology.switch_by_name[node].forwards_in_kernel
+            if in_kernel or counter.startswith("carrier") or device == "tcp":
                 found.append(key)
         elif name == "ip.InCEPkts":
             its = {link.rnic} if link is not None and link.rnic and link.b.node == node else None

@@ -1,7 +1,8 @@
 """A Linux box with two NICs in the way of a flow, as a switch of a rack lab: a soft host that forwards between its own.
 
-What host1 sends to host3 takes a turn through host2: in by its first NIC, out by its second. The faults are planned for
-a rack lab, and done on the machine itself, in no namespace. RNICs are rxe: their counters go by rxe's names.
+What goes between host1 and host3 takes a turn through host2, there and back: host1's side is its first NIC, the rest of
+the fabric its second. The faults are planned for a rack lab, and done on the machine itself, in no namespace. RNICs are
+rxe: their counters go by rxe's names.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import threading
 import pytest
 from waiting import until
 
+from harness.packets.analysis import analyse
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan
 from inject.rack.way import COUNTERS
+from testbed import capture
+from testbed.packets import capture_file
+from testbed.packets.capture_file import write_pcapng
 from testbed.topology import Link, Port, Switch, Topology
 from traffic import flow
 from traffic.flow import FlowSpec
@@ -48,23 +53,30 @@ def first(host):
     return host.rnics[0]
 
 
+def gateway(link):
+    return link.a.address.partition("/")[0]
+
+
 @pytest.fixture
 def box(lab):
     """The lab as a rack of which host2 is the switch; its turn is taken back in the end."""
     one, two, three, _ = lab.topology.hosts[:4]
-    leaf = lab.topology.rnic_link(one.name, first(one).name).a
-    to_box = lab.topology.rnic_link(two.name, first(two).name).a
-    to, (way_in, way_out) = f"{first(three).ip}/32", two.rnics[:2]
-    gateway = lab.topology.rnic_link(two.name, way_out.name).a.address.partition("/")[0]
-    turns = {
-        leaf.node: (leaf.netdev, f"via {way_in.ip} dev {to_box.netdev}"),
-        two.name: (way_in.netdev, f"via {gateway} dev {way_out.netdev}"),
-    }
+    near, far = two.rnics[:2]
+    leaf, near_link, far_link = (
+        lab.topology.rnic_link(host.name, rnic.name) for host, rnic in ((one, first(one)), (two, near), (two, far))
+    )
+    uplinks = [link.end(leaf.a.node).netdev for link in lab.topology.links_of(leaf.a.node) if link.is_uplink]
+    turns = [  # on which machine, what comes in by which ports, for whom, goes where
+        (leaf.a.node, [leaf.a.netdev], first(three), f"via {near.ip} dev {near_link.a.netdev}"),
+        (two.name, [near.netdev], first(three), f"via {gateway(far_link)} dev {far.netdev}"),
+        (leaf.a.node, uplinks, first(one), f"via {far.ip} dev {far_link.a.netdev}"),
+        (two.name, [far.netdev], first(one), f"via {gateway(near_link)} dev {near.netdev}"),
+    ]
     forward = "echo {} > /proc/sys/net/ipv4/ip_forward"
     lab.node(two.name).run(["sh", "-c", forward.format(1)])
-    for node, (port, via) in turns.items():
-        turn = f"ip route add default {via} table 240 && ip rule add pref 800 iif {port} to {to} lookup 240"
-        lab.node(node).run(["sh", "-c", turn])
+    for table, (node, ports, to, via) in enumerate(turns, 240):
+        rules = [f"ip rule add pref 800 iif {port} to {to.ip}/32 lookup {table}" for port in ports]
+        lab.node(node).run(["sh", "-c", " && ".join([f"ip route add default {via} table {table}", *rules])])
     switch = Switch(
         name=two.name, role="rtsw", zone=two.zone, rack=two.rack, asn=65000, loopback="10.78.0.99/32", carrier=None,
         nos="frr",
@@ -78,9 +90,11 @@ def box(lab):
             rnic=rnic.name,
         )
 
-    yield Topology(hosts=(one, three), switches=(switch,), links=(cable(way_in, one), cable(way_out, three)))
-    for node in turns:
-        lab.node(node).run(["sh", "-c", "ip rule del pref 800; ip route flush table 240"])
+    yield Topology(hosts=(one, three), switches=(switch,), links=(cable(near, one), cable(far, three)))
+    for table, (node, *_) in enumerate(turns, 240):
+        lab.node(node).run(
+            ["sh", "-c", f"while ip rule del pref 800 2>/dev/null; do :; done; ip route flush table {table}"]
+        )
     lab.node(two.name).run(["sh", "-c", forward.format(0)])
 
 
@@ -137,6 +151,32 @@ def test_packet_faults_are_exact_in_a_box_of_a_rack(lab, tmp_path, box, mutate):
     assert proved == dict.fromkeys(proved, mutate is None)
     if mutate is None:
         assert hits[0, "packet.drop"] == 1
+
+
+class AsRack:
+    """The lab, with the box as the switch that its topology has."""
+
+    def __init__(self, lab, box):
+        self.topology, self._lab = box, lab
+
+    def __getattr__(self, name):
+        return getattr(self._lab, name)
+
+
+def test_what_passes_the_box_is_captured_there_whole(lab, tmp_path, box):
+    """Every packet by both ports' own counts; the one dropped between them is missing once, and asked for once."""
+    with flow_through_it(lab), Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        prepared = injector.prepare(planned_at(box, "packet.drop", "host3:rxe0", {"qp": "any", "psn": "+50"}))
+        with capture.start(AsRack(lab, box), ["host1:rxe0", "host3:rxe0"]) as running:
+            prepared.arm()
+            until(lambda: prepared.observe()["count"])
+            receipt = prepared.clear()
+            captured = running.stop()
+    assert receipt.fired.count == 1
+    assert [proof.is_whole for proof in captured.proofs] == [True, True], captured.proofs
+    write_pcapng(tmp_path / "box.pcapng", captured.frames)
+    flows = [flow for flow in analyse(capture_file.read(tmp_path / "box.pcapng")).flows if flow.missing]
+    assert [(flow.missing, flow.naks) for flow in flows] == [(1, 1)], flows
 
 
 LOOK = "nft list tables; ip -br link; tc qdisc show; ip rule; cat /sys/class/net/be*/mtu; ls /run/faultbed/faults"

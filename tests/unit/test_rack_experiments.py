@@ -8,7 +8,7 @@ from harness.experiment import file as experiment_module
 from harness.report.step_summary import markdown, read_junit
 from harness.run import loop as run
 from inject import safety
-from testbed.errors import Unsupported
+from testbed.errors import Unsupported, UsageError
 from testbed.inventory import load
 from testbed.paths import cache_dir
 from testbed.shipped import inventories
@@ -16,7 +16,9 @@ from testbed.shipped import inventories
 pytest_plugins = ["pytester"]
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments"
-RACK, SOFT = (load(inventories() / name) for name in ("rack-h100.example.yml", "soft.yml"))
+RACK, SOFT, BOX = (
+    load(inventories() / name) for name in ("rack-h100.example.yml", "soft.yml", "linux-box.example.yml")
+)
 CACHE = str(cache_dir())
 OF_RACKS = sorted(FOLDER.glob("rack-*.toml"))
 
@@ -29,6 +31,54 @@ def test_it_can_be_done_on_the_example_and_its_owner_allows_it(path):
         safety.check(fault, RACK)
     with pytest.raises(Unsupported, match="it is for a rack lab; soft is none"):
         run.decide(decided.experiment, path.read_bytes(), SOFT)
+
+
+EXACT = """
+name = "one-packet"
+
+[lab]
+kind = "rack"
+
+[workload]
+flow = "write"
+src = "host2:mlx5_0"
+dst = "host1:mlx5_0"
+size = "64KiB"
+duration = "30s"
+
+[capture]
+ports = ["PORT"]
+
+[[faults]]
+id = "drop"
+kind = "packet.drop"
+target = "host1:mlx5_0"
+at = "10s"
+for = "1s"
+set = { qp = "any", psn = "+100" }
+
+[[expect]]
+metric = "nak_episodes"
+min = 1
+"""
+
+
+def decided_on(inventory, port, tmp_path):
+    path = tmp_path / "exact.toml"
+    path.write_text(EXACT.replace("PORT", port))
+    return run.decide(experiment_module.load(path), path.read_bytes(), inventory)
+
+
+def test_a_linux_box_drops_one_packet_and_captures_it(tmp_path):
+    """By its owner's leave; what the ASIC at the other end of the cable forwards, nobody captures."""
+    decided = decided_on(BOX, "host1:mlx5_0", tmp_path)
+    assert decided.experiment.capture == ("box1:host1:mlx5_0",)
+    (fault,) = decided.faults
+    assert fault.place.node == "box1"
+    safety.check(fault, BOX)
+    for port in ("rtsw2:ctsw1", "host2:mlx5_0"):
+        with pytest.raises(UsageError, match=r"capture.ports\[0\]: rtsw2 forwards in an ASIC"):
+            decided_on(BOX, port, tmp_path)
 
 
 def test_there_are_some_for_racks_and_the_demo_is_not_one():
