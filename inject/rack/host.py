@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 from inject.aim import congestion, host, storage
 from inject.aim.shot import Request, Shot, Witness
+from inject.kind import Fidelity
 from inject.rack.way import Way, hardware
 from testbed.counters import MLX5
 
@@ -24,20 +25,20 @@ _LATE = Way(
     fidelity="real",
     by="the file that our traffic engine looks for, as in a soft lab; out_of_buffer of the host's RNICs must move, too",
 )
-_BY_KERNEL = tuple(
-    Way(kind=kind, fidelity=fidelity, by="the kernel, as in a soft lab")
-    for kind, fidelity in (
-        ("congestion.background", "real"),
-        ("host.cpu-steal", "emulated"),
-        ("host.clock-step", "real"),
-        ("host.disk-full", "real"),
-        ("host.rank-kill", "real"),
-        ("host.rank-hang", "real"),
-        ("storage.stall", "emulated"),
-        ("storage.burst", "emulated"),
-    )
+_BY_KERNEL: Mapping[str, Fidelity] = {
+    "congestion.background": "real",
+    "host.cpu-steal": "emulated",
+    "host.clock-step": "real",
+    "host.disk-full": "real",
+    "host.rank-kill": "real",
+    "host.rank-hang": "real",
+    "storage.stall": "emulated",
+    "storage.burst": "emulated",
+}
+WAYS = (
+    _LATE,
+    *(Way(kind=kind, fidelity=worth, by="the kernel, as in a soft lab") for kind, worth in _BY_KERNEL.items()),
 )
-WAYS = (_LATE, *_BY_KERNEL)
 
 _SOFT = {**congestion.BY_KIND, **host.BY_KIND, **storage.BY_KIND}
 
@@ -63,5 +64,5 @@ def _on_hardware(shot: Shot) -> Shot:
 
 BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {
     (_LATE.kind, "host"): _late,
-    **{(way.kind, "rnic" if way.kind == "congestion.background" else "host"): _as_soft for way in _BY_KERNEL},
+    **{(kind, "rnic" if kind == "congestion.background" else "host"): _as_soft for kind in _BY_KERNEL},
 }
