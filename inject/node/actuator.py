@@ -60,6 +60,7 @@ _ACTUATORS = {
     "late_receives": ("latereceives", "LateReceivesActuator"),
     "forge": ("forge", "ForgeActuator"),
     "frr": ("frr", "FrrActuator"),
+    "gpu_neighbour": ("gpuneighbour", "GpuNeighbourActuator"),
     "hog": ("hog", "HogActuator"),
     "hop": ("hop", "HopActuator"),
     "link": ("link", "LinkActuator"),

@@ -14,7 +14,7 @@ from typing import Any
 from inject.node.actuator import Refused
 from inject.node.child import Child
 
-__all__ = ["NAME", "HogActuator"]
+__all__ = ["NAME", "HogActuator", "end_all", "named"]
 
 NAME = "faultbed-hog"
 _SLICE_S = 0.01
@@ -36,13 +36,13 @@ class HogActuator:
         """Refuse a group that has no process to be robbed, and hogs of somebody else."""
         if self._cgroup is not None and not _members(self._cgroup):
             raise Refused(f"no process is in {self._cgroup}: is the soft GPU running?")
-        if left := _named():
+        if left := named():
             raise Refused(f"{len(left)} busy processes of an earlier fault are there: run `faultbed heal`")
         return self.read()
 
     def revert_script(self) -> str:
         """End every hog; they also end by themselves when the holder is gone."""
-        return f'for p in $({_BY_NAME}); do kill -KILL $p 2>/dev/null; done; sleep 0.1; [ -z "$({_BY_NAME})" ]'
+        return end_all()
 
     def on(self) -> None:
         """Start them, and see that they are in their place."""
@@ -60,7 +60,7 @@ class HogActuator:
 
     def read(self) -> dict[str, Any]:
         """How many are there, by /proc, and how many of them in the cgroup."""
-        there = _named()
+        there = named()
         inside = there & _members(self._cgroup) if self._cgroup else there
         return {"applied": bool(inside), "hogs": len(there), "inside": len(inside), "cgroup": self._cgroup}
 
@@ -96,7 +96,13 @@ def _members(cgroup: str) -> set[int]:
         return set()
 
 
-def _named() -> set[int]:
+def end_all() -> str:
+    """Shell that ends every busy process of ours on this machine."""
+    return f'for p in $({_BY_NAME}); do kill -KILL $p 2>/dev/null; done; sleep 0.1; [ -z "$({_BY_NAME})" ]'
+
+
+def named() -> set[int]:
+    """The busy processes of ours."""
     return {int(path.split("/")[2]) for path in glob.glob("/proc/[0-9]*/comm") if _name(path) == NAME}  # noqa: PTH207
 
 

@@ -1,4 +1,4 @@
-"""GPUs: locked clocks and power limits by `nvidia-smi`, events by DCGM, off the bus by PCIe. Not yet run on hardware.
+"""GPUs: clocks and power limits by `nvidia-smi`, neighbours, events by DCGM, off the bus by PCIe. Not yet on hardware.
 
 `-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`); bit 0x2 of
 the clocks event reasons says that somebody's setting holds the clocks (nvml.h,
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.aim.shot import Request, Shot, trains
+from inject.aim.shot import Request, Shot, Step, held, on_host, trains
 from inject.rack.rnic import removed
 from inject.rack.way import Commands, Way, commanded
 from testbed.errors import Unsupported
@@ -21,6 +21,11 @@ WAYS = (
     Way(kind="gpu.throttle", fidelity="real", by="nvidia-smi: locked clocks (-lgc), read back with the event reasons"),
     Way(kind="gpu.power-cap", fidelity="real", by="nvidia-smi: power limit (-pl), read back; must be reached to count"),
     Way(kind="gpu.xid", fidelity="modelled", by="DCGM: a value injected into its cache (dcgmi test --inject)"),
+    Way(
+        kind="gpu.noisy-neighbour",
+        fidelity="real",
+        by="the CUDA driver: processes that compute on the same GPU, as nvidia-smi lists them",
+    ),
     Way(kind="gpu.lost", fidelity="real", by="the kernel: PCIe remove, then rescan"),
 )
 XID_FIELD = "230"
@@ -120,6 +125,25 @@ def _xid(asked: Request) -> Shot:
     return commanded(asked, commands, node=asked.target.node, claims=claims, shows={"gpu": bus}, edges=trains(asked))
 
 
+def _noisy_neighbour(asked: Request) -> Shot:
+    bus, count, host = _bus(asked), asked.params["neighbours"], asked.target.node
+    gpu = f"{host}/{asked.target.gpu.name if asked.target.gpu else ''}"
+    busy = f"{host}/hogs.running"
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "gpu_neighbour", {"pcie": bus, "count": count}, claims=f"{host}/hog"),
+        steps=(
+            Step(do=f"# {count} processes that compute on GPU {bus} without a pause (CUDA driver)", undo="kill %1"),
+        ),
+        must_move=(),
+        must_not_move=(),
+        # Who computes where is told by the driver, to another process than the holder.
+        while_on=((busy, count), (f"{gpu}.neighbours", count)),
+        restored=((busy, 0),),
+        shows={"gpu": bus, "processes": count, "computing": count},
+    )
+
+
 def _lost(asked: Request) -> Shot:
     return removed(asked, _bus(asked), guard=None, must_move=())
 
@@ -128,5 +152,6 @@ BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {
     ("gpu.throttle", "gpu"): _throttle,
     ("gpu.power-cap", "gpu"): _power_cap,
     ("gpu.xid", "gpu"): _xid,
+    ("gpu.noisy-neighbour", "gpu"): _noisy_neighbour,
     ("gpu.lost", "gpu"): _lost,
 }

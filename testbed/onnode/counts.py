@@ -26,7 +26,7 @@ from testbed.onnode.xid import XidLog
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     Counts = Iterator[tuple[str, int]]
 
@@ -37,6 +37,7 @@ __all__ = [
     "gpu_counts",
     "is_full",
     "link_counts",
+    "neighbours",
     "protocol_counts",
     "queue_stats_at",
     "stepped_s",
@@ -55,6 +56,8 @@ _TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
 """What is kept of the IP and TCP layers (RFC 4293, RFC 4022, the kernel's IpExt): a namespace has its own."""
 
 _REASONS = ("nvidia-smi", "--query-gpu=index,clocks_event_reasons.active", "--format=csv,noheader")
+_GPUS = ("nvidia-smi", "--query-gpu=index,pci.bus_id", "--format=csv,noheader")
+_APPS = ("nvidia-smi", "--query-compute-apps=pid,gpu_bus_id", "--format=csv,noheader")
 _REASON_BITS = {"clocks_set": 0x2, "power_capped": 0x4}
 """nvml.h: nvmlClocksEventReasonApplicationsClocksSetting, nvmlClocksEventReasonSwPowerCap."""
 
@@ -69,6 +72,9 @@ _AHEAD_S = _ahead_s()
 
 _FULL = 0.002
 """Share of a file system that is left for its users when it counts as full."""
+
+_HOG = "faultbed-hog"
+"""The name of a busy process of a fault's (`inject.node.hog`)."""
 
 _SLICE = "/sys/fs/cgroup/faultbed.slice"
 
@@ -276,7 +282,7 @@ def _machine() -> Counts:
     for path in glob.glob("/proc/[0-9]*/stat"):
         name, state = _process(path)
         stopped += state == "T"
-        busy += name == "faultbed-hog"
+        busy += name == _HOG
         engines += name.startswith("python") and _ENGINE in _arguments(path)
     yield "processes.stopped", stopped
     yield "hogs.running", busy
@@ -285,7 +291,9 @@ def _machine() -> Counts:
         with contextlib.suppress(OSError):  # it ended meanwhile
             yield from _limits(folder)
     if shutil.which(_REASONS[0]):
-        yield from clock_reasons(subprocess.run(_REASONS, check=False, capture_output=True, text=True).stdout)
+        yield from clock_reasons(_said(_REASONS))
+        if busy:
+            yield from neighbours(_said(_GPUS), _said(_APPS), _is_hog)
 
 
 def _xids(log: XidLog) -> Counts:
@@ -303,6 +311,25 @@ def clock_reasons(text: str) -> Counts:
             mask = int(reasons, 16)
             for name, bit in _REASON_BITS.items():
                 yield f"gpu{index.strip()}.{name}", int(bool(mask & bit))
+
+
+def neighbours(gpus: str, apps: str, is_ours: Callable[[str], bool]) -> Counts:
+    """Of each NVIDIA GPU, how many processes of faults compute there; ours are told by their process ids."""
+    named = {bus.strip(): index.strip() for index, _, bus in (line.partition(",") for line in gpus.splitlines())}
+    found = dict.fromkeys(named.values(), 0)
+    for line in apps.splitlines():
+        pid, _, bus = line.partition(",")
+        if bus.strip() in named and is_ours(pid.strip()):
+            found[named[bus.strip()]] += 1
+    yield from ((f"gpu{index}.neighbours", count) for index, count in found.items())
+
+
+def _is_hog(pid: str) -> bool:
+    return pid.isdigit() and _process(f"/proc/{pid}/stat")[0] == _HOG
+
+
+def _said(command: tuple[str, ...]) -> str:
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout
 
 
 def _limits(folder: str) -> Counts:

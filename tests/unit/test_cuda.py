@@ -18,11 +18,12 @@ import pytest
 
 from testbed import inventory, shipped
 from testbed.errors import UsageError
+from testbed.onnode.cuda import CudaWork, NoCuda
 from traffic import flow
 from traffic.collective import CollectiveSpec
 from traffic.flow import FlowSpec
 from traffic.node import cudagpu
-from traffic.node.cuda import CudaMemory, CudaWork, NoCuda
+from traffic.node.cuda import CudaMemory
 from traffic.node.gpu import GpuClient
 from traffic.ranks import gpus_of, place
 

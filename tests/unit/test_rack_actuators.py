@@ -11,12 +11,15 @@ import json
 import os
 import re
 import subprocess
+import time
 
 import pytest
 import rack_tools
+from waiting import until
 
 from inject.aim.shot import Request
 from inject.catalogue import CATALOGUE
+from inject.node import gpuneighbour
 from inject.node.actuator import Refused, make
 from inject.node.commands import CommandsActuator
 from inject.plan import FaultSpec, plan
@@ -26,6 +29,7 @@ from testbed import inventory
 from testbed.counters import STATES
 from testbed.errors import Unsupported, UsageError
 from testbed.onnode.counts import clock_reasons
+from testbed.onnode.counts import neighbours as count_neighbours
 from testbed.shipped import inventories
 
 RACK = inventory.load(inventories() / "rack-h100.example.yml").topology
@@ -61,6 +65,7 @@ SAMPLES = {
     "gpu.throttle": [("host1:gpu0", {"percent": 5})],
     "gpu.power-cap": [("host1:gpu0", {"percent": 30})],
     "gpu.xid": [("host1:gpu0", {})],
+    "gpu.noisy-neighbour": [("host1:gpu0", {"neighbours": 2})],
     # Kinds whose soft half is elsewhere: taken without the catalogue.
     "gpu.lost": [("host1:gpu0", {})],
     "rnic.remove": [("host1:mlx5_0", {})],
@@ -149,7 +154,7 @@ def test_a_plan_shows_every_change_with_its_revert(kind, target, params):
         assert "rack" not in CATALOGUE[kind].tried, "when it has been run on hardware, say so in the docs too"
 
 
-OTHERWISE = ("rnic.remove", "gpu.lost")
+OTHERWISE = ("rnic.remove", "gpu.lost", "gpu.noisy-neighbour")
 COMMANDED = [
     case for case in CASES if not case[0].startswith(("host.", "congestion.", "storage.")) and case[0] not in OTHERWISE
 ]
@@ -330,6 +335,68 @@ def test_late_receives_are_told_by_both_ends_hardware_rnics():
     assert told == {(host.name, f"{rnic.name}.rnr_nak_retry_err") for host in others for rnic in host.rnics}
     assert planned.must_not_move == ()
     assert planned.of_workload
+
+
+class Work:
+    """What computes, without a GPU."""
+
+    def __init__(self, *, pcie, number):
+        assert (pcie, number) == ("0000:19:00.0", 0)
+
+    def compute(self, units):
+        time.sleep(0.001 * units)
+
+
+@pytest.fixture
+def neighbours(tools, monkeypatch):
+    monkeypatch.setattr(gpuneighbour, "CudaWork", Work)
+    actuator = make("gpu_neighbour", dict(shot("gpu.noisy-neighbour", "host1:gpu0", neighbours=2).request["args"]))
+    yield actuator
+    actuator.off()
+
+
+def test_neighbours_compute_on_the_gpu_and_end(neighbours):
+    """Real processes, which the stand-in for nvidia-smi lists as the driver would."""
+    assert neighbours.prepare() == {"applied": False, "gpu": "0000:19:00.0", "processes": 0, "computing": 0}
+    neighbours.on()
+    done = neighbours.hits()
+    assert done >= 2
+    seen = neighbours.read()
+    planned = shot("gpu.noisy-neighbour", "host1:gpu0", neighbours=2)
+    assert {name: seen[name] for name in planned.shows} == dict(planned.shows)
+    assert seen["applied"]
+    until(lambda: neighbours.hits() > done)
+    neighbours.off()
+    assert not neighbours.read()["applied"]
+
+
+def test_a_gpu_that_neighbours_cannot_have_is_refused(neighbours, tools, monkeypatch):
+    state = json.loads(tools.read_text())
+    tools.write_text(json.dumps(state | {"compute_mode": "Exclusive_Process"}))
+    with pytest.raises(Refused, match="compute mode is Exclusive_Process"):
+        neighbours.prepare()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Refused, match=r"no NVIDIA GPU at 0000:19:00.0"):
+        neighbours.prepare()
+
+
+def test_a_neighbour_that_cannot_begin_is_an_error_and_none_stays(tools, capfd):
+    """The real work, on a host that has no driver: the child says why, where the holder's own errors are told."""
+    actuator = make("gpu_neighbour", {"pcie": "0000:19:00.0", "count": 2})
+    actuator.prepare()
+    with pytest.raises(OSError, match="2 of 2 processes did not begin to compute"):
+        actuator.on()
+    actuator.off()
+    assert actuator.read()["processes"] == 0
+    assert "no CUDA driver on this host" in capfd.readouterr().err
+
+
+def test_a_second_look_finds_whose_neighbours_compute_where():
+    gpus = "0, 00000000:19:00.0\n1, 00000000:2B:00.0\n"
+    apps = "101, 00000000:2B:00.0\n102, 00000000:2B:00.0\n103, 00000000:19:00.0\n104, [N/A]\n"
+    found = dict(count_neighbours(gpus, apps, lambda pid: pid in ("101", "102", "104")))
+    assert found == {"gpu0.neighbours": 0, "gpu1.neighbours": 2}
+    assert "neighbours" in STATES
 
 
 def test_clocks_event_reasons_are_states_of_their_own():

@@ -1,0 +1,101 @@
+"""Others that compute on a GPU: processes that give it work without a pause. Not yet run on hardware.
+
+The driver shares a GPU out by time slices between processes (CUDA C programming guide, compute modes). Each process has
+the name of all busy processes of faults, and nvidia-smi lists it among those that compute there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from typing import Any
+
+from inject.node.actuator import Refused
+from inject.node.child import Child
+from inject.node.command import run
+from inject.node.hog import NAME, end_all, named
+from testbed.onnode.cuda import CudaWork, NoCuda
+
+__all__ = ["GpuNeighbourActuator"]
+
+# A driver that has to wake its GPUs up first (no persistence) needs seconds for a context.
+_BEGIN_S = 20.0
+_SMI = "nvidia-smi"
+
+
+class GpuNeighbourActuator:
+    """Has `count` processes compute on the GPU at the PCIe address `pcie`; counted in kernels that they have done."""
+
+    poll_s = 0.2
+    patience_s = _BEGIN_S
+
+    def __init__(self, *, pcie: str, count: int) -> None:
+        self._pcie = pcie
+        self._others = [Child() for _ in range(count)]
+
+    def prepare(self) -> dict[str, Any]:
+        """Refuse a GPU that is not there or has room for one process alone, and neighbours of an earlier fault."""
+        try:
+            mode = run([_SMI, "-i", self._pcie, "--query-gpu=compute_mode", "--format=csv,noheader"]).strip()
+        except OSError as error:
+            raise Refused(f"no NVIDIA GPU at {self._pcie}: {error}") from None
+        if mode != "Default":
+            raise Refused(f"GPU {self._pcie} takes no neighbours: its compute mode is {mode} (nvidia-smi -c)")
+        if left := named():
+            raise Refused(f"{len(left)} busy processes of an earlier fault are there: run `faultbed heal`")
+        return self.read()
+
+    def revert_script(self) -> str:
+        """End every one; they also end by themselves when the holder is gone."""
+        return end_all()
+
+    def on(self) -> None:
+        """Start them, and wait until each has done something."""
+        before = [other.count for other in self._others]
+        for other in self._others:
+            other.start(functools.partial(self._compute, other))
+        deadline = time.monotonic() + _BEGIN_S
+        while (idle := sum(o.count == was for o, was in zip(self._others, before, strict=True))) and self._all_there():
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        if idle:
+            raise OSError(f"{idle} of {len(self._others)} processes did not begin to compute on GPU {self._pcie}")
+
+    def off(self) -> None:
+        """End them."""
+        for other in self._others:
+            other.stop()
+
+    def read(self) -> dict[str, Any]:
+        """How many there are, by /proc, and how many of them compute on the GPU, by nvidia-smi."""
+        there = named()
+        query = [_SMI, "-i", self._pcie, "--query-compute-apps=pid", "--format=csv,noheader"]
+        listed = {int(word) for word in run(query).split() if word.isdigit()} if there else set()
+        computing = len(there & listed)
+        return {"applied": bool(there), "gpu": self._pcie, "processes": len(there), "computing": computing}
+
+    def hits(self) -> int:
+        """Kernels done so far."""
+        return sum(other.count for other in self._others)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _all_there(self) -> bool:
+        return all(other.is_there() for other in self._others)
+
+    def _compute(self, other: Child) -> None:
+        with open("/proc/self/comm", "w", encoding="ascii") as comm:  # noqa: PTH123 - as the other busy processes
+            comm.write(NAME)
+        # The holder's precedence is for its own turns; a neighbour's CPU time is like anybody's.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        try:
+            work = CudaWork(pcie=self._pcie, number=0)
+            while other.wanted():
+                work.compute(1)
+                other.add()
+        except NoCuda as error:
+            print(error, file=sys.stderr, flush=True)

@@ -1,0 +1,144 @@
+"""A GPU by the CUDA driver API: its primary context, and work on it. Not yet run on hardware.
+
+Only the few calls that this needs, by ctypes: the driver's library is on every host with a GPU, and nothing else has to
+be installed. Source: CUDA driver API reference, module management and execution control.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["CudaDevice", "CudaWork", "NoCuda"]
+
+_LIBRARY = "libcuda.so.1"
+_PROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+_BLOCKS, _THREADS = 8, 256
+"""Blocks for each multiprocessor, and threads of each: as many as it holds."""
+_ROUNDS = 1 << 15
+"""Of a unit. A round is four multiply-adds that wait for each other in each thread, and three instructions beside them:
+64 warps of a multiprocessor that starts four a cycle take 112 cycles for it, a unit about 2 ms at 1.7 GHz. So its time
+is that of the GPU's clock, and of nothing else."""
+_WORK = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+
+.visible .entry faultbed_work(.param .u64 out, .param .u32 rounds)
+{
+    .reg .pred %again;
+    .reg .f32 %value, %factor, %term;
+    .reg .b32 %left, %block, %size, %thread;
+    .reg .b64 %to, %offset;
+    ld.param.u64 %to, [out];
+    ld.param.u32 %left, [rounds];
+    mov.f32 %value, 0f3F800000;
+    mov.f32 %factor, 0f3F7FFFFF;
+    mov.f32 %term, 0f33800000;
+AGAIN:
+    fma.rn.f32 %value, %value, %factor, %term;
+    fma.rn.f32 %value, %value, %factor, %term;
+    fma.rn.f32 %value, %value, %factor, %term;
+    fma.rn.f32 %value, %value, %factor, %term;
+    sub.u32 %left, %left, 1;
+    setp.ne.u32 %again, %left, 0;
+    @%again bra AGAIN;
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %size, %ntid.x;
+    mov.u32 %thread, %tid.x;
+    mad.lo.u32 %thread, %block, %size, %thread;
+    cvta.to.global.u64 %to, %to;
+    mul.wide.u32 %offset, %thread, 4;
+    add.s64 %to, %to, %offset;
+    st.global.f32 [%to], %value;
+    ret;
+}
+"""
+"""PTX, which the driver compiles for the GPU that it finds: Volta and newer. The store keeps the rounds from being left
+out."""
+
+
+class NoCuda(Exception):  # named for what is so, like testbed.errors
+    """There is no such GPU, its driver cannot do this, or a call failed."""
+
+
+class CudaDevice:
+    """A GPU, by PCIe address or, without one, by number; `hold` and `release` its primary context."""
+
+    def __init__(self, *, pcie: str | None, number: int, library: Any) -> None:
+        self._cuda = library if library is not None else _load()
+        self.call("cuInit", 0)
+        self._device = ctypes.c_int()
+        if pcie is not None:
+            self.call("cuDeviceGetByPCIBusId", ctypes.byref(self._device), pcie.encode())
+        else:
+            self.call("cuDeviceGet", ctypes.byref(self._device), number)
+
+    def attribute(self, which: int) -> int:
+        """One of CUdevice_attribute."""
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), which, self._device)
+        return value.value
+
+    def hold(self) -> None:
+        """Of this thread, from now on."""
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
+        self.call("cuCtxSetCurrent", context)
+
+    def release(self) -> None:
+        """After `hold`."""
+        self.call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """A function of the driver that answers with an error code."""
+        code = getattr(self._cuda, name)(*arguments)
+        if code:
+            words = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(code, ctypes.byref(words))
+            raise NoCuda(f"{name}: {(words.value or b'error').decode()} ({code})")
+
+
+class CudaWork:
+    """Work on a GPU: `units` of multiply-adds on all its processors."""
+
+    def __init__(self, *, pcie: str | None, number: int, library: Any = None) -> None:
+        self._gpu = CudaDevice(pcie=pcie, number=number, library=library)
+        self._blocks = _BLOCKS * self._gpu.attribute(_PROCESSORS)
+        self._gpu.hold()
+        self._out, self._module, self._kernel = ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_void_p()
+        try:
+            self._gpu.call("cuModuleLoadData", ctypes.byref(self._module), _WORK)
+            self._gpu.call("cuModuleGetFunction", ctypes.byref(self._kernel), self._module, b"faultbed_work")
+            size = ctypes.c_size_t(4 * self._blocks * _THREADS)
+            self._gpu.call("cuMemAlloc_v2", ctypes.byref(self._out), size)
+        except NoCuda:
+            self._gpu.release()
+            raise
+        self._rounds = ctypes.c_uint32(_ROUNDS)
+        values = (ctypes.byref(self._out), ctypes.byref(self._rounds))
+        self._arguments = (ctypes.c_void_p * len(values))(*(ctypes.cast(one, ctypes.c_void_p) for one in values))
+
+    def compute(self, units: int) -> None:
+        """Do it, and come back when it is done."""
+        for _ in range(units):
+            self._gpu.call(
+                "cuLaunchKernel", self._kernel, self._blocks, 1, 1, _THREADS, 1, 1, 0, None, self._arguments, None
+            )
+        self._gpu.call("cuCtxSynchronize")
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._gpu.call("cuMemFree_v2", self._out)
+        self._gpu.call("cuModuleUnload", self._module)
+        self._gpu.release()
+
+
+def _load() -> Any:
+    try:
+        return ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise NoCuda(f"no CUDA driver on this host ({error}): install NVIDIA's driver") from error
