@@ -17,6 +17,7 @@ from harness.experiment import plan as plan_module
 from harness.experiment.file import Experiment
 from harness.record import rundir
 from harness.report import summary
+from harness.report.judged_by import judged_by
 from harness.run import leave_out as leave_out_module
 from harness.run import loop as run_module
 from harness.run import repeated
@@ -269,6 +270,8 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
         ),
         soft_wrap=True,
     )
+    if note := judged_by(finished.run_dir.read_environment(), rundir.describe_environment()):
+        session.out.print(note, soft_wrap=True)
     session.out.print(f"lab {verdict.lab_state}; report {finished.report}", soft_wrap=True)
 
 

@@ -19,7 +19,7 @@ def judged_by(then: Environment, now: Environment) -> str | None:
     if then.code is not None and (then.faultbed, then.code) == (now.faultbed, now.code):
         return None
     return (
-        f"Judged by {_who(then)} when it ran; impacts, phases, metrics and attribution on this page are computed by "
+        f"Judged by {_who(then)} when it ran; impacts, phases, metrics and attribution shown here are computed by "
         f"{_who(now)}, and may differ."
     )
 

@@ -6,11 +6,13 @@ import re
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from finished_run import EVIL, finished, parsed
 from gbn_model import LQPN, A, B, Wire, frame, go_back_n
 from synthetic_run import lost_at, soft_topology, synthetic_run
 
 from harness.analysis.observe import observe
+from harness.cli.main import cli
 from harness.packets import evidence
 from harness.report import run_page as report
 from harness.report.drawing import Mark, fabric_svg
@@ -281,6 +283,19 @@ def test_a_page_drawn_by_other_code_of_the_same_version_says_so(tmp_path):
     directory.write_environment(msgspec.structs.replace(directory.read_environment(), code="aa01" * 4))
 
     assert "(code aa01aa01" in shown_of(directory)
+
+
+def test_the_terminal_says_who_judged_too(tmp_path):
+    directory = finished(tmp_path, synthetic_run())
+
+    def printed():
+        done = CliRunner().invoke(cli, ["report", str(directory.path)], standalone_mode=False)
+        assert done.exception is None, done.output
+        return " ".join(done.output.split())
+
+    assert "Judged by" not in printed()
+    directory.write_environment(msgspec.structs.replace(directory.read_environment(), code="aa01" * 4))
+    assert "(code aa01aa01" in printed()
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
