@@ -16,7 +16,7 @@ from typing import Any
 from inject.node.actuator import Refused, enter_netns
 from inject.node.child import Child
 
-__all__ = ["WHATS", "ForgeActuator", "changed", "forge", "icrc"]
+__all__ = ["WHATS", "ForgeActuator", "changed", "forge", "icrc", "request_after"]
 
 WHATS = ("cnp", "nak", "ack", "replay", "stray", "malformed")
 _ETH_P_ALL, _PACKET_OUTGOING = 3, 4
@@ -26,6 +26,8 @@ _ACK, _CNP, _DATA = 0x11, 0x81, frozenset({*range(0x0C), 0x16, 0x17})
 _FIRST_NAK = 0x20
 _PSN_ERROR = 0x60
 _PSN_MASK = (1 << 24) - 1
+# Requests that can be under way at once, and then some: rxe takes 128 (rxe_param.h, RXE_MAX_UNACKED_PSNS).
+_WINDOW = 1 << 12
 # Numbers are given out from the bottom (drivers/infiniband/sw/rxe/rxe_param.h): nobody has this one.
 _NO_QP = 0xFFFFF0
 _BAD_TVER = 0x0F
@@ -98,27 +100,55 @@ class ForgeActuator:
                 time.sleep(_PAUSE_S)
                 continue
             with self._socket(_ETH_P_ALL) as wire:
-                template = self._passing(wire)
-                if template is not None:
-                    wire.send(forge(template, self._what))
+                found = self._passing(wire)
+                if found is not None:
+                    wire.send(forge(*found))
                     self._child.add()
             # Each is to be one event of its own.
             time.sleep(_PAUSE_S)
 
-    def _passing(self, wire: socket.socket) -> bytes | None:
+    def _passing(self, wire: socket.socket) -> tuple[bytes, str, int | None] | None:
+        """What `forge` takes: of a NAK, an acknowledgement, and then the PSN of a request that is not acknowledged yet.
+
+        The PSN that follows an acknowledgement is mostly acknowledged, too, by the time that a forged NAK arrives, and
+        what asks for less than was acknowledged is ignored (rxe_comp.c, check_psn). A request that has just come this
+        way is still under way to its receiver.
+        """
+        template: bytes | None = None
         deadline = time.monotonic() + _LEARN_S
         while time.monotonic() < deadline:
             try:
                 frame, told = wire.recvfrom(65535)
             except TimeoutError:
                 return None
-            if told[2] == _PACKET_OUTGOING and _fits(frame, self._what, self._qp):
-                return frame
+            if told[2] == _PACKET_OUTGOING:
+                if _fits(frame, self._what, self._qp):
+                    template = frame
+                    if self._what != "nak":
+                        return template, self._what, None
+            elif template is not None and (psn := request_after(template, frame)) is not None:
+                return template, self._what, psn
         return None
 
 
-def forge(frame: bytes, what: str) -> bytes:
-    """An Ethernet frame of the sort `what`, made from the RoCEv2 frame `frame` (IPv4 without options)."""
+def request_after(ack: bytes, frame: bytes) -> int | None:
+    """The PSN of `frame`, if that is a request of the queue pair that `ack` goes to, and follows what it acknowledges.
+
+    A packet does not name the queue pair that it comes from: that it is the one is told by addresses and by the PSN,
+    which begins anywhere in 2^24 and is at most a window ahead.
+    """
+    bth = _ETHERNET + _IP + _UDP
+    if not _fits(frame, "replay", None) or (frame[26:30], frame[30:34]) != (ack[30:34], ack[26:30]):
+        return None
+    psn, acked = (int.from_bytes(one[bth + 9 : bth + 12], "big") for one in (frame, ack))
+    return psn if 0 < (psn - acked) & _PSN_MASK <= _WINDOW else None
+
+
+def forge(frame: bytes, what: str, psn: int | None = None) -> bytes:
+    """An Ethernet frame of the sort `what`, made from the RoCEv2 frame `frame` (IPv4 without options).
+
+    `psn` is what a NAK asks for: without it, what follows the acknowledgement that it is made from.
+    """
     head = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH])
     rest = _below(frame)
     bth = _ETHERNET + _IP + _UDP
@@ -128,8 +158,8 @@ def forge(frame: bytes, what: str) -> bytes:
         head[bth + 8 : bth + 12] = bytes(4)
         rest = bytes(16)
     elif what == "nak":
-        psn = (int.from_bytes(head[bth + 9 : bth + 12], "big") + 1) & _PSN_MASK
-        head[bth + 9 : bth + 12] = psn.to_bytes(3, "big")
+        after = (int.from_bytes(head[bth + 9 : bth + 12], "big") + 1) & _PSN_MASK
+        head[bth + 9 : bth + 12] = (after if psn is None else psn).to_bytes(3, "big")
         rest = bytes([_PSN_ERROR]) + rest[1:]
     elif what == "stray":
         head[bth + 5 : bth + 8] = _NO_QP.to_bytes(3, "big")

@@ -8,7 +8,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from inject.catalogue import CATALOGUE
-from inject.node.forge import WHATS, _fits, changed, forge
+from inject.node.forge import WHATS, _fits, changed, forge, request_after
 from testbed.packets.layers import AETH, BTH
 
 ETHER = Ether(src="02:fb:02:01:01:00", dst="02:fb:01:01:01:00")
@@ -70,6 +70,23 @@ def test_what_is_made_from_what():
     assert not _fits(forge(ACK, "nak"), "nak", 17)
     assert not _fits(bytes(ETHER / IP() / UDP(dport=9) / Raw(bytes(60))), "stray", None)
     assert not _fits(b"", "stray", None)
+
+
+def request(psn, *, src="10.77.1.1", dst="10.77.2.1", opcode="RC_RDMA_WRITE_MIDDLE"):
+    network = ETHER / IP(src=src, dst=dst, ttl=63) / UDP(sport=0xD0FF, dport=4791, chksum=0)
+    return bytes(network / BTH(opcode=opcode, dqpn=99, psn=psn) / Raw(bytes(64)))
+
+
+def test_a_nak_asks_for_a_request_that_is_still_under_way():
+    """Of the other direction, after what the acknowledgement was for; PSNs begin again at 2^24."""
+    assert request_after(ACK, request(5)) == 5
+    assert Ether(forge(ACK, "nak", 5))[BTH].psn == 5
+    assert request_after(ACK, request(0xFFFFFF)) is None, "acknowledged"
+    assert request_after(ACK, request(0xFFFF00)) is None, "acknowledged, and sent again"
+    assert request_after(ACK, request(1 << 20)) is None, "of another queue pair"
+    assert request_after(ACK, request(5, src="10.77.1.3")) is None, "of another sender"
+    assert request_after(ACK, DATA) is None, "of the same direction"
+    assert request_after(ACK, ACK) is None
 
 
 def test_the_catalogue_names_them_all():
