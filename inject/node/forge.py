@@ -115,20 +115,23 @@ class ForgeActuator:
         way is still under way to its receiver.
         """
         template: bytes | None = None
+        found: tuple[bytes, str, int | None] | None = None
         deadline = time.monotonic() + _LEARN_S
         while time.monotonic() < deadline:
             try:
                 frame, told = wire.recvfrom(65535)
-            except TimeoutError:
-                return None
+            except (TimeoutError, BlockingIOError):
+                return found
             if told[2] == _PACKET_OUTGOING:
                 if _fits(frame, self._what, self._qp):
                     template = frame
                     if self._what != "nak":
                         return template, self._what, None
             elif template is not None and (psn := request_after(template, frame)) is not None:
-                return template, self._what, psn
-        return None
+                # The newest of those that have come by now.
+                found = template, self._what, psn
+                wire.settimeout(0)
+        return found
 
 
 def request_after(ack: bytes, frame: bytes) -> int | None:
