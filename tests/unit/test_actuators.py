@@ -120,7 +120,7 @@ def test_a_busy_process_ends_with_the_one_that_started_it():
     """A killed holder leaves nothing that is busy."""
     code = (
         "import sys; from inject.node import hog; one = hog.HogActuator(count=1, share=0.1); one.on();"
-        "print(*hog._named(), flush=True); sys.stdin.read()"
+        "print(*hog.named(), flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
