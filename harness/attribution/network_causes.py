@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import replace
 
+from harness.attribution.gaps import match_gaps
 from harness.attribution.places import place_of_link, place_of_switch
 from harness.attribution.signatures import Signs, crosses, match, out_of_retries
 from harness.findings import Finding, Place
@@ -118,6 +119,7 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
             )
         )
     best = match(run, signs.losses(), among=run.topology.links, hosts=True)
+    best = match_gaps(run, signs, among=run.topology.links, other=best)
     if best is None or _explained(best.link, signs, known, some_died=some_died):
         return found
     if best.link is None:

@@ -1,0 +1,77 @@
+"""Where packets were lost, by the gaps that receivers saw and the NAKs that senders got alone. Pure.
+
+No busy machine makes either of them by itself, whatever timers and duplicates it adds, and a handful is enough. A
+packet that is lost on u→v is a gap at the receiver of one of the queue pairs whose data crosses u→v, and mostly a NAK
+at its sender. Taken to hit each of these queue pairs alike, so many at these RNICs have a likelihood
+
+    sum of log p(receiver) over the gaps + sum of log p(sender) over the NAKs
+
+    p = (1 - STRAY) (share of the pairs that cross u→v) + STRAY (share of all RNICs)
+
+and how sure the best link is, is its part of what all links have together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from harness.attribution.signatures import Match, Signs, crosses
+from harness.record.measurements import Measurements
+from testbed.topology import Link
+
+__all__ = ["match_gaps"]
+
+_LEAST = 2
+"""Gaps; a single one may be of a route that moved."""
+_LEAST_SHARE = 0.5
+_NEAR = 3.0
+"""Links whose log-likelihoods differ by less are not told apart."""
+_STRAY = 0.02
+"""Share of gaps and NAKs that something else may have made."""
+
+
+def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other: Match | None) -> Match | None:
+    """The link on which they were most likely lost; `other` where they do not speak against it, or say too little.
+
+    `other` is the best by all signs: of links that gaps and NAKs tell apart hardly, it has looked at more.
+    """
+    gaps, naks = (
+        {end: round(count) for (sign, end), count in signs.counts.items() if sign == wanted and count}
+        for wanted in ("gap", "nak")
+    )
+    if sum(gaps.values()) < _LEAST:
+        return other
+    ends = {end for sign, end in signs.counts if sign == "gap"}
+    found: list[tuple[float, Link]] = []
+    for link in among:
+        for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
+            pairs = [(one.src, one.dst) for one in run.connections if crosses(one, near, far, rnic=link.rnic)]
+            if pairs:
+                at_ends = _log(gaps, [dst for _, dst in pairs], ends) + _log(naks, [src for src, _ in pairs], ends)
+                found.append((at_ends, link))
+    if not found:
+        return other
+    best, link = max(found, key=lambda one: one[0])
+    if other is not None and any(each == other.link and one > best - _NEAR for one, each in found):
+        return other
+    share = sum(math.exp(one - best) for one, each in found if each == link)
+    share /= sum(math.exp(one - best) for one, _ in found)
+    if share < _LEAST_SHARE:
+        return other
+    words = (
+        *(f"{end}: {count:,} gaps in the PSNs of what it received" for end, count in sorted(gaps.items())),
+        *(f"{end}: {count:,} NAKs for a gap at the other end" for end, count in sorted(naks.items())),
+        f"by the queue pairs that cross each link it is {100 * share:.0f} % likely this one",
+    )
+    return Match(link=link, host="", likeness=share, evidence=words)
+
+
+def _log(counted: dict[str, int], ends: list[str], every: set[str]) -> float:
+    """Log-likelihood of so many events at each RNIC, when each is at one of `ends`, or seldom at any."""
+    share = Counter(ends)
+    return sum(
+        count * math.log((1 - _STRAY) * share[end] / len(ends) + _STRAY / max(1, len(every)))
+        for end, count in counted.items()
+    )

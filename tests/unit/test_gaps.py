@@ -1,0 +1,68 @@
+"""A handful of packets lost: gaps and NAKs at a few RNICs are enough to say where, and too few are not."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from labelled_run import Network
+
+from harness.attribution.attribute import attribute
+from harness.attribution.gaps import match_gaps
+from harness.attribution.signatures import Signs, crosses
+from harness.findings import NOTHING
+
+RUN = Network(3).run().measured(None, "")
+
+
+def signs_of(pairs):
+    """Of each of these queue pairs one packet was lost."""
+    counts = {}
+    for src, dst in pairs:
+        counts["gap", dst] = counts.get(("gap", dst), 0) + 1
+        counts["nak", src] = counts.get(("nak", src), 0) + 1
+    return Signs(counts=counts)
+
+
+def directed():
+    for link in RUN.topology.links:
+        for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
+            pairs = [(one.src, one.dst) for one in RUN.connections if crosses(one, near, far, rnic=link.rnic)]
+            if pairs:
+                yield link, pairs
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_link_is_among_those_that_the_few_may_have_come_from_and_a_hosts_is_named(seed):
+    rng = random.Random(seed)
+    for link, pairs in directed():
+        drawn = [rng.choice(pairs) for _ in range(5)]
+        if link.rnic is None or len({end for pair in drawn for end in pair}) < 4:
+            continue
+        found = match_gaps(RUN, signs_of(drawn), among=RUN.topology.links, other=None)
+        assert found.link == link, drawn
+        assert "likely this one" in found.evidence[-1]
+
+
+def test_one_gap_is_no_evidence_and_gaps_that_no_link_explains_neither():
+    pair = (RUN.connections[0].src, RUN.connections[0].dst)
+    assert match_gaps(RUN, signs_of([pair]), among=RUN.topology.links, other=None) is None
+    assert match_gaps(RUN, Signs(counts={("gap", "host9:rxe0"): 4}), among=RUN.topology.links, other=None) is None
+    assert match_gaps(RUN, Signs(counts={("nak", pair[0]): 4}), among=RUN.topology.links, other=None) is None
+
+
+def counting(**more):
+    """The run, with so much more in its counters of RNICs, by host and counter."""
+    after = {node: dict(values) for node, values in RUN.counters_after.items()}
+    for name, count in more.items():
+        host, _, counter = name.partition("_")
+        after[host][f"rxe0.{counter}"] = after[host].get(f"rxe0.{counter}", 0) + count
+    return msgspec.structs.replace(RUN, counters_after=after)
+
+
+def test_three_gaps_at_one_host_on_a_machine_whose_timers_run_everywhere_are_a_loss_there():
+    """As a shallow queue left them: two NAKs, and fewer timers and duplicates than elsewhere."""
+    assert attribute(counting(host4_out_of_seq_request=1)) == (NOTHING,)
+    (found,) = attribute(counting(host4_out_of_seq_request=3, host1_rcvd_seq_err=1, host3_rcvd_seq_err=1))
+    assert (found.cause, found.name) == ("loss", "rtsw2:host4:rxe0")
