@@ -108,6 +108,8 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
     if not votes:
         return _by_gap(waiting, run)
     root = max(votes, key=lambda rank: len(votes[rank]))
+    if root in recorded and (unheard := _unheard(recorded, run)) is not None:
+        return unheard  # whoever waits for a rank that computes may do so at any time
     why = (
         f"rank {root} left no recording"
         if root not in recorded
@@ -119,7 +121,7 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
 
 
 def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | None:
-    """Nobody waits yet: the one rank that left no recording, where the others did."""
+    """The one rank that left no recording, where the others did."""
     silent = [one.rank for one in run.ranks if one.rank not in recorded]
     if len(silent) != 1 or not recorded:
         return None

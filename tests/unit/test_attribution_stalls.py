@@ -52,9 +52,14 @@ def test_the_rank_that_left_no_recording_is_at_the_root():
 
 def test_the_rank_that_has_not_joined_is_named_with_where_it_is():
     late = Flight(rank=1, endpoint="host2:rxe0", standing="iteration 7, compute", entries=(entry("begin", 900),))
-    found = stalls.culprit([waiting(2, 1), waiting(3, 2), late], synthetic_run())
+    joins = Flight(rank=0, endpoint="host1:rxe0", standing="iteration 7, compute", entries=(entry("begin", 1300),))
+    flights = [waiting(2, 1), waiting(3, 2), late]
+    found = stalls.culprit([joins, *flights], synthetic_run())
     assert found.rank == 1
     assert "has not joined: iteration 7, compute" in found.words[0]
+    silent = stalls.culprit(flights, synthetic_run())
+    assert silent.rank == 0, "who computes may join at any time, who left no recording will not"
+    assert "rank 0 left no recording" in silent.words[0]
 
 
 def test_a_stall_is_told_with_step_ranks_time_psn_and_hop():
