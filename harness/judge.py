@@ -32,6 +32,7 @@ from harness.record.measurements import FaultRun, Measurements
 from harness.statistics import Interval, decide
 from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, unproven, worst
 from traffic.flight import Flight
+from traffic.rtt import Trip
 
 __all__ = ["check_expectation", "judge"]
 
@@ -46,11 +47,12 @@ def judge(
     observed: Observed,
     floor: NoiseFloor | None = None,
     flights: Sequence[Flight] = (),
+    trips: Sequence[Trip] = (),
 ) -> VerdictFile:
     """Judge one run.
 
-    `floor` is how much fault-free runs on this lab differ, where that is known; `flights` are the flight recorders of a
-    job that failed.
+    `floor` is how much fault-free runs on this lab differ, where that is known; `trips` are its probes, `flights` the
+    flight recorders of a job that failed.
     """
     observed = allow_for(observed, floor)
     problems = {fault.plan.id: unproven(fault.receipt) or fault.doubts for fault in run.faults}
@@ -77,7 +79,7 @@ def judge(
         checks=tuple(checks),
         faults=tuple(fault.receipt or _empty_receipt(fault) for fault in run.faults),
         lab_state=run.lab_state,
-        attribution=attribute(run, flights),
+        attribution=attribute(run, flights, trips),
     )
 
 

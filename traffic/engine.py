@@ -88,8 +88,8 @@ class Engines:
         self._closing = threading.Event()
 
     @classmethod
-    def start(cls, lab: TrafficLab, hosts: Iterable[str]) -> Engines:
-        """Start an engine on every host and read its clock.
+    def start(cls, lab: TrafficLab, hosts: Iterable[str], *, module: str = MODULE) -> Engines:
+        """Start an engine on every host, by the name of its module, and read its clock.
 
         Raises:
             LabError: an engine does not start; those that did are ended.
@@ -98,7 +98,7 @@ class Engines:
         names = list(dict.fromkeys(hosts))
         try:
             with ThreadPoolExecutor(max_workers=len(names)) as pool:
-                list(pool.map(lambda name: engines._start_one(lab, name), names))  # our own
+                list(pool.map(lambda name: engines._start_one(lab, name, module), names))  # our own
         except BaseException:
             engines.close()
             raise
@@ -108,9 +108,9 @@ class Engines:
             pump.start()
         return engines
 
-    def _start_one(self, lab: TrafficLab, host: str) -> None:
+    def _start_one(self, lab: TrafficLab, host: str, module: str) -> None:
         lab.ensure_code(host)
-        channel = lab.node(host).open(lab.python(MODULE))
+        channel = lab.node(host).open(lab.python(module))
         self._channels[host] = channel
         channel.send({"do": "clock"})
         first = channel.receive(timeout_s=START_TIMEOUT_S)

@@ -23,7 +23,7 @@ from testbed.lab import Lab
 from testbed.topology import Topology
 from traffic.results import Connection
 
-__all__ = ["ROCE_PORT", "Flow5", "datagram_sport", "paths", "sport_of", "udp_sport", "ways"]
+__all__ = ["ASK_S", "ROCE_PORT", "Flow5", "datagram_sport", "paths", "sport_of", "udp_sport", "ways"]
 
 ROCE_PORT = 4791
 GOLDEN_RATIO_32 = 0x61C88647

@@ -342,8 +342,19 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         qp_errors=errors,
         rebuilds=tuple(item for item in running.rebuilds if item.connection in own),
         clock_error_ns=running.clock_error_ns,
-        echoes=echoes(sent.get("stamps", ()), running.done.get(f"rx{suffix}", {}).get("stamps", ())),
+        echoes=_echoes(running, suffix) if spec.echo else (),
     )
+
+
+def _echoes(running: Running[Any], suffix: str) -> tuple[Echo, ...]:
+    tx, rx = f"tx{suffix}", f"rx{suffix}"
+    came = running.stamps.get(rx, ())
+    found = echoes(running.stamps.get(tx, ()), came, offset_ns=running.offset_ns(tx))
+    if rx in running.done:
+        return found
+    # A responder that was lost on the way: of what came after its last word nobody knows.
+    last_ns = max((row[2] for row in came), default=0) + running.offset_ns(rx)
+    return tuple(one for one in found if one.came or one.sent_ns < last_ns)
 
 
 def _totals(done: Mapping[str, Any], part_bytes: int) -> tuple[QpTotal, ...]:

@@ -2,31 +2,36 @@
 
 Each RNIC sends to one in its own rack and to one in every other rack, so that every host's link carries probes in both
 directions, and every uplink most probably: which one they took is asked of the switches' kernels, and what was not
-covered is said. Where they are lost is for `traffic.tomography`. Each that arrives is answered by the process at the
-other end, which tells the network's round trip from what that process took: `traffic.rtt`.
+covered is said. Each that arrives is answered by the process at the other end, which tells the network's round trip
+from what that process took. Where they are lost, and where they are slow, is for `traffic.probed`.
+
+`run` probes a lab from start to end, `start` beside something else, until it is told to stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, Self
 
 from testbed.errors import LabError, UsageError
 from testbed.lab import Lab
 from testbed.topology import Topology
-from traffic import flow, rtt, tomography
-from traffic.entropy import ways
+from traffic import flow, probed, rtt, tomography
+from traffic.engine import Engines
 from traffic.flow import FlowSpec, FlowsResult
 from traffic.plan import QpParams
-from traffic.results import Connection
+from traffic.probe_ways import Ways, trips
+from traffic.probed import Probed
 from traffic.rtt import Echo, PathTimes, SlowPlace
-from traffic.run import OnEvent
+from traffic.run import OnEvent, Running
 from traffic.tomography import Probes, Suspect
 
-__all__ = ["ProbeResult", "ProbeSpec", "check", "pairs", "run", "uncovered"]
+__all__ = ["ProbeResult", "ProbeSpec", "Probing", "check", "pairs", "run", "start"]
 
 PATIENCE_S = 120.0
+MODULE = "traffic.node.prober"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +51,8 @@ class ProbeResult:
 
     `paths` are the round trips by way there and back, `slow` the places that make them long; `stamps` says whose times
     they are.
-    `uncovered` are directed links that none of them took; `moved` how many paths changed meanwhile: their probes are
-    left out.
+    `uncovered` are directed links that none of them took; `moved` how many probes had no way that is known, because it
+    changed: they are left out.
     """
 
     spec: ProbeSpec
@@ -56,8 +61,8 @@ class ProbeResult:
     links: Mapping[str, tuple[int, int]]
     uncovered: tuple[str, ...]
     moved: int
-    paths: tuple[PathTimes, ...] = ()
-    slow: tuple[SlowPlace, ...] = ()
+    paths: tuple[PathTimes, ...]
+    slow: tuple[SlowPlace, ...]
     stamps: str = rtt.STAMPS
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,22 +100,67 @@ def pairs(topology: Topology) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def uncovered(topology: Topology, probes: tuple[Probes, ...]) -> tuple[str, ...]:
-    """Directed links between RNICs and switches, and between switches, that no probe took."""
-    seen = tomography.links_of(probes)
-    wanted = []
-    for link in topology.links:
-        far = link.b.node if link.rnic is None else f"{link.b.node}:{link.rnic}"
-        wanted += [(link.a.node, far), (far, link.a.node)]
-    return tuple(f"{near} -> {far}" for near, far in wanted if not seen.get((near, far), (0, 0))[0])
+class Probing:
+    """Probes that go on until `stop`; made by `start`. At the end of its `with` block nothing of it is left."""
+
+    def __init__(self, lab: Lab, engines: Engines, running: Running[FlowsResult]) -> None:
+        self._engines = engines
+        self._running = running
+        self._ways = Ways(lab, lambda: running.connections)
+        self._echoes: tuple[Echo, ...] = ()
+        self._failure: str | None = None
+
+    def changed(self) -> None:
+        """Links or routes have changed: ways are asked for again. From any thread, and at once."""
+        self._ways.changed()
+
+    def stop(self) -> None:
+        """End them; what was under way is waited for."""
+        self._running.stop()
+        self.wait(PATIENCE_S)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for their end."""
+        try:
+            result = self._running.wait(timeout_s)
+        except LabError as error:
+            self._failure = str(error)
+        else:
+            self._failure = result.where if result.outcome == "failed" else None
+            # Of probes that failed, too: a host that rebooted is why somebody looks at them.
+            self._echoes = tuple(echo for one in result.flows for echo in one.echoes)
+        self._ways.close()
+
+    def found(self) -> Probed:
+        """What they found. After the end."""
+        known, unknown = trips(self._echoes, self._ways.asked)
+        return Probed(trips=known, unknown=unknown, trouble=self._failure or (None if known else self._ways.failure))
+
+    def __enter__(self) -> Self:
+        try:
+            self._ways.open()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ways.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._running.__exit__()
+        self._engines.close()
 
 
-def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResult:
-    """Probe a lab, from start to end.
+def start(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> Probing:
+    """Start probing, for use in a `with` block; it ends after `spec.duration_s`, or when it is told to.
 
     Raises:
         UsageError: the lab has no two hosts to probe between.
-        LabError: the probes did not run.
+        LabError: the probes could not be started; nothing is left running.
     """
     check(spec)
     chosen = pairs(lab.topology)
@@ -129,74 +179,35 @@ def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResu
             duration_s=spec.duration_s,
             echo=True,
             qp=spec.qp,
+            peer_deadline_s=spec.duration_s + PATIENCE_S,
         )
         for src, dst in chosen
     ]
-    with flow.start_all(lab, specs, on_event) as running:
-        before, before_back = _ways(lab, running.connections), _ways(lab, _turned(running.connections))
-        result = running.wait(spec.duration_s + PATIENCE_S)
-    if result.outcome == "failed":
-        raise LabError(f"the probes failed: {result.where}")
-    after, after_back = _ways(lab, result.connections), _ways(lab, _turned(result.connections))
-    same = {index: way for index, way in after.items() if before.get(index) == way}
-    back = {index: way for index, way in after_back.items() if before_back.get(index) == way}
-    probes, paths = _probes(result, same), _round_trips(result, same, back)
+    hosts = [end.partition(":")[0] for pair in chosen for end in pair]
+    engines = Engines.start(lab, hosts, module=MODULE)  # `start_all` ends them where it fails
+    return Probing(lab, engines, flow.start_all(lab, specs, on_event, engines=engines))
+
+
+def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResult:
+    """Probe a lab, from start to end.
+
+    Raises:
+        UsageError: the lab has no two hosts to probe between.
+        LabError: the probes did not run.
+    """
+    with start(lab, spec, on_event) as probing:
+        probing.wait(spec.duration_s + PATIENCE_S)
+    found = probing.found()
+    if found.trouble is not None:
+        raise LabError(f"the probes failed: {found.trouble}")
+    probes, paths = probed.one_way(found.trips), rtt.times_of(found.trips)
     return ProbeResult(
         spec=spec,
         probes=probes,
         suspects=tomography.locate(probes),
         links={" -> ".join(link): count for link, count in sorted(tomography.links_of(probes).items())},
-        uncovered=uncovered(lab.topology, probes),
-        moved=len(after) - len(same),
+        uncovered=probed.uncovered(lab.topology, probes),
+        moved=found.unknown,
         paths=paths,
         slow=rtt.locate(paths),
     )
-
-
-def _turned(connections: Sequence[Connection]) -> list[Connection]:
-    """The same queue pairs as their answers go: from the other end, which ECMP may send over another spine."""
-    return [
-        replace(
-            one,
-            src=one.dst,
-            dst=one.src,
-            src_ip=one.dst_ip,
-            dst_ip=one.src_ip,
-            lqpn=one.rqpn,
-            rqpn=one.lqpn,
-        )
-        for one in connections
-    ]
-
-
-def _round_trips(
-    result: FlowsResult, there: Mapping[int, tuple[str, ...]], back: Mapping[int, tuple[str, ...]]
-) -> tuple[PathTimes, ...]:
-    """The times of all probes whose way there and way back stayed the same, by these ways."""
-    by_path: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Echo]] = {}
-    for one in result.flows:
-        for echo in one.echoes:
-            if echo.connection in there and echo.connection in back:
-                by_path.setdefault((there[echo.connection], back[echo.connection]), []).append(echo)
-    return rtt.times_of(by_path)
-
-
-def _ways(lab: Lab, connections: Sequence[Connection]) -> dict[int, tuple[str, ...]]:
-    """Path of each connection by index, RNICs at both ends; none that crosses no switch."""
-    ends = {one.index: (one.src, one.dst) for one in connections}
-    return {
-        index: (ends[index][0], *way[1:-1], ends[index][1])
-        for index, way in ways(lab, connections).items()
-        if len(way) > 2  # noqa: PLR2004
-    }
-
-
-def _probes(result: FlowsResult, taken: Mapping[int, tuple[str, ...]]) -> tuple[Probes, ...]:
-    found = []
-    for one in result.flows:
-        came = {total.connection: total.messages for total in one.totals}
-        for total in one.sent_totals:
-            if total.connection in taken:
-                lost = max(0, total.messages - came.get(total.connection, 0))
-                found.append(Probes(path=taken[total.connection], sent=total.messages, lost=lost))
-    return tuple(found)

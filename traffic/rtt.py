@@ -18,14 +18,14 @@ Where all paths are alike slow, nothing is. A place is named when most of what c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from traffic import tomography
 from traffic.metrics import percentile
 from traffic.tomography import Probes
 
-__all__ = ["SLOW", "STAMPS", "Echo", "PathTimes", "SlowPlace", "Times", "echoes", "locate", "times_of"]
+__all__ = ["SLOW", "STAMPS", "Echo", "PathTimes", "SlowPlace", "Times", "Trip", "echoes", "locate", "times_of"]
 
 STAMPS = "software"
 """Whose times these are: rxe stamps no completion, and the engine's completion queues ask no RNIC for it."""
@@ -40,12 +40,14 @@ _MOST = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:
-    """One probe, in ns: how long until its answer was read, and of that how long the responder had it.
+    """One probe: when it was posted (controller ns), whether it came, and, in ns, how long until its answer was read.
 
-    None: there was no answer, or the responder kept no times of it.
+    Of that the responder had it for `responder_ns`; None: it sent no answer. `whole_ns` None: none was read.
     """
 
     connection: int
+    sent_ns: int
+    came: bool
     whole_ns: int | None
     responder_ns: int | None
 
@@ -55,6 +57,20 @@ class Echo:
         if self.whole_ns is None or self.responder_ns is None:
             return None
         return max(0, self.whole_ns - self.responder_ns)
+
+    @property
+    def lost_on_its_way_back(self) -> bool:
+        """Whether it was answered, and nobody read that."""
+        return self.responder_ns is not None and self.whole_ns is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trip:
+    """A probe with the way that it took, and the way that its answer would: RNICs at both ends of each."""
+
+    there: tuple[str, ...]
+    back: tuple[str, ...]
+    echo: Echo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,26 +136,39 @@ class SlowPlace:
         return tuple(" -> ".join(place) for place in (self.place, *self.alike))
 
 
-def echoes(sent: Iterable[Sequence[int]], came: Iterable[Sequence[int]]) -> tuple[Echo, ...]:
-    """Probes from the rows that both ends tell, each by its connection and number.
+def echoes(sent: Iterable[Sequence[int]], came: Iterable[Sequence[int]], *, offset_ns: int = 0) -> tuple[Echo, ...]:
+    """Probes from the rows that both ends tell (`traffic.node.echo`), each by its connection and number.
 
     Args:
-        sent: (connection, number, sent ns, answer read ns or 0) by the prober's clock.
-        came: (connection, number, read ns, answer sent ns) by the responder's.
+        sent: (connection, number, sent ns, answer read ns or 0) by the prober's clock; of a probe that is told again,
+            the row with an answer counts.
+        came: (connection, number, read ns, answer sent ns or 0) by the responder's.
+        offset_ns: what makes the prober's clock the controller's.
     """
-    held = {(conn, number): answered_ns - read_ns for conn, number, read_ns, answered_ns in came}
+    held = {
+        (conn, number): answered_ns - read_ns if answered_ns else None for conn, number, read_ns, answered_ns in came
+    }
+    told: dict[tuple[int, int], tuple[int, int]] = {}
+    for conn, number, sent_ns, read_ns in sent:
+        if read_ns or (conn, number) not in told:
+            told[conn, number] = sent_ns, read_ns
     return tuple(
         Echo(
-            connection=conn,
+            connection=key[0],
+            sent_ns=sent_ns + offset_ns,
+            came=key in held or bool(read_ns),
             whole_ns=read_ns - sent_ns if read_ns else None,
-            responder_ns=held.get((conn, number)) if read_ns else None,
+            responder_ns=held.get(key),
         )
-        for conn, number, sent_ns, read_ns in sent
+        for key, (sent_ns, read_ns) in told.items()
     )
 
 
-def times_of(by_path: Mapping[tuple[tuple[str, ...], tuple[str, ...]], Sequence[Echo]]) -> tuple[PathTimes, ...]:
-    """The times of each path (there, back), held against those of paths of as many hops; sorted by path."""
+def times_of(trips: Iterable[Trip]) -> tuple[PathTimes, ...]:
+    """The times of each path, there and back, held against those of paths of as many hops; sorted by path."""
+    by_path: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Echo]] = defaultdict(list)
+    for trip in trips:
+        by_path[trip.there, trip.back].append(trip.echo)
     found = [_times(path, back, echoed) for (path, back), echoed in sorted(by_path.items())]
     medians: dict[int, list[float]] = defaultdict(list)
     for one in found:

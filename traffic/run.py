@@ -77,6 +77,8 @@ class Running(Generic[Result]):
         self._asked: set[str] | None = None
         self._asked_ns = 0
         self.standstills: list[Standstill] = []
+        self.stamps: dict[str, list[Sequence[int]]] = {}
+        """Of probes, by task (`traffic.node.echo`)."""
         self._gone: set[str] = set()
         self._cold: set[str] = set()
         self._psn_answers: dict[str, Mapping[str, Any]] = {}
@@ -118,6 +120,10 @@ class Running(Generic[Result]):
     def clock_error_ns(self) -> dict[str, int]:
         """By host: how wrong its times may be, in ns."""
         return {host: offset.error_ns for host, offset in self._engines.offsets.items()}
+
+    def offset_ns(self, task: str) -> int:
+        """What makes the clock of a task's host the controller's."""
+        return self._engines.offsets[self._tasks[task].endpoint.host].offset_ns
 
     def psns(self, *, timeout_s: float = 5.0) -> dict[int, tuple[int, int]]:
         """For each connection: the next PSN that `src` sends, and the next one that `src` expects from `dst`.
@@ -363,6 +369,10 @@ class Running(Generic[Result]):
 
     _on_stored = _on_iteration
 
+    def _on_stamps(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
+        self._moved_ns = now_ns
+        self.stamps.setdefault(message["task"], []).extend(message["rows"])
+
     def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
         """What is not counted is over on one rank; the work has started when the last one says so."""
         self._moved_ns = now_ns
@@ -389,11 +399,10 @@ class Running(Generic[Result]):
             self._psn_answers[message["task"]] = message
             self._news.notify_all()
 
-    def _on_flight(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
+    def _on_flight(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
         task = self._tasks[message["task"]]
         rank = next(index for index, other in enumerate(self.plan.tasks) if other is task)
-        offset_ns = self._engines.offsets[host].offset_ns
-        flight = flight_of(message, rank=rank, endpoint=task.endpoint.name, offset_ns=offset_ns)
+        flight = flight_of(message, rank=rank, endpoint=task.endpoint.name, offset_ns=self.offset_ns(task.name))
         with self._news:
             self._told[task.name] = flight
             self._news.notify_all()

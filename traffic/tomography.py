@@ -75,20 +75,25 @@ def links_of(probes: Sequence[Probes]) -> dict[tuple[str, str], tuple[int, int]]
 
 
 def locate(
-    probes: Sequence[Probes], *, background: float = BACKGROUND, least_share: float = 0.0
+    probes: Sequence[Probes],
+    *,
+    background: float = BACKGROUND,
+    least_share: float = 0.0,
+    least_gain: float = LEAST_GAIN,
 ) -> tuple[Suspect, ...]:
     """Places that lose, the most telling first; nothing: no more is lost than anywhere.
 
-    `background` is the share that is lost anyhow; a place of which no more than `least_share` is lost is not named.
+    `background` is the share that is lost anyhow; a place of which no more than `least_share` is lost is not named, nor
+    one that gains no more than `least_gain`: who looks n times asks for log n more.
     """
     left, found = [one for one in probes if one.sent], []
-    while best := _best(left, background, least_share):
+    while best := _best(left, background, least_share, least_gain):
         found.append(best)
         left = [one for one in left if best.place not in one.places]
     return tuple(found)
 
 
-def _best(probes: Sequence[Probes], background: float, least_share: float) -> Suspect | None:
+def _best(probes: Sequence[Probes], background: float, least_share: float, least_gain: float) -> Suspect | None:
     crossing: dict[tuple[str, ...], list[int]] = {}
     for number, one in enumerate(probes):
         for place in one.places:
@@ -100,7 +105,7 @@ def _best(probes: Sequence[Probes], background: float, least_share: float) -> Su
     for those_numbers, places in alike.items():
         those = [probes[number] for number in those_numbers]
         gain = _gain(those, background, least_share)
-        if gain > (found.gain if found else LEAST_GAIN):
+        if gain > (found.gain if found else least_gain):
             # Links before nodes: they say more.
             place, *others = sorted(places, key=lambda place: (-len(place), place))
             sent, lost = sum(one.sent for one in those), sum(one.lost for one in those)

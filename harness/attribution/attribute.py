@@ -11,10 +11,11 @@ How each is told:
                    or routes of one switch's prefixes went elsewhere, and nothing else did
     mtu            a switch had packets that it could neither send nor fragment
     loss           gaps at receivers (out_of_seq_request), NAKs at senders (rcvd_seq_err), timers and duplicates,
-                   against the signature that each link would leave (`harness.attribution.signatures`)
+                   against the signature that each link would leave (`harness.attribution.signatures`); or probes
+                   that did not arrive (`harness.attribution.probed_ways`)
     silent-host    the same, of a host that hangs: timers at its peers, no gap anywhere, no packet missing in a switch
-    congestion     CE marks, placed by the same signatures; or, where a run holds probes, a link or switch that makes
-                   round trips long (a queue, a delay, a limited rate: `harness.attribution.slow_ways`)
+    congestion     CE marks, placed by the same signatures; or, of a run with probes, a link or switch that makes
+                   round trips long (a queue, a delay, a limited rate: the same)
     slow-rank      the detector of slow ranks (`harness.analysis.slow_ranks`), or the one GPU that counted throttling
     gpu-error      a GPU's driver told the kernel's log of errors (XID events)
     lost-rank      a flight recorder ends before the others' (`harness.attribution.stalls`)
@@ -34,21 +35,19 @@ from collections.abc import Sequence
 import msgspec
 
 from harness.attribution import host_causes, network_causes
-from harness.attribution.slow_ways import with_round_trips
+from harness.attribution.probed_ways import with_probes
 from harness.findings import NOTHING, Finding
 from harness.record.measurements import Measurements, counter_deltas
 from traffic.flight import Flight
-from traffic.rtt import PathTimes
+from traffic.rtt import Trip
 
 __all__ = ["attribute"]
 
 
-def attribute(
-    run: Measurements, flights: Sequence[Flight] = (), paths: Sequence[PathTimes] = ()
-) -> tuple[Finding, ...]:
+def attribute(run: Measurements, flights: Sequence[Flight] = (), trips: Sequence[Trip] = ()) -> tuple[Finding, ...]:
     """Findings, the surest first; `NOTHING` alone when there is none.
 
-    `paths` are the round trips of probes, where a run holds some.
+    `trips` are its probes, of a run that had some.
     """
     blind = msgspec.structs.replace(run, faults=())
     deltas = counter_deltas(blind)
@@ -66,5 +65,5 @@ def attribute(
     found += host_causes.storage(blind)
     found += host_causes.low_memory(blind, deltas)
     found += host_causes.busy(blind, deltas, {one.name.partition(":")[0] for one in found})
-    found = with_round_trips(blind.topology, found, paths)
+    found = with_probes(blind.topology, found, trips, t0_ns=blind.t0_ns)
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)

@@ -102,8 +102,8 @@ def in_turn(some: Iterable[Label]) -> list[Label]:
     return [one for rounds in itertools.zip_longest(*by_kind.values()) for one in rounds if one is not None]
 
 
-def experiment(label: Label, topology: Topology) -> bytes:
-    """The experiment file of one run (TOML)."""
+def experiment(label: Label, topology: Topology, *, probe: bool = False) -> bytes:
+    """The experiment file of one run (TOML), with probes beside the job or without."""
     ranks = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts]
     block_bytes = 4 * (_SIZE_BYTES // (4 * len(ranks)))
     lines = [
@@ -119,6 +119,8 @@ def experiment(label: Label, topology: Topology) -> bytes:
         'metric = "wrong_elements"',
         "max = 0",
     ]
+    if probe:
+        lines.append("[probe]")
     if label.kind is not None:
         values = ", ".join(
             f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"

@@ -21,7 +21,7 @@ from harness.statistics import Interval, share_interval
 from harness.verdict import unproven
 from testbed.topology import Topology
 from traffic.flight import Flight
-from traffic.rtt import PathTimes
+from traffic.rtt import Trip
 
 __all__ = ["CONFIDENT", "Score", "Truth", "score", "truths_of"]
 
@@ -73,19 +73,19 @@ def truths_of(run: Measurements) -> tuple[Truth, ...]:
     return tuple(_truth(fault, run.topology) for fault in run.faults if not (unproven(fault.receipt) or fault.doubts))
 
 
-def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[PathTimes]] = ()) -> Score:
+def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[Trip]] = ()) -> Score:
     """Attribute each run blind, and hold it against its faults. Runs with faults that are in doubt are left out.
 
-    `probes` are the round trips that each run holds, in the same order; runs beyond its end hold none.
+    `probes` are those of each run, in the same order; runs beyond its end have none.
     """
     counted = found = missed = false = single = right = network_right = 0
     matrix: Counter[tuple[str, str]] = Counter()
-    for (run, flights), paths in zip(runs, itertools.chain(probes, itertools.repeat(())), strict=False):
+    for (run, flights), trips in zip(runs, itertools.chain(probes, itertools.repeat(())), strict=False):
         truths = truths_of(run)
         if len(truths) != len(run.faults):
             continue
         counted += 1
-        findings = attribute(run, flights, paths)
+        findings = attribute(run, flights, trips)
         said = [one for one in findings if one.confidence >= CONFIDENT and one.cause != "nothing"]
         named = [truth for truth in truths if any(truth.named_by(one) for one in said)]
         found, missed = found + len(named), missed + len(truths) - len(named)

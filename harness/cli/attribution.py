@@ -37,7 +37,8 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
     RUN_DIRS with faults that provably fired are the truth: precision, recall and the confusion matrix are over them.
     """
     runs = [
-        (run.path, run.read_measurements(), run.read_flights(), run.read_probes()) for run in map(open_run, run_dirs)
+        (run.path, run.read_measurements(), run.read_flights(), run.read_probes().trips)
+        for run in map(open_run, run_dirs)
     ]
     found = {path: attribute_run(measured, flights, probes) for path, measured, flights, probes in runs}
     total = confusion.score(((measured, flights) for _, measured, flights, _ in runs), [probes for *_, probes in runs])
@@ -94,6 +95,7 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
 @click.option(
     "--places", type=click.IntRange(min=1), default=3, show_default=True, help="Of each kind, at most so many places."
 )
+@click.option("--probe", is_flag=True, help="Probe the fabric beside the job, as [probe] in an experiment does.")
 @click.option("--plan", "only_plan", is_flag=True, help="List the runs, and do nothing.")
 @click.option(
     "--out",
@@ -103,7 +105,9 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
     help="Folder of run directories; runs that are there already are not done again.",
 )
 @pass_session
-def campaign(session: Session, *, only: tuple[str, ...], seed: int, places: int, only_plan: bool, out: Path) -> None:
+def campaign(
+    session: Session, *, only: tuple[str, ...], seed: int, places: int, probe: bool, only_plan: bool, out: Path
+) -> None:
     """Run short experiments, each kind of fault at several places: the truth that attribution is held against.
 
     About half a minute a run, one of each kind in turn. It may be ended at any time and goes on where it was;
@@ -134,7 +138,7 @@ def campaign(session: Session, *, only: tuple[str, ...], seed: int, places: int,
         for label in wanted:
             if any(out.glob(f"*-{label.name}-*/verdict.json")):
                 continue
-            source = campaign_module.experiment(label, inventory.topology)
+            source = campaign_module.experiment(label, inventory.topology, probe=probe)
             decided = run_module.decide(experiment_module.decode(source, source=label.name), source, inventory)
             finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
             if finished.verdict.lab_state == "DIRTY" and inventory.kind == "soft":

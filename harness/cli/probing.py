@@ -69,7 +69,7 @@ def _show(session: Session, result: ProbeResult) -> None:
     if result.uncovered:
         session.out.print(f"not covered: {', '.join(result.uncovered)}; more --qps, or a link is down")
     if result.moved:
-        session.out.print(f"{result.moved} ways changed meanwhile; their probes are left out")
+        session.out.print(f"{result.moved} probes are left out: their way changed meanwhile")
 
 
 def _show_times(session: Session, result: ProbeResult) -> None:

@@ -233,6 +233,12 @@ def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
         return
     said = f", seed {decided.plan.seed}: nothing is done yet"
     session.out.print(Text.assemble((decided.plan.experiment, "bold"), said))
+    if decided.plan.capture:
+        session.out.print(f"packets are kept at {', '.join(decided.plan.capture)}")
+    if probe := decided.plan.probe:
+        session.out.print(
+            f"probes from every RNIC to one in every rack, {probe.per_s:g} a second on each of {probe.qps} queue pairs"
+        )
     for planned, fault in zip(decided.plan.faults, decided.faults, strict=True):
         session.out.print(
             Text.assemble(

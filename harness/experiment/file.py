@@ -14,6 +14,9 @@ it has to hold) and `verdict` (`FAIL`, or `INCONCLUSIVE`): faults are cleared at
 
 `[capture]` has `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
 port that faces it, or `rtsw1:ctsw1`).
+
+`[probe]`, which may be empty, has datagrams go on every way through the fabric beside the workload (`traffic.probe`):
+`rate` is how many a second on each queue pair, `qps` the queue pairs between two RNICs.
 """
 
 from __future__ import annotations
@@ -36,10 +39,14 @@ from harness.quantities import parse_duration_ns
 from harness.strict import Section, convert, fail, one_of, positive, read
 from harness.verdict import Verdict
 from testbed.errors import ConfigError
+from traffic.probe import ProbeSpec
 
 __all__ = ["Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
 
 Scalar = str | int | float | bool
+
+_PROBED_S = 24 * 3600.0
+"""Longer than any run: who runs the experiment ends its probes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +76,7 @@ class Expectation:
 class Experiment:
     """A whole experiment file. `source` is where it came from, for messages; `capture` are switch ports.
 
-    `lab_kind` is the kind of lab that its names and bounds are for; None: either.
+    `lab_kind` is the kind of lab that its names and bounds are for; None: either. `probe` None: no probes.
     """
 
     name: str
@@ -82,6 +89,7 @@ class Experiment:
     capture: tuple[str, ...] = ()
     lab_kind: Literal["soft", "rack"] | None = None
     stops: tuple[Condition, ...] = ()
+    probe: ProbeSpec | None = None
 
 
 class _LabFile(Section, frozen=True, kw_only=True):
@@ -100,6 +108,11 @@ class _FaultFile(Section, frozen=True, kw_only=True):
 
 class _CaptureFile(Section, frozen=True, kw_only=True):
     ports: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
+class _ProbeFile(Section, frozen=True, kw_only=True):
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 2.0
+    qps: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
 
 
 class _ExpectFile(Section, frozen=True, kw_only=True):
@@ -123,14 +136,16 @@ class _ExperimentFile(Section, frozen=True, kw_only=True):
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 1
     lab: _LabFile = msgspec.field(default_factory=_LabFile)
     capture: _CaptureFile | None = None
+    probe: _ProbeFile | None = None
     faults: tuple[_FaultFile, ...] = ()
     stop: tuple[_StopFile, ...] = ()
     expect: tuple[_ExpectFile, ...] = ()
 
 
 _KEYS = {
-    "": ("name", "seed", "lab", "workload", "faults", "stop", "expect", "capture"),
+    "": ("name", "seed", "lab", "workload", "faults", "stop", "expect", "capture", "probe"),
     "capture": ("ports",),
+    "probe": ("rate", "qps"),
     "lab": ("kind", "needs"),
     "faults": ("id", "kind", "target", "at", "for", "set"),
     "stop": ("metric", "min", "max", "for", "verdict"),
@@ -177,6 +192,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
         ),
         source=source,
         capture=parsed.capture.ports if parsed.capture else (),
+        probe=ProbeSpec(duration_s=_PROBED_S, per_s=parsed.probe.rate, qps=parsed.probe.qps) if parsed.probe else None,
         stops=tuple(_stop(item, f"stop[{index}]", source, faults) for index, item in enumerate(parsed.stop)),
     )
 

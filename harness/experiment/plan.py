@@ -36,6 +36,13 @@ class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Scalar]
 
 
+class PlannedProbes(msgspec.Struct, frozen=True, kw_only=True):
+    """Datagrams beside the workload: `per_s` a second on each of `qps` queue pairs between two RNICs."""
+
+    per_s: float
+    qps: int
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`plan.json`. `inventory` is the SHA-256 of the inventory file, `faultbed` the version that planned."""
 
@@ -48,6 +55,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[PlannedFault, ...]
     capture: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Switch ports whose packets are kept; not in the file when there are none."""
+    probe: PlannedProbes | msgspec.UnsetType = msgspec.UNSET
+    """Not in the file when there are none."""
 
 
 def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: str, version: str) -> Plan:
@@ -65,6 +74,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         workload=msgspec.json.decode(msgspec.json.encode(experiment.workload)),  # as it is read again
         faults=tuple(faults),
         capture=experiment.capture or msgspec.UNSET,
+        probe=PlannedProbes(per_s=probe.per_s, qps=probe.qps) if (probe := experiment.probe) else msgspec.UNSET,
     )
 
 

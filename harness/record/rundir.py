@@ -14,7 +14,7 @@ report.html         all of it for people, in one file
 repro.sh            runs the same thing again
 flights.json        what each rank's flight recorder held, of a job that failed (traffic.flight)
 flights-asked-N.json  the same, each time that somebody asked for it while the run went on (harness.run.asked)
-probes.json         round trips while it ran, as `faultbed probe --json` tells them, where somebody put them here
+probes.parquet      probes beside the workload, of an experiment with [probe] (harness.record.probes_file)
 packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
 """
 
@@ -46,17 +46,11 @@ from harness.verdict import LeftOut, VerdictFile
 from testbed.errors import UsageError
 from testbed.telemetry import Recorded
 from traffic.flight import Flight
-from traffic.rtt import PathTimes
+from traffic.probed import Probed
 
 __all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights"]
 
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
-
-
-class _Probes(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `probes.json`, what is used here."""
-
-    paths: tuple[PathTimes, ...] = ()
 
 
 class RunDir:
@@ -129,11 +123,20 @@ class RunDir:
             else ()
         )
 
-    def read_probes(self) -> tuple[PathTimes, ...]:
-        """The round trips in `probes.json`; nothing: nobody probed."""
-        if not (self.path / "probes.json").exists():
-            return ()
-        return msgspec.json.decode(self._read("probes.json"), type=_Probes).paths
+    def write_probes(self, found: Probed, *, t0_ns: int) -> None:
+        """Write `probes.parquet`."""
+        from harness.record import probes_file  # noqa: PLC0415 (as above)
+
+        with _whole(self.path / "probes.parquet") as temporary:
+            probes_file.write(found, temporary, t0_ns=t0_ns)
+
+    def read_probes(self) -> Probed:
+        """Read `probes.parquet`; one without trips: nobody probed."""
+        if not (self.path / "probes.parquet").exists():
+            return Probed()
+        from harness.record import probes_file  # noqa: PLC0415 (as above)
+
+        return probes_file.read(self.path / "probes.parquet")
 
     def read_packets(self) -> Evidence | None:
         """Read `packets.json`; None: this run captured nothing."""

@@ -34,13 +34,14 @@ class Difference:
 
 
 def of_plans(a: Plan, b: Plan) -> tuple[Difference, ...]:
-    """Experiment, seed, inventory, version, captured ports; the workload's fields; the faults, each decided thing."""
+    """Experiment, seed, inventory, version, captures, probes; the workload's fields; the faults, each decided thing."""
     plain: Mapping[str, tuple[Any, Any]] = {
         "experiment": (a.experiment, b.experiment),
         "seed": (a.seed, b.seed),
         "inventory": (a.inventory[:12], b.inventory[:12]),
         "version of faultbed": (a.faultbed, b.faultbed),
         "captured ports": (_ports(a), _ports(b)),
+        "probes": (_probes(a), _probes(b)),
     }
     found = [
         Difference(part="plan", what=what, a=str(one), b=str(two)) for what, (one, two) in plain.items() if one != two
@@ -144,6 +145,10 @@ def _flat(environment: Environment) -> dict[str, Any]:
 
 def _ports(plan: Plan) -> str:
     return ", ".join(plan.capture) if isinstance(plan.capture, tuple) else NOTHING
+
+
+def _probes(plan: Plan) -> str:
+    return NOTHING if plan.probe is msgspec.UNSET else f"{plan.probe.per_s:g} a second, {plan.probe.qps} queue pairs"
 
 
 def _ranks(run: Measurements) -> str:

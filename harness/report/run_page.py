@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from harness.analysis import link_load
+from harness.analysis import link_load, probe_lines
 from harness.analysis.observe import Observed, observe
 from harness.analysis.prediction import predictions
 from harness.analysis.slow_ranks import slow_ranks
@@ -39,6 +39,7 @@ from harness.report import (
     gantt_plot,
     page,
     plots,
+    probe_plot,
     step_gantt,
     summary,
 )
@@ -50,6 +51,7 @@ from harness.verdict import Receipt, VerdictFile, unproven
 from testbed.errors import UsageError
 from testbed.telemetry import Change, Recorded
 from traffic.flight import Flight
+from traffic.probed import Probed
 
 __all__ = ["render", "render_html"]
 
@@ -102,7 +104,8 @@ def render_html(run: RunDir) -> str:
     verdict, measured = run.read_verdict(), run.read_measurements()
     observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
     recorded, environment = run.read_telemetry(), run.read_environment()
-    findings = attribute(measured, flights, run.read_probes())
+    probed = run.read_probes()
+    findings = attribute(measured, flights, probed.trips)
     waits = packet_stalls.waits(measured, packets, findings) if packets else ()
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]
@@ -128,6 +131,7 @@ def render_html(run: RunDir) -> str:
             goodput=page.markup(plots.goodput_chart(measured, observed, bands)),
             **_loads(measured),
             **_over_time(measured, recorded, bands),
+            **_probes(measured, probed, bands),
             **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
             gantts=_gantts(measured, observed, (faults, bands), flights=flights, waits=waits, findings=findings),
             iterations=page.markup(plots.iterations_chart(measured, bands)),
@@ -218,6 +222,18 @@ def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequenc
         "telemetry_news": news,
         "telemetry_rates": (min(sampled.values()), max(sampled.values())) if sampled else None,
         "telemetry_lost": [one for one in measured.watched if one.lost],
+    }
+
+
+def _probes(run: Measurements, found: Probed, bands: Sequence[Band]) -> dict[str, Any]:
+    """What the section about probes shows."""
+    lines = probe_lines.lines(found.trips, start_ns=run.t0_ns, end_ns=run.end_ns)
+    return {
+        "probed": found if found.trips or found.trouble else None,
+        "probe_lines": lines,
+        "probes": page.markup(probe_plot.probes_chart(run, lines, bands)),
+        "probe_window_ns": probe_lines.WINDOW_NS,
+        "probe_rows": probe_plot.MOST,
     }
 
 

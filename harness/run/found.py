@@ -27,6 +27,7 @@ from inject.receipt import Receipt as FaultReceipt
 from testbed.capture import Captured
 from testbed.lab import Lab
 from testbed.telemetry import Recorded
+from traffic.probed import Probed
 from traffic.results import Standstill
 
 __all__ = ["Found", "measurements_of", "windows"]
@@ -48,6 +49,7 @@ class Found:
     paths: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     captured: Captured | None = None
     packets: Evidence | None = None
+    probed: Probed | None = None
     recorded: Recorded = field(default_factory=Recorded)
     lab_state: LabState = "CLEAN"
     lab_diff: tuple[str, ...] = ()

@@ -36,7 +36,7 @@ from harness.record import code, rundir
 from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
 from harness.record.series import series_of
-from harness.run import asked, workload
+from harness.run import asked, beside, workload
 from harness.run.fit import fit, hosts_of, refuse_absent
 from harness.run.found import Found, measurements_of, windows
 from harness.run.live import Live, Watching
@@ -65,12 +65,16 @@ LEAD_S = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """An experiment held against a lab, with everything decided and nothing done; `left_out` take no part in it."""
+    """An experiment held against a lab, with everything decided and nothing done.
+
+    `hosts` are the lab's without those that are `left_out`, which take no part in it.
+    """
 
     experiment: Experiment
     source: bytes
     plan: Plan
     faults: tuple[fault_plan.PlannedFault, ...]
+    hosts: tuple[str, ...]
     left_out: tuple[LeftOut, ...] = ()
 
 
@@ -122,15 +126,17 @@ def decide(
         lab_kind=inventory.kind,
     )
     refuse_absent(fitted, faults)
-    return Decided(experiment=fitted, source=source, plan=planned, faults=faults, left_out=tuple(left_out))
+    hosts = tuple(host.name for host in inventory.topology.hosts)
+    return Decided(experiment=fitted, source=source, plan=planned, faults=faults, hosts=hosts, left_out=tuple(left_out))
 
 
 def touched(decided: Decided) -> tuple[str, ...]:
     """Hosts of the workload and targets of the faults: what a run on a rack lab must have for itself.
 
-    A run on a soft lab has the whole lab, because it puts it back into its snapshot.
+    Probes go between all hosts. A run on a soft lab has the whole lab, because it puts it back into its snapshot.
     """
-    return (*hosts_of(decided.experiment.workload), *(fault.target.text for fault in decided.faults))
+    probed = decided.hosts if decided.experiment.probe else ()
+    return (*probed, *hosts_of(decided.experiment.workload), *(fault.target.text for fault in decided.faults))
 
 
 def execute(
@@ -229,8 +235,12 @@ def _run_twin(
 ) -> tuple[RankSeries, ...]:
     """The same workload from the same snapshot, without faults."""
     progress("fault-free twin: the same workload from the same snapshot")
-    # Watched as the run is: their ratio must not hold what watching costs.
-    with journal.doing("twin", workload=decided.plan.workload), telemetry.start(lab):
+    # Watched and probed as the run is: their ratio must not hold what that costs.
+    with (
+        journal.doing("twin", workload=decided.plan.workload),
+        beside.probing(decided.experiment, lab),
+        telemetry.start(lab),
+    ):
         running = workload.start(decided.experiment, lab, on_flights)
         result = running.wait(workload.patience_s(decided.experiment, running))
     if result.outcome == "failed":
@@ -264,7 +274,8 @@ def _with_faults(
         if decided.faults:
             progress(f"preparing {len(decided.faults)} faults on their targets")
         ready = _prepare_all(injector, decided.faults)
-        following = taps.enter_context(telemetry.start(lab, on_change=live.on_change))
+        probing = taps.enter_context(beside.probing(decided.experiment, lab, progress))
+        following = taps.enter_context(telemetry.start(lab, on_change=beside.both(live.on_change, probing)))
         live.heard_ns = following.heard_ns
         work = decided.experiment.workload
         online = taps.enter_context(Online(() if isinstance(work, Flow) else work.ranks, lab.topology, progress))
@@ -287,6 +298,9 @@ def _with_faults(
         # Not those of connecting: that waits for the kernel now and then.
         found.standstills = tuple(one for one in running.standstills if one.end_ns > found.t0_ns)
         found.recorded = following.stop()
+        if probing is not None:
+            probing.stop()
+            found.probed = probing.found()
         if ports:
             progress("fetching the captured packets")
             found.captured = capturing.stop()
@@ -404,6 +418,8 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Fini
     measured = measurements_of(decided.plan, decided.faults, lab, found)
     run_dir.write_measurements(measured)
     run_dir.write_telemetry(found.recorded, t0_ns=found.t0_ns)
+    if found.probed is not None:
+        run_dir.write_probes(found.probed, t0_ns=found.t0_ns)
     run_dir.write_environment(
         rundir.describe_environment(
             qemu=vm.qemu_version() if lab.kind == "soft" else None,
@@ -420,6 +436,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Fini
         observed=observed,
         floor=noise.load(lab.state_dir, decided.plan.workload),
         flights=flights,
+        trips=found.probed.trips if found.probed else (),
     )
     verdict = judged(verdict, found.stops, t0_ns=found.t0_ns)
     verdict = msgspec.structs.replace(verdict, left_out=decided.left_out)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.experiment.file import decode
+from harness.record.rundir import open_run
+from harness.run import loop as run
 from traffic import probe
 from traffic.plan import QpParams
 from traffic.probe import ProbeSpec
@@ -51,3 +54,41 @@ def test_probes_name_the_link_that_delays_and_tell_the_network_from_its_ends(lab
     over = [one for one in hurt.paths if "host3:rxe1" in one.places and one.responder is not None]
     others = [one for one in healthy.paths if "host3:rxe1" in one.places and one.responder is not None]
     assert min(one.network.median_ns for one in over) > 3 * max(one.network.min_ns for one in others)
+
+
+BESIDE = """
+name = "probed"
+seed = 5
+
+[workload]
+collective = "all-reduce"
+size = "64KiB"
+duration = "22s"
+compute_units = 10
+
+[probe]
+
+[[faults]]
+kind = "packet.delay"
+target = "host3:rxe0"
+at = "10s"
+for = "5s"
+set = { delay = 200 }
+"""
+
+
+def test_probes_beside_a_job_name_the_link_that_delays_and_when_it_did(lab, tmp_path):
+    """A delay moves no counter of rxe that tells its place: without the probes nothing says where it was."""
+    source = BESIDE.encode()
+    decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
+    done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
+    lab.forget_connections()
+    assert done.verdict.lab_state == "CLEAN", done.verdict
+    found = open_run(done.run_dir.path).read_probes()
+    assert found.trouble is None
+    assert found.unknown < 0.1 * len(found.trips)
+    named = [one for one in done.verdict.attribution if one.name == "rtsw2:host3:rxe0"]
+    assert named, done.verdict.attribution
+    said = " ".join(named[0].evidence)
+    assert "times what they take on like paths" in said, said
+    assert "Probes" in done.report.read_text(encoding="utf-8")

@@ -1,27 +1,51 @@
-"""Round trips of probes point at a place, and are evidence for what is already found there."""
+"""Probes beside a run point at a place, and are evidence for what is already found there."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
-import msgspec
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from finished_run import finished
 from labelled_run import Network
+from synthetic_run import T0
 from test_rtt import round_trips
 
 from harness.attribution.attribute import attribute
 from harness.cli.main import cli
 from harness.findings import NOTHING
 from harness.report.run_page import render
-from traffic.probe import ProbeResult, ProbeSpec
-from traffic.rtt import locate, times_of
+from traffic.probed import Probed
+from traffic.tomography import Probes
+
+WHILE_NS = 16_000_000_000
 
 
-def probed(place, times=6.0, count=40):
-    """Round trips over the made-up fabric, of which a place makes each so many times as long."""
-    return times_of(round_trips(place=place, times=times, count=count))
+def probed(place=(), times=6.0, *, lost=0.0, start=0.0, end=1.0, count=40):
+    """Probes over the made-up fabric while it ran: a place makes them slow, or loses some, for a part of that time."""
+    rng, found = np.random.default_rng(3), []
+    for number, trip in enumerate(round_trips(count=count)):
+        at = number % count / count
+        there, back, one = hurt(trip.there, place), hurt(trip.back, place), trip.echo
+        factor = times if (there or back) and start <= at < end else 1.0
+        gone = [is_hurt and start <= at < end and rng.random() < lost for is_hurt in (there, back)]
+        whole_ns = one.responder_ns + int(factor * (one.whole_ns - one.responder_ns))
+        told = dataclasses.replace(
+            one,
+            sent_ns=T0 + int(at * WHILE_NS),
+            came=not gone[0],
+            responder_ns=None if gone[0] else one.responder_ns,
+            whole_ns=None if any(gone) else whole_ns,
+        )
+        found.append(dataclasses.replace(trip, echo=told))
+    return tuple(sorted(found, key=lambda trip: trip.echo.sent_ns))
+
+
+def hurt(path, place):
+    return place in Probes(path=path, sent=1, lost=0).places
 
 
 @pytest.mark.parametrize(
@@ -65,16 +89,49 @@ def test_a_healthy_fabrics_round_trips_say_nothing():
     assert attribute(run, (), probed(())) == (NOTHING,)
 
 
-def test_round_trips_in_the_run_directory_reach_the_command_and_the_page(tmp_path):
-    """As `faultbed probe --json` writes them."""
+def test_a_place_that_is_slow_for_an_eighth_of_the_time_is_found_and_when_it_was():
+    run = Network(3).run().measured(None, "")
+    (found,) = attribute(run, (), probed(("rtsw2", "host3:rxe1"), start=0.5, end=0.625, count=80))
+    assert (found.cause, found.name) == ("congestion", "rtsw2:host3:rxe1")
+    assert "in 1 of 7 windows of 2.0 s, from 8.0 s to 10.0 s" in found.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "cause", "name"),
+    [
+        (("rtsw2", "host3:rxe1"), "loss", "rtsw2:host3:rxe1"),
+        (("host3:rxe1", "rtsw2"), "loss", "rtsw2:host3:rxe1"),
+        (("host2",), "silent-host", "host2"),
+    ],
+)
+def test_probes_that_are_lost_for_a_part_of_the_run_are_told_of_a_place(place, cause, name):
+    run = Network(3).run().measured(None, "")
+    (found,) = attribute(run, (), probed(place, times=1.0, lost=0.3, start=0.5, end=0.625, count=80))
+    assert (found.cause, found.name) == (cause, name)
+    assert "were lost between 8.0 s and 10.0 s" in found.evidence[0]
+
+
+def test_a_few_that_are_lost_all_the_time_are_seen_over_all_of_it():
+    run = Network(3).run().measured(None, "")
+    (found,) = attribute(run, (), probed(("ctsw1", "rtsw2"), times=1.0, lost=0.05))
+    assert found.cause == "loss"
+    assert "ctsw1 -> rtsw2" in found.evidence[0]
+
+
+def test_probes_in_the_run_directory_reach_the_command_and_the_page(tmp_path):
     directory = finished(tmp_path, Network(3).run().measured(None, ""))
-    assert directory.read_probes() == ()
-    paths = probed(("rtsw1", "ctsw1"))
-    result = ProbeResult(
-        spec=ProbeSpec(), probes=(), suspects=(), links={}, uncovered=(), moved=0, paths=paths, slow=locate(paths)
-    )
-    (directory.path / "probes.json").write_bytes(msgspec.json.encode(result.to_dict()))
-    assert directory.read_probes() == paths
+    assert directory.read_probes() == Probed()
+    found = Probed(trips=probed(("rtsw1", "ctsw1"), lost=0.1), unknown=3, trouble="host2 is gone")
+    directory.write_probes(found, t0_ns=T0)
+    assert directory.read_probes() == found
+    told = pq.read_schema(directory.path / "probes.parquet").metadata
+    assert (told[b"stamps"], told[b"unknown"], told[b"trouble"]) == (b"software", b"3", b"host2 is gone")
     said = CliRunner().invoke(cli, ["attribute", str(directory.path), "--json"], standalone_mode=False)
-    assert json.loads(said.output)["runs"][str(directory.path)][0]["cause"] == "congestion"
-    assert "times what they take on like paths" in render(directory.path).read_text(encoding="utf-8")
+    found = json.loads(said.output)["runs"][str(directory.path)][0]
+    assert (found["cause"], len(found["evidence"])) == ("loss", 2)
+    page = render(directory.path).read_text(encoding="utf-8")
+    assert "times what they take on like paths" in page
+    assert "were lost between" in page
+    assert "<b>Not whole:</b> host2 is gone" in page
+    assert "3 more have no way that is known" in page
+    assert 'aria-labelledby="h-probes"' in page

@@ -70,6 +70,8 @@ def test_every_run_fits_the_lab_that_it_is_made_for(name):
     for one in campaign.labels(topology, lab_kind="soft", seed=1, places=2):
         made = decode(campaign.experiment(one, topology), source=one.name)
         assert len(fit(made, topology, "soft").workload.ranks) == len(topology.hosts)
+        assert made.probe is None
+        assert decode(campaign.experiment(one, topology, probe=True), source=one.name).probe is not None
 
 
 def test_a_campaign_that_is_ended_early_has_seen_every_kind(labels):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from memory_fabric import Fabric, Rnic, modules
 from rich.console import Console
@@ -20,7 +20,7 @@ from harness.cli.context import Session
 from testbed.errors import UsageError
 from traffic import flow, probe
 from traffic.probe import ProbeResult, ProbeSpec
-from traffic.rtt import SLOW, Echo, echoes, locate, times_of
+from traffic.rtt import SLOW, Echo, Trip, echoes, locate, times_of
 from traffic.tomography import Probes
 
 US = 1000
@@ -37,15 +37,29 @@ def test_the_network_and_the_responder_are_told_apart_whatever_their_clocks_say(
     assert (one.network_ns, one.responder_ns, one.connection) == (there + back, held, 3)
 
 
-def test_what_was_not_answered_has_no_time():
-    lost, unkept = echoes(sent=[(0, 0, 5, 0), (0, 1, 5, 9)], came=[(0, 0, 6, 7)])
-    assert (lost.whole_ns, lost.network_ns) == (None, None)
+def test_a_probe_is_lost_on_its_way_there_or_its_answer_on_the_way_back():
+    """Number 4 was answered so late that it had been told as lost before."""
+    there, back, refused, unkept, late = echoes(
+        sent=[(0, 0, 5, 0), (0, 1, 5, 0), (0, 2, 5, 0), (0, 3, 5, 9), (0, 4, 5, 0), (0, 4, 5, 99)],
+        came=[(0, 1, 6, 7), (0, 2, 6, 0), (0, 4, 6, 8)],
+        offset_ns=100,
+    )
+    assert [one.came for one in (there, back, refused, unkept, late)] == [False, True, True, True, True]
+    assert [one.lost_on_its_way_back for one in (there, back, refused, unkept, late)] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert (back.whole_ns, back.network_ns, refused.responder_ns) == (None, None, None)
     assert (unkept.whole_ns, unkept.network_ns) == (4, None)
+    assert (late.whole_ns, late.network_ns, late.sent_ns) == (94, 92, 105)
 
 
 def round_trips(*, place=(), times=1.0, seed=1, count=60, scale=1.0, spread=0.25):
     """Round trips on the default lab, four queue pairs a pair, of which a place makes each so many times as long."""
-    rng, by_path = np.random.default_rng(seed), {}
+    rng, found = np.random.default_rng(seed), []
     for src, dst in probe.pairs(SOFT):
         one, two = (TOR[end.partition(":")[0]] for end in (src, dst))
         for _ in range(4):
@@ -57,9 +71,12 @@ def round_trips(*, place=(), times=1.0, seed=1, count=60, scale=1.0, spread=0.25
             hurt = place in Probes(path=(*there, *back[1:]), sent=1, lost=0).places
             hops = len(there) + len(back)
             took = scale * hops * 50 * US * rng.lognormal(0.0, spread, count) * (times if hurt else 1.0)
-            found = [Echo(connection=0, whole_ns=int(ns) + 30 * US, responder_ns=30 * US) for ns in took]
-            by_path.setdefault((there, back), []).extend(found)
-    return by_path
+            found += [Trip(there=there, back=back, echo=echo(int(ns) + 30 * US, 30 * US)) for ns in took]
+    return found
+
+
+def echo(whole_ns, responder_ns, *, sent_ns=0, came=True):
+    return Echo(connection=0, sent_ns=sent_ns, came=came, whole_ns=whole_ns, responder_ns=responder_ns)
 
 
 @pytest.mark.parametrize("times", [3.0, 20.0])
@@ -83,30 +100,21 @@ def test_a_healthy_fabric_has_no_slow_place_however_slow_all_of_it_is(seed, scal
 @given(seed=st.integers(0, 1000), factor=st.integers(2, 1000))
 def test_no_absolute_time_decides(seed, factor):
     """All times so many times as long: the same places, by the same votes."""
-    by_path = round_trips(place=("rtsw1", "ctsw1"), times=4.0, seed=seed, count=20)
-    longer = {
-        path: [
-            dataclasses.replace(one, whole_ns=one.whole_ns * factor, responder_ns=one.responder_ns * factor)
-            for one in each
-        ]
-        for path, each in by_path.items()
-    }
-    first, second = locate(times_of(by_path)), locate(times_of(longer))
+    made = round_trips(place=("rtsw1", "ctsw1"), times=4.0, seed=seed, count=20)
+    longer = [
+        dataclasses.replace(one, echo=echo(one.echo.whole_ns * factor, one.echo.responder_ns * factor)) for one in made
+    ]
+    first, second = locate(times_of(made)), locate(times_of(longer))
     assert [(one.names, one.slow) for one in first] == [(one.names, one.slow) for one in second]
 
 
 @given(extra=st.integers(1, 10**9), seed=st.integers(0, 1000))
 def test_a_slow_responder_is_not_the_network(extra, seed):
-    by_path = round_trips(seed=seed, count=10)
-    assume(by_path)
-    late = {
-        path: [
-            dataclasses.replace(one, whole_ns=one.whole_ns + extra, responder_ns=one.responder_ns + extra)
-            for one in each
-        ]
-        for path, each in by_path.items()
-    }
-    usual, held = times_of(by_path), times_of(late)
+    made = round_trips(seed=seed, count=10)
+    late = [
+        dataclasses.replace(one, echo=echo(one.echo.whole_ns + extra, one.echo.responder_ns + extra)) for one in made
+    ]
+    usual, held = times_of(made), times_of(late)
     assert [one.network for one in held] == [one.network for one in usual]
     assert all(b.responder.median_ns == a.responder.median_ns + extra for a, b in zip(usual, held, strict=True))
 
@@ -114,9 +122,8 @@ def test_a_slow_responder_is_not_the_network(extra, seed):
 def test_min_median_and_p99_are_of_what_was_answered():
     way = ("host1:rxe0", "rtsw1", "host2:rxe0")
     took = [*range(1, 101)]
-    rows = [Echo(connection=0, whole_ns=ns * US + 7, responder_ns=7) for ns in took]
-    rows.append(Echo(connection=0, whole_ns=None, responder_ns=None))
-    (one,) = times_of({(way, way[::-1]): rows})
+    rows = [*(echo(ns * US + 7, 7) for ns in took), echo(None, None, came=False)]
+    (one,) = times_of(Trip(there=way, back=way[::-1], echo=each) for each in rows)
     assert (one.sent, one.answered) == (101, 100)
     assert one.network.min_ns == 1 * US
     assert one.network.median_ns == pytest.approx(50.5 * US)
@@ -126,9 +133,9 @@ def test_min_median_and_p99_are_of_what_was_answered():
 
 
 def test_nothing_answered_nothing_known():
-    assert times_of({}) == ()
+    assert times_of(()) == ()
     assert locate(()) == ()
-    (one,) = times_of({(("a", "b"), ("b", "a")): [Echo(connection=0, whole_ns=None, responder_ns=None)]})
+    (one,) = times_of([Trip(there=("a", "b"), back=("b", "a"), echo=echo(None, None))])
     assert (one.network, one.times, one.slow) == (None, None, 0)
     assert locate([one]) == ()
 
@@ -164,7 +171,12 @@ def test_probes_are_numbered_answered_and_stamped_by_both_ends(made, monkeypatch
     fabric.tasks["rx"].stop(0)
     fabric.run(["rx"])
     done = {who: fields for who, event, fields in fabric.events if event == "done"}
-    found = echoes(done["tx"]["stamps"], done["rx"]["stamps"])
+    rows = {
+        end: [row for who, event, fields in fabric.events if (who, event) == (end, "stamps") for row in fields["rows"]]
+        for end in ("tx", "rx")
+    }
+    found = echoes(rows["tx"], rows["rx"])
+    assert sum(one.came for one in found) == sum(total["messages"] for total in done["rx"]["totals"])
     sent = sum(total["messages"] for total in done["tx"]["totals"])
     answered = [one for one in found if one.network_ns is not None]
     assert len(found) == sent > 30

@@ -8,7 +8,7 @@ import pytest
 from testbed import inventory
 from testbed.errors import UsageError
 from testbed.shipped import inventories
-from traffic import probe
+from traffic import probe, probed
 from traffic.probe import ProbeSpec
 from traffic.tomography import BACKGROUND, Probes, links_of, locate
 
@@ -82,12 +82,12 @@ def test_every_rnic_sends_and_is_sent_to_in_every_rack(topology):
 
 def test_what_no_probe_took_is_told():
     only = (Probes(path=("host1:rxe0", "rtsw1", "host2:rxe0"), sent=1, lost=0),)
-    left = probe.uncovered(SOFT, only)
+    left = probed.uncovered(SOFT, only)
     assert "rtsw1 -> ctsw1" in left
     assert "host1:rxe0 -> rtsw1" not in left
     assert "rtsw1 -> host1:rxe0" in left
     silent = (Probes(path=("host1:rxe0", "rtsw1", "host2:rxe0"), sent=0, lost=0),)
-    assert "host1:rxe0 -> rtsw1" in probe.uncovered(SOFT, silent), "a queue pair that sent nothing took no way"
+    assert "host1:rxe0 -> rtsw1" in probed.uncovered(SOFT, silent), "a queue pair that sent nothing took no way"
 
 
 @pytest.mark.parametrize("spec", [ProbeSpec(duration_s=0), ProbeSpec(per_s=0), ProbeSpec(qps=0)])

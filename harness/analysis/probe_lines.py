@@ -1,0 +1,87 @@
+"""What the probes beside a run say of each directed link, window by window. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traffic import probed
+from traffic.probed import Seen
+from traffic.rtt import Trip
+
+__all__ = ["WINDOW_NS", "At", "Line", "lines"]
+
+WINDOW_NS = 2_000_000_000
+"""Short enough for a fault of seconds, long enough for some dozen probes a link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class At:
+    """One window, from `start_ns` (controller ns): what crossed the link one way, and round trips that crossed it."""
+
+    start_ns: int
+    end_ns: int
+    sent: int
+    lost: int
+    answered: int
+    slow: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One direction of a link, over the whole run; windows in which nothing crossed it are not there."""
+
+    link: tuple[str, str]
+    windows: tuple[At, ...]
+
+    @property
+    def name(self) -> str:
+        """`rtsw1 -> ctsw1`."""
+        return " -> ".join(self.link)
+
+    @property
+    def sent(self) -> int:
+        """Probes and answers that crossed it."""
+        return sum(one.sent for one in self.windows)
+
+    @property
+    def lost(self) -> int:
+        """Of these, on their whole way."""
+        return sum(one.lost for one in self.windows)
+
+    @property
+    def worst(self) -> float:
+        """The highest share of a window that was lost, or slow."""
+        return max(
+            (max(one.lost / one.sent, one.slow / one.answered if one.answered else 0.0) for one in self.windows),
+            default=0.0,
+        )
+
+
+def lines(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> tuple[Line, ...]:
+    """Every directed link that probes or answers took, by name. What was lost on a path counts for all of its links."""
+    found: dict[tuple[str, str], list[At]] = {}
+    for window in probed.windows(trips, length_ns=WINDOW_NS, start_ns=start_ns, end_ns=end_ns):
+        for link, at in _of(window).items():
+            found.setdefault(link, []).append(at)
+    return tuple(Line(link=link, windows=tuple(each)) for link, each in sorted(found.items()))
+
+
+def _of(window: Seen) -> dict[tuple[str, str], At]:
+    crossed: dict[tuple[str, str], list[int]] = {}
+    for one in window.probes:
+        for link in itertools.pairwise(one.path):
+            counts = crossed.setdefault(link, [0, 0, 0, 0])
+            counts[0] += one.sent
+            counts[1] += one.lost
+    for times in window.paths:
+        for link in set(itertools.pairwise(times.places)):
+            counts = crossed.setdefault(link, [0, 0, 0, 0])
+            counts[2] += times.answered
+            counts[3] += times.slow
+    return {
+        link: At(start_ns=window.start_ns, end_ns=window.end_ns, sent=sent, lost=lost, answered=answered, slow=slow)
+        for link, (sent, lost, answered, slow) in crossed.items()
+        if sent
+    }

@@ -1,0 +1,73 @@
+"""`probes.parquet`: every probe that was sent beside the workload, with the ways that it and its answer took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from traffic.probed import Probed
+from traffic.rtt import STAMPS, Echo, Trip
+
+__all__ = ["PROBES_SCHEMA", "read", "write"]
+
+
+def _column(name: str, kind: pa.DataType, meaning: str, *, nullable: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable, metadata={"meaning": meaning})
+
+
+_WAY = pa.dictionary(pa.int32(), pa.string())
+
+PROBES_SCHEMA = pa.schema(
+    [
+        _column("t_ns", pa.int64(), "when it was posted, controller monotonic ns"),
+        _column("since_start_ns", pa.int64(), "t_ns - t0_ns of the run"),
+        _column("connection", pa.int32(), "its queue pair"),
+        _column("there", _WAY, "nodes that it crossed, RNICs at both ends"),
+        _column("back", _WAY, "nodes that its answer crossed, or would have"),
+        _column("came", pa.bool_(), "whether it came to its responder"),
+        _column("whole_ns", pa.int64(), "until its answer was read; null: none was", nullable=True),
+        _column("responder_ns", pa.int64(), "of that, at the responder; null: not answered", nullable=True),
+    ]
+)
+"""Columns of `probes.parquet`; one row a probe. File metadata: `t0_ns`; `stamps`, whose times they are; `unknown`, how
+many probes had no way that is known and are left out; `trouble`, why they ended early, or have no ways."""
+
+
+def write(found: Probed, path: Path, *, t0_ns: int) -> None:
+    """Write probes, with the columns of `PROBES_SCHEMA`."""
+    rows = [
+        {
+            "t_ns": one.echo.sent_ns,
+            "since_start_ns": one.echo.sent_ns - t0_ns,
+            "connection": one.echo.connection,
+            "there": " ".join(one.there),
+            "back": " ".join(one.back),
+            "came": one.echo.came,
+            "whole_ns": one.echo.whole_ns,
+            "responder_ns": one.echo.responder_ns,
+        }
+        for one in found.trips
+    ]
+    told = {"t0_ns": str(t0_ns), "stamps": STAMPS, "unknown": str(found.unknown), "trouble": found.trouble or ""}
+    pq.write_table(pa.Table.from_pylist(rows, schema=PROBES_SCHEMA.with_metadata(told)), path)
+
+
+def read(path: Path) -> Probed:
+    """What `write` has written."""
+    table = pq.read_table(path)
+    told, columns = table.schema.metadata, table.to_pydict()
+    ways = {text: tuple(text.split()) for name in ("there", "back") for text in set(columns[name])}
+    trips = tuple(
+        Trip(
+            there=ways[there],
+            back=ways[back],
+            echo=Echo(connection=connection, sent_ns=at_ns, came=came, whole_ns=whole, responder_ns=responder),
+        )
+        for at_ns, connection, there, back, came, whole, responder in zip(
+            *(columns[name] for name in ("t_ns", "connection", "there", "back", "came", "whole_ns", "responder_ns")),
+            strict=True,
+        )
+    )
+    return Probed(trips=trips, unknown=int(told[b"unknown"]), trouble=told[b"trouble"].decode() or None)

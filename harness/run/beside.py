@@ -1,0 +1,41 @@
+"""Probes beside the workload of an experiment that asks for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from harness.experiment.file import Experiment
+from testbed.lab import Lab
+from testbed.telemetry import Change
+from traffic import probe
+from traffic.probe import Probing
+
+__all__ = ["both", "probing"]
+
+
+def probing(
+    experiment: Experiment, lab: Lab, progress: Callable[[str], None] = lambda _text: None
+) -> AbstractContextManager[Probing | None]:
+    """Probes on every way through the lab while the block lasts; None: the experiment wants none.
+
+    Raises:
+        UsageError: the lab has no two hosts to probe between.
+        LabError: they could not be started.
+    """
+    if experiment.probe is None:
+        return contextlib.nullcontext()
+    progress(f"probing {len(probe.pairs(lab.topology))} pairs of RNICs")
+    return probe.start(lab, experiment.probe, lambda _event: lab.heartbeat())
+
+
+def both(first: Callable[[Change], None], probing: Probing | None) -> Callable[[Change], None]:
+    """Tells of changes, and lets the probes look for new ways when those may have changed."""
+
+    def told(change: Change) -> None:
+        first(change)
+        if probing is not None and change.subject != "kernel":
+            probing.changed()
+
+    return told

@@ -1,0 +1,216 @@
+"""Probes beside a run: which way each went although ways change, what they say of a time, how they are asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from experiment_text import COLLECTIVE, FLOW, read
+from hypothesis import given
+from hypothesis import strategies as st
+from test_rtt import echo
+
+from harness.experiment import plan
+from harness.experiment.file import decode
+from harness.report.differences import of_plans
+from harness.run import loop
+from harness.run.beside import both
+from testbed.errors import ConfigError, LabError
+from testbed.inventory import load
+from testbed.telemetry import Change
+from traffic import probe_ways
+from traffic.probe import Probing
+from traffic.probe_ways import Asked, Ways, trips
+from traffic.probed import Probed, lossy, one_way, windows
+from traffic.results import Connection
+from traffic.rtt import Trip
+
+THERE = ("host1:rxe0", "rtsw1", "ctsw1", "rtsw2", "host3:rxe0")
+OTHER = ("host1:rxe0", "rtsw1", "ctsw2", "rtsw2", "host3:rxe0")
+S = 1_000_000_000
+SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
+
+
+def asked(start, end, way=THERE, qpns=(17, 18)):
+    return Asked(start_ns=start, end_ns=end, ways={0: (*qpns, way, THERE[::-1])} if way else {})
+
+
+def sent(*times):
+    return [echo(5, 2, sent_ns=at) for at in times]
+
+
+def test_a_probe_has_a_way_when_the_switches_say_the_same_before_and_after_it():
+    found, unknown = trips(sent(25, 5, 15), [asked(0, 0), asked(10, 12), asked(30, 31)])
+    assert [one.echo.sent_ns for one in found] == [5, 15, 25]
+    assert {(one.there, one.back) for one in found} == {(THERE, THERE[::-1])}
+    assert unknown == 0
+
+
+@pytest.mark.parametrize(
+    "after",
+    [asked(30, 31, OTHER), asked(30, 31, None), asked(30, 31, qpns=(17, 19))],
+    ids=["another way", "nobody could tell", "a queue pair that was made anew"],
+)
+def test_a_probe_beside_a_change_has_none(after):
+    found, unknown = trips(sent(5, 11, 15, 35), [asked(0, 0), asked(10, 12), after, asked(40, 40)])
+    assert [one.echo.sent_ns for one in found] == [5], "while a switch answers (11) nobody knows before or after what"
+    assert unknown == 3
+
+
+def test_what_was_sent_after_the_last_answer_has_none():
+    assert trips(sent(5, 50), [asked(0, 0), asked(10, 12)])[1] == 1
+    assert trips(sent(5), [asked(0, 0)]) == ((), 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=40), st.lists(st.integers(0, 400)))
+def test_ways_are_never_made_up(told, times):
+    """Against the plain rule: the last answer that had ended before it, and the first that began after it."""
+    every, now = [], 0
+    for gap, is_other in told:
+        every.append(asked(now, now + 2, OTHER if is_other else THERE))
+        now += 3 + gap
+    found, unknown = trips(sent(*times), every)
+    by_time = {one.echo.sent_ns: one.there for one in found}
+    assert len(found) + unknown == len(times)
+    for at in times:
+        before = [one for one in every if one.end_ns <= at]
+        after = [one for one in every if one.start_ns > at]
+        same = before and after and before[-1].ways == after[0].ways
+        assert by_time.get(at) == (before[-1].ways[0][2] if same else None)
+
+
+def connection(**change):
+    values = dict.fromkeys((one.name for one in dataclasses.fields(Connection)), 0)
+    return Connection(**{**values, "src": "host1:rxe0", "dst": "host3:rxe0", "lqpn": 17, "rqpn": 18, **change})
+
+
+def test_ways_are_asked_for_at_the_beginning_at_each_change_and_at_the_end(monkeypatch):
+    turns = iter([THERE, OTHER, LabError("a switch is frozen"), THERE])
+    said = threading.Semaphore(0)
+
+    def told(_lab, connections):
+        if connections[0].src != "host1:rxe0":
+            return {0: ("host3", "rtsw2", "ctsw1", "rtsw1", "host1")}
+        said.release()
+        way = next(turns)
+        if isinstance(way, LabError):
+            raise way
+        return {0: (way[0].partition(":")[0], *way[1:-1], way[-1].partition(":")[0])}
+
+    monkeypatch.setattr(probe_ways, "ways", told)
+    monkeypatch.setattr(probe_ways, "SPACING_S", 0.01)
+    following = Ways(None, lambda: [connection()])
+    following.open()
+    for _ in range(2):
+        assert said.acquire(timeout=10)
+        following.changed()
+    assert said.acquire(timeout=10)
+    following.close()
+    following.close()
+    assert [one.ways.get(0, (0, 0, None))[2] for one in following.asked] == [THERE, OTHER, None, THERE]
+    assert following.asked[0].end_ns == 0, "what is sent before the first answer is known has had no change yet"
+    assert following.asked[-1].end_ns <= time.monotonic_ns()
+
+
+@pytest.mark.parametrize("way", [("host1", "rtsw1"), ("host1", "rtsw1", "ctsw1"), ()])
+def test_a_way_that_ends_at_a_switch_is_none(monkeypatch, way):
+    monkeypatch.setattr(probe_ways, "ways", lambda _lab, _connections: {0: way})
+    following = Ways(None, lambda: [connection()])
+    following.ask()
+    assert following.asked[0].ways == {}
+
+
+def trip(at, *, came=True, whole_ns=500, there=THERE):
+    one = echo(whole_ns if came else None, 2 if came else None, sent_ns=at, came=came)
+    return Trip(there=there, back=there[::-1], echo=one)
+
+
+def test_a_probe_and_its_answer_are_two_journeys():
+    """Of three, one came, one was lost on its way there, of one the answer was lost."""
+    lost_back = Trip(there=THERE, back=OTHER[::-1], echo=echo(None, 2))
+    journeys = {one.path: (one.sent, one.lost) for one in one_way([trip(0), trip(1, came=False), lost_back])}
+    assert journeys == {THERE: (3, 1), THERE[::-1]: (1, 0), OTHER[::-1]: (1, 1)}
+
+
+def test_windows_are_whole_and_hold_what_began_in_them():
+    found = windows([trip(at * S) for at in (10, 11, 13, 16)], length_ns=2 * S, start_ns=10 * S, end_ns=17 * S)
+    assert [(one.start_ns // S, sum(each.sent for each in one.probes)) for one in found] == [(10, 4), (12, 2), (14, 0)]
+
+
+def test_the_time_at_which_a_place_loses_is_found_and_only_that():
+    """Half of 40 probes of one way are lost from 6 to 8 s, of 16 s; those of another way arrive."""
+    every = [
+        trip(number * S // 20, there=way, came=way == OTHER or not 120 <= number < 160 or number % 2 == 0)
+        for number in range(320)
+        for way in (THERE, OTHER)
+    ]
+    (found,) = lossy(every, length_ns=2 * S)
+    assert (found.start_ns, found.end_ns) == (6 * S, 8 * S)
+    (suspect,) = found.suspects
+    assert ("rtsw1", "ctsw1") in (suspect.place, *suspect.alike)
+    assert (suspect.sent, suspect.lost) == (40, 20)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_a_fabric_that_loses_as_healthy_ones_do_has_no_such_time(seed):
+    rng = random.Random(seed)
+    every = [trip(at * S // 20, came=rng.random() > 0.002, there=rng.choice([THERE, OTHER])) for at in range(1200)]
+    assert lossy(every, length_ns=2 * S) == ()
+    assert lossy((), length_ns=2 * S) == ()
+
+
+def test_an_experiment_asks_for_probes_by_an_empty_section_or_says_how_many():
+    assert read(COLLECTIVE.format("all-reduce", "")).probe is None
+    usual = read(COLLECTIVE.format("all-reduce", "[probe]")).probe
+    assert (usual.per_s, usual.qps) == (2.0, 4)
+    chosen = read(COLLECTIVE.format("all-reduce", "[probe]\nrate = 10\nqps = 8")).probe
+    assert (chosen.per_s, chosen.qps) == (10.0, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("rate = 0", "probe.rate"), ("qps = 65", "probe.qps"), ("every = 1", 'no key "every" here; it has rate, qps')],
+)
+def test_a_section_that_cannot_be_meant_is_refused_with_its_place(text, said):
+    with pytest.raises(ConfigError, match=said):
+        read(COLLECTIVE.format("all-reduce", f"[probe]\n{text}"))
+
+
+def test_a_change_of_a_route_makes_the_probes_ask_again_and_a_line_of_a_log_does_not():
+    heard, asked_again = [], []
+    told = both(heard.append, SimpleNamespace(changed=lambda: asked_again.append(1)))
+    for subject in ("route 10.0.0.0/24", "kernel", "link ctsw1"):
+        told(Change(at_ns=1, node="rtsw1", subject=subject, text=None))
+    assert (len(heard), len(asked_again)) == (3, 2)
+    both(heard.append, None)(Change(at_ns=1, node="rtsw1", subject="link ctsw1", text=None))
+    assert len(heard) == 4
+
+
+def test_a_run_with_probes_says_so_in_its_plan_and_takes_all_hosts_of_a_rack():
+    """Two hosts of four take part in the flow; somebody else may have the others."""
+    lab = load(SOFT)
+    text = FLOW.format("write", "{}").replace('"host1"', '"host1:rxe0"').replace('"host3"', '"host3:rxe0"')
+    for section, count in (("", 2), ("[probe]\nrate = 5", 4)):
+        source = text.format(section).encode()
+        decided = loop.decide(decode(source, source="x.toml"), source, lab)
+        assert len(set(loop.touched(decided))) == count
+    assert (decided.plan.probe.per_s, decided.plan.probe.qps) == (5.0, 4)
+    plain = loop.decide(decode(text.format("").encode(), source="x.toml"), source, lab).plan
+    assert "probe" not in json.loads(plan.encode(plain))
+    (found,) = of_plans(plain, decided.plan)
+    assert (found.what, found.b) == ("probes", "5 a second, 4 queue pairs")
+
+
+def test_what_nobody_can_ask_about_is_said():
+    """SONiC tells no ways: then all probes are left out, and that is not nothing lost."""
+    probing = Probing(None, SimpleNamespace(close=lambda: None), SimpleNamespace(connections=()))
+    probing._echoes = tuple(sent(5))
+    probing._ways.asked = [asked(0, 0, None), asked(10, 10, None)]
+    probing._ways.failure = "rtsw1: SONiC tells no ways"
+    assert probing.found() == Probed(trips=(), unknown=1, trouble="rtsw1: SONiC tells no ways")
