@@ -14,6 +14,7 @@ from harness.report.charts import COMM, FAIL, STYLE, Band, Chart, named_row, svg
 
 __all__ = ["MOST", "probes_chart", "worst"]
 
+_LEAST_TOP = 0.1
 MOST = 8
 """Rows; the table below the chart has all links."""
 
@@ -30,6 +31,7 @@ def probes_chart(run: Measurements, lines: Sequence[Line], bands: Sequence[Band]
     shown = worst(lines)
     if not shown:
         return None
+    top = max(_LEAST_TOP, *(one.worst for one in shown))
 
     def draw(width: float, *, narrow: bool) -> str:
         figure = Figure(figsize=(width, 0.5 * len(shown) + 0.75))
@@ -40,8 +42,8 @@ def probes_chart(run: Measurements, lines: Sequence[Line], bands: Sequence[Band]
                 axes.stairs([one.lost / one.sent], edges, fill=True, color=FAIL, linewidth=0)
                 if one.answered:
                     axes.plot(edges, [one.slow / one.answered] * 2, color=COMM, linewidth=1.4, solid_capstyle="butt")
-            named_row(axes, line.name, 1.05, bands)
-            axes.set_yticks([1.0], ["100 %"])
+            named_row(axes, line.name, 1.05 * top, bands)
+            axes.set_yticks([top], [f"{100 * top:.0f} %"])
         time_axis(list(rows), run)
         return svg(figure, f"probes-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.24)
 
