@@ -20,6 +20,8 @@ def probing(
 ) -> AbstractContextManager[Probing | None]:
     """Probes on every way through the lab while the block lasts; None: the experiment wants none.
 
+    They are no progress of the run: a lab is not held for a workload that hangs because its probes go on.
+
     Raises:
         UsageError: the lab has no two hosts to probe between.
         LabError: they could not be started.
@@ -27,7 +29,7 @@ def probing(
     if experiment.probe is None:
         return contextlib.nullcontext()
     progress(f"probing {len(probe.pairs(lab.topology))} pairs of RNICs")
-    return probe.start(lab, experiment.probe, lambda _event: lab.heartbeat())
+    return probe.start(lab, experiment.probe)
 
 
 def both(first: Callable[[Change], None], probing: Probing | None) -> Callable[[Change], None]:
