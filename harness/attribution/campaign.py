@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,7 +31,8 @@ _BRISK = frozenset({"congestion.late-receives"})
 
 _Where = Literal["link", "rnic", "host", "gpu", "switch", "rtsw"]
 _Range = tuple[float, float]
-_ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
+_Row = tuple[str, _Where, Mapping[str, str | _Range]]
+_ROWS: tuple[_Row, ...] = (
     ("packet.drop", "link", {"share": (0.02, 0.1), "direction": "to"}),
     ("packet.drop", "link", {"share": (0.02, 0.1), "direction": "from"}),
     ("packet.corrupt", "link", {"share": (0.02, 0.1)}),
@@ -62,6 +63,8 @@ _ROWS: tuple[tuple[str, _Where, Mapping[str, str | _Range]], ...] = (
     ("congestion.late-receives", "host", {"late": (1000, 2000)}),
 )
 """Kinds that a job must not notice (clock-step, disk-full, drain, hash-policy, freeze) leave nothing to attribute."""
+_PROBED_ROWS: tuple[_Row, ...] = (("packet.delay", "link", {"delay": (100, 300), "direction": "to"}),)
+"""Of a campaign with probes only: what waits and is not lost moves no counter that tells its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +84,13 @@ class Label:
         return re.sub(r"[^a-z0-9.-]", "-", f"truth-{self.seed}-{self.number:03}-{what}".lower())[:63]
 
 
-def labels(topology: Topology, *, lab_kind: str, seed: int, places: int) -> tuple[Label, ...]:
+def labels(topology: Topology, *, lab_kind: str, seed: int, places: int, probe: bool = False) -> tuple[Label, ...]:
     """All runs for a lab: what its kinds of faults can do, each at so many of its places. Every tenth has no fault.
 
-    `seed` draws the places and how strong each fault is.
+    `seed` draws the places and how strong each fault is; with `probe` there are kinds that only probes can place.
     """
     found: list[Label] = []
-    for one in _wanted(topology, seed, places):
+    for one in _wanted(topology, (*_ROWS, *(_PROBED_ROWS if probe else ())), seed, places):
         if not _possible(one, topology, lab_kind):
             continue
         if len(found) % 10 == 9:  # noqa: PLR2004 - every tenth
@@ -146,9 +149,9 @@ def experiment(label: Label, topology: Topology, *, probe: bool = False) -> byte
 _Wanted = tuple[str, str, Mapping[str, str | float]]
 
 
-def _wanted(topology: Topology, seed: int, places: int) -> Iterator[_Wanted]:
+def _wanted(topology: Topology, rows: Sequence[_Row], seed: int, places: int) -> Iterator[_Wanted]:
     every = _places(topology)
-    for kind, where, ranges in _ROWS:
+    for kind, where, ranges in rows:
         drawn = random.Random(f"{seed}:{kind}:{ranges.get('direction')}")  # noqa: S311 - an experiment, no secret
         for target in drawn.sample(every[where], min(places, len(every[where]))):
             yield kind, target, {name: _drawn(drawn, within) for name, within in ranges.items()}

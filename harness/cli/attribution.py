@@ -95,7 +95,11 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
 @click.option(
     "--places", type=click.IntRange(min=1), default=3, show_default=True, help="Of each kind, at most so many places."
 )
-@click.option("--probe", is_flag=True, help="Probe the fabric beside the job, as [probe] in an experiment does.")
+@click.option(
+    "--probe",
+    is_flag=True,
+    help="Probe the fabric beside the job, as [probe] does; also delays, which only probes can place.",
+)
 @click.option("--plan", "only_plan", is_flag=True, help="List the runs, and do nothing.")
 @click.option(
     "--out",
@@ -114,7 +118,7 @@ def campaign(
     another seed is another campaign. `attribute` on what is below --out has the score.
     """
     inventory = session.inventory()
-    every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places)
+    every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
     wanted = campaign_module.in_turn(label for label in every if not only or label.kind in only)
     if only_plan:
         rows = [

@@ -71,7 +71,16 @@ def test_every_run_fits_the_lab_that_it_is_made_for(name):
         made = decode(campaign.experiment(one, topology), source=one.name)
         assert len(fit(made, topology, "soft").workload.ranks) == len(topology.hosts)
         assert made.probe is None
+        assert one.kind != "packet.delay", "nothing but probes tells where packets wait"
         assert decode(campaign.experiment(one, topology, probe=True), source=one.name).probe is not None
+
+
+def test_a_campaign_with_probes_has_what_only_they_can_place(lab):
+    plain, probed = (
+        campaign.labels(lab.topology, lab_kind="soft", seed=1, places=2, probe=probe) for probe in (False, True)
+    )
+    assert {one.kind for one in probed} - {one.kind for one in plain} == {"packet.delay"}
+    assert probed[: len(plain)] == plain
 
 
 def test_a_campaign_that_is_ended_early_has_seen_every_kind(labels):
