@@ -111,7 +111,7 @@ class _CaptureFile(Section, frozen=True, kw_only=True):
 
 
 class _ProbeFile(Section, frozen=True, kw_only=True):
-    rate: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 2.0
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 0.5
     qps: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
 
 

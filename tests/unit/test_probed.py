@@ -168,7 +168,7 @@ def test_a_fabric_that_loses_as_healthy_ones_do_has_no_such_time(seed):
 def test_an_experiment_asks_for_probes_by_an_empty_section_or_says_how_many():
     assert read(COLLECTIVE.format("all-reduce", "")).probe is None
     usual = read(COLLECTIVE.format("all-reduce", "[probe]")).probe
-    assert (usual.per_s, usual.qps) == (2.0, 4)
+    assert (usual.per_s, usual.qps) == (0.5, 4)
     chosen = read(COLLECTIVE.format("all-reduce", "[probe]\nrate = 10\nqps = 8")).probe
     assert (chosen.per_s, chosen.qps) == (10.0, 8)
 
