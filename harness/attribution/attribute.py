@@ -65,5 +65,5 @@ def attribute(run: Measurements, flights: Sequence[Flight] = (), trips: Sequence
     found += host_causes.storage(blind)
     found += host_causes.low_memory(blind, deltas)
     found += host_causes.busy(blind, deltas, {one.name.partition(":")[0] for one in found})
-    found = with_probes(blind.topology, found, trips, t0_ns=blind.t0_ns)
+    found = with_probes(blind, found, trips)
     return tuple(sorted(found, key=lambda one: -one.confidence)) or (NOTHING,)

@@ -5,8 +5,9 @@ take much longer than on like paths is *congestion* there, whatever makes them w
 host all of whose round trips are long is busy, for their times are taken by its processes (`traffic.rtt`). A link or a
 switch that loses datagrams is *loss* there, whoever else noticed; a host that loses all of its own is silent.
 
-They are looked at in windows, for a fault that lasts for a part of a run is thinned out over the whole of it. What is
-already found at a place gets what probes say as one more line of evidence, and is no second finding.
+They are looked at while the workload runs, in windows, for a fault that lasts for a part of a run is thinned out over
+the whole of it. What is already found at a place gets what probes say as one more line of evidence, and is no second
+finding; nor is a place that is hardly slower than others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 from harness.analysis.probe_lines import WINDOW_NS
 from harness.attribution.places import place_of_link, place_of_switch
 from harness.findings import Cause, Finding, Place
+from harness.record.measurements import Measurements
 from testbed.topology import Link, Topology
 from traffic import probed, rtt
 from traffic.metrics import percentile
@@ -28,6 +30,8 @@ from traffic.tomography import Suspect
 
 __all__ = ["with_probes"]
 
+_LEAST_TIMES = 3.0
+"""Of a machine with other work some place is now and then more than twice as slow as the others."""
 _SURE, _AT_HOST = 0.7, 0.5
 """How sure probes make us of a link or switch, and of a host; shared out among those they cannot tell."""
 
@@ -40,17 +44,21 @@ class _Said:
     causes: tuple[Cause, Cause]
     """Of a link or switch, and of a host."""
     words: str
+    weak: bool = False
+    """Evidence for what is known already, and none for anything new."""
 
 
-def with_probes(topology: Topology, found: Sequence[Finding], trips: Sequence[Trip], *, t0_ns: int) -> list[Finding]:
-    """The findings, with what the probes say; times are told from `t0_ns` on."""
+def with_probes(run: Measurements, found: Sequence[Finding], trips: Sequence[Trip]) -> list[Finding]:
+    """The findings, with what the probes say that were sent while the workload ran."""
     known = list(found)
-    for said in (*_losses(topology, trips, t0_ns), *_waits(topology, trips, t0_ns)):
+    topology, t0_ns = run.topology, run.t0_ns
+    during = [one for one in trips if t0_ns <= one.echo.sent_ns < run.end_ns]
+    for said in (*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)):
         names = {name for _, name in said.places} | {name.partition(":")[0] for _, name in said.places}
-        at = next((index for index, one in enumerate(known) if one.name in names), None)
+        at = next((index for index, one in enumerate(known) if names & {one.name, *_hosts_of(one)}), None)
         if at is not None:
             known[at] = msgspec.structs.replace(known[at], evidence=(*known[at].evidence, said.words))
-        elif said.places:
+        elif said.places and not said.weak:
             place, name = said.places[0]
             is_host = place == "rank"
             sure = (_AT_HOST if is_host else _SURE) / len(said.places)
@@ -58,6 +66,11 @@ def with_probes(topology: Topology, found: Sequence[Finding], trips: Sequence[Tr
                 Finding(cause=said.causes[is_host], place=place, name=name, confidence=sure, evidence=(said.words,))
             )
     return known
+
+
+def _hosts_of(one: Finding) -> Sequence[str]:
+    """The host of a link that a finding is of: what its probes say is of that link."""
+    return one.name.split(":")[1:2] if one.place == "host-link" else ()
 
 
 def _losses(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Said]:
@@ -95,6 +108,7 @@ def _waits(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Said]
                 places=_places(topology, worst),
                 causes=("congestion", "busy-host"),
                 words=f"{_words(worst, seen.paths)}; {when}",
+                weak=max(slow.times for slow, _ in windows) < _LEAST_TIMES,
             )
         )
     return said

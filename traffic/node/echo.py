@@ -1,8 +1,8 @@
 """Probes that are answered: datagrams with a number, sent back by the process at the other end, with the times of both.
 
 The prober keeps when it posted each probe and when it read its answer, the responder when it read the probe and when it
-posted the answer; each tells its own once a second, and nobody's clock is compared with another's (`traffic.rtt`). The
-number is the immediate of both datagrams. A responder that has `ANSWERS` of a connection under way answers no more.
+posted the answer; each tells its own every few seconds, and nobody's clock is compared with another's (`traffic.rtt`).
+The number is the immediate of both datagrams. A responder that has `ANSWERS` of a connection under way answers no more.
 
 Rows of `stamps` are (connection, number, ns, ns). A prober's are posted and read: a probe is told when its answer has
 come, or, with 0, when none has after `GIVE_UP_NS`; an answer that comes still later is told again. A responder's are
@@ -31,11 +31,12 @@ ANSWERED = 64
 GIVE_UP_NS = 2_000_000_000
 FORGET_NS = 30_000_000_000
 """An answer that is later than this finds nobody who waits for it."""
-TELL_NS = 1_000_000_000
+TELL_NS = 3_000_000_000
+"""Every line costs an emulated host some milliseconds."""
 
 
 class _Told:
-    """Rows that a task tells the controller once a second."""
+    """Rows that a task tells the controller now and then."""
 
     def __init__(self, task: EchoSender | EchoReceiver) -> None:
         self.task = task
@@ -106,6 +107,9 @@ class EchoSender(UnreliableSender):
         self.told.look(0, last=True)
         return {}
 
+    def sample(self, now_ns: int, *, last: bool = False) -> None:
+        """Nobody asks for the goodput of probes."""
+
     def close(self) -> None:
         super().close()
         self.answers.close()
@@ -156,6 +160,9 @@ class EchoReceiver(UnreliableReceiver):
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         self.idle[conn.number].append(wr_id)
+
+    def sample(self, now_ns: int, *, last: bool = False) -> None:
+        """As the prober's."""
 
     def tick(self, now_ns: int) -> None:
         super().tick(now_ns)

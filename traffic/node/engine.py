@@ -46,9 +46,10 @@ STOOD_NS = 500_000_000
 
 
 class Engine:
-    """The loop and what it serves."""
+    """The loop and what it serves; tasks are looked after every `tick_ns`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tick_ns: int = TICK_NS) -> None:
+        self.tick_ns = tick_ns
         self.selector = selectors.DefaultSelector()
         self.rnics: dict[str, Rnic] = {}
         self.tasks: dict[str, Task] = {}
@@ -66,7 +67,7 @@ class Engine:
     def run(self) -> None:
         """Serve until the controller says quit or is gone."""
         self.selector.register(0, selectors.EVENT_READ, self._readable)
-        due_ns = time.monotonic_ns() + TICK_NS
+        due_ns = time.monotonic_ns() + self.tick_ns
         looked_ns, ran_ns = time.monotonic_ns(), time.process_time_ns()
         while self.open:
             wakes = [task.wake_ns for task in self.tasks.values() if task.wake_ns is not None]
@@ -87,7 +88,7 @@ class Engine:
                 self.late.look()
                 for task in list(self.tasks.values()):
                     task.tick(now_ns)
-                due_ns = time.monotonic_ns() + TICK_NS
+                due_ns = time.monotonic_ns() + self.tick_ns
 
     def close(self) -> None:
         """Give everything back, tasks before the devices that they use."""
@@ -257,9 +258,9 @@ class Engine:
         self.open = False
 
 
-def main() -> None:
+def main(tick_ns: int = TICK_NS) -> None:
     """Entry point."""
-    engine = Engine()
+    engine = Engine(tick_ns)
     try:
         engine.run()
     except BrokenPipeError:  # nobody listens any more
