@@ -35,8 +35,10 @@ _STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
 """How sure long waits make us: of most ranks, of fewer."""
 _HANG_NS, _HUNG = 1_000_000_000, 0.9
 """Below that, a machine with other work to do explains it."""
-_WAITED, _TOLD = 0.3, 0.45
-"""A host is busy from that share of the run in which somebody waited, beyond the usual; and how sure that makes us."""
+_WAITED, _TOLD = ((2.0, 0.3), (1.5, 0.9)), 0.45
+"""A host is busy when its programs waited so many times as long as elsewhere, and beyond that for such a share of the
+run (those of several at one time add up): where all of them wait, as beside probes, it is more of that and fewer times.
+And how sure that makes us. A fault's own holder makes 1.9 times and 0.8 of an emulated host."""
 _STALLED_US, _SHORT = 200_000, 0.8
 """Waits for memory that a host does not have by itself; and how sure they make us."""
 _RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
@@ -201,11 +203,8 @@ def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
         return []
     worst = max(waits, key=lambda host: waits[host])
     usual_us = float(np.median([us for host, us in waits.items() if host != worst]))
-    if (
-        worst in known
-        or waits[worst] < 2 * usual_us
-        or waits[worst] - usual_us < _WAITED * (run.end_ns - run.t0_ns) / 1e3
-    ):
+    share = (waits[worst] - usual_us) / ((run.end_ns - run.t0_ns) / 1e3)
+    if worst in known or not any(waits[worst] >= times * usual_us and share >= least for times, least in _WAITED):
         return []
     words = f"{worst}: programs waited {waits[worst] / 1e6:.1f} s for a CPU, on the other hosts {usual_us / 1e6:.1f} s"
     return [Finding(cause="busy-host", place="rank", name=worst, confidence=_TOLD, evidence=(words,))]

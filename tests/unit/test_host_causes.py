@@ -113,6 +113,18 @@ def test_a_host_whose_programs_wait_for_a_cpu_is_told_with_little_confidence():
     assert (found.cause, found.name, found.confidence < 0.5) == ("busy-host", "host4", True)
 
 
+@pytest.mark.parametrize(("more", "said"), [(0.7, "nothing"), (1.1, "busy-host")])
+def test_where_all_programs_wait_it_takes_more_of_it_and_fewer_times(more, said):
+    """Beside probes: all wait for twice the time of the run, one half as long again, and some."""
+    network = Network(3).run()
+    lasting_us = network.measured(None, "").end_ns - network.measured(None, "").t0_ns
+    lasting_us //= 1000
+    for host in HOSTS:
+        network.counts[host, "cpu0.wait_us"] += round(1.8 * lasting_us)
+    network.counts["host2", "cpu0.wait_us"] += round(more * lasting_us)
+    assert attribute(network.measured(None, ""))[0].cause == said
+
+
 def test_what_a_gpus_driver_tells_of_errors_names_the_gpu():
     """By its address, and how often; one that no GPU of the inventory has is its host's."""
     run = synthetic_run()
