@@ -209,6 +209,9 @@ def _explained(link: Link | None, signs: Signs, known: Sequence[Finding], *, som
     causes = {one.cause for one in known}
     if link is not None and any(one.cause == "link-down" and one.name == link.name for one in known):
         return True
+    # What comes after a message that found no receive is a gap, too (RNR NAK, then go-back-N).
+    if link is not None and any(one.cause == "late-receives" and one.name == link.b.node for one in known):
+        return True
     if signs.gaps >= _FEW:
         return False
     if "link-down" in causes and not signs.lost_in:

@@ -156,6 +156,19 @@ def test_a_host_whose_receives_are_late_is_named(name):
     assert found(2) == []
 
 
+def test_the_gaps_behind_a_late_receive_are_no_loss_on_its_hosts_link():
+    """What was sent after the message that found no receive is thrown away, and sent again."""
+    network = Network(3).run()
+    network.counts["host4", "rxe0.out_of_seq_request"] += 40
+    network.counts["host2", "rxe0.rcvd_seq_err"] += 15
+    network.counts["host3", "rxe0.rcvd_seq_err"] += 20
+    (lost,) = attribute(network.measured(None, ""))
+    assert (lost.cause, lost.name) == ("loss", "rtsw2:host4:rxe0")
+    network.counts["host4", "rxe0.send_rnr_err"] += 40
+    (found,) = attribute(network.measured(None, ""))
+    assert (found.cause, found.name) == ("late-receives", "host4")
+
+
 def test_a_host_that_waits_for_memory_is_named():
     """A healthy one's programs hardly ever do; a little is nobody's trouble."""
     run = synthetic_run()
