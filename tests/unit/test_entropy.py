@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from testbed import inventory
 from testbed.shipped import inventories
 from traffic.entropy import datagram_sport, sport_of, udp_sport, ways
-from traffic.probe import _turned
+from traffic.probe_ways import _turned
 from traffic.results import Connection
 
 MADE = {"src": "host1:rxe0", "dst": "host3:rxe0", "src_ip": "10.77.1.1", "dst_ip": "10.77.2.1", "lqpn": 65, "rqpn": 65,
@@ -54,7 +54,7 @@ def test_ports_of_datagrams_are_in_the_dynamic_range(qpn):
 
 def test_a_datagram_goes_by_its_own_queue_pair_and_its_answer_by_that_of_who_answers():
     probe = Connection(index=0, **MADE | {"lqpn": 17, "rqpn": 18}, transport="ud")
-    (answer,) = _turned([probe])
+    answer = _turned(probe)
     assert (sport_of(probe), sport_of(answer)) == (datagram_sport(17), datagram_sport(18))
     assert sport_of(Connection(index=0, **MADE, transport="ud", flow_label=2)) == 0xC002, "on a rack"
     assert sport_of(Connection(index=0, **MADE, transport="uc")) == udp_sport(65, 65)
