@@ -203,8 +203,10 @@ def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
         return []
     worst = max(waits, key=lambda host: waits[host])
     usual_us = float(np.median([us for host, us in waits.items() if host != worst]))
-    share = (waits[worst] - usual_us) / ((run.end_ns - run.t0_ns) / 1e3)
-    if worst in known or not any(waits[worst] >= times * usual_us and share >= least for times, least in _WAITED):
+    beyond_us, run_us = waits[worst] - usual_us, (run.end_ns - run.t0_ns) / 1e3
+    if worst in known or not any(
+        waits[worst] >= times * usual_us and beyond_us > least * run_us for times, least in _WAITED
+    ):
         return []
     words = f"{worst}: programs waited {waits[worst] / 1e6:.1f} s for a CPU, on the other hosts {usual_us / 1e6:.1f} s"
     return [Finding(cause="busy-host", place="rank", name=worst, confidence=_TOLD, evidence=(words,))]
