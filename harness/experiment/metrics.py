@@ -204,7 +204,7 @@ _TABLE = (
         unit="count",
         about_faults=True,
         meaning="Growth of rcvd_seq_err (mlx5: packet_seq_err) on all RNICs: a sender got such a NAK and went back to "
-        "the lost PSN",
+        "the lost PSN. rxe does not count a NAK that acknowledges nothing: that for the first packet of a message",
     ),
 )
 

@@ -60,10 +60,13 @@ def test_results_stay_right_under_loss(lab, traffic, inject):
     assert result.outcome in ("completed", "recovered")
 
 
-def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject):
+@pytest.mark.parametrize(("place", "counted"), [(8, 1), (0, 0)], ids=["amid-a-message", "first-of-a-message"])
+def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, place, counted):
     """Exactly one data packet, named by destination QP and PSN, is lost once in the fabric.
 
-    The receiver sees one gap (one NAK), the sender goes back once, and no other queue pair of the port notices.
+    The receiver sees one gap (one NAK), the sender goes back once, and no other queue pair of the port notices. Of the
+    NAK, rxe counts only one that acknowledges something (rxe_comp.c, check_ack): before the first packet of a message
+    the message before it was acknowledged by its own ACK, so that its NAK is obeyed and not counted.
     """
     last = lab.topology.hosts[-1].name
     flow = traffic.flow("host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=30.0, qp=PATIENT)
@@ -74,7 +77,10 @@ def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject):
     # From here on: while a flow starts, switches resolve neighbours, and may lose packets of its first burst.
     before = counters.read(lab, ["host1", last])
     # Far enough ahead at this machine's speed, that the hop is armed well before the packet comes.
-    fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn=f"+{int(6 * packets) + 100}")
+    per_message = 65536 // PATIENT.mtu
+    sent = flow.psns()[struck.index][0] - struck.sq_psn
+    ahead = (sent + int(6 * packets)) // per_message * per_message + 10 * per_message + place
+    fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn=(struck.sq_psn + ahead) % (1 << 24))
     assert fault.arm().ok
     until(lambda: fault.observe()["count"])
     wait_s(1.0)
@@ -86,10 +92,10 @@ def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject):
     assert receipt.proved, receipt.doubts
     episode = {
         "gaps seen": moved[f"{last}/rxe0.out_of_seq_request"],
-        "NAKs received": moved["host1/rxe0.rcvd_seq_err"],
+        "NAKs counted": moved["host1/rxe0.rcvd_seq_err"],
         "goings back": moved["host1/rxe0.completer_retry_err"],
     }
-    assert episode == {"gaps seen": 1, "NAKs received": 1, "goings back": 1}
+    assert episode == {"gaps seen": 1, "NAKs counted": counted, "goings back": 1}
     assert result.outcome == "completed"
     assert not result.qp_errors
 
