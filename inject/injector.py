@@ -65,6 +65,7 @@ class Injector:
         """Faults of which nobody has seen the end, whose targets have to revert by themselves."""
         self._open: list[Prepared] = []
         self._opening = threading.Lock()
+        self._idle: list[Lease] = []
 
     def prepare(self, planned: PlannedFault, *, later: bool = False) -> Prepared:
         """Start the holder on its target and let it look: capability, ownership, the revert. Changes nothing.
@@ -122,6 +123,10 @@ class Injector:
         with contextlib.suppress(ValueError):
             self._open.remove(prepared)
 
+    def keep(self, lease: Lease) -> None:
+        """Let a holder that has reverted stand idle until all is over."""
+        self._idle.append(lease)
+
     def clear_all(self) -> tuple[Receipt, ...]:
         """Clear everything, last first; every fault is tried even if another one fails.
 
@@ -154,6 +159,10 @@ class Injector:
                 prepared.lease.let_go()
             self._open.clear()
             raise
+        finally:
+            for lease in self._idle:
+                lease.let_go()
+            self._idle.clear()
 
 
 class Prepared:
@@ -259,8 +268,12 @@ class Prepared:
         """
         return self.lease.in_our_time(self.lease.ask({"do": "observe"}))
 
-    def clear(self) -> Receipt:
-        """Revert, read back, and judge. A second call gives the same receipt. Never raises for what the lab did."""
+    def clear(self, *, keep_holder: bool = False) -> Receipt:
+        """Revert, read back, and judge. A second call gives the same receipt. Never raises for what the lab did.
+
+        With `keep_holder`, one that has reverted stands idle until the injector ends: the end of a unit takes an
+        emulated host two seconds, right when its recovery is measured.
+        """
         if self._receipt is not None:
             return self._receipt
         with self._injector.journal.doing("clear", fault=self.planned.id) as outcome:
@@ -290,7 +303,10 @@ class Prepared:
             )
             outcome |= {"receipt": self._receipt.to_json(), "doubts": list(doubts)}
         self._injector.audit("cleared" if cleared.ok else "not cleared", self.planned, detail=cleared.error or "")
-        self.lease.let_go()
+        if keep_holder and cleared.ok and cleared.by == "holder":
+            self._injector.keep(self.lease)
+        else:
+            self.lease.let_go()
         self._injector.forget(self)
         return self._receipt
 

@@ -305,7 +305,7 @@ def _with_faults(
         if ports:
             progress("fetching the captured packets")
             found.captured = capturing.stop()
-    found.after = counters.read(lab)
+        found.after = counters.read(lab)
 
 
 def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) -> list[Prepared]:
@@ -357,7 +357,7 @@ def _drive_all(
                 # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
                 at_ns = found.t0_ns + planned.at_ns
                 _drive(lab, prepared, at_ns, planned.duration_ns, running, watching.stopped, progress)
-            found.receipts[planned.id] = prepared.clear()
+            found.receipts[planned.id] = prepared.clear(keep_holder=True)
             progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
         except FaultbedError as error:
             found.errors.append(f"{planned.id}: {error}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from faults import KINDS, case
-from waiting import until
+from waiting import until, wait_s
 
 from inject.boots import boot_of
 from inject.channels import local_python
@@ -91,6 +91,26 @@ def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
         receipt = prepared.clear()
     assert receipt.cleared.ok, receipt.cleared.error
     assert receipt.cleared.by == "lease"
+
+
+def test_a_holder_that_has_reverted_may_stand_idle_until_its_injector_ends(lab, tmp_path):
+    """Its fault is gone at once, its unit only at the end: that costs an emulated host seconds amid its recovery."""
+    fault = case(lab, "throttle", for_s=300.0)
+    node = lab.carrier(fault.planned.place.node)
+
+    def stands(unit):
+        return node.run(["systemctl", "is-active", "--quiet", unit], check=False).rc == 0
+
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S / 2) as injector:
+        prepared = injector.prepare(fault.planned)
+        assert prepared.arm().ok
+        receipt = prepared.clear(keep_holder=True)
+        assert receipt.cleared.ok, receipt.cleared.error
+        assert fault.is_restored(lab)
+        assert injector.active() == ()
+        wait_s(TTL_S)
+        assert stands(prepared.lease.unit), "its lease ran out"
+    until(lambda: not stands(prepared.lease.unit))
 
 
 WITNESS = "/run/witness-of-lease"
