@@ -35,10 +35,10 @@ _STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
 """How sure long waits make us: of most ranks, of fewer."""
 _HANG_NS, _HUNG = 1_000_000_000, 0.9
 """Below that, a machine with other work to do explains it."""
-_WAITED, _TOLD = ((2.0, 0.3), (1.5, 0.9)), 0.45
+_WAITED, _TOLD = ((1.5, 0.3), (1.3, 0.6)), 0.45
 """A host is busy when its programs waited so many times as long as elsewhere, and beyond that for such a share of the
 run (those of several at one time add up): where all of them wait, as beside probes, it is more of that and fewer times.
-And how sure that makes us. A fault's own holder makes 1.9 times and 0.8 of an emulated host."""
+And how sure that makes us. A fault's own holder makes 1.3 times and 0.2 of an emulated host."""
 _STALLED_US, _SHORT = 200_000, 0.8
 """Waits for memory that a host does not have by itself; and how sure they make us."""
 _RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
