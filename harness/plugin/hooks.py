@@ -66,6 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--repeat", metavar="N", type=int, default=1, help="run every test that takes the lab N times")
     group.addoption(
+        "--repeat-slow", metavar="N", type=int, help="those of them that are marked slow N times (default: as --repeat)"
+    )
+    group.addoption(
         "--reset-each", action="store_true", help="reset the lab before every test, not only after one that failed"
     )
     group.addoption(
@@ -95,6 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tests in quarantine may fail until their day is over; after it they fail."""
     path = config.rootpath / str(config.getoption("--quarantine"))
     today = dt.datetime.now(dt.UTC).date()
+    _leave_rounds_out(config, items)
     try:
         entries = quarantine.read(path, today=today)
     except FaultbedError as error:
@@ -114,6 +118,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gone = [x.test for x in entries if x.test not in seen and x.test.partition("::")[0] in collected]
     if gone and not config.getoption("keyword") and not any("::" in argument for argument in config.args):
         raise pytest.UsageError(f"{path}: no such test: {', '.join(gone)}; remove the entry or correct its name")
+
+
+def _leave_rounds_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`--repeat-slow N`: what is marked slow, perhaps with some parameters only, has no more rounds than that."""
+    most = config.getoption("--repeat-slow")
+    if most is None:
+        return
+    rounds = {item: getattr(item, "callspec", None) for item in items if item.get_closest_marker("slow")}
+    gone = {item for item, call in rounds.items() if call is not None and call.params.get("_round", 0) >= most}
+    if gone:
+        config.hook.pytest_deselected(items=[item for item in items if item in gone])
+        items[:] = [item for item in items if item not in gone]
 
 
 def _takes_lab(item: pytest.Item) -> bool:

@@ -20,6 +20,38 @@ def test_a_fixture_that_is_only_called_lab_brings_no_lab_up(pytester):
     assert takes == {"test_own": False, "test_ours": True, "test_injects": True, "test_pure": False}
 
 
+SLOW = """
+import pytest
+
+@pytest.mark.slow
+def test_slow(lab): ...
+
+@pytest.mark.parametrize("name", ["easy", pytest.param("hard", marks=pytest.mark.slow)])
+def test_both(lab, name): ...
+
+@pytest.mark.slow
+def test_pure(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "slow", "quick", "pure"),
+    [((), 1, 1, 1), (("--repeat=3",), 3, 3, 1), (("--repeat=3", "--repeat-slow=1"), 1, 3, 1)],
+    ids=["once", "repeated", "slow-ones-once"],
+)
+def test_what_takes_the_lab_is_repeated_and_what_is_slow_less_often(pytester, options, slow, quick, pure):
+    pytester.makepyfile(test_slow=SLOW)
+    told = pytester.runpytest_inprocess("-q", "--collect-only", "-m", "", *options).outlines
+    names = [line.partition("::")[2] for line in told if "::" in line]
+    found = {
+        "slow": sum(name.startswith("test_slow") for name in names),
+        "hard": sum("hard" in name for name in names),
+        "quick": sum("easy" in name for name in names),
+        "pure": names.count("test_pure"),
+    }
+    assert found == {"slow": slow, "hard": slow, "quick": quick, "pure": pure}
+
+
 def test_a_lab_that_is_lost_is_opened_anew_by_the_next_test(monkeypatch):
     """A lab that went down came back on other ports, and 29 tests were run against the old ones."""
     opened = []
