@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from harness.cli.commands import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.verdict import ExitCode
 from testbed import inventory_audit
@@ -21,7 +22,7 @@ from testbed.lab import open_lab, open_machine
 __all__ = ["COMMANDS"]
 
 
-@click.group()
+@click.group(cls=Commands)
 def inventory() -> None:
     """Look at an inventory, or make one from live machines."""
 

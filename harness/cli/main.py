@@ -33,6 +33,7 @@ from harness.cli import (
     shrinking,
     watching,
 )
+from harness.cli.commands import Commands
 from harness.cli.context import Session
 from harness.verdict import ExitCode
 from testbed.errors import FaultbedError
@@ -48,15 +49,8 @@ State is kept in FAULTBED_HOME (~/.local/state/faultbed), images in FAULTBED_CAC
 """
 
 
-class _Group(click.Group):
-    """Keeps the order in which one needs the commands, instead of the alphabet's."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        return list(self.commands)
-
-
 @click.group(
-    cls=_Group, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.option(
     "--lab",

@@ -12,6 +12,7 @@ import click
 from rich.text import Text
 
 from harness.cli import rows_file
+from harness.cli.commands import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, out_option, record_options, write_record, write_rows
@@ -74,7 +75,7 @@ COLUMNS = (
 TELL_EVERY_S = 2.0
 
 
-@click.group()
+@click.group(cls=Commands)
 def traffic() -> None:
     """Make traffic without faults, and measure it as perftest and nccl-tests do.
 

@@ -182,3 +182,12 @@ def test_ctrl_c_while_the_commands_are_loaded_is_one_sentence(monkeypatch, capsy
         console.main()
     assert end.value.code == 3
     assert capsys.readouterr().err == "faultbed: interrupted before anything was started\n"
+
+
+@pytest.mark.parametrize("group", [(), ("traffic",), ("inventory",)], ids=["faultbed", "traffic", "inventory"])
+def test_the_list_of_commands_says_whole_sentences(group):
+    """On the narrow terminal that this is, click ended them amid a word."""
+    said = CliRunner().invoke(cli, [*group, "--help"], terminal_width=60).output
+    listed = said.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert listed
+    assert "..." not in listed.replace('"..."', "")
