@@ -21,10 +21,12 @@ import click
 
 from harness.bench import faults as bench_faults
 from harness.bench import packets as bench_packets
+from harness.bench import pages as bench_pages
 from harness.bench import soft_errors as bench_soft_errors
 from harness.bench import telemetry as bench_telemetry
 from harness.bench import traffic as bench_traffic
-from harness.cli.context import Session
+from harness.bench.rows import MISSED, REACHED, Row, mark, ratio
+from harness.cli.context import Session, styled
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
 from testbed import counters, fingerprint
@@ -37,11 +39,12 @@ from traffic import check, cost, schedules
 
 __all__ = ["main"]
 
+COLUMNS = ("what", "median", "spread", "goal", "")
 RESETS, RESUMES, REPEATS = 5, 3, 3
 PARTS = (
     *("packets", "soft-errors", "schedule", "lab", "flow", "rate", "collective", "mpi", "telemetry", "lease", "faults"),
 )
-SLOW = ("memory",)
+SLOW = ("memory", "report")
 TTL_S = 10.0
 LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("link.flap", "rtsw1:ctsw1", {}),
@@ -71,22 +74,18 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 @click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Of `faults`: single packets to lose.")
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
 def bench(*, cold: bool, drops: int, parts: tuple[str, ...]) -> None:
-    """Measure; all PARTS when none is named, but for `memory`, which takes ten minutes."""
+    """Measure; all PARTS when none is named, but for `memory` and `report`, which take ten minutes each."""
     session = Session(None)
     wanted = list(parts or PARTS)
-    columns = ("what", "median", "spread", "goal", "")
     if "packets" in wanted:  # needs no lab
         wanted.remove("packets")
-        session.table(columns, list(bench_packets.measure()))
-        session.out.print()
+        _show(session, list(bench_packets.measure()))
     if "soft-errors" in wanted:  # needs no lab
         wanted.remove("soft-errors")
-        session.table(columns, list(bench_soft_errors.measure()))
-        session.out.print()
+        _show(session, list(bench_soft_errors.measure()))
     if "schedule" in wanted:  # needs no lab
         wanted.remove("schedule")
-        session.table(("what", "slowest", "which", "goal", ""), list(_schedule()))
-        session.out.print()
+        _show(session, list(_schedule()), columns=("what", "slowest", "which", "goal", ""))
     if not wanted:
         return
     inventory = session.inventory()
@@ -96,32 +95,42 @@ def bench(*, cold: bool, drops: int, parts: tuple[str, ...]) -> None:
         f"{inventory.name}: {len(lifecycle.vms(inventory))} VMs, {lifecycle.status(inventory).accelerator}, "
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (a busy machine gives no numbers)"
     )
-    measures: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
+    measures: dict[str, Callable[[], Iterator[Row]]] = {
         "lab": lambda: _lab(inventory, cold=cold),
         "flow": lambda: _flow(inventory),
         "rate": lambda: _rate(inventory),
         "collective": lambda: _collective(inventory),
-        "mpi": lambda: _mpi(session, inventory),
+        "mpi": lambda: _mpi(inventory, told),
         "memory": lambda: _memory(inventory),
         "telemetry": lambda: _telemetry(inventory),
         "lease": lambda: _lease(inventory),
-        "faults": lambda: _faults(inventory, drops),
+        "faults": lambda: _faults(inventory, drops, told),
+        "report": lambda: bench_pages.measure(inventory, told),
     }
     failed = []
     for part in wanted:
-        rows: list[tuple[str, ...]] = []
+        rows: list[Row] = []
         try:
-            rows.extend(measures[part]())
+            with session.progress() as told:
+                told(f"measuring {part}")
+                for row in measures[part]():
+                    rows.append(row)
+                    told(": ".join(row[:2]))
         except FaultbedError as error:
             failed.append(part)
             session.err.print(f"{part}: {error}", soft_wrap=True)
-        session.table(columns, rows)
-        session.out.print()
+        _show(session, rows)
     if failed:
         raise SystemExit(f"not measured to their end: {', '.join(failed)}")
 
 
-def _schedule() -> Iterator[tuple[str, ...]]:
+def _show(session: Session, rows: Sequence[Row], *, columns: Sequence[str] = COLUMNS) -> None:
+    colours = {REACHED: "green", MISSED: "red"}
+    session.table(columns, [(*row[:-1], styled(row[-1], colours.get(row[-1], ""))) for row in rows])
+    session.out.print()
+
+
+def _schedule() -> Iterator[Row]:
     def checked(collective: str, algorithm: str) -> None:
         if said := check.faults(schedules.build(collective, algorithm, schedules.Shape(ranks=1024, group=8))):
             raise LabError(f"{collective} by {algorithm} is wrong: {said[0]}")
@@ -137,10 +146,10 @@ def _schedule() -> Iterator[tuple[str, ...]]:
         took = {pair: _computed(work, *pair) for pair in schedules.ALGORITHMS}
         slowest = max(took, key=took.__getitem__)
         which = f"{' by '.join(slowest)}, of {len(took)}"
-        yield what, f"{took[slowest]:.2f} s CPU", which, f"<= {most} s", _mark(reached=took[slowest] <= most)
+        yield what, f"{took[slowest]:.2f} s CPU", which, f"<= {most} s", mark(reached=took[slowest] <= most)
 
 
-def _lab(inventory: Inventory, *, cold: bool) -> Iterator[tuple[str, ...]]:
+def _lab(inventory: Inventory, *, cold: bool) -> Iterator[Row]:
     def nothing(_: str) -> None: ...
 
     if cold:
@@ -162,58 +171,54 @@ def _lab(inventory: Inventory, *, cold: bool) -> Iterator[tuple[str, ...]]:
     yield _row("up from the snapshot", resumes, "<= 10 s", 10)
 
 
-def _flow(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+def _flow(inventory: Inventory) -> Iterator[Row]:
     lifecycle.reset(inventory, lambda _: None)
     src, dst = bench_faults.ends(inventory.topology)
     with open_lab(inventory) as lab:
         rows = traffic_bench.against_perftest(lab, src=src, dst=dst)
     for row in rows:
         goal = 0.9 if row.message_bytes < 65536 else 0.95  # noqa: PLR2004 (the goals of the README)
-        yield _ratio(f"goodput / ib_write_bw, {row.message_bytes} B, {row.qps} QP", row.ratios, goal)
+        yield ratio(f"goodput / ib_write_bw, {row.message_bytes} B, {row.qps} QP", row.ratios, goal)
 
 
-def _telemetry(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+def _telemetry(inventory: Inventory) -> Iterator[Row]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
-        yield from bench_telemetry.measure(
-            lab, *bench_faults.ends(inventory.topology), lambda reached: _mark(reached=reached)
-        )
+        yield from bench_telemetry.measure(lab, *bench_faults.ends(inventory.topology))
 
 
-def _rate(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+def _rate(inventory: Inventory) -> Iterator[Row]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_rates(
-            lab, *bench_faults.ends(inventory.topology), _ratio, lambda reached: _mark(reached=reached)
-        )
+        yield from bench_traffic.measure_rates(lab, *bench_faults.ends(inventory.topology))
 
 
-def _mpi(session: Session, inventory: Inventory) -> Iterator[tuple[str, ...]]:
-    lifecycle.reset(inventory, lambda _: None)
-    with session.progress() as progress, open_lab(inventory) as lab:
-        yield from bench_traffic.measure_mpi(lab, lambda reached: _mark(reached=reached), progress)
-    lifecycle.reset(inventory, lambda _: None)
-
-
-def _memory(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+def _mpi(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_memory(lab, lambda reached: _mark(reached=reached))
+        yield from bench_traffic.measure_mpi(lab, progress)
+    lifecycle.reset(inventory, lambda _: None)
 
 
-def _collective(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+def _memory(inventory: Inventory) -> Iterator[Row]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_rings(lab, _ratio)
+        yield from bench_traffic.measure_memory(lab)
 
 
-def _faults(inventory: Inventory, drops: int) -> Iterator[tuple[str, ...]]:
+def _collective(inventory: Inventory) -> Iterator[Row]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
-        yield from bench_faults.measure(lab, drops=drops)
+        yield from bench_traffic.measure_rings(lab)
 
 
-def _lease(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+def _faults(inventory: Inventory, drops: int, progress: Callable[[str], None]) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_faults.measure(lab, progress, drops=drops)
+
+
+def _lease(inventory: Inventory) -> Iterator[Row]:
     for kind, target, params in LEASES:
         lifecycle.reset(inventory, lambda _: None)
         with open_lab(inventory) as lab:
@@ -264,25 +269,10 @@ def _timed(work: Callable[..., object], *arguments: object) -> float:
     return time.monotonic() - started
 
 
-def _row(what: str, seconds: Sequence[float], goal: str, most: float) -> tuple[str, ...]:
+def _row(what: str, seconds: Sequence[float], goal: str, most: float) -> Row:
     middle = sorted(seconds)[len(seconds) // 2]
     spread = f"{min(seconds):.1f}..{max(seconds):.1f} s, n={len(seconds)}"
-    return what, f"{middle:.1f} s", spread, goal, _mark(reached=middle <= most)
-
-
-def _ratio(what: str, ratios: Sequence[float], least: float) -> tuple[str, ...]:
-    middle = sorted(ratios)[len(ratios) // 2]
-    return (
-        what,
-        f"{middle:.2f}",
-        f"{min(ratios):.2f}..{max(ratios):.2f}, n={len(ratios)}",
-        f">= {least:g}",
-        _mark(reached=middle >= least),
-    )
-
-
-def _mark(*, reached: bool) -> str:
-    return "[green]reached[/green]" if reached else "[red]missed[/red]"
+    return what, f"{middle:.1f} s", spread, goal, mark(reached=middle <= most)
 
 
 def main() -> None:

@@ -11,10 +11,11 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.bench.rows import Row, mark
 from inject.injector import Injector, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec, PlannedFault, plan
@@ -38,11 +39,11 @@ SHARE, PACKETS, SIGMAS = 0.01, 100_000, 4.0
 _SHARE_S = 240.0
 
 
-def measure(lab: Lab, *, drops: int = DROPS) -> Iterator[tuple[str, ...]]:
-    """Rows of what, median, spread, goal and whether it is reached."""
+def measure(lab: Lab, progress: Callable[[str], None], *, drops: int = DROPS) -> Iterator[Row]:
+    """Rows of what, median, spread, goal and whether it is reached; what takes minutes is told as it goes."""
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl") as journal, _work(lab):
-        yield _exactness(lab, journal, drops)
-        yield _share(lab, journal)
+        yield _exactness(lab, journal, drops, progress)
+        yield _share(lab, journal, progress)
         yield from _onsets(lab, journal)
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl") as journal:
         yield _period(lab, journal)
@@ -85,7 +86,7 @@ def _fault(
     return plan(spec, lab.topology, lab_kind=lab.kind, index=index)
 
 
-def _exactness(lab: Lab, journal: Journal, drops: int) -> tuple[str, ...]:
+def _exactness(lab: Lab, journal: Journal, drops: int, progress: Callable[[str], None]) -> Row:
     """As many packets by their PSN as were asked for, some of them on the way at once: each one hit and one gap."""
     host, _, rnic = ends(lab.topology)[1].partition(":")
     hits = gaps = proved = 0
@@ -104,19 +105,21 @@ def _exactness(lab: Lab, journal: Journal, drops: int) -> tuple[str, ...]:
             gaps += _gaps(lab, host, rnic) - before
             hits += sum(receipt.fired.count for receipt in receipts)
             proved += sum(receipt.proved for receipt in receipts)
+            progress(f"{begin + len(batch)} of {drops} single packets: {hits} hits, {gaps} gaps, {proved} proved")
     reached = hits == gaps == proved == drops
     said = f"{hits} hits, {gaps} gaps, {proved} proved"
-    return f"{drops} single packets lost by QP and PSN", said, "", f"{drops} of each", _mark(reached=reached)
+    return f"{drops} single packets lost by QP and PSN", said, "", f"{drops} of each", mark(reached=reached)
 
 
-def _share(lab: Lab, journal: Journal) -> tuple[str, ...]:
+def _share(lab: Lab, journal: Journal, progress: Callable[[str], None]) -> Row:
     """A random share of so many packets, against the binomial distribution."""
     with Injector(lab, journal) as injector:
         prepared = injector.prepare(_fault(lab, 0, {"share": SHARE, "opcode": "data"}, for_s=_SHARE_S))
         prepared.arm()
         deadline = time.monotonic() + _SHARE_S
-        while (prepared.observe()["passed"] or 0) < PACKETS and time.monotonic() < deadline:
-            threading.Event().wait(1.0)
+        while (passed := prepared.observe()["passed"] or 0) < PACKETS and time.monotonic() < deadline:
+            progress(f"{passed:,} of {PACKETS:,} packets have passed the hop")
+            threading.Event().wait(5.0)
         receipt = prepared.clear()
     hit, passed = receipt.fired.count, receipt.fired.passed or 0
     if not passed:
@@ -125,7 +128,7 @@ def _share(lab: Lab, journal: Journal) -> tuple[str, ...]:
     said = f"{hit:,} of {passed:,} ({hit / passed:.3%}, {sigmas:+.1f} sigma)"
     reached = receipt.proved and passed >= PACKETS and abs(sigmas) <= SIGMAS
     goal = f"within {SIGMAS:g} sigma, of {PACKETS:,} or more"
-    return f"{SHARE:.0%} of packets lost at random", said, "", goal, _mark(reached=reached)
+    return f"{SHARE:.0%} of packets lost at random", said, "", goal, mark(reached=reached)
 
 
 def _gaps(lab: Lab, host: str, rnic: str) -> int:
@@ -139,7 +142,7 @@ def _when_hit(prepared: Prepared) -> Receipt:
     return prepared.clear()
 
 
-def _onsets(lab: Lab, journal: Journal) -> Iterator[tuple[str, ...]]:
+def _onsets(lab: Lab, journal: Journal) -> Iterator[Row]:
     """From the call that arms to the first packet lost, and from the call that clears to the rule gone."""
     onset_ms, clear_ms = [], []
     with Injector(lab, journal) as injector:
@@ -159,7 +162,7 @@ def _onsets(lab: Lab, journal: Journal) -> Iterator[tuple[str, ...]]:
     yield _row("command to the rule read back gone", clear_ms, 100)
 
 
-def _period(lab: Lab, journal: Journal) -> tuple[str, ...]:
+def _period(lab: Lab, journal: Journal) -> Row:
     """How far each flap of a train is from its place in it."""
     fault = _fault(lab, 0, {"period": _PERIOD_S, "duty": _DUTY}, kind="link.flap", for_s=FLAPS * _PERIOD_S)
     with Injector(lab, journal) as injector:
@@ -174,14 +177,10 @@ def _period(lab: Lab, journal: Journal) -> tuple[str, ...]:
     return _row(f"{FLAPS} flaps of {_PERIOD_S:g} s: off their place", late_ms[1:], 10, worst=True)
 
 
-def _row(what: str, found_ms: Sequence[float], most: float, *, worst: bool = False) -> tuple[str, ...]:
+def _row(what: str, found_ms: Sequence[float], most: float, *, worst: bool = False) -> Row:
     ordered = sorted(found_ms)
     middle = ordered[len(ordered) // 2]
     judged = ordered[-1] if worst else middle
     spread = f"{ordered[0]:.1f}..{ordered[-1]:.1f} ms, n={len(ordered)}"
     goal = f"{'each' if worst else 'median'} <= {most:g} ms"
-    return what, f"{middle:.1f} ms", spread, goal, _mark(reached=judged <= most)
-
-
-def _mark(*, reached: bool) -> str:
-    return "[green]reached[/green]" if reached else "[red]missed[/red]"
+    return what, f"{middle:.1f} ms", spread, goal, mark(reached=judged <= most)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.bench.rows import Row, mark
 from harness.packets.analysis import Analysis, analyse
 from testbed.errors import LabError
 from testbed.packets.bth import ACKNOWLEDGE, NAK_SEQUENCE, PSN_SPACE
@@ -111,7 +112,7 @@ def _flow(count: int, loss: float, rng: np.random.Generator) -> tuple[np.ndarray
     return psn, syndrome, np.cumsum(rng.integers(500, 1500, size=len(psn))), sum(losses[:-1])
 
 
-def measure() -> Iterator[tuple[str, ...]]:
+def measure() -> Iterator[Row]:
     """Rows for `python -m harness.bench packets`.
 
     Raises:
@@ -136,7 +137,7 @@ def measure() -> Iterator[tuple[str, ...]]:
             f"{middle:,.0f} /s",
             f"{min(rates):,.0f}..{max(rates):,.0f} /s, n={REPEATS}",
             ">= 300,000 /s",
-            "[green]reached[/green]" if middle >= 300_000 else "[red]missed[/red]",  # noqa: PLR2004 (the goal)
+            mark(reached=middle >= 300_000),  # noqa: PLR2004 (the goal)
         )
         yield _against_tshark(path, sorted(seconds)[REPEATS // 2])
 
@@ -147,7 +148,7 @@ def _hold_to_truth(analysis: Analysis, lost: int) -> None:
         raise LabError(f"{lost} packets were lost and no rule was broken, the checker says {found}")
 
 
-def _against_tshark(path: Path, ours_s: float) -> tuple[str, ...]:
+def _against_tshark(path: Path, ours_s: float) -> Row:
     what = "the same file: tshark's time for six fields of each packet / ours for all of it"
     if shutil.which("tshark") is None:
         return what, "not measured", "no tshark here", ">= 5", ""
@@ -160,5 +161,5 @@ def _against_tshark(path: Path, ours_s: float) -> tuple[str, ...]:
         f"{ratio:.1f}",
         "n=1",
         ">= 5",
-        "[green]reached[/green]" if ratio >= 5 else "[red]missed[/red]",  # noqa: PLR2004 (the goal)
+        mark(reached=ratio >= 5),  # noqa: PLR2004 (the goal)
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.analysis.soft_errors import Detector, detect
+from harness.bench.rows import Row, mark
 from harness.statistics import percentile_interval, share_interval
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def made_up(noise: Noise, iterations: int, rng: np.random.Generator, *, day: flo
     return slowed
 
 
-def measure() -> Iterator[tuple[str, ...]]:
+def measure() -> Iterator[Row]:
     """Rows for `python -m harness.bench soft-errors`."""
     for noise in NOISES:
         rng = np.random.default_rng(3)
@@ -91,7 +92,7 @@ def measure() -> Iterator[tuple[str, ...]]:
             f"{rate:.2f}",
             f"{1000 * sure.low:.2f}..{1000 * sure.high:.2f}, n={JOBS * FAULT_FREE:,}",
             "<= 1",
-            _mark(reached=rate <= 1),
+            mark(reached=rate <= 1),
         )
         for share in SHARES:
             found = np.array([_delay(noise, share, rng) for _ in range(HEALTHY)])
@@ -106,7 +107,7 @@ def measure() -> Iterator[tuple[str, ...]]:
                 f"{middle:.0f}" if middle < np.inf else f"> {AFTER}",
                 f"{100 * in_time:.0f} % within 60{spread}, n={HEALTHY}",
                 "<= 60" if share >= 0.02 else "",  # noqa: PLR2004 (the goal)
-                _mark(reached=bool(middle <= 60)) if share >= 0.02 else "",  # noqa: PLR2004
+                mark(reached=bool(middle <= 60)) if share >= 0.02 else "",  # noqa: PLR2004
             )
 
 
@@ -122,7 +123,3 @@ def _delay(noise: Noise, share: float, rng: np.random.Generator) -> float:
         if 1 in detector.slow:
             return index + 1.0
     return float("inf")
-
-
-def _mark(*, reached: bool) -> str:
-    return "[green]reached[/green]" if reached else "[red]missed[/red]"

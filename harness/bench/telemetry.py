@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from harness.bench.rows import Row, mark
 from harness.statistics import percentile_interval
 from testbed import telemetry
 from testbed.errors import LabError
@@ -33,7 +34,7 @@ LEVEL = 0.95
 _Span = tuple[int, int]
 
 
-def measure(lab: Lab, src: str, dst: str, mark: Callable[[bool], str]) -> Iterator[tuple[str, ...]]:
+def measure(lab: Lab, src: str, dst: str) -> Iterator[Row]:
     """Goodput of a flow while all machines are watched as in a run, over that right before or after.
 
     Raises:
@@ -57,7 +58,7 @@ def measure(lab: Lab, src: str, dst: str, mark: Callable[[bool], str]) -> Iterat
         raise LabError(f"bench: {PAIRS} pairs are too few for an interval")
     spread = f"{interval.low:.3f}..{interval.high:.3f} ({interval.level:.0%}), n={PAIRS}"
     goal = 1 - MOST_COST
-    yield "goodput watched / not watched", f"{middle:.3f}", spread, f">= {goal:g}", mark(middle >= goal)
+    yield "goodput watched / not watched", f"{middle:.3f}", spread, f">= {goal:g}", mark(reached=middle >= goal)
 
 
 def goodput_bps(samples: Sequence[Sample], span: _Span) -> float:

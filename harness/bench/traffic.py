@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
+from harness.bench.rows import Row, mark, ratio
 from testbed.errors import LabError
 from testbed.lab import Lab
 from testbed.paths import cache_dir
@@ -24,9 +25,6 @@ from traffic.plan import QpParams
 
 __all__ = ["measure_memory", "measure_mpi", "measure_rates"]
 
-Row = tuple[str, ...]
-Marked = Callable[[bool], str]
-
 RATE_BYTES = 64
 QPS = (1, 4, 16)
 QPS_BYTES = 65536
@@ -40,9 +38,7 @@ SETTLED_S = 60.0
 GROWTH_GOAL = 0.02
 
 
-def measure_rates(
-    lab: Lab, src: str, dst: str, ratio: Callable[[str, Sequence[float], float], Row], mark: Marked
-) -> Iterator[Row]:
+def measure_rates(lab: Lab, src: str, dst: str) -> Iterator[Row]:
     """Message rate and round trips at 64 B, and goodput of 1, 4 and 16 QPs, each over perftest's."""
     (rate,) = bench.against_perftest(lab, src=src, dst=dst, sizes=(RATE_BYTES,))
     yield ratio(f"message rate / ib_write_bw, {RATE_BYTES} B, 1 QP", rate.ratios, 0.7)
@@ -58,10 +54,10 @@ def measure_rates(
     spread = f"{min(trips):.2f}..{max(trips):.2f}, n={len(trips)}"
     middle = sorted(trips)[len(trips) // 2]
     what = f"round trip of a write, P50 / 2 x ib_write_lat P50, {bench.LATENCY_BYTES} B"
-    yield what, f"{middle:.2f}", spread, f"<= {LATENCY_GOAL}", mark(middle <= LATENCY_GOAL)
+    yield what, f"{middle:.2f}", spread, f"<= {LATENCY_GOAL}", mark(reached=middle <= LATENCY_GOAL)
 
 
-def measure_rings(lab: Lab, ratio: Callable[[str, Sequence[float], float], Row]) -> Iterator[Row]:
+def measure_rings(lab: Lab) -> Iterator[Row]:
     """Bus bandwidth of ring all-reduces over what flows around the same ring carry, each link, taking turns."""
     hosts = lab.topology.hosts[:4]
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in hosts)
@@ -80,7 +76,7 @@ def measure_rings(lab: Lab, ratio: Callable[[str, Sequence[float], float], Row])
         yield ratio(what, found, RING_GOAL)
 
 
-def measure_mpi(lab: Lab, mark: Marked, progress: Callable[[str], None]) -> Iterator[Row]:
+def measure_mpi(lab: Lab, progress: Callable[[str], None]) -> Iterator[Row]:
     """Time of Open MPI over ours, by transport; a transport that does not run here is told as such."""
     folder = cache_dir() / "open-mpi"
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,8 +94,8 @@ def measure_mpi(lab: Lab, mark: Marked, progress: Callable[[str], None]) -> Iter
         for row in rows:
             what = f"time of Open MPI ({transport}) / ours, {row.collective} ({row.algorithm}) of {row.size_bytes} B"
             took = f"{row.mpi_ns / 1e6:.1f} / {row.ours_ns / 1e6:.1f} ms"
-            wanted = row.size_bytes >= ENOUGH_BYTES
-            yield what, f"{row.ratio:.2f}", took, ">= 1" if wanted else "", mark(row.ratio >= 1) if wanted else ""
+            judged = (">= 1", mark(reached=row.ratio >= 1)) if row.size_bytes >= ENOUGH_BYTES else ("", "")
+            yield what, f"{row.ratio:.2f}", took, *judged
 
 
 def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
@@ -121,7 +117,7 @@ def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
     return what, f"{sorted(ratios)[len(ratios) // 2]:.2f}", spread, "", ""
 
 
-def measure_memory(lab: Lab, mark: Marked, *, seconds: float = MEMORY_S) -> Iterator[Row]:
+def measure_memory(lab: Lab, *, seconds: float = MEMORY_S) -> Iterator[Row]:
     """Growth of the engines' resident sets while they reduce for so long."""
     hosts = [host.name for host in lab.topology.hosts[:4]]
     spec = CollectiveSpec(
@@ -153,7 +149,7 @@ def measure_memory(lab: Lab, mark: Marked, *, seconds: float = MEMORY_S) -> Iter
             f"{growth:+.1%}",
             spread,
             goal,
-            mark(growth <= GROWTH_GOAL),
+            mark(reached=growth <= GROWTH_GOAL),
         )
 
 

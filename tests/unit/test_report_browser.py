@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-import chromium
 import pytest
 from finished_run import finished
 from recorded import RECORDED
 from synthetic_run import T0, synthetic_run
 from test_compare_report import otherwise, with_loads
 
+from harness.bench import chromium
 from harness.report import compare_page as compare_report
 from harness.report import run_page as report
 from harness.report.compare import compare

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, spoken to over two pipes (the DevTools protocol), for tests of pages.
+"""A real Chromium without a window, spoken to over two pipes (the DevTools protocol), for tests and bench of pages.
 
 It is started with a profile folder of its own, and ended, by its process group, with that folder.
 """
@@ -16,6 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from testbed.errors import LabError
+
+__all__ = ["Browser", "browser", "installed"]
 
 TIMEOUT_S = 120.0
 """For one answer: an emulated or busy machine takes its time."""
@@ -45,8 +49,10 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
         answer = self._until(lambda heard: heard.get("id") == self._asked)
-        assert "error" not in answer, f"{method}: {answer['error']}"
-        return answer["result"]
+        if "error" in answer:
+            raise LabError(f"Chromium, {method}: {answer['error']}")
+        result: dict[str, Any] = answer["result"]
+        return result
 
     def open(self, page: Path, *, width: int, height: int = 900) -> None:
         """Show a page in a viewport of this width, and wait until it is loaded."""
@@ -62,7 +68,8 @@ class Browser:
     def value(self, expression: str) -> Any:
         """What an expression is in the page. The page's own policy forbids its scripts, not the debugger's."""
         answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
+        if "exceptionDetails" in answer:
+            raise LabError(f"Chromium, {expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
     def _until(self, wanted: Any) -> dict[str, Any]:
@@ -70,16 +77,18 @@ class Browser:
         while True:
             while b"\0" in self._heard:
                 one, _, self._heard = self._heard.partition(b"\0")
-                message = json.loads(one)
+                message: dict[str, Any] = json.loads(one)
                 if message.get("method") == "Network.requestWillBeSent":
                     self.requested.append(message["params"]["request"]["url"])
                 if wanted(message):
                     return message
             left = deadline - time.monotonic()
-            assert left > 0, f"Chromium did not answer within {TIMEOUT_S:g} s"
+            if left <= 0:
+                raise LabError(f"Chromium did not answer within {TIMEOUT_S:g} s")
             if select.select([self._in], [], [], left)[0]:
                 more = os.read(self._in, 1 << 16)
-                assert more, "Chromium has ended"
+                if not more:
+                    raise LabError("Chromium has ended")
                 self._heard += more
 
 

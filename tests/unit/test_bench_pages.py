@@ -1,0 +1,30 @@
+"""The bench: its ten-minute run can be planned, and its tables say words."""
+
+from __future__ import annotations
+
+import itertools
+
+from harness.bench.__main__ import _show
+from harness.bench.pages import with_faults
+from harness.bench.rows import ratio
+from harness.cli.context import Session
+from harness.experiment.file import decode
+from harness.run.loop import decide
+from testbed.inventory import load
+from testbed.shipped import inventory_named
+
+
+def test_the_ten_minutes_have_a_fault_each_minute_and_time_to_settle():
+    source = with_faults()
+    decided = decide(decode(source.encode(), source="x"), source.encode(), load(inventory_named("soft")))
+    at_s = [fault.at_ns / 1e9 for fault in decided.plan.faults]
+    assert len(at_s) >= 8
+    assert all(later - earlier >= 60 for earlier, later in itertools.pairwise(at_s))
+    assert at_s[-1] <= 540
+
+
+def test_whether_a_goal_is_reached_is_a_word_in_its_colour(capsys):
+    """It was `[green]reached[/green]`, from when tables took what they are given for markup."""
+    _show(Session(None), [ratio("a / b", [0.9, 1.0, 1.1], 1.0), ratio("b / a", [0.9, 0.9, 1.1], 1.0)])
+    out = capsys.readouterr().out
+    assert ("reached" in out, "missed" in out, "[" in out) == (True, True, False)
