@@ -3,16 +3,14 @@
 The rules, in the order in which they are applied:
 
 1. An error of the harness itself is a check with verdict ERROR, and the run is an ERROR.
-2. Every planned fault is a check of its own. It is PASS when the fault provably fired: armed by readback,
-fired count
+2. Every planned fault is a check of its own. It is PASS when the fault provably fired: armed by readback, fired count
    above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback.
    Everything else, including no receipt at all, is INCONCLUSIVE: the question was never put.
-3. Every expectation is a check. No value: INCONCLUSIVE. Inside the bound: PASS. Outside: FAIL. A censored
-value (the
-   truth is at least it) fails a maximum that it already exceeds and is INCONCLUSIVE otherwise.
-4. A check whose metric is *about faults* is INCONCLUSIVE, whichever way it fell, unless the faults it is
-about
-   provably fired. A check that is not (wrong data is wrong data) stands.
+3. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
+   INCONCLUSIVE without one. A count or a name, and a share of which all is asked: PASS inside the bound, FAIL outside.
+   A censored value (the truth is at least it) fails a maximum that it already exceeds, else it is INCONCLUSIVE.
+4. A check whose metric is *about faults* is INCONCLUSIVE, whichever way it fell, unless the faults it is about provably
+   fired. A check that is not (wrong data is wrong data) stands.
 5. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it.
 6. The run's verdict is the worst of its checks (`verdict.worst`); a run without any check is INCONCLUSIVE.
 """
@@ -115,6 +113,8 @@ def _bound_check(
     rule = _SIGNS[sign]
     if value is None or observation is None:
         verdict = Verdict.INCONCLUSIVE
+    elif sign == "min" and metric.most is not None and bound == metric.most:
+        verdict = _compare(sign, value, bound, censored=observation.censored)
     elif (interval := _deciding(sign, observation)) is not None and not isinstance(bound, str):
         verdict = decide("max" if sign == "max" else "min", bound, interval)
         rule, detail = f"{rule}, {interval.rule}", f"{detail}; {interval}"

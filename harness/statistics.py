@@ -42,6 +42,7 @@ __all__ = [
     "Interval",
     "decide",
     "mean_interval",
+    "percentile_bounds",
     "percentile_interval",
     "ratio_interval",
     "resolution",
@@ -198,17 +199,30 @@ def percentile_interval(values: Floats, percent: float, *, level: float = LEVEL)
 
     None: so few values that the outermost ones do not hold it with this probability.
     """
-    ordered = np.sort(values)
-    count, share, tail = len(ordered), percent / 100, (1 - level) / 2
-    if count == 0 or not 0 < share < 1:
+    found = percentile_bounds(values, percent, independent=len(values), level=level)
+    return found if found is not None and found.low > -math.inf and found.high < math.inf else None
+
+
+def percentile_bounds(
+    values: Floats, percent: float, *, independent: int, level: float = LEVEL, least: float = -math.inf
+) -> Interval | None:
+    """The same of values of which only so many are `independent`, as those of one request are alike.
+
+    Where the outermost values do not hold the percentile, the interval reaches to `least` or to infinity: such a one
+    may still lie wholly on the wrong side of a bound. None: no values.
+    """
+    ordered, share, tail = np.sort(values), percent / 100, (1 - level) / 2
+    if not 0 < independent <= len(ordered) or not 0 < share < 1:
         return None
-    below = np.cumsum(_binomial(count, share, count))
+    below = np.cumsum(_binomial(independent, share, independent))
     first = int(np.searchsorted(below, tail, side="right")) - 1
     last = int(np.searchsorted(below, 1 - tail, side="left"))
-    if first < 0 or last >= count:
-        return None
-    words = f"order statistics {first + 1} and {last + 1} of {count}"
-    return Interval(low=float(ordered[first]), high=float(ordered[last]), level=level, method=words)
+    each = len(ordered) / independent
+    low = least if first < 0 else float(ordered[math.floor(first * each)])
+    high = math.inf if last >= independent else float(ordered[math.ceil((last + 1) * each) - 1])
+    places = " and ".join([*([] if first < 0 else [f"{first + 1}"]), *([] if last >= independent else [f"{last + 1}"])])
+    words = f"order statistics {places} of {independent}" if places else f"{independent} are too few for either end"
+    return Interval(low=low, high=high, level=level, method=words)
 
 
 def _noise_of_mean(noise: Floats, *, count: int, draws: int, block: int | None = None) -> tuple[int, Floats]:

@@ -16,12 +16,13 @@ sides share that start, but neither the iterations nor the bytes afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.analysis.timeline import Baseline, Impact, finished_iterations
 from harness.record.measurements import Measurements
+from harness.statistics import Interval, mean_interval
 
 __all__ = ["Ettr", "ettr"]
 
@@ -34,7 +35,7 @@ class Ettr:
     """Of a job: `ratio` of `wall_ns` was productive, in `iterations` of `healthy_ns` each.
 
     `lost_ns` are what faults cost, `storage_ns` what an iteration waits for storage, on average. `predicted` is None
-    where goodput has no fault-free start.
+    where goodput has no fault-free start. `noise` is how well `healthy_ns` is known, in ns; None: too few iterations.
     """
 
     iterations: int
@@ -43,11 +44,20 @@ class Ettr:
     lost_ns: float
     storage_ns: float
     predicted: float | None
+    noise: Interval | None = None
 
     @property
     def ratio(self) -> float:
         """Productive time over wall time; noise may lift it above 1."""
         return self.iterations * self.healthy_ns / self.wall_ns
+
+    @property
+    def interval(self) -> Interval | None:
+        """How well `ratio` is known: as well as the time that an iteration takes when nothing is wrong."""
+        if self.noise is None:
+            return None
+        share = self.iterations / self.wall_ns
+        return replace(self.noise, low=share * self.noise.low, high=share * self.noise.high)
 
 
 def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *, first_fault_ns: int) -> Ettr | None:
@@ -64,7 +74,8 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     healthy = begins + lengths <= first_fault_ns
     if int(healthy.sum()) < _ENOUGH:
         return None
-    alone_ns, wall_ns = float((lengths - storage)[healthy].mean()), end_ns - int(begins[0])
+    alone = (lengths - storage)[healthy].astype(np.float64)
+    alone_ns, wall_ns = float(alone.mean()), end_ns - int(begins[0])
     lost_ns = 0.0 if base is None else sum(one.lost_bytes / base.mean * 1e9 for one in impacts)
     waits_ns = float(storage.mean())
     return Ettr(
@@ -74,4 +85,5 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
         lost_ns=lost_ns,
         storage_ns=waits_ns,
         predicted=None if base is None else (1 - lost_ns / wall_ns) / (1 + waits_ns / alone_ns),
+        noise=mean_interval(alone, of="fault-free iterations"),
     )

@@ -12,11 +12,13 @@ import numpy as np
 
 from harness import statistics
 from harness.analysis import timeline
-from harness.record.measurements import Measurements, RankSeries
+from harness.record.measurements import Measurements, RankSeries, Serving
 from harness.statistics import Interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from harness.analysis.ettr import Ettr
 
 __all__ = ["disturbed", "find", "iteration_times", "operation_times"]
 
@@ -26,9 +28,15 @@ def find(
     whole: timeline.Goodput | None,
     base: timeline.Baseline | None,
     impacts: Mapping[str, timeline.Impact],
+    training: Ettr | None = None,
 ) -> dict[str, Interval]:
     """Intervals by metric, for those that have one in this run."""
-    found: dict[str, Interval | None] = {"jct_ratio": _jct(run, impacts), "busbw.mean": _busbw(run)}
+    found: dict[str, Interval | None] = {
+        "jct_ratio": _jct(run, impacts),
+        "busbw.mean": _busbw(run),
+        "ettr": None if training is None else training.interval,
+        **({} if run.serving is None else _serving(run.serving)),
+    }
     if whole is not None:
         bits = whole.bytes_per_s * 8 / 1e9
         found["goodput.mean"] = statistics.mean_interval(bits, of="bins of goodput")
@@ -106,6 +114,21 @@ def _busbw(run: Measurements) -> Interval | None:
         return None
     middle = float(times.mean())
     return Interval(low=mean * middle / interval.high, high=mean * middle / interval.low, method=interval.method)
+
+
+def _serving(serving: Serving) -> dict[str, Interval | None]:
+    """Requests are taken for independent of each other; the tokens of one request are not: it is slow or it is not."""
+    asked, tokens = len(serving.ttft_ns), [time_ns for one in serving.tpot_ns for time_ns in one]
+    found: dict[str, Interval | None] = {}
+    for name, times_ns in (("ttft", serving.ttft_ns), ("tpot", tokens)):
+        times = np.array(times_ns, dtype=np.float64) / 1e9
+        for percent in (50, 99):
+            alone = min(asked, len(times))
+            interval = statistics.percentile_bounds(times, percent, independent=alone, least=0.0)
+            found[f"{name}.p{percent}"] = interval
+    if serving.slo_attainment is not None and asked:
+        found["slo_attainment"] = statistics.share_interval(round(serving.slo_attainment * asked), asked)
+    return found
 
 
 def _recoveries(run: Measurements, step_ns: int, impacts: Mapping[str, timeline.Impact]) -> dict[str, Interval | None]:

@@ -76,7 +76,7 @@ def observe(run: Measurements) -> Observed:
         **observations.rnic_counters(run),
         **observations.captured_packets(run),
     }
-    found = intervals.find(run, whole, base, impacts)
+    found = intervals.find(run, whole, base, impacts, training)
     return Observed(
         metrics={name: replace(one, interval=found.get(name)) for name, one in metrics.items()},
         goodput=whole,

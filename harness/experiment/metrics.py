@@ -7,7 +7,8 @@ provably fire, a check on such a metric is INCONCLUSIVE whichever way its number
 metrics (wrong data is wrong data) keeps its own verdict.
 
 `is_noisy` marks performances that come out otherwise each time: one number of them decides nothing. Where a run was too
-short to know their interval, a check on them is INCONCLUSIVE, wherever that number fell.
+short to know their interval, a check on them is INCONCLUSIVE, wherever that number fell. `most` is the highest that a
+share can be: a bound that asks for that is about what happened in this run, and needs no interval.
 
 Absolute rates are refused as bounds on a soft lab: its numbers are ratios within one run, never Gb/s.
 """
@@ -38,6 +39,7 @@ class Metric:
     meaning: str
     about_faults: bool = False
     is_noisy: bool = False
+    most: float | None = None
 
 
 _RECOVERY = (
@@ -91,13 +93,32 @@ _TABLE = (
         unit="s",
         meaning="Longest time that a rank waited for a checkpoint to be stored",
     ),
-    Metric(name="ttft.p50", unit="s", meaning="Time to first token of an inference job's requests: median"),
-    Metric(name="ttft.p99", unit="s", meaning="Time to first token of an inference job's requests: 99th percentile"),
-    Metric(name="tpot.p50", unit="s", meaning="Time from token to token on the slowest rank: median of all tokens"),
-    Metric(name="tpot.p99", unit="s", meaning="Time from token to token on the slowest rank: 99th percentile"),
+    Metric(
+        name="ttft.p50", unit="s", is_noisy=True, meaning="Time to first token of an inference job's requests: median"
+    ),
+    Metric(
+        name="ttft.p99",
+        unit="s",
+        is_noisy=True,
+        meaning="Time to first token of an inference job's requests: 99th percentile",
+    ),
+    Metric(
+        name="tpot.p50",
+        unit="s",
+        is_noisy=True,
+        meaning="Time from token to token on the slowest rank: median of all tokens",
+    ),
+    Metric(
+        name="tpot.p99",
+        unit="s",
+        is_noisy=True,
+        meaning="Time from token to token on the slowest rank: 99th percentile",
+    ),
     Metric(
         name="slo_attainment",
         unit="ratio",
+        is_noisy=True,
+        most=1.0,
         meaning="Share of an inference job's requests that kept slo_ttft and, in the mean of their tokens, slo_tpot",
     ),
     Metric(name="qp_errors", unit="count", meaning="Queue pairs that went into the error state"),
@@ -127,6 +148,7 @@ _TABLE = (
         name="ettr",
         unit="ratio",
         about_faults=True,
+        is_noisy=True,
         meaning="Effective training time ratio: iterations finished times the time of one in the fault-free start, "
         "over the wall time",
     ),

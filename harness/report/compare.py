@@ -122,6 +122,8 @@ def _row(name: str, unit: str, left: Observation, right: Observation, floor: Noi
         return replace(row, ratio=ratio, why="it happened once in each run; only repeats can compare it")
     if not (left.interval and right.interval) or left.censored or right.censored:
         return replace(row, ratio=ratio)
+    if math.inf in (left.interval.high, right.interval.high):
+        return replace(row, ratio=ratio, why="too few values for an upper end of the interval")
     own = statistics.ratio_interval(right.interval, left.interval, ratio)
     interval = _widened(name, own, floor)
     why = str(interval) if interval else "one of the intervals reaches to 0"

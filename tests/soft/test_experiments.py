@@ -62,7 +62,7 @@ for = "3s"
 set = { rate = 2 }
 
 [[expect]]
-metric = "ttft.p99"
+metric = "ttft.p50"
 max = "60s"
 
 [[expect]]

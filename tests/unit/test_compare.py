@@ -14,6 +14,7 @@ from test_noise import without_faults
 from harness.analysis.noise import NoiseFloor, Spread
 from harness.cli.main import cli
 from harness.experiment.plan import Plan
+from harness.record.measurements import Serving
 from harness.report import history
 from harness.report.compare import _says, compare, differences
 from harness.report.history import Past, regressions
@@ -115,6 +116,17 @@ def test_less_bandwidth_is_a_regression_and_more_is_none():
     runs = [past(number, **{"busbw.mean": value}) for number, value in enumerate([10.0, 10.1, 9.9, 10.05])]
     assert len(regressions([*runs, past(9, **{"busbw.mean": 7.0})])) == 1
     assert regressions([*runs, past(9, **{"busbw.mean": 13.0})]) == ()
+
+
+def test_a_percentile_whose_upper_end_nobody_knows_compares_nothing():
+    serving = Serving(ttft_ns=tuple(range(10**9, 10**9 + 16)), tpot_ns=((10**8, 10**8),) * 16, slo_attainment=None)
+    run = msgspec.structs.replace(synthetic_run(), serving=serving)
+    rows = {row.metric: row for row in compare(run, run)}
+    assert rows["ttft.p50"].interval is not None
+    assert (rows["ttft.p99"].interval, rows["ttft.p99"].why) == (
+        None,
+        "too few values for an upper end of the interval",
+    )
 
 
 @pytest.mark.parametrize("name", ["ettr", "slo_attainment", "goodput.mean"])

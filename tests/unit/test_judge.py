@@ -14,6 +14,7 @@ from harness.experiment import plan as plans
 from harness.experiment.file import Expectation
 from harness.experiment.metrics import METRICS, lookup
 from harness.judge import check_expectation, judge
+from harness.record.measurements import Serving
 from harness.statistics import Interval
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, unproven, worst
 
@@ -53,12 +54,61 @@ def test_an_interval_decides_and_is_told(bound, verdict):
 
 
 @pytest.mark.parametrize("value", [0.5, 1.5])
-@pytest.mark.parametrize("name", ["jct_ratio", "goodput.mean", "busbw.mean", "dip", "goodput_min_ratio"])
+@pytest.mark.parametrize("name", [metric.name for metric in METRICS.values() if metric.is_noisy])
 def test_one_number_of_a_performance_decides_nothing(name, value):
     """Two iterations took half of the twin's time, and that passed; seven took a tenth more, and that failed."""
     (check,) = check_expectation(at_most(name, 1.0), Observation(value=value, detail="2 iterations"), ())
     assert check.verdict is INCONCLUSIVE
     assert "too few values" in check.detail
+
+
+def served(*ttft_s, kept=1.0):
+    """An inference job whose requests waited so long for their first token, and a tenth for each of three others."""
+    times = [round(1e9 * time_s) for time_s in ttft_s]
+    tokens = tuple((time // 10,) * 3 for time in times)
+    serving = Serving(ttft_ns=tuple(times), tpot_ns=tokens, slo_attainment=kept)
+    return msgspec.structs.replace(synthetic_run(), serving=serving, faults=())
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound", "requests", "expected"),
+    [
+        ("ttft.p50", 2.0, 20, PASS),
+        ("ttft.p50", 1.0, 20, INCONCLUSIVE),
+        ("ttft.p50", 0.4, 20, FAIL),
+        ("ttft.p50", 2.0, 4, INCONCLUSIVE),
+        ("ttft.p99", 2.0, 20, INCONCLUSIVE),
+        ("ttft.p99", 0.4, 20, FAIL),
+        ("ttft.p99", 2.0, 600, PASS),
+        ("tpot.p50", 0.2, 20, PASS),
+        ("tpot.p99", 0.2, 20, INCONCLUSIVE),
+    ],
+)
+def test_a_percentile_of_requests_is_decided_by_as_many_as_there_were(metric, bound, requests, expected):
+    """From 0.5 to 1.5 s; a fifth of a hundred requests knows a median, and of the slowest only that it is not quick."""
+    run = served(*(0.5 + number / (requests - 1) for number in range(requests)))
+    checks = {check.name: check.verdict for check in verdict_of(run, at_most(metric, bound)).checks}
+    assert checks[metric] is expected
+
+
+@pytest.mark.parametrize(
+    ("least", "kept", "requests", "expected"),
+    [
+        (1.0, 1.0, 16, PASS),
+        (1.0, 15 / 16, 16, FAIL),
+        (0.9, 1.0, 16, INCONCLUSIVE),
+        (0.9, 1.0, 60, PASS),
+        (0.9, 0.5, 16, FAIL),
+    ],
+)
+def test_a_share_of_requests_is_decided_by_its_interval_unless_all_are_asked_for(least, kept, requests, expected):
+    run = served(*([1.0] * requests), kept=kept)
+    (check,) = (
+        check
+        for check in verdict_of(run, Expectation(metric=lookup("slo_attainment", []), minimum=least)).checks
+        if check.name == "slo_attainment"
+    )
+    assert check.verdict is expected, check.detail
 
 
 def test_what_is_censored_is_not_decided_by_an_interval():

@@ -158,6 +158,27 @@ def test_percentiles_hold_the_truth_as_often_as_they_say():
     assert statistics.percentile_interval(np.arange(5.0), 99) is None
 
 
+def test_what_one_request_makes_alike_is_not_counted_twice():
+    """Tokens of one request are slow together: as if they were independent, the interval misses the truth often."""
+    rng, missed = np.random.default_rng(3), {20: 0, 20 * 30: 0}
+    for _ in range(300):
+        tokens = (rng.exponential(size=(20, 1)) + 0.01 * rng.normal(size=(20, 30))).ravel()
+        for independent in missed:
+            one = statistics.percentile_bounds(tokens, 50, independent=independent)
+            missed[independent] += not one.low <= np.log(2) <= one.high
+    assert missed[20] <= 6
+    assert missed[20 * 30] > 100
+
+
+def test_where_the_outermost_values_do_not_hold_a_percentile_an_end_is_open():
+    """Sixteen requests say nothing of how long the slowest in a hundred takes, but that it takes as long as these."""
+    high = statistics.percentile_bounds(np.arange(1.0, 17.0), 99, independent=16, least=0.0)
+    assert (high.low > 10, high.high) == (True, np.inf)
+    low = statistics.percentile_bounds(np.arange(1.0, 17.0), 1, independent=16, least=0.0)
+    assert (low.low, low.high < 7) == (0.0, True)
+    assert statistics.percentile_bounds(np.zeros(0), 50, independent=0) is None
+
+
 def test_widening_adds_the_spread_between_runs():
     interval = statistics.widened(Interval(low=0.99, high=1.01, method="m"), 0.05, source="the lab's noise floor")
     assert interval.high == pytest.approx(np.exp(np.hypot(0.01, 2.5758 * 0.05)), rel=1e-3)
