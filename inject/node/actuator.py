@@ -19,7 +19,7 @@ class Actuator(Protocol):
 
     Four more that some have: `aim(qp, psn, ahead)` before arming, for what is only known then; `lay()` when armed, for
     what takes long and hurts nobody, so that `on` comes at its moment (`off` undoes both); `tick(now_ns)` while on;
-    `wait_with(alive)` first of all, where `prepare` or `off` may take longer than a holder may be silent.
+    `wait_with(alive)` first of all, where `prepare`, `lay` or `off` may take longer than a holder may be silent.
     """
 
     @property

@@ -64,14 +64,14 @@ class DetourActuator(HopActuator):
     def lay(self) -> None:
         """The way, on which nothing goes yet: on a switch that forwards all day its commands take seconds."""
         self._laid = True
-        run(["ip", "link", "add", self._via, "up", "type", "ifb"])
+        run(["ip", "link", "add", self._via, "up", "type", "ifb"], alive=self._alive)
         lines = [f"qdisc add dev {self._via} root {self._queue}"]
         if self._hook == "egress":
             lines += [
                 f"qdisc add dev {self._device} clsact",
                 f"filter add dev {self._device} egress {_FILTER.format(mark=self._mark, via=self._via)}",
             ]
-        run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+        run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n", alive=self._alive)
 
     def on(self) -> None:
         """The rule that sends packets on the way."""

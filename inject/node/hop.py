@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
@@ -75,6 +76,11 @@ class HopActuator:
         self._psn: int | None = None
         self._nft: Any = None
         self._counters: Netlink | None = None
+        self._alive: Callable[[], None] = lambda: None
+
+    def wait_with(self, alive: Callable[[], None]) -> None:
+        """Call `alive` now and then while a way is laid: a switch that forwards all day takes seconds for a command."""
+        self._alive = alive
 
     def prepare(self) -> dict[str, Any]:
         """Load libnftables in the namespace and have the kernel check the rules without keeping them."""

@@ -52,7 +52,7 @@ class TamperActuator(HopActuator):
     def lay(self) -> None:
         """The device, to which nothing is sent yet."""
         self._laid = True
-        run(["ip", "link", "add", self._via, "mtu", "65000", "up", "type", "dummy"])
+        run(["ip", "link", "add", self._via, "mtu", "65000", "up", "type", "dummy"], alive=self._alive)
 
     def on(self) -> None:
         """Who reads the device, then the rule."""

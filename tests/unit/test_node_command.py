@@ -1,0 +1,45 @@
+"""Commands of a holder: they are waited for by one who is alive, and all that goes wrong is an OSError."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from inject.node.command import run
+
+
+def test_who_waits_for_a_command_tells_that_he_is_alive():
+    """The kernel of a busy switch takes seconds for a device; its watchdog took the holder for dead meanwhile."""
+    told = []
+    assert (
+        run(["sh", "-c", "read line; sleep 1.2; echo $line"], stdin="heard\n", alive=lambda: told.append(1))
+        == "heard\n"
+    )
+    assert len(told) >= 2
+
+
+def test_a_quick_one_takes_no_longer_and_long_output_is_whole():
+    told = []
+    assert len(run([sys.executable, "-c", "print('x' * 300_000)"], alive=lambda: told.append(1))) == 300_001
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["sh", "-c", "echo broken >&2; exit 3"], "ended with 3: broken"),
+        (["sleep", "30"], "did not end within 1 s"),
+        (["/no/such/program"], "No such file"),
+    ],
+)
+def test_what_goes_wrong_is_an_oserror(argv, says):
+    with pytest.raises(OSError, match=says):
+        run(argv, timeout_s=1)
+
+
+def test_an_error_of_who_waits_ends_the_command():
+    def fail():
+        raise ValueError("no longer")
+
+    with pytest.raises(ValueError, match="no longer"):
+        run(["sleep", "30"], alive=fail)
