@@ -247,7 +247,7 @@ class Prepared:
                 learned["psn"] = int(answer["readback"]["psn"])
             self._armed = Armed(
                 ok=bool(answer["readback"]["applied"]),
-                while_on=self._witnesses.states(key for key, _ in self.planned.while_on),
+                while_on=self._states_while_on(),
                 at_ns=self.lease.offset.to_controller(answer["at_ns"]),
                 clock_error_ns=self.lease.offset.error_ns,
                 readback=answer["readback"],
@@ -259,6 +259,14 @@ class Prepared:
                 "readback": self._armed.readback,
             }
         return self._armed
+
+    def _states_while_on(self) -> dict[str, int | None]:
+        """States by another way than through the holder; none when its window was over before they could be read."""
+        wanted = dict(self.planned.while_on)
+        found = self._witnesses.states(wanted)
+        if found != wanted and self.lease.ask({"do": "observe"})["state"] == "over":
+            return {}
+        return found
 
     def observe(self) -> dict[str, Any]:
         """What it has done so far: `state`, `on`, `count`, `first_ns`, `last_ns`, `edges`, in controller time.

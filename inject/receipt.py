@@ -173,8 +173,11 @@ def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
         for key, value in planned.shows.items()
         if armed.readback.get(key) not in (value, [value])
     ]
+    late = "could not be read before the fault was over: give it a longer window"
     return elsewhere + [
-        f"{key} was {armed.while_on.get(key)} while the fault was on, was to be {value}"
+        f"{key} was {armed.while_on[key]} while the fault was on, was to be {value}"
+        if key in armed.while_on
+        else f"{key} {late}"
         for key, value in planned.while_on
         if key not in armed.while_on or armed.while_on[key] != value
     ]

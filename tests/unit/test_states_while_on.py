@@ -1,0 +1,47 @@
+"""States beside a fault that say whether it was there: read too late, they say nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from inject.injector import Prepared
+from inject.plan import FaultSpec, plan
+from inject.receipt import Armed, judge_fired
+from testbed.inventory import load
+from testbed.shipped import inventory_named
+
+TOPOLOGY = load(inventory_named("soft")).topology
+PLANNED = plan(
+    FaultSpec(kind="host.cpu-steal", target="host2", for_s=3.0, params={"share": 0.5}), TOPOLOGY, lab_kind="soft"
+)
+BUSY = "host2/hogs.running"
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "kept"),
+    [
+        ({BUSY: 1}, "active", {BUSY: 1}),
+        ({BUSY: 0}, "active", {BUSY: 0}),
+        ({BUSY: 0}, "over", {}),
+        ({BUSY: 1}, "over", {BUSY: 1}),
+    ],
+)
+def test_what_was_read_after_the_end_is_no_look_at_the_fault(seen, state, kept):
+    """A robbed host answers late: three seconds were over, and it was said that nobody had robbed it."""
+    prepared = SimpleNamespace(
+        planned=PLANNED,
+        _witnesses=SimpleNamespace(states=lambda _: seen),
+        lease=SimpleNamespace(ask=lambda _: {"state": state}),
+    )
+    assert Prepared._states_while_on(prepared) == kept
+
+
+@pytest.mark.parametrize(
+    ("while_on", "says"), [({}, "give it a longer window"), ({BUSY: 0}, "was 0 while the fault was on")]
+)
+def test_the_receipt_says_which_of_both_it_was(while_on, says):
+    armed = Armed(ok=True, readback={"applied": True, **PLANNED.shows}, while_on=while_on)
+    _, doubts = judge_fired(PLANNED, armed=armed, observed={"count": 1}, before={}, after={})
+    assert any(says in one for one in doubts), doubts
