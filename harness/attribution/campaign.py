@@ -23,8 +23,9 @@ __all__ = ["Label", "experiment", "in_turn", "labels"]
 AT_S, FOR_S, DURATION_S = 6, 3, 16
 _SIZE_BYTES = 256 << 10
 """Or a little less: all ranks give each other the same number of elements of four bytes."""
-_LONGER_S = {"host.memory-pressure": 14}
-"""Memory is taken bit by bit, on a busy machine 30 MiB a second."""
+_LONGER_S = {"host.memory-pressure": 14, "host.cpu-steal": 6, "congestion.late-receives": 8}
+"""Memory is taken bit by bit, on a busy machine 30 MiB a second; a robbed host takes seconds to tell how it is; and a
+rank has eight receives posted ahead."""
 _BRISK_BYTES = 16 << 10
 _BRISK = frozenset({"congestion.late-receives"})
 """Of a job that computes for most of the time, receives that are late are there when they are needed."""
@@ -60,7 +61,7 @@ _ROWS: tuple[_Row, ...] = (
     ("switch.bgp-reset", "switch", {}),
     ("switch.reboot", "switch", {}),
     ("switch.withdraw", "rtsw", {}),  # the others announce nothing that a job talks to
-    ("congestion.late-receives", "host", {"late": (1000, 2000)}),
+    ("congestion.late-receives", "host", {"late": (4000, 8000)}),
 )
 """Kinds that a job must not notice (clock-step, disk-full, drain, hash-policy, freeze) leave nothing to attribute."""
 _PROBED_ROWS: tuple[_Row, ...] = (("packet.delay", "link", {"delay": (100, 300), "direction": "to"}),)
