@@ -18,6 +18,7 @@ __all__ = ["carriers", "control_plane", "packets", "withdrawn"]
 _AWAY = frozenset({"hung-rank", "host-reboot"})
 """Causes by which a host no longer answers its peers."""
 _HALF = 0.5
+_SOMEWHERE = 0.4
 _FEW = 3
 """Gaps fewer than these may follow from a link that went down."""
 
@@ -120,6 +121,8 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
         )
     best = match(run, signs.losses(), among=run.topology.links, hosts=True)
     best = match_gaps(run, signs, among=run.topology.links, other=best)
+    if best is None and not (known or found):
+        return _lost_within(run, deltas, signs)
     if best is None or _explained(best.link, signs, known, some_died=some_died):
         return found
     if best.link is None:
@@ -140,6 +143,21 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
             )
         )
     return found
+
+
+def _lost_within(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
+    """A switch that took in more than it sent out, where no RNIC tells on which of its ways: it was too little.
+
+    Only where it is known how much of that was the switch's own: what BGP says over link-local addresses is a dozen
+    packets more at one switch, and a dozen less at its neighbour.
+    """
+    known = {name: count for name, count in signs.lost_in.items() if "ip6.InDelivers" in deltas.get(name, {})}
+    if not known:
+        return []
+    name = max(known, key=lambda one: known[one])
+    words = f"{name}: {known[name]:,} packets came in and did not go out; the RNICs do not tell which ones"
+    place = place_of_switch(run.topology, name)
+    return [Finding(cause="loss", place=place, name=name, confidence=_SOMEWHERE, evidence=(words,))]
 
 
 def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +30,7 @@ import numpy as np
 from harness.record.measurements import Connection, Deltas, Measurements
 from testbed.counters import MLX5
 from testbed.topology import Link
+from traffic.results import QpError
 
 __all__ = ["Match", "Signs", "crosses", "match", "out_of_retries"]
 
@@ -48,9 +50,13 @@ _LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "passed": _FEW, 
 """Below it, the largest count of a sign says nothing; gaps and NAKs no busy machine makes by itself."""
 _MARKS = ("mark", "passed")
 _LOST_FEW = 10
+_ITS_OWN = ("InDelivers", "OutRequests")
 _OUT, _IN, _WIRE = 1.2, 1.15, 1.4
 """How much a link is preferred where packets went missing: on the way out of a switch, on the way in, on the wire."""
 _SILENT = 1.25
+_APART_NS, _ONE_PLACE, _MOMENT = 1_000_000_000, 0.7, 1 / 3
+"""Queue pairs lost farther apart have another reason; of which share a place must be an end, or on the way; and next to
+a moment when many died, one of fewer than such a share of them is none."""
 _ACKS = 0.4
 _LEAST = 0.6
 _NEAR, _ALIKE = 0.05, 1e-6
@@ -94,8 +100,7 @@ class Signs:
             for switch in run.topology.switches
             if "ip.InCEPkts" in deltas.get(switch.name, {})
         }
-        dead = frozenset((one.endpoint, one.peer) for one in run.qps_lost if one.status == _RETRIES_EXCEEDED)
-        return cls(counts=counts, dead=dead, lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas))
+        return cls(counts=counts, dead=_dead(run), lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas))
 
     @property
     def gaps(self) -> float:
@@ -156,9 +161,12 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
             elif lossy in (u, v):
                 likeness *= _OUT if lossy == u else _IN
             found.append((likeness, link, ""))
-    if hosts and signs.gaps < _FEW and not signs.lost_in and not signs.lost_on:
-        names = {one.dst.partition(":")[0] for one in run.connections}
-        found += [(_SILENT * _cosine(seen, _silent(run, host, signs)), None, host) for host in sorted(names)]
+    if hosts and signs.gaps < _FEW:
+        found += [
+            (_SILENT * _cosine(seen, _silent(run, host, signs)), None, host)
+            for host in sorted({one.dst.partition(":")[0] for one in run.connections})
+            if not _lost_towards(run, host, signs)
+        ]
     best = max(found, key=lambda one: one[0], default=None)
     if best is None or best[0] < _LEAST:
         return None
@@ -236,6 +244,41 @@ def _unfit(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None)
     return float(np.linalg.norm(lost @ best.clip(min=0.0) - counted)) / size
 
 
+def _dead(run: Measurements) -> frozenset[tuple[str, str]]:
+    """From which RNIC to which one queue pairs ran out of retries, at moments when one place can be the reason.
+
+    Of many that die at once between all hosts the reason is none of the network: the machine beneath stood still.
+    """
+    ways = {(one.src, one.dst): one.path for one in run.connections}
+    moments: list[list[QpError]] = []
+    for one in sorted(run.qps_lost, key=lambda lost: lost.time_ns):
+        if one.status != _RETRIES_EXCEEDED:
+            continue
+        if not moments or one.time_ns - moments[-1][-1].time_ns > _APART_NS:
+            moments.append([])
+        moments[-1].append(one)
+    placed: list[list[tuple[str, str]]] = []
+    for moment in moments:
+        pairs = [(one.endpoint, one.peer) for one in moment]
+        places: Counter[frozenset[str]] = Counter()
+        for src, dst in pairs:
+            path = ways.get((src, dst), ())
+            places.update({frozenset((end.partition(":")[0],)) for end in (src, dst)})
+            places.update({frozenset(link) for link in itertools.pairwise(path)})
+        if max(places.values()) >= _ONE_PLACE * len(pairs):
+            placed.append(pairs)
+    most = max(map(len, placed), default=0)
+    return frozenset(pair for pairs in placed if len(pairs) >= _MOMENT * most for pair in pairs)
+
+
+def _lost_towards(run: Measurements, host: str, signs: Signs) -> bool:
+    """Whether packets went missing at the switches of a host's own links, or on these: that is no host that hangs."""
+    links = run.topology.links_of(host)
+    return any(link.other(host).node in signs.lost_in for link in links) or any(
+        host in (near, far) for near, far in signs.lost_on
+    )
+
+
 def _silent(run: Measurements, host: str, signs: Signs) -> dict[_Key, float]:
     found: dict[_Key, float] = {}
     for one in run.connections:
@@ -280,9 +323,10 @@ def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
         ports = [link.end(switch.name).netdev for link in run.topology.links_of(switch.name)]
         if any(seen.get(f"{port}.carrier_changes", 0) for port in ports):
             continue
-        received = sum(seen.get(f"{port}.rx_packets", 0) for port in ports) - seen.get("ip.InDelivers", 0)
-        sent = sum(seen.get(f"{port}.tx_packets", 0) for port in ports) - seen.get("ip.OutRequests", 0)
-        # Neighbour discovery has no counter, and the ports are read one after the other.
+        taken, given = (sum(seen.get(f"{layer}.{name}", 0) for layer in ("ip", "ip6")) for name in _ITS_OWN)
+        received = sum(seen.get(f"{port}.rx_packets", 0) for port in ports) - taken
+        sent = sum(seen.get(f"{port}.tx_packets", 0) for port in ports) - given
+        # ARP has no counter, and the ports are read one after the other.
         if received - sent > _LOST_FEW + received // 5000:
             found[switch.name] = received - sent
     return found

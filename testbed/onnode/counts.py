@@ -52,6 +52,8 @@ _STATS64 = struct.Struct("=8Q")
 _STATS_NAMES = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", None, None, "rx_dropped", "tx_dropped")
 _LINK_NUMBERS = {4: "mtu", 33: "carrier", 35: "carrier_changes", 47: "carrier_up_count", 48: "carrier_down_count"}
 _IP = frozenset({"InCEPkts", "InECT1Pkts", "InDelivers", "InNoRoutes", "FragFails", "OutRequests"})
+_IP6 = frozenset({"Ip6InDelivers", "Ip6OutRequests"})
+"""What switches talk among themselves, where BGP runs over link-local addresses: RFC 4293, too."""
 _TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
 """What is kept of the IP and TCP layers (RFC 4293, RFC 4022, the kernel's IpExt): a namespace has its own."""
 
@@ -257,6 +259,10 @@ def _protocols() -> Counts:
     for path in ("/proc/net/snmp", "/proc/net/netstat"):
         with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
             yield from protocol_counts(file.read())
+    with contextlib.suppress(FileNotFoundError), open("/proc/net/snmp6", encoding="ascii") as file:
+        yield from (
+            (f"ip6.{name.removeprefix('Ip6')}", int(value)) for name, value in map(str.split, file) if name in _IP6
+        )
     with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/fib_multipath_hash_policy", encoding="ascii") as file:
         yield "ip.hash_policy", int(file.read())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from ipaddress import ip_interface
 
 import msgspec
@@ -150,6 +151,39 @@ def test_what_died_on_a_link_that_was_down_is_no_second_finding():
     assert [one.cause for one in attribute(with_dead(run, TO_HOST1))] == ["link-down"]
     elsewhere = [pair for pair in ((one.src[:5], one.dst[:5]) for one in connections()) if "host3" in pair]
     assert len(attribute(with_dead(run, elsewhere))) == 2
+
+
+def test_queue_pairs_that_die_all_at_once_between_all_hosts_name_nobody():
+    """The machine beneath stood still for a moment; what dies later, towards one host, is another matter."""
+    everywhere = list(itertools.permutations(HOSTS, 2))
+    run = with_dead(Network(7).run().measured(None, ""), everywhere)
+    assert attribute(run) == (NOTHING,)
+    later = with_dead(run, TO_HOST1).qps_lost
+    both = (*run.qps_lost, *(replace(one, time_ns=one.time_ns + 6 * 10**9) for one in later))
+    assert attribute(msgspec.structs.replace(run, qps_lost=both)) == attribute(with_dead(run, TO_HOST1))
+    stray = replace(with_dead(run, [("host3", "host4")]).qps_lost[0], time_ns=run.end_ns)
+    several = with_dead(run, OF_HOST1)
+    with_stray = msgspec.structs.replace(several, qps_lost=(*several.qps_lost, stray))
+    assert attribute(with_stray) == attribute(several), "one that died alone, at another time"
+
+
+def test_packets_missing_at_a_switch_far_from_a_host_that_hangs_do_not_clear_it():
+    network = Network(7).run()
+    network.counts["rtsw2", "host3-rxe0.rx_packets"] += 170
+    found = attribute(with_dead(network.measured(None, ""), TO_HOST1))
+    assert [(one.cause, one.name) for one in found] == [("silent-host", "host1")]
+
+
+def test_packets_that_a_switch_keeps_are_a_loss_in_it_where_nobody_else_says_anything():
+    """Twenty of a queue that is too short, all of them ends of messages: no gap, and timers as everywhere."""
+    network = Network(4).run()
+    network.counts["rtsw2", "host3-rxe0.rx_packets"] += 200
+    assert attribute(network.measured(None, "")) == (NOTHING,), "its own packets may be as many: nobody counted them"
+    for number, switch in enumerate(network.topology.switches):
+        network.counts[switch.name, "ip6.InDelivers"] += 40 + number
+        network.counts[switch.name, "ip6.OutRequests"] += 40 + number
+    (found,) = attribute(network.measured(None, ""))
+    assert (found.cause, found.name, found.confidence < 0.5) == ("loss", "rtsw2", True)
 
 
 def test_marks_are_placed_before_the_first_node_that_sees_them():
