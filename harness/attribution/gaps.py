@@ -21,7 +21,7 @@ from harness.attribution.signatures import Match, Signs, crosses
 from harness.record.measurements import Measurements
 from testbed.topology import Link
 
-__all__ = ["match_gaps"]
+__all__ = ["match_gaps", "match_kept"]
 
 _LEAST = 2
 """Gaps; a single one may be of a route that moved."""
@@ -66,6 +66,38 @@ def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other:
         f"by the queue pairs that cross each link it is {100 * share:.0f} % likely this one",
     )
     return Match(link=link, host="", likeness=share, evidence=words)
+
+
+def match_kept(run: Measurements, signs: Signs, switch: str) -> tuple[Link, float] | None:
+    """On which way out of a switch that kept packets they were lost, and how likely; None: nobody tells.
+
+    Where it is known that packets were lost and in which switch, one gap, NAK or dead queue pair is enough.
+    """
+    gaps, naks = (
+        {end: round(count) for (sign, end), count in signs.counts.items() if sign == wanted and count}
+        for wanted in ("gap", "nak")
+    )
+    if not (gaps or naks or signs.dead):
+        return None
+    ends = {end for sign, end in signs.counts if sign == "gap"}
+    every = len(run.connections)
+    found: list[tuple[float, Link]] = []
+    for link in run.topology.links_of(switch):
+        far = link.other(switch).node
+        out = [(one.src, one.dst) for one in run.connections if crosses(one, switch, far, rnic=link.rnic)]
+        back = [(one.src, one.dst) for one in run.connections if crosses(one, far, switch, rnic=link.rnic)]
+        if not out:
+            continue
+        likely = _log(gaps, [dst for _, dst in out], ends) + _log(naks, [src for src, _ in out], ends)
+        for pair in signs.dead:  # its data was lost, or the ACKs for what came the other way
+            hit = pair in out or pair in back
+            likely += math.log((1 - _STRAY) * hit / len({*out, *back}) + _STRAY / every)
+        found.append((likely, link))
+    if not found:
+        return None
+    best, link = max(found, key=lambda one: one[0])
+    share = 1 / sum(math.exp(one - best) for one, _ in found)
+    return (link, share) if share > _LEAST_SHARE else None
 
 
 def _log(counted: dict[str, int], ends: list[str], every: set[str]) -> float:

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.attribution.gaps import match_gaps
+from harness.attribution.gaps import match_gaps, match_kept
 from harness.attribution.places import place_of_link, place_of_switch
 from harness.attribution.signatures import Signs, crosses, match, out_of_retries
 from harness.findings import Finding, Place
@@ -122,7 +122,7 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
     best = match(run, signs.losses(), among=run.topology.links, hosts=True)
     best = match_gaps(run, signs, among=run.topology.links, other=best)
     if best is None and not (known or found):
-        return _lost_within(run, deltas, signs)
+        return _lost_within(run, signs)
     if best is None or _explained(best.link, signs, known, some_died=some_died):
         return found
     if best.link is None:
@@ -145,18 +145,25 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
     return found
 
 
-def _lost_within(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
+def _lost_within(run: Measurements, signs: Signs) -> list[Finding]:
     """A switch that took in more than it sent out, where no RNIC tells on which of its ways: it was too little.
 
     Only where it is known how much of that was the switch's own: what BGP says over link-local addresses is a dozen
     packets more at one switch, and a dozen less at its neighbour.
     """
-    known = {name: count for name, count in signs.lost_in.items() if "ip6.InDelivers" in deltas.get(name, {})}
-    if not known:
+    if not signs.kept:
         return []
-    name = max(known, key=lambda one: known[one])
-    words = f"{name}: {known[name]:,} packets came in and did not go out; the RNICs do not tell which ones"
+    name = max(signs.kept, key=lambda one: signs.lost_in[one])
+    words = f"{name}: {signs.lost_in[name]:,} packets came in and did not go out"
+    if (kept := match_kept(run, signs, name)) is not None:
+        link, likely = kept
+        place, evidence = (
+            place_of_link(run.topology, link),
+            f"by gaps, NAKs and dead queue pairs {likely:.0%} likely here",
+        )
+        return [Finding(cause="loss", place=place, name=link.name, confidence=0.8 * likely, evidence=(words, evidence))]
     place = place_of_switch(run.topology, name)
+    words += "; the RNICs do not tell which ones"
     return [Finding(cause="loss", place=place, name=name, confidence=_SOMEWHERE, evidence=(words,))]
 
 

@@ -49,8 +49,9 @@ _FEW = 3
 _LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "passed": _FEW, "gap": 2, "nak": 2}
 """Below it, the largest count of a sign says nothing; gaps and NAKs no busy machine makes by itself."""
 _MARKS = ("mark", "passed")
-_LOST_FEW = 10
-_ITS_OWN = ("InDelivers", "OutRequests")
+_LOST_FEW, _KEPT_FEW = 10, 3
+"""Packets more or less at a switch; and at one that counts its own ones: then it is one or none."""
+_ITS_OWN, _IS_EXACT = ("InDelivers", "OutRequests"), "ip6.InDelivers"
 _OUT, _IN, _WIRE = 1.2, 1.15, 1.4
 """How much a link is preferred where packets went missing: on the way out of a switch, on the way in, on the wire."""
 _SILENT = 1.25
@@ -69,13 +70,14 @@ class Signs:
     """What was counted, by (sign, `host1:rxe0`); packets with CE marks that a switch took in by ("passed", `ctsw1`).
 
     `dead`: from which RNIC to which one queue pairs ran out of retries, however often they were rebuilt in vain.
-    `lost_in`: by how much a switch took in more packets than it sent out; `lost_on`: how many a link took in and did
-    not deliver, by the nodes that it leads from and to.
+    `lost_in`: by how much a switch took in more packets than it sent out, `kept` those of which it is known exactly;
+    `lost_on`: how many a link took in and did not deliver, by the nodes that it leads from and to.
     """
 
     counts: Mapping[_Key, float]
     dead: frozenset[tuple[str, str]] = frozenset()
     lost_in: Mapping[str, int] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
     lost_on: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
@@ -100,7 +102,9 @@ class Signs:
             for switch in run.topology.switches
             if "ip.InCEPkts" in deltas.get(switch.name, {})
         }
-        return cls(counts=counts, dead=_dead(run), lost_in=_lost_in(run, deltas), lost_on=_lost_on(run, deltas))
+        lost_in = _lost_in(run, deltas)
+        kept = frozenset(name for name in lost_in if _IS_EXACT in deltas.get(name, {}))
+        return cls(counts=counts, dead=_dead(run), lost_in=lost_in, kept=kept, lost_on=_lost_on(run, deltas))
 
     @property
     def gaps(self) -> float:
@@ -161,7 +165,7 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
             elif lossy in (u, v):
                 likeness *= _OUT if lossy == u else _IN
             found.append((likeness, link, ""))
-    if hosts and signs.gaps < _FEW:
+    if hosts and signs.gaps < _FEW and not signs.kept:
         found += [
             (_SILENT * _cosine(seen, _silent(run, host, signs)), None, host)
             for host in sorted({one.dst.partition(":")[0] for one in run.connections})
@@ -327,7 +331,7 @@ def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
         received = sum(seen.get(f"{port}.rx_packets", 0) for port in ports) - taken
         sent = sum(seen.get(f"{port}.tx_packets", 0) for port in ports) - given
         # ARP has no counter, and the ports are read one after the other.
-        if received - sent > _LOST_FEW + received // 5000:
+        if received - sent > (_KEPT_FEW if _IS_EXACT in seen else _LOST_FEW + received // 5000):
             found[switch.name] = received - sent
     return found
 

@@ -179,11 +179,45 @@ def test_packets_that_a_switch_keeps_are_a_loss_in_it_where_nobody_else_says_any
     network = Network(4).run()
     network.counts["rtsw2", "host3-rxe0.rx_packets"] += 200
     assert attribute(network.measured(None, "")) == (NOTHING,), "its own packets may be as many: nobody counted them"
-    for number, switch in enumerate(network.topology.switches):
-        network.counts[switch.name, "ip6.InDelivers"] += 40 + number
-        network.counts[switch.name, "ip6.OutRequests"] += 40 + number
-    (found,) = attribute(network.measured(None, ""))
+    (found,) = attribute(balanced(network).measured(None, ""))
     assert (found.cause, found.name, found.confidence < 0.5) == ("loss", "rtsw2", True)
+
+
+def balanced(network):
+    """The same network, whose switches count what they say among themselves."""
+    for number, switch in enumerate(network.topology.switches):
+        for name in ("ip6.InDelivers", "ip6.OutRequests"):
+            network.counts[switch.name, name] += 40 + number
+    return network
+
+
+def test_one_gap_tells_on_which_way_out_of_a_switch_its_packets_were_lost():
+    """Five of a queue, of which one was followed by another packet: where they were is known, and one pair's way."""
+    network = balanced(Network(4).run())
+    (one,) = (each for each in connections() if (each.src, each.dst) == ("host1:rxe0", "host3:rxe0"))
+    network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 5
+    network.counts["host3", "rxe0.out_of_seq_request"] += 1
+    network.counts["host1", "rxe0.rcvd_seq_err"] += 1
+    (found,) = attribute(network.measured(None, ""))
+    assert (found.cause, found.name) == ("loss", f"rtsw1:{one.path[2]}")
+
+
+def test_dead_queue_pairs_tell_it_too_whichever_way_their_data_went():
+    """A slow uplink: data of some and ACKs of others were lost, and too few died to look like a link that is gone."""
+    network = balanced(Network(4).run())
+    network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 198
+    across = [one for one in connections() if "rtsw1" in one.path[:2] and len(one.path) == 5]
+    link = f"rtsw1:{across[0].path[2]}"
+    mine = [one for one in across if one.path[2] == across[0].path[2]][:2]
+    dead = [(one.src[:5], one.dst[:5]) for one in mine]
+    (found,) = attribute(with_dead(network.measured(None, ""), dead))
+    assert (found.cause, found.name) == ("loss", link)
+
+
+def test_a_packet_or_two_more_or_less_is_no_loss():
+    network = balanced(Network(4).run())
+    network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 2
+    assert attribute(network.measured(None, "")) == (NOTHING,)
 
 
 def test_marks_are_placed_before_the_first_node_that_sees_them():
