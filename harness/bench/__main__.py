@@ -25,7 +25,7 @@ from harness.bench import pages as bench_pages
 from harness.bench import soft_errors as bench_soft_errors
 from harness.bench import telemetry as bench_telemetry
 from harness.bench import traffic as bench_traffic
-from harness.bench.rows import MISSED, REACHED, Row, mark, ratio
+from harness.bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
 from harness.cli.context import Session, styled
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
@@ -102,7 +102,7 @@ def bench(*, cold: bool, drops: int, parts: tuple[str, ...]) -> None:
         "collective": lambda: _collective(inventory),
         "mpi": lambda: _mpi(inventory, told),
         "memory": lambda: _memory(inventory),
-        "telemetry": lambda: _telemetry(inventory),
+        "telemetry": lambda: _telemetry(inventory, told),
         "lease": lambda: _lease(inventory),
         "faults": lambda: _faults(inventory, drops, told),
         "report": lambda: bench_pages.measure(inventory, told),
@@ -125,7 +125,7 @@ def bench(*, cold: bool, drops: int, parts: tuple[str, ...]) -> None:
 
 
 def _show(session: Session, rows: Sequence[Row], *, columns: Sequence[str] = COLUMNS) -> None:
-    colours = {REACHED: "green", MISSED: "red"}
+    colours = {REACHED: "green", MISSED: "red", OPEN: "yellow"}
     session.table(columns, [(*row[:-1], styled(row[-1], colours.get(row[-1], ""))) for row in rows])
     session.out.print()
 
@@ -181,10 +181,10 @@ def _flow(inventory: Inventory) -> Iterator[Row]:
         yield ratio(f"goodput / ib_write_bw, {row.message_bytes} B, {row.qps} QP", row.ratios, goal)
 
 
-def _telemetry(inventory: Inventory) -> Iterator[Row]:
+def _telemetry(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
-        yield from bench_telemetry.measure(lab, *bench_faults.ends(inventory.topology))
+        yield from bench_telemetry.measure(lab, *bench_faults.ends(inventory.topology), progress)
 
 
 def _rate(inventory: Inventory) -> Iterator[Row]:

@@ -1,20 +1,25 @@
 """Part of the bench: what watching the lab costs its traffic. One flow, watched and not watched by turns.
 
-Within one flow neighbouring seconds are alike, flows of the same lab are not: so it takes few minutes to tell one per
-cent.
+Within one flow neighbouring seconds are alike, flows of the same lab are not. Even so the goodput of a flow that takes
+all that the CPUs can give differs by a fifth from one span to the next, and one per cent of it shows in no hour. CPU
+time does not: it is measured of a second flow, which has its pace and leaves CPUs idle. The share of all CPUs that
+watching takes is what it can cost where CPUs are what there is too little of.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from harness.bench.rows import Row, mark
-from harness.statistics import percentile_interval
+from harness.bench.rows import Row, decided
+from harness.statistics import Interval, percentile_interval
 from testbed import telemetry
 from testbed.errors import LabError
 from testbed.lab import Lab
@@ -23,45 +28,50 @@ from traffic.bench import PATIENT
 from traffic.flow import FlowSpec
 from traffic.results import Sample
 
-__all__ = ["goodput_bps", "measure"]
+__all__ = ["cpu_s", "goodput_bps", "measure"]
 
 PAIRS, WINDOW_S, SETTLE_S, MESSAGE_BYTES = 40, 8.0, 3.0, 65536
 """What the beginning of watching costs is told within its first two seconds: a run has it once, and no part here."""
-GRACE_S = 60.0
+CPU_PAIRS, CPU_WINDOW_S, PACED_BPS = 12, 20.0, 8e6
+LONGEST_S, GRACE_S = 3600.0, 60.0
 MOST_COST = 0.01
 LEVEL = 0.95
 
-_Span = tuple[int, int]
+Value = TypeVar("Value", int, float)
+_Span: TypeAlias = tuple[Value, Value]
+_UTIME = 11
+"""Of /proc/PID/stat, counted from after the name: user time, then the system's (proc_pid_stat(5): 14 and 15)."""
 
 
-def measure(lab: Lab, src: str, dst: str) -> Iterator[Row]:
-    """Goodput of a flow while all machines are watched as in a run, over that right before or after.
+def measure(lab: Lab, src: str, dst: str, progress: Callable[[str], None]) -> Iterator[Row]:
+    """Goodput of a flow while all machines are watched as in a run, over that right before or after; and CPU time.
 
     Raises:
-        LabError: the flow did not end as it should.
+        LabError: a flow did not end as it should.
     """
-    length_s = 2 * PAIRS * WINDOW_S
-    # What starts and ends the watching takes its time, too: the flow is stopped when all is done.
-    spec = FlowSpec(src=src, dst=dst, message_bytes=MESSAGE_BYTES, duration_s=2 * length_s, qp=PATIENT)
-    running = flow.start(lab, spec)
-    try:
-        spans = [_pair(lab, watched_first=number % 2 == 0) for number in range(PAIRS)]
-    finally:
-        running.stop()
-        result = running.wait(GRACE_S)
-    if result.outcome == "failed":
-        raise LabError(f"bench: the flow failed: {result.where}")
-    ratios = np.array([goodput_bps(result.samples, on) / goodput_bps(result.samples, off) for on, off in spans])
-    middle = float(np.median(ratios))
-    interval = percentile_interval(ratios, 50, level=LEVEL)
-    if interval is None:
-        raise LabError(f"bench: {PAIRS} pairs are too few for an interval")
+    progress(f"a flow, watched and not by turns: {PAIRS} pairs of {WINDOW_S:g} s")
+    with _Flow(lab, src, dst) as running:
+        spans = [_pair(lab, number, WINDOW_S, time.monotonic_ns) for number in range(PAIRS)]
+    ratios = [goodput_bps(running.samples, on) / goodput_bps(running.samples, off) for on, off in spans]
+    interval, goal = _interval(ratios), 1 - MOST_COST
     spread = f"{interval.low:.3f}..{interval.high:.3f} ({interval.level:.0%}), n={PAIRS}"
-    goal = 1 - MOST_COST
-    yield "goodput watched / not watched", f"{middle:.3f}", spread, f">= {goal:g}", mark(reached=middle >= goal)
+    verdict = decided(interval, least=goal)
+    yield "goodput watched / not watched", f"{np.median(ratios):.3f}", spread, f">= {goal:g}", verdict
+
+    progress(f"CPU time beside a flow of {PACED_BPS / 1e6:g} Mb/s: {CPU_PAIRS} pairs of {CPU_WINDOW_S:g} s")
+    pids = [*(lab.vm_pid(name) for name in lab.nodes()), os.getpid()]
+    with _Flow(lab, src, dst, rate_bps=PACED_BPS):
+        used = [_pair(lab, number, CPU_WINDOW_S, lambda: cpu_s(pids)) for number in range(CPU_PAIRS)]
+    cpus = len(os.sched_getaffinity(0))
+    shares = [((on[1] - on[0]) - (off[1] - off[0])) / (CPU_WINDOW_S - SETTLE_S) / cpus for on, off in used]
+    idle = 1 - float(np.median([off[1] - off[0] for _, off in used])) / (CPU_WINDOW_S - SETTLE_S) / cpus
+    interval = _interval(shares)
+    spread = f"{interval.low:.2%}..{interval.high:.2%} ({interval.level:.0%}), n={CPU_PAIRS}"
+    what = f"CPU time of watching / all {cpus} CPUs, of which {idle:.0%} are idle without"
+    yield what, f"{np.median(shares):.2%}", spread, f"<= {MOST_COST:.0%}", decided(interval, most=MOST_COST)
 
 
-def goodput_bps(samples: Sequence[Sample], span: _Span) -> float:
+def goodput_bps(samples: Sequence[Sample], span: tuple[int, int]) -> float:
     """Payload of the samples that are whole inside a span of time, in bits a second.
 
     Raises:
@@ -74,17 +84,55 @@ def goodput_bps(samples: Sequence[Sample], span: _Span) -> float:
     return sum(one.size_bytes for one in inside) * 8e9 / length_ns
 
 
-def _pair(lab: Lab, *, watched_first: bool) -> tuple[_Span, _Span]:
-    """The spans in which it was watched, and not."""
-    found = {watched: _window(lab, watched=watched) for watched in (watched_first, not watched_first)}
+def cpu_s(pids: Iterable[int]) -> float:
+    """CPU time that processes have used until now with all their threads, in s: a guest's is its QEMU's."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[_UTIME]) + int(fields[_UTIME + 1])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class _Flow:
+    """A flow that goes on until nobody needs it: what starts and ends the watching takes its time, too."""
+
+    samples: Sequence[Sample] = ()
+
+    def __init__(self, lab: Lab, src: str, dst: str, *, rate_bps: float = 0.0) -> None:
+        spec = FlowSpec(
+            src=src, dst=dst, message_bytes=MESSAGE_BYTES, duration_s=LONGEST_S, rate_bps=rate_bps, qp=PATIENT
+        )
+        self._running = flow.start(lab, spec)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.stop()
+        result = self._running.wait(GRACE_S)
+        if result.outcome == "failed":
+            raise LabError(f"bench: the flow failed: {result.where}")
+        self.samples = result.samples
+
+
+def _interval(values: Sequence[float]) -> Interval:
+    interval = percentile_interval(np.array(values), 50, level=LEVEL)
+    if interval is None:
+        raise LabError(f"bench: {len(values)} pairs are too few for an interval")
+    return interval
+
+
+def _pair(lab: Lab, number: int, length_s: float, look: Callable[[], Value]) -> tuple[_Span[Value], _Span[Value]]:
+    """What is looked up at the beginning and the end of a watched span of time, and of one beside it that is not."""
+    found = {watched: _window(lab, length_s, look, watched=watched) for watched in (number % 2 == 0, number % 2 == 1)}
     return found[True], found[False]
 
 
-def _window(lab: Lab, *, watched: bool) -> _Span:
-    with contextlib.ExitStack() as stack:
+def _window(lab: Lab, length_s: float, look: Callable[[], Value], *, watched: bool) -> _Span[Value]:
+    with ExitStack() as stack:
         if watched:
             stack.enter_context(telemetry.start(lab))
         threading.Event().wait(SETTLE_S)
-        begin_ns = time.monotonic_ns()
-        threading.Event().wait(WINDOW_S - SETTLE_S)
-        return begin_ns, time.monotonic_ns()
+        begin = look()
+        threading.Event().wait(length_s - SETTLE_S)
+        return begin, look()
