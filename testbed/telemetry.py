@@ -4,7 +4,7 @@
         ...
         recorded = following.stop()
 
-Ten samples a second, or fewer where they would cost a machine more than half a hundredth of a CPU
+Ten samples a second, or fewer where they would cost a machine more than a thousandth of a CPU
 (`testbed.onnode.watch`): when each was taken stands beside it. Changes of links, routes and next hops are told by the
 kernels at once, and are not sampled.
 """
@@ -27,9 +27,11 @@ from testbed.watcher import Watcher
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["EVERY_MS", "Change", "Following", "Machine", "Recorded", "Sample", "start"]
+__all__ = ["EVERY_MS", "TELL_MS", "Change", "Following", "Machine", "Recorded", "Sample", "start"]
 
 EVERY_MS = 100
+TELL_MS = 4000
+"""How often samples are sent: an emulated machine pays as much for each time that it tells some as for two samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ def start(
     nodes: Iterable[str] | None = None,
     *,
     every_ms: int = EVERY_MS,
+    tell_ms: int = TELL_MS,
     on_sample: Callable[[Sample], None] = lambda _: None,
     on_change: Callable[[Change], None] = lambda _: None,
 ) -> Following:
@@ -112,7 +115,7 @@ def start(
     """
     following = Following(lab, on_sample, on_change)
     try:
-        following.follow(nodes, every_ms)
+        following.follow(nodes, every_ms, tell_ms)
     except BaseException:
         following.close()
         raise
@@ -129,7 +132,7 @@ class Following:
         self._lost: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def follow(self, nodes: Iterable[str] | None, every_ms: int) -> None:
+    def follow(self, nodes: Iterable[str] | None, every_ms: int, tell_ms: int) -> None:
         """Ask all machines. Called by `start`."""
         topology = self._lab.topology
         wanted = (*topology.host_by_name, *topology.switch_by_name) if nodes is None else tuple(nodes)
@@ -140,13 +143,14 @@ class Following:
             watcher.renew_clock()
             heard = self._heard[machine] = _Heard(watcher=watcher)
             watcher.on_news = lambda message: self._take(heard, message)
-            self._lab.ask(machine, {"do": "follow", "nodes": machines[machine], "every_ms": every_ms})
+            asked = {"do": "follow", "nodes": machines[machine], "every_ms": every_ms, "tell_ms": tell_ms}
+            self._lab.ask(machine, asked)
 
         with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
             list(pool.map(one, machines))
 
     def heard_ns(self) -> dict[str, int]:
-        """When each machine has told something last (controller's clock, ns); samples are told every two seconds."""
+        """When each machine has told something last (controller's clock, ns); samples are told every `tell_ms`."""
         with self._lock:
             return {name: heard.at_ns for name, heard in self._heard.items()}
 

@@ -21,12 +21,13 @@ from harness.cli.context import styled
 from harness.quantities import format_rate
 from testbed import counters, telemetry
 
-__all__ = ["SILENT_NS", "Screen"]
+__all__ = ["SILENT_NS", "TELL_MS", "Screen"]
 
+TELL_MS = 2000
 SILENT_NS = 10_000_000_000
-"""Samples are told every two seconds, by a switch under emulation every 4 s."""
+"""Samples come every `TELL_MS`, under emulation every 4 s."""
 _STALE_NS = 6_000_000_000
-"""A port that has not moved for so long carries nothing; a switch under emulation tells its samples 4 s apart."""
+"""A port that has not moved for so long carries nothing; an emulated machine tells its samples 4 s apart."""
 _RECENT = 8
 _LEAST = 4
 _FRAME = 8

@@ -6,8 +6,9 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
     {"do":"ways","flows":{NODE:[NETNS,[..]]}}  {"event":"ways","ports":{NODE:[PORT or null,..]}}  (testbed.onnode.ways)
-    {"do":"follow","nodes":{..},"every_ms":100}     {"event":"following"}, and from then on
-                    every two seconds  {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
+    {"do":"follow","nodes":{..},"every_ms":100,"tell_ms":4000}
+                                    {"event":"following"}, and from then on
+                    every tell_ms   {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
                     at once         {"event":"change","at_ns":N,"node":NODE,"subject":SUBJECT,"text":TEXT or null}
                                     and of its kernel's log  {.., "node":null,"subject":"kernel","text":"LEVEL TEXT"}
     {"do":"unfollow"}                       {"event":"unfollowed"}, after the last samples
@@ -42,10 +43,10 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_BATCH_NS = 2_000_000_000
-_SHARE = 0.002
-"""Of a CPU, for samples: where one takes 3 ms (under emulation), they come every 1.5 s, and so on up to `_SELDOM_NS`.
-Beside traffic, with all caches cold, an emulated switch needs 0.1 s for one. To tell them costs as much again."""
+_SHARE = 0.001
+"""Of a CPU, for samples: where one takes 3 ms (under emulation), they come every 3 s, and so on up to `_SELDOM_NS`.
+Beside traffic, with all caches cold, an emulated switch needs 0.1 s for one. To tell them every two seconds costs as
+much again."""
 _SELDOM_NS = 4_000_000_000
 
 
@@ -56,7 +57,7 @@ class Watch:
         self.places: dict[str | None, Place] = {}
         self.followed: dict[str, str | None] = {}
         self.news: dict[int, News | KernelLog] = {}
-        self.every_ns = self.due_ns = self.told_ns = self.busy_ns = 0
+        self.every_ns = self.tell_ns = self.due_ns = self.told_ns = self.busy_ns = 0
         self.samples: list[tuple[int, dict[str, dict[str, int]]]] = []
 
     def place(self, namespace: str | None) -> Place:
@@ -97,7 +98,7 @@ class Watch:
         with contextlib.suppress(OSError):  # not root, or a kernel without printk
             log = KernelLog()
             self.news[log.file] = log
-        self.every_ns = request["every_ms"] * 1_000_000
+        self.every_ns, self.tell_ns = request["every_ms"] * 1_000_000, request["tell_ms"] * 1_000_000
         self.due_ns = self.told_ns = time.monotonic_ns()
         return {}
 
@@ -123,7 +124,7 @@ class Watch:
         cost_ns = time.thread_time_ns() - began_ns
         self.busy_ns += cost_ns
         self.due_ns = max(self.due_ns + self.every_ns, now_ns + min(int(cost_ns / _SHARE), _SELDOM_NS))
-        if now_ns - self.told_ns >= _BATCH_NS:
+        if now_ns - self.told_ns >= self.tell_ns:
             self.tell()
 
     def tell(self) -> None:

@@ -61,7 +61,7 @@ def test_what_it_cannot_do_is_an_error_and_not_its_end(program, line):
 
 def test_it_samples_until_told_to_stop(program):
     """Samples come by themselves, at growing times, with what they cost; after the end none come."""
-    assert program.ask(do="follow", nodes={"here": None}, every_ms=10)["event"] == "following"
+    assert program.ask(do="follow", nodes={"here": None}, every_ms=10, tell_ms=1000)["event"] == "following"
     batch = program.next()
     assert batch["event"] == "samples"
     assert batch["busy_ns"] > 0
