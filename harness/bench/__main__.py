@@ -6,7 +6,6 @@ machine, printed with what they were measured on and never asserted by a test. `
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -26,7 +25,8 @@ from harness.bench import soft_errors as bench_soft_errors
 from harness.bench import telemetry as bench_telemetry
 from harness.bench import traffic as bench_traffic
 from harness.bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
-from harness.cli.context import Session, styled
+from harness.cli.context import Session, lab_option, styled
+from harness.cli.ending import end_with
 from inject.plan import FaultSpec
 from inject.plan import plan as plan_fault
 from testbed import counters, fingerprint
@@ -72,10 +72,11 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 @click.command()
 @click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
 @click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Of `faults`: single packets to lose.")
+@lab_option
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
-def bench(*, cold: bool, drops: int, parts: tuple[str, ...]) -> None:
+def bench(*, cold: bool, drops: int, lab: Path | None, parts: tuple[str, ...]) -> None:
     """Measure; all PARTS when none is named, but for `memory` and `report`, which take ten minutes each."""
-    session = Session(None)
+    session = Session(lab)
     wanted = list(parts or PARTS)
     if "packets" in wanted:  # needs no lab
         wanted.remove("packets")
@@ -277,8 +278,7 @@ def _row(what: str, seconds: Sequence[float], goal: str, most: float) -> Row:
 
 def main() -> None:
     """Entry point of `python -m harness.bench`."""
-    with contextlib.suppress(KeyboardInterrupt):
-        bench()
+    end_with(bench, "python -m harness.bench")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from testbed.holding import hold
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
 
-__all__ = ["Session", "json_option", "pass_session", "styled"]
+__all__ = ["Session", "json_option", "lab_option", "pass_session", "styled"]
 
 _Rows = Sequence[Sequence[str | Text]]
 
@@ -129,6 +129,13 @@ def _plain(value: Any) -> Any:
 
 pass_session = click.make_pass_decorator(Session)
 
+lab_option = click.option(
+    "--lab",
+    type=click.Path(path_type=Path),
+    envvar="FAULTBED_LAB",
+    metavar="INVENTORY",
+    help="The lab: an Ansible inventory, or the name of one of ours (soft, soft-mini, soft-3rack). Default: soft.",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs instead of text for people."
 )

@@ -1,14 +1,11 @@
-"""The root command, and how every command ends: one sentence and the right exit code, never a traceback."""
+"""The root command."""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -34,9 +31,8 @@ from harness.cli import (
     watching,
 )
 from harness.cli.commands import Commands
-from harness.cli.context import Session
-from harness.verdict import ExitCode
-from testbed.errors import FaultbedError
+from harness.cli.context import Session, lab_option
+from harness.cli.ending import end_with
 from traffic import asking
 
 __all__ = ["cli", "main"]
@@ -52,13 +48,7 @@ State is kept in FAULTBED_HOME (~/.local/state/faultbed), images in FAULTBED_CAC
 @click.group(
     cls=Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.option(
-    "--lab",
-    type=click.Path(path_type=Path),
-    envvar="FAULTBED_LAB",
-    metavar="INVENTORY",
-    help="The lab: an Ansible inventory, or the name of one of ours (soft, soft-mini, soft-3rack). Default: soft.",
-)
+@lab_option
 @click.version_option(metadata.version("faultbed"), prog_name="faultbed")
 @click.pass_context
 def cli(ctx: click.Context, lab: Path | None) -> None:
@@ -101,35 +91,5 @@ for module in (
 
 def main() -> NoReturn:
     """Entry point of the console command."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
-    signal.signal(signal.SIGHUP, _as_interrupt)
     signal.signal(signal.SIGUSR1, asking.note)  # its default is to end the process
-    sys.exit(_run())
-
-
-def _run() -> int:
-    try:
-        return int(cli.main(standalone_mode=False, prog_name="faultbed") or 0)
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        return ExitCode.USAGE
-    except FaultbedError as error:
-        _say(str(error))
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        _say("interrupted: what was started has been ended, faults that were in place have been cleared")
-        return ExitCode.ERROR
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.ERROR
-
-
-def _say(text: str) -> None:
-    click.echo(f"{click.style('faultbed:', fg='red', bold=True)} {text}", err=True)
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> Any:  # noqa: ARG001 (signal's signature)
-    # One way out for every way of being asked to stop, so that every clean-up runs.
-    raise KeyboardInterrupt
+    end_with(cli, "faultbed")

@@ -45,8 +45,8 @@ _TABLE = (
         name="silence",
         unit="s",
         bound="max",
-        meaning="Longest time for which a machine of the lab has not been heard of (each tells something every 4 s, under "
-        "emulation every 8 s)",
+        meaning="Longest time for which a machine of the lab has not been heard of (each tells something every 4 s, "
+        "under emulation every 8 s)",
     ),
     Metric(
         name="kernel.broken",
