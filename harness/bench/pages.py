@@ -61,6 +61,11 @@ def with_faults() -> str:
     return EXPERIMENT + "".join(tables)
 
 
+def name_of(decided: loop.Decided) -> str:
+    """What is measured, for the table."""
+    return f"report of a run of {decided.plan.workload['duration_ns'] / 1e9:.0f} s with {len(_FAULTS)} faults"
+
+
 def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
     """Size of the page, seconds to write it again, and seconds until Chromium has loaded it.
 
@@ -69,6 +74,7 @@ def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[R
     """
     source = with_faults()
     decided = loop.decide(decode(source.encode(), source="ten-minutes"), source.encode(), inventory)
+    what = name_of(decided)
     with tempfile.TemporaryDirectory() as folder:
         ran = loop.execute(decided, inventory, out=Path(folder), progress=progress)
         if ran.verdict.verdict is Verdict.ERROR:
@@ -76,7 +82,6 @@ def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[R
         began = time.process_time()
         page = run_page.render(ran.run_dir.path)
         took_s, size = time.process_time() - began, page.stat().st_size
-        what = f"report of a run of {decided.plan.workload['duration_s']:.0f} s with {len(_FAULTS)} faults"
         yield (
             f"{what}: size",
             f"{size / 1e6:.2f} MB",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from harness.bench.__main__ import _show
-from harness.bench.pages import with_faults
+from harness.bench.pages import name_of, with_faults
 from harness.bench.rows import ratio
 from harness.cli.context import Session
 from harness.experiment.file import decode
@@ -21,6 +21,7 @@ def test_the_ten_minutes_have_a_fault_each_minute_and_time_to_settle():
     assert len(at_s) >= 8
     assert all(later - earlier >= 60 for earlier, later in itertools.pairwise(at_s))
     assert at_s[-1] <= 540
+    assert name_of(decided) == "report of a run of 600 s with 8 faults"
 
 
 def test_whether_a_goal_is_reached_is_a_word_in_its_colour(capsys):
