@@ -13,6 +13,7 @@ from harness.report import fault_bands
 from harness.report.charts import GOODPUT, INK, LINE, OTHER, STYLE, Band, Chart, bare, svg, twice
 from harness.report.comparison import Side, origin_ns
 from harness.report.plots import healthy_line, rolled
+from harness.report.thinning import extremes, spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +49,7 @@ def goodput_chart(a: Side, b: Side) -> Chart | None:
         rows = figure.subplots(
             len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights, "hspace": 0.12}
         )[:, 0]
-        _lines(rows[0], (a, b), origins, stroke=0.9 if narrow else 1.8)
+        _lines(rows[0], (a, b), origins, narrow=narrow)
         for axes, letter, lane in zip(
             rows[1:], [letter for letter, one in zip("AB", bands, strict=True) if one], lanes, strict=True
         ):
@@ -82,8 +83,8 @@ def _bands(side: Side, origin_s: float) -> list[Band]:
     ]
 
 
-def _lines(axes: Axes, sides: Sequence[Side], origins: Sequence[float], *, stroke: float) -> None:
-    top = 0.0
+def _lines(axes: Axes, sides: Sequence[Side], origins: Sequence[float], *, narrow: bool) -> None:
+    top, stroke = 0.0, 0.9 if narrow else 1.8
     for side, origin, colour in zip(sides, origins, _COLOURS, strict=True):
         whole = side.observed.goodput
         if whole is None:
@@ -91,10 +92,18 @@ def _lines(axes: Axes, sides: Sequence[Side], origins: Sequence[float], *, strok
         rates = rolled(whole, side.observed)
         times = (whole.t0_ns + (np.arange(len(rates)) + 0.5) * whole.step_ns) / 1e9 - origin
         # Colour and stroke: neither alone has to tell them apart.
-        axes.plot(times, rates, color=colour, linewidth=stroke, linestyle="-" if side.letter == "A" else (0, (5, 1.4)))
+        drawn = extremes(rates, spans(narrow=narrow))
+        axes.plot(
+            times[drawn],
+            rates[drawn],
+            color=colour,
+            linewidth=stroke,
+            linestyle="-" if side.letter == "A" else (0, (5, 1.4)),
+        )
         healthy = healthy_line(whole, side.observed)
         if healthy is not None:
-            axes.plot(times, healthy, color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
+            drawn = extremes(healthy, spans(narrow=narrow))
+            axes.plot(times[drawn], healthy[drawn], color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
         top = max(top, float(rates.max(initial=0)))
     axes.set_ylim(0, top * 1.12 or 1.0)
     axes.set_ylabel("Mb/s, all ranks")

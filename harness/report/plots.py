@@ -32,6 +32,7 @@ from harness.report.charts import (
     time_axis,
     twice,
 )
+from harness.report.thinning import extremes, longest, spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,13 +68,15 @@ def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) 
             1 + len(rows), 1, height_ratios=[total_height, *[row_height] * len(rows)], hspace=0.28
         )
         top = figure.add_subplot(grid[0])
-        _total_axes(top, observed, bands)
+        _total_axes(top, observed, bands, spans(narrow=narrow))
         scale = max((float(rolled(one, observed).max(initial=0)) for _, one in rows), default=0) or 1.0
         below = [figure.add_subplot(grid[1 + index], sharex=top) for index in range(len(rows))]
         for axes, (rank, one) in zip(below, rows, strict=True):
-            times = (np.arange(len(one.bytes)) + 0.5) * one.step_ns / 1e9
-            axes.fill_between(times, rolled(one, observed), color=SOFT, linewidth=0)
-            axes.plot(times, rolled(one, observed), color=GOODPUT, linewidth=0.9)
+            rates = rolled(one, observed)
+            drawn = extremes(rates, spans(narrow=narrow))
+            times = (drawn + 0.5) * one.step_ns / 1e9
+            axes.fill_between(times, rates[drawn], color=SOFT, linewidth=0)
+            axes.plot(times, rates[drawn], color=GOODPUT, linewidth=0.9)
             named_row(axes, names.get(rank, f"rank {rank}"), scale * 1.1, bands)
         time_axis([top, *below], run)
         return svg(figure, f"goodput-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.06)
@@ -94,7 +97,7 @@ def iterations_chart(run: Measurements, bands: Sequence[Band]) -> Chart | None:
         figure = Figure(figsize=(width, (0.66 if narrow else 0.78) * len(rows) + 0.6))
         axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.3})[:, 0]
         for one, series in zip(axes, rows, strict=True):
-            _stack(one, series, run.t0_ns, top_ms)
+            _stack(one, series, run, top_ms, spans(narrow=narrow))
             named_row(one, names.get(series.rank, f"rank {series.rank}"), top_ms * 1.04, bands)
             one.set_yticks([top_ms], [format_duration(top_ms * 1e6)])
         time_axis(list(axes), run)
@@ -122,15 +125,17 @@ def healthy_line(one: timeline.Goodput, observed: Observed) -> NDArray[np.float6
     return line
 
 
-def _total_axes(axes: Axes, observed: Observed, bands: Sequence[Band]) -> None:
+def _total_axes(axes: Axes, observed: Observed, bands: Sequence[Band], most: int) -> None:
     whole = observed.goodput
     if whole is None:
         return
-    times = np.arange(len(whole.bytes)) * whole.step_ns / 1e9
+    step_s = whole.step_ns / 1e9
     raw = whole.bytes_per_s * 8 / 1e6
     means = rolled(whole, observed)
-    axes.fill_between(times, raw, step="post", color=SOFT, linewidth=0)
-    axes.plot(times + whole.step_ns / 2e9, means, color=GOODPUT, linewidth=1.8)
+    drawn = extremes(raw, most)
+    axes.fill_between(drawn * step_s, raw[drawn], step="post", color=SOFT, linewidth=0)
+    drawn = extremes(means, most)
+    axes.plot((drawn + 0.5) * step_s, means[drawn], color=GOODPUT, linewidth=1.8)
     top = float(raw.max(initial=0)) * 1.18 or 1.0
     axes.set_ylim(0, top)
     axes.set_ylabel("Mb/s, all ranks")
@@ -138,7 +143,8 @@ def _total_axes(axes: Axes, observed: Observed, bands: Sequence[Band]) -> None:
     axes.set_axisbelow(True)
     healthy = healthy_line(whole, observed)
     if healthy is not None:
-        axes.plot(times + whole.step_ns / 2e9, healthy, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
+        drawn = extremes(healthy, most)
+        axes.plot((drawn + 0.5) * step_s, healthy[drawn], color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
     shade(axes, bands)
     for band in bands:
         axes.text(
@@ -159,14 +165,18 @@ def iteration_cut_ms(ranks: Sequence[RankSeries]) -> float:
     return float(min(max(lengths), _CUT * np.median(lengths))) if lengths else 0.0
 
 
-def _stack(axes: Axes, series: RankSeries, t0_ns: int, top_ms: float) -> None:
+def _stack(axes: Axes, series: RankSeries, run: Measurements, top_ms: float, most: int) -> None:
     steps = sorted(series.iterations, key=lambda step: step.start_ns)
-    edges = np.array([(step.start_ns - t0_ns) / 1e9 for step in steps] + [(steps[-1].end_ns - t0_ns) / 1e9])
-    lower = np.zeros(len(steps))
+    starts = np.array([(step.start_ns - run.t0_ns) / 1e9 for step in steps])
+    lengths = np.array([sum(getattr(step, field) for field, _ in _PARTS) / 1e6 for step in steps])
+    drawn = longest(starts, lengths, (run.end_ns - run.t0_ns) / 1e9 / most)
+    edges = np.append(starts[drawn], (steps[-1].end_ns - run.t0_ns) / 1e9)
+    lower = np.zeros(len(drawn))
     for field, colour in _PARTS:
-        upper = lower + np.array([getattr(step, field) for step in steps]) / 1e6
-        axes.stairs(upper, edges, baseline=lower, fill=True, color=colour, linewidth=0)
-        lower = upper
-    cut = [index for index, length in enumerate(lower) if length > top_ms * 1.001]
+        part = np.array([getattr(steps[index], field) for index in drawn]) / 1e6
+        if part.any():
+            axes.stairs(lower + part, edges, baseline=lower, fill=True, color=colour, linewidth=0)
+            lower += part
     middle = (edges[:-1] + edges[1:]) / 2
-    axes.plot(middle[cut], [top_ms * 0.9] * len(cut), "^", color=INK, markersize=4, linewidth=0)
+    cut = lower > top_ms * 1.001
+    axes.plot(middle[cut], np.full(cut.sum(), top_ms * 0.9), "^", color=INK, markersize=4, linewidth=0)

@@ -1,0 +1,49 @@
+"""A long run's charts draw what stands out, and not every point."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.report.thinning import extremes, longest
+
+LENGTHS = st.lists(st.floats(0, 1e6), min_size=1, max_size=300)
+
+
+@given(LENGTHS, st.integers(1, 40))
+def test_no_peak_and_no_dip_is_lost(values, most):
+    """Both ends, the lowest and the highest of all are kept, in order, and no more than asked for."""
+    given_values = np.array(values)
+    kept = extremes(given_values, most)
+    assert kept[0] == 0
+    assert kept[-1] == len(values) - 1
+    assert np.all(np.diff(kept) > 0)
+    assert given_values[kept].max() == given_values.max()
+    assert given_values[kept].min() == given_values.min()
+    assert len(kept) <= 2 * most + 2
+
+
+def test_a_dip_of_one_bin_in_ten_minutes_is_as_deep_as_it_was():
+    values = np.full(6000, 30.0)
+    values[4321] = 1.0
+    assert values[extremes(values, 480)].min() == 1.0
+
+
+def test_what_is_short_is_drawn_whole():
+    assert extremes(np.arange(10.0), 5).tolist() == list(range(10))
+
+
+@given(LENGTHS, st.floats(0.5, 50))
+def test_of_those_that_share_a_span_the_longest_is_kept(lengths, width):
+    """Each span that has any has one, and none in it is longer."""
+    starts, found = np.arange(float(len(lengths))), np.array(lengths)
+    kept = longest(starts, found, width)
+    span = np.floor(starts / width)
+    assert span[kept].tolist() == sorted(set(span.tolist()))
+    for one in kept:
+        assert found[one] == found[span == span[one]].max()
+
+
+def test_nothing_is_thinned_to_nothing():
+    assert longest(np.zeros(0), np.zeros(0), 1.0).size == 0
