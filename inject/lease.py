@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ class Lease:
         self._lab = lab
         self._planned = planned
         self._channel: Channel | None = None
+        self._asked = 0
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._beats = threading.Thread(target=self._beat, name=f"lease of {planned.id}", daemon=True)
@@ -66,13 +68,23 @@ class Lease:
         with self._lock:
             if self._channel is None:
                 raise Unreachable(f"{self.where}: its holder has been let go")
-            self._channel.send(request)
-            answer = self._channel.receive(timeout_s=ANSWER_S + self.patience_s)
+            self._asked += 1
+            self._channel.send({**request, "seq": self._asked})
+            answer = self._answer(self._channel, time.monotonic() + ANSWER_S + self.patience_s)
         if answer is None:
             raise Unreachable(f"{self.where}: its holder has ended; the target reverts by itself")
         if answer.get("event") == "error":
             raise FaultError(f"{self.where}: {answer.get('error')} (while asked to {answer.get('where')})")
         return answer
+
+    def _answer(self, channel: Channel, deadline: float) -> dict[str, Any] | None:
+        """The answer to what was asked last; not one that is owed to a question which Ctrl-C ended."""
+        while True:
+            answer = channel.receive(timeout_s=max(0.0, deadline - time.monotonic()))
+            if answer is None or answer.get("seq") == self._asked:
+                return answer
+            if "seq" not in answer and answer.get("event") == "error":  # it could not read the question
+                return answer
 
     def let_go(self) -> None:
         """Stop beating and close the channel; a holder that still holds reverts at once."""

@@ -1,7 +1,7 @@
 """Holds one fault on its target, for as long as its controller lives and not a moment longer.
 
-JSON lines on stdin and stdout; each request gets exactly one answer. All times are this machine's CLOCK_MONOTONIC in
-ns.
+JSON lines on stdin and stdout; each request gets exactly one answer, which carries the request's `seq`, if it has one.
+All times are this machine's CLOCK_MONOTONIC in ns.
 
     {"do":"clock"}                      {"event":"clock","monotonic_ns":N}
     {"do":"prepare", ...}               {"event":"prepared","before":{...},"revert":"..."}
@@ -375,7 +375,8 @@ def _serve(holder: Holder, line: bytes) -> dict[str, Any]:
         return {"event": "error", "error": f"not JSON: {error}", "where": line.decode("utf-8", "replace")[:80]}
     if not isinstance(request, dict):
         return {"event": "error", "error": "not a JSON object", "where": "request"}
-    return holder.answer(request)
+    answer = holder.answer(request)
+    return {**answer, "seq": request["seq"]} if "seq" in request else answer
 
 
 def _say(out: int, message: dict[str, Any]) -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 
 
 class Qemu:
-    """Knows the device `nic-be0`; `late_s` is how long it takes to give a link its carrier back."""
+    """Knows the device `nic-be0`.
+
+    `late_s` is how long it takes to give a link its carrier back, `mute_s` to answer once it has taken that away.
+    """
 
     def __init__(self, path: Path) -> None:
         self.links: list[bool] = []
         self.resets, self.status, self.tells = 0, "running", True
-        self.late_s, self.is_asked = 0.0, threading.Event()
+        self.late_s, self.mute_s, self.is_asked = 0.0, 0.0, threading.Event()
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(path))
         self._server.listen()
@@ -53,4 +56,6 @@ class Qemu:
                 self.is_asked.set()
                 threading.Event().wait(self.late_s)
             self.links.append(arguments["up"])
+            if not arguments["up"]:
+                threading.Event().wait(self.mute_s)
         return [{"return": {}}]

@@ -78,7 +78,10 @@ def test_a_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
     assert "heal" in said
 
 
-def test_one_ctrl_c_clears_and_leaves_no_doubt(qemu, tmp_path):
+@pytest.mark.parametrize("mute_s", [0.0, 1.0])
+def test_one_ctrl_c_clears_and_leaves_no_doubt(qemu, tmp_path, mute_s):
+    """Also while the holder owes an answer, which was taken for that to the next question."""
+    qemu.mute_s = mute_s
     with started(tmp_path, str(HOUSE / "tests/unit/local_lab.py"), str(tmp_path)) as process:
         until(lambda: False in qemu.links, within_s=START_S)
         os.killpg(process.pid, signal.SIGINT)

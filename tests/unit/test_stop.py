@@ -242,7 +242,9 @@ def test_a_fault_that_waits_for_its_time_is_given_up():
     prepared = Prepared(injector, planned)
     prepared._witnesses.before = {}
     sent = []
-    prepared.lease._channel = SimpleNamespace(send=sent.append, receive=lambda timeout_s: {"event": "scheduled"})
+    prepared.lease._channel = SimpleNamespace(
+        send=sent.append, receive=lambda timeout_s: {"event": "scheduled", "seq": sent[-1]["seq"]}
+    )
     with pytest.raises(FaultError, match="given up"):
         prepared.arm(at_ns=time.monotonic_ns() + 3600 * S, given_up=lambda: True)
     assert [message["do"] for message in sent] == ["arm"]
