@@ -42,7 +42,7 @@ _FAULTS = (
     ("packet.drop", "host3:rxe0", "5s", "share = 0.02"),
     ("gpu.throttle", "host2:gpu0", "10s", "percent = 75"),
     ("link.down", "rtsw2:ctsw2", "5s", ""),
-    ("packet.corrupt", "rtsw2:ctsw1", "5s", "share = 0.02"),
+    ("packet.corrupt", "host2:rxe0", "5s", "share = 0.02"),
     ("host.freeze", "host4", "2s", ""),
     ("switch.bgp-reset", "rtsw1", "1s", ""),
     ("packet.reorder", "host1:rxe0", "5s", "share = 0.02"),
