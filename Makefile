@@ -24,7 +24,7 @@ test: setup-tests ## everything, on a soft lab of its own
 unit: setup-tests ## what needs no lab (seconds)
 	@$(RUN)python -m pytest tests/unit
 
-bench: setup ## the numbers of the README, as ratios within one run
+bench: setup ## the numbers of docs/numbers.md, as ratios within one run
 	@$(RUN)python -m harness.bench
 
 lint: setup ## style, types, and the playbooks by ansible-lint's profile production

@@ -1,1 +1,1 @@
-"""`make bench`, or `python -m harness.bench`: the numbers of the README, measured here and now."""
+"""`make bench`, or `python -m harness.bench`: the numbers of docs/numbers.md, measured here and now."""

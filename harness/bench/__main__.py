@@ -1,4 +1,4 @@
-"""The numbers of the README, measured here and now: `make bench`, or `python -m harness.bench [--cold] [PART ...]`.
+"""The numbers of docs/numbers.md, measured here and now: `make bench`, or `python -m harness.bench [--cold] [PART ...]`.
 
 Throughput is a ratio against perftest within one run, with its spread; times of the lab are wall-clock seconds of this
 machine, printed with what they were measured on and never asserted by a test. `--cold` also boots and provisions anew.
@@ -178,7 +178,7 @@ def _flow(inventory: Inventory) -> Iterator[Row]:
     with open_lab(inventory) as lab:
         rows = traffic_bench.against_perftest(lab, src=src, dst=dst)
     for row in rows:
-        goal = 0.9 if row.message_bytes < 65536 else 0.95  # noqa: PLR2004 (the goals of the README)
+        goal = 0.9 if row.message_bytes < 65536 else 0.95  # noqa: PLR2004 (the goals)
         yield ratio(f"goodput / ib_write_bw, {row.message_bytes} B, {row.qps} QP", row.ratios, goal)
 
 
