@@ -70,6 +70,7 @@ class ProbeResult:
         found = asdict(self)
         found["suspects"] = [{**asdict(one), "names": one.names} for one in self.suspects]
         found["slow"] = [{**asdict(one), "names": one.names} for one in self.slow]
+        found["paths"] = [{**asdict(one), "slow": one.slow} for one in self.paths]
         return found
 
 

@@ -10,13 +10,18 @@ are taken by the process that posts a send and that reads a completion, so that 
 waited for a CPU until they read; a busy host makes all its round trips long, and it is then the host that is named. The
 responder's delay is from its reading of the probe to its sending of the answer.
 
-A round trip is *slow* when the network took more than `SLOW` times what it takes on a path of as many hops in the same
-run: the lower decile over those paths of their medians, which still holds when one spine of two is slow both ways.
-Where all paths are alike slow, nothing is. A place is named when most of what crosses it, either way, is slow.
+What is usual of a path is what the network takes on paths of as many hops in the same run: the lower decile over those
+paths of their medians, which still holds when one spine of two is slow both ways. Where all paths are alike slow,
+nothing is. A round trip is *slow* when the network took more than `SLOW` times that. A place is named when most of what
+crosses it, either way, is slow, and takes more than `SLOW` times what like paths past it do. On a busy lab healthy
+paths take several times as long as each other, by whose turn it was on the CPU: therefore it is told by the one of
+`LEVELS` at which places stand out most. A delay of 200 ms is seen among round trips of 10 to 50 ms, most of which are
+slow by the first level.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,15 +30,27 @@ from traffic import tomography
 from traffic.metrics import percentile
 from traffic.tomography import Probes
 
-__all__ = ["SLOW", "STAMPS", "Echo", "PathTimes", "SlowPlace", "Times", "Trip", "echoes", "locate", "times_of"]
+__all__ = [
+    "LEVELS",
+    "SLOW",
+    "STAMPS",
+    "Echo",
+    "PathTimes",
+    "SlowPlace",
+    "Times",
+    "Trip",
+    "echoes",
+    "locate",
+    "times_of",
+]
 
 STAMPS = "software"
 """Whose times these are: rxe stamps no completion, and the engine's completion queues ask no RNIC for it."""
 SLOW = 2.0
 """A slow round trip takes so many times what it takes on paths like its own."""
+LEVELS = (SLOW, 4.0, 8.0)
+"""What is much slower than that is looked for by these."""
 _LIKE_PERCENT = 10.0
-_BACKGROUND = 0.05
-"""Share of slow round trips that a busy lab has anyhow, at least; more where most of its paths have more."""
 _MOST = 0.5
 """Of what crosses a slow place, more than this share is slow."""
 
@@ -86,18 +103,23 @@ class Times:
 class PathTimes:
     """The round trips on one way there and one way back, RNICs at both ends of each.
 
-    `like_ns` is what the network takes on paths of as many hops in this run; `slow` of the `answered` took more than
-    `SLOW` times that. `network` and `responder` None: no probe was answered.
+    `like_ns` is what the network takes on paths of as many hops in this run; of the `answered`, `over[i]` took more
+    than `LEVELS[i]` times that. `network` and `responder` None: no probe was answered.
     """
 
     path: tuple[str, ...]
     back: tuple[str, ...]
     sent: int
     answered: int
-    slow: int
+    over: tuple[int, ...]
     like_ns: float | None
     network: Times | None
     responder: Times | None
+
+    @property
+    def slow(self) -> int:
+        """How many took more than `SLOW` times what is usual."""
+        return self.over[0]
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -119,12 +141,14 @@ class PathTimes:
 class SlowPlace:
     """A link or a node that makes round trips long: how many crossed it, how many of them were slow.
 
-    `times` is the median, over the paths that cross it, of how many times as long as like paths they take. `alike` are
-    places that the same round trips cross; of a host's link these are always both directions.
+    Slow: longer than `level` (one of `LEVELS`) times what is usual. `times` is the median, over the paths that cross
+    it, of how many times as long they take as like paths that do not. `alike` are places that the same round trips
+    cross; of a host's link these are always both directions.
     """
 
     place: tuple[str, ...]
     answered: int
+    level: float
     slow: int
     times: float
     gain: float
@@ -178,9 +202,9 @@ def times_of(trips: Iterable[Trip]) -> tuple[PathTimes, ...]:
     judged = []
     for one in found:
         like_ns = like.get(len(one.places))
-        took = (each.network_ns for each in by_path[one.path, one.back])
-        slow = sum(ns > SLOW * like_ns for ns in took if ns is not None) if like_ns is not None else 0
-        judged.append(replace(one, slow=slow, like_ns=like_ns))
+        took = [each.network_ns for each in by_path[one.path, one.back] if each.network_ns is not None]
+        over = () if like_ns is None else (sum(ns > level * like_ns for ns in took) for level in LEVELS)
+        judged.append(replace(one, over=tuple(over) or one.over, like_ns=like_ns))
     return tuple(judged)
 
 
@@ -189,26 +213,44 @@ def locate(paths: Sequence[PathTimes]) -> tuple[SlowPlace, ...]:
     seen = [one for one in paths if one.answered]
     if not seen:
         return ()
-    usual = percentile([one.slow / one.answered for one in seen], 50)
-    # Where so many are slow, paths like each other differ by more than one place explains: then it takes more votes.
-    background = min(max(_BACKGROUND, usual), _MOST)
-    votes = [Probes(path=one.places, sent=one.answered, lost=one.slow) for one in seen]
-    return tuple(
+    by_level = [_at(seen, number) for number in range(len(LEVELS))]
+    return max(by_level, key=lambda found: sum(one.gain for one in found))
+
+
+def _at(seen: Sequence[PathTimes], number: int) -> tuple[SlowPlace, ...]:
+    """The places, of round trips longer than one of the levels."""
+    votes = [Probes(path=one.places, sent=one.answered, lost=one.over[number]) for one in seen]
+    found = tomography.locate(
+        votes, background=None, least_share=_MOST, least_gain=tomography.LEAST_GAIN + math.log(len(LEVELS))
+    )
+    places = (
         SlowPlace(
             place=one.place,
             answered=one.sent,
+            level=LEVELS[number],
             slow=one.lost,
-            times=_over(seen, one.place),
+            times=_beside(seen, one.place),
             gain=one.gain,
             alike=one.alike,
         )
-        for one in tomography.locate(votes, background=background, least_share=_MOST)
+        for one in found
     )
+    return tuple(one for one in places if one.times > SLOW)
 
 
-def _over(paths: Sequence[PathTimes], place: tuple[str, ...]) -> float:
-    crossing = [one.times for one in paths if one.times is not None and place in one.crossed]
-    return percentile(crossing, 50)
+def _beside(paths: Sequence[PathTimes], place: tuple[str, ...]) -> float:
+    """How many times as long a path over a place takes as like paths past it do; where none goes past, as is usual."""
+    past: dict[int, list[float]] = defaultdict(list)
+    for one in paths:
+        if one.network is not None and place not in one.crossed:
+            past[len(one.places)].append(one.network.median_ns)
+    times = []
+    for one in paths:
+        if one.network is not None and place in one.crossed:
+            others = past.get(len(one.places))
+            like_ns = percentile(others, 50) if others else one.like_ns
+            times.append(one.network.median_ns / like_ns if like_ns else 0.0)
+    return percentile(times, 50)
 
 
 def _times(path: tuple[str, ...], back: tuple[str, ...], echoed: Sequence[Echo]) -> PathTimes:
@@ -219,7 +261,7 @@ def _times(path: tuple[str, ...], back: tuple[str, ...], echoed: Sequence[Echo])
         back=back,
         sent=len(echoed),
         answered=len(network),
-        slow=0,
+        over=(0,) * len(LEVELS),
         like_ns=None,
         network=_summed(network),
         responder=_summed(responder),

@@ -5,9 +5,13 @@ or a node. If it loses a share of what crosses it, the likelihood of what was se
 
     gain = log L(its probes | the share they lost) - log L(its probes | background)
 
-so that paths through it that arrive speak against it, and lossy paths elsewhere do not speak for it. The best place is
-taken, its probes are taken out, and so on while the gain is more than chance would give (compare Duffield 2006,
-"Network tomography of binary network performance characteristics").
+so that paths through it that arrive speak against it, and lossy paths elsewhere do not speak for it. Where nobody knows
+the background, it is what is lost elsewhere, and the gain is that of two shares over one for all:
+
+    gain = log L(its probes | their share) + log L(the others | theirs) - log L(all | one share)
+
+The best place is taken, its probes are taken out, and so on while the gain is more than chance would give (compare
+Duffield 2006, "Network tomography of binary network performance characteristics").
 """
 
 from __future__ import annotations
@@ -77,14 +81,15 @@ def links_of(probes: Sequence[Probes]) -> dict[tuple[str, str], tuple[int, int]]
 def locate(
     probes: Sequence[Probes],
     *,
-    background: float = BACKGROUND,
+    background: float | None = BACKGROUND,
     least_share: float = 0.0,
     least_gain: float = LEAST_GAIN,
 ) -> tuple[Suspect, ...]:
     """Places that lose, the most telling first; nothing: no more is lost than anywhere.
 
-    `background` is the share that is lost anyhow; a place of which no more than `least_share` is lost is not named, nor
-    one that gains no more than `least_gain`: who looks n times asks for log n more.
+    `background` is the share that is lost anyhow (None: nobody knows, and it is what is lost elsewhere); a place of
+    which no more than `least_share` is lost is not named, nor one that gains no more than `least_gain`: who looks n
+    times asks for log n more.
     """
     left, found = [one for one in probes if one.sent], []
     while best := _best(left, background, least_share, least_gain):
@@ -93,7 +98,7 @@ def locate(
     return tuple(found)
 
 
-def _best(probes: Sequence[Probes], background: float, least_share: float, least_gain: float) -> Suspect | None:
+def _best(probes: Sequence[Probes], background: float | None, least_share: float, least_gain: float) -> Suspect | None:
     crossing: dict[tuple[str, ...], list[int]] = {}
     for number, one in enumerate(probes):
         for place in one.places:
@@ -101,29 +106,40 @@ def _best(probes: Sequence[Probes], background: float, least_share: float, least
     alike: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
     for place, numbers in crossing.items():
         alike.setdefault(tuple(numbers), []).append(place)
+    all_sent, all_lost = sum(one.sent for one in probes), sum(one.lost for one in probes)
     found = None
     for those_numbers, places in alike.items():
         those = [probes[number] for number in those_numbers]
-        gain = _gain(those, background, least_share)
+        sent, lost = sum(one.sent for one in those), sum(one.lost for one in those)
+        if background is None:
+            gain = _gain_over_others(sent, lost, all_sent - sent, all_lost - lost, least_share)
+        else:
+            gain = _gain(sent, lost, background, least_share)
         if gain > (found.gain if found else least_gain):
             # Links before nodes: they say more.
             place, *others = sorted(places, key=lambda place: (-len(place), place))
-            sent, lost = sum(one.sent for one in those), sum(one.lost for one in those)
             found = Suspect(place=place, sent=sent, lost=lost, gain=gain, alike=tuple(others))
     return found
 
 
-def _gain(those: Sequence[Probes], background: float, least_share: float) -> float:
-    sent, lost = sum(one.sent for one in those), sum(one.lost for one in those)
+def _gain(sent: int, lost: int, background: float, least_share: float) -> float:
     share = lost / sent
     if share <= max(background, least_share):
         return 0.0
-    return sum(_likelihood(one, share) - _likelihood(one, background) for one in those)
+    return _likelihood(sent, lost, share) - _likelihood(sent, lost, background)
 
 
-def _likelihood(one: Probes, share: float) -> float:
-    arrived = one.sent - one.lost
-    missing = one.lost * math.log(share) if one.lost else 0.0
+def _gain_over_others(sent: int, lost: int, others_sent: int, others_lost: int, least_share: float) -> float:
+    """A place that all probes cross gains nothing: nobody knows how it would be without it."""
+    if not others_sent or lost / sent <= max(others_lost / others_sent, least_share):
+        return 0.0
+    both = _likelihood(sent, lost, lost / sent) + _likelihood(others_sent, others_lost, others_lost / others_sent)
+    return both - _likelihood(sent + others_sent, lost + others_lost, (lost + others_lost) / (sent + others_sent))
+
+
+def _likelihood(sent: int, lost: int, share: float) -> float:
+    arrived = sent - lost
+    missing = lost * math.log(share) if lost else 0.0
     if not arrived:
         return missing
     return missing + (arrived * math.log1p(-share) if share < 1 else -math.inf)

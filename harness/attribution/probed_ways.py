@@ -158,7 +158,7 @@ def _words(slow: SlowPlace, paths: Sequence[PathTimes]) -> str:
         held = f"; responders took {here:.2f} ms of it, elsewhere {there:.2f} ms"
     return (
         f"probes over {' or '.join(slow.names)} took {slow.times:.1f} times what they take on like paths, "
-        f"{slow.slow} of {slow.answered} more than {rtt.SLOW:g} times{held} ({rtt.STAMPS} times)"
+        f"{slow.slow} of {slow.answered} more than {slow.level:g} times{held} ({rtt.STAMPS} times)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The numbers of docs/numbers.md, measured here and now: `make bench`, or `python -m harness.bench [--cold] [PART ...]`.
+"""The numbers of docs/numbers.md, measured anew: `make bench`, or `python -m harness.bench [--cold] [PART ...]`.
 
 Throughput is a ratio against perftest within one run, with its spread; times of the lab are wall-clock seconds of this
 machine, printed with what they were measured on and never asserted by a test. `--cold` also boots and provisions anew.

@@ -11,7 +11,7 @@ from harness.statistics import share_interval
 from harness.verdict import ExitCode
 from traffic import probe as probe_module
 from traffic.probe import ProbeResult, ProbeSpec
-from traffic.rtt import SLOW, PathTimes
+from traffic.rtt import PathTimes
 
 __all__ = ["COMMANDS"]
 
@@ -99,7 +99,7 @@ def _show_times(session: Session, result: ProbeResult) -> None:
     for slow in result.slow:
         session.out.print(
             f"{' or '.join(slow.names)} is slow: round trips over it take {slow.times:.1f} times what like paths take "
-            f"({slow.slow:,} of {slow.answered:,} more than {SLOW:g} times)"
+            f"({slow.slow:,} of {slow.answered:,} more than {slow.level:g} times)"
         )
     if not result.slow:
         session.out.print("no place makes round trips longer than like paths are")
