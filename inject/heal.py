@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from inject import rejoin
 from inject.channels import REJOIN, revert_dir
 from inject.node.cgroup import UNLIMITED
+from inject.node.detour import GUEST, OWN
 from inject.node.disk import FILE
 from inject.node.hog import NAME as HOG
 from inject.node.holder import REVERT_DIR
@@ -58,17 +59,24 @@ for w in $(nft list tables netdev 2>/dev/null); do
     if nft delete table netdev "$w"; then echo "{_MARK} removed nft table $w$1"; else echo "failed: nft table $w$1"; fi
   esac
 done
-kind= before=
+kind= before= hooked= ask=
 for w in $(tc qdisc show 2>/dev/null); do
   [ "$before" = qdisc ] && kind=$w
-  if [ "$before $kind" = "dev clsact" ]; then
-    case $(tc filter show dev "$w" egress) in *"mark 0xfb"*)
-      if tc qdisc del dev "$w" clsact; then echo "{_MARK} removed a redirection at $w$1"
-      else echo "failed: clsact of $w$1"; fi
-    esac
-  fi
+  [ "$before $kind" = "dev clsact" ] && hooked="$hooked $w" && ask="${{ask}}filter show dev $w egress
+"
   before=$w
 done
+case $([ -n "$ask" ] && printf %s "$ask" | tc -batch -) in *"mark 0xfb"*)
+  for w in $hooked; do
+    said=$(tc filter show dev "$w" egress)
+    case $said in
+    *"pref {OWN} "*"mark 0xfb"*) way="qdisc del dev $w clsact" ;;
+    *"mark 0xfb"*) way="filter del dev $w egress protocol ip prio {GUEST}" ;;
+    *) continue ;;
+    esac
+    if tc $way; then echo "{_MARK} removed a redirection at $w$1"; else echo "failed: redirection of $w$1"; fi
+  done
+esac
 devices=
 while read -r w _; do
   case $w in fbvia*) devices="$devices ${{w%%:*}}" ;; esac

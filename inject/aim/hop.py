@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switch, rnic_counters
+from inject.node.detour import GUEST
 from inject.node.inside import inside, ip
 from testbed.errors import UsageError
 from testbed.topology import Port, Target
@@ -241,7 +242,7 @@ def detour_request(asked: Request, hop: Hop, rules: str, *, queue: str, count: s
         "count": count,
         "drain_s": drain_ms / 1000,
     }
-    # On egress the redirection takes the port's clsact, of which there is one.
+    # On egress the redirection is the one filter of the port's clsact.
     claims = (
         f"{hop.place.name}/{hop.port.netdev}/detour" if hop.hook == "egress" else f"{hop.place.name}/{args['table']}"
     )
@@ -257,14 +258,20 @@ def detour_steps(asked: Request, hop: Hop, rules: str, *, queue: str) -> tuple[S
         Step(do=f"{tc} qdisc add dev {via} root {queue}", undo="# goes with the device"),
     ]
     if hop.hook == "egress":
-        steps += [
-            Step(do=f"{tc} qdisc add dev {port} clsact", undo=f"{tc} qdisc del dev {port} clsact"),
+        if not netns:  # a port of a soft switch has one
+            steps.append(
+                Step(
+                    do=f"{tc} qdisc add dev {port} clsact   # unless it has one: it loses packets for a moment",
+                    undo=f"{tc} qdisc del dev {port} clsact   # if it had none",
+                )
+            )
+        steps.append(
             Step(
-                do=f"{tc} filter add dev {port} egress protocol ip prio 1 u32 match u32 0 0 "
+                do=f"{tc} filter add dev {port} egress protocol ip prio {GUEST} u32 match u32 0 0 "
                 f"match mark {MARK:#x} 0xffffffff action mirred egress redirect dev {via}",
-                undo="# goes with clsact",
-            ),
-        ]
+                undo=f"{tc} filter del dev {port} egress protocol ip prio {GUEST}",
+            )
+        )
     return (*steps, *hop_steps(asked, hop, rules))
 
 

@@ -1,7 +1,9 @@
 """Packets that take a detour: an ifb device of this fault's own whose queue delays, duplicates, drops or holds back.
 
 The hop's rules select the packets; on egress they mark them and tc redirects what is marked (clsact, u32), on ingress
-nftables forwards them itself. ifb gives them back where they came from, past the hooks that they have already seen
+nftables forwards them itself. A port of a soft lab has its clsact from the beginning, and so may one of a Linux box: to
+make one, and to take it away, has the kernel drop what passes the port meanwhile, whosever it is
+(net/sched/sch_api.c, qdisc_graft). ifb gives them back where they came from, past the hooks that they have already seen
 (drivers/net/ifb.c, ifb_ri_tasklet), so the port's own queue and everybody else's packets are as ever. The rules are
 owned by this process: when it dies, packets go the straight way at once, and only an unused device is left to revert.
 """
@@ -19,7 +21,7 @@ from inject.node.hop import HopActuator
 from inject.node.inside import inside, ip, unless_gone
 from testbed.onnode.netlink import ECHO, REQUEST, Netlink, attributes
 
-__all__ = ["DetourActuator"]
+__all__ = ["GUEST", "OWN", "DetourActuator"]
 
 # linux/rtnetlink.h, linux/gen_stats.h
 _RTM_GETQDISC = 38
@@ -27,7 +29,11 @@ _TC_H_ROOT = 0xFFFFFFFF
 _TCMSG = struct.Struct("=BxxxiIII")
 _TCA_KIND, _TCA_STATS2 = 1, 7
 _STATS_BASIC, _STATS_QUEUE = 1, 3
-_FILTER = "protocol ip prio 1 u32 match u32 0 0 match mark {mark:#x} 0xffffffff action mirred egress redirect dev {via}"
+_FILTER = (
+    "protocol ip prio {prio} u32 match u32 0 0 match mark {mark:#x} 0xffffffff action mirred egress redirect dev {via}"
+)
+OWN, GUEST = 1, 2
+"""The filter's priority in a clsact made for it, and in one that was there: `heal` removes what goes with it."""
 
 
 class DetourActuator(HopActuator):
@@ -37,28 +43,31 @@ class DetourActuator(HopActuator):
         super().__init__(**hop)
         self._via, self._mark, self._queue, self._counted, self._drain_s = via, mark, queue, count, drain_s
         self._route: Netlink | None = None
-        self._laid = False
+        self._laid = self._is_guest = False
         self._past: dict[str, int] = {}
 
     def prepare(self) -> dict[str, Any]:
-        """As the hop; and refuse a clsact of somebody else, and a device of our name."""
+        """As the hop; and refuse a port whose way out somebody else directs, and a device of our name."""
         # Without this the module would make two devices nobody asked for (drivers/net/ifb.c, numifbs).
         run(["modprobe", "ifb", "numifbs=0"])
         before = super().prepare()
         self._route = Netlink(socket.NETLINK_ROUTE)
         if self._via in (name for _, name in socket.if_nameindex()):
             raise Refused(f"a device {self._via} is already there: a leftover? run `faultbed heal`")
-        if self._hook == "egress" and "clsact" in run(["tc", "qdisc", "show", "dev", self._device]):
-            raise Refused(
-                f"{self._device} has a clsact that is not ours: another fault's detour, or run `faultbed heal`"
-            )
+        if self._hook == "egress":
+            self._is_guest = "clsact" in run(["tc", "qdisc", "show", "dev", self._device])
+            if self._is_guest and run(["tc", "filter", "show", "dev", self._device, "egress"]).strip():
+                raise Refused(
+                    f"{self._device} has a filter on its way out that is not ours: another fault's detour, or run "
+                    "`faultbed heal`"
+                )
         return before
 
     def revert_script(self) -> str:
         """Rules, redirection, device: whatever of them is there."""
         at, link = inside(self._netns), f"{ip(self._netns)} link"
-        clsact = f"{at}tc qdisc del dev {self._device} clsact 2>/dev/null; " if self._hook == "egress" else ""
-        way = f"{clsact}{link} del {self._via} 2>/dev/null; ! {link} show {self._via} >/dev/null 2>&1"
+        turn = f"{at}tc {self._straight_on()} 2>/dev/null; " if self._hook == "egress" else ""
+        way = f"{turn}{link} del {self._via} 2>/dev/null; ! {link} show {self._via} >/dev/null 2>&1"
         return f"{super().revert_script()} && {{ {unless_gone(self._netns, way)}; }}"
 
     def lay(self) -> None:
@@ -67,9 +76,10 @@ class DetourActuator(HopActuator):
         run(["ip", "link", "add", self._via, "up", "type", "ifb"], alive=self._alive)
         lines = [f"qdisc add dev {self._via} root {self._queue}"]
         if self._hook == "egress":
+            prio = GUEST if self._is_guest else OWN
+            lines += [] if self._is_guest else [f"qdisc add dev {self._device} clsact"]
             lines += [
-                f"qdisc add dev {self._device} clsact",
-                f"filter add dev {self._device} egress {_FILTER.format(mark=self._mark, via=self._via)}",
+                f"filter add dev {self._device} egress {_FILTER.format(prio=prio, mark=self._mark, via=self._via)}"
             ]
         run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n", alive=self._alive)
 
@@ -90,7 +100,7 @@ class DetourActuator(HopActuator):
         for name, value in self._stats().items():
             self._past[name] = self._past.get(name, 0) + value
         if self._hook == "egress":
-            run(["tc", "qdisc", "del", "dev", self._device, "clsact"])
+            run(["tc", *self._straight_on().split()])
         run(["ip", "link", "del", self._via])
         self._laid = False
 
@@ -126,6 +136,12 @@ class DetourActuator(HopActuator):
         super().close()
         if self._route is not None:
             self._route.close()
+
+    def _straight_on(self) -> str:
+        """The arguments of tc that take the redirection away."""
+        if self._is_guest:
+            return f"filter del dev {self._device} egress protocol ip prio {GUEST}"
+        return f"qdisc del dev {self._device} clsact"
 
     def _stats(self) -> dict[str, int]:
         found = attributes(self._root().get(_TCA_STATS2, b""))

@@ -81,15 +81,20 @@ def ip_batch(lines, *, namespace=None):
         raise StateError(f"{error}; the commands were: {'; '.join(lines)}") from None
 
 
-def fifo_queues(netdevs, changes, *, namespace=None):
+def fifo_queues(netdevs, changes, *, namespace=None, clsact=()):
     """Give each interface one deep first-in-first-out queue, so that the fabric loses nothing unasked.
 
     What systems set by default, fq_codel, drops what has queued for 5 ms over 100 ms (RFC 8289): where a CPU is
     emulated and shared, that is any packet, and no fault of the experiment.
+
+    Those of `clsact` get a hook for filters, which faults use: to make one while packets pass takes the interface's
+    queue away for a moment, and drops what comes meanwhile (net/sched/sch_api.c, qdisc_graft: dev_deactivate).
     """
     tc = ["tc", *(["-n", namespace] if namespace else [])]
-    have = {item["dev"]: item for item in json.loads(run([*tc, "-j", "qdisc", "show"])) if item.get("root")}
-    commands = []
+    every = json.loads(run([*tc, "-j", "qdisc", "show"]))
+    have = {item["dev"]: item for item in every if item.get("root")}
+    hooked = {item["dev"] for item in every if item["kind"] == "clsact"}
+    commands = [f"qdisc add dev {netdev} clsact" for netdev in clsact if netdev not in hooked]
     for netdev in netdevs:
         queue = have.get(netdev, {})
         if queue.get("kind") != "pfifo" or queue.get("options", {}).get("limit") != QUEUE_PACKETS:

@@ -136,6 +136,23 @@ def test_bystanders_lose_nothing(lab, tmp_path):
     assert [name for name, delta in moved.items() if delta and name.endswith("completer_retry_err")] == []
 
 
+def test_a_detour_is_laid_and_taken_up_without_the_loss_of_a_packet(lab, tmp_path, warm):
+    """The port drops nothing itself: a clsact made and removed beneath a flow cost 127 of its packets, once."""
+    host, _, rnic = ends(lab)[1].partition(":")
+    link = next(one for one in lab.topology.links_of(host) if one.rnic == rnic)
+    port = f"{link.a.node}/{link.a.netdev}"
+    before = counters.read(lab)
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        for index in range(3):
+            _, receipt = receipt_of(injector, planned(lab, "packet.delay", {"delay": 5}, index=index))
+            assert receipt.fired.count > 0
+            assert receipt.cleared.ok, receipt.cleared.error
+    moved = counters.flat_deltas(before, counters.read(lab))
+    assert not warm.is_over
+    assert moved[f"{port}.tx_packets"] > 1000, "the port was not busy"
+    assert moved[f"{port}.tx_dropped"] == 0
+
+
 @pytest.mark.slow
 def test_a_share_is_the_share_that_was_asked_for(lab, tmp_path, warm):
     """Of all packets that came to the port as many were lost as chance allows: within four standard deviations."""

@@ -60,16 +60,22 @@ TOOLS = {
         esac""",
     "tc": """case "$*" in
         "qdisc show") printf 'qdisc noqueue 0: dev lo root refcnt 2\\nqdisc clsact ffff: dev p1 parent ffff:fff1\\n'
-            printf 'qdisc clsact ffff: dev p2 parent ffff:fff1\\nqdisc pfifo 1: dev p3 root\\n';;
-        "filter show dev p1 egress") echo 'match mark 0xfb000001/0xffffffff';;
-        "filter show dev p2 egress") echo 'match mark 0x1';;
+            printf 'qdisc clsact ffff: dev p2 parent ffff:fff1\\nqdisc pfifo 1: dev p3 root\\n'
+            printf 'qdisc clsact ffff: dev p4 parent ffff:fff1\\n';;
+        "-batch -") while read -r line; do tc $line; done;;
+        "filter show dev p1 egress") echo 'filter protocol ip pref 1 u32 match mark 0xfb000001/0xffffffff';;
+        "filter show dev p2 egress") echo 'filter protocol ip pref 1 u32 match mark 0x1';;
+        "filter show dev p4 egress") echo 'filter protocol ip pref 2 u32 match mark 0xfb000001/0xffffffff';;
         esac""",
     "ip": f"""case "$*" in "rule show priority {PRIORITY}") echo '{PRIORITY}: from all lookup {TABLE}';; esac""",
 }
 
 
 def test_the_sweep_changes_what_is_marked(tmp_path):
-    """With tools that only say what there is, and write down what they are asked to change."""
+    """With tools that only say what there is, and write down what they are asked to change.
+
+    A clsact that was made for a detour goes; of one that was there, the detour's filter.
+    """
     for name, does in TOOLS.items():
         tool = tmp_path / name
         tool.write_text(f'#!/bin/sh\ncase "$*" in *del*|*flush*) echo "{name} $*" >>{tmp_path}/done;; esac\n{does}\n')
@@ -80,6 +86,7 @@ def test_the_sweep_changes_what_is_marked(tmp_path):
     assert (tmp_path / "done").read_text().splitlines() == [
         "nft delete table netdev faultbed_12ab",
         "tc qdisc del dev p1 clsact",
+        "tc filter del dev p4 egress protocol ip prio 2",
         f"ip rule del priority {PRIORITY}",
         f"ip route flush table {TABLE}",
     ]

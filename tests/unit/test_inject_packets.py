@@ -149,7 +149,8 @@ def test_a_detour_leaves_the_queue_of_the_port_alone():
     """A device of its own carries the delay; on egress tc redirects what nftables has marked, and nothing else."""
     planned = soft("packet.delay", "host1:rxe0", delay=20)
     commands = " ".join(step.do for step in planned.steps)
-    assert "qdisc add dev host1-rxe0 clsact" in commands
+    assert "filter add dev host1-rxe0 egress" in commands
+    assert "clsact" not in commands, "the port has one: to make it would lose packets"
     assert "dev host1-rxe0 root" not in commands
     assert "match mark 0xfb000001 0xffffffff" in commands
     assert "clsact" not in " ".join(
@@ -158,7 +159,7 @@ def test_a_detour_leaves_the_queue_of_the_port_alone():
 
 
 def test_two_detours_of_one_port_collide():
-    """A port has one clsact: the conflict is named; a drop beside a delay composes, and so does the other direction."""
+    """A port has one redirection: the conflict is named; a drop beside a delay composes, and so does the way back."""
     delay = FaultSpec(kind="packet.delay", target="host1:rxe0", for_s=1.0, params={"delay": 5})
     back = FaultSpec(kind="packet.delay", target="host1:rxe0", for_s=1.0, params={"delay": 5, "direction": "from"})
     drop = FaultSpec(kind="packet.drop", target="host1:rxe0", for_s=1.0, params={"share": 0.1})

@@ -50,7 +50,8 @@ def _bring(wanted, changes):
         _apply(_switch_links(switch, inside, wanted["mtu"]), changes, switch["netns"])
         # Uplinks are veth pairs: they have no queue.
         host_ports = [port["netdev"] for port in switch["ports"] if port.get("rnic") is not None]
-        fifo_queues(host_ports, changes, namespace=switch["netns"])
+        every_port = [port["netdev"] for port in switch["ports"]]
+        fifo_queues(host_ports, changes, namespace=switch["netns"], clsact=every_port)
     if FRONT_END in spaces:
         _apply(_bridge(spaces[FRONT_END], inside), changes, FRONT_END)
     bring_frr(switches, changes)
