@@ -54,18 +54,26 @@ def with_probes(run: Measurements, found: Sequence[Finding], trips: Sequence[Tri
     topology, t0_ns = run.topology, run.t0_ns
     during = [one for one in trips if t0_ns <= one.echo.sent_ns < run.end_ns]
     for said in (*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)):
-        names = {name for _, name in said.places} | {name.partition(":")[0] for _, name in said.places}
-        at = next((index for index, one in enumerate(known) if names & {one.name, *_hosts_of(one)}), None)
+        if not said.places:
+            continue
+        place, name = said.places[0]
+        is_host = place == "rank"
+        sure = (_AT_HOST if is_host else _SURE) / len(said.places)
+        at = next((index for index, one in enumerate(known) if _is_there(one, said, sure)), None)
         if at is not None:
             known[at] = msgspec.structs.replace(known[at], evidence=(*known[at].evidence, said.words))
-        elif said.places and not said.weak:
-            place, name = said.places[0]
-            is_host = place == "rank"
-            sure = (_AT_HOST if is_host else _SURE) / len(said.places)
+        elif not said.weak:
             known.append(
                 Finding(cause=said.causes[is_host], place=place, name=name, confidence=sure, evidence=(said.words,))
             )
     return known
+
+
+def _is_there(known: Finding, said: _Said, sure: float) -> bool:
+    """Whether what probes say is of what is known: of the same place, or of a link of a switch that is surer known."""
+    names = {name for _, name in said.places}
+    upper = {name.partition(":")[0] for name in names}
+    return bool(names & {known.name, *_hosts_of(known)}) or (known.name in upper and known.confidence >= sure)
 
 
 def _hosts_of(one: Finding) -> Sequence[str]:

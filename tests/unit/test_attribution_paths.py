@@ -15,8 +15,9 @@ from synthetic_run import T0
 from test_rtt import round_trips
 
 from harness.attribution.attribute import attribute
+from harness.attribution.probed_ways import with_probes
 from harness.cli.main import cli
-from harness.findings import NOTHING
+from harness.findings import NOTHING, Finding
 from harness.report.run_page import render
 from traffic.probed import Probed
 from traffic.tomography import Probes
@@ -82,6 +83,15 @@ def test_round_trips_are_evidence_for_what_is_already_found_there(labelled):
     ), truth
     assert len(after) == len(before)
     assert len(after[0].evidence) == len(before[0].evidence) + 1
+
+
+@pytest.mark.parametrize(("confidence", "told"), [(0.4, True), (0.9, False)])
+def test_a_link_is_told_beside_its_switch_unless_that_is_surer_known(confidence, told):
+    """Seen once: 16 packets that rtsw2 kept, nobody knew which, took in what probes said of one of its links."""
+    known = Finding(cause="loss", place="rtsw", name="rtsw2", confidence=confidence, evidence=("16 packets",))
+    found = with_probes(Network(3).run().measured(None, ""), [known], probed(("rtsw2", "host3:rxe1")))
+    assert [one.name for one in found] == ["rtsw2", *(["rtsw2:host3:rxe1"] if told else [])]
+    assert len(found[0].evidence) == (1 if told else 2)
 
 
 def test_a_healthy_fabrics_round_trips_say_nothing():
