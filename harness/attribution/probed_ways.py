@@ -7,7 +7,7 @@ switch that loses datagrams is *loss* there, whoever else noticed; a host that l
 
 They are looked at while the workload runs, in windows, for a fault that lasts for a part of a run is thinned out over
 the whole of it. What is already found at a place gets what probes say as one more line of evidence, and is no second
-finding; nor is a place that is hardly slower than others.
+finding; nor is a place that is hardly slower than others. A host that seemed silent and answered all probes was not.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class _Said:
 
 def with_probes(run: Measurements, found: Sequence[Finding], trips: Sequence[Trip]) -> list[Finding]:
     """The findings, with what the probes say that were sent while the workload ran."""
-    known = list(found)
     topology, t0_ns = run.topology, run.t0_ns
     during = [one for one in trips if t0_ns <= one.echo.sent_ns < run.end_ns]
-    for said in (*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)):
+    every = [*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)]
+    known = [one for one in found if not _answered_all_along(one, during, every)]
+    for said in every:
         if not said.places:
             continue
         place, name = said.places[0]
@@ -67,6 +68,18 @@ def with_probes(run: Measurements, found: Sequence[Finding], trips: Sequence[Tri
                 Finding(cause=said.causes[is_host], place=place, name=name, confidence=sure, evidence=(said.words,))
             )
     return known
+
+
+def _answered_all_along(known: Finding, trips: Sequence[Trip], every: Sequence[_Said]) -> bool:
+    """Whether a host that seems silent, by timers at its peers, was asked by probes and nothing of it was lost or slow.
+
+    Timers run out as well where a link takes longer than they do.
+    """
+    if known.cause != "silent-host":
+        return False
+    pointed = {part for said in every for _, name in said.places for part in name.split(":")}
+    asked = any(known.name in {end.partition(":")[0] for end in (one.there[0], one.there[-1])} for one in trips)
+    return asked and known.name not in pointed
 
 
 def _is_there(known: Finding, said: _Said, sure: float) -> bool:

@@ -94,6 +94,23 @@ def test_a_link_is_told_beside_its_switch_unless_that_is_surer_known(confidence,
     assert len(found[0].evidence) == (1 if told else 2)
 
 
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ((), []),
+        (("rtsw2", "host3:rxe1"), ["rtsw2:host3:rxe1"]),
+        (("host1",), ["host1"]),
+        (("rtsw1", "host1:rxe0"), ["host1", "rtsw1:host1:rxe0"]),
+    ],
+)
+def test_a_host_that_answered_all_probes_was_not_silent(place, told):
+    """Timers of its peers ran out, which a link that delays does as well; what probes say of it itself stays."""
+    silent = Finding(cause="silent-host", place="rank", name="host1", confidence=0.56, evidence=("35 timers",))
+    run = Network(3).run().measured(None, "")
+    assert [one.name for one in with_probes(run, [silent], probed(place))] == told
+    assert with_probes(run, [silent], ()) == [silent]
+
+
 def test_a_healthy_fabrics_round_trips_say_nothing():
     run = Network(3).run().measured(None, "")
     assert attribute(run, (), probed(())) == (NOTHING,)
