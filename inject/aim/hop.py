@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switch, rnic_counters
-from inject.node.detour import GUEST
+from inject.node.detour import GUEST, OWN, REDIRECTION
 from inject.node.inside import inside, ip
 from testbed.errors import UsageError
 from testbed.topology import Port, Target
@@ -258,20 +258,15 @@ def detour_steps(asked: Request, hop: Hop, rules: str, *, queue: str) -> tuple[S
         Step(do=f"{tc} qdisc add dev {via} root {queue}", undo="# goes with the device"),
     ]
     if hop.hook == "egress":
-        if not netns:  # a port of a soft switch has one
-            steps.append(
-                Step(
-                    do=f"{tc} qdisc add dev {port} clsact   # unless it has one: it loses packets for a moment",
-                    undo=f"{tc} qdisc del dev {port} clsact   # if it had none",
-                )
-            )
-        steps.append(
-            Step(
-                do=f"{tc} filter add dev {port} egress protocol ip prio {GUEST} u32 match u32 0 0 "
-                f"match mark {MARK:#x} 0xffffffff action mirred egress redirect dev {via}",
-                undo=f"{tc} filter del dev {port} egress protocol ip prio {GUEST}",
-            )
-        )
+        if netns:  # a port of a soft switch has a clsact
+            prio, undo = GUEST, f"{tc} filter del dev {port} egress protocol ip prio {GUEST}"
+        else:
+            prio, undo = OWN, "# goes with clsact"
+            making = f"{tc} qdisc add dev {port} clsact"
+            losing = "# unless it has one, which stays: to make one loses what passes meanwhile"
+            steps.append(Step(do=f"{making}   {losing}", undo=f"{tc} qdisc del dev {port} clsact"))
+        redirection = REDIRECTION.format(prio=prio, mark=MARK, via=via)
+        steps.append(Step(do=f"{tc} filter add dev {port} egress {redirection}", undo=undo))
     return (*steps, *hop_steps(asked, hop, rules))
 
 

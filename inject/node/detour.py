@@ -1,11 +1,13 @@
 """Packets that take a detour: an ifb device of this fault's own whose queue delays, duplicates, drops or holds back.
 
 The hop's rules select the packets; on egress they mark them and tc redirects what is marked (clsact, u32), on ingress
-nftables forwards them itself. A port of a soft lab has its clsact from the beginning, and so may one of a Linux box: to
-make one, and to take it away, has the kernel drop what passes the port meanwhile, whosever it is
-(net/sched/sch_api.c, qdisc_graft). ifb gives them back where they came from, past the hooks that they have already seen
+nftables forwards them itself. ifb gives them back where they came from, past the hooks that they have already seen
 (drivers/net/ifb.c, ifb_ri_tasklet), so the port's own queue and everybody else's packets are as ever. The rules are
-owned by this process: when it dies, packets go the straight way at once, and only an unused device is left to revert.
+owned by this process: when it dies, packets go the straight way at once, and only an unused filter and device are left
+to revert.
+
+A port of a soft lab has its clsact from the beginning, and so may one of a Linux box: to make one, and to take it away,
+has the kernel drop what passes the port meanwhile, whosever it is (net/sched/sch_api.c, qdisc_graft).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from inject.node.hop import HopActuator
 from inject.node.inside import inside, ip, unless_gone
 from testbed.onnode.netlink import ECHO, REQUEST, Netlink, attributes
 
-__all__ = ["GUEST", "OWN", "DetourActuator"]
+__all__ = ["GUEST", "OWN", "REDIRECTION", "DetourActuator"]
 
 # linux/rtnetlink.h, linux/gen_stats.h
 _RTM_GETQDISC = 38
@@ -29,9 +31,10 @@ _TC_H_ROOT = 0xFFFFFFFF
 _TCMSG = struct.Struct("=BxxxiIII")
 _TCA_KIND, _TCA_STATS2 = 1, 7
 _STATS_BASIC, _STATS_QUEUE = 1, 3
-_FILTER = (
+REDIRECTION = (
     "protocol ip prio {prio} u32 match u32 0 0 match mark {mark:#x} 0xffffffff action mirred egress redirect dev {via}"
 )
+"""The filter, as tc takes it."""
 OWN, GUEST = 1, 2
 """The filter's priority in a clsact made for it, and in one that was there: `heal` removes what goes with it."""
 
@@ -66,8 +69,11 @@ class DetourActuator(HopActuator):
     def revert_script(self) -> str:
         """Rules, redirection, device: whatever of them is there."""
         at, link = inside(self._netns), f"{ip(self._netns)} link"
-        turn = f"{at}tc {self._straight_on()} 2>/dev/null; " if self._hook == "egress" else ""
-        way = f"{turn}{link} del {self._via} 2>/dev/null; ! {link} show {self._via} >/dev/null 2>&1"
+        way = f"{link} del {self._via} 2>/dev/null; ! {link} show {self._via} >/dev/null 2>&1"
+        if self._hook == "egress":
+            # There was none before, whosever the clsact is.
+            none = f'[ -z "$({at}tc filter show dev {self._device} egress 2>/dev/null)" ]'
+            way = f"{at}tc {self._straight_on()} 2>/dev/null; {way} && {none}"
         return f"{super().revert_script()} && {{ {unless_gone(self._netns, way)}; }}"
 
     def lay(self) -> None:
@@ -78,9 +84,8 @@ class DetourActuator(HopActuator):
         if self._hook == "egress":
             prio = GUEST if self._is_guest else OWN
             lines += [] if self._is_guest else [f"qdisc add dev {self._device} clsact"]
-            lines += [
-                f"filter add dev {self._device} egress {_FILTER.format(prio=prio, mark=self._mark, via=self._via)}"
-            ]
+            redirection = REDIRECTION.format(prio=prio, mark=self._mark, via=self._via)
+            lines += [f"filter add dev {self._device} egress {redirection}"]
         run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n", alive=self._alive)
 
     def on(self) -> None:
