@@ -23,6 +23,7 @@ from testbed.onnode.netlink import Netlink, attributes
 
 __all__ = [
     "Facts",
+    "filter_fact",
     "gathered",
     "link_fact",
     "link_news",
@@ -48,11 +49,13 @@ _OURS = ("traffic.", "inject.", "testbed.")
 UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "faultbed-*")
 
 _ROUTE, _NETFILTER = 0, 12
-_GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC = 18, 22, 26, 34, 38
+_GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC, _GETTFILTER = 18, 22, 26, 34, 38, 46
 _GETTABLE = (10 << 8) | 1
 _FLAGS = {1 << 0: "UP", 1 << 7: "NOARP", 1 << 8: "PROMISC", 1 << 16: "LOWER_UP"}
 _PERMANENT = 0x80
-_ROOT = 0xFFFFFFFF
+_ROOT, _CLSACT = 0xFFFFFFFF, 0xFFFFFFF1
+_HOOKS = {0xFFFFFFF2: "ingress", 0xFFFFFFF3: "egress"}
+_TCMSG = struct.Struct("=B3xiIII")
 _KERNEL, _RA = 2, 9
 _PROTOCOLS = {2: "kernel", 3: "boot", 4: "static", 9: "ra", 11: "zebra", 16: "dhcp", 186: "bgp"}
 _TYPES = {
@@ -72,7 +75,7 @@ _NFPROTO = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 
 
 def network_facts() -> Facts:
-    """Links, addresses, routes, rules, qdiscs, nftables tables and sysctls of the namespace that this process is in."""
+    """Links, addresses, routes, rules, qdiscs, filters, nftables tables and sysctls of this process's namespace."""
     with contextlib.closing(Netlink(_ROUTE)) as route:
         links = {
             struct.unpack_from("=i", body, 4)[0]: (struct.unpack_from("=I", body, 8)[0], attributes(body[16:]))
@@ -87,8 +90,15 @@ def network_facts() -> Facts:
             yield from route_facts(body, names)
         for _, body in route.dump(_GETRULE, bytes(12)):
             yield _rule(body)
+        hooked = []
         for _, body in route.dump(_GETQDISC, bytes(20)):
             yield _qdisc(body, names)
+            _family, index, _handle, parent, _info = _TCMSG.unpack_from(body)
+            hooked += [index] if parent == _CLSACT else []
+        for index, hook in itertools.product(hooked, _HOOKS):
+            filters = route.dump(_GETTFILTER, _TCMSG.pack(0, index, 0, hook, 0))
+            # One filter of u32 is a table and its entries.
+            yield from dict.fromkeys(filter_fact(body, names) for _, body in filters)
     with contextlib.closing(Netlink(_NETFILTER)) as netfilter:
         for _, body in netfilter.dump(_GETTABLE, bytes(4)):
             yield f"nft table {_NFPROTO.get(body[0], body[0])} {_text(attributes(body[4:])[1])}", "there"
@@ -207,6 +217,12 @@ def _qdisc(body: bytes, names: dict[int, str]) -> tuple[str, str]:
     kind, options = _text(found[1]), found.get(2, b"")
     said = f"limit {_number(options)}" if kind == "pfifo" else options.hex()
     return f"qdisc {names[index]} {where}", " ".join(filter(None, [kind, said]))
+
+
+def filter_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
+    """A filter at a hook of a port's clsact, from an RTM_NEWTFILTER body (linux/rtnetlink.h, struct tcmsg)."""
+    _family, index, _handle, parent, info = _TCMSG.unpack_from(body)
+    return f"filter {names[index]} {_HOOKS.get(parent, f'{parent:x}')} {info >> 16}", _text(attributes(body[20:])[1])
 
 
 def _machine_facts() -> Facts:

@@ -98,6 +98,12 @@ TOUCHED = [
         "tc qdisc replace dev host1-rxe0 root pfifo limit 10000",
         "qdisc host1-rxe0 root",
     ),
+    (
+        "rtsw1",
+        "tc filter add dev host1-rxe0 egress protocol ip prio 9 u32 match u32 0 0 action pass",
+        "tc filter del dev host1-rxe0 egress protocol ip prio 9",
+        "filter host1-rxe0 egress 9",
+    ),
     ("rtsw1", "nft add table netdev stray", "nft delete table netdev stray", "nft table netdev stray"),
     (
         "rtsw1",

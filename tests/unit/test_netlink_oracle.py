@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pyroute2 import IPRoute
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from testbed.onnode import counts, state
 from testbed.onnode.netlink import attributes, messages
@@ -56,6 +57,15 @@ def test_a_link_is_read_as_it_was_written(name, mtu, up, carrier, downs, stats):
     assert found.get(f"{name}.carrier") == (carrier if up else None)
     kept = {what for what in STATS if not what.endswith("errors")}
     assert {what: found[f"{name}.{what}"] for what in kept} == {what: stats[what] for what in kept}
+
+
+@given(prio=st.integers(1, 0xFFFF), hook=st.sampled_from([(0xFFFFFFF2, "ingress"), (0xFFFFFFF3, "egress")]))
+def test_a_filter_is_read_as_it_was_written(prio, hook):
+    one = tcmsg()
+    one["index"], one["parent"], one["info"] = 3, hook[0], prio << 16 | 0x0008
+    one["attrs"] = [("TCA_KIND", "u32")]
+
+    assert state.filter_fact(body_of(one), NAMES) == (f"filter be1 {hook[1]} {prio}", "u32")
 
 
 def route_of(destination, length, **attrs):
