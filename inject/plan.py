@@ -164,25 +164,32 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
 
 
 def plan_all(
-    specs: Sequence[FaultSpec], topology: Topology, *, lab_kind: str, where: str = "faults"
+    specs: Sequence[FaultSpec], topology: Topology, *, lab_kind: str, names: Sequence[str] = ()
 ) -> tuple[PlannedFault, ...]:
     """Plan the faults of one experiment together, in order.
 
     A counter that one of them moves, or takes away, on purpose is no longer a bystander of the others.
 
+    Args:
+        specs: what is asked for.
+        topology: the lab.
+        lab_kind: `soft` or `rack`.
+        names: what errors call each of them; without, `faults[0]` and so on.
+
     Raises:
         UsageError: as `plan`, or two faults that would change the same thing at the same time.
         Unsupported: as `plan`.
     """
+    names = names or [f"faults[{index}]" for index in range(len(specs))]
     planned = [
-        plan(spec, topology, lab_kind=lab_kind, index=index, where=f"{where}[{index}]")
-        for index, spec in enumerate(specs)
+        plan(spec, topology, lab_kind=lab_kind, index=index, where=where)
+        for index, (spec, where) in enumerate(zip(specs, names, strict=True))
     ]
     for second, fault in enumerate(planned):
         for first, other in enumerate(planned[:second]):
             if thing := both_claim(other, fault, topology):
                 raise UsageError(
-                    f"{where}[{second}]: {fault.kind} on {fault.target.text} overlaps {where}[{first}] "
+                    f"{names[second]}: {fault.kind} on {fault.target.text} overlaps {names[first]} "
                     f"({other.kind} on {other.target.text}): both change {thing}; move one of the windows"
                 )
     return _beside(planned)

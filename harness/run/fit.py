@@ -63,14 +63,14 @@ def hosts_of(workload: Workload) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.partition(":")[0] for name in ends))
 
 
-def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault]) -> None:
-    """Refuse a fault of a program that the (fitted) workload will not have on its target.
+def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], names: Sequence[str]) -> None:
+    """Refuse a fault of a program that the (fitted) workload will not have on its target; `names` are their places.
 
     Raises:
         ConfigError: it could not be armed.
     """
     workload = experiment.workload
-    for fault in faults:
+    for fault, name in zip(faults, names, strict=True):
         if not fault.of_workload:
             continue
         if not fault.kind.startswith("storage."):
@@ -81,7 +81,7 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault]) -> Non
         if fault.target.node not in there:
             where = f"; it has on {', '.join(there)}" if there else ""
             said = f"{fault.kind} on {fault.target.text}: the workload has {what} there{where}"
-            raise _error(experiment, "faults", said)
+            raise _error(experiment, name, said)
 
 
 def _error(experiment: Experiment, path: str, message: str) -> ConfigError:

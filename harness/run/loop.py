@@ -49,7 +49,7 @@ from inject.journal import Journal
 from inject.plan import FaultSpec
 from inject.receipt import Receipt as FaultReceipt
 from testbed import capture, counters, dirty, fingerprint, telemetry
-from testbed.errors import FaultbedError, LabError, Unsupported
+from testbed.errors import FaultbedError, LabError, Unsupported, UsageError
 from testbed.inventory import Inventory
 from testbed.inventory_part import without_hosts
 from testbed.lab import Lab, open_lab
@@ -111,23 +111,32 @@ def decide(
     fitted = fit(experiment, inventory.topology, inventory.kind)
     digest = hashlib.sha256(inventory.path.read_bytes()).hexdigest()
     planned = plan_module.plan(fitted, seed=seed, inventory_digest=digest, version=metadata.version("faultbed"))
-    faults = fault_plan.plan_all(
-        [
-            FaultSpec(
-                kind=fault.kind,
-                target=fault.target,
-                at_s=fault.at_ns / 1e9,
-                for_s=fault.duration_ns / 1e9,
-                params=fault.parameters,
-            )
-            for fault in planned.faults
-        ],
-        inventory.topology,
-        lab_kind=inventory.kind,
-    )
-    refuse_absent(fitted, faults)
+    faults = _planned(fitted, planned, inventory)
     hosts = tuple(host.name for host in inventory.topology.hosts)
     return Decided(experiment=fitted, source=source, plan=planned, faults=faults, hosts=hosts, left_out=tuple(left_out))
+
+
+def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tuple[fault_plan.PlannedFault, ...]:
+    """The faults of a plan, aimed; what does not fit is told by its place in the experiment's file."""
+    # A plan has its faults in the order of their times; a person looks for them in the order of the file.
+    places = {fault.id: f"faults[{index}]" for index, fault in enumerate(experiment.faults)}
+    names = [places[fault.id] for fault in planned.faults]
+    specs = [
+        FaultSpec(
+            kind=fault.kind,
+            target=fault.target,
+            at_s=fault.at_ns / 1e9,
+            for_s=fault.duration_ns / 1e9,
+            params=fault.parameters,
+        )
+        for fault in planned.faults
+    ]
+    try:
+        faults = fault_plan.plan_all(specs, inventory.topology, lab_kind=inventory.kind, names=names)
+    except (UsageError, Unsupported) as error:
+        raise type(error)(f"{experiment.source}: {error}") from error
+    refuse_absent(experiment, faults, names)
+    return faults
 
 
 def touched(decided: Decided) -> tuple[str, ...]:

@@ -14,7 +14,10 @@ from harness.experiment.file import decode, load
 from harness.experiment.needs import parse_need, unmet
 from harness.experiment.workload_file import Collective
 from harness.run.fit import fit
-from testbed.errors import ConfigError
+from harness.run.loop import decide
+from testbed import inventory
+from testbed.errors import ConfigError, FaultbedError
+from testbed.shipped import inventories
 
 GOOD = """
 name = "x"
@@ -199,3 +202,42 @@ def test_every_workload_has_parameters_of_its_queue_pairs(text):
     ):
         with pytest.raises(ConfigError, match=re.escape(says)):
             read(text.format(f"[workload.qp]\n{values}"))
+
+
+TWO_FAULTS = """
+name = "x"
+[workload]
+collective = "all-reduce"
+size = "1MiB"
+duration = "30s"
+[[faults]]
+kind = "link.down"
+target = "rtsw1:ctsw1"
+at = "20s"
+for = "1s"
+[[faults]]
+kind = "{kind}"
+target = "{target}"
+at = "{at}"
+for = "1s"
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "at", "more", "says"),
+    [
+        ("packet.drop", "rtsw1:ctsw2", "8s", "set = { share = 7 }", "x.toml: faults[1].share: 7 is not in"),
+        ("gpu.throttle", "rtsw1:ctsw2", "8s", "", "x.toml: faults[1].target: gpu.throttle does not fit"),
+        ("link.down", "rtsw1:ctsw1", "19.5s", "", "x.toml: faults[0]: link.down on rtsw1:ctsw1 overlaps faults[1] ("),
+        ("storage.stall", "host1", "8s", "", "x.toml: faults[1]: storage.stall on host1: the workload has no storage"),
+    ],
+)
+def test_a_fault_that_does_not_fit_is_told_by_its_place_in_the_file(kind, target, at, more, says):
+    """Of a plan, which is in the order of time, it would be another one."""
+    text = TWO_FAULTS.format(kind=kind, target=target, at=at, more=more).encode()
+
+    with pytest.raises(FaultbedError) as caught:
+        decide(decode(text, source="x.toml"), text, inventory.load(inventories() / "soft.yml"))
+
+    assert str(caught.value).startswith(says)
