@@ -78,10 +78,17 @@ def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
 
     The index (.history.sqlite in the folder) is brought up to date first; it may be removed at any time.
     """
-    past = history_module.read(history_module.update(runs))
+    found = history_module.read(history_module.update(runs))
+    past = found.past
     worse = history_module.regressions(past)
     if as_json:
-        session.json({"runs": [asdict(one) for one in past[-last:]], "regressions": [asdict(one) for one in worse]})
+        session.json(
+            {
+                "runs": [asdict(one) for one in past[-last:]],
+                "regressions": [asdict(one) for one in worse],
+                "left_out": found.left_out,
+            }
+        )
         return
     marked = {one.run for one in worse}
     rows = [
@@ -100,6 +107,8 @@ def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
     session.table(("", "run", "verdict", "jct_ratio", "recovery.total", "dip", "iterations", "version"), rows)
     for one in worse:
         session.out.print(Text.assemble(("▼", "red"), f" {one.run}: {one.metric} {one.words}"), soft_wrap=True)
+    for name, why in found.left_out.items():
+        session.out.print(Text.assemble((f"{name} is left out: ", "yellow"), why), soft_wrap=True)
 
 
 PAIR = 2

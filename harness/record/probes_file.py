@@ -7,6 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.record import parquet
+from testbed.errors import UsageError
 from traffic.probed import Probed
 from traffic.rtt import STAMPS, Echo, Trip
 
@@ -55,8 +57,12 @@ def write(found: Probed, path: Path, *, t0_ns: int) -> None:
 
 
 def read(path: Path) -> Probed:
-    """What `write` has written."""
-    table = pq.read_table(path)
+    """What `write` has written.
+
+    Raises:
+        UsageError: it is not there, or is not such a file.
+    """
+    table = parquet.read(path, PROBES_SCHEMA)
     told, columns = table.schema.metadata, table.to_pydict()
     ways = {text: tuple(text.split()) for name in ("there", "back") for text in set(columns[name])}
     trips = tuple(
@@ -70,4 +76,10 @@ def read(path: Path) -> Probed:
             strict=True,
         )
     )
-    return Probed(trips=trips, unknown=int(told[b"unknown"]), trouble=told[b"trouble"].decode() or None)
+    try:
+        return Probed(trips=trips, unknown=int(told[b"unknown"]), trouble=told[b"trouble"].decode() or None)
+    except (TypeError, KeyError, ValueError) as error:
+        raise UsageError(
+            f"{path}: cannot be read: its metadata is not that of probes ({error!r}); copy the run directory again, or "
+            "remove the file"
+        ) from error

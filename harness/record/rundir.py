@@ -27,10 +27,11 @@ import platform
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -52,9 +53,14 @@ __all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script
 
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
 
+T = TypeVar("T")
+
 
 class RunDir:
-    """Paths and writers of one run directory."""
+    """Paths, writers and readers of one run directory.
+
+    Readers raise UsageError, with the file's name, where it is missing or not what was written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -117,11 +123,9 @@ class RunDir:
 
     def read_flights(self) -> tuple[Flight, ...]:
         """Read `flights.json`; nothing: no job of this run failed."""
-        return (
-            msgspec.json.decode(self._read("flights.json"), type=tuple[Flight, ...])
-            if (self.path / "flights.json").exists()
-            else ()
-        )
+        if not (self.path / "flights.json").exists():
+            return ()
+        return self._decoded("flights.json", msgspec.json.Decoder(tuple[Flight, ...]).decode)
 
     def write_probes(self, found: Probed, *, t0_ns: int) -> None:
         """Write `probes.parquet`."""
@@ -140,7 +144,7 @@ class RunDir:
 
     def read_packets(self) -> Evidence | None:
         """Read `packets.json`; None: this run captured nothing."""
-        return evidence.read(self._read("packets.json")) if (self.path / "packets.json").exists() else None
+        return self._decoded("packets.json", evidence.read) if (self.path / "packets.json").exists() else None
 
     def read_experiment(self) -> bytes:
         """The experiment as it was given."""
@@ -148,19 +152,29 @@ class RunDir:
 
     def read_plan(self) -> Plan:
         """Read `plan.json`."""
-        return plan_file.decode(self._read("plan.json"))
+        return self._decoded("plan.json", plan_file.decode)
 
     def read_measurements(self) -> Measurements:
         """Read `measurements.json`."""
-        return measurements_file.decode(self._read("measurements.json"))
+        return self._decoded("measurements.json", measurements_file.decode)
 
     def read_verdict(self) -> VerdictFile:
         """Read `verdict.json`."""
-        return verdict_file.decode(self._read("verdict.json"))
+        return self._decoded("verdict.json", verdict_file.decode)
 
     def read_environment(self) -> Environment:
         """Read `environment.json`."""
-        return msgspec.json.decode(self._read("environment.json"), type=Environment)
+        return self._decoded("environment.json", msgspec.json.Decoder(Environment).decode)
+
+    def _decoded(self, name: str, decode: Callable[[bytes], T]) -> T:
+        content = self._read(name)
+        try:
+            return decode(content)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"{self.path / name}: not as this version writes it: {error}; copy the run directory again, or read it "
+                "with the version that environment.json names"
+            ) from error
 
     def _read(self, name: str) -> bytes:
         try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from testbed.errors import UsageError
+from harness.record import parquet
 from testbed.telemetry import Change, Recorded, Sample
 
 __all__ = ["CHANGES_SCHEMA", "TELEMETRY_SCHEMA", "read", "write"]
@@ -64,21 +63,12 @@ def read(*, telemetry: Path, changes: Path) -> Recorded:
         UsageError: one of them is not there, or is not such a file.
     """
     values: dict[tuple[int, str], dict[str, int]] = {}
-    for row in _rows(telemetry, TELEMETRY_SCHEMA):
+    for row in parquet.read(telemetry, TELEMETRY_SCHEMA).to_pylist():
         values.setdefault((row["t_ns"], row["node"]), {})[row["name"]] = row["value"]
     return Recorded(
         samples=tuple(Sample(at_ns=at_ns, node=node, values=moved) for (at_ns, node), moved in values.items()),
         changes=tuple(
             Change(at_ns=row["t_ns"], node=row["node"], subject=row["subject"], text=row["text"])
-            for row in _rows(changes, CHANGES_SCHEMA)
+            for row in parquet.read(changes, CHANGES_SCHEMA).to_pylist()
         ),
     )
-
-
-def _rows(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
-    try:
-        table = pq.read_table(path, columns=schema.names)
-    except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; copy the run directory again, or remove it") from error
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows

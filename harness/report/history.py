@@ -28,7 +28,7 @@ from harness.report.compare import HIGHER_IS_BETTER
 from harness.statistics import LEVEL, student_over_normal
 from testbed.errors import UsageError
 
-__all__ = ["FILE", "MIN_EARLIER", "TRACKED", "Past", "Regression", "read", "regressions", "update"]
+__all__ = ["FILE", "MIN_EARLIER", "TRACKED", "History", "Past", "Regression", "read", "regressions", "update"]
 
 FILE = ".history.sqlite"
 MIN_EARLIER = 4
@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS run (
     name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed INTEGER, lab TEXT, version TEXT, series TEXT,
     verdict TEXT, lab_state TEXT);
 CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, PRIMARY KEY (name, metric));
+CREATE TABLE IF NOT EXISTS left_out (name TEXT PRIMARY KEY, changed_ns INTEGER, why TEXT);
 """
 
 
@@ -55,6 +56,14 @@ class Past:
     verdict: str
     lab_state: str
     metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Runs of a folder, the oldest first; `left_out` are those that cannot be read, by name, and why."""
+
+    past: tuple[Past, ...]
+    left_out: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +94,8 @@ def update(runs: Path) -> Path:
     return path
 
 
-def read(index: Path) -> tuple[Past, ...]:
-    """All runs of an index, the oldest first."""
+def read(index: Path) -> History:
+    """All runs of an index."""
     metrics: dict[str, dict[str, float]] = {}
     with contextlib.closing(sqlite3.connect(index)) as connection:
         for name, metric, value in connection.execute("SELECT name, metric, value FROM metric"):
@@ -94,7 +103,8 @@ def read(index: Path) -> tuple[Past, ...]:
         rows = connection.execute(
             "SELECT name, experiment, seed, lab, version, series, verdict, lab_state FROM run ORDER BY name"
         ).fetchall()
-    return tuple(
+        left_out = dict(connection.execute("SELECT name, why FROM left_out ORDER BY name").fetchall())
+    past = tuple(
         Past(
             name=name,
             experiment=experiment,
@@ -108,6 +118,7 @@ def read(index: Path) -> tuple[Past, ...]:
         )
         for name, experiment, seed, lab, version, series, verdict, lab_state in rows
     )
+    return History(past=past, left_out=left_out)
 
 
 def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
@@ -147,7 +158,9 @@ def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
 
 
 def _refresh(index: sqlite3.Connection, runs: Path) -> None:
-    known = dict(index.execute("SELECT name, changed_ns FROM run").fetchall())
+    known = dict(
+        index.execute("SELECT name, changed_ns FROM run UNION SELECT name, changed_ns FROM left_out").fetchall()
+    )
     found = {each.parent.name: each.stat().st_mtime_ns for each in runs.glob("*/verdict.json")}
     for name in known.keys() - found.keys():
         _forget(index, name)
@@ -162,8 +175,9 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     try:
         verdict, plan, measured = run.read_verdict(), run.read_plan(), run.read_measurements()
         environment = run.read_environment()
-    except (msgspec.DecodeError, UsageError):
-        return  # a run of another version, or one that did not come to its end
+    except UsageError as error:  # a run of another version, or one whose copy is not whole
+        index.execute("INSERT INTO left_out VALUES (?, ?, ?)", (path.name, changed_ns, str(error)))
+        return
     observed = observe(measured)
     series = hashlib.sha256(
         msgspec.json.encode([plan.experiment, plan.seed, plan.inventory, plan.workload], order="sorted")
@@ -190,5 +204,5 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
 
 
 def _forget(index: sqlite3.Connection, name: str) -> None:
-    index.execute("DELETE FROM run WHERE name = ?", (name,))
-    index.execute("DELETE FROM metric WHERE name = ?", (name,))
+    for table in ("run", "metric", "left_out"):
+        index.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608 - our own three words

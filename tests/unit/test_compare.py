@@ -146,17 +146,37 @@ def test_the_index_follows_the_folder(tmp_path):
     first = finished(tmp_path, synthetic_run())
     finished(tmp_path, synthetic_run(), name="another")
     (tmp_path / "no-run").mkdir()
-    assert [one.name for one in history.read(history.update(tmp_path))] == sorted(
+    assert [one.name for one in history.read(history.update(tmp_path)).past] == sorted(
         one.name for one in tmp_path.iterdir() if (one / "verdict.json").exists()
     )
     changed = msgspec.structs.replace(first.read_verdict(), lab_state="DIRTY")
     first.write_verdict(changed)
-    (kept,) = (one for one in history.read(history.update(tmp_path)) if one.name == first.path.name)
+    (kept,) = (one for one in history.read(history.update(tmp_path)).past if one.name == first.path.name)
     assert kept.lab_state == "DIRTY"
     assert kept.metrics["jct_ratio"] > 1
     for one in list(first.path.iterdir()):
         one.unlink()
-    assert len(history.read(history.update(tmp_path))) == 1
+    assert len(history.read(history.update(tmp_path)).past) == 1
+
+
+def test_a_run_that_cannot_be_read_is_named_until_it_can(tmp_path):
+    run = finished(tmp_path, synthetic_run())
+    whole = (run.path / "measurements.json").read_bytes()
+    (run.path / "measurements.json").write_bytes(whole[: len(whole) // 2])
+    for _ in range(2):  # the second time it is not looked at again
+        found = history.read(history.update(tmp_path))
+        assert found.past == ()
+        assert "measurements.json" in found.left_out[run.path.name]
+    said = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path)], standalone_mode=False).output
+    assert f"{run.path.name} is left out: " in said
+    said = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path), "--json"], standalone_mode=False).output
+    assert list(json.loads(said)["left_out"]) == [run.path.name]
+
+    (run.path / "measurements.json").write_bytes(whole)
+    run.write_verdict(run.read_verdict())
+
+    found = history.read(history.update(tmp_path))
+    assert (len(found.past), found.left_out) == (1, {})
 
 
 def test_the_command_lists_runs(tmp_path):

@@ -6,15 +6,23 @@ import json
 import subprocess
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from finished_run import finished
 from synthetic_run import T0, synthetic_run
 
 from harness.record import code, rundir
 from harness.record.samples_file import SAMPLES_SCHEMA
 from testbed.errors import UsageError
+from testbed.telemetry import Change, Recorded, Sample
 from traffic.flight import Entry, Flight
+from traffic.probed import Probed
 
+RECORDED = Recorded(
+    samples=(Sample(at_ns=T0, node="host1", values={"rxe0.rcvd_pkts": 1}),),
+    changes=(Change(at_ns=T0, node="host1", subject="link rxe0", text=None),),
+)
 STARTED = datetime(2026, 11, 21, 9, 30, 5, tzinfo=UTC)
 
 
@@ -142,3 +150,66 @@ def test_flight_recorders_are_written_rank_by_rank(tmp_path):
     (flight,) = json.loads((run.path / "flights.json").read_text())
     assert flight["standing"] == "iteration 3, step 1"
     assert flight["entries"][0]["psn"] == 512
+
+
+@pytest.fixture
+def whole(tmp_path):
+    run = finished(tmp_path, synthetic_run())
+    run.write_telemetry(RECORDED, t0_ns=T0)
+    run.write_probes(Probed(), t0_ns=T0)
+    run.write_flights([])
+    return run
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"", b"\xff\xfe", b"[" * 100_000, b'{"schema": 2}', "half"],
+    ids=["empty", "not text", "deep", "of another version", "half"],
+)
+@pytest.mark.parametrize(
+    ("name", "reader"),
+    [
+        ("plan.json", "read_plan"),
+        ("measurements.json", "read_measurements"),
+        ("verdict.json", "read_verdict"),
+        ("environment.json", "read_environment"),
+        ("flights.json", "read_flights"),
+        ("packets.json", "read_packets"),
+        ("probes.parquet", "read_probes"),
+        ("telemetry.parquet", "read_telemetry"),
+        ("changes.parquet", "read_telemetry"),
+    ],
+)
+def test_a_broken_file_is_one_sentence_that_names_it(whole, name, reader, broken):
+    path = whole.path / name
+    if broken == "half" and path.exists():
+        broken = path.read_bytes()[: path.stat().st_size // 2]
+    path.write_bytes(b"" if broken == "half" else broken)
+
+    with pytest.raises(UsageError, match="copy the run directory again") as caught:
+        getattr(whole, reader)()
+
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"t_ns": [1]}, "since_start_ns"),
+        ({"t_ns": ["x"], "since_start_ns": [1], "node": ["a"], "name": ["b"], "value": [1]}, "x"),
+        ({"t_ns": [1], "since_start_ns": [1], "node": ["a"], "name": ["b"], "value": [None]}, "value.* null"),
+    ],
+)
+def test_a_table_with_other_columns_is_no_telemetry(whole, columns, words):
+    pq.write_table(pa.table(columns), whole.path / "telemetry.parquet")
+
+    with pytest.raises(UsageError, match=rf"telemetry\.parquet: cannot be read: .*{words}"):
+        whole.read_telemetry()
+
+
+def test_probes_without_their_metadata_are_told(whole):
+    path = whole.path / "probes.parquet"
+    pq.write_table(pq.read_table(path).replace_schema_metadata({}), path)
+
+    with pytest.raises(UsageError, match=r"probes\.parquet: cannot be read: its metadata"):
+        whole.read_probes()

@@ -1,0 +1,30 @@
+"""Parquet files of a run directory, read: columns as their schema has them, or one sentence that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from testbed.errors import UsageError
+
+__all__ = ["read"]
+
+
+def read(path: Path, schema: pa.Schema) -> pa.Table:
+    """The columns that `schema` names, in its order and types, with the file's own metadata.
+
+    Raises:
+        UsageError: no such file, not Parquet, cut short, a column is missing or of another type, or has nothing where
+            the schema wants a value.
+    """
+    try:
+        table = pq.read_table(path)
+        chosen = table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
+        chosen.validate(full=True)
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise UsageError(
+            f"{path}: cannot be read: {error}; copy the run directory again, or remove the file"
+        ) from error
+    return chosen
