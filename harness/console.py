@@ -10,10 +10,13 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Load the commands and run; Ctrl-C is one sentence already while they are loaded."""
+    """Load the commands and run; Ctrl-C, or a package that is not there, is one sentence already meanwhile."""
     try:
         commands = importlib.import_module("harness.cli.main")
     except KeyboardInterrupt:
         sys.stderr.write("faultbed: interrupted before anything was started\n")
+        sys.exit(3)
+    except ImportError as error:
+        sys.stderr.write(f"faultbed: not installed whole: {error}; `make setup` installs what is missing\n")
         sys.exit(3)
     sys.exit(commands.main())

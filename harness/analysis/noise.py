@@ -101,9 +101,19 @@ def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
 
 
 def load(state_dir: Path, workload: Mapping[str, Any]) -> NoiseFloor | None:
-    """The floor kept for a lab; None: none, or one of another workload."""
+    """The floor kept for a lab; None: none, or one of another workload.
+
+    Raises:
+        UsageError: what is kept there is no noise floor.
+    """
     path = state_dir / FILE
-    floor = decode(path.read_bytes()) if path.exists() else None
+    try:
+        floor = decode(path.read_bytes()) if path.exists() else None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: not a noise floor as this version writes it: {error}; remove it, or measure it again with "
+            "`faultbed noise`"
+        ) from error
     return floor if floor is not None and floor.workload == workload else None
 
 

@@ -1,10 +1,14 @@
-"""How every command ends: one sentence and the right exit code, never a traceback."""
+"""How every command ends: one sentence and the right exit code.
+
+A traceback comes only of what nobody thought of, and that ends with 3 (ERROR) as well: Python's own 1 would be a FAIL.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import traceback
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -42,9 +46,21 @@ def _run(command: click.Command, name: str) -> int:
     except (KeyboardInterrupt, click.Abort):
         _say("interrupted: what was started has been ended, faults that were in place have been cleared")
         return ExitCode.ERROR
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:  # noqa: BLE001 - ended with the code that is its own
+        _tell_unforeseen(error)
         return ExitCode.ERROR
+
+
+def _tell_unforeseen(error: Exception) -> None:
+    """What no command raises on purpose: the machine's doing is one sentence, a fault of ours comes whole."""
+    if isinstance(error, BrokenPipeError):  # nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    elif isinstance(error, OSError):
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        _say(f"{where}{error.strerror or error}; nothing that needs it could be done")
+    else:
+        traceback.print_exception(error)
+        _say(f"an error of ours, not of yours: {type(error).__name__}: {error}; please report it with the lines above")
 
 
 def _say(text: str) -> None:

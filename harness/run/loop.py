@@ -169,6 +169,7 @@ def execute(
 
     Raises:
         LabError: the lab is not up. Anything later ends in the verdict.
+        UsageError: the noise floor that is kept for the lab cannot be read.
         DirtyLab: it is marked DIRTY.
         Forbidden: the faults hurt more at one time than the lab's owner allows.
     """
@@ -178,6 +179,7 @@ def execute(
     with open_lab(inventory) as lab:
         lab.guard = guard
         dirty.refuse(lab.state_dir, lab.name)
+        floor = noise.load(lab.state_dir, decided.plan.workload)
         run_dir = rundir.create(
             out,
             experiment=decided.source,
@@ -195,7 +197,7 @@ def execute(
         with Journal(run_dir.journal) as journal:
             on_flights = asked.writer(run_dir.path, asked.STEM, progress)
             _guarded(decided, lab, journal, found, progress, mutate, on_flights)
-        return _conclude(decided, lab, run_dir, found)
+        return _conclude(decided, lab, run_dir, found, floor)
 
 
 def _guarded(
@@ -419,7 +421,7 @@ def _brief(receipt: FaultReceipt) -> str:
     return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, cleared"
 
 
-def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Finished:
+def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: noise.NoiseFloor | None) -> Finished:
     if found.captured is not None:
         found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
         run_dir.write_packets(found.packets)
@@ -444,7 +446,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found) -> Fini
         expectations=decided.experiment.expectations,
         run=measured,
         observed=observed,
-        floor=noise.load(lab.state_dir, decided.plan.workload),
+        floor=floor,
         flights=flights,
         trips=found.probed.trips if found.probed else (),
     )

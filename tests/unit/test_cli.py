@@ -13,6 +13,7 @@ from house import HOUSE
 
 from harness import console
 from harness.cli import labs
+from harness.cli.ending import end_with
 from harness.cli.main import cli
 
 
@@ -182,6 +183,42 @@ def test_ctrl_c_while_the_commands_are_loaded_is_one_sentence(monkeypatch, capsy
         console.main()
     assert end.value.code == 3
     assert capsys.readouterr().err == "faultbed: interrupted before anything was started\n"
+
+
+def test_a_package_that_is_missing_is_one_sentence(monkeypatch, capsys):
+    def missing(_name):
+        raise ModuleNotFoundError("No module named 'rich'")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(SystemExit) as end:
+        console.main()
+    assert end.value.code == 3
+    assert "No module named 'rich'; `make setup` installs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "lines"),
+    [
+        (OSError(28, "No space left on device", "/full/x"), "/full/x: No space left on device", 1),
+        (OSError("odd"), "odd", 1),
+        (ZeroDivisionError("by zero"), "an error of ours, not of yours: ZeroDivisionError: by zero", None),
+    ],
+)
+def test_what_nobody_thought_of_is_an_error_and_no_fail(monkeypatch, capsys, error, words, lines):
+    """Python's own exit code for it is 1, which here says FAIL: that a bound was held to and broken."""
+
+    @click.command()
+    def broken():
+        raise error
+
+    monkeypatch.setattr("sys.argv", ["faultbed"])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        end_with(broken, "faultbed")
+    said = capsys.readouterr().err
+    assert end.value.code == 3
+    assert words in said
+    assert len(said.splitlines()) == lines if lines else "Traceback" in said
 
 
 @pytest.mark.parametrize("group", [(), ("traffic",), ("inventory",)], ids=["faultbed", "traffic", "inventory"])

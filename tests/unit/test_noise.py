@@ -85,3 +85,10 @@ def test_the_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):
     assert kept == str(folder / noise.FILE)
     assert noise.load(folder, run.workload).spreads["job_time"].runs == 3
     assert noise.load(folder, {"flow": "write"}) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b'{"schema": 2}', b"[" * 100_000])
+def test_a_broken_floor_is_one_sentence_that_names_it(tmp_path, content):
+    (tmp_path / noise.FILE).write_bytes(content)
+    with pytest.raises(UsageError, match=r"noise-floor\.json: not a noise floor .*measure it again"):
+        noise.load(tmp_path, {})
