@@ -148,9 +148,9 @@ def mean_interval(values: Floats, *, of: str = "values") -> Interval | None:
     return Interval(low=max(low, 0.0), high=high, method=f"block bootstrap of {len(values)} {of} in blocks of {block}")
 
 
-def resolution(value: float, step: float, *, of: str) -> Interval:
+def resolution(low: float, high: float, *, of: str) -> Interval:
     """A value that is only known to the resolution of what measured it: `of` says what that is."""
-    return Interval(low=max(0.0, value - step), high=value + step, method=of, level=1.0)
+    return Interval(low=max(0.0, low), high=high, method=of, level=1.0)
 
 
 def widened(interval: Interval, log_sd: float, *, source: str) -> Interval:

@@ -3,7 +3,7 @@
     {"schema": 1, "experiment": str, "seed": int, "lab": str, "verdict": "PASS|FAIL|INCONCLUSIVE|ERROR",
      "checks": [{"name", "verdict", "observed", "bound", "unit", "rule", "detail"}],
      "faults": [{"id", "kind", "target", "fidelity", "armed": {}, "fired": {"count", "first_ns", "last_ns",
-                 "witness", "must_move": {}, "must_not_move": {}}, "cleared": {}}],
+                 "witness", "must_move": {}, "must_not_move": {}, "between_ns": [int, int]}, "cleared": {}}],
      "lab_state": "CLEAN|DIRTY",
      "attribution": [{"cause", "place", "name", "confidence", "evidence": [str]}],
      "left_out": [{"host", "why"}]}
@@ -89,6 +89,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The proof that a fault happened. Times are the controller's monotonic clock; None: it never fired.
 
+    `first_ns` is when it was first seen to have fired; it did so between the two moments of `between_ns`, in which the
+    clocks' error is allowed for. None: it never fired, or the run is older than that.
     `must_move` and `must_not_move` map a counter to how much it moved while the fault was in place. `passed` is the
     number of packets that a share, or every n-th, was taken of; None: the fault takes none.
     """
@@ -99,6 +101,7 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     witness: str | None
     must_move: dict[str, float | int | None]
     must_not_move: dict[str, float | int | None]
+    between_ns: tuple[int, int] | None = None
     passed: int | None = None
 
 

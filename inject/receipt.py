@@ -23,6 +23,9 @@ from testbed.counters import Snapshot, flat_deltas
 
 __all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired"]
 
+_LEFT_OUT = ("between_ns", "passed")
+"""Keys of `fired` that are not there when there is nothing to say."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Armed:
@@ -48,6 +51,7 @@ class Fired:
     `must_move` and `must_not_move` are the increments of the counters since just before arming; one of each group of
     `must_move` is enough. Times are controller time; their resolution is the holder's polling period (20 ms at the hop,
     50 ms for a cgroup; longer where asking is slow, at most 5 % of the time goes into it), and exact for edges.
+    `between_ns` are two moments between which it fired first, whatever the clocks; None: it never did.
     `passed` is the number of packets that a share, or every n-th, was taken of; None: the fault takes none.
     """
 
@@ -57,6 +61,7 @@ class Fired:
     witness: str | None
     must_move: Mapping[str, int]
     must_not_move: Mapping[str, int]
+    between_ns: tuple[int, int] | None = None
     passed: int | None = None
 
 
@@ -106,7 +111,7 @@ class Receipt:
 
 def _as_dict(part: Armed | Fired | Cleared) -> dict[str, Any]:
     found = {name: getattr(part, name) for name in part.__dataclass_fields__}
-    return {name: value for name, value in found.items() if name != "passed" or value is not None}
+    return {name: value for name, value in found.items() if name not in _LEFT_OUT or value is not None}
 
 
 def judge_fired(
@@ -150,6 +155,7 @@ def judge_fired(
         count=count,
         first_ns=observed.get("first_ns"),
         last_ns=observed.get("last_ns"),
+        between_ns=observed.get("between_ns"),
         witness=next(
             itertools.chain(
                 (key for each in planned.must_move for key in each.any_of if moved.get(key, 0) >= each.at_least),

@@ -1,6 +1,7 @@
 """The interval of each metric that is a performance: which noise it has, and where in a run that noise shows. Pure.
 
-Counts and names have none: they are what they are. `harness.statistics` has the rule.
+Counts and names have none: they are what they are; of times of recovery see `harness.analysis.resolutions`.
+`harness.statistics` has the rule.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ def find(
     if whole is not None:
         bits = whole.bytes_per_s * 8 / 1e9
         found["goodput.mean"] = statistics.mean_interval(bits, of="bins of goodput")
-        found |= _recoveries(run, whole.step_ns, impacts)
         if base is not None and impacts:
             found |= _dips(whole, base, impacts)
     return {name: interval for name, interval in found.items() if interval is not None}
@@ -128,21 +128,6 @@ def _serving(serving: Serving) -> dict[str, Interval | None]:
             found[f"{name}.p{percent}"] = interval
     if serving.slo_attainment is not None and asked:
         found["slo_attainment"] = statistics.share_interval(round(serving.slo_attainment * asked), asked)
-    return found
-
-
-def _recoveries(run: Measurements, step_ns: int, impacts: Mapping[str, timeline.Impact]) -> dict[str, Interval | None]:
-    """Times of recovery are known to a bin and the clocks' error; 0 is exact, for goodput never left its floor."""
-    step = (step_ns + run.clock_error_ns) / 1e9
-    found: dict[str, Interval | None] = {}
-    for prefix in ("recovery", "after_clear"):
-        values = {
-            fault_id: (one.recovery_ns if prefix == "recovery" else one.after_clear_ns) / 1e9
-            for fault_id, one in impacts.items()
-        }
-        for name, value in {**values, "total": max(values.values(), default=0.0)}.items():
-            if value > 0:
-                found[f"{prefix}.{name}"] = statistics.resolution(value, step, of="one bin and the clocks' error")
     return found
 
 

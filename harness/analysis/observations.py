@@ -7,7 +7,7 @@ never 0 and never left out: the judge makes INCONCLUSIVE of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from harness.analysis import timeline
 from harness.analysis.ettr import Ettr
-from harness.analysis.phases import NAMES, Phase
-from harness.analysis.routing import Routing
+from harness.analysis.phases import ENDING, NAMES, Phase
+from harness.analysis.routing import TIMES, Routing
 from harness.analysis.slow_ranks import slow_ranks
 from harness.analysis.straggler import LEVEL, slowdowns, slowest
 from harness.quantities import format_bytes, format_duration
@@ -188,9 +188,13 @@ def _worst(each: Sequence[Observation]) -> Observation:
 def recovery_phases(
     run: Measurements, base: timeline.Baseline | None, by_phase: Mapping[str, tuple[Phase, ...]]
 ) -> dict[str, Observation]:
-    """The worst fault in each phase; None when nothing shows it for any."""
+    """The worst fault in each phase; None when nothing shows it for any, or it did not end for one."""
     found = {}
     for name in NAMES:
+        endless = [fault_id for fault_id, steps in by_phase.items() if name not in {one.name for one in steps}]
+        if name in ENDING and endless:
+            found[f"recovery.{name}"] = Observation(value=None, detail=f"{endless[0]}: it had no end in this run")
+            continue
         each = [
             (one.length_ns, fault_id, one.detail)
             for fault_id, steps in by_phase.items()
@@ -268,21 +272,21 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
 
 def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:
     """The worst fault in each; None where routing changed for none of them."""
+    left = [
+        f"{fault_id}: {', '.join(one.left[:2])} changed and not back ({len(one.left)} such routes)"
+        for fault_id, one in by_routing.items()
+        if one.left
+    ]
     found = {}
-    told: dict[str, Callable[[Routing], int | None]] = {
-        "detected": lambda one: one.detected_ns,
-        "next-hop": lambda one: one.stage_ns("next hop"),
-        "withdrawn": lambda one: one.stage_ns("withdrawn"),
-        "converged": lambda one: one.converged_ns,
-        "restored": lambda one: one.restored_ns,
-    }
-    for name, of in told.items():
+    for name, of in TIMES.items():
         each = [
             (value, fault_id, one.detected_by) for fault_id, one in by_routing.items() if (value := of(one)) is not None
         ]
         why = "routing did not change for any fault" if run.watched else "the lab was not watched"
         found[f"routing.{name}"] = Observation(value=None, detail=why)
-        if each:
+        if name == "restored" and left:
+            found["routing.restored"] = Observation(value=None, detail=left[0])
+        elif each:
             value, fault_id, by = max(each)
             found[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}")
     return found

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.analysis import intervals, observations, timeline
+from harness.analysis import intervals, observations, resolutions, timeline
 from harness.analysis.ettr import Ettr, ettr
 from harness.analysis.observations import Observation
 from harness.analysis.pace import pace, steadied
 from harness.analysis.phases import Phase, phases
+from harness.analysis.resolutions import Firing
 from harness.analysis.routing import Routing, routing
 from harness.record.measurements import FaultRun, Measurements
 
@@ -25,6 +26,7 @@ __all__ = ["Observed", "observe"]
 class Observed:
     """All that the judge and the report know about a run beyond its raw data.
 
+    `firing` is how exactly it is known when each fault fired.
     `pace` is that of the machine under a soft lab in each bin of `goodput`; None: it is not known, or no matter.
     """
 
@@ -36,6 +38,7 @@ class Observed:
     phases: Mapping[str, tuple[Phase, ...]]
     job_time: timeline.JobTime | None
     routing: Mapping[str, Routing]
+    firing: Mapping[str, Firing]
     training: Ettr | None = None
     pace: NDArray[np.float64] | None = None
 
@@ -58,8 +61,10 @@ def observe(run: Measurements) -> Observed:
     if whole is not None and base is not None:
         of_machine = pace(run, whole, fired.values(), start_ns=base.start_ns, until_ns=base.end_ns)
         impacts = _impacts(steadied(whole, of_machine), base, fired)
-    by_phase = phases(run, impacts)
-    by_routing = routing(run.changes, fired)
+    firing = resolutions.firings(run.faults)
+    early_ns = {fault_id: one.early_ns for fault_id, one in firing.items()}
+    by_phase = phases(run, impacts, early_ns)
+    by_routing = routing(run.changes, fired, early_ns)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin)
     training = ettr(run, base, impacts.values(), first_fault_ns=first_ns)
     metrics = {
@@ -77,6 +82,8 @@ def observe(run: Measurements) -> Observed:
         **observations.captured_packets(run),
     }
     found = intervals.find(run, whole, base, impacts, training)
+    if whole is not None:
+        found |= resolutions.find(run, whole.step_ns, impacts, by_phase, by_routing, firing)
     return Observed(
         metrics={name: replace(one, interval=found.get(name)) for name, one in metrics.items()},
         goodput=whole,
@@ -86,6 +93,7 @@ def observe(run: Measurements) -> Observed:
         phases=by_phase,
         job_time=job_time,
         routing=by_routing,
+        firing=firing,
         training=training,
         pace=of_machine,
     )

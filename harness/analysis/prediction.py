@@ -31,6 +31,7 @@ import numpy as np
 
 from harness.analysis.intervals import operation_times
 from harness.analysis.observe import Observed
+from harness.analysis.resolutions import Firing
 from harness.quantities import format_duration
 from harness.record.measurements import FaultRun, Measurements
 from harness.verdict import Receipt
@@ -226,16 +227,17 @@ def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
     least_ns, found = qp_error_ns(params), []
     for fault_id, one in observed.impacts.items():
         until_ns = one.cleared_ns + _SLACK * least_ns
-        after = [lost.time_ns for lost in run.qps_lost if one.fired_ns <= lost.time_ns < until_ns]
+        early_ns = observed.firing.get(fault_id, Firing()).early_ns
+        after = [lost.time_ns for lost in run.qps_lost if one.fired_ns - early_ns <= lost.time_ns < until_ns]
         if after:
-            took_ns = min(after) - one.fired_ns
+            took_ns = max(0, min(after) - one.fired_ns)
             found.append(
                 Prediction(
                     what=f"first queue pair in error after {fault_id} fired",
                     model=f"{params.retry_cnt + 1} sendings, timeout {params.timeout}",
                     predicted=f"{format_duration(least_ns)} to {format_duration(_SLACK * least_ns)} after the loss",
                     measured=format_duration(took_ns),
-                    holds=took_ns >= least_ns - run.clock_error_ns,
+                    holds=took_ns + early_ns >= least_ns - run.clock_error_ns,
                 )
             )
     return tuple(found)

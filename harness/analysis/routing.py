@@ -9,17 +9,21 @@ way over it out of its routes, or all; `withdrawn`, the first route changed on a
 BGP had told it. When traffic moved is seen in the goodput (`harness.analysis.phases`), which is sampled.
 
 A change belongs to a fault when it came between its firing and the next one's, and no more than `TAIL_NS` after it was
-lifted. The kernels told the changes; nothing here is sampled, so the error is that of the clocks.
+lifted. The kernels told the changes; nothing here is sampled, so the error is that of the clocks, and of when the fault
+was seen to fire, before which it may have acted.
+
+A route that changed under the fault and not again is not as it was: it is `left`, and nothing is restored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.telemetry import Change
 
-__all__ = ["STAGES", "TAIL_NS", "Routing", "Stage", "routing"]
+__all__ = ["STAGES", "TAIL_NS", "TIMES", "Routing", "Stage", "routing"]
 
 STAGES = ("carrier", "next hop", "withdrawn")
 
@@ -39,7 +43,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Of one fault: ns from its firing (`restored_ns`: from its removal); None: nothing changed."""
+    """Of one fault: ns from its firing (`restored_ns`: from its removal); None: nothing changed.
+
+    `left` are routes that did not come back, as `switch: route ...`; `restored_ns` is None then, too.
+    """
 
     detected_ns: int | None
     converged_ns: int | None
@@ -47,30 +54,56 @@ class Routing:
     detected_by: str = ""
     changes: int = 0
     stages: tuple[Stage, ...] = ()
+    left: tuple[str, ...] = ()
 
     def stage_ns(self, name: str) -> int | None:
         """When a stage was reached; None: it cannot be told."""
         return next((one.after_ns for one in self.stages if one.name == name), None)
 
 
-def routing(changes: Sequence[Change], fired: Mapping[str, tuple[int, int]]) -> dict[str, Routing]:
-    """By fault; `fired` gives first firing and removal, in the order of firing. Changes on hosts do not count."""
-    starts = [start for start, _ in fired.values()]
+TIMES: Mapping[str, Callable[[Routing], int | None]] = {
+    "detected": lambda one: one.detected_ns,
+    "next-hop": lambda one: one.stage_ns("next hop"),
+    "withdrawn": lambda one: one.stage_ns("withdrawn"),
+    "converged": lambda one: one.converged_ns,
+    "restored": lambda one: one.restored_ns,
+}
+"""What the metrics `routing.*` are taken from, ns."""
+
+
+def routing(
+    changes: Sequence[Change], fired: Mapping[str, tuple[int, int]], early_ns: Mapping[str, int] | None = None
+) -> dict[str, Routing]:
+    """By fault; `fired` gives first firing and removal, in the order of firing. Changes on hosts do not count.
+
+    `early_ns` is by how much a fault may have fired before it was seen to.
+    """
+    begins = {fault_id: start - (early_ns or {}).get(fault_id, 0) for fault_id, (start, _) in fired.items()}
     found = {}
-    for index, (fault_id, (start, cleared)) in enumerate(fired.items()):
-        until = min([cleared + TAIL_NS, *starts[index + 1 :]])
-        mine = [one for one in changes if start <= one.at_ns < until]
+    for fault_id, (start, cleared) in fired.items():
+        later = [begin for begin in begins.values() if begin > begins[fault_id]]
+        until = min([cleared + TAIL_NS, *later])
+        mine = [one for one in changes if begins[fault_id] <= one.at_ns < until]
         ways = [one for one in mine if not one.subject.startswith("link ")]
         under, after = [x for x in ways if x.at_ns <= cleared], [x for x in ways if x.at_ns > cleared]
+        left = _left(under, after)
         found[fault_id] = Routing(
-            detected_ns=mine[0].at_ns - start if mine and mine[0].at_ns <= cleared else None,
-            converged_ns=under[-1].at_ns - start if under else None,
-            restored_ns=after[-1].at_ns - cleared if after else None,
+            detected_ns=max(0, mine[0].at_ns - start) if mine and mine[0].at_ns <= cleared else None,
+            converged_ns=max(0, under[-1].at_ns - start) if under else None,
+            restored_ns=after[-1].at_ns - cleared if after and not left else None,
             detected_by=f"{mine[0].node}: {mine[0].subject}" if mine else "",
             changes=len(mine),
             stages=_stages([one for one in mine if one.at_ns <= cleared], start),
+            left=left,
         )
     return found
+
+
+def _left(under: Sequence[Change], after: Sequence[Change]) -> tuple[str, ...]:
+    """Routes that changed once and not back; next hops are made and dropped by number, which says nothing."""
+    times = Counter((one.node, one.subject) for one in (*under, *after))
+    changed = dict.fromkeys((one.node, one.subject) for one in under if one.subject.startswith("route "))
+    return tuple(f"{node}: {subject}" for node, subject in changed if times[node, subject] == 1)
 
 
 def _stages(under: Sequence[Change], start_ns: int) -> tuple[Stage, ...]:
@@ -88,7 +121,9 @@ def _stages(under: Sequence[Change], start_ns: int) -> tuple[Stage, ...]:
         elif f"dev {lost[one.node]}" not in (one.text or ""):
             first.setdefault("next hop", one)
     return tuple(
-        Stage(name=name, after_ns=first[name].at_ns - start_ns, node=first[name].node, subject=first[name].subject)
+        Stage(
+            name=name, after_ns=max(0, first[name].at_ns - start_ns), node=first[name].node, subject=first[name].subject
+        )
         for name in STAGES
         if name in first
     )

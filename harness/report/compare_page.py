@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from harness.analysis import link_load
 from harness.analysis.link_load import Fan, Layer, LinkLoad
 from harness.analysis.observe import observe
@@ -59,10 +57,7 @@ def render(a: RunDir, b: RunDir, rows: Sequence[Row], out: Path) -> Path:
     Raises:
         UsageError: a file of one of the runs cannot be read, or `out` cannot be written.
     """
-    try:
-        html = render_html(a, b, rows)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{a.path}, {b.path}: a file of these runs cannot be read: {error}") from error
+    html = render_html(a, b, rows)
     try:
         out.write_text(html, encoding="utf-8")
     except OSError as error:

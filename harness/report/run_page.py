@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from markupsafe import Markup
 
 from harness.analysis import link_load, probe_lines
@@ -88,14 +87,14 @@ def render(run_dir: Path) -> Path:
     """Write `report.html` into a run directory and return its path.
 
     Raises:
-        UsageError: the directory is not that of a finished run, or its files cannot be read.
+        UsageError: the directory is not that of a finished run, or its files cannot be read, or it not be written to.
     """
     run = open_run(run_dir)
+    html = render_html(run)
     try:
-        html = render_html(run)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{run_dir}: a file of this run cannot be read: {error}") from error
-    run.report.write_text(html, encoding="utf-8")
+        run.report.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{run.report}: {error.strerror or error}; copy the run to where you may write") from error
     return run.report
 
 

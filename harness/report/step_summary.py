@@ -16,7 +16,8 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from harness.verdict import VerdictFile, decode
+from harness.record.rundir import open_run
+from harness.verdict import VerdictFile
 from testbed.errors import UsageError
 
 __all__ = ["Case", "Step", "flaky", "markdown", "parse_step", "read_junit", "read_preflight", "read_verdicts"]
@@ -127,12 +128,10 @@ def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str]]:
     """
     found, unfinished = [], []
     for folder in sorted(path for path in runs.glob("*") if (path / "experiment.toml").exists()):
-        try:
-            found.append(decode((folder / "verdict.json").read_bytes()))
-        except FileNotFoundError:
+        if (folder / "verdict.json").exists():
+            found.append(open_run(folder).read_verdict())
+        else:
             unfinished.append(folder.name)
-        except msgspec.DecodeError as error:
-            raise UsageError(f"{folder / 'verdict.json'}: not a verdict of this version: {error}") from error
     return found, unfinished
 
 

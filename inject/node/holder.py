@@ -55,7 +55,8 @@ class Holder:
         self.actuator: Actuator | None = None
         self.is_on = False
         self.laid = False
-        self.seen = {"count": 0, "first_ns": None, "last_ns": None}
+        self.seen: dict[str, Any] = {"count": 0, "first_ns": None, "last_ns": None, "between_ns": None}
+        self.unseen_ns = 0  # when a look began that saw nothing yet, or the change before which nothing could be seen
         self.next_poll_ns = 0
         self.failure: str | None = None
         self.cleared: dict[str, Any] | None = None
@@ -196,14 +197,15 @@ class Holder:
         try:
             if on:
                 self.is_on = True
-                now_ns = time.monotonic_ns()
+                self.unseen_ns = now_ns = time.monotonic_ns()
                 self.actuator.on()
+                done_ns = time.monotonic_ns()
                 # The readback takes longer than the first packet: its time is not to be that of the look after it.
                 self.sample(time.monotonic_ns())
             else:
                 self.count_down()
                 self.actuator.off()
-                now_ns = time.monotonic_ns()
+                now_ns = done_ns = time.monotonic_ns()
                 self.is_on = False
             seen = self.actuator.read()
         except (OSError, Refused) as error:
@@ -215,7 +217,8 @@ class Holder:
         self.done.append([now_ns, on, seen])
         if on and self.actuator.hits() is None and seen["applied"]:
             self.seen["count"] = (self.seen["count"] or 0) + 1
-            self.seen["first_ns"] = self.seen["first_ns"] or now_ns
+            if self.seen["first_ns"] is None:
+                self.seen |= {"first_ns": now_ns, "between_ns": [now_ns, done_ns]}
 
     def count_down(self) -> None:
         """Before an `off`: the last moment of an edge-counted fault is the moment it ends."""
@@ -223,7 +226,10 @@ class Holder:
             self.sample(time.monotonic_ns())
 
     def sample(self, now_ns: int) -> None:
-        """Ask for the count; a rise is stamped with this moment, so its resolution is the polling period."""
+        """Ask for the count; a rise is stamped with this moment, which is when the look began.
+
+        The first hit came at some time between a look that saw none, when that began, and this one, when it ended.
+        """
         if self.actuator is None:
             return
         hits = self.actuator.hits()
@@ -231,7 +237,11 @@ class Holder:
             if self.seen["count"]:
                 self.seen["last_ns"] = now_ns
         elif hits > (self.seen["count"] or 0):
-            self.seen = {"count": hits, "first_ns": self.seen["first_ns"] or now_ns, "last_ns": now_ns}
+            if self.seen["first_ns"] is None:
+                self.seen |= {"first_ns": now_ns, "between_ns": [self.unseen_ns, time.monotonic_ns()]}
+            self.seen |= {"count": hits, "last_ns": now_ns}
+        elif not hits:
+            self.unseen_ns = now_ns
 
     def finish(self) -> None:
         """Revert, read back, and only then forget the revert. Never raises: what is left is for PID 1."""

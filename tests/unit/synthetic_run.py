@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from harness.experiment.plan import PlannedFault
 from harness.record.measurements import (
     Connection,
@@ -278,3 +280,14 @@ def _fault(fault_id, kind, target, window, length, parameters, colour, moved, st
         cleared={"ok": True, "at_ns": T0 + int(window.end * S), "readback": "gone"},
     )
     return FaultRun(plan=plan, receipt=receipt, colour=colour)
+
+
+def fired_between(run, fault_id, early_ns, late_ns):
+    """The run with a fault that was seen to fire so much after it may have, and before."""
+
+    def seen(fault):
+        first_ns = fault.receipt.fired.first_ns
+        fired = replace(fault.receipt.fired, between_ns=(first_ns - early_ns, first_ns + late_ns))
+        return replace(fault, receipt=replace(fault.receipt, fired=fired))
+
+    return replace(run, faults=tuple(seen(one) if one.plan.id == fault_id else one for one in run.faults))

@@ -244,3 +244,52 @@ def test_what_is_hit_at_once_is_not_stamped_with_the_readback():
     one.edge(on=True)
     assert one.seen["count"] == 3
     assert one.done[0][0] <= one.seen["first_ns"] <= read_ns[0]
+
+
+def test_a_first_hit_lies_between_the_look_before_it_and_the_look_that_saw_it():
+    """A look takes time, and so does the change: each bound is at the end of its own that is certain."""
+    counts, asked = iter([0, 0, 3, 9]), []
+
+    class Hop:
+        poll_s = 0.02
+
+        def on(self):
+            asked.append(time.monotonic_ns())
+
+        def hits(self):
+            asked.append(time.monotonic_ns())
+            return next(counts)
+
+        def read(self):
+            return {"applied": True}
+
+    one = holder.Holder(-1, watchdog=None)
+    one.actuator = Hop()
+    before_ns = time.monotonic_ns()
+    one.is_on = True
+    one.unseen_ns = time.monotonic_ns()
+    one.actuator.on()
+    for _ in range(4):
+        one.sample(time.monotonic_ns())
+    first, last = one.seen["between_ns"]
+    _, _, second_look, third_look, fourth_look = asked
+    assert before_ns < first <= second_look < third_look <= last < fourth_look
+    assert first <= one.seen["first_ns"] <= last
+
+
+def test_an_edge_fired_while_it_was_done(held, qemu, tmp_path):
+    """Its stamp is before the change; QEMU takes the time it takes."""
+    prepare(held, tmp_path)
+    qemu.mute_s = 0.3
+    ask(held, "arm")
+    qemu.mute_s = 0.0
+    seen = ask(held, "observe")
+    first, last = seen["between_ns"]
+    assert first == seen["first_ns"] == seen["armed_at_ns"]
+    assert last - first >= 0.3e9
+
+
+def test_what_never_fired_fired_at_no_time(held, qemu, tmp_path):
+    prepare(held, tmp_path, mutate="noop")
+    ask(held, "arm")
+    assert ask(held, "observe")["between_ns"] is None

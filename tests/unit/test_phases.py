@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
-from synthetic_run import lost_at, synthetic_run
+from synthetic_run import fired_between, lost_at, synthetic_run
 
 from harness.analysis.observe import observe
-from harness.analysis.phases import NAMES, phases
+from harness.analysis.phases import NAMES
 from harness.experiment.file import decode
 from harness.experiment.metrics import METRICS
 from harness.record.measurements import PacketSummary, RebuildMark
@@ -26,8 +26,7 @@ def fired(run):
 
 
 def lengths(run, fault_id):
-    found = phases(run, observe(run).impacts)[fault_id]
-    return {one.name: one.length_ns for one in found}
+    return {one.name: one.length_ns for one in observe(run).phases[fault_id]}
 
 
 def test_a_fault_that_killed_nothing_has_no_error_and_no_rebuild(run):
@@ -73,6 +72,65 @@ def test_a_mark_belongs_to_one_fault(run, fired):
     hurt = msgspec.structs.replace(run, qps_lost=(lost_at(fired["loss"] + MS),))
     assert lengths(hurt, "uplink")["qp_error"] == 0
     assert lengths(hurt, "loss")["qp_error"] == MS
+
+
+def with_backs(run, *backs):
+    return msgspec.structs.replace(run, packets=PacketSummary(frames=9, missed=0, broken=0, goings_back=backs))
+
+
+def test_a_nak_before_the_fault_was_seen_to_fire_is_its_own(run, fired):
+    """The hop's counter is looked at every 20 ms; a NAK needs three. Without knowing, it would be nobody's."""
+    at = fired["loss"]
+    backs = ((at - 3 * MS, at + 4 * MS), (at + 80 * MS, at + 90 * MS))
+    assert lengths(with_backs(run, *backs), "loss")["detect"] == 80 * MS
+
+    seen = fired_between(with_backs(run, *backs), "loss", 20 * MS, 2 * MS)
+
+    one = observe(seen).metrics["recovery.detect"]
+    assert (one.value, one.interval.low) == (0, 0)
+    assert one.interval.high == pytest.approx((20 * MS + run.clock_error_ns) / 1e9)
+    assert lengths(seen, "loss")["retransmit"] == 7 * MS
+    assert observe(seen).metrics["recovery.retransmit"].interval is None
+
+
+def test_what_begins_with_a_firing_is_as_exact_as_that_is_known(run, fired):
+    """20 ms earlier and 5 later than it was seen: so much longer, and shorter, may all of it have taken."""
+    at = fired["uplink"]
+    mark = RebuildMark(error_ns=at + 100 * MS, rebuilt_ns=at + 300 * MS, recovered_ns=at + 320 * MS)
+    hurt = msgspec.structs.replace(run, qps_lost=(lost_at(at + 100 * MS),), rebuild_marks=(mark,))
+    found = observe(fired_between(hurt, "uplink", 20 * MS, 5 * MS)).metrics
+    clock = run.clock_error_ns / 1e9
+
+    def span(name):
+        one = found[name]
+        return (one.value - one.interval.low, one.interval.high - one.value)
+
+    assert span("recovery.qp_error") == pytest.approx((0.005 + clock, 0.020 + clock))
+    assert span("recovery.rebuild") == pytest.approx((clock, clock))
+    assert span("recovery.uplink") == pytest.approx((0.105 + clock, 0.120 + clock))
+    before = observe(hurt).metrics["recovery.uplink"]
+    assert (before.value - before.interval.low, before.interval.high - before.value) == pytest.approx(
+        (0.1 + clock, 0.1 + clock)
+    )
+
+
+def test_nothing_is_exactly_nothing(run):
+    """No queue pair died: that is known, and has no interval that would leave a bound of 0 open."""
+    metrics = observe(fired_between(run, "uplink", 20 * MS, 5 * MS)).metrics
+    for name in ("qp_error", "rebuild", "first_data"):
+        assert (metrics[f"recovery.{name}"].value, metrics[f"recovery.{name}"].interval) == (0, None)
+
+
+def test_a_phase_that_did_not_end_for_one_fault_has_no_worst(run, fired):
+    """That of the others would be told as if it were all of them."""
+    good = RebuildMark(error_ns=fired["loss"] + MS, rebuilt_ns=fired["loss"] + 2 * MS, recovered_ns=None)
+    lost = msgspec.structs.replace(run, qps_lost=(lost_at(fired["loss"] + MS),), rebuild_marks=(good,))
+    metrics = observe(lost).metrics
+    assert metrics["recovery.rebuild"].value == pytest.approx(0.001)
+    assert (metrics["recovery.first_data"].value, metrics["recovery.first_data"].detail) == (
+        None,
+        "loss: it had no end in this run",
+    )
 
 
 def test_every_phase_is_a_metric(run):

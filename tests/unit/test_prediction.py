@@ -9,7 +9,7 @@ from finished_run import finished
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled_run import connections
-from synthetic_run import MS, lost_at, synthetic_run
+from synthetic_run import MS, fired_between, lost_at, synthetic_run
 
 from harness.analysis.observe import observe
 from harness.analysis.prediction import goodput_share, losses, max_over_mean, predictions, qp_error_ns
@@ -72,6 +72,15 @@ def test_a_queue_pair_that_dies_too_early_is_outside():
     assert of(early)["first"].holds is False
     assert of(late)["first"].measured == "520 ms"
     assert "first" not in of(run)
+
+
+def test_a_queue_pair_that_dies_early_of_a_fault_that_was_seen_late_is_not_outside():
+    """460 ms after it was seen to fire; 470 were the least. It fired up to 20 ms before it was seen to."""
+    run = synthetic_run()
+    died = msgspec.structs.replace(run, qps_lost=(lost_at(run.faults[0].receipt.fired.first_ns + 460 * MS),))
+    assert of(died)["first"].holds is False
+    assert of(fired_between(died, "uplink", 20 * MS, 0))["first"].holds is True
+    assert of(fired_between(died, "uplink", 5 * MS, 0))["first"].holds is False
 
 
 def test_a_queue_pair_dies_as_its_own_parameters_say():

@@ -117,6 +117,9 @@ def test_a_receipt_is_the_faults_element_of_a_verdict():
     assert list(said["fired"]) == ["count", "first_ns", "last_ns", "witness", "must_move", "must_not_move"]
     assert receipt.proved
 
+    seen, _ = judged(moved={WITNESS: 1}, observed={**DONE, "between_ns": (9, 12)})
+    assert json.loads(json.dumps(dataclasses.replace(receipt, fired=seen).to_json()))["fired"]["between_ns"] == [9, 12]
+
 
 @pytest.mark.parametrize(
     ("params", "count", "passed", "word"),

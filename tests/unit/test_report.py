@@ -305,7 +305,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
         report.render(tmp_path)
     directory = finished(tmp_path, synthetic_run())
     (directory.path / "measurements.json").write_text("{}")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="not as this version writes it"):
         report.render(directory.path)
 
 

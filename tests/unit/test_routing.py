@@ -18,6 +18,7 @@ CHANGES = (
     change(10.2, "route 10.77.2.0/31"),
     change(10.9, "route 10.77.3.0/31", node="rtsw2"),
     change(12.1, "link ctsw1"),
+    change(12.9, "route 10.77.3.0/31", node="rtsw2"),
     change(13.5, "route 10.77.2.0/31"),
     change(20.5, "route of another fault"),
 )
@@ -28,7 +29,8 @@ def test_each_step_is_timed_from_its_own_cause():
     one = routing(CHANGES, {"flap": (10 * S, 12 * S), "other": (20 * S, 21 * S)})["flap"]
     assert (one.detected_ns, one.converged_ns, one.restored_ns) == (S // 100, 900_000_000, 1_500_000_000)
     assert one.detected_by == "rtsw1: link ctsw1"
-    assert one.changes == 5
+    assert one.changes == 6
+    assert one.left == ()
 
 
 def test_what_comes_after_the_next_fault_is_the_next_ones():
@@ -75,3 +77,22 @@ def test_routes_that_change_without_a_lost_link_are_no_stages():
     one = routing((told(10.5, "rtsw1", "route x", None),), {"kill": (10 * S, 12 * S)})["kill"]
     assert one.stages == ()
     assert one.stage_ns("next hop") is None
+
+
+def test_a_route_that_changed_and_not_back_is_left_and_nothing_is_restored():
+    """The last change after the removal is not the end of it. A next hop's number says nothing."""
+    changes = (*(one for one in CHANGES if one.at_ns != int(12.9 * S)), change(11.0, "nexthop 17"))
+    one = routing(sorted(changes, key=lambda change: change.at_ns), {"flap": (10 * S, 12 * S)})["flap"]
+    assert one.left == ("rtsw2: route 10.77.3.0/31",)
+    assert one.restored_ns is None
+    assert one.converged_ns == S
+
+
+def test_what_came_before_a_fault_was_seen_to_fire_is_its_own():
+    """A hop is looked at every 20 ms and more; a switch may be quicker. And it is not the fault's before it."""
+    changes = (change(9.99, "link ctsw1"), change(10.5, "route x"), change(19.99, "route y"))
+    fired = {"cut": (10 * S, 12 * S), "next": (20 * S, 22 * S)}
+    seen = routing(changes, fired, {"cut": 20_000_000, "next": 20_000_000})
+    assert (seen["cut"].detected_by, seen["cut"].detected_ns, seen["cut"].changes) == ("rtsw1: link ctsw1", 0, 2)
+    assert (seen["next"].detected_by, seen["next"].detected_ns) == ("rtsw1: route y", 0)
+    assert routing(changes, fired)["cut"].detected_by == "rtsw1: route x"

@@ -88,7 +88,7 @@ def test_run_directories_are_read(tmp_path):
     verdicts, unfinished = read_verdicts(tmp_path)
     assert ([one.experiment for one in verdicts], unfinished) == (["demo"], ["20261121T2-demo-8"])
     (tmp_path / "20261121T2-demo-8" / "verdict.json").write_text(json.dumps({"schema": 2}))
-    with pytest.raises(UsageError, match="not a verdict"):
+    with pytest.raises(UsageError, match=r"verdict\.json: not as this version writes it"):
         read_verdicts(tmp_path)
 
 

@@ -1,0 +1,126 @@
+"""How exactly times of recovery are known: by bins, by clocks, and by how exactly the fault's firing is. Pure.
+
+A fault's stamp (`fired.first_ns` of its receipt) is when it was first *seen* to have fired, by looks at its rule's
+counter that are 20 ms and more apart; it fired between the two moments of `fired.between_ns`. What is measured from
+the firing is as much less sure, and what the fault caused before the stamp is its own all the same.
+
+Each interval holds the true value for certain, so far as the clocks keep to their own bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.analysis.phases import Phase
+from harness.analysis.routing import TIMES, Routing
+from harness.analysis.timeline import Impact
+from harness.record.measurements import FaultRun, Measurements
+from harness.statistics import Interval, resolution
+
+__all__ = ["Firing", "find", "firings"]
+
+_Span = tuple[float, float]
+"""The least and the most that a time can be, ns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firing:
+    """By how much a fault may have fired before its stamp, and after it; 0, 0: the run does not say."""
+
+    early_ns: int = 0
+    late_ns: int = 0
+
+    def since(self, length_ns: int, error_ns: int) -> _Span:
+        """What was `length_ns` from the stamp to a moment that is known to `error_ns`, from the firing itself."""
+        return max(0, length_ns - self.late_ns - error_ns), length_ns + self.early_ns + error_ns
+
+
+def firings(faults: Iterable[FaultRun]) -> dict[str, Firing]:
+    """By fault that fired."""
+    found = {}
+    for fault in faults:
+        fired = None if fault.receipt is None else fault.receipt.fired
+        if fired is None or fired.first_ns is None:
+            continue
+        least, most = fired.between_ns or (fired.first_ns, fired.first_ns)
+        found[fault.plan.id] = Firing(early_ns=max(0, fired.first_ns - least), late_ns=max(0, most - fired.first_ns))
+    return found
+
+
+def find(
+    run: Measurements,
+    step_ns: int,
+    impacts: Mapping[str, Impact],
+    by_phase: Mapping[str, Sequence[Phase]],
+    by_routing: Mapping[str, Routing],
+    fired: Mapping[str, Firing],
+) -> dict[str, Interval]:
+    """Intervals by metric; `step_ns` is the width of a bin of goodput. One that is 0 because nothing was, is exact."""
+    return {
+        **_recoveries(run, step_ns, impacts, fired),
+        **_phases(run, step_ns, by_phase, fired),
+        **_routing(run, by_routing, fired),
+    }
+
+
+def _recoveries(
+    run: Measurements, step_ns: int, impacts: Mapping[str, Impact], fired: Mapping[str, Firing]
+) -> dict[str, Interval]:
+    error_ns = step_ns + run.clock_error_ns
+    found: dict[str, Interval] = {}
+    for prefix in ("recovery", "after_clear"):
+        spans: dict[str, _Span] = {}
+        for fault_id, one in impacts.items():
+            if prefix == "recovery":
+                length_ns, when = one.recovery_ns, fired.get(fault_id, Firing())
+            else:
+                length_ns, when = one.after_clear_ns, Firing()  # a removal is stamped when it is done
+            spans[fault_id] = when.since(length_ns, error_ns) if length_ns else (0, 0)
+        of = "one bin, the clocks' error and when the fault was seen to fire"
+        for name, each in (*((name, [span]) for name, span in spans.items()), ("total", [*spans.values()])):
+            if any(most for _, most in each):
+                found[f"{prefix}.{name}"] = _interval(each, of=of)
+    return found
+
+
+def _phases(
+    run: Measurements, step_ns: int, by_phase: Mapping[str, Sequence[Phase]], fired: Mapping[str, Firing]
+) -> dict[str, Interval]:
+    spans: dict[str, list[_Span]] = {}
+    inexact = set()
+    for fault_id, steps in by_phase.items():
+        for one in steps:
+            span: _Span = (one.length_ns, one.length_ns)
+            if not one.is_exact:
+                inexact.add(one.name)
+                when = fired.get(fault_id, Firing()) if one.is_from_firing else Firing()
+                span = when.since(one.length_ns, run.clock_error_ns + (step_ns if one.name == "hold" else 0))
+            spans.setdefault(one.name, []).append(span)
+    of = "the clocks' error and when the fault was seen to fire"
+    return {
+        f"recovery.{name}": _interval(each, of=f"one bin, {of}" if name == "hold" else of)
+        for name, each in spans.items()
+        if name in inexact
+    }
+
+
+def _routing(run: Measurements, by_routing: Mapping[str, Routing], fired: Mapping[str, Firing]) -> dict[str, Interval]:
+    error_ns = max((one.clock_error_ns for one in run.watched), default=0)
+    spans: dict[str, list[_Span]] = {}
+    for fault_id, one in by_routing.items():
+        when = fired.get(fault_id, Firing())
+        for name, of in TIMES.items():
+            if (length_ns := of(one)) is not None:
+                span = (Firing() if name == "restored" else when).since(length_ns, error_ns)
+                spans.setdefault(name, []).append(span)
+    return {
+        f"routing.{name}": _interval(each, of="the clocks' error and when the fault was seen to fire")
+        for name, each in spans.items()
+    }
+
+
+def _interval(each: Sequence[_Span], *, of: str) -> Interval:
+    """Of the longest of some times, each of which lies within its span."""
+    low_ns, high_ns = max(least for least, _ in each), max(most for _, most in each)
+    return resolution(low_ns / 1e9, high_ns / 1e9, of=of)
