@@ -124,7 +124,7 @@ def rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observ
         "busbw.mean": Observation(
             value=run.summary.busbw_gbps,
             detail="not a collective, or no iteration finished"
-            if run.summary.busbw_gbps is None
+            if run.summary.busbw_gbps is None or run.summary.algbw_gbps is None
             else f"algbw {run.summary.algbw_gbps:.4g} Gb/s, mean over all iterations",
         ),
     }

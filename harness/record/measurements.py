@@ -235,5 +235,21 @@ def decode(content: bytes) -> Measurements:
 
     Raises:
         msgspec.ValidationError: not measurements of schema 1.
+        ValueError: they name a machine or an RNIC that their own topology has not.
     """
-    return msgspec.json.decode(content, type=Measurements)
+    found = msgspec.json.decode(content, type=Measurements)
+    _refuse_contradictions(found)
+    return found
+
+
+def _refuse_contradictions(run: Measurements) -> None:
+    """What all readers rely on, and a file that was edited or put together may lack."""
+    rnics = {(host.name, rnic.name) for host in run.topology.hosts for rnic in host.rnics}
+    nodes = {*run.topology.host_by_name, *run.topology.switch_by_name}
+    for link in run.topology.links:
+        if not {link.a.node, link.b.node} <= nodes or (link.rnic is not None and (link.b.node, link.rnic) not in rnics):
+            raise ValueError(f"topology.links: {link.name} ends at what the topology has not")
+    ranks = {rank.rank for rank in run.ranks}
+    for series in run.series:
+        if series.rank not in ranks:
+            raise ValueError(f"series: rank {series.rank} is none of ranks")

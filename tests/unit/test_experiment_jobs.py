@@ -127,7 +127,7 @@ def test_a_fault_of_a_program_that_will_not_be_there_is_refused(kind, target, sa
     if said is None:
         assert [fault.of_workload for fault in run.decide(made, text.encode(), lab).faults] == [True]
     else:
-        with pytest.raises(ConfigError, match=rf"faults: {kind} on {target}: the workload has {said}"):
+        with pytest.raises(ConfigError, match=rf"faults\[0\]: {kind} on {target}: the workload has {said}"):
             run.decide(made, text.encode(), lab)
 
 

@@ -213,3 +213,20 @@ def test_probes_without_their_metadata_are_told(whole):
 
     with pytest.raises(UsageError, match=r"probes\.parquet: cannot be read: its metadata"):
         whole.read_probes()
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda run: run["topology"]["switches"][1].update(name="ctsw9"), "topology.links: .*ctsw2.* ends at what"),
+        (lambda run: run["topology"]["hosts"][1]["rnics"].pop(), "topology.links: .* ends at what"),
+        (lambda run: run["ranks"].pop(), "series: rank 3 is none of ranks"),
+    ],
+)
+def test_measurements_that_contradict_themselves_are_refused(whole, edit, words):
+    content = json.loads((whole.path / "measurements.json").read_text())
+    edit(content)
+    (whole.path / "measurements.json").write_text(json.dumps(content))
+
+    with pytest.raises(UsageError, match=rf"measurements\.json: .*{words}"):
+        whole.read_measurements()
