@@ -79,6 +79,8 @@ def _of(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list
     noticed = min([*errors[:1], *(one[0] for one in backs[:1])], default=None)
     if noticed is not None:
         what = "a NAK or a timer" if backs and backs[0][0] == noticed else "a queue pair died"
+        if noticed < fired:
+            what += ", sooner than the fault was seen to fire"
         found.append(
             Phase(name="detect", start_ns=min(fired, noticed), end_ns=noticed, detail=what, is_from_firing=True)
         )

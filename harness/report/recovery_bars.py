@@ -82,14 +82,14 @@ def phase_bars(
     bars = tuple(
         PhaseBar(
             phase=one,
-            left=100 * (one.start_ns - impact.fired_ns) / whole_ns,
-            width=100 * one.length_ns / whole_ns,
+            left=100 * max(0, one.start_ns - impact.fired_ns) / whole_ns,
+            width=100 * max(0, one.end_ns - max(one.start_ns, impact.fired_ns)) / whole_ns,
             bound_s=bounds.get(one.name),
             bound_left=100 * ends_ns[one.name] / whole_ns if ends_ns.get(one.name, math.inf) <= whole_ns else None,
             broken=one.name in bounds and one.length_ns > bounds[one.name] * 1e9,
         )
         for one in steps
-        if one.length_ns or one.name in bounds
+        if one.length_ns or one.name in bounds or not one.is_exact
     )
     return bars if len(bars) > 1 or bounds else ()
 

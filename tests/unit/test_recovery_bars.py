@@ -28,7 +28,8 @@ def impact(took_s=4):
 
 
 def phase(name, start_s, end_s):
-    return Phase(name=name, start_ns=T0 + round(start_s * S), end_ns=T0 + round(end_s * S), detail="")
+    start_ns, end_ns = T0 + round(start_s * S), T0 + round(end_s * S)
+    return Phase(name=name, start_ns=start_ns, end_ns=end_ns, detail="", is_exact=start_ns == end_ns)
 
 
 def check(name, bound, rule="observed <= bound"):
@@ -52,6 +53,16 @@ def test_the_scale_grows_for_a_bound_that_reaches_further():
 
     assert (detect.width, detect.bound_s, detect.bound_left) == (12.5, None, None)
     assert (hold.left, hold.bound_left) == (12.5, 100)
+
+
+def test_what_came_before_the_fault_was_seen_to_fire_begins_with_the_bar():
+    """A NAK 1 s before the look that saw the fault, the packet again 1 s after it: no bar lies left of the scale."""
+    noticed = Phase(name="detect", start_ns=T0 - S, end_ns=T0 - S, detail="", is_from_firing=True)
+    detect, again, hold = phase_bars((noticed, phase("retransmit", -1, 1), phase("hold", 1, 4)), impact(), [])
+
+    assert (detect.left, detect.width) == (0, 0)
+    assert (again.left, again.width) == (0, 25)
+    assert (hold.left, hold.width) == (25, 75)
 
 
 def test_a_bound_far_off_the_scale_is_told_but_not_drawn():
