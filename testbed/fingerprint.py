@@ -1,7 +1,7 @@
 """What a lab looks like, in every respect that a fault could change: taken before and after, and compared.
 
 Each machine's watcher tells (`testbed.onnode.state`). A fingerprint holds states, never counters: links (flags, MTU,
-qdisc), addresses, routes, rules, qdiscs, filters, nftables tables, RDMA links, the sysctls that provisioning sets,
+qdisc), addresses, routes, learnt path MTUs, rules, qdiscs, filters, nftables tables, RDMA links, provisioned sysctls,
 `cpu.max`, faultbed's units and stored reverts, and the routing daemons.
 """
 

@@ -14,7 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from testbed.onnode import netns
@@ -30,6 +30,7 @@ __all__ = [
     "look",
     "network_facts",
     "nexthop_fact",
+    "path_mtu_facts",
     "program_of",
     "route_facts",
 ]
@@ -42,6 +43,7 @@ SYSCTLS = (
     "net.ipv4.fib_multipath_hash_policy",
     "net.ipv4.fib_multipath_hash_seed",
     "net.ipv4.conf.all.rp_filter",
+    "net.ipv4.ip_no_pmtu_disc",
     "net.ipv4.tcp_congestion_control",
 )
 DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
@@ -57,6 +59,7 @@ _ROOT, _CLSACT = 0xFFFFFFFF, 0xFFFFFFF1
 _HOOKS = {0xFFFFFFF2: "ingress", 0xFFFFFFF3: "egress"}
 _TCMSG = struct.Struct("=B3xiIII")
 _KERNEL, _RA = 2, 9
+_CLONED = 0x200
 _PROTOCOLS = {2: "kernel", 3: "boot", 4: "static", 9: "ra", 11: "zebra", 16: "dhcp", 186: "bgp"}
 _TYPES = {
     1: "unicast",
@@ -75,7 +78,7 @@ _NFPROTO = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 
 
 def network_facts() -> Facts:
-    """Links, addresses, routes, rules, qdiscs, filters, nftables tables and sysctls of this process's namespace."""
+    """Links, addresses, routes, path MTUs, rules, qdiscs, filters, nftables tables and sysctls of this namespace."""
     with contextlib.closing(Netlink(_ROUTE)) as route:
         links = {
             struct.unpack_from("=i", body, 4)[0]: (struct.unpack_from("=I", body, 8)[0], attributes(body[16:]))
@@ -86,8 +89,10 @@ def network_facts() -> Facts:
             yield link_fact(flags, found, names)
         for _, body in route.dump(_GETADDR, bytes(8)):
             yield from _address(body, names)
+        soft = {netdev for _, netdev in _rdma_netdevs()}
         for _, body in route.dump(_GETROUTE, bytes(12)):
             yield from route_facts(body, names)
+            yield from path_mtu_facts(body, names, soft)
         for _, body in route.dump(_GETRULE, bytes(12)):
             yield _rule(body)
         hooked = []
@@ -160,7 +165,7 @@ def route_facts(body: bytes, names: dict[int, str]) -> Facts:
     family, length, _src, _tos, table, protocol, _scope, kind, flags = struct.unpack_from("=BBBBBBBBI", body)
     found = attributes(body[12:])
     table = _TABLES.get(number := _number(found.get(15), table), str(number))
-    if protocol == _RA or table == "local" or flags & 0x200:  # RTM_F_CLONED: a cached one
+    if protocol == _RA or table == "local" or flags & _CLONED:
         return
     if family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -173,6 +178,20 @@ def route_facts(body: bytes, names: dict[int, str]) -> Facts:
     if protocol == _KERNEL:
         subject += f" dev {names.get(hops[0][1])}"
     yield f"{subject} {_PROTOCOLS.get(protocol, protocol)}", ", ".join(ways)
+
+
+def path_mtu_facts(body: bytes, names: dict[int, str], soft: Collection[str]) -> Facts:
+    """What the kernel has learnt by ICMP of the MTU towards an address, from an RTM_NEWROUTE body; mostly nothing.
+
+    Only of interfaces in `soft`, below a software RDMA device: it sends by the kernel's routes, and cannot send there
+    what is larger. An RNIC in hardware does not ask the kernel.
+    """
+    family, length, _src, _tos, _table, _protocol, _scope, _kind, flags = struct.unpack_from("=BBBBBBBBI", body)
+    found = attributes(body[12:])
+    mtu = attributes(found.get(8, b"")).get(2)  # RTA_METRICS, RTAX_MTU
+    netdev = names.get(_number(found.get(4)), "?")
+    if flags & _CLONED and mtu and netdev in soft and 1 in found:
+        yield f"path mtu {netdev} {socket.inet_ntop(family, found[1])}/{length}", str(_number(mtu))
 
 
 def _hops(raw: bytes) -> Iterator[tuple[int, int, dict[int, bytes]]]:
@@ -225,11 +244,18 @@ def filter_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
     return f"filter {names[index]} {_HOOKS.get(parent, f'{parent:x}')} {info >> 16}", _text(attributes(body[20:])[1])
 
 
+def _rdma_netdevs() -> Iterator[tuple[str, str]]:
+    """Software RDMA devices, and the interface below each one."""
+    for below in Path("/sys/class/infiniband").glob("*/parent"):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            yield below.parent.name, below.read_text().strip()
+
+
 def _machine_facts() -> Facts:
+    netdevs = dict(_rdma_netdevs())
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
         device = port.parent.parent
-        netdev = device / "parent"
-        below = netdev.read_text().strip() if netdev.exists() else ""
+        below = netdevs.get(device.name)
         words = [(port / name).read_text().split(":")[-1].strip() for name in ("state", "phys_state")]
         yield f"rdma {device.name}/{port.name}", " ".join(filter(None, [*words, below and f"netdev {below}"]))
     for quota in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cpu.max")):

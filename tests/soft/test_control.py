@@ -12,6 +12,7 @@ from faults import case, work
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan
+from testbed import counters
 from traffic import flow
 from traffic.flow import FlowSpec
 from traffic.plan import QpParams
@@ -91,6 +92,29 @@ def test_every_other_kind_is_proved(lab, tmp_path, busy):
             print(kind, receipt.fired.count, receipt.fired.witness, armed.readback, receipt.cleared.readback)
             found[kind] = [*receipt.doubts, *([] if receipt.cleared.ok else [str(receipt.cleared.error)])]
     assert {kind: doubts for kind, doubts in found.items() if doubts} == {}
+
+
+def test_a_host_sends_as_before_when_a_path_has_its_mtu_again(lab, tmp_path):
+    """What the switch told it of the small port outlived the fault: rxe could not send for ten minutes (send_err)."""
+    one, _, three, _ = lab.topology.hosts[:4]
+    rnic = one.rnics[0].name
+    spec = FlowSpec(
+        src=f"{one.name}:{rnic}", dst=f"{three.name}:{three.rnics[0].name}", message_bytes=16384, qps=2, depth=2,
+        duration_s=300.0, op_deadline_s=60.0, peer_deadline_s=60.0, qp=QpParams(timeout=17, retry_cnt=6),
+    )  # fmt: skip
+    with flow.start(lab, spec) as running, Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        fault = FaultSpec(kind="link.mtu", target=spec.dst, for_s=1.5)
+        prepared = injector.prepare(plan(fault, lab.topology, lab_kind="soft"))
+        assert prepared.arm().ok
+        threading.Event().wait(1.5)
+        receipt = prepared.clear()
+        assert receipt.proved, receipt.doubts
+        before = counters.read(lab, [one.name])[one.name]
+        threading.Event().wait(3.0)
+        after = counters.read(lab, [one.name])[one.name]
+        assert after[f"{rnic}.send_err"] == before[f"{rnic}.send_err"]
+        assert after[f"{rnic}.sent_pkts"] > before[f"{rnic}.sent_pkts"]
+        running.abort("the test is over")
 
 
 @pytest.mark.slow

@@ -114,6 +114,43 @@ TOUCHED = [
 ]
 
 
+LEARN = """
+import socket, struct, sys
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+own, far = map(socket.inet_aton, sys.argv[1:])
+sent = struct.pack("!BBHHHBBH", 0x45, 0, 4164, 1, 0x4000, 63, 17, 0) + own + far
+sent += struct.pack("!HHHH", 50000, 4791, 4144, 0)
+said = struct.pack("!BBHHH", 3, 4, checksum(struct.pack("!BBHHH", 3, 4, 0, 0, 1500) + sent), 0, 1500) + sent
+socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).sendto(said, (sys.argv[1], 0))
+"""
+"""A host tells itself "fragmentation needed, 1500 bytes" (RFC 1191) of a RoCEv2 packet from its address to another."""
+
+
+def test_no_switch_teaches_a_host_the_mtu_of_a_path(lab):
+    """What one had learnt outlived its fault by ten minutes, in which rxe could not send; learnt anyway, it is seen."""
+    before = fingerprint.capture(lab)
+    own, far = (lab.topology.hosts[index].rnics[0].ip for index in (0, -1))
+    host, learn = lab.node("host1"), ["python3", "-c", LEARN, own, far]
+    host.run(learn)
+    assert fingerprint.diff(before, fingerprint.capture(lab)) == []
+    try:
+        host.run(["sysctl", "-qw", "net.ipv4.ip_no_pmtu_disc=0"])
+        host.run(learn)
+        lines = fingerprint.diff(before, fingerprint.capture(lab))
+    finally:
+        host.run(["sysctl", "-qw", "net.ipv4.ip_no_pmtu_disc=2"])
+        host.run(["ip", "route", "flush", "cache"])
+    assert lines == [
+        f"host1: path mtu be0 {far}/32 is new (1500)",
+        "host1: sysctl net.ipv4.ip_no_pmtu_disc was 2, is 0",
+    ]
+    assert fingerprint.diff(before, fingerprint.capture(lab)) == []
+
+
 def test_the_fingerprint_sees_each_thing_that_a_fault_can_touch(lab):
     """All of them changed: each is a line of the difference. All of them put back: none is."""
     before = fingerprint.capture(lab)

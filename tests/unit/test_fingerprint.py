@@ -81,6 +81,24 @@ def test_what_a_router_advertised_is_no_fact():
     assert route(nhid=1, order=1, protocol=RA) == []
 
 
+def exception(*, mtu, flags=0x200):
+    """What ICMP taught the kernel of one address, as it stands in a dump of routes."""
+    header = struct.pack("=BBBBBBBBI", socket.AF_INET, 32, 0, 0, 100, 3, 0, 1, flags)
+    known = {10: 10} | ({2: mtu} if mtu else {})
+    metrics = attribute(8, b"".join(attribute(what, struct.pack("=I", value)) for what, value in known.items()))
+    to, by = attribute(1, socket.inet_aton("10.77.2.1")), attribute(4, struct.pack("=I", 1))
+    return header + to + by + metrics
+
+
+def test_a_learnt_path_mtu_is_a_fact_where_rdma_is_done_by_the_kernel():
+    """A route of its own it is not; a cached route without an MTU, or a route with one, is not learnt."""
+    names, learnt = {1: "be0"}, exception(mtu=1500)
+    assert list(state.path_mtu_facts(learnt, names, {"be0"})) == [("path mtu be0 10.77.2.1/32", "1500")]
+    assert list(state.path_mtu_facts(learnt, names, {"be1"})) == list(state.route_facts(learnt, names)) == []
+    for other in (exception(mtu=0), exception(mtu=1500, flags=0)):
+        assert list(state.path_mtu_facts(other, names, {"be0"})) == []
+
+
 def test_two_facts_of_one_subject_both_count():
     """Two routes to one prefix: neither hides the other."""
     assert state.gathered(iter([("route x", "b"), ("route x", "a")])) == {"route x": "a and b"}

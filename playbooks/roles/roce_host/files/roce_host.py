@@ -108,8 +108,13 @@ def _routes(rnics):
 
 
 def _sysctls(rnics, front_end):
-    """Several interfaces of one host must each answer ARP for themselves only (ip-sysctl.rst, arp_ignore)."""
+    """Several interfaces of one host must each answer ARP for themselves only (ip-sysctl.rst, arp_ignore).
+
+    An RNIC in hardware knows nothing of ICMP. rxe sends by the kernel's routes: a switch that says "fragmentation
+    needed" would have the kernel refuse what rxe sends there for ten minutes (net/ipv4/route.c, ip_rt_mtu_expires).
+    """
     wanted = {"ipv4/conf/all/rp_filter": 0, "ipv4/conf/all/arp_ignore": 1, "ipv4/conf/all/arp_announce": 2}
+    wanted["ipv4/ip_no_pmtu_disc"] = 2
     for netdev in (front_end["netdev"], *(rnic["netdev"] for rnic in rnics)):
         wanted[f"ipv4/conf/{netdev}/rp_filter"] = 0
     return wanted
