@@ -184,7 +184,8 @@ def path_mtu_facts(body: bytes, names: dict[int, str], soft: Collection[str]) ->
     """What the kernel has learnt by ICMP of the MTU towards an address, from an RTM_NEWROUTE body; mostly nothing.
 
     Only of interfaces in `soft`, below a software RDMA device: it sends by the kernel's routes, and cannot send there
-    what is larger. An RNIC in hardware does not ask the kernel.
+    what is larger. An RNIC in hardware does not ask the kernel. What nobody has used is not told (route.c,
+    fnhe_dump_bucket).
     """
     family, length, _src, _tos, _table, _protocol, _scope, _kind, flags = struct.unpack_from("=BBBBBBBBI", body)
     found = attributes(body[12:])

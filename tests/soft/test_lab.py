@@ -140,6 +140,7 @@ def test_no_switch_teaches_a_host_the_mtu_of_a_path(lab):
     try:
         host.run(["sysctl", "-qw", "net.ipv4.ip_no_pmtu_disc=0"])
         host.run(learn)
+        host.run(["ip", "route", "get", far, "from", own])  # the kernel tells of what is used
         lines = fingerprint.diff(before, fingerprint.capture(lab))
     finally:
         host.run(["sysctl", "-qw", "net.ipv4.ip_no_pmtu_disc=2"])
