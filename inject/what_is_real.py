@@ -35,6 +35,7 @@ has been run on rack hardware yet.** The day it has, the kind says so in the cat
 | congestion: queues, ECN marks | emulated: tc and nftables in the fabric | real: the ASIC's | not yet |
 | DCQCN | none: rxe does not react to CNPs | real: the RNIC's | not yet |
 | PFC | none | real | not yet |
+| path MTUs learnt by ICMP | none: rxe would obey them | in the kernel, for ten minutes; no RNIC asks it | not yet |
 | GPUs | emulated: a busy process in a cgroup | real | not yet |
 | GPU memory in transfers (GPUDirect) | none: host memory | real | not yet |
 | latency and bandwidth | emulated: those of a VM's CPU | real | not yet |
