@@ -25,10 +25,10 @@ Snapshot = Mapping[str, Mapping[str, int]]
 STATES = frozenset(
     {
         *("carrier", "up", "quota_us", "mtu", "hash_policy", "stopped", "queue_bytes", "clocks_set", "power_capped"),
-        *("stepped", "full", "running", "neighbours"),
+        *("stepped", "full", "running", "neighbours", "sm_mhz"),
     }
 )
-"""Last parts of names that are states: 0 or 1, a setting, what waits, seconds, or a limit (`quota_us` -1: none)."""
+"""Last parts of names that are states: 0 or 1, a setting, what waits, seconds, MHz, a limit (`quota_us` -1: none)."""
 
 MLX5 = {
     "out_of_seq_request": "out_of_sequence",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -43,6 +43,8 @@ _STALLED_US, _SHORT = 200_000, 0.8
 """Waits for memory that a host does not have by itself; and how sure they make us."""
 _RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
 """From so many RNR NAKs on a host's receives are late; and how sure they make us."""
+_HOLDS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "power_brake_us": "a power brake"}
+"""Counters of a GPU's clocks (testbed.onnode.nvml) and what they tell. Not yet run on hardware."""
 _BOOT_COUNTERS, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
 """Counters that only a boot sets back, and how many of them have to stand lower: one may have been torn in reading."""
 
@@ -80,7 +82,8 @@ def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
             f"rank {one.rank} on {one.host} computes about {100 * one.slowdown:.0f} % slower than the others "
             f"since iteration {one.since}"
         )
-        evidence = (words, *(f"{one.host}: {gpu} was throttled {throttled[one.host, gpu]} times" for gpu in gpus))
+        throttling = (f"{one.host}: {gpu} was throttled {throttled[one.host, gpu]} times" for gpu in gpus)
+        evidence = (words, *throttling, *_held_back(one.host, deltas))
         name = f"{one.host}:{gpus[0]}" if gpus else _only_gpu(run.topology, one.host)
         found[one.host] = Finding(
             cause="slow-rank", place="gpu", name=name, confidence=0.95 if gpus else 0.75, evidence=evidence
@@ -92,6 +95,14 @@ def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
             node, Finding(cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(said,))
         )
     return list(found.values())
+
+
+def _held_back(host: str, deltas: Deltas) -> Iterator[str]:
+    """What held the clocks of a rack's GPUs, as NVML counts it; no sign by itself: under load all are held a bit."""
+    for name, held_us in deltas.get(host, {}).items():
+        gpu, _, what = name.partition(".")
+        if what in _HOLDS and held_us > 0:
+            yield f"{host}: {gpu} was held back by {_HOLDS[what]} for {held_us / 1e6:.1f} s"
 
 
 def gpu_errors(run: Measurements) -> list[Finding]:

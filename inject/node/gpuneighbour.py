@@ -1,7 +1,7 @@
 """Others that compute on a GPU: processes that give it work without a pause. Not yet run on hardware.
 
 The driver shares a GPU out by time slices between processes (CUDA C programming guide, compute modes). Each process has
-the name of all busy processes of faults, and nvidia-smi lists it among those that compute there.
+the name of all busy processes of faults, and NVML lists it among those that compute there.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any
 
 from inject.node.actuator import Refused
 from inject.node.child import Child
-from inject.node.command import run
 from inject.node.hog import NAME, end_all, named
+from testbed.onnode import nvml
 from testbed.onnode.cuda import CudaWork, NoCuda
 
 __all__ = ["GpuNeighbourActuator"]
 
 # A driver that has to wake its GPUs up first (no persistence) needs seconds for a context.
 _BEGIN_S = 20.0
-_SMI = "nvidia-smi"
 
 
 class GpuNeighbourActuator:
@@ -38,8 +37,8 @@ class GpuNeighbourActuator:
     def prepare(self) -> dict[str, Any]:
         """Refuse a GPU that is not there or has room for one process alone, and neighbours of an earlier fault."""
         try:
-            mode = run([_SMI, "-i", self._pcie, "--query-gpu=compute_mode", "--format=csv,noheader"]).strip()
-        except OSError as error:
+            mode = nvml.compute_mode(self._pcie)
+        except nvml.NoNvml as error:
             raise Refused(f"no NVIDIA GPU at {self._pcie}: {error}") from None
         if mode != "Default":
             raise Refused(f"GPU {self._pcie} takes no neighbours: its compute mode is {mode} (nvidia-smi -c)")
@@ -70,11 +69,16 @@ class GpuNeighbourActuator:
             other.stop()
 
     def read(self) -> dict[str, Any]:
-        """How many there are, by /proc, and how many of them compute on the GPU, by nvidia-smi."""
+        """How many there are, by /proc, and how many of them compute on the GPU, by NVML.
+
+        Raises:
+            OSError: NVML does not tell.
+        """
         there = named()
-        query = [_SMI, "-i", self._pcie, "--query-compute-apps=pid", "--format=csv,noheader"]
-        listed = {int(word) for word in run(query).split() if word.isdigit()} if there else set()
-        computing = len(there & listed)
+        try:
+            computing = len(there & nvml.computing(self._pcie)) if there else 0
+        except nvml.NoNvml as error:
+            raise OSError(str(error)) from None
         return {"applied": bool(there), "gpu": self._pcie, "processes": len(there), "computing": computing}
 
     def hits(self) -> int:

@@ -1,9 +1,14 @@
-"""GPUs: clocks and power limits by `nvidia-smi`, neighbours, events by DCGM, off the bus by PCIe. Not yet on hardware.
+"""GPUs: clocks, power limits and removal by `nvidia-smi`, neighbours, events by DCGM. Not yet run on hardware.
 
 `-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`); bit 0x2 of
 the clocks event reasons says that somebody's setting holds the clocks (nvml.h,
 nvmlClocksEventReasonApplicationsClocksSetting). `dcgmi test --inject` writes a value into DCGM's cache and nowhere else
 (DCGM documentation, "Error injection"): what reads DCGM sees it, no GPU does.
+
+A GPU leaves the bus by the driver's own hand (NVML, "Drain states": nvmlDeviceModifyDrainState, nvmlDeviceRemoveGpu),
+which says so where it is in use. A `remove` written into sysfs says nothing: the driver waits inside the kernel, where
+no signal reaches, for whoever has the GPU open, be it the daemon of its persistence mode (open-gpu-kernel-modules,
+nv_pci_remove_helper).
 """
 
 from __future__ import annotations
@@ -11,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from inject.aim.shot import Request, Shot, Step, held, on_host, trains
-from inject.rack.rnic import removed
-from inject.rack.way import Commands, Way, commanded
+from inject.rack.way import PCI, Commands, Way, commanded
 from testbed.errors import Unsupported
 
 __all__ = ["BY_KIND", "WAYS"]
@@ -24,9 +28,13 @@ WAYS = (
     Way(
         kind="gpu.noisy-neighbour",
         fidelity="real",
-        by="the CUDA driver: processes that compute on the same GPU, as nvidia-smi lists them",
+        by="the CUDA driver: processes that compute on the same GPU, as NVML lists them",
     ),
-    Way(kind="gpu.lost", fidelity="real", by="the kernel: PCIe remove, then rescan"),
+    Way(
+        kind="gpu.lost",
+        fidelity="real",
+        by="nvidia-smi: drained and removed by the driver, then a PCIe rescan; refused where somebody has it open",
+    ),
 )
 XID_FIELD = "230"
 """DCGM_FI_DEV_XID_ERRORS (dcgm_fields.h)."""
@@ -145,7 +153,32 @@ def _noisy_neighbour(asked: Request) -> Shot:
 
 
 def _lost(asked: Request) -> Shot:
-    return removed(asked, _bus(asked), guard=None, must_move=())
+    bus, host = _bus(asked), asked.target.node
+    drain, there = ("nvidia-smi", "drain", "-p", bus), f"{PCI}/devices/{bus}"
+    commands = Commands(
+        needs=("nvidia-smi",),
+        able=(
+            (("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned"),
+            (
+                ("nvidia-smi", "-i", bus, "--query-compute-apps=pid", "--format=csv,noheader"),
+                r"\A\s*\Z",
+                "somebody computes on this GPU, and the driver removes none that is in use",
+            ),
+        ),
+        remember={"persistence": (_query(bus, "persistence_mode"), "^(Enabled|Disabled)$")},
+        # Persistence mode counts as a use of the GPU (nvmlDeviceRemoveGpu).
+        on=(("nvidia-smi", "-i", bus, "-pm", "0"), (*drain, "-m", "1"), (*drain, "-r")),
+        off=(
+            ("sh", "-c", f"[ -e {there} ] || echo 1 > {PCI}/rescan"),
+            (*drain, "-m", "0"),
+            ("sh", "-c", f'[ "{{persistence}}" = Disabled ] || nvidia-smi -i {bus} -pm 1'),
+        ),
+        look=("sh", "-c", f"[ -e {there} ] && echo present || echo absent"),
+        applied="^absent$",
+        normal="^present$",
+        settle_s=20.0,
+    )
+    return commanded(asked, commands, node=host, claims=f"{host}/{bus}", shows={"pcie": bus})
 
 
 BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {

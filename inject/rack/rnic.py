@@ -11,16 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inject.aim.shot import Request, Shot, Witness, link_of, trains
-from inject.rack.way import Commands, Way, commanded, retries
+from inject.rack.way import PCI, Commands, Way, commanded, retries
 from testbed.errors import Unsupported, UsageError
 
-__all__ = ["BY_KIND", "WAYS", "removed"]
+__all__ = ["BY_KIND", "WAYS"]
 
 WAYS = (
     Way(kind="rnic.remove", fidelity="real", by="the kernel: PCIe remove, then rescan"),
     Way(kind="rnic.reset", fidelity="real", by="mlxlink: port state down, then up"),
 )
-_SYS = "/sys/bus/pci"
 
 
 def _port(asked: Request) -> Shot:
@@ -56,31 +55,27 @@ def _remove(asked: Request) -> Shot:
     rnic = asked.target.rnic
     if rnic is None:
         raise UsageError(f"{asked.where}.target: {asked.target.text} is not an RNIC")
-    witness = Witness(any_of=retries(asked.topology, "completer_retry_err", but=asked.target.node))
-    return removed(asked, rnic.pcie, guard=rnic.netdev, must_move=(witness,))
-
-
-def removed(asked: Request, pcie: str | None, *, guard: str | None, must_move: tuple[Witness, ...]) -> Shot:
-    """A PCIe device that is taken from its bus, and found again by a rescan of all of them.
-
-    Raises:
-        Unsupported: the inventory does not say where it is.
-    """
-    if pcie is None:
+    if rnic.pcie is None:
         raise Unsupported(f"{asked.where}.target: not supported on this lab: the inventory has no pcie of it")
-    host = asked.target.node
+    host, there = asked.target.node, f"{PCI}/devices/{rnic.pcie}"
     commands = Commands(
-        guard=guard,
-        able=(((("test", "-w", f"{_SYS}/rescan")), "^", "the PCI bus cannot be rescanned"),),
-        on=(("sh", "-c", f"echo 1 > {_SYS}/devices/{pcie}/remove"),),
-        off=(("sh", "-c", f"[ -e {_SYS}/devices/{pcie} ] || echo 1 > {_SYS}/rescan"),),
-        look=("sh", "-c", f"[ -e {_SYS}/devices/{pcie} ] && echo present || echo absent"),
+        guard=rnic.netdev,
+        able=((("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned"),),
+        on=(("sh", "-c", f"echo 1 > {there}/remove"),),
+        off=(("sh", "-c", f"[ -e {there} ] || echo 1 > {PCI}/rescan"),),
+        look=("sh", "-c", f"[ -e {there} ] && echo present || echo absent"),
         applied="^absent$",
         normal="^present$",
         settle_s=20.0,
     )
-    shows = {"pcie": pcie}
-    return commanded(asked, commands, node=host, claims=f"{host}/{pcie}", shows=shows, must_move=must_move)
+    return commanded(
+        asked,
+        commands,
+        node=host,
+        claims=f"{host}/{rnic.pcie}",
+        shows={"pcie": rnic.pcie},
+        must_move=(Witness(any_of=retries(asked.topology, "completer_retry_err", but=host)),),
+    )
 
 
 BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {

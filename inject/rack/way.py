@@ -12,8 +12,9 @@ from inject.kind import Fidelity
 from testbed import counters
 from testbed.topology import Topology
 
-__all__ = ["COUNTERS", "Commands", "Way", "commanded", "hardware", "retries"]
+__all__ = ["COUNTERS", "PCI", "Commands", "Way", "commanded", "hardware", "retries"]
 
+PCI = "/sys/bus/pci"
 COUNTERS = {
     name: counters.MLX5[name]
     for name in ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_exceeded_err")

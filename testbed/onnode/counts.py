@@ -14,30 +14,26 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import shutil
 import struct
-import subprocess
 import time
 
-from testbed.onnode import netns
+from testbed.onnode import netns, nvml
 from testbed.onnode.netlink import attributes
 from testbed.onnode.rdma import Rdma
 from testbed.onnode.xid import XidLog
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     Counts = Iterator[tuple[str, int]]
 
 __all__ = [
     "Place",
-    "clock_reasons",
     "cpu_waits",
     "gpu_counts",
     "is_full",
     "link_counts",
-    "neighbours",
     "protocol_counts",
     "queue_stats_at",
     "stepped_s",
@@ -56,12 +52,6 @@ _IP6 = frozenset({"Ip6InDelivers", "Ip6OutRequests"})
 """What switches talk among themselves, where BGP runs over link-local addresses: RFC 4293, too."""
 _TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
 """What is kept of the IP and TCP layers (RFC 4293, RFC 4022, the kernel's IpExt): a namespace has its own."""
-
-_REASONS = ("nvidia-smi", "--query-gpu=index,clocks_event_reasons.active", "--format=csv,noheader")
-_GPUS = ("nvidia-smi", "--query-gpu=index,pci.bus_id", "--format=csv,noheader")
-_APPS = ("nvidia-smi", "--query-compute-apps=pid,gpu_bus_id", "--format=csv,noheader")
-_REASON_BITS = {"clocks_set": 0x2, "power_capped": 0x4}
-"""nvml.h: nvmlClocksEventReasonApplicationsClocksSetting, nvmlClocksEventReasonSwPowerCap."""
 
 
 def _ahead_s() -> float:
@@ -296,10 +286,7 @@ def _machine() -> Counts:
     for folder in glob.glob(f"{_SLICE}/*.service"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             yield from _limits(folder)
-    if shutil.which(_REASONS[0]):
-        yield from clock_reasons(_said(_REASONS))
-        if busy:
-            yield from neighbours(_said(_GPUS), _said(_APPS), _is_hog)
+    yield from nvml.counts(_is_hog if busy else None)
 
 
 def _xids(log: XidLog) -> Counts:
@@ -309,33 +296,8 @@ def _xids(log: XidLog) -> Counts:
         yield f"{gpu}.xids", events[gpu]
 
 
-def clock_reasons(text: str) -> Counts:
-    """Of each NVIDIA GPU, why its clocks are what they are: 1 where somebody has set them, or a power limit holds."""
-    for line in text.splitlines():
-        index, _, reasons = line.partition(",")
-        with contextlib.suppress(ValueError):  # "[Not Supported]"
-            mask = int(reasons, 16)
-            for name, bit in _REASON_BITS.items():
-                yield f"gpu{index.strip()}.{name}", int(bool(mask & bit))
-
-
-def neighbours(gpus: str, apps: str, is_ours: Callable[[str], bool]) -> Counts:
-    """Of each NVIDIA GPU, how many processes of faults compute there; ours are told by their process ids."""
-    named = {bus.strip(): index.strip() for index, _, bus in (line.partition(",") for line in gpus.splitlines())}
-    found = dict.fromkeys(named.values(), 0)
-    for line in apps.splitlines():
-        pid, _, bus = line.partition(",")
-        if bus.strip() in named and is_ours(pid.strip()):
-            found[named[bus.strip()]] += 1
-    yield from ((f"gpu{index}.neighbours", count) for index, count in found.items())
-
-
 def _is_hog(pid: str) -> bool:
     return pid.isdigit() and _process(f"/proc/{pid}/stat")[0] == _HOG
-
-
-def _said(command: tuple[str, ...]) -> str:
-    return subprocess.run(command, check=False, capture_output=True, text=True).stdout
 
 
 def _limits(folder: str) -> Counts:

@@ -5,6 +5,7 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"clock"}                          {"event":"clock","monotonic_ns":N}
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
+    {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed.onnode.nvml)
     {"do":"ways","flows":{NODE:[NETNS,[..]]}}  {"event":"ways","ports":{NODE:[PORT or null,..]}}  (testbed.onnode.ways)
     {"do":"follow","nodes":{..},"every_ms":100,"tell_ms":4000}
                                     {"event":"following"}, and from then on
@@ -32,7 +33,7 @@ import socket
 import sys
 import time
 
-from testbed.onnode import netns, state
+from testbed.onnode import netns, nvml, state
 from testbed.onnode.counts import Place
 from testbed.onnode.netlink import messages
 from testbed.onnode.ways import ways
@@ -82,6 +83,10 @@ class Watch:
     def state(self, request: dict[str, Any]) -> dict[str, Any]:
         """What some nodes look like."""
         return {"nodes": state.look(request["nodes"])}
+
+    def gpus(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """What the host's NVIDIA GPUs are."""
+        return nvml.look()
 
     def ways(self, request: dict[str, Any]) -> dict[str, Any]:
         """By which ports flows would leave some nodes."""
@@ -237,6 +242,7 @@ _EVENTS = {
     "clock": "clock",
     "counters": "counters",
     "state": "state",
+    "gpus": "gpus",
     "ways": "ways",
     "follow": "following",
     "unfollow": "unfollowed",

@@ -51,16 +51,13 @@ def _compared(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[_Tol
         if golden.gpu_driver is None and golden.gpu_vbios is None:
             continue
         told = gpus(raw.get("gpu", ""))
-        if host.gpus and not told:
-            yield host.name, "GPUs' versions", None, ""
-        for gpu in told:
-            where = f"{host.name}:gpu{gpu.index} ({gpu.bus_id})"
-            for what, have, want in (
-                ("driver", gpu.driver, golden.gpu_driver),
-                ("VBIOS", gpu.vbios, golden.gpu_vbios),
-            ):
-                if want is not None:
-                    yield where, what, have, want
+        if golden.gpu_driver is not None and host.gpus:
+            yield host.name, "GPU driver", told.driver, golden.gpu_driver
+        if golden.gpu_vbios is not None and host.gpus:
+            if not told.gpus:
+                yield host.name, "GPUs' VBIOS", None, ""
+            for gpu in told.gpus:
+                yield f"{host.name}:{gpu.place}", "VBIOS", gpu.vbios, golden.gpu_vbios
 
 
 def _rnic(golden: GoldenVars, where: str, raw: Mapping[str, str], name: str) -> Iterator[_Told]:

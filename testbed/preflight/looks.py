@@ -1,7 +1,8 @@
 """What preflight asks of the machines of a lab, and the facts in their answers.
 
-One command a machine, for it and all switches that it carries. Everything is read from the kernel and the daemons
-themselves; nothing that provisioning has reported is believed.
+One command a machine, for it and all switches that it carries, and of a rack's host its watcher, for its GPUs.
+Everything is read from the kernel, the daemons and the drivers themselves; nothing that provisioning has reported is
+believed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 from testbed.errors import LabError
 from testbed.inventory import Inventory
 from testbed.lab import Lab
-from testbed.preflight.rack_formats import GPU_FIELDS
 from testbed.topology import Host
 
 __all__ = ["FAR_ADDRESS", "Facts", "Interface", "look", "parse", "script"]
@@ -111,11 +111,23 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
         # Somewhere between question and answer it was this late there (Cristian 1989).
         facts.offset_s = facts.wall_s - (asked + answered) / 2
         facts.offset_error_s = (answered - asked) / 2
+        host = lab.topology.host_by_name.get(machine)
+        if lab.inventory_model.kind == "rack" and host is not None and host.gpus:
+            facts.raw["gpu"] = _gpus(lab, machine, timeout_s=timeout_s)
         return found
 
     machines = lab.nodes()
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
         return {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
+
+
+def _gpus(lab: Lab, machine: str, *, timeout_s: float) -> str:
+    """What NVML tells on a host, as JSON. Not yet run on hardware."""
+    try:
+        told = lab.ask(machine, {"do": "gpus"}, timeout_s=timeout_s)
+    except LabError as error:
+        told = {"why": str(error), "gpus": []}
+    return json.dumps(told)
 
 
 def script(inventory: Inventory, machine: str) -> str:
@@ -157,9 +169,6 @@ def _rack_lines(host: Host) -> list[str]:
             f"echo {_MARK}raw mlxlink {rnic.name}; mlxlink -d {rnic.name} -c 2>/dev/null",
             f"echo {_MARK}raw qos {rnic.name}; mlnx_qos -i {rnic.netdev} 2>/dev/null",
         ]
-    lines.append(
-        f"echo {_MARK}raw gpu; nvidia-smi --query-gpu={','.join(GPU_FIELDS)} --format=csv,noheader,nounits 2>&1"
-    )
     lines.append(f"echo {_MARK}raw chrony; chronyc -c tracking 2>/dev/null")
     return [*lines, f"sleep {_FEC_APART_S}", *_fec_lines(host, "last")]
 

@@ -57,46 +57,55 @@ def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, st
 def _gpus(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     answered: dict[str, Gpu] = {}
     for host in inventory.topology.hosts:
-        said = state[host.name].raw.get("gpu", "")
-        found = gpus(said)
-        if len(found) != len(host.gpus):
-            why = "" if found or not said.strip() else f" (nvidia-smi: {said.strip().splitlines()[0]})"
-            yield host.name, f"{len(found)} GPUs answer{why}", str(len(host.gpus))
-        for gpu in found:
-            where = f"{host.name}:gpu{gpu.index} ({gpu.bus_id})"
+        if not host.gpus:
+            continue
+        said = gpus(state[host.name].raw.get("gpu", ""))
+        if len(said.gpus) != len(host.gpus):
+            why = f" ({said.why})" if said.why else ""
+            yield host.name, f"{len(said.gpus)} GPUs answer{why}", str(len(host.gpus))
+        for gpu in said.gpus:
+            where = f"{host.name}:{gpu.place}"
             answered[where] = gpu
             for what, wanted in gpu_wrong(gpu):
                 yield where, what, wanted
-    yield from _odd_clocks(answered)
+    yield from _odd_ones(answered)
 
 
-def _odd_clocks(answered: Mapping[str, Gpu]) -> Iterator[tuple[str, str, str]]:
-    """GPUs of a lab that is one kind are clocked alike; a lock on all of them is somebody's wish, on one a leftover."""
+def _odd_ones(answered: Mapping[str, Gpu]) -> Iterator[tuple[str, str, str]]:
+    """GPUs of a lab that is one kind are set alike: what holds for most is somebody's wish, for one a leftover."""
     tops = Counter(gpu.sm_max_mhz for gpu in answered.values() if gpu.sm_max_mhz is not None)
-    held = sum(bool(gpu.reasons & CLOCKS_SET) for gpu in answered.values())
+    limits = Counter(gpu.power_limit_w for gpu in answered.values() if gpu.power_limit_w is not None)
+    held = sum(gpu.has(CLOCKS_SET) for gpu in answered.values())
     for where, gpu in answered.items():
         if gpu.sm_max_mhz is not None and tops[gpu.sm_max_mhz] * 2 < tops.total():
             usual = tops.most_common(1)[0][0]
             yield where, f"SM clock up to {gpu.sm_max_mhz} MHz", f"{usual} MHz, as most of the others"
-        if gpu.reasons & CLOCKS_SET and held * 2 < len(answered):
+        if gpu.has(CLOCKS_SET) and held * 2 < len(answered):
             yield where, "its clocks are set or locked", "as the others: `nvidia-smi -rgc`, `nvidia-smi -rac`"
+        if gpu.power_limit_w is not None and limits[gpu.power_limit_w] * 2 < limits.total():
+            usual = limits.most_common(1)[0][0]
+            yield where, f"power limit {gpu.power_limit_w} W", f"{usual} W, as most of the others: `nvidia-smi -pl`"
 
 
 def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for host in inventory.topology.hosts:
-        for gpu in gpus(state[host.name].raw.get("gpu", "")):
+        for gpu in gpus(state[host.name].raw.get("gpu", "")).gpus:
             lacking = [
                 what
                 for what, value in (
                     ("ECC mode", gpu.ecc),
                     ("ECC errors", gpu.ecc_uncorrected),
+                    ("remapped rows", gpu.remap_failed),
+                    ("persistence mode", gpu.persistence),
+                    ("what holds its clocks", gpu.reasons),
                     ("clocks", gpu.sm_max_mhz),
+                    ("power limit", gpu.power_limit_w),
                     ("PCIe width", gpu.pcie[1]),
                 )
                 if value is None
             ]
-            if lacking:
-                yield f"{host.name}:gpu{gpu.index} ({gpu.bus_id})", f"nvidia-smi does not tell {', '.join(lacking)}"
+            if lacking and gpu.why is None:
+                yield f"{host.name}:{gpu.place}", f"NVML does not tell {', '.join(lacking)}"
 
 
 def _time(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -182,7 +191,7 @@ RACK_CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="golden",
-        how="board_id, fw_ver and current_link_* of each RNIC in sysfs, `nvidia-smi --query-gpu`",
+        how="board_id, fw_ver and current_link_* of each RNIC in sysfs, NVML",
         right="firmware, PCIe, GPU driver and VBIOS as in the lab's faultbed_golden",
         do="bring the host to the golden version, or change the inventory when the lab has moved on",
         wrong=golden.wrong,
@@ -202,8 +211,8 @@ RACK_CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="gpu",
-        how="`nvidia-smi --query-gpu`",
-        right="all GPUs answer, unthrottled, clocked alike, ECC on without uncorrected errors, PCIe width, persistence",
+        how="NVML, asked by the host's watcher",
+        right="all GPUs answer, unthrottled, set alike, ECC on, memory sound, as wide as they can, persistent",
         do="look at power and cooling; after an ECC error reset the GPU or take the host out",
         wrong=_gpus,
         unseen=_gpus_unseen,

@@ -4,7 +4,7 @@
     firmware  /sys/class/infiniband/NAME/{fw_ver,board_id}
     mlxlink   `mlxlink -d NAME -m -c`, text                                   (MFT, "mlxlink Utility")
     qos       `mlnx_qos -i NETDEV`, text                                      (MLNX_OFED, "mlnx_qos")
-    gpu       `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`      (`nvidia-smi --help-query-gpu`)
+    gpu       what the host's watcher tells by NVML, JSON                     (testbed.onnode.nvml)
     chrony    `chronyc -c tracking`                                           (chronyc(1), "-c")
 
 Each reader takes the text and gives plain data; what it cannot read it leaves out, and the check that needs it says so.
@@ -17,11 +17,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 __all__ = [
     "CLOCKS_SET",
-    "GPU_FIELDS",
     "RAW_BER_MAX",
     "Gpu",
+    "Gpus",
     "Qos",
     "chrony_offset_s",
     "gpu_wrong",
@@ -44,22 +46,6 @@ EFFECTIVE_BER_MAX = 1e-15
 NO_ERROR_BER = re.compile(r"15E-255")
 """What mlxlink prints when it has seen no error at all."""
 
-GPU_FIELDS = (
-    "index",
-    "pci.bus_id",
-    "persistence_mode",
-    "clocks.sm",
-    "clocks.max.sm",
-    "ecc.errors.uncorrected.volatile.total",
-    "clocks_event_reasons.active",
-    "pcie.link.gen.current",
-    "pcie.link.gen.max",
-    "pcie.link.width.current",
-    "pcie.link.width.max",
-    "ecc.mode.current",
-    "driver_version",
-    "vbios_version",
-)
 CLOCKS_SET = 0x2
 """The bit of nvmlClocksEventReasons that says that somebody has set or locked the clocks (nvml.h)."""
 # Bits of nvmlClocksEventReasons (nvml.h). Idle and settings that somebody made are no sickness.
@@ -70,26 +56,46 @@ _REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-_HEX = re.compile("0x[0-9a-fA-F]+")
 _CHRONY_OFFSET, _CHRONY_FIELDS = 4, 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One line of nvidia-smi; None where the tool says that it cannot tell."""
+    """A GPU as `testbed.onnode.nvml.look` tells it; None: it cannot tell, `why`: it does not answer at all."""
 
     index: int
-    bus_id: str
-    persistence: bool
-    sm_mhz: int | None
-    sm_max_mhz: int | None
-    ecc_uncorrected: int | None
-    reasons: int
-    pcie: tuple[int | None, int | None]
-    pcie_max: tuple[int | None, int | None]
-    ecc: str | None
-    driver: str | None
-    vbios: str | None
+    why: str | None = None
+    bus_id: str | None = None
+    vbios: str | None = None
+    persistence: bool | None = None
+    ecc: bool | None = None
+    ecc_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    reasons: int | None = None
+    sm_mhz: int | None = None
+    sm_max_mhz: int | None = None
+    power_limit_w: int | None = None
+    pcie: tuple[int | None, int | None] = (None, None)
+    pcie_max: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def place(self) -> str:
+        """How it is told apart on its host."""
+        return f"gpu{self.index}" + (f" ({self.bus_id})" if self.bus_id else "")
+
+    def has(self, reason: int) -> bool:
+        """Whether that bit of nvmlClocksEventReasons is set."""
+        return bool((self.reasons or 0) & reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """All of a host, with the version of their driver; `why` there are none."""
+
+    driver: str | None = None
+    why: str | None = None
+    gpus: tuple[Gpu, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,47 +178,34 @@ def qos_wrong(have: Qos, *, trust: str, pfc: Iterable[int], priority: Mapping[in
     return wrong
 
 
-def gpus(text: str) -> list[Gpu]:
-    """The lines of nvidia-smi for `GPU_FIELDS`; lines of another shape are left out."""
-    found = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        index = _whole(cells[0])
-        if len(cells) == len(GPU_FIELDS) and index is not None:
-            said = dict(zip(GPU_FIELDS, cells, strict=True))
-            reasons = said["clocks_event_reasons.active"]
-            found.append(
-                Gpu(
-                    index=index,
-                    bus_id=said["pci.bus_id"].lower(),
-                    persistence=said["persistence_mode"] == "Enabled",
-                    sm_mhz=_whole(said["clocks.sm"]),
-                    sm_max_mhz=_whole(said["clocks.max.sm"]),
-                    ecc_uncorrected=_whole(said["ecc.errors.uncorrected.volatile.total"]),
-                    reasons=int(reasons, 16) if _HEX.fullmatch(reasons) else 0,
-                    pcie=(_whole(said["pcie.link.gen.current"]), _whole(said["pcie.link.width.current"])),
-                    pcie_max=(_whole(said["pcie.link.gen.max"]), _whole(said["pcie.link.width.max"])),
-                    ecc=_told(said["ecc.mode.current"]),
-                    driver=_told(said["driver_version"]),
-                    vbios=_told(said["vbios_version"]),
-                )
-            )
-    return found
+def gpus(text: str) -> Gpus:
+    """What a host's watcher told of its GPUs; an answer of another shape has none, and says so."""
+    try:
+        return msgspec.json.decode(text, type=Gpus)
+    except msgspec.MsgspecError:
+        why = "the host did not tell of its GPUs" + (f": {text.strip()[:200]}" if text.strip() else "")
+        return Gpus(why=why, gpus=())
 
 
 def gpu_wrong(gpu: Gpu) -> list[Told]:
-    """A GPU that is throttled, has lost bits or does not look for them, or hangs on a narrow link.
+    """A GPU that is silent, throttled, has lost bits or does not look for them, or hangs on a narrow link.
 
     An idle one may lower its PCIe generation.
     """
-    wrong = [(f"throttled: {reason}", "no such reason") for bit, reason in _REASONS.items() if gpu.reasons & bit]
+    if gpu.why is not None:
+        return [(f"does not answer: {gpu.why}", "an answer")]
+    wrong = [(f"throttled: {reason}", "no such reason") for bit, reason in _REASONS.items() if gpu.has(bit)]
     if gpu.ecc_uncorrected:
         wrong.append((f"{gpu.ecc_uncorrected} uncorrected ECC errors since the driver was loaded", "none"))
-    if gpu.ecc == "Disabled":
+    if gpu.remap_failed:
+        wrong.append(("a row of its memory could not be remapped", "none: the GPU is to be replaced"))
+    elif gpu.remap_pending:
+        wrong.append(("a row of its memory waits to be remapped", "none: reset the GPU"))
+    if gpu.ecc is False:
         wrong.append(("ECC off: a bit that flips is not seen", "on (`nvidia-smi -e 1`, then a reset)"))
     if gpu.pcie[1] != gpu.pcie_max[1]:
         wrong.append((f"PCIe width {gpu.pcie[1]}", str(gpu.pcie_max[1])))
-    if not gpu.persistence:
+    if gpu.persistence is False:
         wrong.append(("persistence mode off: the first job pays for the driver's start", "on"))
     return wrong
 
@@ -231,12 +224,3 @@ def _number(text: str, *, default: float) -> float:
     except (ValueError, IndexError):
         return default
     return number if math.isfinite(number) else default
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _told(text: str) -> str | None:
-    """A word of nvidia-smi; None for `[N/A]`, `[Not Supported]` and their kin."""
-    return None if not text or text.startswith("[") or text == "N/A" else text

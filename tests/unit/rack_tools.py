@@ -25,7 +25,10 @@ START = {
     "port": "Active",
     "lock": None,
     "limit": 700,
-    "compute_mode": "Default",
+    "persistence": "Enabled",
+    "drained": False,
+    "computing": [],
+    "pci": None,
     "xid": "0",
     "packets": 0,
 }
@@ -131,22 +134,22 @@ def do_mlxlink(state, argv):
 
 
 def do_nvidia_smi(state, argv):
-    if "-lgc" in argv:
-        state["lock"] = int(argv[-1].split(",")[1])
-        return f'GPU clocks set to "(gpuClkMin 0, gpuClkMax {state["lock"]})"'
-    if "-rgc" in argv:
-        state["lock"] = None
+    if argv[0] == "drain":
+        return _drain(state, Path(state["pci"]), argv[1:])
+    if "-pm" in argv:
+        state["persistence"] = {"0": "Disabled", "1": "Enabled"}[argv[-1]]
+        return "All done."
+    if "--query-compute-apps=pid" in argv:
+        return "\n".join(map(str, state["computing"]))
+    if "-lgc" in argv or "-rgc" in argv:
+        state["lock"] = int(argv[-1].split(",")[1]) if "-lgc" in argv else None
         return "All done."
     if "-pl" in argv:
         state["limit"] = int(argv[-1])
         return "Power limit was set."
-    if "--query-compute-apps=pid" in argv:
-        # The driver knows who has a context; here it is everybody of that name.
-        names = ((path.parent.name, path.read_text().strip()) for path in Path("/proc").glob("[0-9]*/comm"))
-        return "\n".join(pid for pid, name in names if name == "faultbed-hog")
     fields = next(word for word in argv if word.startswith("--query-gpu=")).partition("=")[2].split(",")
     values = {
-        "compute_mode": state["compute_mode"],
+        "persistence_mode": state["persistence"],
         "clocks.max.sm": "1980",
         "clocks.sm": str(state["lock"] or 1980),
         "utilization.gpu": "99",
@@ -156,6 +159,21 @@ def do_nvidia_smi(state, argv):
         "power.min_limit": "200.00",
     }
     return ", ".join(values[field] for field in fields)
+
+
+def _drain(state, pci, argv):
+    """Drain, remove, or take back; and, for there is no kernel here, find what a rescan finds."""
+    (bus, what), device = (argv[1], argv[2]), pci / "devices" / argv[1]
+    if (pci / "rescan").read_text():
+        device.mkdir(exist_ok=True)
+    if what == "-r":
+        if not state["drained"] or state["persistence"] == "Enabled" or state["computing"]:
+            sys.exit(f"Failed to remove GPU {bus}: In use by another client")
+        device.rmdir()
+    elif argv[3] == "1" and state["persistence"] == "Enabled":
+        sys.exit(f"Failed to set drain state for GPU {bus}: In use by another client")
+    else:
+        state["drained"] = argv[3] == "1"
 
 
 def do_dcgmi(state, argv):

@@ -184,3 +184,19 @@ def test_a_host_that_waits_for_memory_is_named():
 
     assert stalled(900_000) == ["host2"]
     assert stalled(20_000) == []
+
+
+def test_what_held_a_slow_ranks_clocks_is_evidence_and_no_sign_by_itself():
+    """NVML counts some of it on every GPU that works hard."""
+    run = Network(5).run().measured("gpu.throttle", "host2:gpu0", slow=1)
+    before = {**run.counters_before}
+    after = {**run.counters_after}
+    for host in HOSTS:
+        before[host] = {**before.get(host, {}), "gpu0.power_capped_us": 5, "gpu0.thermal_slowdown_us": 7}
+        after[host] = {**after.get(host, {}), "gpu0.power_capped_us": 1_200_005, "gpu0.thermal_slowdown_us": 7}
+    run = msgspec.structs.replace(run, counters_before=before, counters_after=after)
+    (found, *_) = attribute(run)
+    assert (found.cause, found.name) == ("slow-rank", "host2:gpu0")
+    assert "host2: gpu0 was held back by its power limit for 1.2 s" in found.evidence
+    assert not any("heat" in one for one in found.evidence)
+    assert [one.name for one in attribute(run) if one.cause == "slow-rank"] == ["host2:gpu0"]

@@ -11,7 +11,7 @@ from house import HOUSE
 
 FLOORS = {"testbed": set(), "inject": {"testbed"}, "traffic": {"testbed"}, "harness": {"testbed", "inject", "traffic"}}
 ROOMS = ("experiment", "packets", "record", "analysis", "attribution", "report", "run", "plugin", "cli", "bench")
-ON_THE_NODE = {"pyverbs", "numpy", "nftables"}
+ON_THE_NODE = {"pyverbs", "numpy", "nftables", "pynvml"}
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:

@@ -15,6 +15,8 @@ import time
 
 import pytest
 import rack_tools
+from nvml_library import Card
+from nvml_library import install as install_nvml
 from waiting import until
 
 from inject.aim.shot import Request
@@ -22,14 +24,13 @@ from inject.catalogue import CATALOGUE
 from inject.node import gpuneighbour
 from inject.node.actuator import Refused, make
 from inject.node.commands import CommandsActuator
+from inject.node.hog import named
 from inject.plan import FaultSpec, plan
-from inject.rack import WAYS, linux, take
+from inject.rack import WAYS, gpu, linux, take
 from inject.rack.way import COUNTERS
 from testbed import inventory
-from testbed.counters import STATES
 from testbed.errors import Unsupported, UsageError
-from testbed.onnode.counts import clock_reasons
-from testbed.onnode.counts import neighbours as count_neighbours
+from testbed.onnode import nvml
 from testbed.shipped import inventories
 
 RACK = inventory.load(inventories() / "rack-h100.example.yml").topology
@@ -322,7 +323,54 @@ def test_a_pcie_device_is_removed_by_its_address():
     assert "/sys/bus/pci/rescan" in planned.steps[0].undo
     assert planned.request["args"]["guard"] == "rail0"
     assert all("host1/" not in key for witness in planned.must_move for key in witness.any_of)
-    assert shot("gpu.lost", "host1:gpu7").shows == {"pcie": "0000:dc:00.0"}
+
+
+@pytest.fixture
+def lost(tools, tmp_path, monkeypatch):
+    """Of a GPU that may leave the bus: its actuator, its place in sysfs and what the tools know."""
+    pci = tmp_path / "pci"
+    device = pci / "devices" / "0000:dc:00.0"
+    device.mkdir(parents=True)
+    (pci / "rescan").write_text("")
+    tools.write_text(json.dumps(json.loads(tools.read_text()) | {"pci": str(pci)}))
+    monkeypatch.setattr(gpu, "PCI", str(pci))
+    planned = shot("gpu.lost", "host1:gpu7")
+    assert planned.shows == {"pcie": "0000:dc:00.0"}
+    return make("commands", dict(planned.request["args"])), device, tools
+
+
+def test_a_gpu_leaves_the_bus_by_its_drivers_hand_and_is_found_again(lost):
+    actuator, device, tools = lost
+    before = tools.read_text()
+    actuator.prepare()
+    script = actuator.revert_script()
+    for revert in (actuator.off, lambda: subprocess.run(["sh"], input=script, text=True, check=True, timeout=60)):
+        actuator.on()
+        assert not device.exists()
+        assert actuator.read()["applied"]
+        revert()
+        assert device.exists()
+        assert not actuator.read()["applied"]
+        assert json.loads(tools.read_text()) == json.loads(before)
+        (device.parent.parent / "rescan").write_text("")
+
+
+def test_a_gpu_that_is_in_use_is_refused_and_never_written_out_of_sysfs(lost):
+    """The driver would wait inside the kernel until it is closed, and the holder with it."""
+    actuator, device, tools = lost
+    assert "remove" not in json.dumps(shot("gpu.lost", "host1:gpu7").request["args"]["on"])
+    state = json.loads(tools.read_text())
+    tools.write_text(json.dumps(state | {"computing": [4711]}))
+    with pytest.raises(Refused, match="somebody computes on this GPU"):
+        actuator.prepare()
+    tools.write_text(json.dumps(state))
+    actuator.prepare()
+    tools.write_text(json.dumps(state | {"computing": [4711]}))  # it began in between
+    with pytest.raises(OSError, match="In use by another client"):
+        actuator.on()
+    actuator.off()
+    assert device.exists()
+    assert json.loads(tools.read_text()) == state | {"computing": [4711]}
 
 
 def test_late_receives_are_told_by_both_ends_hardware_rnics():
@@ -347,8 +395,27 @@ class Work:
         time.sleep(0.001 * units)
 
 
+class Busy(Card):
+    """A GPU on which every busy process of a fault computes."""
+
+    @property
+    def pids(self):
+        return sorted(named())
+
+    @pids.setter
+    def pids(self, _value):
+        """Found, not set."""
+
+
 @pytest.fixture
-def neighbours(tools, monkeypatch):
+def card(monkeypatch, tmp_path):
+    card = Busy()
+    install_nvml(monkeypatch, tmp_path, [Card(bus="00000000:2B:00.0"), card])
+    return card
+
+
+@pytest.fixture
+def neighbours(card, monkeypatch):
     monkeypatch.setattr(gpuneighbour, "CudaWork", Work)
     actuator = make("gpu_neighbour", dict(shot("gpu.noisy-neighbour", "host1:gpu0", neighbours=2).request["args"]))
     yield actuator
@@ -356,7 +423,7 @@ def neighbours(tools, monkeypatch):
 
 
 def test_neighbours_compute_on_the_gpu_and_end(neighbours):
-    """Real processes, which the stand-in for nvidia-smi lists as the driver would."""
+    """Real processes, which the stand-in for NVML lists as the driver would."""
     assert neighbours.prepare() == {"applied": False, "gpu": "0000:19:00.0", "processes": 0, "computing": 0}
     neighbours.on()
     done = neighbours.hits()
@@ -370,18 +437,17 @@ def test_neighbours_compute_on_the_gpu_and_end(neighbours):
     assert not neighbours.read()["applied"]
 
 
-def test_a_gpu_that_neighbours_cannot_have_is_refused(neighbours, tools, monkeypatch):
-    state = json.loads(tools.read_text())
-    tools.write_text(json.dumps(state | {"compute_mode": "Exclusive_Process"}))
+def test_a_gpu_that_neighbours_cannot_have_is_refused(neighbours, card, monkeypatch):
+    card.mode = 3
     with pytest.raises(Refused, match="compute mode is Exclusive_Process"):
         neighbours.prepare()
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Refused, match=r"no NVIDIA GPU at 0000:19:00.0"):
+    monkeypatch.setattr(nvml, "_DRIVER", "/nowhere/version")
+    with pytest.raises(Refused, match=r"no NVIDIA GPU at 0000:19:00.0: no NVIDIA driver is loaded"):
         neighbours.prepare()
 
 
-def test_a_neighbour_that_cannot_begin_is_an_error_and_none_stays(tools, capfd):
-    """The real work, on a host that has no driver: the child says why, where the holder's own errors are told."""
+def test_a_neighbour_that_cannot_begin_is_an_error_and_none_stays(card, capfd):
+    """The real work, on a host that has no CUDA: the child says why, where the holder's own errors are told."""
     actuator = make("gpu_neighbour", {"pcie": "0000:19:00.0", "count": 2})
     actuator.prepare()
     with pytest.raises(OSError, match="2 of 2 processes did not begin to compute"):
@@ -389,20 +455,6 @@ def test_a_neighbour_that_cannot_begin_is_an_error_and_none_stays(tools, capfd):
     actuator.off()
     assert actuator.read()["processes"] == 0
     assert "no CUDA driver on this host" in capfd.readouterr().err
-
-
-def test_a_second_look_finds_whose_neighbours_compute_where():
-    gpus = "0, 00000000:19:00.0\n1, 00000000:2B:00.0\n"
-    apps = "101, 00000000:2B:00.0\n102, 00000000:2B:00.0\n103, 00000000:19:00.0\n104, [N/A]\n"
-    found = dict(count_neighbours(gpus, apps, lambda pid: pid in ("101", "102", "104")))
-    assert found == {"gpu0.neighbours": 0, "gpu1.neighbours": 2}
-    assert "neighbours" in STATES
-
-
-def test_clocks_event_reasons_are_states_of_their_own():
-    text = "0, 0x0000000000000002\n1, [Not Supported]\n"
-    assert dict(clock_reasons(text)) == {"gpu0.clocks_set": 1, "gpu0.power_capped": 0}
-    assert {"clocks_set", "power_capped"} <= STATES
 
 
 @pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)

@@ -1,6 +1,7 @@
 """What the tools of racks print, as recorded from their documentation and from public logs; and what is wrong in it."""
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -8,13 +9,14 @@ from hypothesis import strategies as st
 
 from testbed import inventory as inventory_module
 from testbed import shipped
+from testbed.errors import LabError
 from testbed.inventory_schema import GoldenVars
+from testbed.node import Completed
 from testbed.preflight import fec
 from testbed.preflight.checks import CHECKS, not_looked, run_checks
-from testbed.preflight.looks import Facts, parse, script
+from testbed.preflight.looks import Facts, look, parse, script
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.preflight.rack_formats import (
-    GPU_FIELDS,
     chrony_offset_s,
     gpu_wrong,
     gpus,
@@ -63,10 +65,24 @@ tc: 0 ratelimit: unlimited, tsa: ets, bw: 10%
 \t priority:  1
 """
 
-# As `nvidia-smi --help-query-gpu` names the fields; a line of an H100 in public logs.
-GPU = (
-    "0, 00000000:19:00.0, Enabled, 1980, 1980, 0, 0x0000000000000000, 5, 5, 16, 16, Enabled, 550.54.15, 96.00.74.00.01"
-)
+# As a host's watcher tells of a healthy H100 (testbed.onnode.nvml.look, which test_nvml.py holds to NVML's functions).
+GPU = {
+    "index": 0,
+    "bus_id": "00000000:19:00.0",
+    "name": "NVIDIA H100 80GB HBM3",
+    "vbios": "96.00.74.00.01",
+    "persistence": True,
+    "ecc": True,
+    "ecc_uncorrected": 0,
+    "remap_pending": False,
+    "remap_failed": False,
+    "reasons": 0,
+    "sm_mhz": 1980,
+    "sm_max_mhz": 1980,
+    "power_limit_w": 700,
+    "pcie": [5, 16],
+    "pcie_max": [5, 16],
+}
 CHRONY = (
     "A9FEA97B,169.254.169.123,4,1763728000.1,0.000001234,-0.0000004,0.0000021,-5.1,0.001,0.03,0.0004,0.0003,16.1,Normal"
 )
@@ -149,38 +165,58 @@ def test_pcie():
     assert len(pcie_wrong({})) == 2
 
 
+def told(*changed, driver="550.54.15"):
+    """What a host's watcher says of GPUs that are healthy but for what is changed, one a dict."""
+    return json.dumps({"event": "gpus", "driver": driver, "why": None, "gpus": [GPU | each for each in changed]})
+
+
+def change(facts, index, **changed):
+    """Make one GPU of a host another."""
+    said = json.loads(facts.raw["gpu"])
+    said["gpus"][index] |= changed
+    facts.raw["gpu"] = json.dumps(said)
+
+
 def test_a_healthy_gpu_has_nothing_wrong():
-    (gpu,) = gpus(GPU)
-    assert (gpu.bus_id, gpu.sm_mhz) == ("00000000:19:00.0", 1980)
+    (gpu,) = gpus(told({})).gpus
+    assert (gpu.bus_id, gpu.sm_mhz, gpu.place) == ("00000000:19:00.0", 1980, "gpu0 (00000000:19:00.0)")
     assert gpu_wrong(gpu) == []
-    assert len(GPU.split(",")) == len(GPU_FIELDS)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("changed", "words"),
     [
-        ("0x0000000000000000", "0x0000000000000048", "throttled: hardware slowdown"),
-        ("0x0000000000000000", "0x0000000000000004", "throttled: software power cap"),
-        ("1980, 0,", "1980, 2,", "2 uncorrected ECC errors since the driver was loaded"),
-        ("16, 16", "8, 16", "PCIe width 8"),
-        (":19:00.0, Enabled", ":19:00.0, Disabled", "persistence mode off: the first job pays for the driver's start"),
-        ("16, Enabled", "16, Disabled", "ECC off: a bit that flips is not seen"),
+        ({"reasons": 0x48}, "throttled: hardware slowdown"),
+        ({"reasons": 0x4}, "throttled: software power cap"),
+        ({"ecc_uncorrected": 2}, "2 uncorrected ECC errors since the driver was loaded"),
+        ({"pcie": [5, 8]}, "PCIe width 8"),
+        ({"persistence": False}, "persistence mode off: the first job pays for the driver's start"),
+        ({"ecc": False}, "ECC off: a bit that flips is not seen"),
+        ({"remap_pending": True}, "a row of its memory waits to be remapped"),
+        ({"remap_pending": True, "remap_failed": True}, "a row of its memory could not be remapped"),
+        ({"why": "NVML: GPU is lost"}, "does not answer: NVML: GPU is lost"),
     ],
 )
-def test_a_sick_gpu_is_told(old, new, words):
-    (gpu,) = gpus(GPU.replace(old, new))
+def test_a_sick_gpu_is_told(changed, words):
+    (gpu,) = gpus(told(changed)).gpus
     assert words in [found for found, _ in gpu_wrong(gpu)]
 
 
 def test_an_idle_gpu_is_no_sick_gpu():
-    (gpu,) = gpus(GPU.replace("0x0000000000000000", "0x0000000000000001").replace("1980, 1980", "345, 1980"))
+    (gpu,) = gpus(told({"reasons": 0x1, "sm_mhz": 345, "pcie": [1, 16]})).gpus
     assert gpu_wrong(gpu) == []
 
 
-def test_what_the_gpu_cannot_tell_is_not_zero():
-    (gpu,) = gpus(GPU.replace("1980, 0,", "1980, [N/A],").replace("16, Enabled", "16, [N/A]"))
-    assert (gpu.ecc_uncorrected, gpu.ecc) == (None, None)
-    assert gpu_wrong(gpu) == []
+def test_what_the_gpu_cannot_tell_is_not_zero_and_is_named():
+    state = rack_state()
+    lacking = dict.fromkeys(("ecc", "ecc_uncorrected", "reasons", "power_limit_w", "persistence"))
+    change(state["host1"], 4, **lacking)
+    assert run_checks(RACK, state, RACK_CHECKS) == []
+    (unseen,) = not_looked(RACK, state, RACK_CHECKS)
+    assert unseen.where == "host1:gpu4 (00000000:19:00.0)"
+    assert unseen.why == (
+        "NVML does not tell ECC mode, ECC errors, persistence mode, what holds its clocks, power limit"
+    )
 
 
 RACK = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
@@ -236,7 +272,7 @@ def rack_state():
             facts.raw["pci"], facts.raw["numa"] = bus(host)
             path = next(path for path in facts.raw["pci"].split() if path.endswith(rnic.pcie))
             facts.raw[f"device {rnic.name}"] = path
-        facts.raw["gpu"] = "\n".join(GPU.replace("0, 0000", f"{index}, 0000", 1) for index in range(8))
+        facts.raw["gpu"] = told(*({"index": index} for index in range(8)))
         facts.raw["chrony"] = CHRONY
     return state
 
@@ -256,7 +292,8 @@ def test_a_healthy_rack_has_nothing_wrong():
         ("fec", "host2:mlx5_3", "fec-last mlx5_3", "symbol_err_phy: 17", "symbol_err_phy: 19"),
         ("fec", "host2:mlx5_3", "fec-last mlx5_3", "bits_phy: 9000", "bits_phy: 90000000"),
         ("fec", "host2:mlx5_3", "fec-last mlx5_3", "encoding: RS", "encoding: Off"),
-        ("golden", "host2:gpu3 (00000000:19:00.0)", "gpu", None, "535.161.08"),
+        ("golden", "host2:gpu3 (00000000:19:00.0)", "gpu", '"vbios": "96.00.74.00.01"', '"vbios": "96.00.5E.00.01"'),
+        ("golden", "host2", "gpu", "550.54.15", "535.161.08"),
         (
             "affinity",
             "host2:mlx5_3",
@@ -265,15 +302,18 @@ def test_a_healthy_rack_has_nothing_wrong():
             "pci0000:95/0000:95:01.0",
         ),
         ("affinity", "host2:mlx5_3", "device mlx5_3", None, "/sys/devices/pci0000:25/0000:25:01.0/0000:2a:00.0"),
-        ("gpu", "host2", "gpu", "7, 00000000", "x, 00000000"),
+        ("gpu", "host2", "gpu", None, '{"why": "no NVIDIA driver is loaded", "gpus": []}'),
+        ("gpu", "host2:gpu3 (00000000:19:00.0)", "gpu", '"reasons": 0', '"reasons": 8'),
         ("time", "host2", "chrony", "0.000001234", "-0.5"),
     ],
 )
 def test_each_sick_part_of_a_rack_is_found_where_it_is(check, where, key, old, new):
     state = rack_state()
-    if old is None and key == "gpu":
-        lines = state["host2"].raw[key].splitlines()
-        state["host2"].raw[key] = "\n".join([*lines[:3], lines[3].replace("550.54.15", new), *lines[4:]])
+    if ":gpu3" in where:
+        whole = json.loads(state["host2"].raw[key])
+        assert old in json.dumps(whole["gpus"][3])
+        whole["gpus"][3] = json.loads(json.dumps(whole["gpus"][3]).replace(old, new))
+        state["host2"].raw[key] = json.dumps(whole)
     else:
         assert old is None or old in state["host2"].raw[key]
         state["host2"].raw[key] = new if old is None else state["host2"].raw[key].replace(old, new)
@@ -357,25 +397,63 @@ def test_errors_from_when_the_link_came_up_are_no_sickness():
     assert fec.fec_wrong(fec.read(LAST.replace(": 17", ": 99")), fec.read(LAST)) == []
 
 
-def test_one_gpu_whose_clocks_are_held_is_odd_and_all_of_them_are_a_wish():
+def test_one_gpu_that_is_set_otherwise_is_odd_and_all_of_them_are_a_wish():
     state = rack_state()
     for host in RACK.topology.hosts:
-        state[host.name].raw["gpu"] = state[host.name].raw["gpu"].replace("0x0000000000000000", "0x0000000000000002")
+        for index in range(8):
+            change(state[host.name], index, reasons=0x2, power_limit_w=500)
     assert run_checks(RACK, state, RACK_CHECKS) == []
     state = rack_state()
-    lines = state["host3"].raw["gpu"].splitlines()
-    lines[5] = lines[5].replace("0x0000000000000000", "0x0000000000000002").replace("1980, 1980", "1410, 1755")
-    state["host3"].raw["gpu"] = "\n".join(lines)
+    change(state["host3"], 5, reasons=0x2, sm_mhz=1410, sm_max_mhz=1755, power_limit_w=350)
     found = run_checks(RACK, state, RACK_CHECKS)
     assert {one.where for one in found} == {"host3:gpu5 (00000000:19:00.0)"}
-    assert {one.found for one in found} == {"SM clock up to 1755 MHz", "its clocks are set or locked"}
+    assert {one.found for one in found} == {
+        "SM clock up to 1755 MHz",
+        "its clocks are set or locked",
+        "power limit 350 W",
+    }
 
 
-def test_what_nvidia_smi_complains_of_is_told():
+def test_why_there_are_no_gpus_is_told():
     state = rack_state()
-    state["host1"].raw["gpu"] = 'Field "clocks_event_reasons.active" is not a valid field to query.'
-    (found,) = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "gpu"]
-    assert "not a valid field" in found.found
+    state["host1"].raw["gpu"] = json.dumps({"driver": None, "why": "NVML: Driver Not Loaded", "gpus": []})
+    state["host2"].raw["gpu"] = "Traceback: no such thing"
+    first, second = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "gpu"]
+    assert first.found == "0 GPUs answer (NVML: Driver Not Loaded)"
+    assert second.found == "0 GPUs answer (the host did not tell of its GPUs: Traceback: no such thing)"
+
+
+class Answering:
+    """A rack lab whose machines say what is written down, and whose watchers know their GPUs, or do not answer."""
+
+    inventory_model, topology = RACK, RACK.topology
+
+    def __init__(self, gpus):
+        self._gpus = gpus
+
+    def nodes(self):
+        return ("host1", "rtsw1")
+
+    def node(self, name):
+        return self
+
+    def run(self, argv, *, check, timeout_s):
+        name = argv[-1].split()[2]
+        return Completed(argv=tuple(argv), rc=0, stdout=f"@@node {name}\n@@clock\n1.0\n@@end\n", stderr="")
+
+    def ask(self, machine, request, *, timeout_s):
+        assert (machine, request) == ("host1", {"do": "gpus"})
+        if isinstance(self._gpus, Exception):
+            raise self._gpus
+        return self._gpus
+
+
+def test_a_host_is_asked_for_its_gpus_and_a_switch_is_not():
+    said = json.loads(told({}))
+    assert gpus(look(Answering(said))["host1"].raw["gpu"]).gpus[0].sm_mhz == 1980
+    silent = look(Answering(LabError("host1: python3 is not there")))
+    assert gpus(silent["host1"].raw["gpu"]).why == "host1: python3 is not there"
+    assert "gpu" not in silent["rtsw1"].raw
 
 
 def test_a_check_that_a_kind_of_lab_has_not_says_why():
@@ -391,12 +469,11 @@ def test_the_script_of_a_rack_host_asks_its_tools_and_the_answer_is_kept_raw():
     text = script(RACK, "host1")
     assert "mlxlink -d mlx5_7 -c" in text
     assert text.index("raw fec-first mlx5_7") < text.index("raw mlxlink mlx5_0") < text.index("raw fec-last mlx5_0")
-    assert f"--query-gpu={','.join(GPU_FIELDS)}" in text
+    assert "nvidia-smi" not in text
     assert "mlxlink" not in script(inventory_module.load(shipped.inventories() / "soft.yml"), "host1")
-    answer = f"@@node host1\n@@raw mlxlink mlx5_0\n{MLXLINK}@@raw gpu\n{GPU}\n@@end\n"
+    answer = f"@@node host1\n@@raw mlxlink mlx5_0\n{MLXLINK}@@end\n"
     raw = parse(answer)["host1"].raw
     assert link_wrong(key_values(raw["mlxlink mlx5_0"])) == []
-    assert len(gpus(raw["gpu"])) == 1
 
 
 def test_chrony():
@@ -408,7 +485,7 @@ def test_chrony():
 @st.composite
 def spoilt(draw):
     """Any text, or what a tool prints with a part of it cut out, or another text in its place."""
-    said = draw(st.sampled_from(["", MLXLINK, MLNX_QOS, GPU, CHRONY, FIRST]))
+    said = draw(st.sampled_from(["", MLXLINK, MLNX_QOS, told({}), CHRONY, FIRST]))
     begin = draw(st.integers(0, len(said)))
     return said[:begin] + draw(st.text(max_size=20)) + said[begin + draw(st.integers(0, 20)) :]
 
@@ -423,20 +500,14 @@ def test_readers_take_any_text(text):
     found = qos(text)
     assert found.pfc <= set(range(8))
     assert set(found.priority.values()) <= set(range(10))
-    for gpu in gpus(text):
-        assert min(gpu.index, gpu.reasons) >= 0
-        assert all(told for _, told in gpu_wrong(gpu))
+    said = gpus(text)
+    assert said.gpus or said.why
+    for gpu in said.gpus:
+        assert all(right for _, right in gpu_wrong(gpu))
     offset_s = chrony_offset_s(text)
     assert offset_s is None or offset_s >= 0
     assert all(count >= 0 for count in fec.read(text).counters.values())
-    assert all(told for _, told in fec.fec_wrong(fec.read(FIRST), fec.read(text)))
-
-
-@pytest.mark.parametrize("reasons", ["0x", "0xZZ", "[N/A]", ""])
-def test_reasons_that_cannot_be_read_are_none(reasons):
-    """A line that was cut short once ended preflight with a ValueError."""
-    (gpu,) = gpus(GPU.replace("0x0000000000000000", reasons))
-    assert gpu.reasons == 0
+    assert all(right for _, right in fec.fec_wrong(fec.read(FIRST), fec.read(text)))
 
 
 def test_a_clock_that_is_no_number_is_far_off():

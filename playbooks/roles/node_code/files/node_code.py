@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import py_compile
+import re
 import shutil
 import tarfile
 import tempfile
@@ -17,6 +18,7 @@ import tempfile
 from faultbed_state import StateError, answer
 
 ROOT = "/var/lib/faultbed/node"
+LATER = re.compile("pynvml")  # compiled where there is an NVIDIA GPU, when it is first used: it is long
 COMPLETE = ".complete"  # says to whoever pushes code (testbed/nodecode.py) that nothing is left to do
 
 
@@ -39,9 +41,9 @@ def _bring(wanted, changes):
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             archive.extractall(partial, filter="data")
         os.chmod(partial, 0o755)
-        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        how = {"invalidation_mode": py_compile.PycInvalidationMode.UNCHECKED_HASH, "rx": LATER}
         # Paths in tracebacks are those of the final place.
-        if not compileall.compile_dir(partial, quiet=1, stripdir=partial, prependdir=target, invalidation_mode=mode):
+        if not compileall.compile_dir(partial, quiet=1, stripdir=partial, prependdir=target, **how):
             raise StateError("the node code does not compile on this node's Python")
         with open(f"{partial}/{COMPLETE}", "w", encoding="ascii"):
             pass

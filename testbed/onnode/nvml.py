@@ -1,0 +1,209 @@
+"""NVIDIA GPUs by NVML, the driver's own library: what they are, what holds their clocks, who computes on them.
+
+By nvidia-ml-py, whose one file travels with this code: NVML keeps its calls from driver to driver, while of what
+nvidia-smi prints nothing is promised (nvidia-smi(1)). What a GPU or its driver cannot tell is None, or left out: never
+a zero. Not yet run on hardware.
+
+Nothing is kept open between two looks. The driver waits inside the kernel for whoever has a GPU open before it lets one
+go (open-gpu-kernel-modules, nv_pci_remove_helper), so a watcher that held on to it would hang a `gpu.lost`.
+
+Sources: nvml.h of driver 575, "NVML API Reference Guide".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+    from typing import Any
+
+__all__ = ["NoNvml", "compute_mode", "computing", "counts", "look"]
+
+_DRIVER = "/proc/driver/nvidia/version"
+"""There while the kernel's part of the driver is loaded: asked first, for without a GPU that costs nothing."""
+_STATES = {"clocks_set": 0x2, "power_capped": 0x4}
+"""nvmlClocksEventReasonApplicationsClocksSetting, nvmlClocksEventReasonSwPowerCap."""
+_HELD_NS = {"power_capped_us": (74,), "thermal_slowdown_us": (269, 270), "power_brake_us": (271,)}
+"""NVML_FI_DEV_CLOCKS_EVENT_REASON_{SW_POWER_CAP, SW_THERM_SLOWDOWN, HW_THERM_SLOWDOWN, HW_POWER_BRAKE_SLOWDOWN}: how
+long that has held the clocks, in ns since the driver was loaded."""
+_SM, _UNCORRECTED, _VOLATILE = 1, 1, 0  # NVML_CLOCK_SM, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")  # nvmlComputeMode_t
+_UNSIGNED_INT, _UNSIGNED_LONG, _UNSIGNED_LONG_LONG = 1, 2, 3  # nvmlValueType_t
+
+
+class NoNvml(Exception):  # named for what is so, like testbed.errors
+    """There is no driver, no library of it, or no such GPU, or it does not answer."""
+
+
+def look() -> dict[str, Any]:
+    """What a host's GPUs are and how they do: {"driver": TEXT or None, "why": TEXT or None, "gpus": [...]}.
+
+    Of each GPU `index`, `bus_id` (domain of eight digits, lower case), `name`, `vbios`, `persistence`, `ecc` (on?),
+    `ecc_uncorrected` (since the driver was loaded), `remap_pending`, `remap_failed`, `reasons` (bits of
+    nvmlClocksEventReasons), `sm_mhz`, `sm_max_mhz`, `power_limit_w`, and `pcie`, `pcie_max`:
+    [generation, lanes]. One that does not answer has `index` and `why`.
+    """
+    try:
+        with _session() as nvml:
+            driver = _told(nvml, nvml.nvmlSystemGetDriverVersion)
+            return {"driver": driver, "why": None, "gpus": [_facts(nvml, *one) for one in _handles(nvml)]}
+    except NoNvml as error:
+        return {"driver": None, "why": str(error), "gpus": []}
+
+
+def counts(is_ours: Callable[[str], bool] | None) -> Iterator[tuple[str, int]]:
+    """States and counters of each GPU, `gpu0.clocks_set` and so on; none on a machine without a driver.
+
+    With `is_ours`, which tells a fault's processes by their ids, `neighbours`: how many of them compute there.
+    """
+    with contextlib.suppress(NoNvml), _session() as nvml:
+        for index, gpu, why in _handles(nvml):
+            if why is None:
+                yield from ((f"gpu{index}.{name}", value) for name, value in _counts(nvml, gpu))
+                if is_ours is not None and (pids := _told(nvml, _pids, nvml, gpu)) is not None:
+                    yield f"gpu{index}.neighbours", sum(is_ours(str(pid)) for pid in pids)
+
+
+def compute_mode(pcie: str) -> str:
+    """Who may compute on the GPU at a PCIe address: `Default` (many), `Exclusive_Process`, `Prohibited`.
+
+    Raises:
+        NoNvml: it cannot be asked.
+    """
+    with _session() as nvml:
+        mode = _asked(nvml, nvml.nvmlDeviceGetComputeMode, _at(nvml, pcie))
+        return _MODES[mode] if mode < len(_MODES) else f"number {mode}"
+
+
+def computing(pcie: str) -> set[int]:
+    """The ids of all processes that have a compute context on the GPU at a PCIe address.
+
+    Raises:
+        NoNvml: it cannot be asked.
+    """
+    with _session() as nvml:
+        return set(_asked(nvml, _pids, nvml, _at(nvml, pcie)))
+
+
+@contextlib.contextmanager
+def _session() -> Iterator[ModuleType]:
+    if not os.path.exists(_DRIVER):
+        raise NoNvml(f"no NVIDIA driver is loaded ({_DRIVER} is not there)")
+    import pynvml  # noqa: PLC0415 - 8,000 lines, for hosts with a GPU alone
+
+    _asked(pynvml, pynvml.nvmlInit)
+    try:
+        yield pynvml
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _asked(nvml: ModuleType, call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args)
+    except nvml.NVMLError as error:
+        raise NoNvml(f"NVML: {error}") from None
+
+
+def _told(nvml: ModuleType, call: Callable[..., Any], *args: Any) -> Any:
+    """What a call gives; None where this GPU, its driver or our rights do not have it."""
+    try:
+        return call(*args)
+    except nvml.NVMLError:
+        return None
+
+
+def _handles(nvml: ModuleType) -> Iterator[tuple[int, Any, str | None]]:
+    """Number, handle and, of a GPU that does not answer, why."""
+    for index in range(_asked(nvml, nvml.nvmlDeviceGetCount)):
+        try:
+            yield index, nvml.nvmlDeviceGetHandleByIndex(index), None
+        except nvml.NVMLError as error:
+            yield index, None, f"NVML: {error}"
+
+
+def _at(nvml: ModuleType, pcie: str) -> Any:
+    return _asked(nvml, nvml.nvmlDeviceGetHandleByPciBusId, pcie)
+
+
+def _facts(nvml: ModuleType, index: int, gpu: Any, why: str | None) -> dict[str, Any]:
+    if why is not None:
+        return {"index": index, "why": why}
+    bus = _told(nvml, nvml.nvmlDeviceGetPciInfo, gpu)
+    ecc = _told(nvml, nvml.nvmlDeviceGetEccMode, gpu)
+    remapped = _told(nvml, nvml.nvmlDeviceGetRemappedRows, gpu)
+    persistence = _told(nvml, nvml.nvmlDeviceGetPersistenceMode, gpu)
+    return {
+        "index": index,
+        "bus_id": _text(bus.busId).lower() if bus is not None else None,
+        "name": _told(nvml, nvml.nvmlDeviceGetName, gpu),
+        "vbios": _told(nvml, nvml.nvmlDeviceGetVbiosVersion, gpu),
+        "persistence": None if persistence is None else bool(persistence),
+        "ecc": None if ecc is None else bool(ecc[0]),
+        "ecc_uncorrected": _told(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE),
+        "remap_pending": None if remapped is None else bool(remapped[2]),
+        "remap_failed": None if remapped is None else bool(remapped[3]),
+        "reasons": _told(nvml, _reasons, nvml, gpu),
+        "sm_mhz": _told(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM),
+        "sm_max_mhz": _told(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, _SM),
+        "power_limit_w": _watts(_told(nvml, nvml.nvmlDeviceGetPowerManagementLimit, gpu)),
+        "pcie": [
+            _told(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
+            _told(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
+        ],
+        "pcie_max": [
+            _told(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
+            _told(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
+        ],
+    }
+
+
+def _counts(nvml: ModuleType, gpu: Any) -> Iterator[tuple[str, int]]:
+    reasons = _told(nvml, _reasons, nvml, gpu)
+    if reasons is not None:
+        yield from ((name, int(bool(reasons & bit))) for name, bit in _STATES.items())
+    if (sm_mhz := _told(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM)) is not None:
+        yield "sm_mhz", sm_mhz
+    if (errors := _told(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE)) is not None:
+        yield "ecc_uncorrected", errors
+    if (replays := _told(nvml, nvml.nvmlDeviceGetPcieReplayCounter, gpu)) is not None:
+        yield "pcie_replays", replays
+    wanted = [field for fields in _HELD_NS.values() for field in fields]
+    values = {one.fieldId: one for one in _told(nvml, nvml.nvmlDeviceGetFieldValues, gpu, wanted) or ()}
+    for name, fields in _HELD_NS.items():
+        held_ns = [ns for field in fields if (ns := _number(values.get(field))) is not None]
+        if held_ns:
+            yield name, sum(held_ns) // 1000
+
+
+def _number(field: Any) -> int | None:
+    """The value of a nvmlFieldValue_t that is a whole number; None: it is none, or this GPU does not have the field."""
+    if field is None or field.nvmlReturn:
+        return None
+    name = {_UNSIGNED_INT: "uiVal", _UNSIGNED_LONG: "ulVal", _UNSIGNED_LONG_LONG: "ullVal"}.get(field.valueType)
+    return int(getattr(field.value, name)) if name else None
+
+
+def _reasons(nvml: ModuleType, gpu: Any) -> int:
+    """Drivers before 535 know the call by its older name alone."""
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+    except nvml.NVMLError_FunctionNotFound:
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+
+
+def _pids(nvml: ModuleType, gpu: Any) -> list[int]:
+    return [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)]
+
+
+def _watts(milliwatts: int | None) -> int | None:
+    return None if milliwatts is None else round(milliwatts / 1000)
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.decode() if isinstance(raw, bytes) else raw

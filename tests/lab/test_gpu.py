@@ -1,0 +1,145 @@
+"""On a machine with an NVIDIA GPU: what we read of it, and its noisy neighbours, against the driver itself.
+
+    python -m pytest tests/lab/test_gpu.py
+
+It needs no lab, and sets nothing: clocks, limits and modes are read, GPU time is taken. Elsewhere it is skipped, with
+that reason. Not yet run on hardware.
+"""
+
+import json
+import os
+import subprocess
+import time
+
+import pytest
+from waiting import until
+
+from inject.node.actuator import make
+from inject.node.hog import named
+from testbed.onnode import nvml
+from testbed.onnode.cuda import CudaWork
+from testbed.preflight.rack_formats import gpus
+
+pytestmark = pytest.mark.gpu
+
+if not os.path.exists(nvml._DRIVER):  # noqa: PTH110 (as the reader asks)
+    pytest.skip("needs a machine with an NVIDIA GPU: no NVIDIA driver is loaded here", allow_module_level=True)
+
+
+@pytest.fixture
+def told():
+    """What our reader says, decoded as preflight does."""
+    said = gpus(json.dumps(nvml.look()))
+    assert said.why is None
+    assert said.gpus
+    return said
+
+
+@pytest.fixture
+def pcie(told):
+    """The first GPU, as an inventory names it: nvidia-smi and NVML write the domain with eight digits."""
+    return told.gpus[0].bus_id[-12:]
+
+
+def smi(fields):
+    """The same from nvidia-smi, a line a GPU."""
+    argv = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    return [dict(zip(fields, line.split(", "), strict=True)) for line in lines]
+
+
+def test_our_reader_and_nvidia_smi_agree(told):
+    fields = (
+        *("index", "pci.bus_id", "vbios_version", "driver_version", "persistence_mode", "ecc.mode.current"),
+        *("clocks.max.sm", "power.limit", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max"),
+    )
+    lines = smi(fields)
+    assert len(lines) == len(told.gpus)
+    for gpu, line in zip(told.gpus, lines, strict=True):
+        assert gpu.why is None
+        assert (str(gpu.index), gpu.bus_id, gpu.vbios, told.driver) == (
+            line["index"],
+            line["pci.bus_id"].lower(),
+            line["vbios_version"],
+            line["driver_version"],
+        )
+        assert {True: "Enabled", False: "Disabled", None: None}[gpu.persistence] == line["persistence_mode"]
+        assert {True: "Enabled", False: "Disabled"}.get(gpu.ecc, "[N/A]") == line["ecc.mode.current"]
+        assert str(gpu.sm_max_mhz) == line["clocks.max.sm"]
+        assert gpu.power_limit_w == round(float(line["power.limit"]))
+        assert list(map(str, (gpu.pcie[1], *gpu.pcie_max))) == [
+            line["pcie.link.width.current"],
+            line["pcie.link.gen.max"],
+            line["pcie.link.width.max"],
+        ]
+
+
+def test_what_a_watcher_counts_of_a_gpu():
+    """All that the newest data centre GPUs have; an older one may lack some, and then says so by its absence."""
+    counted = dict(nvml.counts(None))
+    lacking = {"clocks_set", "power_capped", "sm_mhz", "ecc_uncorrected", "pcie_replays", "power_capped_us"} - {
+        name.partition(".")[2] for name in counted
+    }
+    assert not lacking
+    again = dict(nvml.counts(None))
+    assert all(again[name] >= value for name, value in counted.items() if name.endswith("_us"))
+
+
+def test_nothing_of_ours_stays_open():
+    """A GPU that we hold open cannot leave the bus."""
+    before = open_files()
+    nvml.look()
+    list(nvml.counts(lambda _pid: True))
+    assert open_files() == before
+
+
+def open_files():
+    links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH118, PTH208
+    return sorted(target for link in links if (target := read_link(link)) and "nvidia" in target)
+
+
+def read_link(path):
+    try:
+        return os.readlink(path)  # noqa: PTH115
+    except OSError:
+        return None
+
+
+def test_a_unit_of_work_takes_the_gpus_time(pcie):
+    """Twice the units, about twice the time: the kernel is bound by the clock and by nothing else."""
+    work = CudaWork(pcie=pcie, number=0)
+    work.compute(200)  # clocks up
+
+    def took_s(units):
+        begin = time.monotonic()
+        work.compute(units)
+        return time.monotonic() - begin
+
+    assert 1.6 < min(took_s(400) for _ in range(3)) / min(took_s(200) for _ in range(3)) < 2.4
+
+
+def test_noisy_neighbours_compute_are_counted_and_end(pcie):
+    assert nvml.compute_mode(pcie) == "Default"
+    neighbours = make("gpu_neighbour", {"pcie": pcie, "count": 2})
+    assert neighbours.prepare()["applied"] is False
+    alone = CudaWork(pcie=pcie, number=0)
+    alone.compute(200)
+    begin = time.monotonic()
+    alone.compute(200)
+    alone_s = time.monotonic() - begin
+    try:
+        neighbours.on()
+        done = neighbours.hits()
+        until(lambda: neighbours.hits() > done)
+        seen = neighbours.read()
+        assert (seen["applied"], seen["processes"]) == (True, 2)
+        # In a container NVML tells process ids of the host's: then nobody is found, and the fault is not proved.
+        if os.getpid() in nvml.computing(pcie):
+            assert seen["computing"] == 2
+        begin = time.monotonic()
+        alone.compute(200)
+        assert (time.monotonic() - begin) / alone_s > 1.5, "time slices among three processes"
+    finally:
+        neighbours.off()
+    assert not named()
+    assert neighbours.read()["applied"] is False

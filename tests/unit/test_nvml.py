@@ -1,0 +1,152 @@
+"""GPUs by NVML: our reader and nvidia-ml-py, the real one, over a stand-in for the driver's library."""
+
+import json
+
+import pynvml
+import pytest
+from nvml_library import Card, Library, install
+
+from testbed.counters import STATES
+from testbed.onnode import nvml
+from testbed.onnode.watch import Watch
+from testbed.preflight.rack_formats import Gpu, gpu_wrong, gpus
+
+
+def test_a_healthy_gpu(monkeypatch, tmp_path):
+    library = install(monkeypatch, tmp_path, [Card(), Card(bus="00000000:2B:00.0", pids=[7])])
+    told = gpus(json.dumps(Watch().gpus({})))
+    assert (told.driver, told.why, len(told.gpus)) == ("550.54.15", None, 2)
+    assert told.gpus[1] == Gpu(
+        index=1,
+        bus_id="00000000:2b:00.0",
+        vbios="96.00.74.00.01",
+        persistence=True,
+        ecc=True,
+        ecc_uncorrected=0,
+        remap_pending=False,
+        remap_failed=False,
+        reasons=0,
+        sm_mhz=1980,
+        sm_max_mhz=1980,
+        power_limit_w=700,
+        pcie=(5, 16),
+        pcie_max=(5, 16),
+    )
+    assert [gpu_wrong(gpu) for gpu in told.gpus] == [[], []]
+    assert library.opened == 0
+
+
+def test_counters_and_states_of_gpus(monkeypatch, tmp_path):
+    install(monkeypatch, tmp_path, [Card(reasons=0x6, sm_mhz=345, uncorrected=2, replays=5)])
+    assert dict(nvml.counts(None)) == {
+        "gpu0.clocks_set": 1,
+        "gpu0.power_capped": 1,
+        "gpu0.sm_mhz": 345,
+        "gpu0.ecc_uncorrected": 2,
+        "gpu0.pcie_replays": 5,
+        "gpu0.power_capped_us": 5_000,
+        "gpu0.thermal_slowdown_us": 3,
+        "gpu0.power_brake_us": 0,
+    }
+    assert {"clocks_set", "power_capped", "sm_mhz", "neighbours"} <= STATES
+
+
+def test_what_a_gpu_does_not_have_is_left_out_and_no_zero(monkeypatch, tmp_path):
+    nothing = dict.fromkeys(
+        ("reasons", "sm_mhz", "sm_max_mhz", "ecc", "uncorrected", "replays", "remapped", "persistence", "limit_mw")
+    )
+    install(monkeypatch, tmp_path, [Card(**nothing, held_ns={270: 4_000})])
+    assert dict(nvml.counts(None)) == {"gpu0.thermal_slowdown_us": 4}
+    (gpu,) = gpus(json.dumps(nvml.look())).gpus
+    lacking = ("reasons", "sm_mhz", "sm_max_mhz", "ecc", "ecc_uncorrected", "remap_failed", "persistence")
+    assert [getattr(gpu, name) for name in lacking] == [None] * len(lacking)
+    assert gpu_wrong(gpu) == []
+
+
+def test_neighbours_are_ours_alone_and_each_on_its_gpu(monkeypatch, tmp_path):
+    install(monkeypatch, tmp_path, [Card(pids=[103]), Card(bus="00000000:2B:00.0", pids=[101, 102, 105])])
+    found = {name: value for name, value in nvml.counts({"101", "102", "104"}.__contains__) if "neighbours" in name}
+    assert found == {"gpu0.neighbours": 0, "gpu1.neighbours": 2}
+    assert nvml.computing("0000:2b:00.0") == {101, 102, 105}
+    assert nvml.computing("0000:19:00.0") == {103}
+
+
+def test_a_gpu_that_is_lost_hides_no_other(monkeypatch, tmp_path):
+    install(monkeypatch, tmp_path, [Card(lost=True), Card(bus="00000000:2B:00.0")])
+    lost, well = gpus(json.dumps(nvml.look())).gpus
+    assert gpu_wrong(lost) == [("does not answer: NVML: GPU is lost", "an answer")]
+    assert (well.index, gpu_wrong(well)) == (1, [])
+    assert {name.partition(".")[0] for name, _ in nvml.counts(None)} == {"gpu1"}
+
+
+def test_a_driver_that_knows_the_reasons_by_their_older_name(monkeypatch, tmp_path):
+    install(monkeypatch, tmp_path, [Card(reasons=0x2)])
+    was = Library.nvmlDeviceGetCurrentClocksEventReasons
+    monkeypatch.delattr(Library, "nvmlDeviceGetCurrentClocksEventReasons")
+    monkeypatch.setattr(Library, "nvmlDeviceGetCurrentClocksThrottleReasons", was, raising=False)
+    assert dict(nvml.counts(None))["gpu0.clocks_set"] == 1
+
+
+def test_a_machine_without_a_driver_is_told_so_and_costs_no_import(monkeypatch):
+    monkeypatch.setattr(nvml, "_DRIVER", "/nowhere/version")
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)  # to import it is an error
+    assert nvml.look() == {
+        "driver": None,
+        "why": "no NVIDIA driver is loaded (/nowhere/version is not there)",
+        "gpus": [],
+    }
+    assert list(nvml.counts(None)) == []
+    with pytest.raises(nvml.NoNvml, match="no NVIDIA driver"):
+        nvml.compute_mode("0000:19:00.0")
+
+
+def test_a_library_of_another_version_than_the_driver_says_so(monkeypatch, tmp_path):
+    library = install(monkeypatch, tmp_path, [Card()])
+    library.init_rc = 18
+    assert nvml.look()["why"] == "NVML: RM has detected an NVML/RM version mismatch."
+    assert list(nvml.counts(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"), [(0, "Default"), (2, "Prohibited"), (3, "Exclusive_Process"), (9, "number 9")]
+)
+def test_who_may_compute(monkeypatch, tmp_path, mode, name):
+    install(monkeypatch, tmp_path, [Card(), Card(bus="00000000:2B:00.0", mode=mode)])
+    assert nvml.compute_mode("0000:2b:00.0") == name
+    with pytest.raises(nvml.NoNvml):
+        nvml.compute_mode("0000:ff:00.0")
+
+
+def test_nothing_stays_open_whatever_goes_wrong(monkeypatch, tmp_path):
+    """The driver waits for whoever has a GPU open before it lets it go."""
+    library = install(monkeypatch, tmp_path, [Card()])
+    monkeypatch.setattr(library, "nvmlDeviceGetCount_v2", lambda _count: 999)
+    assert nvml.look()["gpus"] == []
+    for part in (nvml.counts(None),):
+        assert list(part) == []
+    with pytest.raises(nvml.NoNvml):
+        nvml.computing("0000:ff:00.0")
+    assert library.opened == 0
+
+
+def test_the_numbers_are_those_of_nvidia_ml_py():
+    """Ours are written down, so that a machine without a GPU need not import its 8,000 lines."""
+    assert pynvml.nvmlClocksEventReasonApplicationsClocksSetting == nvml._STATES["clocks_set"]
+    assert pynvml.nvmlClocksEventReasonSwPowerCap == nvml._STATES["power_capped"]
+    held = {name.removeprefix("NVML_FI_DEV_CLOCKS_EVENT_REASON_"): getattr(pynvml, name) for name in dir(pynvml)}
+    assert {
+        "power_capped_us": (held["SW_POWER_CAP"],),
+        "thermal_slowdown_us": (held["SW_THERM_SLOWDOWN"], held["HW_THERM_SLOWDOWN"]),
+        "power_brake_us": (held["HW_POWER_BRAKE_SLOWDOWN"],),
+    } == nvml._HELD_NS
+    assert (nvml._SM, nvml._UNCORRECTED, nvml._VOLATILE) == (
+        pynvml.NVML_CLOCK_SM,
+        pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+        pynvml.NVML_VOLATILE_ECC,
+    )
+    assert (nvml._UNSIGNED_INT, nvml._UNSIGNED_LONG, nvml._UNSIGNED_LONG_LONG) == (
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_INT,
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG,
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
+    )
+    assert nvml._MODES[pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS] == "Exclusive_Process"
