@@ -64,7 +64,7 @@ def steadied(series: Goodput, pace: NDArray[np.float64] | None) -> Goodput:
     """The same bins, as if the machine had kept its pace."""
     if pace is None:
         return series
-    return Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes / pace)
+    return Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes / pace, pace=pace)
 
 
 def _touched(step: Iteration, windows: Collection[_Window]) -> bool:

@@ -19,7 +19,8 @@ as late as one hold after the fault was cleared; a later one is not this fault's
 floor, recovery is 0.
 
 On a soft lab whose job computes, what is held against the floor is steadied goodput (`harness.analysis.pace`): what the
-machine under the lab does slower than in the baseline is no fault's doing.
+machine under the lab does slower than in the baseline is no fault's doing. W is then of the machine's own time, for its
+iterations take longer: of a window of two of them, one and a half would be left, and each compute phase a dip.
 
 When the data ends, or the next fault fires, before recovery, the result is *censored*: the true time is at
 least the number given. The judge fails a bound that even this lower number exceeds, and calls the rest
@@ -69,11 +70,15 @@ HEALTHY_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Bytes per bin; bin i covers [t0_ns + i * step_ns, t0_ns + (i + 1) * step_ns)."""
+    """Bytes per bin; bin i covers [t0_ns + i * step_ns, t0_ns + (i + 1) * step_ns).
+
+    `pace`, of steadied goodput: by how much the bytes of each bin were divided, the machine's time over ours.
+    """
 
     t0_ns: int
     step_ns: int
     bytes: NDArray[np.float64]
+    pace: NDArray[np.float64] | None = None
 
     @property
     def end_ns(self) -> int:
@@ -188,13 +193,28 @@ def rolling_window_ns(ranks: Iterable[RankSeries], step_ns: int, *, until_ns: in
 
 
 def rolling(series: Goodput, window_ns: int) -> NDArray[np.float64]:
-    """Mean rate (bytes/s) over the window that begins at each bin; whole windows only."""
+    """Mean rate (bytes/s) over the window that begins at each bin; whole windows only.
+
+    Of steadied goodput, windows of the machine's time, and each bin weighs as much of it as it had.
+    """
     width = window_ns // series.step_ns
     if width < 1 or len(series.bytes) < width:
         return np.zeros(0, dtype=np.float64)
+    if series.pace is not None:
+        return _rolling_by_pace(series, series.pace, width) / (window_ns / 1e9)
     summed = np.concatenate(([0.0], np.cumsum(series.bytes)))
     # Differences of a long cumulative sum can come out a hair below 0 where all bins are 0.
     means: NDArray[np.float64] = np.maximum(summed[width:] - summed[:-width], 0.0) / (window_ns / 1e9)
+    return means
+
+
+def _rolling_by_pace(series: Goodput, pace: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    machine = np.concatenate(([0.0], np.cumsum(pace)))
+    carried = np.concatenate(([0.0], np.cumsum(series.bytes * pace)))
+    # A sum of shares may miss the end by a hair.
+    whole = int(np.searchsorted(machine, machine[-1] - width + 1e-6, side="right"))
+    until = np.interp(machine[:whole] + width, machine, carried)
+    means: NDArray[np.float64] = np.maximum(until - carried[:whole], 0.0)
     return means
 
 
@@ -227,7 +247,9 @@ def impact(
     None when too little of the series lies after the firing to say anything.
     """
     end = series.bin_of(series.end_ns if until_ns is None else until_ns)
-    means = rolling(Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes[:end]), base.window_ns)
+    pace = None if series.pace is None else series.pace[:end]
+    known = Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes[:end], pace=pace)
+    means = rolling(known, base.window_ns)
     first = series.bin_of(fired_ns)
     if first >= len(means):
         return None

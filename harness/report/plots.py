@@ -107,21 +107,29 @@ def iterations_chart(run: Measurements, bands: Sequence[Band]) -> Chart | None:
 
 
 def rolled(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
-    """Centred rolling mean in Mb/s, over the window that the judge used; shorter at both ends."""
+    """Centred rolling mean in Mb/s, over the judge's window (of the machine's time); shorter at both ends."""
     window_ns = observed.baseline.window_ns if observed.baseline else timeline.ROLLING_NS
     width = max(1, window_ns // one.step_ns)
-    counts = np.convolve(np.ones(len(one.bytes)), np.ones(width), mode="same")[: len(one.bytes)]
-    means = np.convolve(one.bytes, np.ones(width), mode="same")[: len(one.bytes)] / counts
+    edges = np.arange(len(one.bytes) + 1, dtype=np.float64)
+    machine = np.concatenate(([0.0], np.cumsum(paces(one, observed))))
+    middle = (machine[:-1] + machine[1:]) / 2
+    since, until = (np.interp(middle + half, machine, edges) for half in (-width / 2, width / 2))
+    carried = np.concatenate(([0.0], np.cumsum(one.bytes)))
+    means = (np.interp(until, edges, carried) - np.interp(since, edges, carried)) / (until - since)
     rate: NDArray[np.float64] = means * 8 / 1e6 / (one.step_ns / 1e9)
     return rate
+
+
+def paces(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
+    """The machine's pace in each bin; 1 where it is not known, or no matter."""
+    return np.ones(len(one.bytes)) if observed.pace is None else observed.pace
 
 
 def healthy_line(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64] | None:
     """Healthy goodput in Mb/s, in each bin: it follows the pace of the machine. None: a run without a baseline."""
     if observed.baseline is None:
         return None
-    paces = np.ones(len(one.bytes)) if observed.pace is None else observed.pace
-    line: NDArray[np.float64] = observed.baseline.healthy * 8 / 1e6 * paces
+    line: NDArray[np.float64] = observed.baseline.healthy * 8 / 1e6 * paces(one, observed)
     return line
 
 
