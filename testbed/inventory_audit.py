@@ -11,15 +11,18 @@ import fnmatch
 import ipaddress
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from testbed.inventory import Inventory, entries_of, one_lab
 from testbed.inventory_check import Entries, build_topology
+from testbed.inventory_finding import Finding, twice
 from testbed.inventory_listing import listing
-from testbed.inventory_schema import GoldenVars, HostVars, LabVars, Mistakes, OutletVars, QosVars, SwitchVars
+from testbed.inventory_schema import GoldenVars, LabVars, Mistakes, QosVars
+from testbed.inventory_ways_in import ways_in
 
 __all__ = ["Finding", "audit", "unreachable"]
 
@@ -37,15 +40,6 @@ _PRESENCE_PING = bytes([6, 0, 0xFF, 6, 0, 0, 0x11, 0xBE, 0x80, 0, 0, 0])
 """RMCP header (version 6, no sequence, class ASF), ASF's enterprise number, message type 80h."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong: where in the inventory, what, and what to do."""
-
-    place: str
-    what: str
-    do: str
-
-
 def audit(path: Path) -> list[Finding]:
     """All findings of an inventory file; none when it is right.
 
@@ -53,7 +47,8 @@ def audit(path: Path) -> list[Finding]:
         ConfigError: it cannot be read at all, or is no inventory of ours.
     """
     mistakes = Mistakes(collect=True)
-    entries = entries_of(path, listing(path), mistakes)
+    answer = listing(path)
+    entries = entries_of(path, answer, mistakes)
     names: set[str] = set()
     if not mistakes.found:
         with mistakes.part():
@@ -64,7 +59,11 @@ def audit(path: Path) -> list[Finding]:
         for x in mistakes.found
     ]
     # What does not fit together is not measured for how well it fits.
-    return found or sorted([*_beyond(entries), *_safety(entries, names)], key=lambda finding: finding.place)
+    if found:
+        return found
+    variables: Mapping[str, Mapping[str, Any]] = answer["_meta"]["hostvars"]
+    beyond = [*_beyond(entries), *_safety(entries, names), *ways_in(entries, variables)]
+    return sorted(beyond, key=lambda finding: finding.place)
 
 
 def unreachable(inventory: Inventory) -> list[Finding]:
@@ -147,7 +146,6 @@ def _beyond(entries: Entries) -> Iterator[Finding]:
     yield from _affinity(entries)
     yield from _networks(lab)
     yield from _ip_plan(entries, lab)
-    yield from _out_of_band(entries, lab)
     yield from _dscp_map(lab)
     if lab.qos is not None:
         yield from _qos(lab, lab.qos)
@@ -256,7 +254,7 @@ def _affinity(entries: Entries) -> Iterator[Finding]:
                     do=f"it has {', '.join(sorted(known)) or 'none'}",
                 )
         places = [(f"rnics[{x.name}]", x.pcie) for x in host.rnics] + [(f"gpus[{x.name}]", x.pcie) for x in host.gpus]
-        yield from _twice(
+        yield from twice(
             ((f"hosts.{name}.{at}.pcie", address) for at, address in places if address), "PCIe address", "each device"
         )
 
@@ -278,7 +276,7 @@ def _networks(lab: LabVars) -> Iterator[Finding]:
                 )
         parsed.append((index, prefix))
     vlans = ((f"all.networks[{i}].vlan", str(x.vlan)) for i, x in enumerate(lab.networks) if x.vlan is not None)
-    yield from _twice(vlans, "VLAN", "each network")
+    yield from twice(vlans, "VLAN", "each network")
 
 
 def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[Finding]:
@@ -314,32 +312,6 @@ def _addresses(entries: Entries) -> Iterator[tuple[str, str, str]]:
         yield f"{role}.{name}.loopback", "loopback", switch.loopback
 
 
-def _out_of_band(entries: Entries, lab: LabVars) -> Iterator[Finding]:
-    """BMCs and outlets: a power cycle must hit the machine that was meant, and no other one."""
-    bmcs = [(f"hosts.{name}.bmc.address", host.bmc.address) for name, host in entries.hosts.items() if host.bmc]
-    pdus = [(f"all.pdus[{pdu.name}].address", pdu.address) for pdu in lab.pdus]
-    yield from _twice([*bmcs, *pdus], "out-of-band address", "each controller")
-    outlets = {pdu.name: pdu.outlets for pdu in lab.pdus}
-    fed = [
-        (f"{place}.power[{index}]", one)
-        for place, node in entries.placed()
-        if isinstance(node, HostVars | SwitchVars)
-        for index, one in enumerate(node.power)
-    ]
-    yield from _twice(((place, f"{one.pdu}:{one.outlet}") for place, one in fed), "outlet", "each machine")
-    for place, one in fed:
-        yield from _outlet(place, one, outlets)
-
-
-def _outlet(place: str, one: OutletVars, outlets: dict[str, int]) -> Iterator[Finding]:
-    if one.pdu not in outlets:
-        do = f"there are {', '.join(outlets) or 'none'} in faultbed_pdus"
-        yield Finding(place=place, what=f'no PDU "{one.pdu}"', do=do)
-    elif not 1 <= one.outlet <= outlets[one.pdu]:
-        what = f"{one.pdu} has outlets 1 to {outlets[one.pdu]}, not {one.outlet}"
-        yield Finding(place=place, what=what, do="read the number on the PDU")
-
-
 def _dscp_map(lab: LabVars) -> Iterator[Finding]:
     for index, line in enumerate(lab.dscp_map):
         at = f"all.dscp_map[{index}]"
@@ -347,7 +319,7 @@ def _dscp_map(lab: LabVars) -> Iterator[Finding]:
             yield Finding(place=f"{at}.dscp", what=f"{line.dscp} is no DSCP", do="a DSCP is 0 to 63 (RFC 2474)")
         if line.priority not in _PRIORITIES:
             yield Finding(place=f"{at}.priority", what=f"{line.priority} is no priority", do="a priority is 0 to 7")
-    yield from _twice(((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each")
+    yield from twice(((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each")
 
 
 def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
@@ -409,13 +381,3 @@ def _golden(golden: GoldenVars) -> Iterator[Finding]:
         yield Finding(place="all.golden.pcie_speed_gts", what=what, do="32 is generation 5, 16 generation 4")
     if golden.pcie_width is not None and golden.pcie_width not in _PCIE_WIDTHS:
         yield Finding(place="all.golden.pcie_width", what=f"{golden.pcie_width} lanes", do="1, 2, 4, 8, 16 or 32")
-
-
-def _twice(placed: Iterable[tuple[str, str]], what: str, each: str) -> Iterator[Finding]:
-    first: dict[str, str] = {}
-    for place, value in placed:
-        if value in first:
-            yield Finding(
-                place=place, what=f"{what} {value} is already {first[value]}", do=f"{each} must have one of its own"
-            )
-        first.setdefault(value, place)

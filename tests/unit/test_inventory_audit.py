@@ -88,6 +88,21 @@ def test_ports_of_one_switch_may_have_one_mac(findings):
     assert findings(as_sonic) == []
 
 
+def test_two_machines_behind_one_forwarded_address_have_two_ports(findings):
+    """And a machine may be reached at its own front end."""
+
+    def edit(hosts):
+        put(hosts["host1"], ansible_host="192.0.2.250", ansible_port=2201)
+        put(hosts["host2"], ansible_host="192.0.2.250", ansible_port=2202)
+        for variables in hosts.values():
+            if "faultbed_networks" in variables:
+                variables["faultbed_networks"].append({"use": "management", "prefix": "203.0.113.128/25"})
+        put(hosts["host3"], ansible_host="203.0.113.133")
+        put(hosts["host3"]["faultbed_front_end"], address="10.79.0.3/24")
+
+    assert findings(edit) == []
+
+
 CASES = [
     (
         "duplicate address",
@@ -162,6 +177,61 @@ CASES = [
         lambda h: put(h["host2"]["faultbed_bmc"], address="198.51.100.11"),
         "hosts.host2.bmc.address",
         "already hosts.host1.bmc.address",
+    ),
+    (
+        "one management address for two machines",
+        lambda h: put(h["host2"], ansible_host="192.0.2.11"),
+        "host2.ansible_host",
+        "SSH at 192.0.2.11 is already host1.ansible_host",
+    ),
+    (
+        "jump host at a switch's address",
+        lambda h: put(h["jump1"], ansible_host="192.0.2.101"),
+        "jump1.ansible_host",
+        "already rtsw1.ansible_host",
+    ),
+    (
+        "management address in no management network",
+        lambda h: put(h["rtsw1"], ansible_host="10.79.0.9"),
+        "rtsw1.ansible_host",
+        "in no management network",
+    ),
+    (
+        "management address that is another host's front end",
+        lambda h: put(h["host2"], ansible_host="10.79.0.1"),
+        "host2.ansible_host",
+        "already hosts.host1.front_end.address",
+    ),
+    (
+        "template that nobody fills in",
+        lambda h: put(h["host2"], ansible_host="{{ net }}.12"),
+        "host2.ansible_host",
+        "not an address",
+    ),
+    ("port in quotes", lambda h: put(h["host2"], ansible_port="22"), "host2.ansible_port", 'not a port "22"'),
+    (
+        "BMC where a machine is",
+        lambda h: put(h["host2"]["faultbed_bmc"], address="192.0.2.11"),
+        "hosts.host2.bmc.address",
+        "BMC at 192.0.2.11 is already host1.ansible_host",
+    ),
+    (
+        "BMC with a prefix length",
+        lambda h: put(h["host2"]["faultbed_bmc"], address="198.51.100.12/24"),
+        "hosts.host2.bmc.address",
+        "not an address",
+    ),
+    (
+        "PDU where a switch is",
+        everywhere("pdus", lambda pdus: pdus[1].update(address="192.0.2.101")),
+        "all.pdus[1].address",
+        "PDU at 192.0.2.101 is already rtsw1.ansible_host",
+    ),
+    (
+        "two PDUs of one name",
+        everywhere("pdus", lambda pdus: pdus[1].update(name="pdu1a")),
+        "all.pdus[1].name",
+        "PDU pdu1a is already",
     ),
     (
         "one outlet for two machines",
