@@ -7,6 +7,7 @@ themselves; nothing that provisioning has reported is believed.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -121,7 +122,8 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
 def script(inventory: Inventory, machine: str) -> str:
     """The shell that prints the facts of a machine and of the switches it carries."""
     topology = inventory.topology
-    lines = [f"echo {_MARK}node {machine}", _IN_NAMESPACE, _ON_MACHINE]
+    # Tools are read by their words, which are those of no locale.
+    lines = ["export LC_ALL=C", f"echo {_MARK}node {machine}", _IN_NAMESPACE, _ON_MACHINE]
     if host := topology.host_by_name.get(machine):
         asked = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
         lines.append(f"echo {_MARK}sends; printf '{asked}\\n' | ip -j -force -batch - 2>/dev/null")
@@ -138,7 +140,7 @@ def script(inventory: Inventory, machine: str) -> str:
 
 
 def _rack_lines(host: Host) -> list[str]:
-    """What only hardware can tell; a tool that is missing prints nothing. Not yet run on hardware.
+    """What only hardware can tell; a tool that is missing or may not look says so. Not yet run on hardware.
 
     FEC's counters are looked at twice, first and last: what matters is whether they grow.
     """
@@ -148,29 +150,31 @@ def _rack_lines(host: Host) -> list[str]:
         *_fec_lines(host, "first"),
     ]
     for rnic in host.rnics:
-        device = f"/sys/class/infiniband/{rnic.name}"
+        name, netdev = shlex.quote(rnic.name), shlex.quote(rnic.netdev)
+        device = f"/sys/class/infiniband/{name}"
         links = f"{device}/device/current_link_* {device}/device/max_link_*"
         lines += [
-            f"echo {_MARK}raw device {rnic.name}; readlink -f {device}/device",
-            f"echo {_MARK}raw pcie {rnic.name}; for f in {links}; do echo $(basename $f): $(cat $f); done 2>/dev/null",
-            f"echo {_MARK}raw firmware {rnic.name}; cat {device}/board_id {device}/fw_ver 2>/dev/null",
-            f"echo {_MARK}raw mlxlink {rnic.name}; mlxlink -d {rnic.name} -c 2>/dev/null",
-            f"echo {_MARK}raw qos {rnic.name}; mlnx_qos -i {rnic.netdev} 2>/dev/null",
+            f"echo {_MARK}raw device {name}; readlink -f {device}/device",
+            f"echo {_MARK}raw pcie {name}; for f in {links}; do echo $(basename $f): $(cat $f); done 2>/dev/null",
+            f"echo {_MARK}raw firmware {name}; cat {device}/board_id {device}/fw_ver 2>/dev/null",
+            f"echo {_MARK}raw mlxlink {name}; mlxlink -d {name} -c 2>&1",
+            f"echo {_MARK}raw qos {name}; mlnx_qos -i {netdev} 2>&1",
         ]
     lines.append(
         f"echo {_MARK}raw gpu; nvidia-smi --query-gpu={','.join(GPU_FIELDS)} --format=csv,noheader,nounits 2>&1"
     )
-    lines.append(f"echo {_MARK}raw chrony; chronyc -c tracking 2>/dev/null")
+    lines.append(f"echo {_MARK}raw chrony; chronyc -c tracking 2>&1")
     return [*lines, f"sleep {_FEC_APART_S}", *_fec_lines(host, "last")]
 
 
 def _fec_lines(host: Host, look: str) -> list[str]:
     return [
-        f"echo {_MARK}raw fec-{look} {rnic.name}; echo at: $(date +%s.%N); "
-        f"echo speed: $(cat /sys/class/net/{rnic.netdev}/speed 2>/dev/null); "
-        f"ethtool -I --show-fec {rnic.netdev} 2>&1 || ethtool --show-fec {rnic.netdev} 2>&1; "
-        f"ethtool -S {rnic.netdev} 2>/dev/null | grep _phy:"
+        f"echo {_MARK}raw fec-{look} {shlex.quote(rnic.name)}; echo at: $(date +%s.%N); "
+        f"echo speed: $(cat /sys/class/net/{netdev}/speed 2>/dev/null); "
+        f"ethtool -I --show-fec {netdev} 2>&1 || ethtool --show-fec {netdev} 2>&1; "
+        f"ethtool -S {netdev} 2>/dev/null | grep _phy:"
         for rnic in host.rnics
+        for netdev in [shlex.quote(rnic.netdev)]
     ]
 
 
