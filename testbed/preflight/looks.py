@@ -31,9 +31,10 @@ _FEC_APART_S = 2
 """At least this long between the two looks: 8e11 bits of a 400 Gb/s port, enough to see a BER of 1e-11."""
 _IN_NAMESPACE = f"""\
 echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
-echo {_MARK}qdisc; tc -j qdisc show
 echo {_MARK}nft; nft -j list tables 2>/dev/null
 echo {_MARK}sysctl; sysctl -e {_SYSCTLS} 2>/dev/null"""
+_QDISC = f"echo {_MARK}qdisc; tc -j qdisc show"
+"""Not asked on racks, where nothing is concluded from it."""
 _ON_MACHINE = f"""\
 echo {_MARK}clock; date +%s.%N
 echo {_MARK}rdma; rdma -j link show
@@ -105,10 +106,13 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
             ["sh", "-c", script(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
         )
         answered = time.time()
-        found = parse(done.stdout)
+        try:
+            found = parse(done.stdout)
+        except LabError as error:
+            raise LabError(f"{machine}: {error}{_said(done.stderr)}") from None
         facts = found.get(machine)
         if facts is None or facts.wall_s is None:
-            raise LabError(f"{machine}: preflight got no answer: {done.stderr.strip()[-200:]}")
+            raise LabError(f"{machine}: preflight got no answer{_said(done.stderr)}")
         # Somewhere between question and answer it was this late there (Cristian 1989).
         facts.offset_s = facts.wall_s - (asked + answered) / 2
         facts.offset_error_s = (answered - asked) / 2
@@ -119,11 +123,17 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
         return {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
 
 
+def _said(stderr: str) -> str:
+    """What the machine complained of, such as that sudo wants a password."""
+    return f"; it said: {stderr.strip()[-200:]}" if stderr.strip() else ""
+
+
 def script(inventory: Inventory, machine: str) -> str:
     """The shell that prints the facts of a machine and of the switches it carries."""
     topology = inventory.topology
     # Tools are read by their words, which are those of no locale.
-    lines = ["export LC_ALL=C", f"echo {_MARK}node {machine}", _IN_NAMESPACE, _ON_MACHINE]
+    look = _IN_NAMESPACE if inventory.kind == "rack" else f"{_IN_NAMESPACE}\n{_QDISC}"
+    lines = ["export LC_ALL=C", f"echo {_MARK}node {machine}", look, _ON_MACHINE]
     if host := topology.host_by_name.get(machine):
         asked = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
         lines.append(f"echo {_MARK}sends; printf '{asked}\\n' | ip -j -force -batch - 2>/dev/null")
@@ -132,7 +142,7 @@ def script(inventory: Inventory, machine: str) -> str:
     for name, switch in topology.switch_by_name.items():
         netns = inventory.netns.get(name)
         if switch.carrier == machine and netns:
-            lines.append(f"echo {_MARK}node {name}\nip netns exec {netns} sh <<'END'\n{_IN_NAMESPACE}\nEND")
+            lines.append(f"echo {_MARK}node {name}\nip netns exec {netns} sh <<'END'\n{look}\nEND")
             lines.append(_bgp(f"-N {netns} "))
         elif name == machine:
             lines.append(_bgp(""))
@@ -186,7 +196,7 @@ def parse(text: str) -> dict[str, Facts]:
     """What `script` printed, by node.
 
     Raises:
-        LabError: it ends too early.
+        LabError: it ends too early, or a part of it is not in the form of its tool.
     """
     nodes: dict[str, Facts] = {}
     facts, section, name, body = Facts(), "", "", list[str]()
@@ -196,7 +206,11 @@ def parse(text: str) -> dict[str, Facts]:
             continue
         if section == "raw":
             facts.raw[name] = "\n".join(body)
-        _READERS.get(section, _nothing)(facts, "\n".join(body))
+        try:
+            _READERS.get(section, _nothing)(facts, "\n".join(body))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            said = "\n".join(body)[:200]
+            raise LabError(f"the answer to {section!r} cannot be read ({error}): {said!r}") from None
         section, _, name = line[len(_MARK) :].partition(" ")
         body = []
         if section == "node":

@@ -76,6 +76,7 @@ _REASONS = {
 }
 _HEX = re.compile("0x[0-9a-fA-F]+")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_SHELL = re.compile(r"^sh: (line )?[0-9]+: ")
 _NOT_TOLD = frozenset({"", "N/A"})
 _BERS = (("Raw Physical BER", RAW_BER_MAX), ("Effective Physical BER", EFFECTIVE_BER_MAX))
 _PCIE = tuple(f"{which}_link_{what}" for what in ("speed", "width") for which in ("current", "max"))
@@ -122,6 +123,7 @@ def key_values(text: str) -> dict[str, str]:
 def complaint(tool: str, text: str) -> str:
     """What a tool said in place of an answer, in one line: that it is not there, may not look, or cannot."""
     said = next((line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()), "")
+    said = _SHELL.sub("", said)
     return f"{tool}: {said[:200]}" if said else f"{tool} says nothing"
 
 

@@ -14,7 +14,7 @@ from testbed import inventory as inventory_module
 from testbed import shipped
 from testbed.errors import LabError
 from testbed.preflight.checks import CHECKS, run_checks, ways
-from testbed.preflight.looks import Facts, Interface, parse, script
+from testbed.preflight.looks import Facts, Interface, look, parse, script
 from traffic import burnin
 from traffic.burnin import Pair, _better, outliers, pairs_of
 
@@ -199,8 +199,36 @@ def test_an_answer_becomes_facts():
 @given(st.integers(0, len(ANSWER) - 2))
 def test_an_answer_that_ends_early_is_never_taken_for_a_whole_one(at):
     if not ANSWER[:at].endswith("@@end"):
-        with pytest.raises((LabError, ValueError, KeyError)):
+        with pytest.raises(LabError):
             parse(ANSWER[:at])
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("ip", '[{"ifname": "be0", "flags": ["UP"]}]'),
+        ("ip", "[{broken"),
+        ("rdma", '[{"ifindex": 0}]'),
+        ("nft", "Error: syntax error"),
+        ("clock", "date: invalid option"),
+        ("gid", "/sys/class:fe80"),
+        ("sends", "[1, 2]"),
+    ],
+)
+def test_a_part_that_cannot_be_read_is_an_error_that_names_it(section, said):
+    """Each was once a traceback."""
+    with pytest.raises(LabError, match=f"the answer to '{section}' cannot be read"):
+        parse(f"@@node host1\n@@{section}\n{said}\n@@end\n")
+
+
+def test_a_machine_that_lets_nobody_look_is_named_with_what_it_said():
+    refused = SimpleNamespace(stdout="", stderr="sudo: a password is required\n")
+    node = SimpleNamespace(run=lambda *_args, **_options: refused)
+    lab = SimpleNamespace(
+        nodes=lambda: ["host1"], node=lambda _name: node, inventory_model=INVENTORY, topology=INVENTORY.topology
+    )
+    with pytest.raises(LabError, match=r"^host1: .*sudo: a password is required"):
+        look(lab)
 
 
 def test_the_script_asks_every_switch_of_a_carrier():
@@ -209,6 +237,7 @@ def test_the_script_asks_every_switch_of_a_carrier():
         assert f"ip netns exec {switch}" in text
         assert f"vtysh -N {switch}" in text
     assert "route get 192.0.2.1 from 10.77.1.1" in script(INVENTORY, "host1")
+    assert "tc -j qdisc" in text
 
 
 def pair(src="a:x", dst="b:x", latency_us=100.0, goodput_bps=1e8, kind="same rack"):

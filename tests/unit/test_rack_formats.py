@@ -335,7 +335,7 @@ def test_a_host_whose_tools_say_nothing_is_not_healthy():
 def test_why_a_tool_says_nothing_is_told():
     state = rack_state()
     raw = state["host1"].raw
-    raw["mlxlink mlx5_0"] = "sh: 1: mlxlink: not found\n"
+    raw["mlxlink mlx5_0"] = "sh: 27: mlxlink: not found\n"
     raw["mlxlink mlx5_1"] = "\x1b[31m \n-E- Permission denied\n\x1b[0m \n"
     raw["qos mlx5_0"] = "sh: 1: mlnx_qos: not found"
     raw["firmware mlx5_0"] = ""
@@ -343,9 +343,9 @@ def test_why_a_tool_says_nothing_is_told():
     raw["chrony"] = "sh: 1: chronyc: not found"
     assert run_checks(RACK, state, RACK_CHECKS) == []
     told = {(one.check, one.where): one.why for one in not_looked(RACK, state, RACK_CHECKS)}
-    assert told["link-quality", "host1:mlx5_0"] == "mlxlink: sh: 1: mlxlink: not found"
+    assert told["link-quality", "host1:mlx5_0"] == "mlxlink: mlxlink: not found"
     assert told["link-quality", "host1:mlx5_1"] == "mlxlink: -E- Permission denied"
-    assert told["qos", "host1:mlx5_0"] == "mlnx_qos: sh: 1: mlnx_qos: not found"
+    assert told["qos", "host1:mlx5_0"] == "mlnx_qos: mlnx_qos: not found"
     assert told["firmware", "host1:mlx5_0"].startswith("board and firmware")
     assert told["pcie", "host1:mlx5_0"] == "sysfs does not tell current_link_width, max_link_width"
     assert "phc2sys" in told["time", "host1"]
