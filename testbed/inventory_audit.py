@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import ipaddress
+import math
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 from testbed.inventory import Inventory, entries_of, one_lab
 from testbed.inventory_check import Entries, build_topology
+from testbed.inventory_fabric import fabric
 from testbed.inventory_finding import Finding, twice
 from testbed.inventory_listing import listing
 from testbed.inventory_schema import GoldenVars, LabVars, Mistakes, QosVars
@@ -33,6 +35,11 @@ _PRIORITIES = range(8)
 _ALPHAS = range(-8, 8)
 _PCIE_GTS, _PCIE_WIDTHS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0), (1, 2, 4, 8, 16, 32)
 _DSCPS = range(64)
+_VLANS = range(1, 4095)
+"""IEEE 802.1Q keeps 0 (priority only) and 4095."""
+_SEEDS = 2**32
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send-recv")
+"""What testbed.preflight.busbw makes of the names of nccl-tests."""
 _REACH_TIMEOUT_S = 5.0
 _REDFISH_PORT, _IPMI_PORT = 443, 623
 _PDU_PORTS = (443, 80, 22, 23)
@@ -146,9 +153,15 @@ def _beyond(entries: Entries) -> Iterator[Finding]:
     yield from _affinity(entries)
     yield from _networks(lab)
     yield from _ip_plan(entries, lab)
+    yield from fabric(entries)
     yield from _dscp_map(lab)
+    yield from _busbw(lab)
+    if not 0 <= lab.ecmp_hash_seed < _SEEDS:
+        do = "give 0 (none) to 4294967295"
+        yield Finding(place="all.ecmp_hash_seed", what=f"{lab.ecmp_hash_seed} does not fit into 32 bits", do=do)
     if lab.qos is not None:
         yield from _qos(lab, lab.qos)
+        yield from _classes(lab, lab.qos)
         yield from _buffer(lab.qos)
     if lab.golden is not None:
         yield from _golden(lab.golden)
@@ -165,8 +178,8 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
                 "write names as `faultbed faults` takes them: host1:*",
             )
             yield Finding(place=f"all.safety.may_disrupt[{index}]", what=what, do=do)
-    if lab.safety.longest_fault_s <= 0:
-        what = f"{lab.safety.longest_fault_s:g} s: no fault is that short"
+    if not 0 < lab.safety.longest_fault_s < math.inf:
+        what = f"{lab.safety.longest_fault_s:g} s is no bound on a fault"
         yield Finding(place="all.safety.longest_fault_s", what=what, do="give seconds, above 0")
     for field in ("most_links", "most_hosts", "most_switches"):
         most = getattr(lab.safety, field)
@@ -275,6 +288,8 @@ def _networks(lab: LabVars) -> Iterator[Finding]:
                     do="give each use a prefix of its own",
                 )
         parsed.append((index, prefix))
+        if network.vlan is not None and network.vlan not in _VLANS:
+            yield Finding(place=f"all.networks[{index}].vlan", what=f"{network.vlan} is no VLAN", do="1 to 4094")
     vlans = ((f"all.networks[{i}].vlan", str(x.vlan)) for i, x in enumerate(lab.networks) if x.vlan is not None)
     yield from twice(vlans, "VLAN", "each network")
 
@@ -322,6 +337,16 @@ def _dscp_map(lab: LabVars) -> Iterator[Finding]:
     yield from twice(((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each")
 
 
+def _busbw(lab: LabVars) -> Iterator[Finding]:
+    for index, line in enumerate(lab.busbw):
+        if line.collective not in _COLLECTIVES:
+            what, do = f'no collective "{line.collective}": no run is ever held to this line', ", ".join(_COLLECTIVES)
+            yield Finding(place=f"all.busbw[{index}].collective", what=what, do=f"there are {do}")
+        if line.ranks < 2 or line.size_bytes < 1 or not 0 < line.at_least_gbytes_per_s < math.inf:  # noqa: PLR2004
+            what = f"{line.ranks} ranks, {line.size_bytes} bytes, {line.at_least_gbytes_per_s:g} GB/s bound nothing"
+            yield Finding(place=f"all.busbw[{index}]", what=what, do="2 ranks or more, a size and a rate above 0")
+
+
 def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
     priority = {line.dscp: line.priority for line in lab.dscp_map}
     for field, dscp in (("roce_dscp", qos.roce_dscp), ("cnp_dscp", qos.cnp_dscp)):
@@ -356,6 +381,27 @@ def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
         yield Finding(place="all.qos.ecn", what=what, do="min_kib must be below max_kib, both above 0")
     if qos.ecn is not None and not 0 < qos.ecn.max_percent <= 100:  # noqa: PLR2004 (percent)
         yield Finding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="1 to 100")
+
+
+def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
+    """Who travels with whom, and what a pause is for."""
+    priority = {line.dscp: line.priority for line in lab.dscp_map}
+    roce, cnp, unmarked = priority.get(qos.roce_dscp), priority.get(qos.cnp_dscp), priority.get(0, 0)
+    if cnp is not None and cnp == roce and cnp not in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.cnp_dscp",
+            what=f"CNPs travel in priority {cnp}, as RoCE data does: they wait behind what they are to slow down",
+            do="map the CNP DSCP to a priority of its own, with strict scheduling",
+        )
+    if unmarked in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.pfc_priorities",
+            what=f"what nobody marks (DSCP 0) travels in priority {unmarked}, which is paused: TCP would pause RoCE",
+            do="map DSCP 0 to another priority, or do not pause this one",
+        )
+    if qos.pfc_watchdog_ms is not None and qos.pfc_watchdog_ms <= 0:
+        what, do = f"{qos.pfc_watchdog_ms} ms: every pause is a storm", "give 100 or more, or leave it out for none"
+        yield Finding(place="all.qos.pfc_watchdog_ms", what=what, do=do)
 
 
 def _buffer(qos: QosVars) -> Iterator[Finding]:
