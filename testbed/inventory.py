@@ -40,7 +40,7 @@ from testbed.topology import SwitchRole, Topology
 __all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "entries_of", "load", "one_lab"]
 
 SCHEMA = 1
-_LAB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # files and reservations are named after it
+_LAB_NAME = re.compile(r"\w[\w.-]*")  # files and reservations are named after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -378,6 +378,8 @@ def _told(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path,
     shown = "" if isinstance(value, dict | list) else f' "{value}"'
     if what.startswith("Expected `str") and isinstance(value, int | float):
         shown += ": YAML takes it for a number without quotes"  # 10:20:30:40:50:59 and 0000:18:00.0, to base 60
+    if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
+        shown = ": a tag of Ansible's (!vault, !unsafe) is not resolved here, write it plainly"
     return mistake(file, where, f"{what[0].lower()}{what[1:].replace('`', '')}{shown}")
 
 
