@@ -278,10 +278,31 @@ def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Lin
         tail = near(str(port.rnic), [rnic.name for rnic in rnics])
         raise mistake(file, f"{place}.rnic", f'no RNIC "{port.rnic}" on {port.peer}{tail}')
     _check_ends(file, place, port, f"hosts.{port.peer}.rnics[{far}]", rnics[far], switch)
+    rnic, mtu = rnics[far], entries.hosts[port.peer].mtu
+    speed = rnic.speed_gbps or port.speed_gbps
     return Link(
-        a=Port(node=switch, netdev=port.netdev, mac=port.mac, address=port.address),
-        b=Port(node=port.peer, netdev=rnics[far].netdev, mac=rnics[far].mac, address=rnics[far].address),
+        a=_port(switch, port, mtu, speed),
+        b=Port(
+            node=port.peer,
+            netdev=rnic.netdev,
+            mac=rnic.mac,
+            address=rnic.address,
+            mtu=rnic.mtu or mtu,
+            speed_gbps=speed,
+        ),
         rnic=port.rnic,
+    )
+
+
+def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port:
+    """A switch's end of a cable; what it does not say itself is the lab's, or the other end's."""
+    return Port(
+        node=switch,
+        netdev=port.netdev,
+        mac=port.mac,
+        address=port.address,
+        mtu=port.mtu or mtu,
+        speed_gbps=port.speed_gbps or speed_gbps,
     )
 
 
@@ -331,10 +352,5 @@ def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Lin
     order = list(entries.switches)
     if (_LEVEL[role], order.index(name)) > (_LEVEL[peer_role], order.index(port.peer)):
         return []
-    return [
-        Link(
-            a=Port(node=name, netdev=port.netdev, mac=port.mac, address=None),
-            b=Port(node=port.peer, netdev=back.netdev, mac=back.mac, address=None),
-            rnic=None,
-        )
-    ]
+    speed = port.speed_gbps or back.speed_gbps
+    return [Link(a=_port(name, port, switch.mtu, speed), b=_port(port.peer, back, switch.mtu, speed), rnic=None)]

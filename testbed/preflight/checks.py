@@ -124,13 +124,14 @@ def _mtu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
         for port in (link.a, link.b):
             interface = state[port.node].interfaces.get(port.netdev)
             if interface is not None:
-                found[f"{port.node}:{port.netdev}"] = interface.mtu
-        for where, mtu in found.items():
-            on_host = link.rnic is not None and where == f"{link.b.node}:{link.b.netdev}"
-            enough = mtu >= inventory.mtu if inventory.kind == "rack" and not on_host else mtu == inventory.mtu
+                found[f"{port.node}:{port.netdev}"] = (interface.mtu, port)
+        for where, (mtu, port) in found.items():
+            wanted = port.mtu or inventory.mtu
+            on_host = link.rnic is not None and port is link.b
+            enough = mtu >= wanted if inventory.kind == "rack" and not on_host else mtu == wanted
             if not enough:
-                other = ", ".join(f"{end} has {size}" for end, size in found.items() if end != where)
-                yield where, f"{mtu}; {other}", str(inventory.mtu)
+                other = ", ".join(f"{end} has {size}" for end, (size, _) in found.items() if end != where)
+                yield where, f"{mtu}; {other}", str(wanted)
 
 
 def _address(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -289,7 +290,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="mtu",
         how="`ip -j address` on both ends of every cable",
-        right="the lab's faultbed_mtu on every RNIC and port (switches of racks: at least that)",
+        right="the inventory's on every RNIC and port, or else its faultbed_mtu (switches of racks: at least that)",
         do="set the MTU of that port; `faultbed up --fresh` provisions a soft lab again",
         wrong=_mtu,
     ),

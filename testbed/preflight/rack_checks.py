@@ -58,6 +58,28 @@ def _link_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
             yield where, f"mlxlink does not tell {', '.join(lacking)}"
 
 
+def _speeds(inventory: Inventory, state: State) -> Iterator[tuple[str, int | None, int | None]]:
+    """Where, the speed that the kernel tells of each RNIC's port, and the inventory's (both Gb/s; None: not told)."""
+    for where, raw in _of_rnics(inventory, state, "fec-last"):
+        host, _, rnic = where.partition(":")
+        mbps = fec.read(raw).speed_mbps
+        yield where, mbps // 1000 if mbps else None, inventory.topology.rnic_link(host, rnic).b.speed_gbps
+
+
+def _speed(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for where, have, wanted in _speeds(inventory, state):
+        if have is not None and wanted is not None and have != wanted:
+            yield where, f"{have} Gb/s", f"{wanted} Gb/s, by the inventory"
+
+
+def _speed_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    for where, have, wanted in _speeds(inventory, state):
+        if wanted is None:
+            yield where, "the inventory does not say its speed (speed_gbps)"
+        elif have is None:
+            yield where, "the kernel does not tell its speed, as of a port that is down"
+
+
 def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     """RNICs of one board run one firmware; which one is right, the most frequent says."""
     versions: dict[str, dict[str, str]] = {}
@@ -188,6 +210,16 @@ RACK_CHECKS: tuple[Check, ...] = (
         unseen=_pcie_unseen,
         labs=("rack",),
         elsewhere="RNICs of a soft lab are software: on no PCIe link",
+    ),
+    Check(
+        name="speed",
+        how="/sys/class/net/*/speed of each RNIC",
+        right="the inventory's speed_gbps: all pairs slow alike are no burn-in's outliers",
+        do="look at the optics and at the speed and the lanes of the switch's port; both ends must have one speed",
+        wrong=_speed,
+        unseen=_speed_unseen,
+        labs=("rack",),
+        elsewhere="the speed of a virtual interface is made up",
     ),
     Check(
         name="link-quality",

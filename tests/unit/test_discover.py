@@ -243,7 +243,7 @@ def as_lldpmgrd(inventory, *, hostnames):
         own["lldp"] = json.dumps({"lldp": {"interface": told}})
         if name in topology.switch_by_name:
             netdevs = [link.end(name).netdev for link in topology.links_of(name)]
-            own["ports"] = json.dumps({dev: {"alias": f"etp-{dev}", "speed": "200000"} for dev in netdevs})
+            own["ports"] = json.dumps({dev: {"alias": f"etp-{dev}"} for dev in netdevs})
         found[name] = Answers(own=own)
     return found
 
@@ -254,8 +254,15 @@ def test_machines_are_known_by_lldp_under_the_names_that_they_have_themselves(so
     assert found.open == ()
     assert found.cables == {"lldp": len(sonic.topology.links)}
     assert loaded(found, tmp_path).topology == sonic.topology
-    port = found.tree["all"]["children"]["switches"]["children"]["rtsw"]["hosts"]["rtsw1"]["faultbed_ports"][0]
-    assert port["speed_gbps"] == 200, "ConfigDB's, not that of the interface in the kernel"
+
+
+def test_the_speed_of_a_sonic_port_is_configdb_s_not_that_of_its_interface_in_the_kernel():
+    own = {
+        "speed": "/sys/class/net/Ethernet0/speed:10000",
+        "ports": '{"Ethernet0": {"alias": "etp1", "speed": "400000"}}',
+    }
+    found = machine_of("rtsw1", Answers(own=own))
+    assert (found.speeds_gbps, found.aliases) == ({"Ethernet0": 400}, {"etp1": "Ethernet0"})
 
 
 def test_switches_that_nobody_gave_a_name_are_told_apart_by_none(sonic):

@@ -31,7 +31,7 @@ def healthy(inventory=INVENTORY):
         for link in topology.links_of(name):
             port = link.end(name)
             facts.interfaces[port.netdev] = Interface(
-                up=True, carrier=True, mtu=inventory.mtu, mac=port.mac,
+                up=True, carrier=True, mtu=port.mtu, mac=port.mac,
                 addresses=frozenset([port.address] if port.address else []), queue="pfifo",
             )  # fmt: skip
     for host in topology.hosts:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_preflight import healthy
 
 from testbed import inventory as inventory_module
 from testbed import shipped
@@ -295,6 +296,7 @@ def test_a_healthy_rack_has_nothing_wrong():
         ("fec", "host2:mlx5_3", "fec-last mlx5_3", "symbol_err_phy: 17", "symbol_err_phy: 19"),
         ("fec", "host2:mlx5_3", "fec-last mlx5_3", "bits_phy: 9000", "bits_phy: 90000000"),
         ("fec", "host2:mlx5_3", "fec-last mlx5_3", "encoding: RS", "encoding: Off"),
+        ("speed", "host2:mlx5_3", "fec-last mlx5_3", "speed: 400000", "speed: 200000"),
         ("golden", "host2:gpu3 (00000000:19:00.0)", "gpu", None, "535.161.08"),
         (
             "affinity",
@@ -399,6 +401,37 @@ def test_a_pair_that_was_swapped_in_the_inventory_says_which_gpu_is_beside():
     assert (found.where, found.found.rpartition("; ")[2]) == ("host1:mlx5_0", "beside it: gpu0")
     (unseen,) = not_looked(inventory, rack_state(), RACK_CHECKS)
     assert (unseen.where, unseen.why) == ("host1:mlx5_1", "the inventory pairs it with no GPU (faultbed_rnics[].gpu)")
+
+
+def test_all_links_at_half_their_speed_are_found():
+    """No pair falls out of a burn-in where all are slow alike."""
+    state = rack_state()
+    for facts in state.values():
+        for name in [name for name in facts.raw if name.startswith("fec-")]:
+            facts.raw[name] = facts.raw[name].replace("speed: 400000", "speed: 200000")
+    assert [one.check for one in run_checks(RACK, state, RACK_CHECKS)] == ["speed"] * 32
+    state["host1"].raw["fec-last mlx5_0"] = "speed: \nActive FEC encoding: RS"
+    (unseen,) = [one for one in not_looked(RACK, state, RACK_CHECKS) if one.check == "speed"]
+    assert (unseen.where, unseen.why[:26]) == ("host1:mlx5_0", "the kernel does not tell i")
+
+
+def test_mtus_are_those_that_the_inventory_says_of_each_port():
+    """As the role split_host sets them; before, a host that had its own was provisioned, and then told as wrong."""
+    link = RACK.topology.rnic_link("host1", "mlx5_0")
+    smaller = dataclasses.replace(link, b=dataclasses.replace(link.b, mtu=4200))
+    links = (smaller, *(one for one in RACK.topology.links if one is not link))
+    inventory = dataclasses.replace(RACK, topology=dataclasses.replace(RACK.topology, links=links))
+    mtu = next(check for check in CHECKS if check.name == "mtu")
+    state = healthy(RACK)
+    (wrong,) = run_checks(inventory, state, [mtu])
+    assert (wrong.where, wrong.wanted) == ("host1:rail0", "4200")
+    facts = state["host1"].interfaces
+    facts["rail0"] = dataclasses.replace(facts["rail0"], mtu=4200)
+    assert run_checks(inventory, state, [mtu]) == []
+    facts = state["rtsw1"].interfaces
+    facts["Ethernet8"] = dataclasses.replace(facts["Ethernet8"], mtu=9100)
+    (wrong,) = run_checks(inventory, state, [mtu])
+    assert (wrong.where, wrong.wanted) == ("rtsw1:Ethernet8", "9216")
 
 
 def test_a_driver_that_counts_no_fec_is_neither_right_nor_wrong():
