@@ -13,7 +13,8 @@ from harness.run.preflight import broken
 from testbed import inventory as inventory_module
 from testbed import shipped
 from testbed.errors import LabError
-from testbed.preflight.checks import CHECKS, run_checks, ways
+from testbed.preflight import looks
+from testbed.preflight.checks import CHECKS, not_looked, run_checks, ways
 from testbed.preflight.looks import Facts, Interface, look, parse, script
 from traffic import burnin
 from traffic.burnin import Pair, _better, outliers, pairs_of
@@ -128,6 +129,32 @@ def test_a_slow_question_is_no_skew():
     state = healthy()
     state["host1"].offset_s, state["host1"].offset_error_s = 38.0, 9.0
     assert run_checks(INVENTORY, state) == []
+
+
+def test_the_clock_of_a_rack_is_not_asked_together_with_what_takes_seconds(monkeypatch):
+    """One that was 2 s off was right as long as the tools took 5 s; and what SSH hides is told."""
+    now = [1000.0]
+    monkeypatch.setattr(looks.time, "time", lambda: now[0])
+
+    class Node:
+        def run(self, argv, **_options):
+            took = 0.01 if argv[0] == "date" else 5.0
+            now[0] += took
+            wall = f"{now[0] - took / 2 + 2.0:.6f}\n"
+            stdout = wall if argv[0] == "date" else f"@@node host1\n@@clock\n{wall}@@end\n"
+            return SimpleNamespace(stdout=stdout, stderr="")
+
+    rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
+    lab = SimpleNamespace(
+        nodes=lambda: ["host1"], node=lambda _name: Node(), inventory_model=rack, topology=rack.topology
+    )
+    state = look(lab)
+    assert state["host1"].offset_error_s == pytest.approx(0.005)
+    clock = [check for check in CHECKS if check.name == "clock"]
+    (wrong,) = run_checks(rack, state, clock)
+    assert (wrong.where, wrong.found[:8]) == ("host1", "+2.000 s")
+    (unseen,) = not_looked(rack, state, clock)
+    assert unseen.why == "asked over SSH, a skew of less than 0.01 s is not seen"
 
 
 def test_how_many_ways_there_are():
