@@ -36,6 +36,11 @@ _IN_NAMESPACE = f"""\
 echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
 echo {_MARK}nft; nft -j list tables 2>/dev/null
 echo {_MARK}sysctl; sysctl -e {_SYSCTLS} 2>/dev/null"""
+_PICK = "import json,sys; d=json.load(sys.stdin); print(json.dumps({k: d.get(k, {}) for k in sys.argv[1:]}))"
+_CONFIGDB = f"""\
+echo {_MARK}raw configdb
+{{ sonic-cfggen -d --print-data | python3 -c {shlex.quote(_PICK)} PORT_QOS_MAP DSCP_TO_TC_MAP; }} 2>&1"""
+"""Of all of ConfigDB, which has passwords too, what a check reads. A table that is not there is empty."""
 _QDISC = f"echo {_MARK}qdisc; tc -j qdisc show"
 """Not asked on racks, where nothing is concluded from it."""
 _ON_MACHINE = f"""\
@@ -170,6 +175,7 @@ def script(inventory: Inventory, machine: str) -> str:
             lines.append(_bgp(f"-N {netns} "))
         elif name == machine:
             lines.append(_bgp(""))
+            lines += [] if switch.is_linux else [_CONFIGDB]
     return "\n".join([*lines, f"echo {_MARK}end", "true"])
 
 

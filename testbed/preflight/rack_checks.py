@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from testbed.inventory import Inventory
-from testbed.preflight import affinity, fec, golden
+from testbed.preflight import affinity, fec, golden, switch_qos
 from testbed.preflight.checks import Check, State
 from testbed.preflight.rack_formats import (
     CLOCKS_SET,
@@ -250,6 +250,16 @@ RACK_CHECKS: tuple[Check, ...] = (
         unseen=_qos_unseen,
         labs=("rack",),
         elsewhere="soft-RoCE has neither PFC nor DSCP maps",
+    ),
+    Check(
+        name="switch-qos",
+        how="PORT_QOS_MAP and DSCP_TO_TC_MAP in the ConfigDB of each SONiC switch (`sonic-cfggen -d`)",
+        right="PFC and DSCP map of every port that a cable is at as in the lab's faultbed_qos and faultbed_dscp_map",
+        do="set what differs: a pause that only one end knows is no pause",
+        wrong=switch_qos.wrong,
+        unseen=switch_qos.unseen,
+        labs=("rack",),
+        elsewhere="the switches of a soft lab have neither PFC nor DSCP maps",
     ),
     Check(
         name="firmware",

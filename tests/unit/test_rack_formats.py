@@ -1,6 +1,10 @@
 """What the tools of racks print, as recorded from their documentation and from public logs; and what is wrong in it."""
 
 import dataclasses
+import json
+import os
+import shlex
+import subprocess
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +12,7 @@ from hypothesis import strategies as st
 from test_preflight import healthy
 
 from testbed import inventory as inventory_module
-from testbed import shipped
+from testbed import inventory_listing, shipped
 from testbed.inventory_schema import GoldenVars
 from testbed.preflight import fec
 from testbed.preflight.checks import CHECKS, not_looked, run_checks
@@ -248,6 +252,9 @@ FIRST = FEC.format(at="1763728000.500000000", beyond=17, mended=1000)
 LAST = FEC.format(at="1763728003.000000000", beyond=17, mended=9000)
 
 
+SONIC_PORT = {"dscp_to_tc_map": "FAULTBED", "tc_to_queue_map": "FAULTBED", "pfc_enable": "3", "pfcwd_sw_enable": "3"}
+
+
 def bus(host):
     """Paths and NUMA nodes of a host whose RNICs each have their GPU below one PCIe switch, two NUMA nodes."""
     paths, numa = [], []
@@ -278,6 +285,11 @@ def rack_state():
             facts.raw[f"device {rnic.name}"] = path
         facts.raw["gpu"] = "\n".join(GPU.replace("0, 0000", f"{index}, 0000", 1) for index in range(8))
         facts.raw["chrony"] = CHRONY
+    for switch in RACK.topology.switches:
+        facts = state[switch.name] = Facts()
+        ports = {link.end(switch.name).netdev: dict(SONIC_PORT) for link in RACK.topology.links_of(switch.name)}
+        maps = {"FAULTBED": {"0": "0", "26": "3", "48": "6"}}
+        facts.raw["configdb"] = json.dumps({"PORT_QOS_MAP": ports, "DSCP_TO_TC_MAP": maps})
     return state
 
 
@@ -326,12 +338,12 @@ def test_each_sick_part_of_a_rack_is_found_where_it_is(check, where, key, old, n
 
 def test_a_host_whose_tools_say_nothing_is_not_healthy():
     """Each check says so, and none makes a finding of it: a host was once left out for a tool that nobody installed."""
-    state = rack_state() | {"host1": Facts()}
+    state = rack_state() | {"host1": Facts(), "rtsw1": Facts()}
     wrong = {one.check for one in run_checks(RACK, state, RACK_CHECKS)}
     unseen = {one.check for one in not_looked(RACK, state, RACK_CHECKS)}
     assert wrong | unseen == {check.name for check in RACK_CHECKS}
     assert wrong == {"gpu"}
-    assert {one.where.partition(":")[0] for one in not_looked(RACK, state, RACK_CHECKS)} == {"host1"}
+    assert {one.where.partition(":")[0] for one in not_looked(RACK, state, RACK_CHECKS)} == {"host1", "rtsw1"}
 
 
 def test_why_a_tool_says_nothing_is_told():
@@ -401,6 +413,98 @@ def test_a_pair_that_was_swapped_in_the_inventory_says_which_gpu_is_beside():
     assert (found.where, found.found.rpartition("; ")[2]) == ("host1:mlx5_0", "beside it: gpu0")
     (unseen,) = not_looked(inventory, rack_state(), RACK_CHECKS)
     assert (unseen.where, unseen.why) == ("host1:mlx5_1", "the inventory pairs it with no GPU (faultbed_rnics[].gpu)")
+
+
+def edited(state, switch, table, edit):
+    told = json.loads(state[switch].raw["configdb"])
+    edit(told[table])
+    state[switch].raw["configdb"] = json.dumps(told)
+    wrong = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "switch-qos"]
+    return [(one.where, one.found) for one in wrong]
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda ports: ports["Ethernet8"].pop("pfc_enable"), "PFC on no priority"),
+        (lambda ports: ports["Ethernet8"].update(pfc_enable="3,4"), "PFC on [3, 4]"),
+        (lambda ports: ports["Ethernet8"].pop("dscp_to_tc_map"), "no map of DSCPs: it does not trust them"),
+        (lambda ports: ports["Ethernet8"].update(dscp_to_tc_map="AZURE"), "no map of DSCPs AZURE: it does not trust"),
+    ],
+)
+def test_a_switch_port_that_does_otherwise_is_told(edit, words):
+    ((where, found),) = edited(rack_state(), "rtsw1", "PORT_QOS_MAP", edit)
+    assert where == "rtsw1:Ethernet8"
+    assert found.startswith(words)
+
+
+def test_a_switch_whose_map_is_another_is_told_at_each_of_its_ports():
+    found = edited(rack_state(), "ctsw1", "DSCP_TO_TC_MAP", lambda maps: maps["FAULTBED"].update({"26": "4"}))
+    told = "DSCP 26 in traffic class 4 (FAULTBED)"
+    assert found == [("ctsw1:Ethernet0", told), ("ctsw1:Ethernet8", told)]
+
+
+def test_sonic_s_ways_to_write_its_maps():
+    """One row for several ports, a row for the whole switch, and references as they were before 2022."""
+
+    def older(ports):
+        for row in ports.values():
+            row["dscp_to_tc_map"] = "[DSCP_TO_TC_MAP|FAULTBED]"
+
+    def newer(ports):
+        whole = ports.pop("Ethernet0")
+        ports["Ethernet0,Ethernet999"] = {"pfc_enable": whole["pfc_enable"]}
+        ports["global"] = {"dscp_to_tc_map": "FAULTBED"}
+
+    for edit in (older, newer):
+        assert edited(rack_state(), "rtsw1", "PORT_QOS_MAP", edit) == []
+
+
+def test_switches_that_do_not_tell_their_qos_are_not_looked_at():
+    state = rack_state()
+    state["rtsw1"].raw["configdb"] = "sh: 9: sonic-cfggen: not found\nTraceback (most recent call last):"
+    state["rtsw2"].raw["configdb"] = ""
+    assert run_checks(RACK, state, RACK_CHECKS) == []
+    told = {one.where: one.why for one in not_looked(RACK, state, RACK_CHECKS)}
+    assert told == {"rtsw1": "sonic-cfggen: sonic-cfggen: not found", "rtsw2": "sonic-cfggen says nothing"}
+    assert "sonic-cfggen" not in script(RACK, "host1")
+
+
+def test_a_switch_without_any_qos_is_wrong_at_every_port(tmp_path):
+    """ConfigDB has no such tables then, and the script tells empty ones; what else is in it stays there."""
+    state = rack_state()
+    tables = {"PORT": {"Ethernet0": {}}, "TACPLUS": {"global": {"passkey": "x"}}}
+    state["ctsw1"].raw["configdb"] = configdb_of(tmp_path, tables)
+    assert "passkey" not in state["ctsw1"].raw["configdb"]
+    found = {(one.where, one.found) for one in run_checks(RACK, state, RACK_CHECKS)}
+    assert {where for where, _ in found} == {"ctsw1:Ethernet0", "ctsw1:Ethernet8"}
+    assert {found for _, found in found} == {"PFC on no priority", "no map of DSCPs: it does not trust them"}
+
+
+def configdb_of(tmp_path, tables):
+    """What the script's own line prints on a switch with this ConfigDB, with a stand-in for sonic-cfggen."""
+    lines = script(RACK, "ctsw1").split("@@raw configdb\n")[1].split("\necho @@")[0]
+    tool = tmp_path / "sonic-cfggen"
+    tool.write_text(f"#!/bin/sh\necho {shlex.quote(json.dumps(tables))}\n")
+    tool.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    return subprocess.run(["sh", "-c", lines], env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_what_the_role_writes_is_what_the_check_wants(tmp_path):
+    """The role's own ConfigDB, read back."""
+    import importlib.util
+
+    path = shipped.playbooks() / "filter_plugins" / "faultbed_sonic.py"
+    spec = importlib.util.spec_from_file_location("faultbed_sonic", path)
+    role = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(role)
+    hostvars = inventory_listing.listing(RACK.path)["_meta"]["hostvars"]
+    state = rack_state()
+    for switch in RACK.topology.switches:
+        made = role.sonic_config_db(hostvars[switch.name], switch.name)
+        state[switch.name].raw["configdb"] = configdb_of(tmp_path, made)
+    assert run_checks(RACK, state, RACK_CHECKS) == []
 
 
 def test_all_links_at_half_their_speed_are_found():
