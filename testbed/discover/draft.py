@@ -92,6 +92,10 @@ def draft(
         lab.leave(f"{node}:{dev}", what, "look at the cable, at both ends")
     for (node, dev), what in untold(nodes, found):
         lab.leave(f"{node}:{dev}", what, "run lldpd on both ends and ask again, or write the cable by hand")
+    for node, machine in ((each, by_name[each]) for each in nodes if each in by_name):
+        for dev in sorted(machine.crowded.keys() & nodes[node].ports.keys()):
+            what = f"hears several by LLDP: {'; '.join(machine.crowded[dev])}"
+            lab.leave(f"{node}:{dev}", what, "look what is between, such as a switch that passes LLDP on")
     roles = _roles(lab)
     racks = _racks(lab, roles)
     zones = _zones(lab, roles)

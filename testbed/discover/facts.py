@@ -100,7 +100,8 @@ class Machine:
 
     `rdma` is (RNIC, interface) in the kernel's order, `paths` the place of PCI devices below /sys/devices,
     `speeds_gbps` that of interfaces, `came_in_by` the interface that SSH uses. `hostname` is its own name for itself,
-    `aliases` the interface that a SONiC alias means. `aside` are RNICs that are none of the back end's, and why.
+    `aliases` the interface that a SONiC alias means. `aside` are RNICs that are none of the back end's, and why;
+    `crowded` interfaces that hear several others by LLDP: there is something between, and `lldp` has none of them.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Machine:
     hostname: str | None = None
     aliases: dict[str, str] = field(default_factory=dict)
     aside: dict[str, str] = field(default_factory=dict)
+    crowded: dict[str, tuple[str, ...]] = field(default_factory=dict)
     spaces: dict[str, Space] = field(default_factory=dict)
     nos: str | None = None
     rdma: tuple[tuple[str, str], ...] = ()
@@ -165,7 +167,11 @@ def machine_of(name: str, answers: Answers) -> Machine:
     found.gpus = tuple(_gpus(own.get("gpu", "")))
     units = (line.rpartition("/")[2] for line in own.get("softgpu", "").split())
     found.soft_gpus = tuple(sorted(unit.removeprefix("faultbed-").removesuffix(".service") for unit in units))
-    found.lldp = dict(_lldp(own.get("lldp", "")))
+    heard: dict[str, set[LldpPeer]] = {}
+    for dev, peer in _lldp(own.get("lldp", "")):
+        heard.setdefault(dev, set()).add(peer)
+    found.lldp = {dev: peers.pop() for dev, peers in heard.items() if len(peers) == 1}
+    found.crowded = {dev: tuple(sorted(one.told for one in peers)) for dev, peers in heard.items() if len(peers) > 1}
     found.memory_mib = _memory_mib(own.get("memory", ""))
     found.cpus = int(own.get("cpus", "").strip() or 0)
     if told := re.search(r"^IP Address\s+: (\S+)", own.get("bmc", ""), re.MULTILINE):

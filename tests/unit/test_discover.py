@@ -400,6 +400,25 @@ def test_sudo_does_not_hide_which_way_ssh_came_in():
     assert split("here", done.stdout).own["ssh"] == "10.0.2.2 40000 10.0.2.15 22"
 
 
+def test_a_port_that_hears_several_by_lldp_is_cabled_to_none_of_them(sonic):
+    """The last one was once believed; the other ways still tell whose the other end is, where they can."""
+    answers = said(sonic, lldp=True)
+    own = dict(answers["host1"].own)
+    told = json.loads(own["lldp"])
+    other = {
+        "chassis": {"rtsw2": {"id": {"type": "mac", "value": "b8:59:9f:00:00:02"}}},
+        "port": {"descr": "Ethernet0"},
+    }
+    told["lldp"]["interface"].append({"rail0": other})
+    answers["host1"] = Answers(own={**own, "lldp": json.dumps(told)})
+    found = drafted(answers, "sonic")
+    (gap,) = found.open
+    assert gap.place == "host1:rail0"
+    assert "rtsw1.example.net (Ethernet0, etp1); rtsw2 (Ethernet0)" in gap.what
+    rnic = found.tree["all"]["children"]["hosts"]["hosts"]["host1"]["faultbed_rnics"][0]
+    assert rnic["switch"] == "rtsw1", "that switch hears host1, and nobody else"
+
+
 def test_a_bmc_without_an_address_is_none():
     assert machine_of("a", Answers(own={"bmc": "IP Address              : 0.0.0.0\n"})).bmc is None
 
