@@ -7,6 +7,7 @@ what they mean to Ansible; what comes out is decoded strictly (`testbed.inventor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ from testbed.topology import SwitchRole, Topology
 __all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "entries_of", "load", "one_lab"]
 
 SCHEMA = 1
+_LAB_NAME = re.compile(r"\w[\w.-]*")  # files and reservations are named after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +223,9 @@ def one_lab(path: Path, entries: Entries) -> LabVars:
     first_place, first = nodes[0]
     if first.schema != SCHEMA:
         raise mistake(path, f"{first_place}.schema", f"this version reads schema {SCHEMA}, not {first.schema}")
+    if not _LAB_NAME.fullmatch(first.name):
+        what = f'not a lab\'s name "{first.name}": letters, digits, "_", "." and "-", a letter or digit first'
+        raise mistake(path, f"{first_place}.name", what)
     for place, node in nodes[1:]:
         for name in LabVars.__struct_fields__:
             one, other = getattr(first, name), getattr(node, name)

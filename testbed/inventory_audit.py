@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import fnmatch
 import ipaddress
+import math
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from testbed.inventory import Inventory, entries_of, one_lab
 from testbed.inventory_check import Entries, build_topology
+from testbed.inventory_fabric import fabric
+from testbed.inventory_finding import Finding, twice
 from testbed.inventory_listing import listing
-from testbed.inventory_schema import GoldenVars, HostVars, LabVars, Mistakes, OutletVars, QosVars, SwitchVars
+from testbed.inventory_schema import GoldenVars, LabVars, Mistakes, QosVars
+from testbed.inventory_ways_in import ways_in
 
 __all__ = ["Finding", "audit", "unreachable"]
 
@@ -30,20 +35,16 @@ _PRIORITIES = range(8)
 _ALPHAS = range(-8, 8)
 _PCIE_GTS, _PCIE_WIDTHS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0), (1, 2, 4, 8, 16, 32)
 _DSCPS = range(64)
+_VLANS = range(1, 4095)
+"""IEEE 802.1Q keeps 0 (priority only) and 4095."""
+_SEEDS = 2**32
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send-recv")
+"""What testbed.preflight.busbw makes of the names of nccl-tests."""
 _REACH_TIMEOUT_S = 5.0
 _REDFISH_PORT, _IPMI_PORT = 443, 623
 _PDU_PORTS = (443, 80, 22, 23)
 _PRESENCE_PING = bytes([6, 0, 0xFF, 6, 0, 0, 0x11, 0xBE, 0x80, 0, 0, 0])
 """RMCP header (version 6, no sequence, class ASF), ASF's enterprise number, message type 80h."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong: where in the inventory, what, and what to do."""
-
-    place: str
-    what: str
-    do: str
 
 
 def audit(path: Path) -> list[Finding]:
@@ -53,7 +54,8 @@ def audit(path: Path) -> list[Finding]:
         ConfigError: it cannot be read at all, or is no inventory of ours.
     """
     mistakes = Mistakes(collect=True)
-    entries = entries_of(path, listing(path), mistakes)
+    answer = listing(path)
+    entries = entries_of(path, answer, mistakes)
     names: set[str] = set()
     if not mistakes.found:
         with mistakes.part():
@@ -64,7 +66,11 @@ def audit(path: Path) -> list[Finding]:
         for x in mistakes.found
     ]
     # What does not fit together is not measured for how well it fits.
-    return found or sorted([*_beyond(entries), *_safety(entries, names)], key=lambda finding: finding.place)
+    if found:
+        return found
+    variables: Mapping[str, Mapping[str, Any]] = answer["_meta"]["hostvars"]
+    beyond = [*_beyond(entries), *_safety(entries, names), *ways_in(entries, variables)]
+    return sorted(beyond, key=lambda finding: finding.place)
 
 
 def unreachable(inventory: Inventory) -> list[Finding]:
@@ -147,10 +153,15 @@ def _beyond(entries: Entries) -> Iterator[Finding]:
     yield from _affinity(entries)
     yield from _networks(lab)
     yield from _ip_plan(entries, lab)
-    yield from _out_of_band(entries, lab)
+    yield from fabric(entries)
     yield from _dscp_map(lab)
+    yield from _busbw(lab)
+    if not 0 <= lab.ecmp_hash_seed < _SEEDS:
+        do = "give 0 (none) to 4294967295"
+        yield Finding(place="all.ecmp_hash_seed", what=f"{lab.ecmp_hash_seed} does not fit into 32 bits", do=do)
     if lab.qos is not None:
         yield from _qos(lab, lab.qos)
+        yield from _classes(lab, lab.qos)
         yield from _buffer(lab.qos)
     if lab.golden is not None:
         yield from _golden(lab.golden)
@@ -167,8 +178,8 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
                 "write names as `faultbed faults` takes them: host1:*",
             )
             yield Finding(place=f"all.safety.may_disrupt[{index}]", what=what, do=do)
-    if lab.safety.longest_fault_s <= 0:
-        what = f"{lab.safety.longest_fault_s:g} s: no fault is that short"
+    if not 0 < lab.safety.longest_fault_s < math.inf:
+        what = f"{lab.safety.longest_fault_s:g} s is no bound on a fault"
         yield Finding(place="all.safety.longest_fault_s", what=what, do="give seconds, above 0")
     for field in ("most_links", "most_hosts", "most_switches"):
         most = getattr(lab.safety, field)
@@ -256,7 +267,7 @@ def _affinity(entries: Entries) -> Iterator[Finding]:
                     do=f"it has {', '.join(sorted(known)) or 'none'}",
                 )
         places = [(f"rnics[{x.name}]", x.pcie) for x in host.rnics] + [(f"gpus[{x.name}]", x.pcie) for x in host.gpus]
-        yield from _twice(
+        yield from twice(
             ((f"hosts.{name}.{at}.pcie", address) for at, address in places if address), "PCIe address", "each device"
         )
 
@@ -277,8 +288,10 @@ def _networks(lab: LabVars) -> Iterator[Finding]:
                     do="give each use a prefix of its own",
                 )
         parsed.append((index, prefix))
+        if network.vlan is not None and network.vlan not in _VLANS:
+            yield Finding(place=f"all.networks[{index}].vlan", what=f"{network.vlan} is no VLAN", do="1 to 4094")
     vlans = ((f"all.networks[{i}].vlan", str(x.vlan)) for i, x in enumerate(lab.networks) if x.vlan is not None)
-    yield from _twice(vlans, "VLAN", "each network")
+    yield from twice(vlans, "VLAN", "each network")
 
 
 def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[Finding]:
@@ -314,32 +327,6 @@ def _addresses(entries: Entries) -> Iterator[tuple[str, str, str]]:
         yield f"{role}.{name}.loopback", "loopback", switch.loopback
 
 
-def _out_of_band(entries: Entries, lab: LabVars) -> Iterator[Finding]:
-    """BMCs and outlets: a power cycle must hit the machine that was meant, and no other one."""
-    bmcs = [(f"hosts.{name}.bmc.address", host.bmc.address) for name, host in entries.hosts.items() if host.bmc]
-    pdus = [(f"all.pdus[{pdu.name}].address", pdu.address) for pdu in lab.pdus]
-    yield from _twice([*bmcs, *pdus], "out-of-band address", "each controller")
-    outlets = {pdu.name: pdu.outlets for pdu in lab.pdus}
-    fed = [
-        (f"{place}.power[{index}]", one)
-        for place, node in entries.placed()
-        if isinstance(node, HostVars | SwitchVars)
-        for index, one in enumerate(node.power)
-    ]
-    yield from _twice(((place, f"{one.pdu}:{one.outlet}") for place, one in fed), "outlet", "each machine")
-    for place, one in fed:
-        yield from _outlet(place, one, outlets)
-
-
-def _outlet(place: str, one: OutletVars, outlets: dict[str, int]) -> Iterator[Finding]:
-    if one.pdu not in outlets:
-        do = f"there are {', '.join(outlets) or 'none'} in faultbed_pdus"
-        yield Finding(place=place, what=f'no PDU "{one.pdu}"', do=do)
-    elif not 1 <= one.outlet <= outlets[one.pdu]:
-        what = f"{one.pdu} has outlets 1 to {outlets[one.pdu]}, not {one.outlet}"
-        yield Finding(place=place, what=what, do="read the number on the PDU")
-
-
 def _dscp_map(lab: LabVars) -> Iterator[Finding]:
     for index, line in enumerate(lab.dscp_map):
         at = f"all.dscp_map[{index}]"
@@ -347,7 +334,17 @@ def _dscp_map(lab: LabVars) -> Iterator[Finding]:
             yield Finding(place=f"{at}.dscp", what=f"{line.dscp} is no DSCP", do="a DSCP is 0 to 63 (RFC 2474)")
         if line.priority not in _PRIORITIES:
             yield Finding(place=f"{at}.priority", what=f"{line.priority} is no priority", do="a priority is 0 to 7")
-    yield from _twice(((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each")
+    yield from twice(((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each")
+
+
+def _busbw(lab: LabVars) -> Iterator[Finding]:
+    for index, line in enumerate(lab.busbw):
+        if line.collective not in _COLLECTIVES:
+            what, do = f'no collective "{line.collective}": no run is ever held to this line', ", ".join(_COLLECTIVES)
+            yield Finding(place=f"all.busbw[{index}].collective", what=what, do=f"there are {do}")
+        if line.ranks < 2 or line.size_bytes < 1 or not 0 < line.at_least_gbytes_per_s < math.inf:  # noqa: PLR2004
+            what = f"{line.ranks} ranks, {line.size_bytes} bytes, {line.at_least_gbytes_per_s:g} GB/s bound nothing"
+            yield Finding(place=f"all.busbw[{index}]", what=what, do="2 ranks or more, a size and a rate above 0")
 
 
 def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
@@ -386,6 +383,27 @@ def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
         yield Finding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="1 to 100")
 
 
+def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
+    """Who travels with whom, and what a pause is for."""
+    priority = {line.dscp: line.priority for line in lab.dscp_map}
+    roce, cnp, unmarked = priority.get(qos.roce_dscp), priority.get(qos.cnp_dscp), priority.get(0, 0)
+    if cnp is not None and cnp == roce and cnp not in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.cnp_dscp",
+            what=f"CNPs travel in priority {cnp}, as RoCE data does: they wait behind what they are to slow down",
+            do="map the CNP DSCP to a priority of its own, with strict scheduling",
+        )
+    if unmarked in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.pfc_priorities",
+            what=f"what nobody marks (DSCP 0) travels in priority {unmarked}, which is paused: TCP would pause RoCE",
+            do="map DSCP 0 to another priority, or do not pause this one",
+        )
+    if qos.pfc_watchdog_ms is not None and qos.pfc_watchdog_ms <= 0:
+        what, do = f"{qos.pfc_watchdog_ms} ms: every pause is a storm", "give 100 or more, or leave it out for none"
+        yield Finding(place="all.qos.pfc_watchdog_ms", what=what, do=do)
+
+
 def _buffer(qos: QosVars) -> Iterator[Finding]:
     buffer = qos.buffer
     if buffer is None:
@@ -409,13 +427,3 @@ def _golden(golden: GoldenVars) -> Iterator[Finding]:
         yield Finding(place="all.golden.pcie_speed_gts", what=what, do="32 is generation 5, 16 generation 4")
     if golden.pcie_width is not None and golden.pcie_width not in _PCIE_WIDTHS:
         yield Finding(place="all.golden.pcie_width", what=f"{golden.pcie_width} lanes", do="1, 2, 4, 8, 16 or 32")
-
-
-def _twice(placed: Iterable[tuple[str, str]], what: str, each: str) -> Iterator[Finding]:
-    first: dict[str, str] = {}
-    for place, value in placed:
-        if value in first:
-            yield Finding(
-                place=place, what=f"{what} {value} is already {first[value]}", do=f"{each} must have one of its own"
-            )
-        first.setdefault(value, place)

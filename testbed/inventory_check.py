@@ -32,7 +32,10 @@ _LEVEL: dict[SwitchRole, int] = {"rtsw": 0, "ctsw": 1, "atsw": 2}
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _NETDEV = re.compile(r"[^\s/:]{1,15}")  # IFNAMSIZ - 1; dev_valid_name() in the kernel's net/core/dev.c
+_RNIC = re.compile(r"[A-Za-z0-9_.-]{1,63}")  # IB_DEVICE_NAME_MAX - 1; what shells and file names take as it is
+_PCIE = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MTU_MIN, _MTU_MAX = 1280, 65535
+_ASN_MIN, _ASN_MAX = 1, 2**32 - 2  # RFC 7607 and RFC 7300 reserve what is beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +134,7 @@ def _check_values(entries: Entries, mistakes: Mistakes) -> None:
         with mistakes.part():
             if not _NAME.fullmatch(name):
                 raise mistake(file, place, "a name is small letters, digits and dashes, and starts with a letter")
-            if not _MTU_MIN <= node.mtu <= _MTU_MAX:
-                raise mistake(file, f"{place}.mtu", f"must be {_MTU_MIN} to {_MTU_MAX}, not {node.mtu}")
+            _check_numbers(file, place, mtu=node.mtu)
             if node.management is not None:
                 at, way_in, shared = f"{place}.management", node.management, _shares_mac(node)
                 _take_netdev(file, taken, at, name, way_in.netdev, way_in.mac, shared=shared)
@@ -153,22 +155,32 @@ def _check_host_values(taken: _Taken, mistakes: Mistakes, place: str, name: str,
     for index, rnic in enumerate(host.rnics):
         at = f"{place}.rnics[{index}]"
         with mistakes.part():
+            if not _RNIC.fullmatch(rnic.name):
+                raise mistake(
+                    file, f"{at}.name", f'not an RNIC\'s name "{rnic.name}": letters, digits, "_", "." and "-"'
+                )
             taken.take(f"the name {name}:", rnic.name, at)
+            _check_numbers(file, at, mtu=rnic.mtu, speed_gbps=rnic.speed_gbps)
+            _check_pcie(file, at, rnic.pcie)
             _take_netdev(file, taken, at, name, rnic.netdev, rnic.mac)
             _take_address(file, taken, f"{at}.address", rnic.address)
     for index, gpu in enumerate(host.gpus):
         with mistakes.part():
             taken.take(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
+            _check_pcie(file, f"{place}.gpus[{index}]", gpu.pcie)
 
 
 def _check_switch_values(taken: _Taken, mistakes: Mistakes, place: str, name: str, switch: SwitchVars) -> None:
     file = taken.file
     with mistakes.part():
+        if not _ASN_MIN <= switch.asn <= _ASN_MAX:
+            raise mistake(file, f"{place}.asn", f"must be {_ASN_MIN} to {_ASN_MAX}, not {switch.asn}")
         taken.take("ASN", str(switch.asn), f"{place}.asn")
         _take_address(file, taken, f"{place}.loopback", switch.loopback)
     for index, port in enumerate(switch.ports):
         at = f"{place}.ports[{index}]"
         with mistakes.part():
+            _check_numbers(file, at, mtu=port.mtu, speed_gbps=port.speed_gbps)
             _take_netdev(file, taken, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
             if (port.rnic is None) != (port.address is None):
                 raise mistake(file, at, "a host port has both rnic and address, an uplink neither")
@@ -186,6 +198,22 @@ def _check_carrier_values(
             _take_netdev(entries.file, taken, at, name, port.netdev, port.mac)
             if port.peer not in entries.hosts:
                 raise mistake(entries.file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, hosts)}')
+
+
+def _check_numbers(file: Path, place: str, *, mtu: int | None, speed_gbps: int | None = None) -> None:
+    if mtu is not None and not _MTU_MIN <= mtu <= _MTU_MAX:
+        raise mistake(file, f"{place}.mtu", f"must be {_MTU_MIN} to {_MTU_MAX}, not {mtu}")
+    if speed_gbps is not None and speed_gbps < 1:
+        raise mistake(file, f"{place}.speed_gbps", f"must be above 0, not {speed_gbps}")
+
+
+def _check_pcie(file: Path, place: str, address: str | None) -> None:
+    if address is not None and not _PCIE.fullmatch(address):
+        raise mistake(
+            file,
+            f"{place}.pcie",
+            f'not a PCIe address as the kernel writes it (0000:18:00.0, small letters) "{address}"',
+        )
 
 
 def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
@@ -250,10 +278,31 @@ def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Lin
         tail = near(str(port.rnic), [rnic.name for rnic in rnics])
         raise mistake(file, f"{place}.rnic", f'no RNIC "{port.rnic}" on {port.peer}{tail}')
     _check_ends(file, place, port, f"hosts.{port.peer}.rnics[{far}]", rnics[far], switch)
+    rnic, mtu = rnics[far], entries.hosts[port.peer].mtu
+    speed = rnic.speed_gbps or port.speed_gbps
     return Link(
-        a=Port(node=switch, netdev=port.netdev, mac=port.mac, address=port.address),
-        b=Port(node=port.peer, netdev=rnics[far].netdev, mac=rnics[far].mac, address=rnics[far].address),
+        a=_port(switch, port, mtu, speed),
+        b=Port(
+            node=port.peer,
+            netdev=rnic.netdev,
+            mac=rnic.mac,
+            address=rnic.address,
+            mtu=rnic.mtu or mtu,
+            speed_gbps=speed,
+        ),
         rnic=port.rnic,
+    )
+
+
+def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port:
+    """A switch's end of a cable; what it does not say itself is the lab's, or the other end's."""
+    return Port(
+        node=switch,
+        netdev=port.netdev,
+        mac=port.mac,
+        address=port.address,
+        mtu=port.mtu or mtu,
+        speed_gbps=port.speed_gbps or speed_gbps,
     )
 
 
@@ -303,10 +352,5 @@ def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Lin
     order = list(entries.switches)
     if (_LEVEL[role], order.index(name)) > (_LEVEL[peer_role], order.index(port.peer)):
         return []
-    return [
-        Link(
-            a=Port(node=name, netdev=port.netdev, mac=port.mac, address=None),
-            b=Port(node=port.peer, netdev=back.netdev, mac=back.mac, address=None),
-            rnic=None,
-        )
-    ]
+    speed = port.speed_gbps or back.speed_gbps
+    return [Link(a=_port(name, port, switch.mtu, speed), b=_port(port.peer, back, switch.mtu, speed), rnic=None)]

@@ -75,8 +75,12 @@ def _refuse_bad_yaml(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: not YAML: {error}") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: not a YAML inventory: the top must be a mapping with `all:`")
-    for key, at in _twice(root):
-        raise ConfigError(f'{path}:{at}: "{key}" is written twice in one mapping')
+    try:
+        twice = next(_twice(root), None)
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deep, or an anchor (&) that holds an alias (*) of itself") from None
+    if twice is not None:
+        raise ConfigError(f'{path}:{twice[1]}: "{twice[0]}" is written twice in one mapping')
 
 
 def _twice(node: yaml.Node) -> Iterator[tuple[str, int]]:

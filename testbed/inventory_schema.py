@@ -376,6 +376,10 @@ def _told(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path,
         return mistake(file, where, f"unknown variable {name}{near(name, [PREFIX + word for word in known])}")
     value = _value_at(ours, path)
     shown = "" if isinstance(value, dict | list) else f' "{value}"'
+    if what.startswith("Expected `str") and isinstance(value, int | float):
+        shown += ": YAML takes it for a number without quotes"  # 10:20:30:40:50:59 and 0000:18:00.0, to base 60
+    if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
+        shown = ": a tag of Ansible's (!vault, !unsafe) is not resolved here, write it plainly"
     return mistake(file, where, f"{what[0].lower()}{what[1:].replace('`', '')}{shown}")
 
 
@@ -388,7 +392,7 @@ def _struct_at(kind: type[Any], path: str) -> type[Any]:
     found: Any = msgspec.inspect.type_info(kind)
     for step in _steps(path):
         if step.startswith("["):
-            found = found.item_type
+            found = found.value_type if isinstance(found, msgspec.inspect.DictType) else found.item_type
         else:
             found = next(field.type for field in found.fields if field.encode_name == step)
         if isinstance(found, msgspec.inspect.UnionType):
@@ -399,5 +403,7 @@ def _struct_at(kind: type[Any], path: str) -> type[Any]:
 
 def _value_at(ours: Any, path: str) -> Any:
     for step in _steps(path):
+        if step == "[...]":  # msgspec does not tell under which key of a mapping
+            return {}
         ours = ours[int(step[1:-1])] if step.startswith("[") else ours[step]
     return ours

@@ -101,12 +101,17 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """One end of a link: the node, its interface, and the interface's MAC and address (None: BGP unnumbered)."""
+    """One end of a link: the node, its interface, and the interface's MAC and address (None: BGP unnumbered).
+
+    `mtu` (bytes) and `speed_gbps` are what it must have, by the inventory; None: that does not say.
+    """
 
     node: str
     netdev: str
     mac: str
     address: str | None
+    mtu: int | None = field(default=None, repr=False)
+    speed_gbps: int | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

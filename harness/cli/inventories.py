@@ -14,10 +14,11 @@ from harness.cli.context import Session, json_option, pass_session
 from harness.verdict import ExitCode
 from testbed import inventory_audit
 from testbed.discover import draft, live
-from testbed.errors import UsageError
+from testbed.errors import Unreachable, UsageError
 from testbed.holding import hold
 from testbed.inventory import Management, load
 from testbed.lab import open_lab, open_machine
+from testbed.node import Node
 
 __all__ = ["COMMANDS"]
 
@@ -67,8 +68,9 @@ def discover(
 
     Give hosts and switches by name and address (`host1=192.0.2.11 rtsw1=admin@192.0.2.101`), or none: then the
     machines of --lab are asked, and of its inventory only their names and addresses are used. Cables are known by
-    LLDP, by neighbours' MACs, by subnets and by BGP. What cannot be found out is listed, at the head of the draft
-    too. Nothing is changed. Ends with 0 when everything was found out, 1 when something is open.
+    LLDP, by neighbours' MACs, by subnets and by BGP. What cannot be found out, machines that do not answer among it,
+    is listed, at the head of the draft too. Nothing is changed. Ends with 0 when everything was found out, 1 when
+    something is open.
     """
     if out is not None and out.exists():
         raise UsageError(f"{out} is there already: a draft overwrites nothing, give a new name")
@@ -98,17 +100,24 @@ def _of_lab(session: Session, lab_name: str | None) -> draft.Draft:
         hold(inventory, why="inventory discover", mode="exclusive"),
         session.progress() as progress,
     ):
-        found = live.ask({name: lab.node(name) for name in lab.nodes()}, progress)
+        silent: dict[str, str] = {}
+        found = live.ask({name: lab.node(name) for name in lab.nodes()}, progress, silent=silent)
     # Where the machines of a soft lab answer is chosen when it starts.
     reached = {} if inventory.kind == "soft" else {name: _reached(one) for name, one in inventory.management.items()}
-    return draft.draft(found, name=lab_name or inventory.name, reached=reached)
+    return draft.draft(found, name=lab_name or inventory.name, reached=reached, silent=silent)
 
 
 def _of_machines(session: Session, seeds: dict[str, Management], lab_name: str) -> draft.Draft:
-    nodes = {name: open_machine(name, management) for name, management in seeds.items()}
+    nodes, silent = dict[str, Node](), dict[str, str]()
+    for name, management in seeds.items():
+        try:
+            nodes[name] = open_machine(name, management)
+        except Unreachable as error:  # its host key is not pinned
+            silent[name] = str(error)
     with session.progress() as progress:
-        found = live.ask(nodes, progress)
-    return draft.draft(found, name=lab_name, reached={name: _reached(one) for name, one in seeds.items()})
+        found = live.ask(nodes, progress, silent=silent)
+    reached = {name: _reached(one) for name, one in seeds.items()}
+    return draft.draft(found, name=lab_name, reached=reached, silent=silent)
 
 
 def _reached(management: Management) -> dict[str, Any]:

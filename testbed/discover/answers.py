@@ -22,7 +22,8 @@ echo {_MARK}seed; cat /proc/sys/net/ipv4/fib_multipath_hash_seed
 echo {_MARK}bgp; vtysh ${{SPACE:+-N $SPACE}} -d bgpd -c "show bgp ipv4 unicast summary json"
 """
 _MACHINE = f"""\
-echo {_MARK}ssh; echo $SSH_CONNECTION
+echo {_MARK}ssh; echo ${{SSH_CONNECTION:-$(tr "\\0" "\\n" </proc/$PPID/environ | sed -n s/^SSH_CONNECTION=//p)}}
+echo {_MARK}hostname; uname -n
 echo {_MARK}os; . /etc/os-release; echo $ID; [ -d /etc/sonic ] && echo sonic
 echo {_MARK}rdma; rdma -j link show
 echo {_MARK}device
@@ -31,6 +32,7 @@ echo {_MARK}speed; grep -s . /sys/class/net/*/speed
 echo {_MARK}gpu; nvidia-smi --query-gpu=index,name,pci.bus_id --format=csv,noheader
 echo {_MARK}pci; readlink -f /sys/bus/pci/devices/*
 echo {_MARK}softgpu; ls -d /sys/fs/cgroup/faultbed.slice/faultbed-gpu*.service
+echo {_MARK}ports; sonic-cfggen -d --var-json PORT
 echo {_MARK}memory; grep "System RAM" /proc/iomem
 echo {_MARK}cpus; nproc
 echo {_MARK}lldp; lldpctl -f json || docker exec lldp lldpctl -f json
@@ -49,7 +51,10 @@ for f in /run/netns/*; do
 done
 echo {_MARK}end
 """
-"""POSIX shell that prints everything; a tool that is not there prints nothing."""
+"""POSIX shell that prints everything; a tool that is not there prints nothing.
+
+sudo, by which it runs as root, keeps SSH_CONNECTION from it (sudoers(5), env_reset), but has it itself.
+"""
 
 _STIR = """\
 import socket, sys
@@ -70,8 +75,8 @@ class Answers:
     spaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-def split(machine: str, text: str) -> Answers:
-    """What `SCRIPT` printed on a machine, in pieces.
+def split(machine: str, text: str, *, said: str = "") -> Answers:
+    """What `SCRIPT` printed on a machine, in pieces; `said` is what came by stderr (that sudo wants a password).
 
     Raises:
         LabError: it ends too early.
@@ -90,7 +95,10 @@ def split(machine: str, text: str) -> Answers:
             space, section = name, ""
             spaces[space] = {}
     if section != "end":
-        raise LabError(f"{machine}: the answer to discovery ends in its section {section!r}: {text[-200:]!r}")
+        complained = f"; it said: {said.strip()[-200:]}" if said.strip() else ""
+        raise LabError(
+            f"{machine}: the answer to discovery ends in its section {section!r}: {text[-200:]!r}{complained}"
+        )
     return Answers(own=spaces.pop(""), spaces=spaces)
 
 

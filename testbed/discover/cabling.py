@@ -16,11 +16,14 @@ from __future__ import annotations
 import ipaddress
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from testbed.discover.facts import Interface, LldpPeer, Machine, Space
 
 __all__ = ["Cable", "End", "Node", "cables", "nodes_of", "untold"]
+
+_OF_NOBODY = frozenset({"localhost", "sonic", "cumulus", "debian", "ubuntu"})
+"""What a machine is called that nobody has given a name: all such switches of a lab have the same one."""
 
 End = tuple[str, str]
 """One end of a cable: the node and its interface."""
@@ -28,13 +31,18 @@ End = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A host or a switch as far as cables go: the ports that may be cabled to the fabric."""
+    """A host or a switch as far as cables go: the ports that may be cabled to the fabric.
+
+    `names` are all that the machine may be called by LLDP, `aliases` the port that an alias of SONiC means.
+    """
 
     name: str
     is_switch: bool
     space: Space
     ports: Mapping[str, Interface]
     lldp: Mapping[str, LldpPeer]
+    names: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +59,33 @@ def nodes_of(machines: Iterable[Machine]) -> dict[str, Node]:
     for machine in machines:
         if machine.is_host:
             ports = {dev: machine.own.interfaces[dev] for _, dev in machine.rdma if dev in machine.own.interfaces}
-            found[machine.name] = _node(machine.name, machine.own, ports, machine.lldp, is_switch=False)
+            found[machine.name] = _machine(machine, ports, is_switch=False)
         elif machine.is_switch:
             ports = {dev: one for dev, one in machine.own.interfaces.items() if dev != machine.came_in_by}
-            found[machine.name] = _node(machine.name, machine.own, ports, machine.lldp, is_switch=True)
+            found[machine.name] = _machine(machine, ports, is_switch=True)
         for name, space in machine.spaces.items():
             if space.asn is not None:
-                found[name] = _node(name, space, space.interfaces, {}, is_switch=True)
+                found[name] = Node(name=name, is_switch=True, space=space, ports=space.interfaces, lldp={})
     return found
 
 
-def _node(
-    name: str, space: Space, ports: Mapping[str, Interface], lldp: Mapping[str, LldpPeer], *, is_switch: bool
-) -> Node:
-    return Node(name=name, is_switch=is_switch, space=space, ports=ports, lldp=lldp)
+def _machine(machine: Machine, ports: Mapping[str, Interface], *, is_switch: bool) -> Node:
+    own = _short(machine.hostname or "")
+    names = {_short(machine.name), *([own] if own and own not in _OF_NOBODY else [])}
+    return Node(
+        name=machine.name,
+        is_switch=is_switch,
+        space=machine.own,
+        ports=ports,
+        lldp=machine.lldp,
+        names=frozenset(names),
+        aliases=machine.aliases,
+    )
+
+
+def _short(name: str) -> str:
+    """A host's name without its domain, in small letters: as far as LLDP, DNS and people agree."""
+    return name.partition(".")[0].lower()
 
 
 def cables(nodes: Mapping[str, Node]) -> tuple[dict[End, Cable], list[tuple[End, str]]]:
@@ -106,15 +127,34 @@ def _ports(nodes: Mapping[str, Node]) -> Iterable[tuple[End, Interface]]:
 
 
 def _by_lldp(nodes: Mapping[str, Node]) -> dict[End, End]:
+    called: dict[str, list[Node]] = defaultdict(list)
+    for node in nodes.values():
+        for name in node.names:
+            called[name].append(node)
     found = {}
     for name, node in nodes.items():
         for dev, heard in node.lldp.items():
-            far = nodes.get(heard.system)
-            # SONiC tells an alias as the port's id, and the interface's name as its description.
-            port = next((one for one in sorted(heard.ports) if far and one in far.ports), None)
+            meant = called[_short(heard.system)]
+            port = _port_called(meant[0], heard.ports) if len(meant) == 1 else None
             if dev in node.ports and port is not None:
-                found[name, dev] = (heard.system, port)
+                found[name, dev] = (meant[0].name, port)
     return found
+
+
+def _port_called(node: Node, names: Iterable[str]) -> str | None:
+    """The port that goes by one of these names: its interface's, SONiC's alias of it, or a MAC that it alone has.
+
+    SONiC (lldpmgrd) tells the alias as the port's id, and as its description what ConfigDB has, or else the interface.
+    """
+    for said in sorted(names):
+        if said in node.ports:
+            return said
+        if (meant := node.aliases.get(said)) in node.ports:
+            return meant
+        owners = [dev for dev, port in node.ports.items() if port.mac == said.lower()]
+        if len(owners) == 1:
+            return owners[0]
+    return None
 
 
 def _by_neighbour(nodes: Mapping[str, Node]) -> dict[End, End]:

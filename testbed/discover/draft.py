@@ -60,12 +60,19 @@ class _Lab:
         self.open.append(Open(place=place, what=what, do=do))
 
 
-def draft(machines: Iterable[Machine], *, name: str, reached: Mapping[str, Mapping[str, Any]] | None = None) -> Draft:
+def draft(
+    machines: Iterable[Machine],
+    *,
+    name: str,
+    reached: Mapping[str, Mapping[str, Any]] | None = None,
+    silent: Mapping[str, str] | None = None,
+) -> Draft:
     """The draft of a lab.
 
     Args:
         machines: what answered.
         name: of the lab.
+        silent: machines that did not, and why; they are open, and not in the draft.
         reached: Ansible variables by machine that say how it is reached (`ansible_host`); they are written down.
     """
     by_name = {machine.name: machine for machine in sorted(machines, key=lambda each: _natural(each.name))}
@@ -79,10 +86,16 @@ def draft(machines: Iterable[Machine], *, name: str, reached: Mapping[str, Mappi
         mtu=_usual((port.mtu for node in nodes.values() if not node.is_switch for port in node.ports.values()), 9000),
         reached=reached or {},
     )
+    for each, why in (silent or {}).items():
+        lab.leave(each, f"was not asked: {why}", "it is left out, and with it its cables: ask again when it answers")
     for (node, dev), what in torn:
         lab.leave(f"{node}:{dev}", what, "look at the cable, at both ends")
     for (node, dev), what in untold(nodes, found):
         lab.leave(f"{node}:{dev}", what, "run lldpd on both ends and ask again, or write the cable by hand")
+    for node, machine in ((each, by_name[each]) for each in nodes if each in by_name):
+        for dev in sorted(machine.crowded.keys() & nodes[node].ports.keys()):
+            what = f"hears several by LLDP: {'; '.join(machine.crowded[dev])}"
+            lab.leave(f"{node}:{dev}", what, "look what is between, such as a switch that passes LLDP on")
     roles = _roles(lab)
     racks = _racks(lab, roles)
     zones = _zones(lab, roles)
@@ -90,7 +103,7 @@ def draft(machines: Iterable[Machine], *, name: str, reached: Mapping[str, Mappi
     carriers = [each for each in by_name.values() if any(space.asn is not None for space in each.spaces.values())]
     for machine in by_name.values():
         if machine not in hosts and machine not in carriers and machine.name not in roles:
-            lab.leave(machine.name, "is neither a host (no RNIC) nor a switch (no BGP)", "it is left out: look at it")
+            lab.leave(machine.name, *_neither(machine))
     seeds = [node.space.hash_seed for node in nodes.values() if node.is_switch and node.space.hash_seed]
     switches = {role: _group(lab, role, roles, zones) for role in ("rtsw", "ctsw", "atsw") if role in roles.values()}
     tree: dict[str, Any] = {
@@ -112,6 +125,15 @@ def draft(machines: Iterable[Machine], *, name: str, reached: Mapping[str, Mappi
     }
     how = Counter(cable.by for near, cable in found.items() if near < cable.far)
     return Draft(name=name, tree=tree, open=tuple(lab.open), cables=dict(sorted(how.items())))
+
+
+def _neither(machine: Machine) -> tuple[str, str]:
+    """What a machine is that is no host and no switch, and what to do."""
+    if machine.rdma:
+        what = "has RNICs and speaks BGP: a host that routes, or a switch (a Linux box in the way)?"
+        return what, "it is left out: write it by hand, into the group of what it is"
+    aside = f": {'; '.join(f'{rnic}: {why}' for rnic, why in machine.aside.items())}" if machine.aside else ""
+    return f"is neither a host (no RNIC{aside}) nor a switch (no BGP)", "it is left out: look at it"
 
 
 def text(drafted: Draft) -> str:
@@ -137,6 +159,8 @@ def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
         entry["faultbed_bmc"] = {"address": host.bmc}
     entry["faultbed_front_end"] = _front_end(lab, host)
     entry["faultbed_rnics"] = [_rnic(lab, host, rnic, dev) for rnic, dev in sorted(host.rdma, key=_natural_pair)]
+    for rnic, why in host.aside.items():
+        lab.leave(f"hosts.{host.name}.rnics[{rnic}]", why, "it is left out; write it by hand if the fabric has it")
     entry["faultbed_gpus"] = [
         *({"name": gpu.name_on_host, "kind": gpu.kind, "pcie": gpu.pcie} for gpu in host.gpus),
         *({"name": name, "kind": "soft"} for name in host.soft_gpus),
@@ -170,7 +194,8 @@ def _front_end(lab: _Lab, host: Machine) -> dict[str, str] | None:
 def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
     place, port = f"hosts.{host.name}.rnics[{rnic}]", host.own.interfaces.get(dev)
     if port is None:
-        lab.leave(place, f"its interface {dev} is not in the machine's own network namespace", "write it by hand")
+        what = f"its interface {dev} is no Ethernet interface of the machine's own network namespace"
+        lab.leave(place, what, "write it by hand")
         return {"name": rnic, "netdev": dev}
     entry: dict[str, Any] = {"name": rnic, "netdev": dev, "mac": port.mac}
     if len(port.addresses) == 1:
@@ -179,7 +204,9 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
         lab.leave(f"{place}.address", f"{dev} has {len(port.addresses)} IPv4 addresses", "give it one, or write it")
     cable = lab.cables.get((host.name, dev))
     if cable is None or not lab.nodes[cable.far[0]].is_switch:
+        heard = host.lldp.get(dev)
         what = "no switch that was asked is known to be at the other end"
+        what += f"; by LLDP it hears {heard.told}" if heard else ""
         lab.leave(f"{place}.switch", what, "ask the switch too, run lldpd on both ends, or write switch and gateway")
         return entry
     far = lab.nodes[cable.far[0]].ports[cable.far[1]]

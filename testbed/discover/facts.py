@@ -4,6 +4,7 @@
     bgp               FRR: `show bgp ipv4 unicast summary json`
     lldp              `lldpctl -f json` (lldpd); in JSON, one of a thing is an object and several are a list
     gpu               `nvidia-smi --query-gpu=index,name,pci.bus_id --format=csv,noheader`
+    ports             SONiC: `sonic-cfggen -d --var-json PORT`, ConfigDB's table of ports with their aliases
     device, pci       real paths below /sys/devices: each component is a bridge on the way to the device
 
 LLDP, GPUs and PCI were written from the documentation of those tools: not yet run on hardware.
@@ -43,10 +44,15 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LldpPeer:
-    """Who an interface hears by LLDP: system name, and the names that its port goes by (id, description)."""
+    """Who an interface hears by LLDP: system name (in full), and the names that its port goes by (id, description)."""
 
     system: str
     ports: frozenset[str]
+
+    @property
+    def told(self) -> str:
+        """`leaf7.example.net (Ethernet8, etp2)`."""
+        return f"{self.system} ({', '.join(sorted(self.ports)) or 'no port named'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +99,17 @@ class Machine:
     """One machine that answered.
 
     `rdma` is (RNIC, interface) in the kernel's order, `paths` the place of PCI devices below /sys/devices,
-    `speeds_gbps` that of interfaces, `came_in_by` the interface that SSH uses.
+    `speeds_gbps` that of interfaces, `came_in_by` the interface that SSH uses. `hostname` is its own name for itself,
+    `aliases` the interface that a SONiC alias means. `aside` are RNICs that are none of the back end's, and why;
+    `crowded` interfaces that hear several others by LLDP: there is something between, and `lldp` has none of them.
     """
 
     name: str
     own: Space
+    hostname: str | None = None
+    aliases: dict[str, str] = field(default_factory=dict)
+    aside: dict[str, str] = field(default_factory=dict)
+    crowded: dict[str, tuple[str, ...]] = field(default_factory=dict)
     spaces: dict[str, Space] = field(default_factory=dict)
     nos: str | None = None
     rdma: tuple[tuple[str, str], ...] = ()
@@ -134,9 +146,9 @@ def machine_of(name: str, answers: Answers) -> Machine:
     found = Machine(name=name, own=_space(own))
     found.spaces = {each: _space(sections) for each, sections in answers.spaces.items()}
     found.nos = _nos(own.get("os", ""), speaks_bgp=found.own.asn is not None)
-    found.rdma = tuple(
-        (str(item["ifname"]), str(item["netdev"])) for item in _items(own.get("rdma", "")) if item.get("netdev")
-    )
+    found.hostname = own.get("hostname", "").strip() or None
+    found.came_in_by = _came_in_by(own.get("ssh", ""), found.own)
+    _take_rdma(found, own.get("rdma", ""))
     found.paths = {parts[-1]: parts for parts in map(pci_path, own.get("pci", "").split()) if parts}
     for line in own.get("device", "").splitlines():
         rnic, _, path = line.partition(" ")
@@ -146,16 +158,42 @@ def machine_of(name: str, answers: Answers) -> Machine:
     for path, _, mbps in (line.partition(":") for line in own.get("speed", "").splitlines()):
         if mbps.strip().isdigit():
             found.speeds_gbps[path.split("/")[-2]] = int(mbps) // 1000
+    for dev, told in _object(own.get("ports", "")).items():
+        if isinstance(told, dict):
+            found.aliases[str(told.get("alias", dev))] = str(dev)
+            # A SONiC interface is the kernel's door to the ASIC's port: the port's own speed is ConfigDB's.
+            if str(told.get("speed", "")).isdigit():
+                found.speeds_gbps[str(dev)] = int(told["speed"]) // 1000
     found.gpus = tuple(_gpus(own.get("gpu", "")))
     units = (line.rpartition("/")[2] for line in own.get("softgpu", "").split())
     found.soft_gpus = tuple(sorted(unit.removeprefix("faultbed-").removesuffix(".service") for unit in units))
-    found.lldp = dict(_lldp(own.get("lldp", "")))
+    heard: dict[str, set[LldpPeer]] = {}
+    for dev, peer in _lldp(own.get("lldp", "")):
+        heard.setdefault(dev, set()).add(peer)
+    found.lldp = {dev: peers.pop() for dev, peers in heard.items() if len(peers) == 1}
+    found.crowded = {dev: tuple(sorted(one.told for one in peers)) for dev, peers in heard.items() if len(peers) > 1}
     found.memory_mib = _memory_mib(own.get("memory", ""))
     found.cpus = int(own.get("cpus", "").strip() or 0)
-    found.came_in_by = _came_in_by(own.get("ssh", ""), found.own)
     if told := re.search(r"^IP Address\s+: (\S+)", own.get("bmc", ""), re.MULTILINE):
         found.bmc = None if told[1] == "0.0.0.0" else told[1]  # noqa: S104 (a BMC without an address)
     return found
+
+
+def _take_rdma(found: Machine, body: str) -> None:
+    """The RNICs of a machine; those that cannot be one of a back end are put aside with the reason."""
+    taken = []
+    for item in _items(body):
+        rnic, dev = str(item.get("ifname")), item.get("netdev")
+        port = found.own.interfaces.get(str(dev))
+        if not dev:
+            found.aside[rnic] = "it has no interface: InfiniBand, a representor, or in another network namespace"
+        elif dev == found.came_in_by:
+            found.aside[rnic] = f"SSH comes in by {dev}: it is taken for the front end's"
+        elif port is not None and port.kind == "bond":
+            found.aside[rnic] = f"{dev} is a bond, and an RNIC of an inventory has one cable"
+        else:
+            taken.append((rnic, str(dev)))
+    found.rdma = tuple(taken)
 
 
 def _space(sections: Mapping[str, str]) -> Space:
@@ -231,7 +269,7 @@ def _lldp(body: str) -> Iterator[tuple[str, LldpPeer]]:
             # With a system name, that is the key; without one, lldpctl puts the chassis itself there.
             for system, chassis in heard.get("chassis", {}).items():
                 if isinstance(chassis, dict) and "value" not in chassis:
-                    yield netdev, LldpPeer(system=str(system).partition(".")[0], ports=frozenset(names - {"", "None"}))
+                    yield netdev, LldpPeer(system=str(system), ports=frozenset(names - {"", "None"}))
 
 
 def _listed(value: Any) -> list[Any]:

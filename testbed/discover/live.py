@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from testbed.discover.answers import SCRIPT, split, stir
 from testbed.discover.facts import Machine, broadcast, machine_of
-from testbed.errors import UsageError
+from testbed.errors import LabError, UsageError
 from testbed.inventory import Management
 from testbed.node import Node
 
@@ -36,25 +36,41 @@ def seed(said: str) -> tuple[str, Management]:
     )
 
 
-def ask(nodes: Mapping[str, Node], progress: Callable[[str], None], *, timeout_s: float = 120.0) -> list[Machine]:
+def ask(
+    nodes: Mapping[str, Node],
+    progress: Callable[[str], None],
+    *,
+    silent: dict[str, str],
+    timeout_s: float = 120.0,
+) -> list[Machine]:
     """The facts of every machine, all at once.
 
     Where a machine carries soft switches, the hosts are then made to send one empty datagram each on their front end,
-    and those that carry a bridge are asked again: a bridge knows only what it has heard.
+    and those that carry a bridge are asked again: a bridge knows only what it has heard. Machines that do not answer,
+    or not to the end, are put into `silent` with the reason: one that is down is no reason to know nothing of the rest.
 
     Raises:
-        Unreachable: a machine does not answer.
-        LabError: an answer ends too early.
+        LabError: none answers.
     """
 
     def one(name: str) -> Machine:
         done = nodes[name].run(["sh", "-c", SCRIPT], check=False, timeout_s=timeout_s)
-        found = machine_of(name, split(name, done.stdout))
+        found = machine_of(name, split(name, done.stdout, said=done.stderr))
         progress(f"{name}: {_what(found)}")
         return found
 
+    def perhaps(name: str) -> Machine | None:
+        try:
+            return one(name)
+        except LabError as error:
+            silent[name] = str(error)
+            progress(f"{name}: {error}")
+            return None
+
     with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
-        found = {machine.name: machine for machine in pool.map(one, nodes)}
+        found = {machine.name: machine for machine in pool.map(perhaps, nodes) if machine is not None}
+        if not found:
+            raise LabError(f"no machine answers: {'; '.join(silent.values()) or 'none was given'}")
         bridges = [name for name, machine in found.items() if _has_bridge(machine)]
         if bridges:
             hosts = [machine for machine in found.values() if machine.is_host]

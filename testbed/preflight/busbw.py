@@ -16,11 +16,13 @@ from testbed.inventory_schema import BusbwVars
 
 __all__ = ["Measured", "Run", "Short", "compare", "read"]
 
-_RANK = re.compile(r"^#\s+Rank\s+[0-9]+ ", re.MULTILINE)
-_TEST = re.compile(r"(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf")
+_RANK = re.compile(r"^#\s+Rank\s+([0-9]+) ", re.MULTILINE)
+_NAME = r"(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf"
+_TEST = re.compile(_NAME)
+_STARTING = re.compile(rf"^#\s*Collective test starting: {_NAME}", re.MULTILINE)
 # size count type redop root, then time algbw busbw #wrong out of place, and the same in place
 _LINE = re.compile(
-    r"^\s*(?P<size>[0-9]+)\s+[0-9]+\s+\w+\s+\w+\s+-?[0-9]+"
+    r"^\s*(?P<size>[0-9]+)\s+[0-9]+\s+\w+\s+(?P<redop>\w+)\s+(?P<root>-?[0-9]+)"
     r"\s+[0-9.]+\s+[0-9.]+\s+(?P<out>[0-9.]+)\s+(?P<out_wrong>[0-9]+|N/A)"
     r"\s+[0-9.]+\s+[0-9.]+\s+(?P<in>[0-9.]+)\s+(?P<in_wrong>[0-9]+|N/A)\s*$",
     re.MULTILINE,
@@ -58,8 +60,14 @@ def read(text: str) -> Run:
     """What `all_reduce_perf` and its kin print.
 
     Raises:
-        UsageError: there is no line of results in it.
+        UsageError: there is no line of results in it, or those of more than one run.
     """
+    ranks, starting = _RANK.findall(text), _STARTING.findall(text)
+    if len(set(ranks)) < len(ranks) or len(starting) > 1:
+        raise UsageError(
+            "more than one run in it: give the output of one program; where each process calls itself rank 0, "
+            "nccl-tests was built without MPI"
+        )
     lines = tuple(
         Measured(
             size_bytes=int(found["size"]),
@@ -70,11 +78,13 @@ def read(text: str) -> Run:
     )
     if not lines:
         raise UsageError("no line of results of nccl-tests in it: give the whole output of all_reduce_perf")
-    test = _TEST.search(text)
+    test = starting or _TEST.findall(text)
+    if not test and any(found["redop"] == "none" or found["root"] != "-1" for found in _LINE.finditer(text)):
+        raise UsageError("it does not say which collective it is of, and it is no all-reduce: give the whole output")
     collective = (
-        test[1].replace("_", "-").replace("alltoall", "all-to-all").replace("sendrecv", "send-recv") if test else None
+        test[0].replace("_", "-").replace("alltoall", "all-to-all").replace("sendrecv", "send-recv") if test else None
     )
-    return Run(collective=collective, ranks=len(_RANK.findall(text)), lines=lines)
+    return Run(collective=collective, ranks=len(ranks), lines=lines)
 
 
 def compare(run: Run, table: Sequence[BusbwVars]) -> list[Short]:

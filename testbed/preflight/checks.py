@@ -8,6 +8,7 @@ at (`NotLooked`) is told with the reason, and is neither right nor wrong.
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -124,13 +125,14 @@ def _mtu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
         for port in (link.a, link.b):
             interface = state[port.node].interfaces.get(port.netdev)
             if interface is not None:
-                found[f"{port.node}:{port.netdev}"] = interface.mtu
-        for where, mtu in found.items():
-            on_host = link.rnic is not None and where == f"{link.b.node}:{link.b.netdev}"
-            enough = mtu >= inventory.mtu if inventory.kind == "rack" and not on_host else mtu == inventory.mtu
+                found[f"{port.node}:{port.netdev}"] = (interface.mtu, port)
+        for where, (mtu, port) in found.items():
+            wanted = port.mtu or inventory.mtu
+            on_host = link.rnic is not None and port is link.b
+            enough = mtu >= wanted if inventory.kind == "rack" and not on_host else mtu == wanted
             if not enough:
-                other = ", ".join(f"{end} has {size}" for end, size in found.items() if end != where)
-                yield where, f"{mtu}; {other}", str(inventory.mtu)
+                other = ", ".join(f"{end} has {size}" for end, (size, _) in found.items() if end != where)
+                yield where, f"{mtu}; {other}", str(wanted)
 
 
 def _address(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -246,6 +248,15 @@ def _clock(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
             yield name, f"{facts.offset_s:+.3f} s (± {facts.offset_error_s:.3f})", f"within {bound_s:g} s of here"
 
 
+def _clock_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    """Asked over SSH, most clocks of racks are not known to their bound; `time` asks each for its own opinion."""
+    bound_s = CLOCK_BOUND_S[inventory.kind]
+    for name, facts in state.items():
+        if facts.wall_s is not None and facts.offset_error_s > bound_s:
+            unknown_s = math.ceil(facts.offset_error_s * 100) / 100
+            yield name, f"asked over SSH, a skew of less than {unknown_s:g} s is not seen"
+
+
 def _leftovers(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for name, facts in state.items():
         for revert in facts.reverts:
@@ -289,7 +300,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="mtu",
         how="`ip -j address` on both ends of every cable",
-        right="the lab's faultbed_mtu on every RNIC and port (switches of racks: at least that)",
+        right="the inventory's on every RNIC and port, or else its faultbed_mtu (switches of racks: at least that)",
         do="set the MTU of that port; `faultbed up --fresh` provisions a soft lab again",
         wrong=_mtu,
     ),
@@ -359,6 +370,7 @@ CHECKS: tuple[Check, ...] = (
         right="soft lab: within 30 s; rack: within 1 ms, and what the question took",
         do="set the clock (`date -s`, chrony, PTP): journals and certificates go by it",
         wrong=_clock,
+        unseen=_clock_unseen,
     ),
     Check(
         name="leftovers",

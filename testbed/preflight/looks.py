@@ -7,7 +7,9 @@ believed.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from typing import Any
 from testbed.errors import LabError
 from testbed.inventory import Inventory
 from testbed.lab import Lab
+from testbed.node import Node
 from testbed.topology import Host
 
 __all__ = ["FAR_ADDRESS", "Facts", "Interface", "look", "parse", "script"]
@@ -26,13 +29,20 @@ FAR_ADDRESS = "192.0.2.1"
 
 _MARK = "@@"
 _SYSCTLS = "net.ipv4.ip_forward net.ipv4.fib_multipath_hash_policy net.ipv4.fib_multipath_hash_seed"
+_CLOCK_ASKS = 3
 _FEC_APART_S = 2
 """At least this long between the two looks: 8e11 bits of a 400 Gb/s port, enough to see a BER of 1e-11."""
 _IN_NAMESPACE = f"""\
 echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
-echo {_MARK}qdisc; tc -j qdisc show
 echo {_MARK}nft; nft -j list tables 2>/dev/null
 echo {_MARK}sysctl; sysctl -e {_SYSCTLS} 2>/dev/null"""
+_PICK = "import json,sys; d=json.load(sys.stdin); print(json.dumps({k: d.get(k, {}) for k in sys.argv[1:]}))"
+_CONFIGDB = f"""\
+echo {_MARK}raw configdb
+{{ sonic-cfggen -d --print-data | python3 -c {shlex.quote(_PICK)} PORT_QOS_MAP DSCP_TO_TC_MAP; }} 2>&1"""
+"""Of all of ConfigDB, which has passwords too, what a check reads. A table that is not there is empty."""
+_QDISC = f"echo {_MARK}qdisc; tc -j qdisc show"
+"""Not asked on racks, where nothing is concluded from it."""
 _ON_MACHINE = f"""\
 echo {_MARK}clock; date +%s.%N
 echo {_MARK}rdma; rdma -j link show
@@ -104,13 +114,17 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
             ["sh", "-c", script(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
         )
         answered = time.time()
-        found = parse(done.stdout)
+        try:
+            found = parse(done.stdout)
+        except LabError as error:
+            raise LabError(f"{machine}: {error}{_said(done.stderr)}") from None
         facts = found.get(machine)
         if facts is None or facts.wall_s is None:
-            raise LabError(f"{machine}: preflight got no answer: {done.stderr.strip()[-200:]}")
-        # Somewhere between question and answer it was this late there (Cristian 1989).
-        facts.offset_s = facts.wall_s - (asked + answered) / 2
-        facts.offset_error_s = (answered - asked) / 2
+            raise LabError(f"{machine}: preflight got no answer{_said(done.stderr)}")
+        told = [_offset(facts.wall_s, asked, answered)]
+        if lab.inventory_model.kind == "rack":  # the tools of a rack take seconds, in which any skew could hide
+            told += _ask_clock(lab.node(machine))
+        facts.offset_s, facts.offset_error_s = min(told, key=lambda one: one[1])
         host = lab.topology.host_by_name.get(machine)
         if lab.inventory_model.kind == "rack" and host is not None and host.gpus:
             facts.raw["gpu"] = _gpus(lab, machine, timeout_s=timeout_s)
@@ -130,10 +144,37 @@ def _gpus(lab: Lab, machine: str, *, timeout_s: float) -> str:
     return json.dumps(told)
 
 
+def _offset(wall_s: float, asked: float, answered: float) -> tuple[float, float]:
+    """How far a clock is off, and by how much that may be wrong, in seconds.
+
+    Somewhere between question and answer it was this late there (Cristian 1989).
+    """
+    return wall_s - (asked + answered) / 2, (answered - asked) / 2
+
+
+def _ask_clock(node: Node) -> list[tuple[float, float]]:
+    """A machine's clock, asked for nothing else, some times: the quickest answer says the most."""
+    told = []
+    for _ in range(_CLOCK_ASKS):
+        asked = time.time()
+        done = node.run(["date", "+%s.%N"], check=False)
+        answered = time.time()
+        with contextlib.suppress(ValueError):
+            told.append(_offset(float(done.stdout), asked, answered))
+    return told
+
+
+def _said(stderr: str) -> str:
+    """What the machine complained of, such as that sudo wants a password."""
+    return f"; it said: {stderr.strip()[-200:]}" if stderr.strip() else ""
+
+
 def script(inventory: Inventory, machine: str) -> str:
     """The shell that prints the facts of a machine and of the switches it carries."""
     topology = inventory.topology
-    lines = [f"echo {_MARK}node {machine}", _IN_NAMESPACE, _ON_MACHINE]
+    # Tools are read by their words, which are those of no locale.
+    look = _IN_NAMESPACE if inventory.kind == "rack" else f"{_IN_NAMESPACE}\n{_QDISC}"
+    lines = ["export LC_ALL=C", f"echo {_MARK}node {machine}", look, _ON_MACHINE]
     if host := topology.host_by_name.get(machine):
         asked = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
         lines.append(f"echo {_MARK}sends; printf '{asked}\\n' | ip -j -force -batch - 2>/dev/null")
@@ -142,15 +183,16 @@ def script(inventory: Inventory, machine: str) -> str:
     for name, switch in topology.switch_by_name.items():
         netns = inventory.netns.get(name)
         if switch.carrier == machine and netns:
-            lines.append(f"echo {_MARK}node {name}\nip netns exec {netns} sh <<'END'\n{_IN_NAMESPACE}\nEND")
+            lines.append(f"echo {_MARK}node {name}\nip netns exec {netns} sh <<'END'\n{look}\nEND")
             lines.append(_bgp(f"-N {netns} "))
         elif name == machine:
             lines.append(_bgp(""))
+            lines += [] if switch.is_linux else [_CONFIGDB]
     return "\n".join([*lines, f"echo {_MARK}end", "true"])
 
 
 def _rack_lines(host: Host) -> list[str]:
-    """What only hardware can tell; a tool that is missing prints nothing. Not yet run on hardware.
+    """What only hardware can tell; a tool that is missing or may not look says so. Not yet run on hardware.
 
     FEC's counters are looked at twice, first and last: what matters is whether they grow.
     """
@@ -160,26 +202,28 @@ def _rack_lines(host: Host) -> list[str]:
         *_fec_lines(host, "first"),
     ]
     for rnic in host.rnics:
-        device = f"/sys/class/infiniband/{rnic.name}"
+        name, netdev = shlex.quote(rnic.name), shlex.quote(rnic.netdev)
+        device = f"/sys/class/infiniband/{name}"
         links = f"{device}/device/current_link_* {device}/device/max_link_*"
         lines += [
-            f"echo {_MARK}raw device {rnic.name}; readlink -f {device}/device",
-            f"echo {_MARK}raw pcie {rnic.name}; for f in {links}; do echo $(basename $f): $(cat $f); done 2>/dev/null",
-            f"echo {_MARK}raw firmware {rnic.name}; cat {device}/board_id {device}/fw_ver 2>/dev/null",
-            f"echo {_MARK}raw mlxlink {rnic.name}; mlxlink -d {rnic.name} -c 2>/dev/null",
-            f"echo {_MARK}raw qos {rnic.name}; mlnx_qos -i {rnic.netdev} 2>/dev/null",
+            f"echo {_MARK}raw device {name}; readlink -f {device}/device",
+            f"echo {_MARK}raw pcie {name}; for f in {links}; do echo $(basename $f): $(cat $f); done 2>/dev/null",
+            f"echo {_MARK}raw firmware {name}; cat {device}/board_id {device}/fw_ver 2>/dev/null",
+            f"echo {_MARK}raw mlxlink {name}; mlxlink -d {name} -c 2>&1",
+            f"echo {_MARK}raw qos {name}; mlnx_qos -i {netdev} 2>&1",
         ]
-    lines.append(f"echo {_MARK}raw chrony; chronyc -c tracking 2>/dev/null")
+    lines.append(f"echo {_MARK}raw chrony; chronyc -c tracking 2>&1")
     return [*lines, f"sleep {_FEC_APART_S}", *_fec_lines(host, "last")]
 
 
 def _fec_lines(host: Host, look: str) -> list[str]:
     return [
-        f"echo {_MARK}raw fec-{look} {rnic.name}; echo at: $(date +%s.%N); "
-        f"echo speed: $(cat /sys/class/net/{rnic.netdev}/speed 2>/dev/null); "
-        f"ethtool -I --show-fec {rnic.netdev} 2>&1 || ethtool --show-fec {rnic.netdev} 2>&1; "
-        f"ethtool -S {rnic.netdev} 2>/dev/null | grep _phy:"
+        f"echo {_MARK}raw fec-{look} {shlex.quote(rnic.name)}; echo at: $(date +%s.%N); "
+        f"echo speed: $(cat /sys/class/net/{netdev}/speed 2>/dev/null); "
+        f"ethtool -I --show-fec {netdev} 2>&1 || ethtool --show-fec {netdev} 2>&1; "
+        f"ethtool -S {netdev} 2>/dev/null | grep _phy:"
         for rnic in host.rnics
+        for netdev in [shlex.quote(rnic.netdev)]
     ]
 
 
@@ -191,7 +235,7 @@ def parse(text: str) -> dict[str, Facts]:
     """What `script` printed, by node.
 
     Raises:
-        LabError: it ends too early.
+        LabError: it ends too early, or a part of it is not in the form of its tool.
     """
     nodes: dict[str, Facts] = {}
     facts, section, name, body = Facts(), "", "", list[str]()
@@ -201,7 +245,11 @@ def parse(text: str) -> dict[str, Facts]:
             continue
         if section == "raw":
             facts.raw[name] = "\n".join(body)
-        _READERS.get(section, _nothing)(facts, "\n".join(body))
+        try:
+            _READERS.get(section, _nothing)(facts, "\n".join(body))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            said = "\n".join(body)[:200]
+            raise LabError(f"the answer to {section!r} cannot be read ({error}): {said!r}") from None
         section, _, name = line[len(_MARK) :].partition(" ")
         body = []
         if section == "node":

@@ -6,18 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from testbed.inventory import Inventory
-from testbed.preflight import affinity, fec, golden
+from testbed.preflight import affinity, fec, golden, switch_qos
 from testbed.preflight.checks import Check, State
 from testbed.preflight.rack_formats import (
     CLOCKS_SET,
     Gpu,
     chrony_offset_s,
+    complaint,
     gpu_wrong,
     gpus,
     key_values,
+    link_untold,
     link_wrong,
+    pcie_untold,
     pcie_wrong,
     qos,
+    qos_untold,
     qos_wrong,
 )
 
@@ -32,10 +36,48 @@ def _pcie(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
             yield where, found, wanted
 
 
+def _pcie_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    for where, raw in _of_rnics(inventory, state, "pcie"):
+        if lacking := pcie_untold(key_values(raw)):
+            yield where, f"sysfs does not tell {', '.join(lacking)}"
+
+
 def _link_quality(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for where, raw in _of_rnics(inventory, state, "mlxlink"):
         for found, wanted in link_wrong(key_values(raw)):
             yield where, found, wanted
+
+
+def _link_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    """Without its tool a host is not known to be sick, nor to be well."""
+    for where, raw in _of_rnics(inventory, state, "mlxlink"):
+        values = key_values(raw)
+        if "State" not in values:
+            yield where, complaint("mlxlink", raw)
+        elif lacking := link_untold(values):
+            yield where, f"mlxlink does not tell {', '.join(lacking)}"
+
+
+def _speeds(inventory: Inventory, state: State) -> Iterator[tuple[str, int | None, int | None]]:
+    """Where, the speed that the kernel tells of each RNIC's port, and the inventory's (both Gb/s; None: not told)."""
+    for where, raw in _of_rnics(inventory, state, "fec-last"):
+        host, _, rnic = where.partition(":")
+        mbps = fec.read(raw).speed_mbps
+        yield where, mbps // 1000 if mbps else None, inventory.topology.rnic_link(host, rnic).b.speed_gbps
+
+
+def _speed(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    for where, have, wanted in _speeds(inventory, state):
+        if have is not None and wanted is not None and have != wanted:
+            yield where, f"{have} Gb/s", f"{wanted} Gb/s, by the inventory"
+
+
+def _speed_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    for where, have, wanted in _speeds(inventory, state):
+        if wanted is None:
+            yield where, "the inventory does not say its speed (speed_gbps)"
+        elif have is None:
+            yield where, "the kernel does not tell its speed, as of a port that is down"
 
 
 def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -43,15 +85,19 @@ def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, st
     versions: dict[str, dict[str, str]] = {}
     for where, raw in _of_rnics(inventory, state, "firmware"):
         board, _, version = raw.strip().partition("\n")
-        if not version.strip():
-            yield where, "board and firmware cannot be read", "both in /sys/class/infiniband"
-            continue
-        versions.setdefault(board.strip(), {})[where] = version.strip()
+        if version.strip():
+            versions.setdefault(board.strip(), {})[where] = version.strip()
     for board, by_rnic in versions.items():
         usual = Counter(by_rnic.values()).most_common(1)[0][0]
         for where, version in by_rnic.items():
             if version != usual:
                 yield where, f"firmware {version}", f"{usual}, as the other {board}"
+
+
+def _firmware_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    for where, raw in _of_rnics(inventory, state, "firmware"):
+        if not raw.strip().partition("\n")[2].strip():
+            yield where, "board and firmware cannot be read in /sys/class/infiniband"
 
 
 def _gpus(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -110,11 +156,26 @@ def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
 
 def _time(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for host in inventory.topology.hosts:
-        offset_s = chrony_offset_s(state[host.name].raw.get("chrony", ""))
+        raw = state[host.name].raw.get("chrony", "")
+        offset_s = chrony_offset_s(raw)
+        if _has_no_chrony(raw):
+            continue
         if offset_s is None:
-            yield host.name, "chrony is not there, or not synchronised", f"within {CLOCK_BOUND_S:g} s"
+            yield host.name, f"not synchronised ({complaint('chronyc', raw)})", f"within {CLOCK_BOUND_S:g} s"
         elif offset_s > CLOCK_BOUND_S:
             yield host.name, f"{offset_s:g} s from its source", f"within {CLOCK_BOUND_S:g} s"
+
+
+def _time_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    for host in inventory.topology.hosts:
+        raw = state[host.name].raw.get("chrony", "")
+        if _has_no_chrony(raw):
+            yield host.name, f"{complaint('chronyc', raw)}; a host with PTP alone has none: look at phc2sys there"
+
+
+def _has_no_chrony(raw: str) -> bool:
+    """There is no chronyc that could say anything. One without its daemon says so, and that is wrong."""
+    return not raw.strip() or raw.rstrip().endswith("not found")
 
 
 def _qos(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -129,9 +190,16 @@ def _qos(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
             yield where, found, wanted
 
 
-def _qos_unseen(inventory: Inventory, _state: State) -> Iterator[tuple[str, str]]:
+def _qos_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     if inventory.qos is None:
         yield inventory.name, "the inventory has no faultbed_qos to compare with"
+        return
+    for where, raw in _of_rnics(inventory, state, "qos"):
+        have = qos(raw)
+        if have.trust is None and have.pfc is None:
+            yield where, complaint("mlnx_qos", raw)
+        elif lacking := qos_untold(have, trust=inventory.qos.trust):
+            yield where, f"mlnx_qos does not tell {', '.join(lacking)}"
 
 
 def _of_rnics(inventory: Inventory, state: State, tool: str) -> Iterator[tuple[str, str]]:
@@ -148,8 +216,19 @@ RACK_CHECKS: tuple[Check, ...] = (
         right="as fast and as wide as both ends can",
         do="reseat the card; look at the slot's bifurcation in the BIOS",
         wrong=_pcie,
+        unseen=_pcie_unseen,
         labs=("rack",),
         elsewhere="RNICs of a soft lab are software: on no PCIe link",
+    ),
+    Check(
+        name="speed",
+        how="/sys/class/net/*/speed of each RNIC",
+        right="the inventory's speed_gbps: all pairs slow alike are no burn-in's outliers",
+        do="look at the optics and at the speed and the lanes of the switch's port; both ends must have one speed",
+        wrong=_speed,
+        unseen=_speed_unseen,
+        labs=("rack",),
+        elsewhere="the speed of a virtual interface is made up",
     ),
     Check(
         name="link-quality",
@@ -157,6 +236,7 @@ RACK_CHECKS: tuple[Check, ...] = (
         right="active, with FEC, errors before FEC well below what it can correct, none after it",
         do="clean or replace the optics or the cable; both ends must have the same FEC",
         wrong=_link_quality,
+        unseen=_link_unseen,
         labs=("rack",),
         elsewhere="RNICs of a soft lab are software: no optics, no FEC",
     ),
@@ -181,11 +261,22 @@ RACK_CHECKS: tuple[Check, ...] = (
         elsewhere="soft-RoCE has neither PFC nor DSCP maps",
     ),
     Check(
+        name="switch-qos",
+        how="PORT_QOS_MAP and DSCP_TO_TC_MAP in the ConfigDB of each SONiC switch (`sonic-cfggen -d`)",
+        right="PFC and DSCP map of every port that a cable is at as in the lab's faultbed_qos and faultbed_dscp_map",
+        do="set what differs: a pause that only one end knows is no pause",
+        wrong=switch_qos.wrong,
+        unseen=switch_qos.unseen,
+        labs=("rack",),
+        elsewhere="the switches of a soft lab have neither PFC nor DSCP maps",
+    ),
+    Check(
         name="firmware",
         how="board_id and fw_ver of each RNIC in sysfs",
         right="one version for all RNICs of one board",
         do="bring the odd ones to the others' version",
         wrong=_firmware,
+        unseen=_firmware_unseen,
         labs=("rack",),
         elsewhere="RNICs of a soft lab are software: no firmware",
     ),
@@ -225,6 +316,7 @@ RACK_CHECKS: tuple[Check, ...] = (
         right="synchronised, within 1 ms of its source",
         do="look at `chronyc sources`; racks with PTP: at phc2sys",
         wrong=_time,
+        unseen=_time_unseen,
         labs=("rack",),
         elsewhere="guests have their clock from QEMU, not from chrony: clock looks at it",
     ),

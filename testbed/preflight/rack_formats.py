@@ -2,7 +2,7 @@
 
     pcie      /sys/bus/pci/devices/ADDRESS/{current,max}_link_{speed,width}   (Linux, sysfs-bus-pci)
     firmware  /sys/class/infiniband/NAME/{fw_ver,board_id}
-    mlxlink   `mlxlink -d NAME -m -c`, text                                   (MFT, "mlxlink Utility")
+    mlxlink   `mlxlink -d NAME -c`, text, with colours in a pipe too          (mstflint, mlxlink/modules/printutil)
     qos       `mlnx_qos -i NETDEV`, text                                      (MLNX_OFED, "mlnx_qos")
     gpu       what the host's watcher tells by NVML, JSON                     (testbed.onnode.nvml)
     chrony    `chronyc -c tracking`                                           (chronyc(1), "-c")
@@ -26,12 +26,16 @@ __all__ = [
     "Gpus",
     "Qos",
     "chrony_offset_s",
+    "complaint",
     "gpu_wrong",
     "gpus",
     "key_values",
+    "link_untold",
     "link_wrong",
+    "pcie_untold",
     "pcie_wrong",
     "qos",
+    "qos_untold",
     "qos_wrong",
 ]
 
@@ -56,6 +60,11 @@ _REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_SHELL = re.compile(r"^sh: (line )?[0-9]+: ")
+_NOT_TOLD = frozenset({"", "N/A"})
+_BERS = (("Raw Physical BER", RAW_BER_MAX), ("Effective Physical BER", EFFECTIVE_BER_MAX))
+_PCIE = tuple(f"{which}_link_{what}" for what in ("speed", "width") for which in ("current", "max"))
 _CHRONY_OFFSET, _CHRONY_FIELDS = 4, 14
 
 
@@ -100,21 +109,28 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qos:
-    """What an RNIC does with priorities: what it trusts, what pauses, and the priority of each DSCP."""
+    """What an RNIC does with priorities: what it trusts and pauses (None: not told), and the priority of each DSCP."""
 
     trust: str | None
-    pfc: frozenset[int]
+    pfc: frozenset[int] | None
     priority: Mapping[int, int]
 
 
 def key_values(text: str) -> dict[str, str]:
     """`Name   : value` lines (mlxlink), and `name value` ones of sysfs by `grep -H` (`path:value`)."""
     found = {}
-    for line in text.splitlines():
+    for line in _COLOUR.sub("", text).splitlines():
         name, colon, value = line.partition(":")
         if colon and value.strip():
             found[name.strip()] = value.strip()
     return found
+
+
+def complaint(tool: str, text: str) -> str:
+    """What a tool said in place of an answer, in one line: that it is not there, may not look, or cannot."""
+    said = next((line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()), "")
+    said = _SHELL.sub("", said)
+    return f"{tool}: {said[:200]}" if said else f"{tool} says nothing"
 
 
 def pcie_wrong(values: Mapping[str, str]) -> list[Told]:
@@ -122,29 +138,39 @@ def pcie_wrong(values: Mapping[str, str]) -> list[Told]:
     wrong = []
     for what in ("speed", "width"):
         now, most = values.get(f"current_link_{what}"), values.get(f"max_link_{what}")
-        if now is None or most is None:
-            wrong.append((f"the PCIe {what} cannot be read", "current and max_link_* in sysfs"))
-        elif now != most:
+        if now is not None and most is not None and now != most:
             wrong.append((f"PCIe {what} {now}", most))
     return wrong
+
+
+def pcie_untold(values: Mapping[str, str]) -> list[str]:
+    """The files of sysfs that are not there."""
+    return [name for name in _PCIE if name not in values]
 
 
 def link_wrong(values: Mapping[str, str]) -> list[Told]:
     """An optical or electrical link that is down, without FEC, or whose bits go wrong. `values` from mlxlink."""
     wrong = []
-    if values.get("State") != "Active":
-        wrong.append((f"State {values.get('State', 'not told')}", "Active"))
-    if values.get("FEC", "No FEC").startswith("No FEC"):
+    if values.get("State", "Active") != "Active":
+        wrong.append((f"State {values['State']}", "Active"))
+    if values.get("FEC", "").startswith("No FEC"):
         wrong.append(("no FEC", "RS-FEC, on both ends"))
-    for name, most in (("Raw Physical BER", RAW_BER_MAX), ("Effective Physical BER", EFFECTIVE_BER_MAX)):
-        said = values.get(name)
-        if said is None:
-            wrong.append((f"{name} not told", f"at most {most:g}"))
-        elif not NO_ERROR_BER.fullmatch(said) and _number(said, default=1.0) > most:
+    for name, most in _BERS:
+        said = values.get(name, "")
+        if said not in _NOT_TOLD and not NO_ERROR_BER.fullmatch(said) and _number(said, default=1.0) > most:
             wrong.append((f"{name} {said}", f"at most {most:g}"))
-    if _number(values.get("Effective Physical Errors", "0"), default=1.0) > 0:
-        wrong.append((f"{values['Effective Physical Errors']} errors that FEC did not correct", "none"))
+    errors = values.get("Effective Physical Errors", "")
+    if errors not in _NOT_TOLD and _number(errors, default=1.0) > 0:
+        wrong.append((f"{errors} errors that FEC did not correct", "none"))
     return wrong
+
+
+def link_untold(values: Mapping[str, str]) -> list[str]:
+    """What mlxlink does not tell; of a port that is down it need not tell more than that."""
+    if values.get("State", "Active") != "Active":
+        return []
+    names = ("State", "FEC", *(name for name, _ in _BERS), "Effective Physical Errors")
+    return [name for name in names if values.get(name, "") in _NOT_TOLD]
 
 
 def qos(text: str) -> Qos:
@@ -157,25 +183,34 @@ def qos(text: str) -> Qos:
         for dscp in found[2].split(",")
         if dscp
     }
-    flags = enabled[1].split() if enabled else []
+    pfc = frozenset(index for index, flag in enumerate(enabled[1].split()) if flag == "1") if enabled else None
     return Qos(
         trust=trust[1] if trust else None,
-        pfc=frozenset(index for index, flag in enumerate(flags) if flag == "1"),
+        pfc=pfc,
         priority=priority,
     )
 
 
 def qos_wrong(have: Qos, *, trust: str, pfc: Iterable[int], priority: Mapping[int, int]) -> list[Told]:
-    """An RNIC that does not do what the lab's QoS profile says."""
+    """An RNIC that does not do what the lab's QoS profile says. Who trusts no DSCP has no map of them."""
     wrong = []
-    if have.trust != trust:
-        wrong.append((f"trusts {have.trust or 'nothing that it tells'}", trust))
-    if have.pfc != frozenset(pfc):
+    if have.trust is not None and have.trust != trust:
+        wrong.append((f"trusts {have.trust}", trust))
+    if have.pfc is not None and have.pfc != frozenset(pfc):
         wrong.append((f"PFC on {sorted(have.pfc) or 'no priority'}", str(sorted(pfc) or "no priority")))
-    for dscp, wanted in priority.items():
-        if have.priority.get(dscp) != wanted:
-            wrong.append((f"DSCP {dscp} in priority {have.priority.get(dscp, 'not told')}", str(wanted)))
+    if trust == "dscp" and have.priority:
+        for dscp, wanted in priority.items():
+            if have.priority.get(dscp) != wanted:
+                wrong.append((f"DSCP {dscp} in priority {have.priority.get(dscp, 'not told')}", str(wanted)))
     return wrong
+
+
+def qos_untold(have: Qos, *, trust: str) -> list[str]:
+    """What mlnx_qos does not tell. It shows a map of DSCPs only while they are trusted; that they are not, is wrong."""
+    told = {"trust": have.trust is not None, "PFC": have.pfc is not None}
+    if trust == have.trust == "dscp":
+        told["the DSCP map"] = bool(have.priority)
+    return [what for what, is_told in told.items() if not is_told]
 
 
 def gpus(text: str) -> Gpus:

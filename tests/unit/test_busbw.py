@@ -54,6 +54,25 @@ def test_a_run_is_read():
     assert [(x.size_bytes, x.gbytes_per_s, x.wrong) for x in run.lines] == [(GIB, 46.5, 0), (8, 0.01, 0)]
 
 
+def test_more_than_one_run_is_refused():
+    """Built without MPI, 32 programs of one rank each once counted as one of 32; two runs were both of the first."""
+    alone = output((GIB, 0, 0, 0)).replace("Rank  1", "Rank  0")
+    with pytest.raises(UsageError, match="without MPI"):
+        read(alone)
+    with pytest.raises(UsageError, match="more than one run"):
+        read(output((GIB, 47, 46, 0)) + output((GIB, 47, 46, 0)).replace("all_reduce", "all_gather"))
+
+
+def test_the_collective_is_the_program_s_own_word_and_no_command_line_above_it():
+    text = output((GIB, 47.25, 46.5, 0))
+    assert read("$ mpirun ./all_gather_perf -b 8\n" + text).collective == "all-reduce"
+    unsaid = text.replace("# Collective test starting: all_reduce_perf\n", "")
+    assert read(unsaid).collective is None
+    for redop, root in (("none", "-1"), ("sum", "0")):
+        with pytest.raises(UsageError, match="no all-reduce"):
+            read(unsaid.replace("sum      -1", f"{redop}      {root}"))
+
+
 def test_what_is_short_is_told_with_its_size():
     short = compare(read(output((GIB, 47, 39.9, 0), (2 * GIB, 47, 47, 0), (64 * MIB, 19, 30, 0))), TABLE)
     assert [(one.where, one.found) for one in short] == [

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from testbed.discover.affinity import gpu_beside
 from testbed.discover.answers import SCRIPT, Answers, split
 from testbed.discover.draft import draft, text
 from testbed.discover.facts import machine_of
-from testbed.errors import LabError, UsageError
+from testbed.errors import LabError, Unreachable, UsageError
 
 INVENTORIES = ["soft.yml", "soft-mini.yml", "soft-3rack.yml", "rack-h100.example.yml"]
 
@@ -220,6 +221,61 @@ def test_switches_with_one_mac_are_cabled_by_lldp(sonic, tmp_path):
     assert found.cables == {"lldp": len(sonic.topology.links)}
 
 
+def as_lldpmgrd(inventory, *, hostnames):
+    """What SONiC's ports tell of themselves when ConfigDB describes them: alias and description, never the interface.
+
+    `hostnames` is what each machine calls itself; the inventory has its own names.
+    """
+    answers, topology = said(inventory, lldp=True), inventory.topology
+    found = {}
+    for name, answer in answers.items():
+        own = dict(answer.own)
+        own["hostname"] = hostnames(name) + "\n"
+        told = []
+        for link in topology.links_of(name):
+            near, far = link.end(name), link.other(name)
+            if far.node in topology.switch_by_name:
+                port = {"id": {"type": "local", "value": f"etp-{far.netdev}"}, "descr": f"to {name}"}
+            else:  # lldpd on a host: the port's MAC
+                port = {"id": {"type": "mac", "value": far.mac}, "descr": "whatever"}
+            chassis = {f"{hostnames(far.node)}.example.net": {"id": {"type": "mac", "value": "b8:59:9f:00:00:01"}}}
+            told.append({near.netdev: {"via": "LLDP", "chassis": chassis, "port": port}})
+        own["lldp"] = json.dumps({"lldp": {"interface": told}})
+        if name in topology.switch_by_name:
+            netdevs = [link.end(name).netdev for link in topology.links_of(name)]
+            own["ports"] = json.dumps({dev: {"alias": f"etp-{dev}"} for dev in netdevs})
+        found[name] = Answers(own=own)
+    return found
+
+
+def test_machines_are_known_by_lldp_under_the_names_that_they_have_themselves(sonic, tmp_path):
+    """SONiC's aliases for ports, a host's MAC for its port, and host names that no inventory knows."""
+    found = drafted(as_lldpmgrd(sonic, hostnames=lambda name: f"DC7-{name}"), "sonic")
+    assert found.open == ()
+    assert found.cables == {"lldp": len(sonic.topology.links)}
+    assert loaded(found, tmp_path).topology == sonic.topology
+
+
+def test_the_speed_of_a_sonic_port_is_configdb_s_not_that_of_its_interface_in_the_kernel():
+    own = {
+        "speed": "/sys/class/net/Ethernet0/speed:10000",
+        "ports": '{"Ethernet0": {"alias": "etp1", "speed": "400000"}}',
+    }
+    found = machine_of("rtsw1", Answers(own=own))
+    assert (found.speeds_gbps, found.aliases) == ({"Ethernet0": 400}, {"etp1": "Ethernet0"})
+
+
+def test_switches_that_nobody_gave_a_name_are_told_apart_by_none(sonic):
+    """All of them are `sonic`; hosts hear one of those, and only what switches hear names anybody."""
+    answers = as_lldpmgrd(sonic, hostnames=lambda name: "sonic" if "tsw" in name else f"DC7-{name}")
+    found = drafted(answers, "sonic")
+    assert found.cables == {"lldp": 32, "bgp": 8}
+    deaf = {"host1": answers["host1"]}
+    whats = [one.what for one in drafted(deaf, "sonic").open if one.place == "hosts.host1.rnics[mlx5_0].switch"]
+    assert len(whats) == 1
+    assert "by LLDP it hears sonic.example.net (etp-Ethernet0, to host1)" in whats[0]
+
+
 def test_a_mac_of_several_ports_names_none_of_them(sonic):
     """Without LLDP, switches tell their hosts by MAC; which port of another switch they face, MACs do not tell."""
     answers = said(sonic)
@@ -279,6 +335,88 @@ def test_ends_that_contradict_each_other_are_no_cable():
     spaces["rtsw1"]["ip"] = spaces["rtsw1"]["ip"].replace(port["ctsw1"].mac, port["ctsw2"].mac)
     found = opened(answers | {"fabric": replace(answers["fabric"], spaces=spaces)})
     assert {"rtsw1:ctsw1", "ctsw1:rtsw1"} & set(found)
+
+
+class Node:
+    """A machine that gives one answer, or none."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def run(self, *_args, **_options):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return SimpleNamespace(stdout=self.answer, stderr="sudo: a password is required\n")
+
+
+def test_a_machine_that_does_not_answer_is_open_and_the_others_are_drafted():
+    silent = {}
+    nodes = {
+        "host1": Node("@@rdma\n[]\n@@end\n"),
+        "host2": Node(Unreachable("host2 does not answer: no route to host")),
+        "host3": Node(""),
+    }
+    found = live.ask(nodes, lambda _said: None, silent=silent)
+    assert [machine.name for machine in found] == ["host1"]
+    told = {one.place: one.what for one in draft(found, name="lab", silent=silent).open}
+    assert told["host2"] == "was not asked: host2 does not answer: no route to host"
+    assert "it said: sudo: a password is required" in told["host3"]
+    with pytest.raises(LabError, match="no machine answers"):
+        live.ask({"host2": nodes["host2"]}, lambda _said: None, silent={})
+
+
+def test_rnics_that_are_none_of_the_back_end_s_are_put_aside_and_told():
+    """Once, one without an interface was dropped in silence, and the front end's was taken for a rail."""
+    answers = said(SOFT)
+    own = dict(answers["host1"].own)
+    own["ip"] += json.dumps([_link("bond0", "02:00:00:00:00:77") | {"linkinfo": {"info_kind": "bond"}}])
+    more = [{"ifname": "mlx5_7"}, {"ifname": "mlx5_8", "netdev": "mgmt0"}, {"ifname": "mlx5_bond_0", "netdev": "bond0"}]
+    more[1]["netdev"] = SOFT.management["host1"].netdev
+    own["rdma"] = json.dumps([*json.loads(own["rdma"]), *more])
+    found = drafted(answers | {"host1": Answers(own=own)})
+    told = {one.place.removeprefix("hosts.host1."): one.what for one in found.open}
+    assert set(told) == {"rnics[mlx5_7]", "rnics[mlx5_8]", "rnics[mlx5_bond_0]"}
+    assert "no interface" in told["rnics[mlx5_7]"]
+    assert "SSH comes in" in told["rnics[mlx5_8]"]
+    assert "bond" in told["rnics[mlx5_bond_0]"]
+    host = found.tree["all"]["children"]["hosts"]["hosts"]["host1"]
+    assert [rnic["name"] for rnic in host["faultbed_rnics"]] == ["rxe0", "rxe1"]
+
+
+def test_a_machine_with_rnics_that_speaks_bgp_is_neither_taken_for_a_host_nor_for_a_switch():
+    answers = said(SOFT)
+    own = answers["host1"].own | {"bgp": '{"as": 65001, "peers": {}}'}
+    assert "has RNICs and speaks BGP" in opened(answers | {"host1": Answers(own=own)})["host1"].what
+
+
+def test_sudo_does_not_hide_which_way_ssh_came_in():
+    """sudo takes SSH_CONNECTION from what it runs; a program's parent still has it."""
+    import os
+    import subprocess
+
+    program = ["sh", "-c", 'env -u SSH_CONNECTION sh -c "$1"; true', "sudo", SCRIPT]
+    env = {**os.environ, "SSH_CONNECTION": "10.0.2.2 40000 10.0.2.15 22"}
+    done = subprocess.run(program, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert split("here", done.stdout).own["ssh"] == "10.0.2.2 40000 10.0.2.15 22"
+
+
+def test_a_port_that_hears_several_by_lldp_is_cabled_to_none_of_them(sonic):
+    """The last one was once believed; the other ways still tell whose the other end is, where they can."""
+    answers = said(sonic, lldp=True)
+    own = dict(answers["host1"].own)
+    told = json.loads(own["lldp"])
+    other = {
+        "chassis": {"rtsw2": {"id": {"type": "mac", "value": "b8:59:9f:00:00:02"}}},
+        "port": {"descr": "Ethernet0"},
+    }
+    told["lldp"]["interface"].append({"rail0": other})
+    answers["host1"] = Answers(own={**own, "lldp": json.dumps(told)})
+    found = drafted(answers, "sonic")
+    (gap,) = found.open
+    assert gap.place == "host1:rail0"
+    assert "rtsw1.example.net (Ethernet0, etp1); rtsw2 (Ethernet0)" in gap.what
+    rnic = found.tree["all"]["children"]["hosts"]["hosts"]["host1"]["faultbed_rnics"][0]
+    assert rnic["switch"] == "rtsw1", "that switch hears host1, and nobody else"
 
 
 def test_a_bmc_without_an_address_is_none():

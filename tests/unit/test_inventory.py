@@ -158,6 +158,20 @@ def put(target, **values):
             'FILE: hosts.host1.vm.memory_mib: expected int, got str "lots"',
         ),
         (
+            lambda g, v: put(host(g), faultbed_zone={"__ansible_vault": "$ANSIBLE_VAULT;1.1;AES256"}),
+            (
+                "FILE: hosts.host1.zone: expected str, got object: a tag of Ansible's (!vault, !unsafe) is not "
+                "resolved here, write it plainly"
+            ),
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][0], mac=7837510859),
+            (
+                'FILE: hosts.host1.rnics[0].mac: expected str, got int "7837510859": YAML takes it for a number '
+                "without quotes"
+            ),
+        ),
+        (
             lambda g, v: put(g["switches"]["vars"], faultbed_carrier="fabrik"),
             'FILE: rtsw.rtsw1.carrier: no carrier "fabrik"; did you mean fabric?',
         ),
@@ -206,6 +220,7 @@ def test_missing_file_names_the_nearest_one(tmp_path):
         ("- a\n- b\n", r"lab.yml: not a YAML inventory: the top must be a mapping"),
         ("", r"lab.yml: not a YAML inventory"),
         ("all:\n  hosts: {a: , b: }\n  hosts: {c: }\n", r'lab.yml:3: "hosts" is written twice'),
+        ("all:\n  hosts: &a {b: *a}\n", r"lab.yml: nested too deep, or an anchor"),
         ("all:\n  hosts: 7\n", r"lab.yml: Ansible cannot read this inventory: "),
     ],
 )

@@ -88,6 +88,33 @@ def test_ports_of_one_switch_may_have_one_mac(findings):
     assert findings(as_sonic) == []
 
 
+def test_rails_that_nothing_joins_are_a_lab_too(findings):
+    """No switch has an uplink: that is how it is built, and no cable is missing."""
+
+    def edit(hosts):
+        for name in ("rtsw1", "rtsw2"):
+            hosts[name]["faultbed_ports"] = hosts[name]["faultbed_ports"][:16]
+        for number in range(1, 5):
+            hosts[f"ctsw{number}"]["faultbed_ports"] = []
+
+    assert findings(edit) == []
+
+
+def test_two_machines_behind_one_forwarded_address_have_two_ports(findings):
+    """And a machine may be reached at its own front end."""
+
+    def edit(hosts):
+        put(hosts["host1"], ansible_host="192.0.2.250", ansible_port=2201)
+        put(hosts["host2"], ansible_host="192.0.2.250", ansible_port=2202)
+        for variables in hosts.values():
+            if "faultbed_networks" in variables:
+                variables["faultbed_networks"].append({"use": "management", "prefix": "203.0.113.128/25"})
+        put(hosts["host3"], ansible_host="203.0.113.133")
+        put(hosts["host3"]["faultbed_front_end"], address="10.79.0.3/24")
+
+    assert findings(edit) == []
+
+
 CASES = [
     (
         "duplicate address",
@@ -162,6 +189,165 @@ CASES = [
         lambda h: put(h["host2"]["faultbed_bmc"], address="198.51.100.11"),
         "hosts.host2.bmc.address",
         "already hosts.host1.bmc.address",
+    ),
+    (
+        "one management address for two machines",
+        lambda h: put(h["host2"], ansible_host="192.0.2.11"),
+        "host2.ansible_host",
+        "SSH at 192.0.2.11 is already host1.ansible_host",
+    ),
+    (
+        "jump host at a switch's address",
+        lambda h: put(h["jump1"], ansible_host="192.0.2.101"),
+        "jump1.ansible_host",
+        "already rtsw1.ansible_host",
+    ),
+    (
+        "management address in no management network",
+        lambda h: put(h["rtsw1"], ansible_host="10.79.0.9"),
+        "rtsw1.ansible_host",
+        "in no management network",
+    ),
+    (
+        "management address that is another host's front end",
+        lambda h: put(h["host2"], ansible_host="10.79.0.1"),
+        "host2.ansible_host",
+        "already hosts.host1.front_end.address",
+    ),
+    (
+        "template that nobody fills in",
+        lambda h: put(h["host2"], ansible_host="{{ net }}.12"),
+        "host2.ansible_host",
+        "not an address",
+    ),
+    ("port in quotes", lambda h: put(h["host2"], ansible_port="22"), "host2.ansible_port", 'not a port "22"'),
+    (
+        "BMC where a machine is",
+        lambda h: put(h["host2"]["faultbed_bmc"], address="192.0.2.11"),
+        "hosts.host2.bmc.address",
+        "BMC at 192.0.2.11 is already host1.ansible_host",
+    ),
+    (
+        "BMC with a prefix length",
+        lambda h: put(h["host2"]["faultbed_bmc"], address="198.51.100.12/24"),
+        "hosts.host2.bmc.address",
+        "not an address",
+    ),
+    (
+        "PDU where a switch is",
+        everywhere("pdus", lambda pdus: pdus[1].update(address="192.0.2.101")),
+        "all.pdus[1].address",
+        "PDU at 192.0.2.101 is already rtsw1.ansible_host",
+    ),
+    (
+        "two PDUs of one name",
+        everywhere("pdus", lambda pdus: pdus[1].update(name="pdu1a")),
+        "all.pdus[1].name",
+        "PDU pdu1a is already",
+    ),
+    (
+        "switch that nothing leads to",
+        lambda h: [
+            h["rtsw2"].update(faultbed_ports=h["rtsw2"]["faultbed_ports"][:16]),
+            *(h[f"ctsw{number}"]["faultbed_ports"].pop(1) for number in range(1, 5)),
+        ],
+        "rtsw.rtsw2.ports",
+        "no uplinks lead from rtsw2 (host3, host4) to rtsw1",
+    ),
+    (
+        "subnet of one cable within another's",
+        lambda h: [
+            put(port(h, "rtsw1", 0), address="10.77.1.50/24"),
+            put(rnic(h, "host1", 0), address="10.77.1.1/24", gateway="10.77.1.50"),
+        ],
+        "rtsw.rtsw1.ports[1].address",
+        "its subnet 10.77.1.2/31 overlaps 10.77.1.0/24 of rtsw.rtsw1.ports[0].address",
+    ),
+    (
+        "front ends of two lengths",
+        lambda h: put(h["host1"]["faultbed_front_end"], address="10.79.0.1/25"),
+        "hosts.host1.front_end.address",
+        "overlaps 10.79.0.0/24",
+    ),
+    (
+        "address of a whole subnet",
+        lambda h: put(h["host1"]["faultbed_front_end"], address="10.79.0.255/24"),
+        "hosts.host1.front_end.address",
+        "first or last address of its subnet",
+    ),
+    (
+        "loopback that draws others' traffic",
+        lambda h: put(h["rtsw1"], faultbed_loopback="10.78.0.1/24"),
+        "rtsw.rtsw1.loopback",
+        "all of its /24",
+    ),
+    ("AS 0", lambda h: put(h["rtsw2"], faultbed_asn=0), "rtsw.rtsw2.asn", "1 to 4294967294"),
+    ("AS too large", lambda h: put(h["rtsw2"], faultbed_asn=2**40), "rtsw.rtsw2.asn", "1 to 4294967294"),
+    ("no VLAN", everywhere("networks", lambda n: n[1].update(vlan=4095)), "all.networks[1].vlan", "4095 is no VLAN"),
+    ("MTU of nothing", lambda h: put(port(h, "rtsw1", 0), mtu=0), "rtsw.rtsw1.ports[0].mtu", "not 0"),
+    ("MTU of too much", lambda h: put(rnic(h, "host1", 0), mtu=90000), "hosts.host1.rnics[0].mtu", "not 90000"),
+    ("speed backwards", lambda h: put(rnic(h, "host1", 0), speed_gbps=-4), "hosts.host1.rnics[0].speed_gbps", "not -4"),
+    (
+        "PCIe address in capitals",
+        lambda h: put(rnic(h, "host1", 1), pcie="0000:2A:00.0"),
+        "hosts.host1.rnics[1].pcie",
+        "as the kernel writes it",
+    ),
+    (
+        "PCIe address that YAML reads as a number",
+        lambda h: put(rnic(h, "host1", 1), pcie=1080.0),
+        "hosts.host1.rnics[1].pcie",
+        "without quotes",
+    ),
+    (
+        "name that a shell would run",
+        lambda h: [put(rnic(h, "host1", 0), name="x;reboot"), put(port(h, "rtsw1", 0), rnic="x;reboot")],
+        "hosts.host1.rnics[0].name",
+        "not an RNIC's name",
+    ),
+    (
+        "name that leads out of a folder",
+        lambda h: [put(one, faultbed_name="../lab") for one in h.values() if "faultbed_name" in one],
+        "hosts.host1.name",
+        "not a lab's name",
+    ),
+    (
+        "number for a version",
+        everywhere("golden", lambda one: one["rnic_firmware"].update(MT_0000000838=28.39)),
+        "hosts.host1.golden.rnic_firmware[...]",
+        "expected str, got float",
+    ),
+    (
+        "CNPs among the data",
+        everywhere("qos", lambda qos: qos.update(cnp_dscp=26, pfc_priorities=[])),
+        "all.qos.cnp_dscp",
+        "as RoCE data does",
+    ),
+    (
+        "everybody's traffic paused",
+        everywhere("dscp_map", lambda lines: lines[0].update(priority=3)),
+        "all.qos.pfc_priorities",
+        "(DSCP 0) travels in priority 3",
+    ),
+    ("no time", everywhere("qos", lambda qos: qos.update(pfc_watchdog_ms=0)), "all.qos.pfc_watchdog_ms", "0 ms"),
+    (
+        "collective that no program measures",
+        everywhere("busbw", lambda lines: lines[0].update(collective="allreduce")),
+        "all.busbw[0].collective",
+        'no collective "allreduce"',
+    ),
+    ("rate below nothing", everywhere("busbw", lambda b: b[0].update(ranks=1)), "all.busbw[0]", "bound nothing"),
+    (
+        "seed of more than 32 bits",
+        lambda h: [put(one, faultbed_ecmp_hash_seed=2**40) for one in h.values() if "faultbed_name" in one],
+        "all.ecmp_hash_seed",
+        "32 bits",
+    ),
+    (
+        "fault without end",
+        everywhere("safety", lambda one: one.update(longest_fault_s=float("inf"))),
+        "all.safety.longest_fault_s",
+        "no bound",
     ),
     (
         "one outlet for two machines",

@@ -46,7 +46,7 @@ def names(found):
 
 def outlier(src, dst):
     pair = Pair(src=f"{src}:rxe0", dst=f"{dst}:rxe0", kind="same rack", latency_us=1.0, goodput_bps=None)
-    return Outlier(pair=pair, what="goodput_bps", value=None, median=1.0, ratio=float("inf"))
+    return Outlier(pair=pair, what="goodput_bps", value=None, usual=1.0, ratio=None)
 
 
 def test_what_is_left_knows_nothing_of_a_host_that_is_left_out():
@@ -294,6 +294,20 @@ def test_a_burn_in_condemns_hosts_too(looked, monkeypatch):
     assert [one["host"] for one in told["leave_out"]] == ["host2"]
     assert len(told["wrong"]) == 2
     assert told["rest"] == []
+
+
+@pytest.mark.parametrize(("untried", "ends_with"), [(("host1", "host2"), 0), (("host1", "host4"), 1)])
+def test_pairs_that_nobody_measured_are_told_and_are_no_zero(looked, monkeypatch, untried, ends_with):
+    """Of hosts that are left out anyway they do not matter; of the others the lab is not known to be right."""
+    slow = (outlier("host2", "host1"), outlier("host3", "host2"))
+    left = tuple(f"{host}:rxe0" for host in untried)
+    done = Burnin(pairs=(), outliers=slow, rounds=2, unmeasured=(left,))
+    monkeypatch.setattr(preflight.burnin, "measure", lambda *_args, **_options: done)
+    ended = call("preflight", "--leave-out", "--json")
+    told = json.loads(ended.stdout)
+    assert [one["host"] for one in told["leave_out"]] == ["host2"]
+    assert {"check": "burn-in", "where": " > ".join(left), "why": preflight._UNTRIED} in told["not_looked"]
+    assert (ended.return_value, len(told["rest"])) == (ends_with, ends_with)
 
 
 def test_a_fabric_that_is_sick_is_no_zero_without_hosts(looked):

@@ -1,0 +1,28 @@
+"""One thing that is wrong in an inventory, as `faultbed inventory check` tells it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+__all__ = ["Finding", "twice"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong: where in the inventory, what, and what to do."""
+
+    place: str
+    what: str
+    do: str
+
+
+def twice(placed: Iterable[tuple[str, str]], what: str, each: str) -> Iterator[Finding]:
+    """Values, as (place, value), that are used at more than one place."""
+    first: dict[str, str] = {}
+    for place, value in placed:
+        if value in first:
+            yield Finding(
+                place=place, what=f"{what} {value} is already {first[value]}", do=f"{each} must have one of its own"
+            )
+        first.setdefault(value, place)

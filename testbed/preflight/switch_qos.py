@@ -1,0 +1,89 @@
+"""Do the switches' ports treat RoCE as the lab's QoS profile says: the other end of what `qos` asks RNICs. Pure.
+
+Read from ConfigDB by `sonic-cfggen -d --print-data` (SONiC: PORT_QOS_MAP with each port's maps and `pfc_enable`,
+DSCP_TO_TC_MAP with traffic classes, which have the numbers of priorities here, as the role sonic_switch writes them).
+That is what the switch is told to do; what its ASIC does no table tells. Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from testbed.inventory import Inventory
+from testbed.inventory_schema import QosVars
+from testbed.preflight.looks import Facts
+from testbed.preflight.rack_formats import complaint
+from testbed.topology import Switch
+
+__all__ = ["unseen", "wrong"]
+
+_GLOBAL = "global"
+"""The row of PORT_QOS_MAP for the whole switch; newer releases have dscp_to_tc_map there."""
+
+
+def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """What differs, port by port, as the checks do."""
+    if inventory.qos is None:
+        return
+    for switch, told in _told(inventory, state):
+        if told is None:
+            continue
+        ports, classes = told
+        for link in inventory.topology.links_of(switch.name):
+            netdev = link.end(switch.name).netdev
+            row = {**ports.get(_GLOBAL, {}), **ports.get(netdev, {})}
+            for found, wanted in _port(row, classes, inventory.qos, inventory.priority_of_dscp):
+                yield f"{switch.name}:{netdev}", found, wanted
+
+
+def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """Switches that have no ConfigDB, or do not tell it."""
+    if inventory.qos is None:
+        yield inventory.name, "the inventory has no faultbed_qos to compare with"
+        return
+    for switch, told in _told(inventory, state):
+        if switch.nos in ("frr", "cumulus"):
+            yield switch.name, f"{switch.nos} has no ConfigDB: `dcb pfc show` and `dcb app show` tell there"
+        elif told is None:
+            yield switch.name, complaint("sonic-cfggen", state[switch.name].raw.get("configdb", ""))
+
+
+_Table = Mapping[str, Mapping[str, str]]
+
+
+def _told(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[Switch, tuple[_Table, _Table] | None]]:
+    """Each switch with its rows of ports and its maps of classes; None: not told."""
+    for switch in inventory.topology.switches:
+        try:
+            found: Any = json.loads(state[switch.name].raw.get("configdb", ""))
+        except ValueError:
+            found = None
+        is_whole = isinstance(found, dict) and {"PORT_QOS_MAP", "DSCP_TO_TC_MAP"} <= set(found)
+        yield switch, (_rows(found["PORT_QOS_MAP"]), _rows(found["DSCP_TO_TC_MAP"])) if is_whole else None
+
+
+def _rows(table: Any) -> _Table:
+    """The rows of a table by name; one row may be of several ports (`Ethernet0,Ethernet4`)."""
+    rows = table.items() if isinstance(table, dict) else ()
+    return {name: row for key, row in rows if isinstance(row, dict) for name in str(key).split(",")}
+
+
+def _port(
+    row: Mapping[str, str], classes: _Table, profile: QosVars, priority_of: Mapping[int, int]
+) -> Iterator[tuple[str, str]]:
+    paused = sorted(int(word) for word in str(row.get("pfc_enable", "")).split(",") if word.strip().isdigit())
+    if paused != sorted(profile.pfc_priorities):
+        yield f"PFC on {paused or 'no priority'}", str(sorted(profile.pfc_priorities) or "no priority")
+    if profile.trust != "dscp":
+        return
+    # Until 2021 a reference was written `[DSCP_TO_TC_MAP|NAME]`.
+    name = str(row.get("dscp_to_tc_map", "")).strip("[]").rpartition("|")[2]
+    if name not in classes:
+        yield f"no map of DSCPs{f' {name}' if name else ''}: it does not trust them", "trust dscp"
+        return
+    for dscp, wanted in priority_of.items():
+        found = str(classes[name].get(str(dscp), "0"))
+        if found != str(wanted):
+            yield f"DSCP {dscp} in traffic class {found} ({name})", str(wanted)
