@@ -146,7 +146,11 @@ def test_the_clock_of_a_rack_is_not_asked_together_with_what_takes_seconds(monke
 
     rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
     lab = SimpleNamespace(
-        nodes=lambda: ["host1"], node=lambda _name: Node(), inventory_model=rack, topology=rack.topology
+        nodes=lambda: ["host1"],
+        node=lambda _name: Node(),
+        ask=lambda *_, **__: {"why": None, "gpus": []},
+        inventory_model=rack,
+        topology=rack.topology,
     )
     state = look(lab)
     assert state["host1"].offset_error_s == pytest.approx(0.005)
