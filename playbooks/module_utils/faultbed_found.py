@@ -1,8 +1,8 @@
 """What a role found on a host before it changed anything, so that teardown can put it back.
 
 Each value is written down before it is changed, once: a second run finds our own value and must not take it for the
-host's. The record is a file of its own for each role; teardown removes it last, so that a teardown that was cut short
-can be run again.
+host's. The record is a file of its own for each role. A teardown takes out of it what is back, so that one that was cut
+short, or that could not put all back, can be run again.
 """
 
 import contextlib
@@ -70,6 +70,17 @@ class Found:
             target.write(str(value))
         return True
 
+    def folder(self, path):
+        """Make a folder, which by itself changes nothing (configfs); say whether it is there."""
+        real = os.path.join(self.root, path.lstrip("/"))
+        if os.path.isdir(real):
+            return True
+        if self.changes.check:
+            return False
+        self._keep("folders", path, "made")
+        os.mkdir(real)
+        return True
+
     def command(self, key, *, have, want, do, undo):
         """Bring what a tool sets to what is wanted: `do` and `undo` are commands; say whether it had to be changed."""
         if have == want or not self.changes.really(f"{key}: {want} (was {have})"):
@@ -114,28 +125,65 @@ class Found:
         return True
 
     def put_back(self):
-        """Everything as it was found; say how many things that took."""
-        for key, argv in reversed(list(self.record["undo"].items())):
-            if self.changes.really(f"{key}: as it was"):
-                run(argv)
-        for path, value in self.record["values"].items():
-            self._put_value(path, path.lstrip("/"), value)
-        for path, value in self.record["sysctls"].items():
-            self._put_value(f"sysctl {path.replace('/', '.')}", f"proc/sys/{path}", value)
-        for path, text in self.record["files"].items():
-            if self.changes.really(f"{path} {'removed' if text is None else 'as it was'}"):
-                self._write(path, text)
+        """Everything as it was found; say how many things that took.
+
+        What cannot be put back holds up nothing else but earlier changes of the same thing (the first word of a key),
+        and stays in the record for the next time.
+        """
+        count = sum(len(self.record[kind]) for kind in ("sysctls", "files", "values", "undo"))
+        failed = []
+        self._undo(failed)
+        for kind, path, told, do, args in self._things():
+            if self.changes.really(told) and self._tried(failed, told, do, *args):
+                del self.record[kind][path]
         for key, argv in self.record["after"].items():
             if self.changes.really(f"{key}: {' '.join(argv)}"):
-                run(argv)
+                self._tried(failed, key, run, argv)
+        if failed:
+            self._save()
+            raise StateError(f"not put back: {'; '.join(failed)}. What is left to do is in {self.path}")
         if not self.changes.check:
             self._forget()
-        return sum(len(self.record[kind]) for kind in ("sysctls", "files", "values", "undo"))
+        return count
 
-    def _put_value(self, what, path, value):
-        if self.changes.really(f"{what}={value}"):
-            with open(os.path.join(self.root, path), "w", encoding="ascii") as target:
-                target.write(value)
+    def _undo(self, failed):
+        """Tools' settings, the last change first."""
+        stuck = set()
+        for key, argv in reversed(list(self.record["undo"].items())):
+            thing = key.split()[0]
+            if thing in stuck or not self.changes.really(f"{key}: as it was"):
+                continue
+            if self._tried(failed, key, run, argv):
+                del self.record["undo"][key]
+                self._save()
+            else:
+                stuck.add(thing)
+
+    def _things(self):
+        """What else is to be put back, in order: its place in the record, its words, what does it, of what."""
+        for path, value in list(self.record["values"].items()):
+            yield "values", path, f"{path}={value}", self._put_value, (path.lstrip("/"), value)
+        for path, value in list(self.record["sysctls"].items()):
+            told = f"sysctl {path.replace('/', '.')}={value}"
+            yield "sysctls", path, told, self._put_value, (f"proc/sys/{path}", value)
+        for path, text in list(self.record["files"].items()):
+            yield "files", path, f"{path} {'removed' if text is None else 'as it was'}", self._write, (path, text)
+
+    def _tried(self, failed, what, do, *args):
+        """Do one thing of a teardown; say whether it went well, and add to `failed` why not."""
+        try:
+            do(*args)
+        except (StateError, OSError, subprocess.SubprocessError) as error:
+            failed.append(f"{what}: {error}")
+            return False
+        return True
+
+    def _put_value(self, path, value):
+        """A file that is gone went with its device or at a restart, and what we had set went with it."""
+        real = os.path.join(self.root, path)
+        if os.path.exists(real):
+            with open(real, "w", encoding="ascii") as file:
+                file.write(value)
 
     def _forget(self):
         """Folders that were made for files go if they are empty, and at last the record."""

@@ -478,3 +478,112 @@ def test_what_is_only_for_racks_makes_no_snapshot_old():
     assert "roles/roce_host/files/roce_host.py" in files
     assert "filter_plugins/faultbed.py" in files
     assert not any(word in path for path in files for word in ("rack", "rnic_host", "sonic", "teardown", "found"))
+
+
+@pytest.fixture
+def machine(tmp_path, program, found, changes):
+    """A machine with records of roles; `teardown` says what it told, or the error."""
+    teardown, root, folder = program("host_teardown"), host(tmp_path / "root"), str(tmp_path / "found")
+    (root / "proc/sys/kernel/random").mkdir(parents=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
+
+    def run():
+        made = changes(check=False)
+        try:
+            teardown._put_back(None, made, folder=folder, root=str(root))
+        except teardown.StateError as error:
+            return str(error)
+        return made.made
+
+    run.root, run.folder, run.order, run.found = root, tmp_path / "found", teardown.ORDER, teardown.Found
+    run.role = lambda name: found(name, changes(check=False), folder=folder, root=str(root))
+    run.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
+    return run
+
+
+def test_a_setting_that_went_with_a_restart_or_its_device_is_no_hindrance(machine):
+    """configfs is empty after a restart, and the sysctls of an RNIC go with it: the rest must still come back."""
+    tos = machine.root / "sys/kernel/config/rdma_cm/mlx5_0/default_roce_tos"
+    tos.parent.mkdir(parents=True)
+    tos.write_text("0\n")
+    before = everything(machine.root)
+    role = machine.role("rnic_host")
+    role.value("/sys/kernel/config/rdma_cm/mlx5_0/default_roce_tos", 104)
+    role.sysctl("net/a", 5)
+    role.file("/etc/there", "ours\n")
+    tos.unlink()
+    (machine.root / "proc/sys/net/a").unlink()
+    assert len(machine()) == 3
+    gone = {str(path.relative_to(machine.root)) for path in (tos, machine.root / "proc/sys/net/a")}
+    assert everything(machine.root) == {path: text for path, text in before.items() if path not in gone}
+    assert not machine.folder.exists()
+
+
+def test_a_folder_of_configfs_that_was_made_to_ask_for_one_goes_again(machine):
+    (machine.root / "config").mkdir()
+    assert machine.role("rnic_host").folder("/config/mlx5_0")
+    assert machine.role("rnic_host").folder("/config/mlx5_0")
+    machine()
+    assert not list((machine.root / "config").iterdir())
+
+
+def test_what_cannot_be_put_back_holds_up_nothing_else_and_is_done_the_next_time(machine):
+    """A tool that is gone fails each teardown: what does not need it comes back, and its undo stays written down."""
+    state = machine.root / "state"
+    state.write_text("")
+    role = machine.role("rnic_host")
+    for key, undo in (
+        ("rail1 trust", ["sh", "-c", f"echo rail1 >> {state}"]),
+        ("rail0 trust", ["sh", "-c", f"echo rail0 trust >> {state}"]),
+        ("rail0 pfc", ["sh", "-c", f"test -e {machine.root}/tool && echo rail0 pfc >> {state}"]),
+    ):
+        role.command(key, have="1", want="2", do=["true"], undo=undo)
+    role.sysctl("net/a", 5)
+    machine.role("base_host").file("/etc/there", "ours\n")
+    said = machine()
+    assert "rnic_host: not put back: rail0 pfc: `sh -c test" in said
+    assert state.read_text() == "rail1\n", "what was changed before it at the same interface waits for it"
+    assert (machine.root / "proc/sys/net/a").read_text() == "1"
+    assert (machine.root / "etc/there").read_text() == "old\n"
+    (machine.root / "tool").write_text("")
+    assert machine() == ["rail0 pfc: as it was", "rail0 trust: as it was"]
+    assert state.read_text() == "rail1\nrail0 pfc\nrail0 trust\n"
+    assert not machine.folder.exists()
+
+
+def test_a_teardown_that_is_killed_does_no_undo_twice(machine, monkeypatch):
+    """`dcb app del` and the like fail the second time: what is back must be out of the record at once."""
+    role = machine.role("frr_switch")
+    for word in ("first", "second"):
+        path = machine.root / word
+        path.write_text("")
+        role.command(f"swp1 {word}", have="1", want="2", do=["true"], undo=["rm", str(path)])
+
+    def killed(argv):
+        if argv[-1].endswith("first"):
+            raise KeyboardInterrupt
+        subprocess.run(argv, check=True)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(machine.found.put_back.__globals__, "run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            machine()
+    assert not (machine.root / "second").exists()
+    assert machine() == ["swp1 first: as it was"]
+
+
+def test_a_teardown_goes_backwards_through_the_playbook(machine):
+    """The role rdma_stack takes away packages with the tools by which rnic_host's settings are put back."""
+    said = machine.root / "said"
+    for name in ("base_host", "rdma_stack", "rnic_host"):
+        machine.role(name).command(name, have="1", want="2", do=["true"], undo=["sh", "-c", f"echo {name} >> {said}"])
+    machine()
+    assert said.read_text().split() == ["rnic_host", "rdma_stack", "base_host"]
+    assert machine.order == tuple(reversed(provision.roles_of("rack")))
+
+
+def test_a_record_that_is_no_json_holds_up_no_other_role(machine):
+    machine.role("base_host").file("/etc/there", "ours\n")
+    (machine.folder / "rnic_host.json").write_text("{")
+    assert machine().startswith("rnic_host: ")
+    assert (machine.root / "etc/there").read_text() == "old\n"

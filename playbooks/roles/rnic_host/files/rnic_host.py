@@ -49,12 +49,8 @@ def _type_of_service(found, rnic, tos):
     if not os.path.isdir(CONFIGFS):
         return
     folder = f"{CONFIGFS}/{rnic}"
-    if not os.path.isdir(folder):
-        # Making the folder is how configfs is asked for one; it changes nothing by itself.
-        if found.changes.check:
-            return
-        os.mkdir(folder)
-    found.value(f"{folder}/ports/1/default_roce_tos", tos)
+    if found.folder(folder):  # making it is how configfs is asked for one
+        found.value(f"{folder}/ports/1/default_roce_tos", tos)
 
 
 def _dcqcn(found, netdev, qos, priority, said):
