@@ -33,7 +33,8 @@ class Found:
 
     `values` are files of sysfs or configfs (path -> value), `undo` what puts a tool's setting back (key -> argv).
     `told` is what we told a tool that cannot tell its setting (key -> value, and the boot in which it holds), `after`
-    what makes a daemon read its file again (key -> argv): done once all else has been put back.
+    what makes a daemon read its file again (key -> argv): done once all else has been put back. `unread` are daemons
+    that have not read ours yet (key -> the boot in which it was written, and argv).
 
     Folders that had to be made for files are in `folders`; those that are empty then go again.
     """
@@ -42,7 +43,8 @@ class Found:
         self.path = os.path.join(folder, f"{role}.json")
         self.root = root
         self.changes = changes
-        self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}, "told": {}, "after": {}}
+        self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}, "told": {}}
+        self.record |= {"after": {}, "unread": {}}
         with contextlib.suppress(FileNotFoundError), open(self.path, encoding="utf-8") as file:
             self.record |= json.load(file)
 
@@ -107,16 +109,43 @@ class Found:
         self._save()
         return True
 
-    def after(self, key, argv):
-        """Run a command now, after what was changed, and again at the end of a teardown."""
-        if self.changes.really(f"{key}: {' '.join(argv)}"):
-            self._keep("after", key, argv)
-            run(argv)
+    def unread(self, key, argv=None):
+        """Note, before a change, that a daemon has not read it; a restart of the machine will have let it.
 
-    def file(self, path, text):
-        """Bring a file to a text (None: it is not to be there); say whether it had to be changed."""
+        With `argv` a teardown after such a restart runs that, whether or not a role has.
+        """
+        self.record["unread"][key] = {"boot": self._boot(), "argv": argv}
+        if not self.changes.check:
+            self._save()
+
+    def after(self, key, argv, *, again=True):
+        """Let a daemon read what is `unread`, if there is such; with `again` also at the end of a teardown."""
+        if self.waits(key) and self.changes.really(f"{key}: {' '.join(argv)}"):
+            if again:
+                self._keep("after", key, argv)
+            run(argv)
+            self.has_read(key)
+
+    def waits(self, key):
+        """Whether a daemon has something `unread`."""
+        return self.record["unread"].get(key, {}).get("boot") == self._boot()
+
+    def has_read(self, key):
+        """Note that a daemon has read what there is."""
+        if self.record["unread"].pop(key, None):
+            self._save()
+
+    def file(self, path, text, *, readers=()):
+        """Bring a file to a text (None: it is not to be there); say whether it had to be changed.
+
+        `readers` are the daemons (key -> argv or None) that have it `unread` then.
+        """
         have = self._read(path)
-        if have == text or not self.changes.really(f"{path} {'removed' if text is None else 'written'}"):
+        if have == text:
+            return False
+        for key in readers:
+            self.unread(key, readers[key])
+        if not self.changes.really(f"{path} {'removed' if text is None else 'written'}"):
             return False
         self._keep("files", path, have)
         for folder in self._missing_folders(path):
@@ -136,7 +165,7 @@ class Found:
         for kind, path, told, do, args in self._things():
             if self.changes.really(told) and self._tried(failed, told, do, *args):
                 del self.record[kind][path]
-        for key, argv in self.record["after"].items():
+        for key, argv in self._readers().items():
             if self.changes.really(f"{key}: {' '.join(argv)}"):
                 self._tried(failed, key, run, argv)
         if failed:
@@ -177,6 +206,15 @@ class Found:
             failed.append(f"{what}: {error}")
             return False
         return True
+
+    def _readers(self):
+        """What daemons are told at the end of a teardown: those that a role told, or a restart since."""
+        since = {
+            key: one["argv"]
+            for key, one in self.record["unread"].items()
+            if one["argv"] and one["boot"] != self._boot()
+        }
+        return since | self.record["after"]
 
     def _put_value(self, path, value):
         """A file that is gone went with its device or at a restart, and what we had set went with it."""

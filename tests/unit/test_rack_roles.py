@@ -364,6 +364,97 @@ def test_ptp_needs_a_second_program_only_with_a_hardware_clock(program):
     assert "time_stamping software" in ptp.files(wanted | {"hardware": False})[ptp.CONFIG]
 
 
+SYSTEMCTL = """\
+#!{python}
+# systemctl over a file of what is active, with what it was told in another.
+import pathlib, sys
+house = pathlib.Path({house!r})
+active, (verb, *units) = set((house / "active").read_text().split()), sys.argv[1:]
+if verb == "is-active":
+    print("active" if units[0] in active else "inactive")
+    sys.exit(0 if units[0] in active else 3)
+with (house / "said").open("a") as said:
+    print(verb, *units, file=said)
+active = active - set(units) if verb == "stop" else active | set(units)
+(house / "active").write_text(" ".join(active))
+"""
+
+
+@pytest.fixture
+def clocks(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role time_host over a stand-in for systemctl, on a host where chrony sets the clock."""
+    role, root, folder = program("time_host"), tmp_path / "root", tmp_path / "found"
+    (root / "proc/sys/kernel/random").mkdir(parents=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
+    (tmp_path / "active").write_text("chrony.service")
+    for name, text in (("systemctl", SYSTEMCTL.format(python=sys.executable, house=str(tmp_path))), ("ptp4l", "")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(role, "Found", functools.partial(found, folder=str(folder), root=str(root)))
+
+    def bring(*, check=False, **edit):
+        made = changes(check=check)
+        role._bring({"netdev": "lo", "domain": 0, "hardware": True, "start": True} | edit, made)
+        return [line.partition(":")[0] for line in made.made]
+
+    bring.role, bring.files = role, lambda: sorted(path.name for path in (root / "etc").rglob("*") if path.is_file())
+    bring.active = lambda: set((tmp_path / "active").read_text().split())
+    bring.said = lambda: (tmp_path / "said").read_text().splitlines()
+    bring.teardown = lambda: found("time_host", changes(check=False), folder=str(folder), root=str(root)).put_back()
+    return bring
+
+
+def test_one_program_sets_the_clock_and_the_one_before_comes_back(clocks):
+    """chrony and phc2sys would pull the same clock to and fro."""
+    ours = {clocks.role.PTP4L, clocks.role.PHC2SYS}
+    assert clocks(check=True) == clocks()
+    assert clocks.active() == ours
+    assert clocks() == []
+    clocks.teardown()
+    assert clocks.active() == {"chrony.service"}
+    assert clocks.files() == []
+    assert clocks.said()[-1] == "daemon-reload", "systemd has to forget units whose files are gone"
+
+
+def test_ptp_that_runs_is_restarted_for_a_new_domain_and_once(clocks):
+    clocks()
+    assert clocks(domain=24, check=True)[-2:] == clocks(domain=24)[-2:] == [clocks.role.PTP4L, clocks.role.PHC2SYS]
+    assert clocks.said()[-2:] == [f"restart {clocks.role.PTP4L}", f"restart {clocks.role.PHC2SYS}"]
+    assert clocks(domain=24) == []
+
+
+def test_ptp_that_is_no_longer_wanted_ends(clocks):
+    clocks()
+    clocks(hardware=False)
+    assert clocks.active() == {clocks.role.PTP4L}
+    clocks(netdev="")
+    assert clocks.active() == {"chrony.service"}
+    assert clocks.files() == []
+    assert clocks(netdev="") == []
+
+
+def test_chrony_forgets_servers_of_ours_at_a_teardown(tmp_path, monkeypatch, program, found, changes):
+    role, root, folder = program("base_host"), tmp_path / "root", str(tmp_path / "found")
+    (root / "proc/sys/kernel/random").mkdir(parents=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
+    for name, text in (("pgrep", "exit 0"), ("chronyc", f"echo $@ >>{tmp_path}/said")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(role, "Found", functools.partial(found, folder=folder, root=str(root)))
+    (root / "etc").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(role, "CHRONY_FILE", str(tmp_path / "faultbed.sources"))
+        for _ in range(2):
+            role._bring(
+                {"sysctls": {}, "hugepages": 0, "memlock": 1, "ntp_servers": ["192.0.2.1"]}, changes(check=False)
+            )
+    assert (tmp_path / "said").read_text().splitlines() == ["reload sources"]
+    found("base_host", changes(check=False), folder=folder, root=str(root)).put_back()
+    assert (tmp_path / "said").read_text().splitlines() == ["reload sources"] * 2
+
+
 def test_a_linux_switch_routes_as_a_soft_one(program):
     hostvars = listing(inventories() / "rack-h100.example.yml")["_meta"]["hostvars"]["rtsw1"]
     wanted = {"name": "rtsw1", **{key: hostvars[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}

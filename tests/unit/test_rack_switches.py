@@ -55,6 +55,8 @@ if tool == "sonic-cfggen":
         entry = {{f.rstrip("@"): v.split(",") if f.endswith("@") else v for f, v in entry.items()}}
         out.setdefault(table, {{}})[key] = entry
     print(json.dumps(out))
+elif tool == "systemctl" and (house / "broken").exists():
+    sys.exit("systemctl: killed")
 elif tool == "config" and args[0] == "load":
     assert args[1] == "-y", args
     for table, entries in json.loads((house / "root" / args[2].lstrip("/")).read_text()).items():
@@ -125,6 +127,8 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
     (tmp_path / "db.json").write_text(json.dumps(BEFORE))
     (tmp_path / "capability").write_text(f"{{'HASH|NATIVE_HASH_FIELD_LIST': '{','.join(FIELDS)}', 'X': 'true'}}")
     (root / "etc/sonic/frr").mkdir(parents=True)
+    (root / "proc/sys/kernel/random").mkdir(parents=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
     (root / "etc/sonic/frr/bgpd.conf").write_text("! theirs\n")
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
@@ -145,7 +149,7 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
         keep("sonic_switch", made).put_back()
         return made.made
 
-    bring.role, bring.root, bring.teardown = role, root, teardown
+    bring.role, bring.root, bring.teardown, bring.broken = role, root, teardown, tmp_path / "broken"
     bring.db = lambda: json.loads((tmp_path / "db.json").read_text())
     bring.said = lambda: (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
     bring.capability = tmp_path / "capability"
@@ -215,6 +219,28 @@ def test_a_saved_configuration_is_saved_again_after_the_teardown(switch):
     assert switch.said()[-1] == "config save -y"
 
 
+def test_a_run_that_was_cut_short_before_bgp_was_restarted_is_made_up_for(switch):
+    """Files and tables are as wanted then, and the second run must not take that for the end of it."""
+    switch.broken.write_text("")
+    with pytest.raises(switch.role.StateError, match="systemctl restart bgp"):
+        switch()
+    switch.broken.unlink()
+    assert switch(check=True) == switch() == ["bgp: systemctl restart bgp"]
+    assert switch() == []
+    switch.broken.write_text("")
+    with pytest.raises(switch.role.StateError, match="not put back: bgp"):
+        switch.teardown()
+    switch.broken.unlink()
+    assert switch.teardown() == ["bgp: systemctl restart bgp"]
+    assert switch.db() == BEFORE
+
+
+def test_what_is_loaded_can_be_saved_by_a_later_run(switch):
+    switch()
+    assert switch(save=True) == ["save: config save -y"]
+    assert switch(save=True) == []
+
+
 def test_a_switch_hashes_on_the_qp_only_where_it_tells_that_it_can(switch):
     with pytest.raises(switch.role.StateError, match="set sonic_switch_hash_qp to false"):
         switch(qp=True)
@@ -278,6 +304,65 @@ def test_a_linux_switch_pauses_and_maps_as_the_profile_says_and_comes_back(
     assert json.loads(state.read_text())["app"] == {"0": "0", "26": "3", "48": "6"}
     found("frr_switch", changes(check=False), folder=str(tmp_path / "found")).put_back()
     assert json.loads(state.read_text()) == before
+
+
+@pytest.fixture
+def linux(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role frr_switch on a machine below tmp_path, whose systemctl writes down what it is told."""
+    role, root = program("frr_switch"), tmp_path / "root"
+    for path in [*role.sysctls(0), "kernel/random/boot_id"]:
+        (root / "proc/sys" / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / "proc/sys" / path).write_text("0\n")
+    said = tmp_path / "said"
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $@ >>{said}\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(role, "ip_json", lambda *_words: [{"ifname": port["netdev"]} for port in switch["ports"]])
+    keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
+    monkeypatch.setattr(role, "Found", keep)
+    switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
+    switch |= {"ecmp_hash_seed": 7, "config": "/etc/frr/frr.conf", "daemons": "/etc/frr/daemons", "dcb": False}
+
+    def bring(*, reload=False, check=False, **edit):
+        made = changes(check=check)
+        bring.result = role._bring(switch | {"qos": None, "dscp_map": [], "reload": reload} | edit, made)
+        return made.made
+
+    def teardown():
+        made = changes(check=False)
+        keep("frr_switch", made).put_back()
+        return made.made
+
+    bring.teardown, bring.root = teardown, root
+    bring.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
+    bring.said = lambda: said.read_text().splitlines() if said.exists() else []
+    return bring
+
+
+def test_frr_reads_its_files_when_that_is_allowed_later(linux):
+    """First written and looked at, then frr_switch_reload: the way that the day on a rack is meant to go."""
+    linux()
+    assert linux.said() == []
+    assert linux(reload=True, check=True) == ["FRR: systemctl restart frr"]
+    assert linux(reload=True) == ["FRR: systemctl restart frr"]
+    assert linux(reload=True) == []
+    assert linux.teardown()[-1] == "FRR: systemctl restart frr"
+    assert linux.said() == ["restart frr"] * 2
+
+
+def test_frr_that_a_restart_of_the_machine_has_let_read_is_not_restarted_but_by_a_teardown(linux):
+    linux()
+    linux.reboot()
+    assert linux(reload=True) == []
+    assert linux.said() == []
+    linux.teardown()
+    assert linux.said() == ["restart frr"]
+
+
+def test_frr_that_has_never_read_our_files_is_left_alone(linux):
+    linux()
+    linux.teardown()
+    assert linux.said() == []
 
 
 def test_a_port_without_dcb_says_so(program, found, changes, monkeypatch):

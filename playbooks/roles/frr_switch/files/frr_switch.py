@@ -11,6 +11,7 @@ from faultbed_frr import bgpd_config
 from faultbed_state import StateError, answer, ip_json, run
 
 PRIORITIES = 8
+RESTART = ["systemctl", "restart", "frr"]
 DAEMONS = '# Written by faultbed\'s role frr_switch.\nbgpd=yes\nvtysh_enable=yes\nzebra_options="-A 127.0.0.1"\n'
 
 
@@ -27,12 +28,10 @@ def _bring(wanted, changes):
     found = Found("frr_switch", changes)
     for path, value in sysctls(wanted["ecmp_hash_seed"]).items():
         found.sysctl(path, value)
-    wrote = [
-        found.file(wanted["daemons"], DAEMONS),
-        found.file(wanted["config"], config(wanted)),
-    ]
-    if any(wrote) and wanted["reload"]:
-        found.after("FRR", ["systemctl", "restart", "frr"])
+    for path, text in ((wanted["daemons"], DAEMONS), (wanted["config"], config(wanted))):
+        found.file(path, text, readers={"FRR": RESTART})
+    if wanted["reload"]:
+        found.after("FRR", RESTART)
     if wanted["dcb"] and wanted["qos"]:
         for port in wanted["ports"]:
             _pfc(found, port["netdev"], wanted["qos"]["pfc_priorities"])

@@ -15,6 +15,7 @@ from faultbed_state import StateError, answer, run
 
 QP_FIELD = "RDMA_BTH_DEST_QP"
 DB = ["sonic-db-cli", "CONFIG_DB"]
+RESTART = ["systemctl", "restart", "bgp"]
 
 
 def main(wanted, check):
@@ -32,14 +33,26 @@ def _bring(wanted, changes):
         return {"loaded": False}
     have = json.loads(run(["sonic-cfggen", "-d", "--print-data"]))
     differing = differences(tables, have)
-    load = ["config", "load", "-y", wanted["path"]]
-    for key in ["ConfigDB " + _named(differing)] if differing else []:
-        found.command(key, have="otherwise", want="as in the inventory", do=load, undo=undo(differing, have))
-    if found.file(wanted["bgpd"], bgp) or "DEVICE_METADATA" in {table for table, _, _ in differing}:
-        found.after("bgp", ["systemctl", "restart", "bgp"])
-    if differing and wanted["save"]:
+    if differing:
+        _load(found, wanted["path"], differing, have)
+    found.file(wanted["bgpd"], bgp, readers={"bgp": RESTART})
+    found.after("bgp", RESTART)
+    if wanted["save"]:
         found.after("save", ["config", "save", "-y"])
     return {"loaded": True, "left_out": left_out}
+
+
+def _load(found, path, differing, have):
+    found.unread("save")
+    if "DEVICE_METADATA" in {table for table, _, _ in differing}:
+        found.unread("bgp", RESTART)
+    found.command(
+        f"ConfigDB {_named(differing)}",
+        have="otherwise",
+        want="as in the inventory",
+        do=["config", "load", "-y", path],
+        undo=undo(differing, have),
+    )
 
 
 def _unable(tables):
