@@ -170,7 +170,7 @@ def test_it_is_loaded_once_and_returned_as_found(switch):
     would = switch(check=True)
     assert switch.db() == BEFORE
     assert switch() == would
-    assert switch.result == {"loaded": True, "left_out": []}
+    assert switch.result == {"loaded": True, "notes": []}
     now = switch.db()
     assert now["PORT|Ethernet0"] == {"lanes": "1,2,3,4", "mtu": "9216", "admin_status": "up", "speed": "400000"}
     assert now["SWITCH_HASH|GLOBAL"] == {"ecmp_hash@": ",".join(FIELDS), "lag_hash@": "DST_IP"}
@@ -255,7 +255,7 @@ def test_a_switch_that_tells_nothing_of_its_hash_is_left_as_it_is_and_that_is_sa
     switch.capability.write_text("{}")
     switch()
     assert switch.db()["SWITCH_HASH|GLOBAL"] == BEFORE["SWITCH_HASH|GLOBAL"]
-    assert switch.result["left_out"] == [f"SWITCH_HASH: the switch does not tell that it hashes on {', '.join(FIELDS)}"]
+    assert switch.result["notes"] == [f"SWITCH_HASH: the switch does not tell that it hashes on {', '.join(FIELDS)}"]
 
 
 DCB = """\
@@ -343,9 +343,11 @@ def test_frr_reads_its_files_when_that_is_allowed_later(linux):
     """First written and looked at, then frr_switch_reload: the way that the day on a rack is meant to go."""
     linux()
     assert linux.said() == []
+    assert linux.result["notes"] == ["FRR has not read its new files: set frr_switch_reload, or restart it"]
     assert linux(reload=True, check=True) == ["FRR: systemctl restart frr"]
     assert linux(reload=True) == ["FRR: systemctl restart frr"]
     assert linux(reload=True) == []
+    assert linux.result["notes"] == []
     assert linux.teardown()[-1] == "FRR: systemctl restart frr"
     assert linux.said() == ["restart frr"] * 2
 

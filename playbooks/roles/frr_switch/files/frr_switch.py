@@ -36,6 +36,8 @@ def _bring(wanted, changes):
         for port in wanted["ports"]:
             _pfc(found, port["netdev"], wanted["qos"]["pfc_priorities"])
             _dscp(found, port["netdev"], wanted["dscp_map"])
+    unread = ["FRR has not read its new files: set frr_switch_reload, or restart it"] if found.waits("FRR") else []
+    return {"notes": unread}
 
 
 def _pfc(found, netdev, priorities):

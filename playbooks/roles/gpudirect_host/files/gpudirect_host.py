@@ -36,7 +36,7 @@ def _look(wanted, changes):
         wrong.append("no nvidia_peermem: modprobe it, or install the driver with it")
     if real and wrong and wanted["strict"]:
         raise StateError("; ".join(wrong))
-    return {"wrong": wrong}
+    return {"notes": wrong}
 
 
 def bridges_that_redirect(folder):

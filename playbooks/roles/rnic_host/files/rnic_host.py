@@ -41,7 +41,7 @@ def _bring(wanted, changes):
         later += _firmware(found, rnic, wanted["firmware"])
         if wanted["pfc_timeout"]:
             _pfc_timeout(found, rnic["netdev"], str(wanted["pfc_timeout"]))
-    return {"needs_reset": later}
+    return {"notes": [f"{', '.join(later)}: counts from the next reboot or `mlxfwreset`"] if later else []}
 
 
 def _type_of_service(found, rnic, tos):

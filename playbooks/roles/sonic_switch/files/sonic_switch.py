@@ -30,7 +30,7 @@ def _bring(wanted, changes):
     bgp = bgpd_config(wanted)
     found.file(wanted["bgp_path"], bgp)
     if not wanted["load"]:
-        return {"loaded": False}
+        return {"loaded": False, "notes": ["ConfigDB and BGP are only written: sonic_switch_load puts them in force"]}
     have = json.loads(run(["sonic-cfggen", "-d", "--print-data"]))
     differing = differences(tables, have)
     if differing:
@@ -39,7 +39,7 @@ def _bring(wanted, changes):
     found.after("bgp", RESTART)
     if wanted["save"]:
         found.after("save", ["config", "save", "-y"])
-    return {"loaded": True, "left_out": left_out}
+    return {"loaded": True, "notes": left_out}
 
 
 def _load(found, path, differing, have):
