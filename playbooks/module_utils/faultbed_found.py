@@ -190,7 +190,7 @@ class Found:
 
     def _things(self):
         """What else is to be put back, in order: its place in the record, its words, what does it, of what."""
-        for path, value in list(self.record["values"].items()):
+        for path, value in reversed(list(self.record["values"].items())):  # one may set another, too
             yield "values", path, f"{path}={value}", self._put_value, (path.lstrip("/"), value)
         for path, value in list(self.record["sysctls"].items()):
             told = f"sysctl {path.replace('/', '.')}={value}"

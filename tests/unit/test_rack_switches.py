@@ -280,11 +280,11 @@ path.write_text(json.dumps(state))
 def test_a_linux_switch_pauses_and_maps_as_the_profile_says_and_comes_back(
     tmp_path,
     monkeypatch,
-    program,
+    load,
     found,
     changes,
 ):
-    role, state = program("frr_switch"), tmp_path / "state.json"
+    role, state = load(playbooks() / "module_utils/faultbed_dcb.py"), tmp_path / "state.json"
     before = {"pfc": {str(number): "off" for number in range(8)}, "app": {"0": "0", "26": "1"}}
     state.write_text(json.dumps(before))
     (tmp_path / "dcb").write_text(DCB.format(python=sys.executable, state=str(state)))
@@ -294,8 +294,8 @@ def test_a_linux_switch_pauses_and_maps_as_the_profile_says_and_comes_back(
     def bring(*, check=False):
         made = changes(check=check)
         one = found("frr_switch", made, folder=str(tmp_path / "found"))
-        role._pfc(one, "swp1", [3])
-        role._dscp(one, "swp1", HOSTVARS["faultbed_dscp_map"])
+        role.bring_pfc(one, "swp1", [3], otherwise="")
+        role.bring_dscp(one, "swp1", HOSTVARS["faultbed_dscp_map"])
         return [line.partition(":")[0] for line in made.made]
 
     assert bring(check=True) == bring() == ["swp1 PFC", "swp1 DSCP 26", "swp1 DSCP 48"]
@@ -367,8 +367,9 @@ def test_frr_that_has_never_read_our_files_is_left_alone(linux):
     assert linux.said() == []
 
 
-def test_a_port_without_dcb_says_so(program, found, changes, monkeypatch):
-    role = program("frr_switch")
+def test_a_port_without_dcb_says_so(load, found, changes, monkeypatch):
+    role = load(playbooks() / "module_utils/faultbed_dcb.py")
     monkeypatch.setattr(role, "run", lambda _argv: "")
     with pytest.raises(role.StateError, match="set frr_switch_dcb to false"):
-        role._pfc(found("frr_switch", changes(check=True), folder="/nonexistent"), "swp1", [3])
+        one = found("frr_switch", changes(check=True), folder="/nonexistent")
+        role.bring_pfc(one, "swp1", [3], otherwise="set frr_switch_dcb to false")

@@ -4,13 +4,11 @@ BGP is that of the soft lab's switches (`faultbed_frr`); interfaces and addresse
 configuration, and are only looked at.
 """
 
-import re
-
+from faultbed_dcb import bring_dscp, bring_pfc
 from faultbed_found import Found
 from faultbed_frr import bgpd_config
-from faultbed_state import StateError, answer, ip_json, run
+from faultbed_state import StateError, answer, ip_json
 
-PRIORITIES = 8
 RESTART = ["systemctl", "restart", "frr"]
 DAEMONS = '# Written by faultbed\'s role frr_switch.\nbgpd=yes\nvtysh_enable=yes\nzebra_options="-A 127.0.0.1"\n'
 
@@ -34,41 +32,10 @@ def _bring(wanted, changes):
         found.after("FRR", RESTART)
     if wanted["dcb"] and wanted["qos"]:
         for port in wanted["ports"]:
-            _pfc(found, port["netdev"], wanted["qos"]["pfc_priorities"])
-            _dscp(found, port["netdev"], wanted["dscp_map"])
+            bring_pfc(found, port["netdev"], wanted["qos"]["pfc_priorities"], otherwise="set frr_switch_dcb to false")
+            bring_dscp(found, port["netdev"], wanted["dscp_map"])
     unread = ["FRR has not read its new files: set frr_switch_reload, or restart it"] if found.waits("FRR") else []
     return {"notes": unread}
-
-
-def _pfc(found, netdev, priorities):
-    """Which priorities pause, by iproute2's dcb (dcb-pfc(8))."""
-    have = pairs(run(["dcb", "pfc", "show", "dev", netdev, "prio-pfc"]))
-    if len(have) != PRIORITIES:
-        raise StateError(
-            f"dcb does not tell which priorities pause on {netdev}: its driver has no DCB, set frr_switch_dcb to false"
-        )
-    want = {str(number): "on" if number in priorities else "off" for number in range(PRIORITIES)}
-    tool = ["dcb", "pfc", "set", "dev", netdev, "prio-pfc"]
-    do, undo = ([*tool, *(f"{number}:{value}" for number, value in each.items())] for each in (want, have))
-    found.command(f"{netdev} PFC", have=have, want=want, do=do, undo=undo)
-
-
-def _dscp(found, netdev, dscp_map):
-    """The inventory's lines of the DSCP map (dcb-app(8)); what they do not name stays."""
-    have = pairs(run(["dcb", "-N", "app", "show", "dev", netdev, "dscp-prio"]))
-    tool = ["dcb", "app"]
-    for line in dscp_map:
-        dscp, want = str(line["dscp"]), str(line["priority"])
-        old = have.get(dscp)
-        tail = ["dev", netdev, "dscp-prio"]
-        undo = [*tool, "replace", *tail, f"{dscp}:{old}"] if old else [*tool, "del", *tail, f"{dscp}:{want}"]
-        do = [*tool, "replace", *tail, f"{dscp}:{want}"]
-        found.command(f"{netdev} DSCP {dscp}", have=old, want=want, do=do, undo=undo)
-
-
-def pairs(said):
-    """`prio-pfc 0:off 3:on` as {"0": "off", "3": "on"}."""
-    return dict(word.split(":", 1) for word in said.split() if re.fullmatch(r"[0-9]+:\w+", word))
 
 
 def sysctls(seed):
