@@ -60,6 +60,14 @@ class Found:
             target.write(str(value))
         return True
 
+    def sysctls(self, values, keeper):
+        """Bring values below /proc/sys to what is wanted, now and by the file `keeper` at every boot (sysctl.d(5))."""
+        for path, value in values.items():
+            self.sysctl(path, value)
+        if values:  # with slashes, because names of interfaces may have dots
+            lines = "".join(f"{path} = {value}\n" for path, value in sorted(values.items()))
+            self.file(keeper, f"# Written by faultbed; host_teardown removes it.\n{lines}")
+
     def value(self, path, value):
         """Bring a file of sysfs or configfs to a value; say whether it had to be changed."""
         real = os.path.join(self.root, path.lstrip("/"))

@@ -61,6 +61,18 @@ def test_a_second_run_changes_nothing_and_teardown_puts_all_back(role):
     assert role()[0].put_back() == 0
 
 
+def test_sysctls_are_kept_over_a_boot_by_a_file_that_goes_again(role):
+    before = everything(role.root)
+    for expected in (2, 0):
+        one, made = role()
+        one.sysctls({"net/a": 5}, "/etc/sysctl.d/90-x.conf")
+        assert len(made.made) == expected
+    assert "\nnet/a = 5\n" in (role.root / "etc/sysctl.d/90-x.conf").read_text()
+    one.sysctls({}, "/etc/sysctl.d/none")
+    one.put_back()
+    assert everything(role.root) == before
+
+
 def test_a_folder_that_somebody_else_uses_meanwhile_stays(role):
     role()[0].file("/etc/new/file", "ours\n")
     (role.root / "etc/new/theirs").write_text("theirs\n")
@@ -487,7 +499,7 @@ ip("link set dev lo up")
 ip("tuntap add dev rail3 mode tap")
 ip("link set dev rail3 address 02:fb:01:01:01:03")
 role.INFINIBAND = infiniband
-role.sysctls = lambda wanted: {}
+role.sysctls = lambda wanted: {}  # no file either: /etc is this machine's
 one = {"name": "mlx5_3", "netdev": "rail3", "mac": "02:fb:01:01:01:03"}
 one |= {"address": "10.77.1.7/31", "gateway": "10.77.1.6"}
 wanted = {"front_end": {"netdev": "lo"}, "rnics": [one], "mtu": 9000, "networkd": False, "folder": ""}

@@ -361,6 +361,24 @@ def test_frr_that_a_restart_of_the_machine_has_let_read_is_not_restarted_but_by_
     assert linux.said() == ["restart frr"]
 
 
+def test_a_linux_switch_forwards_and_hashes_after_a_restart_too(linux):
+    linux()
+    (kept,) = (linux.root / "etc/sysctl.d").iterdir()
+    assert "net/ipv4/ip_forward = 1\n" in kept.read_text()
+    assert "net/ipv4/fib_multipath_hash_seed = 7\n" in kept.read_text()
+    linux.teardown()
+    assert not (linux.root / "etc/sysctl.d").exists()
+    assert (linux.root / "proc/sys/net/ipv4/ip_forward").read_text().strip() == "0"
+
+
+def test_a_kernel_that_cannot_seed_its_hash_is_no_reason_to_fail(linux):
+    """Cumulus Linux 5, Debian 12 and Ubuntu 24.04 have kernels before 6.11."""
+    (linux.root / "proc/sys/net/ipv4/fib_multipath_hash_seed").unlink()
+    assert linux(check=True) == linux()
+    assert "has no seed for its ECMP hash" in linux.result["notes"][0]
+    assert (linux.root / "proc/sys/net/ipv4/fib_multipath_hash_policy").read_text() == "1"
+
+
 def test_frr_that_has_never_read_our_files_is_left_alone(linux):
     linux()
     linux.teardown()

@@ -4,11 +4,15 @@ BGP is that of the soft lab's switches (`faultbed_frr`); interfaces and addresse
 configuration, and are only looked at.
 """
 
+import os
+
 from faultbed_dcb import bring_dscp, bring_pfc
 from faultbed_found import Found
 from faultbed_frr import bgpd_config
 from faultbed_state import StateError, answer, ip_json
 
+SEED = "net/ipv4/fib_multipath_hash_seed"
+SYSCTL_FILE = "/etc/sysctl.d/90-faultbed-frr_switch.conf"
 RESTART = ["systemctl", "restart", "frr"]
 DAEMONS = '# Written by faultbed\'s role frr_switch.\nbgpd=yes\nvtysh_enable=yes\nzebra_options="-A 127.0.0.1"\n'
 
@@ -24,8 +28,11 @@ def _bring(wanted, changes):
     if missing:
         raise StateError(f"no interface {', '.join(missing)}: mend the names in faultbed_ports")
     found = Found("frr_switch", changes)
-    for path, value in sysctls(wanted["ecmp_hash_seed"]).items():
-        found.sysctl(path, value)
+    values, notes = sysctls(wanted["ecmp_hash_seed"]), []
+    if not os.path.exists(os.path.join(found.root, "proc/sys", SEED)):
+        del values[SEED]
+        notes.append("a kernel before Linux 6.11 has no seed for its ECMP hash: ways are not the computed ones")
+    found.sysctls(values, SYSCTL_FILE)
     for path, text in ((wanted["daemons"], DAEMONS), (wanted["config"], config(wanted))):
         found.file(path, text, readers={"FRR": RESTART})
     if wanted["reload"]:
@@ -34,8 +41,9 @@ def _bring(wanted, changes):
         for port in wanted["ports"]:
             bring_pfc(found, port["netdev"], wanted["qos"]["pfc_priorities"], otherwise="set frr_switch_dcb to false")
             bring_dscp(found, port["netdev"], wanted["dscp_map"])
-    unread = ["FRR has not read its new files: set frr_switch_reload, or restart it"] if found.waits("FRR") else []
-    return {"notes": unread}
+    if found.waits("FRR"):
+        notes.append("FRR has not read its new files: set frr_switch_reload, or restart it")
+    return {"notes": notes}
 
 
 def sysctls(seed):
@@ -44,7 +52,7 @@ def sysctls(seed):
         "net/ipv4/ip_forward": 1,
         "net/ipv6/conf/all/forwarding": 1,
         "net/ipv4/fib_multipath_hash_policy": 1,
-        "net/ipv4/fib_multipath_hash_seed": seed,
+        SEED: seed,
     }
 
 

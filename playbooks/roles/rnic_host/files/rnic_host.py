@@ -1,8 +1,8 @@
 """Bring RNICs to what the QoS profile says: type of service, DCQCN, trust and PFC, firmware; write down what was there.
 
     default type of service   configfs rdma_cm (Linux, Documentation/ABI/testing/configfs-rdma_cm)
-    DCQCN                     /sys/class/net/DEV/ecn (MLNX_OFED, "Explicit Congestion Notification"); of the kernel's own
-                              driver debugfs mlx5/PCI/cc_params (Linux, drivers/infiniband/hw/mlx5/cong.c), and the
+    DCQCN                     /sys/class/net/DEV/ecn (MLNX_OFED, "Explicit Congestion Notification"); of the kernel's
+                              own driver debugfs mlx5/PCI/cc_params (Linux, drivers/infiniband/hw/mlx5/cong.c), and the
                               firmware's mask of priorities
     trust, PFC, DSCP map      mlnx_qos (MLNX_OFED), or else iproute2's dcb
     firmware                  mlxconfig (MFT) or mstconfig (mstflint), counts from the next reset
