@@ -30,7 +30,7 @@ def program(monkeypatch):
         return module
 
     yield load
-    for name in ("faultbed_state", "faultbed_frr", "faultbed_found", "faultbed_dcb"):
+    for name in ("faultbed_state", "faultbed_frr", "faultbed_found", "faultbed_dcb", "faultbed_fabric_bgp"):
         sys.modules.pop(name, None)
 
 

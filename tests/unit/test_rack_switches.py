@@ -93,7 +93,7 @@ def render(load):
 
 @pytest.fixture
 def bgpd(load):
-    return load(playbooks() / "module_utils" / "faultbed_frr.py").bgpd_config
+    return load(playbooks() / "module_utils" / "faultbed_fabric_bgp.py").fabric_bgpd_config
 
 
 def test_the_tables_are_those_of_the_file_that_was_checked_by_hand(render):
@@ -104,6 +104,20 @@ def test_the_tables_are_those_of_the_file_that_was_checked_by_hand(render):
 def test_bgp_is_that_of_the_file_that_was_checked_by_hand(bgpd):
     switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
     assert bgpd(switch) == (GOLDEN / "leaf.bgpd.conf").read_text()
+
+
+def test_a_switch_tells_nobody_of_what_is_not_fabric(bgpd, linux):
+    """Its management network is connected, too: others would reach it, and whoever manages them, over the fabric.
+
+    Run by hand with FRR 8.4.4 in network namespaces: before, a switch two hops away had a route to 192.0.2.0/24.
+    """
+    switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
+    linux()
+    for text in (bgpd(switch), (linux.root / "etc/frr/frr.conf").read_text()):
+        assert "neighbor fabric route-map FAULTBED out" in text
+        own = [line.split()[-1] for line in text.splitlines() if line.startswith("ip prefix-list FAULTBED")]
+        assert own == ["10.77.1.0/31", "10.78.0.1/32"]
+        assert "  redistribute connected\n" in text, "the line that the fault bgp.withdraw takes away"
 
 
 def test_what_is_not_asked_for_is_not_there(render):

@@ -7,8 +7,8 @@ configuration, and are only looked at.
 import os
 
 from faultbed_dcb import bring_dscp, bring_pfc
+from faultbed_fabric_bgp import fabric_bgpd_config
 from faultbed_found import Found
-from faultbed_frr import bgpd_config
 from faultbed_state import StateError, answer, ip_json
 
 SEED = "net/ipv4/fib_multipath_hash_seed"
@@ -59,4 +59,4 @@ def sysctls(seed):
 def config(wanted):
     """frr.conf: the loopback, and BGP as soft switches have it."""
     loopback = f"interface lo\n ip address {wanted['loopback']}\nexit\n"
-    return f"{bgpd_config(wanted)}{loopback}"
+    return f"{fabric_bgpd_config(wanted)}{loopback}"

@@ -9,8 +9,8 @@ import hashlib
 import json
 import shlex
 
+from faultbed_fabric_bgp import fabric_bgpd_config
 from faultbed_found import Found
-from faultbed_frr import bgpd_config
 from faultbed_state import StateError, answer, run
 
 QP_FIELD = "RDMA_BTH_DEST_QP"
@@ -27,7 +27,7 @@ def _bring(wanted, changes):
     found, tables = Found("sonic_switch", changes), wanted["tables"]
     left_out = _unable(tables) if wanted["load"] else []
     found.file(wanted["path"], json.dumps(tables, indent=2) + "\n")
-    bgp = bgpd_config(wanted)
+    bgp = fabric_bgpd_config(wanted)
     found.file(wanted["bgp_path"], bgp)
     if not wanted["load"]:
         return {"loaded": False, "notes": ["ConfigDB and BGP are only written: sonic_switch_load puts them in force"]}
