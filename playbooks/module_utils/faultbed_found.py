@@ -28,13 +28,26 @@ def run(argv):
         raise StateError(f"`{' '.join(argv)[:200]}` ended with {done.returncode}: {told}")
 
 
+def _private(path, flags):
+    return os.open(path, flags, 0o600)
+
+
+def _mode(path):
+    """Mode, user and group of a file; of one that is not there those of a new file."""
+    with contextlib.suppress(FileNotFoundError):
+        was = os.stat(path)
+        return [was.st_mode & 0o7777, was.st_uid, was.st_gid]
+    return [0o644, -1, -1]
+
+
 class Found:
     """The record of one role: `sysctls` (path below /proc/sys -> value), `files` (path -> text, None: not there).
 
     `values` are files of sysfs or configfs (path -> value), `undo` what puts a tool's setting back (key -> argv).
     `told` is what we told a tool that cannot tell its setting (key -> value, and the boot in which it holds), `after`
     what makes a daemon read its file again (key -> argv): done once all else has been put back. `unread` are daemons
-    that have not read ours yet (key -> the boot in which it was written, and argv).
+    that have not read ours yet (key -> the boot in which it was written, and argv). `modes` are mode, user and group of
+    files that were there. All of it is for root alone: files of a switch may have passwords in them.
 
     Folders that had to be made for files are in `folders`; those that are empty then go again.
     """
@@ -44,7 +57,7 @@ class Found:
         self.root = root
         self.changes = changes
         self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}, "told": {}}
-        self.record |= {"after": {}, "unread": {}}
+        self.record |= {"after": {}, "unread": {}, "modes": {}}
         with contextlib.suppress(FileNotFoundError), open(self.path, encoding="utf-8") as file:
             self.record |= json.load(file)
 
@@ -155,6 +168,8 @@ class Found:
             self.unread(key, readers[key])
         if not self.changes.really(f"{path} {'removed' if text is None else 'written'}"):
             return False
+        if have is not None:
+            self._keep("modes", path, _mode(os.path.join(self.root, path.lstrip("/"))))
         self._keep("files", path, have)
         for folder in self._missing_folders(path):
             self._keep("folders", folder, "made")
@@ -252,8 +267,8 @@ class Found:
             return file.read().strip()
 
     def _save(self):
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        with open(f"{self.path}.new", "w", encoding="utf-8") as file:
+        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+        with open(f"{self.path}.new", "w", encoding="utf-8", opener=_private) as file:
             json.dump(self.record, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
@@ -280,10 +295,9 @@ class Found:
                 os.remove(real)
             return
         os.makedirs(os.path.dirname(real), exist_ok=True)
-        with open(f"{real}.new", "w", encoding="utf-8") as file:
+        with open(f"{real}.new", "w", encoding="utf-8", opener=_private) as file:
             file.write(text)
-        with contextlib.suppress(FileNotFoundError):  # a daemon must still be able to read its own
-            was = os.stat(real)
-            os.chmod(f"{real}.new", was.st_mode & 0o7777)
-            os.chown(f"{real}.new", was.st_uid, was.st_gid)
+            mode, *owner = self.record["modes"].get(path) or _mode(real)
+            os.fchown(file.fileno(), *owner)  # a daemon must still be able to read its own
+            os.fchmod(file.fileno(), mode)
         os.replace(f"{real}.new", real)

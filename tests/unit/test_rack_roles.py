@@ -288,6 +288,20 @@ def test_the_dscp_map_of_an_rnic_is_the_inventory_s_and_comes_back(tmp_path, mon
     assert json.loads(state.read_text()) == before
 
 
+def test_a_file_that_was_taken_away_comes_back_as_private_as_it_was_and_so_is_the_record(role):
+    """FRR's files may have passwords of neighbours in them."""
+    (role.root / "etc/there").chmod(0o640)
+    one, _ = role()
+    one.file("/etc/there", None)
+    one.file("/etc/new", "ours\n")
+    record = role.root.parent / "found/base.json"
+    assert "old" in record.read_text()
+    assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert (role.root / "etc/new").stat().st_mode & 0o777 == 0o644
+    role()[0].put_back()
+    assert ((role.root / "etc/there").read_text(), (role.root / "etc/there").stat().st_mode & 0o777) == ("old\n", 0o640)
+
+
 def test_acs_is_read_from_configuration_space(program, tmp_path):
     look = program("gpudirect_host")
 

@@ -117,7 +117,7 @@ def test_a_switch_tells_nobody_of_what_is_not_fabric(bgpd, linux):
         assert "neighbor fabric route-map FAULTBED out" in text
         own = [line.split()[-1] for line in text.splitlines() if line.startswith("ip prefix-list FAULTBED")]
         assert own == ["10.77.1.0/31", "10.78.0.1/32"]
-        assert "  redistribute connected\n" in text, "the line that the fault bgp.withdraw takes away"
+        assert "  redistribute connected\n" in text, "the line that the fault switch.withdraw takes away"
 
 
 def test_what_is_not_asked_for_is_not_there(render):
