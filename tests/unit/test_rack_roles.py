@@ -172,7 +172,7 @@ def test_a_profile_without_pfc_or_ecn_has_neither(tables):
     made = tables(pfc_priorities=[], ecn=None)
     assert "PFC_WD" not in made
     assert "WRED_PROFILE" not in made
-    assert "pfc_enable" not in made["PORT_QOS_MAP"]["Ethernet0"]
+    assert made["PORT_QOS_MAP"]["Ethernet0"]["pfc_enable"] == "", "left out, that of another profile would stay"
 
 
 def test_config_db_holds_strings_only(tables):

@@ -80,6 +80,8 @@ BEFORE = {
     "DEVICE_METADATA|localhost": {"hostname": "sonic", "type": "LeafRouter", "hwsku": "x"},
     "PORT|Ethernet0": {"lanes": "1,2,3,4", "mtu": "9100", "admin_status": "up"},
     "PORT|Ethernet4": {"lanes": "5,6,7,8", "mtu": "9100"},
+    "PORT|Ethernet128": {"lanes": "129,130", "mtu": "9100"},
+    "PORT_QOS_MAP|Ethernet128": {"pfc_enable": "3,4", "dscp_to_tc_map": "AZURE"},
     "SWITCH_HASH|GLOBAL": {"ecmp_hash@": "DST_IP,SRC_IP", "lag_hash@": "DST_IP"},
     "INTERFACE|Ethernet0": {"NULL": "NULL"},
     "DSCP_TO_TC_MAP|AZURE": {"0": "1"},
@@ -144,6 +146,9 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
     (root / "proc/sys/kernel/random").mkdir(parents=True)
     (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
     (root / "etc/sonic/frr/bgpd.conf").write_text("! theirs\n")
+    (root / "etc/sonic/frr/frr.conf").write_text("password theirs\n")
+    (root / "etc/sonic/frr/frr.conf").chmod(0o640)
+    db = tmp_path / "db.json"
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
     monkeypatch.setattr(role, "Found", keep)
@@ -164,7 +169,8 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
         return made.made
 
     bring.role, bring.root, bring.teardown, bring.broken = role, root, teardown, tmp_path / "broken"
-    bring.db = lambda: json.loads((tmp_path / "db.json").read_text())
+    bring.db = lambda: json.loads(db.read_text())
+    bring.there = lambda **entries: db.write_text(json.dumps(BEFORE | entries))
     bring.said = lambda: (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
     bring.capability = tmp_path / "capability"
     return bring
@@ -231,6 +237,83 @@ def test_a_saved_configuration_is_saved_again_after_the_teardown(switch):
     switch.teardown()
     assert [line for line in switch.said() if line == "config save -y"] == ["config save -y"] * 2
     assert switch.said()[-1] == "config save -y"
+
+
+def test_the_routing_of_a_switch_in_split_unified_mode_comes_back(switch):
+    """Its bgp container removes frr.conf when it starts in split mode, and nothing else has what is in it."""
+    theirs = switch.root / "etc/sonic/frr/frr.conf"
+    switch(load=False)
+    assert theirs.exists()
+    switch()
+    assert not theirs.exists()
+    assert switch() == []
+    switch.teardown()
+    assert (theirs.read_text(), theirs.stat().st_mode & 0o777) == ("password theirs\n", 0o640)
+
+
+def test_pfc_and_ecn_of_an_earlier_profile_end_with_it(switch):
+    """`config load` merges: what is only left out stays in force."""
+    switch()
+    assert switch.db()["PORT_QOS_MAP|Ethernet128"]["pfc_enable"] == "3"
+    calm = HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_priorities": [], "ecn": None}}
+    switch(variables=calm)
+    assert {switch.db()[f"PORT_QOS_MAP|{port}"]["pfc_enable"] for port in ("Ethernet0", "Ethernet128")} == {""}
+    assert switch.db()["WRED_PROFILE|FAULTBED_ROCE"]["ecn"] == "ecn_none"
+    assert switch.db()["WRED_PROFILE|FAULTBED_ROCE"]["wred_green_enable"] == "false"
+    assert switch(variables=calm) == []
+    switch()
+    assert switch.db()["WRED_PROFILE|FAULTBED_ROCE"]["ecn"] == "ecn_all"
+    switch.teardown()
+    assert switch.db() == BEFORE
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"VLAN_MEMBER|Vlan1000|Ethernet0": {"tagging_mode": "untagged"}}, "Ethernet0 is a member of Vlan1000"),
+        ({"PORTCHANNEL_MEMBER|PortChannel1|Ethernet128": {"NULL": "NULL"}}, "Ethernet128 is a member of PortChannel1"),
+        ({"QUEUE|Ethernet0|3-4": {"scheduler": "x"}}, r"QUEUE\|Ethernet0\|3-4 is there: split it"),
+        ({"BUFFER_PG|Ethernet0,Ethernet128|3": {"profile": "x"}}, r"BUFFER_PG\|Ethernet0,Ethernet128\|3 is there"),
+        ({"BGP_NEIGHBOR|10.0.0.1": {"asn": "65200"}}, "ConfigDB has BGP_NEIGHBOR"),
+    ],
+)
+def test_what_is_in_the_way_is_told_before_anything_is_written(switch, entries, words):
+    switch.there(**entries)
+    for check in (True, False):
+        with pytest.raises(switch.role.StateError, match=words):
+            switch(check=check)
+    assert switch.db() == BEFORE | entries
+    assert not (switch.root / "etc/sonic/faultbed.json").exists()
+
+
+def test_what_is_beside_our_tables_is_not_in_the_way(switch):
+    beside = {"QUEUE|Ethernet0|0-2": {"scheduler": "x"}, "QUEUE|Ethernet4|3-4": {"scheduler": "x"}}
+    beside |= {"VLAN_MEMBER|Vlan1000|Ethernet4": {"tagging_mode": "untagged"}}
+    switch.there(**beside)
+    switch()
+    assert switch() == []
+
+
+def test_a_port_that_the_switch_does_not_have_is_not_made(switch):
+    """Without lanes it would be one that orchagent cannot have."""
+    more = json.loads(json.dumps(HOSTVARS))
+    more["faultbed_ports"][1]["netdev"] = "Ethernet132"
+    with pytest.raises(switch.role.StateError, match="no port Ethernet132: break it out"):
+        switch(variables=more)
+    assert switch.db() == BEFORE
+
+
+@pytest.mark.parametrize(("detect", "poll"), [(100, "100"), (200, "200"), (2000, "1000")])
+def test_the_watchdog_looks_as_often_as_sonic_lets_it(render, detect, poll):
+    made = render(HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_watchdog_ms": detect}}, "leaf1")
+    assert made["PFC_WD"]["GLOBAL"] == {"POLL_INTERVAL": poll}
+    assert made["PFC_WD"]["Ethernet0"]["detection_time"] == str(detect)
+
+
+def test_a_watchdog_that_sonic_does_not_take_is_refused(render):
+    for detect in (50, 6000):
+        with pytest.raises(ValueError, match="SONiC takes 100 to 5000"):
+            render(HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_watchdog_ms": detect}}, "leaf1")
 
 
 def test_a_run_that_was_cut_short_before_bgp_was_restarted_is_made_up_for(switch):
