@@ -559,20 +559,65 @@ def test_the_back_end_is_set_now_and_put_back(tmp_path):
     assert said["after_check"] == said["after"] == said["before"]
 
 
-def test_a_storage_target_is_a_file_on_a_port_of_the_front_end(program, tmp_path):
-    """The shell, over a folder in place of configfs, which there makes the files that are written to."""
-    target = program("storage_target")
-    file = tmp_path / "storage.img"
-    wanted = {"gib": 1, "file": str(file), "nqn": "nqn.x:y", "port": 4420, "address": "10.79.0.1/24"}
-    root = str(tmp_path / "nvmet")
-    subprocess.run(["sh", "-ec", target.serve(wanted, root)], check=True)
-    assert file.stat().st_size == 2**30
-    port = tmp_path / f"nvmet/ports/{target.PORT_ID}"
-    assert (port / "addr_traddr").read_text() == "10.79.0.1\n"
-    assert (port / "subsystems/nqn.x:y/namespaces/1/device_path").read_text() == str(file)
-    empty = str(tmp_path / "nothing")
-    subprocess.run(["sh", "-ec", target.end(wanted, empty)], check=True)
-    assert not file.exists()
+@pytest.fixture
+def storage(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role storage_target over a folder in place of configfs, whose rmdir takes attributes along."""
+    role, nvmet, folder, file = program("storage_target"), tmp_path / "nvmet", tmp_path / "found", tmp_path / "it.img"
+    nvmet.mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rmdir").write_text('#!/bin/sh\n[ -z "$(find $1 -type l)" ] && rm -r $1\n')
+    (tmp_path / "bin/rmdir").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setattr(role, "NVMET", str(nvmet))
+    monkeypatch.setattr(role, "Found", functools.partial(found, folder=str(folder)))
+
+    def bring(*, check=False, **edit):
+        made = changes(check=check)
+        wanted = {"gib": 1, "file": str(file), "nqn": "nqn.x:y", "port": 4420, "address": "10.79.0.1/24"}
+        role._bring(wanted | edit, made)
+        return len(made.made)
+
+    bring.role, bring.file, bring.nvmet = role, file, nvmet
+    bring.at = nvmet / f"ports/{role.PORT_ID}"
+    bring.teardown = lambda: found("storage_target", changes(check=False), folder=str(folder)).put_back()
+    return bring
+
+
+def test_a_storage_target_is_a_file_on_a_port_of_the_front_end(storage):
+    assert storage(check=True) == storage() == 1
+    assert storage.file.stat().st_size == 2**30
+    assert (storage.at / "addr_traddr").read_text() == "10.79.0.1\n"
+    assert (storage.at / "subsystems/nqn.x:y/namespaces/1/device_path").read_text() == str(storage.file)
+    assert storage() == 0
+    storage.teardown()
+    assert not storage.file.exists()
+    assert not list(storage.nvmet.rglob("*.*:*"))
+
+
+def test_a_storage_target_follows_its_variables_and_keeps_what_it_holds(storage):
+    storage()
+    with storage.file.open("r+") as file:
+        file.write("checkpoint")
+    assert storage(port=4421) == 1
+    assert (storage.at / "addr_trsvcid").read_text() == "4421\n"
+    assert storage(port=4421, nqn="nqn.x:z") == 1
+    assert [link.name for link in (storage.at / "subsystems").iterdir()] == ["nqn.x:z"]
+    subprocess.run(["rm", "-r", *map(str, storage.nvmet.iterdir())], check=True)  # as after a restart
+    assert storage(port=4421, nqn="nqn.x:z", gib=2) == 1
+    assert storage.file.read_bytes()[:10] == b"checkpoint"
+    assert storage.file.stat().st_size == 2**31
+    assert storage(gib=0) == 2
+    assert not storage.file.exists()
+    assert not storage.at.exists()
+    assert storage(gib=0) == 0
+
+
+def test_a_file_of_somebody_else_is_neither_cut_nor_deleted(storage):
+    storage.file.write_text("somebody's")
+    with pytest.raises(storage.role.StateError, match="name another file"):
+        storage()
+    storage.teardown()
+    assert storage.file.read_text() == "somebody's"
 
 
 def test_every_variable_of_a_role_is_documented_and_used():
