@@ -302,22 +302,95 @@ def test_a_file_that_was_taken_away_comes_back_as_private_as_it_was_and_so_is_th
     assert ((role.root / "etc/there").read_text(), (role.root / "etc/there").stat().st_mode & 0o777) == ("old\n", 0o640)
 
 
-def test_acs_is_read_from_configuration_space(program, tmp_path):
-    look = program("gpudirect_host")
+SETPCI = """\
+#!{python}
+# setpci -s DEVICE ECAP_ACS+OFFSET.w=VALUE, over configuration spaces whose ACS capability is at 0x140; all numbers hex.
+import pathlib, sys
+_, device, what = sys.argv[1:]
+at, _, value = what.removeprefix("ECAP_ACS+").partition(".w=")
+config = pathlib.Path({folder!r}, device, "config")
+data = bytearray(config.read_bytes())
+data[0x140 + int(at, 16) : 0x142 + int(at, 16)] = int(value, 16).to_bytes(2, "little")
+config.write_bytes(data)
+"""
 
-    def bridge(name, control, *, kind="0x060400"):
+
+@pytest.fixture
+def pcie(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role gpudirect_host on a host whose GPU and RNIC are below one switch, with ACS on at its ports."""
+    look, folder = program("gpudirect_host"), tmp_path / "devices"
+    places = {
+        "0000:16:00.0": "pci0000:16/0000:16:00.0",
+        "0000:17:00.0": "pci0000:16/0000:16:00.0/0000:17:00.0",
+        "0000:18:00.0": "pci0000:16/0000:16:00.0/0000:17:00.0/0000:18:00.0",
+        "0000:19:00.0": "pci0000:16/0000:16:00.0/0000:19:00.0",
+        "0000:99:00.0": "pci0000:98/0000:99:00.0",
+    }
+    folder.mkdir()
+    for name, place in places.items():
+        control, kind = {"0000:18:00.0": (0, "0x020000"), "0000:19:00.0": (0, "0x030200")}.get(name, (0x1D, "0x060400"))
         config = bytearray(4096)
         config[0x100:0x104] = (0x0001 | 1 << 16 | 0x140 << 20).to_bytes(4, "little")
         config[0x140:0x144] = (0x000D | 1 << 16).to_bytes(4, "little")
         config[0x146:0x148] = control.to_bytes(2, "little")
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "class").write_text(f"{kind}\n")
-        (tmp_path / name / "config").write_bytes(config)
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "class").write_text(f"{kind}\n")
+        (tmp_path / place / "config").write_bytes(config)
+        (folder / name).symlink_to(tmp_path / place)
+    (tmp_path / "setpci").write_text(SETPCI.format(python=sys.executable, folder=str(folder)))
+    (tmp_path / "setpci").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name, place in (("PCI", "devices"), ("IOMMU", "none"), ("MODULES", "modules"), ("DRIVER", "version")):
+        monkeypatch.setattr(look, name, str(tmp_path / place))
+    (tmp_path / "modules/nvidia_peermem").mkdir(parents=True)
+    monkeypatch.setattr(look, "Found", functools.partial(found, folder=str(tmp_path / "found")))
+    wanted = {"gpus": [{"kind": "h100-sxm", "pcie": "0000:19:00.0"}], "rnics": [{"pcie": "0000:18:00.0"}]}
 
-    bridge("0000:16:00.0", 0x1D)
-    bridge("0000:17:00.0", 0x01)
-    bridge("0000:18:00.0", 0x1D, kind="0x020000")
-    assert look.bridges_that_redirect(str(tmp_path)) == ["0000:16:00.0"]
+    def bring(*, check=False, **edit):
+        made = changes(check=check)
+        bring.notes = look._look(wanted | {"cmdline": "", "strict": False, "acs_off": False} | edit, made)["notes"]
+        return made.made
+
+    bring.look, bring.folder, bring.version = look, folder, tmp_path / "version"
+    bring.acs = lambda: {one.name: look.acs_control((one / "config").read_bytes()) for one in folder.iterdir()}
+    bring.teardown = lambda: found("gpudirect_host", changes(check=False), folder=str(tmp_path / "found")).put_back()
+    return bring
+
+
+def test_acs_is_looked_at_above_the_inventory_s_devices_and_turned_off_where_that_is_wanted(pcie):
+    before = pcie.acs()
+    assert pcie() == []
+    assert [note.split(":")[0] for note in pcie.notes] == ["ACS redirects peers at 0000"] * 2
+    with pytest.raises(pcie.look.StateError, match=r"at 0000:16:00\.0: set gpudirect_host_acs_off"):
+        pcie(strict=True)
+    wanted = ["0000:16:00.0 ACS: 0011 (was 001d)", "0000:17:00.0 ACS: 0011 (was 001d)"]
+    assert pcie(check=True, acs_off=True, strict=True) == pcie(acs_off=True, strict=True) == wanted
+    assert pcie.acs() == before | {"0000:16:00.0": 0x11, "0000:17:00.0": 0x11}, "a bridge elsewhere is not ours"
+    assert pcie(acs_off=True, strict=True) == []
+    pcie.teardown()
+    assert pcie.acs() == before
+
+
+def test_gpu_memory_is_reached_by_dma_buf_too(pcie):
+    """nvidia_peermem does not load beside the kernel's own RDMA stack, which rdma_stack_flavour inbox leaves."""
+    (pcie.folder.parent / "modules/nvidia_peermem").rmdir()
+    with pytest.raises(pcie.look.StateError, match="no way to GPU memory"):
+        pcie(strict=True, acs_off=True)
+    pcie.version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\n")
+    assert not pcie.look.has_dma_buf("6.8.0-45-generic")
+    pcie.version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n")
+    assert pcie.look.has_dma_buf("6.8.0-45-generic")
+    assert not pcie.look.has_dma_buf("5.4.0-1-amd64")
+    pcie(acs_off=True)
+    assert pcie.notes == []
+
+
+def test_a_host_of_soft_gpus_is_asked_nothing(pcie):
+    assert pcie(gpus=[{"kind": "soft"}], strict=True, acs_off=True) == []
+
+
+def test_acs_is_read_from_configuration_space(program):
+    look = program("gpudirect_host")
     assert look.acs_control(bytes(256)) == 0
     assert look.acs_control(b"") == 0
     looped = bytearray(4096)

@@ -22,7 +22,7 @@ def _bring(wanted, changes):
         return
     ours = any(key.endswith(f" {wanted['file']}") for key in found.record["undo"])
     if os.path.exists(wanted["file"]) and not ours:
-        raise StateError(f"{wanted['file']} is there, and not this role's, whose teardown deletes it: name another file")
+        raise StateError(f"{wanted['file']} is there and not ours, and a teardown would delete it: name another file")
     if not os.path.isdir(NVMET) and not changes.check:
         run(["modprobe", "-a", "nvmet", "nvmet-tcp"])
         if not os.path.isdir(NVMET):
