@@ -332,6 +332,13 @@ def test_a_run_that_was_cut_short_before_bgp_was_restarted_is_made_up_for(switch
     assert switch.db() == BEFORE
 
 
+def test_bgp_is_restarted_for_its_mode_though_its_file_is_as_it_was(switch):
+    """As after `config reload` of what was not saved: the container then runs in the switch's old mode."""
+    switch()
+    switch.there()
+    assert switch()[-1] == "bgp: systemctl restart bgp"
+
+
 def test_what_is_loaded_can_be_saved_by_a_later_run(switch):
     switch()
     assert switch(save=True) == ["save: config save -y"]
