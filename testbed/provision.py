@@ -33,6 +33,7 @@ from testbed.paths import private_dir, socket_dir
 from testbed.shipped import playbooks
 
 __all__ = [
+    "RACK_DEADLINE_S",
     "Event",
     "OnEvent",
     "ProvisionResult",
@@ -48,6 +49,10 @@ __all__ = [
 
 VERIFY_DEADLINE_S = 60
 """How long, within the verify play, BGP may take to converge and pings may take to be answered."""
+
+RACK_DEADLINE_S = 7200
+"""How long a play of a rack may take: longer than all its tasks, of which apt's is the longest. It ends Ansible in the
+middle of whatever a machine is doing."""
 
 _KEPT_RUNS = 5
 _END_DEADLINE_S = 3.0
@@ -83,6 +88,8 @@ class ProvisionResult:
     failed: tuple[str, ...]
     unreachable: tuple[str, ...]
     changes: Mapping[str, tuple[str, ...]]
+    notes: Mapping[str, tuple[str, ...]]
+    """What each node's programs want a person to know: what was left out, what still has to be done by hand."""
     results: Mapping[str, Mapping[str, Any]]
     """The last result of each node, as its program gave it."""
     seconds: float
@@ -194,7 +201,12 @@ def play(
     """
     with _connections(site):
         wanted = _Play(
-            name=name, timeout_s=600, extra=extra or {}, check=check, tags=tuple(tags), machines=tuple(machines)
+            name=name,
+            timeout_s=RACK_DEADLINE_S,
+            extra=extra or {},
+            check=check,
+            tags=tuple(tags),
+            machines=tuple(machines),
         )
         return _run(wanted, site, on_event)
 
@@ -217,7 +229,7 @@ class _Play:
         return " ".join(words) or None
 
 
-_RACK_ONLY = frozenset({"faultbed_found", "faultbed_sonic"})
+_RACK_ONLY = frozenset({"faultbed_dcb", "faultbed_fabric_bgp", "faultbed_found", "faultbed_sonic"})
 """Of what plays share, what only roles of rack labs use."""
 
 _PROVISION = _Play(name="provision", timeout_s=600)
@@ -245,6 +257,7 @@ class _Seen:
 
     on_event: OnEvent
     changes: dict[str, list[str]] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Event] = field(default_factory=list)
 
@@ -260,6 +273,7 @@ class _Seen:
         if state == "ok":
             self.results[node] = result
             self.changes.setdefault(node, []).extend(changes)
+            self.notes.setdefault(node, []).extend(str(note) for note in result.get("notes") or ())
             state = "changed" if result.get("changed") else "ok"
         event = Event(
             node=node,
@@ -314,6 +328,7 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
         failed=tuple(sorted(stats.get("failures", {}))),
         unreachable=tuple(sorted(stats.get("dark", {}))),
         changes={name: tuple(changes) for name, changes in seen.changes.items() if changes},
+        notes={name: tuple(notes) for name, notes in seen.notes.items() if notes},
         results=seen.results,
         seconds=time.monotonic() - started,
     )

@@ -141,6 +141,7 @@ def _show(session: Session, inventory: Inventory, done: ProvisionResult, *, chec
                 "check": check,
                 "changed_tasks": changed,
                 "changes": done.changes,
+                "notes": done.notes,
                 "seconds": done.seconds,
             }
         )
@@ -150,6 +151,9 @@ def _show(session: Session, inventory: Inventory, done: ProvisionResult, *, chec
     rows += [(name, f"{count} tasks") for name, count in sorted(changed.items()) if name not in done.changes]
     if rows:
         session.table(("machine", "would be changed" if check else "changed"), rows)
+    notes = [(name, note) for name, notes in sorted(done.notes.items()) for note in notes]
+    if notes:
+        session.table(("machine", "to know"), notes)
     verb = "would change" if check else "changed"
     session.out.print(f"{inventory.name}: {len(changed) or 'no'} machines {verb}, {done.seconds:.0f} s", soft_wrap=True)
 

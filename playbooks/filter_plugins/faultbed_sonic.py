@@ -14,6 +14,8 @@ QP_FIELD = "RDMA_BTH_DEST_QP"
 BUFFER = {"alpha": 0, "egress_alpha": 3, "ingress_pool": "ingress_lossless_pool", "egress_pool": "egress_lossless_pool"}
 """What an inventory need not say (testbed/inventory_schema.py, BufferVars): Ansible sees its text, not our structs."""
 RESTORE_FACTOR = 2
+DETECT_MS, POLL_MS = (100, 5000), 1000
+"""What the watchdog takes (sonic-yang-models, sonic-pfcwd.yang): detection, and the longest interval of its looks."""
 QUEUES = range(8)
 
 
@@ -61,8 +63,8 @@ def _qos(qos, dscp_map, netdevs):
         "tc_to_pg_map": MAP,
         "pfc_to_queue_map": MAP,
     }
-    if paused:
-        port_map |= {"pfc_enable": paused, "pfcwd_sw_enable": paused}
+    # An empty one turns PFC off (sonic-port-qos-map.yang); left out, that of an earlier profile would stay.
+    port_map |= {"pfc_enable": paused, "pfcwd_sw_enable": paused}
     tables = {
         # A DSCP that nobody named is best effort.
         "DSCP_TO_TC_MAP": {MAP: {str(dscp): str(priority_of.get(dscp, 0)) for dscp in range(64)}},
@@ -78,8 +80,11 @@ def _qos(qos, dscp_map, netdevs):
         tables["QUEUE"] = {f"{netdev}|{roce}": {"wred_profile": WRED} for netdev in netdevs}
     if paused and qos.get("pfc_watchdog_ms"):
         detect = qos["pfc_watchdog_ms"]
+        if not DETECT_MS[0] <= detect <= DETECT_MS[1]:
+            raise ValueError(f"faultbed_qos.pfc_watchdog_ms is {detect}: SONiC takes {DETECT_MS[0]} to {DETECT_MS[1]}")
         times = {"detection_time": str(detect), "restoration_time": str(RESTORE_FACTOR * detect), "action": "drop"}
-        tables["PFC_WD"] = {netdev: dict(times) for netdev in netdevs} | {"GLOBAL": {"POLL_INTERVAL": str(detect)}}
+        poll = {"POLL_INTERVAL": str(min(detect, POLL_MS))}
+        tables["PFC_WD"] = {netdev: dict(times) for netdev in netdevs} | {"GLOBAL": poll}
     return tables
 
 

@@ -26,7 +26,7 @@ def load():
             return module
 
         yield one
-    for name in ("faultbed_state", "faultbed_found", "faultbed_frr"):
+    for name in ("faultbed_state", "faultbed_found", "faultbed_frr", "faultbed_dcb", "faultbed_fabric_bgp"):
         sys.modules.pop(name, None)
 
 

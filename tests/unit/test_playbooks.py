@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from testbed.presets import PRESETS, _tree
-from testbed.provision import roles_of
+from testbed.provision import RACK_DEADLINE_S, roles_of
 from testbed.shipped import inventories, playbooks
 
 BIN = Path(sys.executable).parent
@@ -30,7 +30,7 @@ def program(monkeypatch):
         return module
 
     yield load
-    for name in ("faultbed_state", "faultbed_frr", "faultbed_found"):
+    for name in ("faultbed_state", "faultbed_frr", "faultbed_found", "faultbed_dcb", "faultbed_fabric_bgp"):
         sys.modules.pop(name, None)
 
 
@@ -67,6 +67,17 @@ def test_a_rack_gets_every_role_that_is_not_a_soft_lab_s_and_each_has_a_tag():
     listed = re.findall(r"^ +(\w+) : .*TAGS: \[(.*)\]$", done.stdout, re.MULTILINE)
     assert {role for role, _ in listed} == set(roles_of("rack"))
     assert all(tags == role for role, tags in listed)
+
+
+@pytest.mark.parametrize("name", ["rack", "rack-teardown"])
+def test_a_rack_s_play_waits_longer_than_all_its_tasks(name):
+    """An apt-get that Ansible leaves in the middle is a broken host."""
+    tasks = [
+        task["ansible.legacy.on_node"]
+        for role in roles_of(name)
+        for task in yaml.safe_load((playbooks() / f"roles/{role}/tasks/main.yml").read_text())
+    ]
+    assert sum(task.get("timeout_s", 60) for task in tasks) <= RACK_DEADLINE_S
 
 
 def test_the_linter_is_locked_and_make_lint_runs_it():

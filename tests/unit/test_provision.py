@@ -103,12 +103,13 @@ def test_events_become_progress_and_results():
         {"event": "playbook_on_play_start", "event_data": {}},
         {"event": "runner_on_start", "event_data": {"host": "host1", "task": "T"}},
         raw("runner_on_ok", changed=True, changes=["a", "b"]),
-        raw("runner_on_ok", changed=False, changes=[], pairs=3),
+        raw("runner_on_ok", changed=False, changes=[], pairs=3, notes=["c"]),
+        raw("runner_on_ok", changed=False, notes=["d"]),
         raw("runner_on_failed", msg="no wire"),
     ):
         assert seen.take(event)
-    assert [event.state for event in told] == ["started", "changed", "ok", "failed"]
+    assert [event.state for event in told] == ["started", "changed", "ok", "ok", "failed"]
     assert told[1] == Event(node="host1", task="T", state="changed", detail="a; b", seconds=1.5)
     assert seen.changes == {"host1": ["a", "b"]}
-    assert seen.results["host1"]["pairs"] == 3
+    assert seen.notes == {"host1": ["c", "d"]}, "those of all tasks, not of the last"
     assert [problem.detail for problem in seen.problems] == ["no wire"]

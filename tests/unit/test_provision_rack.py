@@ -100,7 +100,7 @@ def test_it_is_refused_before_anything_is_asked(rack):
 def test_what_changed_is_shown(rack, monkeypatch):
     done = provision.ProvisionResult(
         changed={"host1": 2, "host2": 0, "rtsw1": 1}, ok=(), failed=(), unreachable=(),
-        changes={"host1": ("sysctl a=1", "file [b]")}, results={}, seconds=1.0,
+        changes={"host1": ("sysctl a=1", "file [b]")}, notes={"rtsw1": ("only written",)}, results={}, seconds=1.0,
     )  # fmt: skip
     monkeypatch.setattr(provision, "play", lambda *_args, **_options: done)
     text = call(rack, "--check").stdout
@@ -108,6 +108,8 @@ def test_what_changed_is_shown(rack, monkeypatch):
     assert "file [b]" in text
     assert re.search(r"rtsw1 +1 tasks", text)
     assert "2 machines would change" in text
+    assert re.search(r"rtsw1 +only written", text)
     said = json.loads(call(rack, "--check", "--json").stdout)
     assert said["changes"] == {"host1": ["sysctl a=1", "file [b]"]}
+    assert said["notes"] == {"rtsw1": ["only written"]}
     assert (said["changed_tasks"], said["check"]) == ({"host1": 2, "rtsw1": 1}, True)

@@ -61,6 +61,18 @@ def test_a_second_run_changes_nothing_and_teardown_puts_all_back(role):
     assert role()[0].put_back() == 0
 
 
+def test_sysctls_are_kept_over_a_boot_by_a_file_that_goes_again(role):
+    before = everything(role.root)
+    for expected in (2, 0):
+        one, made = role()
+        one.sysctls({"net/a": 5}, "/etc/sysctl.d/90-x.conf")
+        assert len(made.made) == expected
+    assert "\nnet/a = 5\n" in (role.root / "etc/sysctl.d/90-x.conf").read_text()
+    one.sysctls({}, "/etc/sysctl.d/none")
+    one.put_back()
+    assert everything(role.root) == before
+
+
 def test_a_folder_that_somebody_else_uses_meanwhile_stays(role):
     role()[0].file("/etc/new/file", "ours\n")
     (role.root / "etc/new/theirs").write_text("theirs\n")
@@ -160,7 +172,7 @@ def test_a_profile_without_pfc_or_ecn_has_neither(tables):
     made = tables(pfc_priorities=[], ecn=None)
     assert "PFC_WD" not in made
     assert "WRED_PROFILE" not in made
-    assert "pfc_enable" not in made["PORT_QOS_MAP"]["Ethernet0"]
+    assert made["PORT_QOS_MAP"]["Ethernet0"]["pfc_enable"] == "", "left out, that of another profile would stay"
 
 
 def test_config_db_holds_strings_only(tables):
@@ -276,22 +288,109 @@ def test_the_dscp_map_of_an_rnic_is_the_inventory_s_and_comes_back(tmp_path, mon
     assert json.loads(state.read_text()) == before
 
 
-def test_acs_is_read_from_configuration_space(program, tmp_path):
-    look = program("gpudirect_host")
+def test_a_file_that_was_taken_away_comes_back_as_private_as_it_was_and_so_is_the_record(role):
+    """FRR's files may have passwords of neighbours in them."""
+    (role.root / "etc/there").chmod(0o640)
+    one, _ = role()
+    one.file("/etc/there", None)
+    one.file("/etc/new", "ours\n")
+    record = role.root.parent / "found/base.json"
+    assert "old" in record.read_text()
+    assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert (role.root / "etc/new").stat().st_mode & 0o777 == 0o644
+    role()[0].put_back()
+    assert ((role.root / "etc/there").read_text(), (role.root / "etc/there").stat().st_mode & 0o777) == ("old\n", 0o640)
 
-    def bridge(name, control, *, kind="0x060400"):
+
+SETPCI = """\
+#!{python}
+# setpci -s DEVICE ECAP_ACS+OFFSET.w=VALUE, over configuration spaces whose ACS capability is at 0x140; all numbers hex.
+import pathlib, sys
+_, device, what = sys.argv[1:]
+at, _, value = what.removeprefix("ECAP_ACS+").partition(".w=")
+config = pathlib.Path({folder!r}, device, "config")
+data = bytearray(config.read_bytes())
+data[0x140 + int(at, 16) : 0x142 + int(at, 16)] = int(value, 16).to_bytes(2, "little")
+config.write_bytes(data)
+"""
+
+
+@pytest.fixture
+def pcie(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role gpudirect_host on a host whose GPU and RNIC are below one switch, with ACS on at its ports."""
+    look, folder = program("gpudirect_host"), tmp_path / "devices"
+    places = {
+        "0000:16:00.0": "pci0000:16/0000:16:00.0",
+        "0000:17:00.0": "pci0000:16/0000:16:00.0/0000:17:00.0",
+        "0000:18:00.0": "pci0000:16/0000:16:00.0/0000:17:00.0/0000:18:00.0",
+        "0000:19:00.0": "pci0000:16/0000:16:00.0/0000:19:00.0",
+        "0000:99:00.0": "pci0000:98/0000:99:00.0",
+    }
+    folder.mkdir()
+    for name, place in places.items():
+        control, kind = {"0000:18:00.0": (0, "0x020000"), "0000:19:00.0": (0, "0x030200")}.get(name, (0x1D, "0x060400"))
         config = bytearray(4096)
         config[0x100:0x104] = (0x0001 | 1 << 16 | 0x140 << 20).to_bytes(4, "little")
         config[0x140:0x144] = (0x000D | 1 << 16).to_bytes(4, "little")
         config[0x146:0x148] = control.to_bytes(2, "little")
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "class").write_text(f"{kind}\n")
-        (tmp_path / name / "config").write_bytes(config)
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "class").write_text(f"{kind}\n")
+        (tmp_path / place / "config").write_bytes(config)
+        (folder / name).symlink_to(tmp_path / place)
+    (tmp_path / "setpci").write_text(SETPCI.format(python=sys.executable, folder=str(folder)))
+    (tmp_path / "setpci").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name, place in (("PCI", "devices"), ("IOMMU", "none"), ("MODULES", "modules"), ("DRIVER", "version")):
+        monkeypatch.setattr(look, name, str(tmp_path / place))
+    (tmp_path / "modules/nvidia_peermem").mkdir(parents=True)
+    monkeypatch.setattr(look, "Found", functools.partial(found, folder=str(tmp_path / "found")))
+    wanted = {"gpus": [{"kind": "h100-sxm", "pcie": "0000:19:00.0"}], "rnics": [{"pcie": "0000:18:00.0"}]}
 
-    bridge("0000:16:00.0", 0x1D)
-    bridge("0000:17:00.0", 0x01)
-    bridge("0000:18:00.0", 0x1D, kind="0x020000")
-    assert look.bridges_that_redirect(str(tmp_path)) == ["0000:16:00.0"]
+    def bring(*, check=False, **edit):
+        made = changes(check=check)
+        bring.notes = look._look(wanted | {"cmdline": "", "strict": False, "acs_off": False} | edit, made)["notes"]
+        return made.made
+
+    bring.look, bring.folder, bring.version = look, folder, tmp_path / "version"
+    bring.acs = lambda: {one.name: look.acs_control((one / "config").read_bytes()) for one in folder.iterdir()}
+    bring.teardown = lambda: found("gpudirect_host", changes(check=False), folder=str(tmp_path / "found")).put_back()
+    return bring
+
+
+def test_acs_is_looked_at_above_the_inventory_s_devices_and_turned_off_where_that_is_wanted(pcie):
+    before = pcie.acs()
+    assert pcie() == []
+    assert [note.split(":")[0] for note in pcie.notes] == ["ACS redirects peers at 0000"] * 2
+    with pytest.raises(pcie.look.StateError, match=r"at 0000:16:00\.0: set gpudirect_host_acs_off"):
+        pcie(strict=True)
+    wanted = ["0000:16:00.0 ACS: 0011 (was 001d)", "0000:17:00.0 ACS: 0011 (was 001d)"]
+    assert pcie(check=True, acs_off=True, strict=True) == pcie(acs_off=True, strict=True) == wanted
+    assert pcie.acs() == before | {"0000:16:00.0": 0x11, "0000:17:00.0": 0x11}, "a bridge elsewhere is not ours"
+    assert pcie(acs_off=True, strict=True) == []
+    pcie.teardown()
+    assert pcie.acs() == before
+
+
+def test_gpu_memory_is_reached_by_dma_buf_too(pcie):
+    """nvidia_peermem does not load beside the kernel's own RDMA stack, which rdma_stack_flavour inbox leaves."""
+    (pcie.folder.parent / "modules/nvidia_peermem").rmdir()
+    with pytest.raises(pcie.look.StateError, match="no way to GPU memory"):
+        pcie(strict=True, acs_off=True)
+    pcie.version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\n")
+    assert not pcie.look.has_dma_buf("6.8.0-45-generic")
+    pcie.version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n")
+    assert pcie.look.has_dma_buf("6.8.0-45-generic")
+    assert not pcie.look.has_dma_buf("5.4.0-1-amd64")
+    pcie(acs_off=True)
+    assert pcie.notes == []
+
+
+def test_a_host_of_soft_gpus_is_asked_nothing(pcie):
+    assert pcie(gpus=[{"kind": "soft"}], strict=True, acs_off=True) == []
+
+
+def test_acs_is_read_from_configuration_space(program):
+    look = program("gpudirect_host")
     assert look.acs_control(bytes(256)) == 0
     assert look.acs_control(b"") == 0
     looped = bytearray(4096)
@@ -364,6 +463,97 @@ def test_ptp_needs_a_second_program_only_with_a_hardware_clock(program):
     assert "time_stamping software" in ptp.files(wanted | {"hardware": False})[ptp.CONFIG]
 
 
+SYSTEMCTL = """\
+#!{python}
+# systemctl over a file of what is active, with what it was told in another.
+import pathlib, sys
+house = pathlib.Path({house!r})
+active, (verb, *units) = set((house / "active").read_text().split()), sys.argv[1:]
+if verb == "is-active":
+    print("active" if units[0] in active else "inactive")
+    sys.exit(0 if units[0] in active else 3)
+with (house / "said").open("a") as said:
+    print(verb, *units, file=said)
+active = active - set(units) if verb == "stop" else active | set(units)
+(house / "active").write_text(" ".join(active))
+"""
+
+
+@pytest.fixture
+def clocks(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role time_host over a stand-in for systemctl, on a host where chrony sets the clock."""
+    role, root, folder = program("time_host"), tmp_path / "root", tmp_path / "found"
+    (root / "proc/sys/kernel/random").mkdir(parents=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
+    (tmp_path / "active").write_text("chrony.service")
+    for name, text in (("systemctl", SYSTEMCTL.format(python=sys.executable, house=str(tmp_path))), ("ptp4l", "")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(role, "Found", functools.partial(found, folder=str(folder), root=str(root)))
+
+    def bring(*, check=False, **edit):
+        made = changes(check=check)
+        role._bring({"netdev": "lo", "domain": 0, "hardware": True, "start": True} | edit, made)
+        return [line.partition(":")[0] for line in made.made]
+
+    bring.role, bring.files = role, lambda: sorted(path.name for path in (root / "etc").rglob("*") if path.is_file())
+    bring.active = lambda: set((tmp_path / "active").read_text().split())
+    bring.said = lambda: (tmp_path / "said").read_text().splitlines()
+    bring.teardown = lambda: found("time_host", changes(check=False), folder=str(folder), root=str(root)).put_back()
+    return bring
+
+
+def test_one_program_sets_the_clock_and_the_one_before_comes_back(clocks):
+    """chrony and phc2sys would pull the same clock to and fro."""
+    ours = {clocks.role.PTP4L, clocks.role.PHC2SYS}
+    assert clocks(check=True) == clocks()
+    assert clocks.active() == ours
+    assert clocks() == []
+    clocks.teardown()
+    assert clocks.active() == {"chrony.service"}
+    assert clocks.files() == []
+    assert clocks.said()[-1] == "daemon-reload", "systemd has to forget units whose files are gone"
+
+
+def test_ptp_that_runs_is_restarted_for_a_new_domain_and_once(clocks):
+    clocks()
+    assert clocks(domain=24, check=True)[-2:] == clocks(domain=24)[-2:] == [clocks.role.PTP4L, clocks.role.PHC2SYS]
+    assert clocks.said()[-2:] == [f"restart {clocks.role.PTP4L}", f"restart {clocks.role.PHC2SYS}"]
+    assert clocks(domain=24) == []
+
+
+def test_ptp_that_is_no_longer_wanted_ends(clocks):
+    clocks()
+    clocks(hardware=False)
+    assert clocks.active() == {clocks.role.PTP4L}
+    clocks(netdev="")
+    assert clocks.active() == {"chrony.service"}
+    assert clocks.files() == []
+    assert clocks(netdev="") == []
+
+
+def test_chrony_forgets_servers_of_ours_at_a_teardown(tmp_path, monkeypatch, program, found, changes):
+    role, root, folder = program("base_host"), tmp_path / "root", str(tmp_path / "found")
+    (root / "proc/sys/kernel/random").mkdir(parents=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
+    for name, text in (("pgrep", "exit 0"), ("chronyc", f"echo $@ >>{tmp_path}/said")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(role, "Found", functools.partial(found, folder=folder, root=str(root)))
+    (root / "etc").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(role, "CHRONY_FILE", str(tmp_path / "faultbed.sources"))
+        for _ in range(2):
+            role._bring(
+                {"sysctls": {}, "hugepages": 0, "memlock": 1, "ntp_servers": ["192.0.2.1"]}, changes(check=False)
+            )
+    assert (tmp_path / "said").read_text().splitlines() == ["reload sources"]
+    found("base_host", changes(check=False), folder=folder, root=str(root)).put_back()
+    assert (tmp_path / "said").read_text().splitlines() == ["reload sources"] * 2
+
+
 def test_a_linux_switch_routes_as_a_soft_one(program):
     hostvars = listing(inventories() / "rack-h100.example.yml")["_meta"]["hostvars"]["rtsw1"]
     wanted = {"name": "rtsw1", **{key: hostvars[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
@@ -396,7 +586,7 @@ ip("link set dev lo up")
 ip("tuntap add dev rail3 mode tap")
 ip("link set dev rail3 address 02:fb:01:01:01:03")
 role.INFINIBAND = infiniband
-role.sysctls = lambda wanted: {}
+role.sysctls = lambda wanted: {}  # no file either: /etc is this machine's
 one = {"name": "mlx5_3", "netdev": "rail3", "mac": "02:fb:01:01:01:03"}
 one |= {"address": "10.77.1.7/31", "gateway": "10.77.1.6"}
 wanted = {"front_end": {"netdev": "lo"}, "rnics": [one], "mtu": 9000, "networkd": False, "folder": ""}
@@ -442,20 +632,65 @@ def test_the_back_end_is_set_now_and_put_back(tmp_path):
     assert said["after_check"] == said["after"] == said["before"]
 
 
-def test_a_storage_target_is_a_file_on_a_port_of_the_front_end(program, tmp_path):
-    """The shell, over a folder in place of configfs, which there makes the files that are written to."""
-    target = program("storage_target")
-    file = tmp_path / "storage.img"
-    wanted = {"gib": 1, "file": str(file), "nqn": "nqn.x:y", "port": 4420, "address": "10.79.0.1/24"}
-    root = str(tmp_path / "nvmet")
-    subprocess.run(["sh", "-ec", target.serve(wanted, root)], check=True)
-    assert file.stat().st_size == 2**30
-    port = tmp_path / f"nvmet/ports/{target.PORT_ID}"
-    assert (port / "addr_traddr").read_text() == "10.79.0.1\n"
-    assert (port / "subsystems/nqn.x:y/namespaces/1/device_path").read_text() == str(file)
-    empty = str(tmp_path / "nothing")
-    subprocess.run(["sh", "-ec", target.end(wanted, empty)], check=True)
-    assert not file.exists()
+@pytest.fixture
+def storage(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role storage_target over a folder in place of configfs, whose rmdir takes attributes along."""
+    role, nvmet, folder, file = program("storage_target"), tmp_path / "nvmet", tmp_path / "found", tmp_path / "it.img"
+    nvmet.mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rmdir").write_text('#!/bin/sh\n[ -z "$(find $1 -type l)" ] && rm -r $1\n')
+    (tmp_path / "bin/rmdir").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setattr(role, "NVMET", str(nvmet))
+    monkeypatch.setattr(role, "Found", functools.partial(found, folder=str(folder)))
+
+    def bring(*, check=False, **edit):
+        made = changes(check=check)
+        wanted = {"gib": 1, "file": str(file), "nqn": "nqn.x:y", "port": 4420, "address": "10.79.0.1/24"}
+        role._bring(wanted | edit, made)
+        return len(made.made)
+
+    bring.role, bring.file, bring.nvmet = role, file, nvmet
+    bring.at = nvmet / f"ports/{role.PORT_ID}"
+    bring.teardown = lambda: found("storage_target", changes(check=False), folder=str(folder)).put_back()
+    return bring
+
+
+def test_a_storage_target_is_a_file_on_a_port_of_the_front_end(storage):
+    assert storage(check=True) == storage() == 1
+    assert storage.file.stat().st_size == 2**30
+    assert (storage.at / "addr_traddr").read_text() == "10.79.0.1\n"
+    assert (storage.at / "subsystems/nqn.x:y/namespaces/1/device_path").read_text() == str(storage.file)
+    assert storage() == 0
+    storage.teardown()
+    assert not storage.file.exists()
+    assert not list(storage.nvmet.rglob("*.*:*"))
+
+
+def test_a_storage_target_follows_its_variables_and_keeps_what_it_holds(storage):
+    storage()
+    with storage.file.open("r+") as file:
+        file.write("checkpoint")
+    assert storage(port=4421) == 1
+    assert (storage.at / "addr_trsvcid").read_text() == "4421\n"
+    assert storage(port=4421, nqn="nqn.x:z") == 1
+    assert [link.name for link in (storage.at / "subsystems").iterdir()] == ["nqn.x:z"]
+    subprocess.run(["rm", "-r", *map(str, storage.nvmet.iterdir())], check=True)  # as after a restart
+    assert storage(port=4421, nqn="nqn.x:z", gib=2) == 1
+    assert storage.file.read_bytes()[:10] == b"checkpoint"
+    assert storage.file.stat().st_size == 2**31
+    assert storage(gib=0) == 2
+    assert not storage.file.exists()
+    assert not storage.at.exists()
+    assert storage(gib=0) == 0
+
+
+def test_a_file_of_somebody_else_is_neither_cut_nor_deleted(storage):
+    storage.file.write_text("somebody's")
+    with pytest.raises(storage.role.StateError, match="name another file"):
+        storage()
+    storage.teardown()
+    assert storage.file.read_text() == "somebody's"
 
 
 def test_every_variable_of_a_role_is_documented_and_used():
@@ -478,3 +713,112 @@ def test_what_is_only_for_racks_makes_no_snapshot_old():
     assert "roles/roce_host/files/roce_host.py" in files
     assert "filter_plugins/faultbed.py" in files
     assert not any(word in path for path in files for word in ("rack", "rnic_host", "sonic", "teardown", "found"))
+
+
+@pytest.fixture
+def machine(tmp_path, program, found, changes):
+    """A machine with records of roles; `teardown` says what it told, or the error."""
+    teardown, root, folder = program("host_teardown"), host(tmp_path / "root"), str(tmp_path / "found")
+    (root / "proc/sys/kernel/random").mkdir(parents=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
+
+    def run():
+        made = changes(check=False)
+        try:
+            teardown._put_back(None, made, folder=folder, root=str(root))
+        except teardown.StateError as error:
+            return str(error)
+        return made.made
+
+    run.root, run.folder, run.order, run.found = root, tmp_path / "found", teardown.ORDER, teardown.Found
+    run.role = lambda name: found(name, changes(check=False), folder=folder, root=str(root))
+    run.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
+    return run
+
+
+def test_a_setting_that_went_with_a_restart_or_its_device_is_no_hindrance(machine):
+    """configfs is empty after a restart, and the sysctls of an RNIC go with it: the rest must still come back."""
+    tos = machine.root / "sys/kernel/config/rdma_cm/mlx5_0/default_roce_tos"
+    tos.parent.mkdir(parents=True)
+    tos.write_text("0\n")
+    before = everything(machine.root)
+    role = machine.role("rnic_host")
+    role.value("/sys/kernel/config/rdma_cm/mlx5_0/default_roce_tos", 104)
+    role.sysctl("net/a", 5)
+    role.file("/etc/there", "ours\n")
+    tos.unlink()
+    (machine.root / "proc/sys/net/a").unlink()
+    assert len(machine()) == 3
+    gone = {str(path.relative_to(machine.root)) for path in (tos, machine.root / "proc/sys/net/a")}
+    assert everything(machine.root) == {path: text for path, text in before.items() if path not in gone}
+    assert not machine.folder.exists()
+
+
+def test_a_folder_of_configfs_that_was_made_to_ask_for_one_goes_again(machine):
+    (machine.root / "config").mkdir()
+    assert machine.role("rnic_host").folder("/config/mlx5_0")
+    assert machine.role("rnic_host").folder("/config/mlx5_0")
+    machine()
+    assert not list((machine.root / "config").iterdir())
+
+
+def test_what_cannot_be_put_back_holds_up_nothing_else_and_is_done_the_next_time(machine):
+    """A tool that is gone fails each teardown: what does not need it comes back, and its undo stays written down."""
+    state = machine.root / "state"
+    state.write_text("")
+    role = machine.role("rnic_host")
+    for key, undo in (
+        ("rail1 trust", ["sh", "-c", f"echo rail1 >> {state}"]),
+        ("rail0 trust", ["sh", "-c", f"echo rail0 trust >> {state}"]),
+        ("rail0 pfc", ["sh", "-c", f"test -e {machine.root}/tool && echo rail0 pfc >> {state}"]),
+    ):
+        role.command(key, have="1", want="2", do=["true"], undo=undo)
+    role.sysctl("net/a", 5)
+    machine.role("base_host").file("/etc/there", "ours\n")
+    said = machine()
+    assert "rnic_host: not put back: rail0 pfc: `sh -c test" in said
+    assert state.read_text() == "rail1\n", "what was changed before it at the same interface waits for it"
+    assert (machine.root / "proc/sys/net/a").read_text() == "1"
+    assert (machine.root / "etc/there").read_text() == "old\n"
+    (machine.root / "tool").write_text("")
+    assert machine() == ["rail0 pfc: as it was", "rail0 trust: as it was"]
+    assert state.read_text() == "rail1\nrail0 pfc\nrail0 trust\n"
+    assert not machine.folder.exists()
+
+
+def test_a_teardown_that_is_killed_does_no_undo_twice(machine, monkeypatch):
+    """`dcb app del` and the like fail the second time: what is back must be out of the record at once."""
+    role = machine.role("frr_switch")
+    for word in ("first", "second"):
+        path = machine.root / word
+        path.write_text("")
+        role.command(f"swp1 {word}", have="1", want="2", do=["true"], undo=["rm", str(path)])
+
+    def killed(argv):
+        if argv[-1].endswith("first"):
+            raise KeyboardInterrupt
+        subprocess.run(argv, check=True)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(machine.found.put_back.__globals__, "run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            machine()
+    assert not (machine.root / "second").exists()
+    assert machine() == ["swp1 first: as it was"]
+
+
+def test_a_teardown_goes_backwards_through_the_playbook(machine):
+    """The role rdma_stack takes away packages with the tools by which rnic_host's settings are put back."""
+    said = machine.root / "said"
+    for name in ("base_host", "rdma_stack", "rnic_host"):
+        machine.role(name).command(name, have="1", want="2", do=["true"], undo=["sh", "-c", f"echo {name} >> {said}"])
+    machine()
+    assert said.read_text().split() == ["rnic_host", "rdma_stack", "base_host"]
+    assert machine.order == tuple(reversed(provision.roles_of("rack")))
+
+
+def test_a_record_that_is_no_json_holds_up_no_other_role(machine):
+    machine.role("base_host").file("/etc/there", "ours\n")
+    (machine.folder / "rnic_host.json").write_text("{")
+    assert machine().startswith("rnic_host: ")
+    assert (machine.root / "etc/there").read_text() == "old\n"

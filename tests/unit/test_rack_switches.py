@@ -55,6 +55,8 @@ if tool == "sonic-cfggen":
         entry = {{f.rstrip("@"): v.split(",") if f.endswith("@") else v for f, v in entry.items()}}
         out.setdefault(table, {{}})[key] = entry
     print(json.dumps(out))
+elif tool == "systemctl" and (house / "broken").exists():
+    sys.exit("systemctl: killed")
 elif tool == "config" and args[0] == "load":
     assert args[1] == "-y", args
     for table, entries in json.loads((house / "root" / args[2].lstrip("/")).read_text()).items():
@@ -78,6 +80,8 @@ BEFORE = {
     "DEVICE_METADATA|localhost": {"hostname": "sonic", "type": "LeafRouter", "hwsku": "x"},
     "PORT|Ethernet0": {"lanes": "1,2,3,4", "mtu": "9100", "admin_status": "up"},
     "PORT|Ethernet4": {"lanes": "5,6,7,8", "mtu": "9100"},
+    "PORT|Ethernet128": {"lanes": "129,130", "mtu": "9100"},
+    "PORT_QOS_MAP|Ethernet128": {"pfc_enable": "3,4", "dscp_to_tc_map": "AZURE"},
     "SWITCH_HASH|GLOBAL": {"ecmp_hash@": "DST_IP,SRC_IP", "lag_hash@": "DST_IP"},
     "INTERFACE|Ethernet0": {"NULL": "NULL"},
     "DSCP_TO_TC_MAP|AZURE": {"0": "1"},
@@ -91,7 +95,7 @@ def render(load):
 
 @pytest.fixture
 def bgpd(load):
-    return load(playbooks() / "module_utils" / "faultbed_frr.py").bgpd_config
+    return load(playbooks() / "module_utils" / "faultbed_fabric_bgp.py").fabric_bgpd_config
 
 
 def test_the_tables_are_those_of_the_file_that_was_checked_by_hand(render):
@@ -102,6 +106,20 @@ def test_the_tables_are_those_of_the_file_that_was_checked_by_hand(render):
 def test_bgp_is_that_of_the_file_that_was_checked_by_hand(bgpd):
     switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
     assert bgpd(switch) == (GOLDEN / "leaf.bgpd.conf").read_text()
+
+
+def test_a_switch_tells_nobody_of_what_is_not_fabric(bgpd, linux):
+    """Its management network is connected, too: others would reach it, and whoever manages them, over the fabric.
+
+    Run by hand with FRR 8.4.4 in network namespaces: before, a switch two hops away had a route to 192.0.2.0/24.
+    """
+    switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
+    linux()
+    for text in (bgpd(switch), (linux.root / "etc/frr/frr.conf").read_text()):
+        assert "neighbor fabric route-map FAULTBED out" in text
+        own = [line.split()[-1] for line in text.splitlines() if line.startswith("ip prefix-list FAULTBED")]
+        assert own == ["10.77.1.0/31", "10.78.0.1/32"]
+        assert "  redistribute connected\n" in text, "the line that the fault switch.withdraw takes away"
 
 
 def test_what_is_not_asked_for_is_not_there(render):
@@ -125,7 +143,12 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
     (tmp_path / "db.json").write_text(json.dumps(BEFORE))
     (tmp_path / "capability").write_text(f"{{'HASH|NATIVE_HASH_FIELD_LIST': '{','.join(FIELDS)}', 'X': 'true'}}")
     (root / "etc/sonic/frr").mkdir(parents=True)
+    (root / "proc/sys/kernel/random").mkdir(parents=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
     (root / "etc/sonic/frr/bgpd.conf").write_text("! theirs\n")
+    (root / "etc/sonic/frr/frr.conf").write_text("password theirs\n")
+    (root / "etc/sonic/frr/frr.conf").chmod(0o640)
+    db = tmp_path / "db.json"
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
     monkeypatch.setattr(role, "Found", keep)
@@ -145,8 +168,9 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
         keep("sonic_switch", made).put_back()
         return made.made
 
-    bring.role, bring.root, bring.teardown = role, root, teardown
-    bring.db = lambda: json.loads((tmp_path / "db.json").read_text())
+    bring.role, bring.root, bring.teardown, bring.broken = role, root, teardown, tmp_path / "broken"
+    bring.db = lambda: json.loads(db.read_text())
+    bring.there = lambda **entries: db.write_text(json.dumps(BEFORE | entries))
     bring.said = lambda: (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
     bring.capability = tmp_path / "capability"
     return bring
@@ -166,7 +190,7 @@ def test_it_is_loaded_once_and_returned_as_found(switch):
     would = switch(check=True)
     assert switch.db() == BEFORE
     assert switch() == would
-    assert switch.result == {"loaded": True, "left_out": []}
+    assert switch.result == {"loaded": True, "notes": []}
     now = switch.db()
     assert now["PORT|Ethernet0"] == {"lanes": "1,2,3,4", "mtu": "9216", "admin_status": "up", "speed": "400000"}
     assert now["SWITCH_HASH|GLOBAL"] == {"ecmp_hash@": ",".join(FIELDS), "lag_hash@": "DST_IP"}
@@ -215,6 +239,112 @@ def test_a_saved_configuration_is_saved_again_after_the_teardown(switch):
     assert switch.said()[-1] == "config save -y"
 
 
+def test_the_routing_of_a_switch_in_split_unified_mode_comes_back(switch):
+    """Its bgp container removes frr.conf when it starts in split mode, and nothing else has what is in it."""
+    theirs = switch.root / "etc/sonic/frr/frr.conf"
+    switch(load=False)
+    assert theirs.exists()
+    switch()
+    assert not theirs.exists()
+    assert switch() == []
+    switch.teardown()
+    assert (theirs.read_text(), theirs.stat().st_mode & 0o777) == ("password theirs\n", 0o640)
+
+
+def test_pfc_and_ecn_of_an_earlier_profile_end_with_it(switch):
+    """`config load` merges: what is only left out stays in force."""
+    switch()
+    assert switch.db()["PORT_QOS_MAP|Ethernet128"]["pfc_enable"] == "3"
+    calm = HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_priorities": [], "ecn": None}}
+    switch(variables=calm)
+    assert {switch.db()[f"PORT_QOS_MAP|{port}"]["pfc_enable"] for port in ("Ethernet0", "Ethernet128")} == {""}
+    assert switch.db()["WRED_PROFILE|FAULTBED_ROCE"]["ecn"] == "ecn_none"
+    assert switch.db()["WRED_PROFILE|FAULTBED_ROCE"]["wred_green_enable"] == "false"
+    assert switch(variables=calm) == []
+    switch()
+    assert switch.db()["WRED_PROFILE|FAULTBED_ROCE"]["ecn"] == "ecn_all"
+    switch.teardown()
+    assert switch.db() == BEFORE
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"VLAN_MEMBER|Vlan1000|Ethernet0": {"tagging_mode": "untagged"}}, "Ethernet0 is a member of Vlan1000"),
+        ({"PORTCHANNEL_MEMBER|PortChannel1|Ethernet128": {"NULL": "NULL"}}, "Ethernet128 is a member of PortChannel1"),
+        ({"QUEUE|Ethernet0|3-4": {"scheduler": "x"}}, r"QUEUE\|Ethernet0\|3-4 is there: split it"),
+        ({"BUFFER_PG|Ethernet0,Ethernet128|3": {"profile": "x"}}, r"BUFFER_PG\|Ethernet0,Ethernet128\|3 is there"),
+        ({"BGP_NEIGHBOR|10.0.0.1": {"asn": "65200"}}, "ConfigDB has BGP_NEIGHBOR"),
+    ],
+)
+def test_what_is_in_the_way_is_told_before_anything_is_written(switch, entries, words):
+    switch.there(**entries)
+    for check in (True, False):
+        with pytest.raises(switch.role.StateError, match=words):
+            switch(check=check)
+    assert switch.db() == BEFORE | entries
+    assert not (switch.root / "etc/sonic/faultbed.json").exists()
+
+
+def test_what_is_beside_our_tables_is_not_in_the_way(switch):
+    beside = {"QUEUE|Ethernet0|0-2": {"scheduler": "x"}, "QUEUE|Ethernet4|3-4": {"scheduler": "x"}}
+    beside |= {"VLAN_MEMBER|Vlan1000|Ethernet4": {"tagging_mode": "untagged"}}
+    switch.there(**beside)
+    switch()
+    assert switch() == []
+
+
+def test_a_port_that_the_switch_does_not_have_is_not_made(switch):
+    """Without lanes it would be one that orchagent cannot have."""
+    more = json.loads(json.dumps(HOSTVARS))
+    more["faultbed_ports"][1]["netdev"] = "Ethernet132"
+    with pytest.raises(switch.role.StateError, match="no port Ethernet132: break it out"):
+        switch(variables=more)
+    assert switch.db() == BEFORE
+
+
+@pytest.mark.parametrize(("detect", "poll"), [(100, "100"), (200, "200"), (2000, "1000")])
+def test_the_watchdog_looks_as_often_as_sonic_lets_it(render, detect, poll):
+    made = render(HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_watchdog_ms": detect}}, "leaf1")
+    assert made["PFC_WD"]["GLOBAL"] == {"POLL_INTERVAL": poll}
+    assert made["PFC_WD"]["Ethernet0"]["detection_time"] == str(detect)
+
+
+def test_a_watchdog_that_sonic_does_not_take_is_refused(render):
+    for detect in (50, 6000):
+        with pytest.raises(ValueError, match="SONiC takes 100 to 5000"):
+            render(HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_watchdog_ms": detect}}, "leaf1")
+
+
+def test_a_run_that_was_cut_short_before_bgp_was_restarted_is_made_up_for(switch):
+    """Files and tables are as wanted then, and the second run must not take that for the end of it."""
+    switch.broken.write_text("")
+    with pytest.raises(switch.role.StateError, match="systemctl restart bgp"):
+        switch()
+    switch.broken.unlink()
+    assert switch(check=True) == switch() == ["bgp: systemctl restart bgp"]
+    assert switch() == []
+    switch.broken.write_text("")
+    with pytest.raises(switch.role.StateError, match="not put back: bgp"):
+        switch.teardown()
+    switch.broken.unlink()
+    assert switch.teardown() == ["bgp: systemctl restart bgp"]
+    assert switch.db() == BEFORE
+
+
+def test_bgp_is_restarted_for_its_mode_though_its_file_is_as_it_was(switch):
+    """As after `config reload` of what was not saved: the container then runs in the switch's old mode."""
+    switch()
+    switch.there()
+    assert switch()[-1] == "bgp: systemctl restart bgp"
+
+
+def test_what_is_loaded_can_be_saved_by_a_later_run(switch):
+    switch()
+    assert switch(save=True) == ["save: config save -y"]
+    assert switch(save=True) == []
+
+
 def test_a_switch_hashes_on_the_qp_only_where_it_tells_that_it_can(switch):
     with pytest.raises(switch.role.StateError, match="set sonic_switch_hash_qp to false"):
         switch(qp=True)
@@ -229,7 +359,7 @@ def test_a_switch_that_tells_nothing_of_its_hash_is_left_as_it_is_and_that_is_sa
     switch.capability.write_text("{}")
     switch()
     assert switch.db()["SWITCH_HASH|GLOBAL"] == BEFORE["SWITCH_HASH|GLOBAL"]
-    assert switch.result["left_out"] == [f"SWITCH_HASH: the switch does not tell that it hashes on {', '.join(FIELDS)}"]
+    assert switch.result["notes"] == [f"SWITCH_HASH: the switch does not tell that it hashes on {', '.join(FIELDS)}"]
 
 
 DCB = """\
@@ -254,11 +384,11 @@ path.write_text(json.dumps(state))
 def test_a_linux_switch_pauses_and_maps_as_the_profile_says_and_comes_back(
     tmp_path,
     monkeypatch,
-    program,
+    load,
     found,
     changes,
 ):
-    role, state = program("frr_switch"), tmp_path / "state.json"
+    role, state = load(playbooks() / "module_utils/faultbed_dcb.py"), tmp_path / "state.json"
     before = {"pfc": {str(number): "off" for number in range(8)}, "app": {"0": "0", "26": "1"}}
     state.write_text(json.dumps(before))
     (tmp_path / "dcb").write_text(DCB.format(python=sys.executable, state=str(state)))
@@ -268,8 +398,8 @@ def test_a_linux_switch_pauses_and_maps_as_the_profile_says_and_comes_back(
     def bring(*, check=False):
         made = changes(check=check)
         one = found("frr_switch", made, folder=str(tmp_path / "found"))
-        role._pfc(one, "swp1", [3])
-        role._dscp(one, "swp1", HOSTVARS["faultbed_dscp_map"])
+        role.bring_pfc(one, "swp1", [3], otherwise="")
+        role.bring_dscp(one, "swp1", HOSTVARS["faultbed_dscp_map"])
         return [line.partition(":")[0] for line in made.made]
 
     assert bring(check=True) == bring() == ["swp1 PFC", "swp1 DSCP 26", "swp1 DSCP 48"]
@@ -280,8 +410,88 @@ def test_a_linux_switch_pauses_and_maps_as_the_profile_says_and_comes_back(
     assert json.loads(state.read_text()) == before
 
 
-def test_a_port_without_dcb_says_so(program, found, changes, monkeypatch):
-    role = program("frr_switch")
+@pytest.fixture
+def linux(tmp_path, monkeypatch, program, found, changes):
+    """Runs of the role frr_switch on a machine below tmp_path, whose systemctl writes down what it is told."""
+    role, root = program("frr_switch"), tmp_path / "root"
+    for path in [*role.sysctls(0), "kernel/random/boot_id"]:
+        (root / "proc/sys" / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / "proc/sys" / path).write_text("0\n")
+    said = tmp_path / "said"
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $@ >>{said}\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(role, "ip_json", lambda *_words: [{"ifname": port["netdev"]} for port in switch["ports"]])
+    keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
+    monkeypatch.setattr(role, "Found", keep)
+    switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
+    switch |= {"ecmp_hash_seed": 7, "config": "/etc/frr/frr.conf", "daemons": "/etc/frr/daemons", "dcb": False}
+
+    def bring(*, reload=False, check=False, **edit):
+        made = changes(check=check)
+        bring.result = role._bring(switch | {"qos": None, "dscp_map": [], "reload": reload} | edit, made)
+        return made.made
+
+    def teardown():
+        made = changes(check=False)
+        keep("frr_switch", made).put_back()
+        return made.made
+
+    bring.teardown, bring.root = teardown, root
+    bring.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
+    bring.said = lambda: said.read_text().splitlines() if said.exists() else []
+    return bring
+
+
+def test_frr_reads_its_files_when_that_is_allowed_later(linux):
+    """First written and looked at, then frr_switch_reload: the way that the day on a rack is meant to go."""
+    linux()
+    assert linux.said() == []
+    assert linux.result["notes"] == ["FRR has not read its new files: set frr_switch_reload, or restart it"]
+    assert linux(reload=True, check=True) == ["FRR: systemctl restart frr"]
+    assert linux(reload=True) == ["FRR: systemctl restart frr"]
+    assert linux(reload=True) == []
+    assert linux.result["notes"] == []
+    assert linux.teardown()[-1] == "FRR: systemctl restart frr"
+    assert linux.said() == ["restart frr"] * 2
+
+
+def test_frr_that_a_restart_of_the_machine_has_let_read_is_not_restarted_but_by_a_teardown(linux):
+    linux()
+    linux.reboot()
+    assert linux(reload=True) == []
+    assert linux.said() == []
+    linux.teardown()
+    assert linux.said() == ["restart frr"]
+
+
+def test_a_linux_switch_forwards_and_hashes_after_a_restart_too(linux):
+    linux()
+    (kept,) = (linux.root / "etc/sysctl.d").iterdir()
+    assert "net/ipv4/ip_forward = 1\n" in kept.read_text()
+    assert "net/ipv4/fib_multipath_hash_seed = 7\n" in kept.read_text()
+    linux.teardown()
+    assert not (linux.root / "etc/sysctl.d").exists()
+    assert (linux.root / "proc/sys/net/ipv4/ip_forward").read_text().strip() == "0"
+
+
+def test_a_kernel_that_cannot_seed_its_hash_is_no_reason_to_fail(linux):
+    """Cumulus Linux 5, Debian 12 and Ubuntu 24.04 have kernels before 6.11."""
+    (linux.root / "proc/sys/net/ipv4/fib_multipath_hash_seed").unlink()
+    assert linux(check=True) == linux()
+    assert "has no seed for its ECMP hash" in linux.result["notes"][0]
+    assert (linux.root / "proc/sys/net/ipv4/fib_multipath_hash_policy").read_text() == "1"
+
+
+def test_frr_that_has_never_read_our_files_is_left_alone(linux):
+    linux()
+    linux.teardown()
+    assert linux.said() == []
+
+
+def test_a_port_without_dcb_says_so(load, found, changes, monkeypatch):
+    role = load(playbooks() / "module_utils/faultbed_dcb.py")
     monkeypatch.setattr(role, "run", lambda _argv: "")
     with pytest.raises(role.StateError, match="set frr_switch_dcb to false"):
-        role._pfc(found("frr_switch", changes(check=True), folder="/nonexistent"), "swp1", [3])
+        one = found("frr_switch", changes(check=True), folder="/nonexistent")
+        role.bring_pfc(one, "swp1", [3], otherwise="set frr_switch_dcb to false")

@@ -6,12 +6,13 @@ Values are set now and kept for the next boot by files of our own, never by edit
 import os
 
 from faultbed_found import Found
-from faultbed_state import StateError, answer, run
+from faultbed_state import StateError, answer
 
 SYSCTL_FILE = "/etc/sysctl.d/90-faultbed.conf"
 LIMITS_FILE = "/etc/security/limits.d/90-faultbed.conf"
 SYSTEMD_FILE = "/etc/systemd/system.conf.d/90-faultbed.conf"
 CHRONY_FILE = "/etc/chrony/sources.d/faultbed.sources"
+CHRONY_READS = ["sh", "-c", "! pgrep -x chronyd >/dev/null || chronyc reload sources"]
 HUGEPAGES = "vm/nr_hugepages"
 
 
@@ -34,8 +35,8 @@ def _bring(wanted, changes):
         found.file(path, text)
     if os.path.isdir(os.path.dirname(CHRONY_FILE)) and wanted["ntp_servers"]:
         text = "".join(f"server {server} iburst\n" for server in wanted["ntp_servers"])
-        if found.file(CHRONY_FILE, text) and not changes.check:
-            run(["chronyc", "reload", "sources"])
+        found.file(CHRONY_FILE, text, readers={"chrony": CHRONY_READS})
+        found.after("chrony", CHRONY_READS)
 
 
 def files(wanted, sysctls):

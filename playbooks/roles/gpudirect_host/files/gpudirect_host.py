@@ -1,10 +1,15 @@
-"""Look whether PCIe lets RNICs and GPUs reach each other directly: IOMMU, ACS, the peer memory module.
+"""Look whether PCIe lets RNICs and GPUs reach each other directly: IOMMU, ACS, a way to GPU memory; turn ACS off.
 
 ACS redirects peer-to-peer requests up to the root complex where these bits of its control register are set on a bridge
-(PCI Express Base Specification, "Access Control Services"): it is read from each bridge's configuration space.
+(PCI Express Base Specification, "Access Control Services"): it is read from the configuration space of each bridge
+above a GPU or an RNIC, and written by setpci(8). What other bridges do is nothing to GPUDirect.
+
+An RNIC reaches GPU memory by a dma-buf (Linux 5.12 or later, NVIDIA's open kernel modules), or by nvidia_peermem, which
+needs MLNX_OFED or DOCA-OFED (NVIDIA's GPUDirect RDMA documentation). Setting ACS is not yet run on hardware.
 """
 
 import os
+import re
 
 from faultbed_found import Found
 from faultbed_state import StateError, answer
@@ -12,7 +17,10 @@ from faultbed_state import StateError, answer
 GRUB = "/etc/default/grub.d/90-faultbed.cfg"
 IOMMU = "/sys/class/iommu"
 PCI = "/sys/bus/pci/devices"
+MODULES = "/sys/module"
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+DRIVER = "/proc/driver/nvidia/version"
+DMA_BUF_KERNEL = (5, 12)
 
 _ACS_CAPABILITY, _ACS_CONTROL = 0x000D, 6
 _REDIRECT = 0x04 | 0x08  # P2P request redirect, P2P completion redirect
@@ -25,31 +33,68 @@ def main(wanted, check):
 
 
 def _look(wanted, changes):
+    found = Found("gpudirect_host", changes)
     if wanted["cmdline"] and os.path.isdir(os.path.dirname(GRUB)):
         text = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {wanted["cmdline"]}"\n'
-        Found("gpudirect_host", changes).file(GRUB, text)
+        found.file(GRUB, text)
     real = [gpu for gpu in wanted["gpus"] if gpu["kind"] != "soft"]
-    wrong = [f"ACS redirects peers at {device}" for device in bridges_that_redirect(PCI)]
-    if real and os.path.isdir(IOMMU) and os.listdir(IOMMU) and not _passes_through():
+    if not real:
+        return {"notes": []}
+    wrong, devices = [], [one["pcie"] for one in (*real, *wanted["rnics"]) if one.get("pcie")]
+    if not devices:
+        wrong.append("ACS was not looked at: the inventory has no pcie of GPUs or RNICs")
+    for device, control in redirecting(PCI, devices):
+        if wanted["acs_off"]:
+            _let_through(found, device, control)
+        else:
+            wrong.append(f"ACS redirects peers at {device}: set gpudirect_host_acs_off, or turn it off in the firmware")
+    if os.path.isdir(IOMMU) and os.listdir(IOMMU) and not _passes_through():
         wrong.append("the IOMMU translates: boot with iommu=pt")
-    if real and not any(os.path.isdir(f"/sys/module/{name}") for name in PEER_MODULES):
-        wrong.append("no nvidia_peermem: modprobe it, or install the driver with it")
-    if real and wrong and wanted["strict"]:
+    if not any(os.path.isdir(f"{MODULES}/{name}") for name in PEER_MODULES) and not has_dma_buf(os.uname().release):
+        wrong.append(
+            "no way to GPU memory: load nvidia_peermem (it needs MLNX_OFED or DOCA-OFED), or install NVIDIA's open "
+            "kernel modules on Linux 5.12 or later for dma-buf"
+        )
+    if wrong and wanted["strict"]:
         raise StateError("; ".join(wrong))
-    return {"wrong": wrong}
+    return {"notes": wrong}
 
 
-def bridges_that_redirect(folder):
-    """PCI bridges whose ACS sends peers' requests up, sorted."""
+def redirecting(folder, devices):
+    """Bridges above some devices whose ACS sends peers' requests up, sorted, each with its control register."""
+    above = set()
+    for device in devices:
+        above |= set(os.path.realpath(f"{folder}/{device}").split("/")[:-1])
     found = []
-    for device in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+    for device in sorted(above):
+        if not os.path.isfile(f"{folder}/{device}/class"):
+            continue  # a folder of sysfs that is no device, or the root
         with open(f"{folder}/{device}/class", encoding="ascii") as file:
             if not file.read().startswith("0x0604"):  # PCI-to-PCI bridge
                 continue
         with open(f"{folder}/{device}/config", "rb") as file:
-            if acs_control(file.read()) & _REDIRECT:
-                found.append(device)
+            control = acs_control(file.read())
+        if control & _REDIRECT:
+            found.append((device, control))
     return found
+
+
+def _let_through(found, device, control):
+    """A restart forgets it. The other bits (source validation, translation blocking) stay."""
+    want = control & ~_REDIRECT
+    do, undo = (["setpci", "-s", device, f"ECAP_ACS+{_ACS_CONTROL}.w={value:04x}"] for value in (want, control))
+    found.command(f"{device} ACS", have=f"{control:04x}", want=f"{want:04x}", do=do, undo=undo)
+
+
+def has_dma_buf(release):
+    """Whether GPU memory can be given to an RNIC as a dma-buf, by the kernel's release and the driver's own words."""
+    try:
+        with open(DRIVER, encoding="utf-8") as file:
+            is_open = "Open Kernel Module" in file.read()
+    except FileNotFoundError:
+        return False
+    number = re.match(r"(\d+)\.(\d+)", release)
+    return is_open and number is not None and (int(number[1]), int(number[2])) >= DMA_BUF_KERNEL
 
 
 def acs_control(config):

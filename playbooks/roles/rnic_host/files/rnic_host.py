@@ -1,9 +1,12 @@
 """Bring RNICs to what the QoS profile says: type of service, DCQCN, trust and PFC, firmware; write down what was there.
 
     default type of service   configfs rdma_cm (Linux, Documentation/ABI/testing/configfs-rdma_cm)
-    DCQCN                     /sys/class/net/DEV/ecn (MLNX_OFED, "Explicit Congestion Notification")
-    trust, PFC, DSCP map      mlnx_qos (MLNX_OFED)
-    firmware                  mlxconfig (MFT), counts from the next reset
+    DCQCN                     /sys/class/net/DEV/ecn (MLNX_OFED, "Explicit Congestion Notification"); of the kernel's
+                              own driver debugfs mlx5/PCI/cc_params (Linux, drivers/infiniband/hw/mlx5/cong.c), and the
+                              firmware's mask of priorities
+    trust, PFC, DSCP map      mlnx_qos (MLNX_OFED), or else iproute2's dcb
+    firmware                  mlxconfig (MFT) or mstconfig (mstflint), counts from the next reset
+    registers                 mlxreg (MFT) or mstreg (mstflint), count until the next reset
     PFC timeout               ethtool --set-tunable pfc-prevention-tout (ethtool(8))
 
 All but the first are not yet run on hardware.
@@ -11,12 +14,18 @@ All but the first are not yet run on hardware.
 
 import os
 import re
+import shutil
 
+from faultbed_dcb import bring_dscp, bring_pcp, bring_pfc
 from faultbed_found import Found
 from faultbed_state import StateError, answer, run
 
 CONFIGFS = "/sys/kernel/config/rdma_cm"
+DEBUGFS = "/sys/kernel/debug/mlx5"
+NETDEVS = "/sys/class/net"
+INFINIBAND = "/sys/class/infiniband"
 ROLE = "rnic_host"
+PFC_AUTO, PFC_AUTO_MS = "65535", "100"  # what mlx5 takes the first for, and then tells (Linux, en_ethtool.c)
 
 
 def main(wanted, check):
@@ -25,23 +34,23 @@ def main(wanted, check):
 
 
 def _bring(wanted, changes):
-    found, later = Found(ROLE, changes), []
+    found, later, notes = Found(ROLE, changes), [], []
     for rnic in wanted["rnics"]:
         qos = wanted["qos"]
         if qos:
             _type_of_service(found, rnic["name"], qos["roce_dscp"] << 2)
-        if not os.path.exists(f"/sys/class/infiniband/{rnic['name']}/device"):
+        if not os.path.exists(f"{INFINIBAND}/{rnic['name']}/device"):
             continue  # software: no firmware, no ports of its own
         if qos:
-            priority = {line["dscp"]: line["priority"] for line in wanted["dscp_map"]}
-            _dcqcn(found, rnic["netdev"], qos, priority, wanted["dcqcn"])
-            _trust_and_pfc(found, rnic["netdev"], qos)
-            if qos["trust"] == "dscp":
-                _dscp_map(found, rnic["netdev"], priority)
+            _qos(found, rnic["netdev"], qos, wanted["dscp_map"])
+            later += _dcqcn(found, rnic, qos, wanted, notes)
         later += _firmware(found, rnic, wanted["firmware"])
-        if wanted["pfc_timeout"]:
+        _registers(found, rnic, wanted["registers"])
+        if wanted["pfc_timeout"] != "":
             _pfc_timeout(found, rnic["netdev"], str(wanted["pfc_timeout"]))
-    return {"needs_reset": later}
+    if later:
+        notes.append(f"{', '.join(later)}: counts from the next reboot or `mlxfwreset`")
+    return {"notes": notes}
 
 
 def _type_of_service(found, rnic, tos):
@@ -49,28 +58,69 @@ def _type_of_service(found, rnic, tos):
     if not os.path.isdir(CONFIGFS):
         return
     folder = f"{CONFIGFS}/{rnic}"
-    if not os.path.isdir(folder):
-        # Making the folder is how configfs is asked for one; it changes nothing by itself.
-        if found.changes.check:
-            return
-        os.mkdir(folder)
-    found.value(f"{folder}/ports/1/default_roce_tos", tos)
+    if found.folder(folder):  # making it is how configfs is asked for one
+        found.value(f"{folder}/ports/1/default_roce_tos", tos)
 
 
-def _dcqcn(found, netdev, qos, priority, said):
+def _qos(found, netdev, qos, lines):
+    """Trust, PFC and the DSCP map: mlnx_qos where it is, because it tells all three, and the kernel's dcb elsewhere."""
+    if shutil.which("mlnx_qos"):
+        _trust_and_pfc(found, netdev, qos)
+        if qos["trust"] == "dscp":
+            _dscp_map(found, netdev, _priorities(lines))
+        return
+    bring_pfc(found, netdev, qos["pfc_priorities"], otherwise="and there is no mlnx_qos: take qos out of the inventory")
+    if qos["trust"] == "dscp":
+        bring_dscp(found, netdev, lines)
+    else:
+        bring_pcp(found, netdev)
+
+
+def _priorities(lines):
+    return {line["dscp"]: line["priority"] for line in lines}
+
+
+def _dcqcn(found, rnic, qos, wanted, notes):
     """Notification point (sends CNPs) and reaction point (slows down), for the priority of RoCE."""
-    wanted = {"profile": qos["dcqcn"], "on": True, "off": False}.get(said)
-    if wanted is None:
-        raise StateError(f"rnic_host_dcqcn is {said!r}: say profile, on or off")
-    folder, roce = f"/sys/class/net/{netdev}/ecn", priority.get(qos["roce_dscp"], 0)
+    on = {"profile": qos["dcqcn"], "on": True, "off": False}.get(wanted["dcqcn"])
+    if on is None:
+        raise StateError(f"rnic_host_dcqcn is {wanted['dcqcn']!r}: say profile, on or off")
+    priority = _priorities(wanted["dscp_map"])
+    roce, cnp = priority.get(qos["roce_dscp"], 0), priority.get(qos["cnp_dscp"], 0)
+    folder = f"{NETDEVS}/{rnic['netdev']}/ecn"
+    if os.path.isdir(folder):
+        for point in ("roce_np", "roce_rp"):
+            found.value(f"{folder}/{point}/enable/{roce}", int(on))
+        found.value(f"{folder}/roce_np/cnp_dscp", qos["cnp_dscp"])
+        found.value(f"{folder}/roce_np/cnp_802p_prio", cnp)
+        return []
+    device = os.path.basename(os.path.realpath(f"{INFINIBAND}/{rnic['name']}/device"))
+    folder = f"{DEBUGFS}/{device}/cc_params"
     if not os.path.isdir(folder):
         raise StateError(
-            f"{netdev} has no {folder}: its driver has no DCQCN; take qos out of the inventory, or mend it"
+            f"{rnic['netdev']} has neither {NETDEVS}/{rnic['netdev']}/ecn nor {folder}: its driver has no DCQCN; take "
+            "qos out of the inventory, or mend it"
         )
-    for point in ("roce_np", "roce_rp"):
-        found.value(f"{folder}/{point}/enable/{roce}", int(wanted))
-    found.value(f"{folder}/roce_np/cnp_dscp", qos["cnp_dscp"])
-    found.value(f"{folder}/roce_np/cnp_802p_prio", priority.get(qos["cnp_dscp"], 0))
+    # Whoever writes the priority sets the mode, too, to "this priority": so the mode is written down first, and put
+    # back last.
+    found.value(f"{folder}/np_cnp_prio_mode", 0)
+    found.value(f"{folder}/np_cnp_prio", cnp)
+    found.value(f"{folder}/np_cnp_dscp", qos["cnp_dscp"])
+    return _mask(found, rnic, device, roce, on, notes)
+
+
+def _mask(found, rnic, device, roce, on, notes):
+    """The firmware's mask of priorities with DCQCN; a port is a function of the device. By default all have it."""
+    if not _tool("mlxconfig", "mstconfig"):
+        if not on:
+            raise StateError(
+                f"{rnic['name']}: DCQCN is turned off in its firmware: install mstflint, or mlxconfig (MFT)"
+            )
+        notes.append(f"{rnic['name']}: neither mlxconfig nor mstconfig is here to tell whether DCQCN is on")
+        return []
+    name = f"ROCE_CC_PRIO_MASK_P{int(device.rpartition('.')[2]) + 1}"
+    have = int(_settings(rnic, [name])[name], 0)
+    return _firmware(found, rnic, {name: have | 1 << roce if on else have & ~(1 << roce)})
 
 
 def _trust_and_pfc(found, netdev, qos):
@@ -115,26 +165,58 @@ def trust_and_pfc(said):
     return (trust[1] if trust else None, ",".join(pfc[1].split()) if pfc else None)
 
 
+def _tool(*names):
+    """The first of some programs that is here, or None."""
+    return next((name for name in names if shutil.which(name)), None)
+
+
+def _settings(rnic, names):
+    device = rnic.get("pcie") or rnic["name"]
+    tool = _tool("mlxconfig", "mstconfig")
+    if tool is None:
+        raise StateError(
+            "neither mlxconfig (MFT) nor mstconfig (mstflint) is here: install one, or ask for no firmware"
+        )
+    have = firmware_settings(run([tool, "-d", device, "query", *names]))
+    if lacking := [name for name in names if name not in have]:
+        raise StateError(f"{device}: its firmware has no {', '.join(lacking)}: take it out of rnic_host_firmware")
+    return have
+
+
 def _firmware(found, rnic, settings):
     """Settings of the next boot; those that differ are what a reset is needed for."""
     if not settings:
         return []
-    device = rnic.get("pcie") or rnic["name"]
-    have = firmware_settings(run(["mlxconfig", "-d", device, "query", *settings]))
-    later = []
+    have, later = _settings(rnic, list(settings)), []
+    tool = [_tool("mlxconfig", "mstconfig"), "-y", "-d", rnic.get("pcie") or rnic["name"], "set"]
     for name, value in settings.items():
-        if name not in have:
-            raise StateError(f"{device}: its firmware has no {name}: take it out of rnic_host_firmware")
-        tool = ["mlxconfig", "-y", "-d", device, "set"]
-        if found.command(
-            f"{rnic['name']} {name}",
-            have=have[name],
-            want=str(value),
-            do=[*tool, f"{name}={value}"],
-            undo=[*tool, f"{name}={have[name]}"],
-        ):
+        want = str(int(value) if isinstance(value, bool) else value)
+        do, undo = [*tool, f"{name}={want}"], [*tool, f"{name}={have[name]}"]
+        if found.command(f"{rnic['name']} {name}", have=have[name], want=want, do=do, undo=undo):
             later.append(f"{rnic['name']} {name}")
     return later
+
+
+def _registers(found, rnic, registers):
+    """Fields of registers, which a reset forgets: name -> field -> number."""
+    tool = _tool("mlxreg", "mstreg")
+    if registers and tool is None:
+        raise StateError("neither mlxreg (MFT) nor mstreg (mstflint) is here: install one, or ask for no registers")
+    for name, fields in registers.items():
+        at = [tool, "-d", rnic.get("pcie") or rnic["name"], "--reg_name", name]
+        have = register_fields(run([*at, "--get"]))
+        for field, value in fields.items():
+            if field not in have:
+                raise StateError(f"{rnic['name']}: its {name} has no {field}: take it out of rnic_host_registers")
+            do, undo = ([*at, "--set", f"{field}={number:#x}", "--yes"] for number in (int(value), have[field]))
+            found.command(f"{rnic['name']} {name} {field}", have=have[field], want=int(value), do=do, undo=undo)
+
+
+def register_fields(said):
+    """What `mlxreg --get` prints, field -> number."""
+    return {
+        name: int(value, 16) for name, value in re.findall(r"^(\w+)\s*\|\s*(0x[0-9a-fA-F]+)\s*$", said, re.MULTILINE)
+    }
 
 
 def firmware_settings(said):
@@ -150,4 +232,6 @@ def _pfc_timeout(found, netdev, wanted):
     said = run(["ethtool", "--get-tunable", netdev, "pfc-prevention-tout"])
     have = said.rpartition(":")[2].split()[0] if said.split() else ""
     tool = ["ethtool", "--set-tunable", netdev, "pfc-prevention-tout"]
-    found.command(f"{netdev} PFC timeout", have=have, want=wanted, do=[*tool, wanted], undo=[*tool, have])
+    auto = wanted in {"auto", PFC_AUTO}
+    do = [*tool, PFC_AUTO if auto else wanted]
+    found.command(f"{netdev} PFC timeout", have=have, want=PFC_AUTO_MS if auto else wanted, do=do, undo=[*tool, have])

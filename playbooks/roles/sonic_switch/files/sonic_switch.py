@@ -7,14 +7,18 @@ alone, by sonic-db-cli. Not yet run on hardware.
 
 import hashlib
 import json
+import os
 import shlex
 
+from faultbed_fabric_bgp import fabric_bgpd_config
 from faultbed_found import Found
-from faultbed_frr import bgpd_config
 from faultbed_state import StateError, answer, run
 
 QP_FIELD = "RDMA_BTH_DEST_QP"
+WRED = "FAULTBED_ROCE"
+MARKS_NOTHING = {"ecn": "ecn_none"} | {f"wred_{colour}_enable": "false" for colour in ("green", "yellow", "red")}
 DB = ["sonic-db-cli", "CONFIG_DB"]
+RESTART = ["systemctl", "restart", "bgp"]
 
 
 def main(wanted, check):
@@ -24,22 +28,42 @@ def main(wanted, check):
 
 def _bring(wanted, changes):
     found, tables = Found("sonic_switch", changes), wanted["tables"]
-    left_out = _unable(tables) if wanted["load"] else []
+    have, left_out = {}, []
+    if wanted["load"]:
+        have, left_out = json.loads(run(["sonic-cfggen", "-d", "--print-data"])), _unable(tables)
+        if wrong := in_the_way(tables, have):
+            raise StateError("; ".join(wrong))
+        if WRED in have.get("WRED_PROFILE", {}):  # of an earlier profile with ECN: its queues would go on marking
+            tables.setdefault("WRED_PROFILE", {WRED: MARKS_NOTHING})
     found.file(wanted["path"], json.dumps(tables, indent=2) + "\n")
-    bgp = bgpd_config(wanted)
+    bgp = fabric_bgpd_config(wanted)
     found.file(wanted["bgp_path"], bgp)
     if not wanted["load"]:
-        return {"loaded": False}
-    have = json.loads(run(["sonic-cfggen", "-d", "--print-data"]))
+        return {"loaded": False, "notes": ["ConfigDB and BGP are only written: sonic_switch_load puts them in force"]}
     differing = differences(tables, have)
-    load = ["config", "load", "-y", wanted["path"]]
-    for key in ["ConfigDB " + _named(differing)] if differing else []:
-        found.command(key, have="otherwise", want="as in the inventory", do=load, undo=undo(differing, have))
-    if found.file(wanted["bgpd"], bgp) or "DEVICE_METADATA" in {table for table, _, _ in differing}:
-        found.after("bgp", ["systemctl", "restart", "bgp"])
-    if differing and wanted["save"]:
+    if differing:
+        _load(found, wanted["path"], differing, have)
+    found.file(wanted["bgpd"], bgp, readers={"bgp": RESTART})
+    # In split mode the bgp container removes it when it starts (dockers/docker-fpm-frr/docker_init.sh); of a switch in
+    # split-unified mode it is all that there is of somebody's routing.
+    found.file(os.path.join(os.path.dirname(wanted["bgpd"]), "frr.conf"), None)
+    found.after("bgp", RESTART)
+    if wanted["save"]:
         found.after("save", ["config", "save", "-y"])
-    return {"loaded": True, "left_out": left_out}
+    return {"loaded": True, "notes": left_out}
+
+
+def _load(found, path, differing, have):
+    found.unread("save")
+    if "DEVICE_METADATA" in {table for table, _, _ in differing}:
+        found.unread("bgp", RESTART)
+    found.command(
+        f"ConfigDB {_named(differing)}",
+        have="otherwise",
+        want="as in the inventory",
+        do=["config", "load", "-y", path],
+        undo=undo(differing, have),
+    )
 
 
 def _unable(tables):
@@ -61,6 +85,45 @@ def capable(said):
     """Fields that the ASIC hashes on, of SWITCH_CAPABILITY as sonic-db-cli prints it (a dict of Python)."""
     _, _, tail = said.partition("'HASH|NATIVE_HASH_FIELD_LIST': '")
     return [word.strip() for word in tail.partition("'")[0].split(",") if word.strip()]
+
+
+def in_the_way(tables, have):
+    """What of a switch's ConfigDB our tables cannot be loaded beside, in words, with what to do."""
+    return [*_no_ports(tables, have), *_of_others(tables, have), *_ranges(tables, have), *_other_bgp(have)]
+
+
+def _no_ports(tables, have):
+    """A port without lanes, which `config load` would make of such a name, is none (sonic-port.yang: mandatory)."""
+    missing = [netdev for netdev in tables["PORT"] if netdev not in have.get("PORT", {})]
+    return [f"no port {', '.join(missing)}: break it out, or mend the names in faultbed_ports"] if missing else []
+
+
+def _of_others(tables, have):
+    for table in ("VLAN_MEMBER", "PORTCHANNEL_MEMBER"):
+        for key in have.get(table, {}):
+            whose, _, netdev = key.partition("|")
+            if netdev in tables["INTERFACE"]:
+                yield f"{netdev} is a member of {whose}: take it out of there, a port of the fabric is routed"
+
+
+def _ranges(tables, have):
+    """An entry for several queues or groups names ours, too (`Ethernet0|3-4`): which of the two counts is not said."""
+    for table in ("QUEUE", "BUFFER_PG", "BUFFER_QUEUE"):
+        for key in have.get(table, {}):
+            netdevs, _, numbers = key.rpartition("|")
+            first, _, last = numbers.partition("-")
+            if not numbers.replace("-", "").isdigit() or (not last and "," not in netdevs):
+                continue
+            several = range(int(first), int(last or first) + 1)
+            ours = [f"{netdev}|{number}" for netdev in netdevs.split(",") for number in several]
+            if any(name in tables.get(table, {}) for name in ours):
+                yield f"{table}|{key} is there: split it into an entry for each port and number"
+
+
+def _other_bgp(have):
+    """bgpcfgd and frrcfgd configure what ConfigDB has of BGP in every mode (docker-fpm-frr, supervisord.conf.j2)."""
+    there = [table for table in ("BGP_NEIGHBOR", "BGP_PEER_RANGE", "BGP_GLOBALS") if have.get(table)]
+    return [f"ConfigDB has {table}: SONiC would run it beside our BGP, take it out of there" for table in there]
 
 
 def differences(tables, have):

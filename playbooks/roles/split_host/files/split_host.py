@@ -11,6 +11,7 @@ from faultbed_found import Found
 from faultbed_state import StateError, addresses, answer, ip_json
 
 INFINIBAND = "/sys/class/infiniband"
+SYSCTL_FILE = "/etc/sysctl.d/90-faultbed-split_host.conf"
 FIRST_TABLE, FIRST_PRIORITY = 100, 1000
 
 
@@ -26,8 +27,7 @@ def _bring(wanted, changes):
     if over:
         raise StateError(f"the default route leads over {', '.join(over)}, which is back end: give it to the front end")
     found = Found("split_host", changes)
-    for path, value in sysctls(wanted).items():
-        found.sysctl(path, value)
+    found.sysctls(sysctls(wanted), SYSCTL_FILE)
     links = {link["ifname"]: link for link in ip_json("address")}
     rules, routes = ip_json("rule"), ip_json("route", "show", "table", "all")
     for index, rnic in enumerate(rnics):

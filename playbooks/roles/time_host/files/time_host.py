@@ -9,6 +9,8 @@ from faultbed_state import StateError, answer, run
 CONFIG = "/etc/linuxptp/faultbed.conf"
 UNITS = "/etc/systemd/system"
 PTP4L, PHC2SYS = "faultbed-ptp4l.service", "faultbed-phc2sys.service"
+RIVALS = ("chrony.service", "chronyd.service", "ntpsec.service", "ntp.service", "systemd-timesyncd.service")
+RELOAD = ["systemctl", "daemon-reload"]
 
 
 def main(wanted, check):
@@ -17,19 +19,43 @@ def main(wanted, check):
 
 
 def _bring(wanted, changes):
+    found = Found("time_host", changes)
     if not wanted["netdev"]:
+        found.put_back()
         return
     if not os.path.isdir(f"/sys/class/net/{wanted['netdev']}"):
         raise StateError(f"no interface {wanted['netdev']}: mend time_host_ptp_netdev")
     if wanted["start"] and shutil.which("ptp4l") is None:
         raise StateError("ptp4l is not installed: install linuxptp, or set time_host_start to false")
-    found = Found("time_host", changes)
-    wrote = [found.file(path, text) for path, text in files(wanted).items()]
-    if any(wrote) and not changes.check:
-        run(["systemctl", "daemon-reload"])
-    for unit in units(wanted) if wanted["start"] else ():
-        have = run(["systemctl", "is-active", unit], ok=(0, 3, 4)).strip()
-        found.command(unit, have=have, want="active", do=["systemctl", "start", unit], undo=["systemctl", "stop", unit])
+    for path, text in files(wanted).items():
+        found.file(path, text, readers=readers(path))
+    found.after("systemd", RELOAD)
+    if wanted["start"]:
+        _run(found, units(wanted))
+
+
+def readers(path):
+    """Who reads a file: systemd its units, and each program what it was started with."""
+    program = {PTP4L: None} if path == CONFIG else {os.path.basename(path): None}
+    return program if path == CONFIG else program | {"systemd": RELOAD}
+
+
+def _run(found, wanted):
+    """Only our units set the clock: what else does is stopped, and so are those of ours that are no longer wanted."""
+    for unit in (*RIVALS, *(unit for unit in (PTP4L, PHC2SYS) if unit not in wanted)):
+        stop, start = ["systemctl", "stop", unit], ["systemctl", "start", unit]
+        if _active(unit):
+            found.command(unit, have="active", want="stopped", do=stop, undo=start if unit in RIVALS else stop)
+    for unit in wanted:
+        start, stop = ["systemctl", "start", unit], ["systemctl", "stop", unit]
+        if _active(unit):
+            found.after(unit, ["systemctl", "restart", unit], again=False)
+        elif found.command(unit, have="stopped", want="active", do=start, undo=stop):
+            found.has_read(unit)
+
+
+def _active(unit):
+    return run(["systemctl", "is-active", unit], ok=(0, 3, 4)).strip() == "active"
 
 
 def units(wanted):
