@@ -30,6 +30,7 @@ def mark(folder: Path, reasons: list[str], before: Fingerprint | None) -> None:
     if path.exists():
         return
     said = {"since": time.time(), "reasons": reasons, "before": before.to_json() if before else None}
+    folder.mkdir(parents=True, exist_ok=True)  # of a rack, nothing else may have been kept here
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(said, indent=1))
     temporary.replace(path)
