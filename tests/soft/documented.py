@@ -177,6 +177,7 @@ NOT_RUN = {
     f"{_RACK} run tests/experiments/rack-link.toml --leave-out": _MACHINES,
     f"{_RACK} run tests/experiments/rack-link.toml --without host4": _MACHINES,
     f"{_RACK} preflight --busbw all_reduce.txt": "the file is what nccl-tests printed on a rack",
+    "make rack-smoke": _MACHINES,
     "faultbed power-cycle host1": "of a rack that is DIRTY",
     "faultbed provision": "of a rack: a soft lab is provisioned by `up`",
 }
