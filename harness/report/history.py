@@ -35,6 +35,8 @@ __all__ = ["FILE", "MIN_EARLIER", "TRACKED", "History", "Past", "Regression", "r
 
 FILE = ".history.sqlite"
 MIN_EARLIER = 4
+_ROUNDING = 1e-9
+"""Of a mean of logarithms. Earlier runs may all have the very same value: the iterations of a job that has so many."""
 TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.mean", "busbw.mean", "iterations")
 """Metrics that are kept and compared; 0 and what was not measured are kept and not compared."""
 _SCHEMA = """
@@ -160,7 +162,7 @@ def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
     z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * student_over_normal(len(logs) - 1)
     reach = z * spread * math.sqrt(1 + 1 / len(logs))
     sign = -1 if metric in HIGHER_IS_BETTER else 1
-    if sign * (math.log(value) - middle) <= reach:
+    if sign * (math.log(value) - middle) <= reach + _ROUNDING:
         return ""
     return (
         f"{value:.3g}, {value / math.exp(middle):.2f} of what it was; {len(logs)} earlier runs let expect "
