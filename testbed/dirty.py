@@ -56,7 +56,7 @@ def refuse(folder: Path, name: str) -> None:
         more = f" (and {len(known) - 1} more)" if len(known) > 1 else ""
         raise DirtyLab(
             f"{name} is DIRTY and refuses work: {known[0]}{more}; `faultbed heal` reverts what faults left behind, "
-            "`faultbed reset` goes back to the snapshot"
+            "on a soft lab `faultbed reset` goes back to the snapshot"
         )
 
 

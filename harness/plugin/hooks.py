@@ -105,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m` and its like choose among all that was collected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests in quarantine may fail until their day is over; after it they fail."""
-    _ask_what_is_known(config, items)
+    _mark_experiments(config, items)
     path = config.rootpath / str(config.getoption("--quarantine"))
     today = dt.datetime.now(dt.UTC).date()
     _leave_rounds_out(config, items)
@@ -141,19 +141,25 @@ def _gone(config: pytest.Config, unseen: list[str], items: list[pytest.Item]) ->
     ]
 
 
+def _mark_experiments(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Experiments are for `-m soft` or `-m lab`, as the lab is; one that nobody knows is told where it is needed."""
+    experiments = [item for item in items if isinstance(item, ExperimentItem)]
+    with contextlib.suppress(FaultbedError):
+        for item in experiments:
+            item.add_marker("soft" if inventory_of(config).kind == "soft" else "lab")
+
+
 def _ask_what_is_known(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A lab that nobody knows, or a need, is one sentence before the first test, and no traceback of every test."""
     for item in filter(_takes_lab, items):
         try:
-            inventory = inventory_of(config)
+            inventory_of(config)
             for mark in item.iter_markers("needs"):
                 tuple(map(parse_need, mark.args))
         except FaultbedError as error:
             raise pytest.UsageError(str(error)) from error
         except ValueError as error:
             raise pytest.UsageError(f"{item.nodeid}: {error}") from error
-        if isinstance(item, ExperimentItem):
-            item.add_marker("soft" if inventory.kind == "soft" else "lab")
 
 
 def _leave_rounds_out(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -178,6 +184,7 @@ def _takes_lab(item: pytest.Item) -> bool:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A soft lab that will be needed later, and not at once, comes up from now on."""
+    _ask_what_is_known(session.config, session.items)
     config, needs = session.config, [_takes_lab(item) for item in session.items]
     if config.option.collectonly or not any(needs) or needs[0]:
         return

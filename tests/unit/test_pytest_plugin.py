@@ -252,6 +252,12 @@ def test_an_experiment_in_quarantine_may_fail_and_not_leave_debris(pytester, exp
     assert result.ret == 1
 
 
+def test_experiments_are_chosen_by_the_kind_of_the_lab(pytester, experiment):
+    experiment("PASS")
+    on_rack(pytester, "-m", "lab").assert_outcomes(passed=1)
+    on_rack(pytester, "-m", "soft").assert_outcomes(deselected=1)
+
+
 def test_experiments_are_repeated_like_tests(pytester, experiment):
     """`make rack-soak` ran every experiment once."""
     experiment("PASS")
@@ -302,6 +308,9 @@ def test_what_is_not_known_is_one_sentence_before_the_first_test(pytester, optio
 def test_a_lab_that_nobody_knows_disturbs_no_tests_that_need_none(pytester):
     pytester.makepyfile(test_x="def test_pure(): ...\n")
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=nosuch").ret == 0
+    pytester.makepyfile(test_y="def test_takes(lab): ...\n")
+    (pytester.mkdir("experiments") / "e.toml").write_text("")
+    assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=nosuch", "-k", "pure").ret == 0
 
 
 def test_a_session_that_only_skipped_is_no_pass(pytester):
