@@ -38,9 +38,9 @@ smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong 
 	@$(RUN)faultbed --lab soft-mini preflight $(if $(OUT),--out $(OUT)/preflight.json)
 	@$(RUN)python -m pytest tests/soft/test_lease.py --lab soft-mini
 
-nightly: setup ## the soft tests, slow ones once and the others three times, and the demo experiment
-	@$(RUN)python -m pytest tests/soft -m "" --repeat 3 --repeat-slow 1 --reset-each
-	@$(RUN)faultbed run tests/experiments/demo.toml --seed 1 --out $(RUNS)
+nightly: setup ## the soft tests, slow ones once and the others three times; the demo experiment, which the history follows
+	@$(RUN)python -m pytest tests/soft -m "" --repeat 3 --repeat-slow 1 --reset-each; tests=$$?; \
+	$(RUN)faultbed run tests/experiments/demo.toml --seed 1 --out $(RUNS) && exit $$tests
 
 soak: setup ## leases and receipts, again and again
 	@$(RUN)python -m pytest tests/soft/test_lease.py tests/soft/test_receipts.py -m "" --repeat 20

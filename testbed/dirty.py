@@ -30,6 +30,7 @@ def mark(folder: Path, reasons: list[str], before: Fingerprint | None) -> None:
     if path.exists():
         return
     said = {"since": time.time(), "reasons": reasons, "before": before.to_json() if before else None}
+    folder.mkdir(parents=True, exist_ok=True)  # of a rack, nothing else may have been kept here
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(said, indent=1))
     temporary.replace(path)
@@ -55,7 +56,7 @@ def refuse(folder: Path, name: str) -> None:
         more = f" (and {len(known) - 1} more)" if len(known) > 1 else ""
         raise DirtyLab(
             f"{name} is DIRTY and refuses work: {known[0]}{more}; `faultbed heal` reverts what faults left behind, "
-            "`faultbed reset` goes back to the snapshot"
+            "on a soft lab `faultbed reset` goes back to the snapshot"
         )
 
 

@@ -34,13 +34,15 @@ def inventory_named(text: str) -> Path:
         UsageError: no such file, and none of ours has that name.
     """
     path = Path(text)
-    if path.exists() or path.suffix:
+    if path.exists():
         return path
     named = inventories() / f"{text}.yml"
-    if not named.exists():
-        known = ", ".join(sorted(found.stem for found in inventories().glob("*.yml")))
-        raise UsageError(f'no inventory "{text}": give the path of one, or one of ours: {known}')
-    return named
+    if named.exists():
+        return named
+    if path.suffix or len(path.parts) > 1:
+        return path
+    known = ", ".join(sorted(found.stem for found in inventories().glob("*.yml")))
+    raise UsageError(f'no inventory "{text}": give the path of one, or one of ours: {known}')
 
 
 def _shipped(name: str) -> Path:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from harness.cli.context import Session, pass_session
-from harness.report import step_summary
+from harness.report import history, step_summary
+from testbed.errors import UsageError
 
 __all__ = ["COMMANDS"]
+
+_From = TypeVar("_From")
+_Found = TypeVar("_Found")
 
 
 @click.command()
@@ -23,6 +30,12 @@ __all__ = ["COMMANDS"]
     "--preflight", type=click.Path(dir_okay=False, path_type=Path), help="What `faultbed preflight --out` wrote."
 )
 @click.option(
+    "--history",
+    "kept",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of runs of earlier days, these too: what got worse is told.",
+)
+@click.option(
     "--to", type=click.Path(dir_okay=False, path_type=Path), help="Append to this file ($GITHUB_STEP_SUMMARY)."
 )
 @pass_session
@@ -34,22 +47,28 @@ def summary(
     runs: Path | None,
     steps: tuple[str, ...],
     preflight: Path | None,
+    kept: Path | None,
     to: Path | None,
 ) -> None:
     """Write a page of Markdown about JUnit files and runs: failures first, then flakes and quarantine.
 
     What did not run is said to be no pass, and the page is written also when a job ended before its tests: then it
-    names the step (--step) and what preflight found. Ends with 0 whatever it tells: the job has its own exit code.
+    names the step (--step) and what preflight found. A file that is cut short is named. Ends with 0 whatever it tells:
+    the job has its own exit code.
     """
-    verdicts, unfinished = step_summary.read_verdicts(runs) if runs else ([], [])
+    verdicts, unfinished, broken = step_summary.read_verdicts(runs) if runs else ([], [], [])
+    cases = [case for path in junit for case in _or_none(step_summary.read_junit, (path,), broken)]
+    found = _or_none(step_summary.read_preflight, preflight, broken) if preflight else []
     page = step_summary.markdown(
         title,
-        step_summary.read_junit(junit),
+        cases,
         verdicts,
         unfinished,
         steps=[step_summary.parse_step(text) for text in steps],
         missing=[str(path) for path in junit if not path.exists()],
-        preflight=step_summary.read_preflight(preflight) if preflight else [],
+        preflight=found,
+        broken=broken,
+        worse=_or_none(partial(_worse, runs), kept, broken) if kept and kept.is_dir() else [],
     )
     if to is None:
         session.out.print(page, end="", soft_wrap=True)
@@ -57,6 +76,22 @@ def summary(
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.open("a", encoding="utf-8") as file:
         file.write(page)
+
+
+def _or_none(read: Callable[[_From], list[_Found]], source: _From, broken: list[str]) -> list[_Found]:
+    """What `read` finds; a file that cannot be read is told on the page, which has to be there just then."""
+    try:
+        return read(source)
+    except UsageError as error:
+        broken.append(str(error))
+        return []
+
+
+def _worse(runs: Path | None, kept: Path) -> list[str]:
+    """What got worse in these runs, or else in any that is kept."""
+    these = {path.name for path in runs.glob("*")} if runs else None
+    found = history.regressions(history.read(history.update(kept)).past)
+    return [f"{one.run}: {one.metric} {one.words}" for one in found if these is None or one.run in these]
 
 
 COMMANDS = (summary,)

@@ -149,7 +149,8 @@ def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
     reverted = sum(not is_foreign(line) for line in done)
     session.out.print("nothing to heal" if not reverted else f"{reverted} reverted")
     if left:
-        session.out.print(Text.assemble(("DIRTY", "red"), " still; `faultbed reset` goes back to the snapshot"))
+        way_out = " still; on a soft lab `faultbed reset` goes back to the snapshot"
+        session.out.print(Text.assemble(("DIRTY", "red"), way_out))
         for line in left:
             session.out.print(f"  {line}", soft_wrap=True)
 

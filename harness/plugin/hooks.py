@@ -1,12 +1,16 @@
 """faultbed in pytest: `--lab`, the fixtures `lab`, `traffic` and `inject`, and experiments as test items.
 
 * Every test that takes `lab` starts with the fingerprint of the lab's snapshot and must leave it so: a difference is an
-  error of that test. The lab is reset for the first test and after each failure, or for every test with `--reset-each`.
+  error of that test, and marks the lab DIRTY: a rack takes no further test then. The lab is reset for the first test
+  and after each failure, or for every test with `--reset-each`.
 * Tests that need no lab come first; a soft lab that is down comes up meanwhile.
 * Every `*.toml` file under a folder named `experiments` is an item: PASS passes, FAIL fails, and so do INCONCLUSIVE and
   ERROR, because neither shows anything. An experiment that the lab is too small for, or of the wrong kind for, is
-  skipped, with the reason; a session that skipped experiments and ran nothing ends with 5: no tests.
-* Receipts and checks go to JUnit properties.
+  skipped, with the reason.
+* A session that skipped for the lab's sake and ran nothing ends with 5: no tests. A lab or a need that is not known
+  ends it at once, with 4.
+* Quarantine excuses a failure, and never a lab that is DIRTY.
+* Receipts (JSON) and checks go to JUnit properties, and `quarantine` to those of a test that is in it.
 
 Markers: `soft` (a soft lab), `lab` (a rack), `gpu`, `needs("uplinks >= 2")`.
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +30,7 @@ import pytest
 
 from harness.experiment.needs import parse_need, unmet
 from harness.plugin import quarantine
-from harness.plugin.items import SKIPPED, ExperimentFile, ExperimentItem
+from harness.plugin.items import SKIPPED, ExperimentFile, ExperimentItem, leaves_dirty
 from harness.plugin.session_lab import begin_ahead, inventory_of, keeper_of, leave, or_give_up
 from harness.plugin.told import told
 from inject.injector import Injector, Mutation, Prepared
@@ -33,6 +38,7 @@ from inject.journal import Journal
 from inject.plan import FaultSpec, plan_beside
 from testbed import fingerprint
 from testbed.errors import FaultbedError
+from testbed.inventory import Inventory
 from testbed.lab import Lab
 from traffic import collective as collective_module
 from traffic import flow as flow_module
@@ -45,6 +51,8 @@ from traffic.run import Running
 __all__ = ["Inject", "Traffic"]
 
 _EXPIRED = pytest.StashKey[quarantine.Entry]()
+_QUARANTINED = pytest.StashKey[bool]()
+_FAILED = pytest.StashKey[bool]()
 _TRAFFIC = pytest.StashKey[list[Running[Any]]]()
 _RAN = pytest.StashKey[bool]()
 _MARKERS = (
@@ -94,8 +102,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("_round", range(count), ids=[f"round{number}" for number in range(count)])
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` and its like choose among all that was collected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests in quarantine may fail until their day is over; after it they fail."""
+    _mark_experiments(config, items)
     path = config.rootpath / str(config.getoption("--quarantine"))
     today = dt.datetime.now(dt.UTC).date()
     _leave_rounds_out(config, items)
@@ -113,11 +123,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             else:
                 reason = f"quarantine until {entry.until}: {entry.why}"
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
+                item.stash[_QUARANTINED] = True
+                item.user_properties.append(("quarantine", reason))
     items.sort(key=_takes_lab)  # keeps the order otherwise
-    collected = {item.nodeid.partition("::")[0] for item in items}
-    gone = [x.test for x in entries if x.test not in seen and x.test.partition("::")[0] in collected]
-    if gone and not config.getoption("keyword") and not any("::" in argument for argument in config.args):
+    if gone := _gone(config, [entry.test for entry in entries if entry.test not in seen], items):
         raise pytest.UsageError(f"{path}: no such test: {', '.join(gone)}; remove the entry or correct its name")
+
+
+def _gone(config: pytest.Config, unseen: list[str], items: list[pytest.Item]) -> list[str]:
+    """Tests of entries that are there no more: their file is not, or all of it was collected and they were not."""
+    collected = {item.nodeid.partition("::")[0] for item in items}
+    asked = config.getoption("keyword") or config.getoption("lf", default=False)
+    whole = not asked and not any("::" in argument for argument in config.args)
+    files = {test: test.partition("::")[0] for test in unseen}
+    return [
+        test for test, name in files.items() if not (config.rootpath / name).exists() or (whole and name in collected)
+    ]
+
+
+def _mark_experiments(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Experiments are for `-m soft` or `-m lab`, as the lab is; one that nobody knows is told where it is needed."""
+    experiments = [item for item in items if isinstance(item, ExperimentItem)]
+    with contextlib.suppress(FaultbedError):
+        for item in experiments:
+            item.add_marker("soft" if inventory_of(config).kind == "soft" else "lab")
+
+
+def _ask_what_is_known(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A lab that nobody knows, or a need, is one sentence before the first test, and no traceback of every test."""
+    for item in filter(_takes_lab, items):
+        try:
+            inventory_of(config)
+            for mark in item.iter_markers("needs"):
+                tuple(map(parse_need, mark.args))
+        except FaultbedError as error:
+            raise pytest.UsageError(str(error)) from error
+        except ValueError as error:
+            raise pytest.UsageError(f"{item.nodeid}: {error}") from error
 
 
 def _leave_rounds_out(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -142,6 +184,7 @@ def _takes_lab(item: pytest.Item) -> bool:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A soft lab that will be needed later, and not at once, comes up from now on."""
+    _ask_what_is_known(session.config, session.items)
     config, needs = session.config, [_takes_lab(item) for item in session.items]
     if config.option.collectonly or not any(needs) or needs[0]:
         return
@@ -177,29 +220,36 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _proved_nothing(config: pytest.Config) -> bool:
-    """Whether experiments were skipped and nothing else has run: that must not look like a pass."""
+    """Whether something was skipped for the lab's sake and nothing else has run: that must not look like a pass."""
     return config.stash.get(SKIPPED, False) and not config.stash.get(_RAN, False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say what the exit code means."""
     if _proved_nothing(config):
-        terminalreporter.write_line("every experiment was skipped and nothing else ran: that is no pass", red=True)
+        terminalreporter.write_line("what needs the lab was skipped and nothing else ran: that is no pass", red=True)
 
 
 def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
     inventory = inventory_of(config)
     for mark in marks:
-        if mark.name == "lab" and inventory.kind == "soft":
-            pytest.skip("needs a rack lab: --lab names its inventory")
-        if mark.name == "soft" and inventory.kind != "soft":
-            pytest.skip("needs a soft lab: it takes the VMs themselves apart")
-        if mark.name == "gpu" and not any(gpu.kind != "soft" for host in inventory.topology.hosts for gpu in host.gpus):
-            pytest.skip("needs a real GPU")
-        if mark.name == "needs":
-            lacking = unmet(tuple(parse_need(text) for text in mark.args), inventory.topology)
-            if lacking:
-                pytest.skip(f"{inventory.name} is not enough: {'; '.join(lacking)}")
+        if reason := _unfit(mark, inventory):
+            config.stash[SKIPPED] = True
+            pytest.skip(reason)
+
+
+def _unfit(mark: pytest.Mark, inventory: Inventory) -> str:
+    """Why a lab is none for a test with this mark, or nothing."""
+    if mark.name == "lab" and inventory.kind == "soft":
+        return "needs a rack lab: --lab names its inventory"
+    if mark.name == "soft" and inventory.kind != "soft":
+        return "needs a soft lab: it takes the VMs themselves apart"
+    if mark.name == "gpu" and not any(gpu.kind != "soft" for host in inventory.topology.hosts for gpu in host.gpus):
+        return "needs a real GPU"
+    if mark.name == "needs":
+        lacking = unmet(tuple(parse_need(text) for text in mark.args), inventory.topology)
+        return f"{inventory.name} is not enough: {'; '.join(lacking)}" if lacking else ""
+    return ""
 
 
 @pytest.fixture
@@ -209,14 +259,19 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     _skip_if_unmet(config, request.node.iter_markers())
     keeper = keeper_of(config)
     with or_give_up(config):
+        keeper.refuse_dirty()
         before = keeper.into_known_state(always=config.getoption("--reset-each"))
-    failed_before = request.session.testsfailed
     yield keeper.lab
     with or_give_up(config):
-        left = fingerprint.settle(keeper.lab, before)
-    if left or request.session.testsfailed > failed_before:
+        try:
+            left = fingerprint.settle(keeper.lab, before)
+        except FaultbedError as error:  # nobody can tell
+            keeper.mark([str(error)], before)
+            raise
+    if request.node.stash.get(_FAILED, False):
         keeper.distrust()
     if left:
+        keeper.mark(left, before)
         request.node.user_properties.append(("lab_state", "DIRTY"))
         pytest.fail("the lab is not as the test found it:\n" + "\n".join(left), pytrace=False)
 
@@ -245,10 +300,19 @@ class Traffic:
         return running
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that failed tells what its workloads have done."""
+# Outside pytest's own, which makes an excused failure of one of a test in quarantine.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed tells what its workloads have done. No quarantine excuses what it has left behind."""
     report = yield
+    if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+        item.stash[_FAILED] = True
+        excused = item.stash.get(_QUARANTINED, False) and hasattr(report, "wasxfail")
+        if excused and (report.when == "teardown" or leaves_dirty(call.excinfo.value)):
+            report.outcome = "failed"
+            del report.wasxfail
     if report.when == "call" and not report.skipped:
         item.config.stash[_RAN] = True
     if report.when == "call" and report.failed:
@@ -304,4 +368,4 @@ def inject(
         yield prepare
         for prepared in made:
             receipt = prepared.clear()
-            request.node.user_properties.append((f"receipt.{receipt.id}", str(receipt.to_json())))
+            request.node.user_properties.append((f"receipt.{receipt.id}", json.dumps(receipt.to_json(), default=str)))

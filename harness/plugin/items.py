@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
 from harness.experiment import file as experiment_module
 from harness.plugin.session_lab import held, inventory_of, keeper_of, or_give_up
 from harness.run import loop as run_module
 from harness.verdict import Verdict
-from testbed.errors import FaultbedError, Unsupported
+from testbed.errors import DirtyLab, FaultbedError, RevertFailed, Unsupported
 
-__all__ = ["SKIPPED", "ExperimentFailed", "ExperimentFile", "ExperimentItem"]
+__all__ = ["SKIPPED", "ExperimentFailed", "ExperimentFile", "ExperimentItem", "leaves_dirty"]
 
 SKIPPED = pytest.StashKey[bool]()
 
@@ -23,16 +24,14 @@ class ExperimentFile(pytest.File):
     """A file with one experiment."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """The one item."""
-        yield ExperimentItem.from_parent(self, name=self.path.stem)
+        """The one item; with `--repeat N` as many, named as pytest names those of a test."""
+        count = int(self.config.getoption("--repeat"))
+        for name in [f"{self.path.stem}[round{number}]" for number in range(count)] if count > 1 else [self.path.stem]:
+            yield ExperimentItem.from_parent(self, name=name)
 
 
 class ExperimentItem(pytest.Item):
     """An experiment as a test."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_marker("soft" if inventory_of(self.config).kind == "soft" else "lab")
 
     def runtest(self) -> None:
         """Run it, and raise what is not a PASS."""
@@ -47,6 +46,7 @@ class ExperimentItem(pytest.Item):
         guard = held(self.config).refresh
         try:
             with or_give_up(self.config):
+                keeper.refuse_dirty()
                 finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
         except BaseException:
             keeper.distrust()
@@ -62,7 +62,7 @@ class ExperimentItem(pytest.Item):
             said = f"{check.verdict} observed {check.observed} bound {check.bound}"
             self.user_properties.append((f"check.{check.name}", said))
         for receipt in verdict.faults:
-            self.user_properties.append((f"receipt.{receipt.id}", str(receipt)))
+            self.user_properties.append((f"receipt.{receipt.id}", msgspec.json.encode(receipt).decode()))
         if verdict.verdict is not Verdict.PASS or verdict.lab_state != "CLEAN":
             raise ExperimentFailed(finished)
 
@@ -86,9 +86,16 @@ class ExperimentFailed(Exception):
 
     def __init__(self, finished: run_module.Finished) -> None:
         verdict = finished.verdict
+        self.lab_state = verdict.lab_state
         bad = [check for check in verdict.checks if check.verdict is not Verdict.PASS]
         lines = [f"{verdict.experiment}: {verdict.verdict}, lab {verdict.lab_state}; report {finished.report}"]
         lines += [
             f"  {check.verdict} {check.name}: {check.detail or check.rule} (observed {check.observed})" for check in bad
         ]
         super().__init__("\n".join(lines))
+
+
+def leaves_dirty(error: BaseException) -> bool:
+    """Whether an error says that the lab is not as it was, or that nobody can tell."""
+    state = error.lab_state if isinstance(error, ExperimentFailed) else "CLEAN"
+    return state != "CLEAN" or isinstance(error, (DirtyLab, RevertFailed))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from harness.plugin.ahead import Ahead
-from testbed import fingerprint, shipped
+from testbed import dirty, fingerprint, shipped
 from testbed import inventory as inventory_module
-from testbed.errors import FaultbedError
+from testbed.errors import FaultbedError, UsageError
 from testbed.holding import INHERITED, Holding, hold
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
@@ -40,6 +40,8 @@ def inventory_of(config: pytest.Config) -> Inventory:
 
 def held(config: pytest.Config) -> Holding:
     """The whole lab, ours from the first test that needs it to the end of the session; refreshed by each test."""
+    if hasattr(config, "workerinput"):  # pytest-xdist's mark of its workers
+        raise UsageError("there is one lab: tests that take it do not run in several processes; leave out -n")
     if _HOLDING not in config.stash:
         stack = contextlib.ExitStack()
         wanted = hold(inventory_of(config), why="pytest", mode="exclusive", ttl_s=_HOLD_S)
@@ -103,6 +105,21 @@ class Keeper:
     def distrust(self) -> None:
         """The next test begins with a reset."""
         self.baseline = None
+
+    def mark(self, reasons: list[str], before: fingerprint.Fingerprint) -> None:
+        """The lab is DIRTY, for whoever works with it next, too: a rack has no snapshot to go back to."""
+        dirty.mark(self.lab.state_dir, reasons, before)
+        self.distrust()
+
+    def refuse_dirty(self) -> None:
+        """A soft lab that is marked goes back to its snapshot; a rack takes no work until it is healed.
+
+        Raises:
+            DirtyLab: it is such a rack.
+        """
+        if self.lab.kind == "soft" and dirty.is_marked(self.lab.state_dir):
+            self.into_known_state(always=True)
+        dirty.refuse(self.lab.state_dir, self.lab.name)
 
 
 _KEEPER = pytest.StashKey[Keeper]()

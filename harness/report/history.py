@@ -1,12 +1,13 @@
 """An index over a folder of run directories (SQLite), and which runs are worse than those before them.
 
 `.history.sqlite` beside the runs holds what a table needs; it is made from the run directories, only new or changed
-ones are read, and removing it loses nothing. Runs are comparable that have the same experiment, seed, inventory and
-workload.
+ones are read, and removing it loses nothing. One that another version of faultbed made is made anew: CI keeps folders
+of runs, and the index in them, for longer than a version lasts. Runs are comparable that have the same experiment,
+seed, inventory and workload.
 
 A value is a regression when it lies beyond what earlier runs predict for one more: the mean of their logarithms plus
 t * s * sqrt(1 + 1/n), Student's t at 99.5 % (one side), from at least `MIN_EARLIER` of them, none ERROR. A verdict that
-turns from PASS to FAIL is one, too.
+turns from PASS to FAIL is one, too, also when runs lie between that decided nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import hashlib
 import math
 import sqlite3
 import statistics
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -32,6 +35,8 @@ __all__ = ["FILE", "MIN_EARLIER", "TRACKED", "History", "Past", "Regression", "r
 
 FILE = ".history.sqlite"
 MIN_EARLIER = 4
+_ROUNDING = 1e-9
+"""Of a mean of logarithms. Earlier runs may all have the very same value: the iterations of a job that has so many."""
 TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.mean", "busbw.mean", "iterations")
 """Metrics that are kept and compared; 0 and what was not measured are kept and not compared."""
 _SCHEMA = """
@@ -41,6 +46,9 @@ CREATE TABLE IF NOT EXISTS run (
 CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, PRIMARY KEY (name, metric));
 CREATE TABLE IF NOT EXISTS left_out (name TEXT PRIMARY KEY, changed_ns INTEGER, why TEXT);
 """
+_TABLES = ("run", "metric", "left_out")
+_MADE_BY = zlib.crc32(f"{metadata.version('faultbed')} {TRACKED} {_SCHEMA}".encode()) >> 1
+"""What an index is made by, as SQLite's `user_version`, a signed number of 32 bits (sqlite.org, "PRAGMA")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +95,10 @@ def update(runs: Path) -> Path:
     try:
         # A connection's own `with` ends its transaction and does not close it.
         with contextlib.closing(sqlite3.connect(path)) as index, index:
+            if index.execute("PRAGMA user_version").fetchone() != (_MADE_BY,):
+                for table in _TABLES:
+                    index.execute(f"DROP TABLE IF EXISTS {table}")
+                index.execute(f"PRAGMA user_version = {_MADE_BY}")
             index.executescript(_SCHEMA)
             _refresh(index, runs)
     except sqlite3.Error as error:
@@ -127,8 +139,9 @@ def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
     earlier: dict[str, list[Past]] = {}
     for run in past:
         before = earlier.setdefault(run.series, [])
-        if before and run.verdict == "FAIL" and before[-1].verdict == "PASS":
-            words = f"FAIL, and {before[-1].name} before it was a PASS"
+        decided = next((one for one in reversed(before) if one.verdict in ("PASS", "FAIL")), None)
+        if decided is not None and (decided.verdict, run.verdict) == ("PASS", "FAIL"):
+            words = f"FAIL, and {decided.name} before it was a PASS"
             found.append(Regression(run=run.name, metric="verdict", words=words))
         for metric in TRACKED:
             values = [one.metrics[metric] for one in before if one.metrics.get(metric, 0) > 0]
@@ -149,7 +162,7 @@ def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
     z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * student_over_normal(len(logs) - 1)
     reach = z * spread * math.sqrt(1 + 1 / len(logs))
     sign = -1 if metric in HIGHER_IS_BETTER else 1
-    if sign * (math.log(value) - middle) <= reach:
+    if sign * (math.log(value) - middle) <= reach + _ROUNDING:
         return ""
     return (
         f"{value:.3g}, {value / math.exp(middle):.2f} of what it was; {len(logs)} earlier runs let expect "
@@ -199,10 +212,14 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     values = {name: observed.metrics[name].value for name in TRACKED if name in observed.metrics}
     index.executemany(
         "INSERT INTO metric VALUES (?, ?, ?)",
-        [(path.name, name, float(value)) for name, value in values.items() if isinstance(value, int | float)],
+        [
+            (path.name, name, float(value))
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        ],
     )
 
 
 def _forget(index: sqlite3.Connection, name: str) -> None:
-    for table in ("run", "metric", "left_out"):
+    for table in _TABLES:
         index.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608 - our own three words

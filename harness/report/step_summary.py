@@ -2,7 +2,12 @@
 
 Shows first what somebody has to do something about: the step at which the job stopped, what preflight found, failures
 with their first line, runs that are no PASS, tests that passed and failed in one session. A summary of nothing is said
-to be that, so that a job which ran no test never looks green; nor does one whose tests never wrote their file.
+to be that, so that a job which ran no test never looks green; nor does one whose tests never wrote their file, or left
+one that is cut short.
+
+GitHub takes at most 1 MiB of a step and shows nothing of a longer page ("upload aborted, supports content up to a size
+of 1024k"): every list ends after some, with how many more there are. Text of tests and files is escaped as GitHub's
+Markdown wants it (GFM, "Backslash escapes", "Code spans"), so that no name ends a cell or begins a tag.
 """
 
 from __future__ import annotations
@@ -22,14 +27,21 @@ from testbed.errors import UsageError
 
 __all__ = ["Case", "Step", "flaky", "markdown", "parse_step", "read_junit", "read_preflight", "read_verdicts"]
 
-SHOWN_FAILURES = 30
+SHOWN = 30
+"""Entries of a list. A page has ten lists at most."""
+SHOWN_RUNS = 200
+LONGEST = 300
+"""Characters of a name, or of what is said of it."""
 _ROUND = re.compile(r"-?round\d+-?|\[round\d+\]")
 _MARKS = {"passed": "✅", "failed": "❌", "error": "❌", "skipped": "⏭️", "PASS": "✅", "FAIL": "❌"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One test of a JUnit file; `outcome` is passed, failed, error or skipped; `said` its first line."""
+    """One test of a JUnit file; `outcome` is passed, failed, error or skipped; `said` its first line.
+
+    `quarantined`: it is in quarantine. Failed it is then skipped, as pytest's xfail.
+    """
 
     name: str
     outcome: str
@@ -103,36 +115,54 @@ def read_junit(paths: Iterable[Path]) -> list[Case]:
             continue
         except (OSError, ET.ParseError) as error:
             raise UsageError(f"{path}: not a JUnit file: {error}") from error
-        cases += [_case(element) for element in tree.iter("testcase")]
+        try:
+            cases += [_case(element) for element in tree.iter("testcase")]
+        except ValueError as error:
+            raise UsageError(f"{path}: not a JUnit file of pytest's: {error}") from error
     return cases
 
 
 def _case(element: ET.Element) -> Case:
-    outcome, said, quarantined = "passed", "", False
+    outcome, said = "passed", ""
+    quarantined = any(one.get("name") == "quarantine" for one in element.iter("property"))
     for kind, word in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
         found = element.find(kind)
         if found is not None:
             text = found.get("message") or found.text or ""
             outcome, said = word, next((line for line in text.strip().splitlines() if line.strip()), "")
-            quarantined = found.get("type") == "pytest.xfail" and "quarantine" in text
             break
-    name = f"{element.get('classname', '').replace('.', '/')}::{element.get('name', '')}"
-    return Case(name=name, outcome=outcome, said=said, seconds=float(element.get("time") or 0), quarantined=quarantined)
+    return Case(
+        name=_name(element.get("classname", ""), element.get("name", "")),
+        outcome=outcome,
+        said=said,
+        seconds=float(element.get("time") or 0),
+        quarantined=quarantined,
+    )
 
 
-def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str]]:
-    """The verdicts of all run directories below a folder, oldest first, and the names of runs that have none.
+def _name(classname: str, name: str) -> str:
+    """As one would ask pytest for it, but for `.py`: of `tests.experiments.demo.toml`, too, which is a file's name."""
+    folders, dot, suffix = classname.rpartition(".toml")
+    place = f"{folders.replace('.', '/')}.toml" if dot and not suffix else classname.replace(".", "/")
+    return f"{place}::{name}"
 
-    Raises:
-        UsageError: a verdict that is none of this version.
+
+def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str], list[str]]:
+    """The verdicts of all run directories below a folder, oldest first.
+
+    Returns:
+        The verdicts, the names of runs that have none, and what is wrong with those that cannot be read.
     """
-    found, unfinished = [], []
+    found, unfinished, broken = [], [], []
     for folder in sorted(path for path in runs.glob("*") if (path / "experiment.toml").exists()):
-        if (folder / "verdict.json").exists():
-            found.append(open_run(folder).read_verdict())
-        else:
+        if not (folder / "verdict.json").exists():
             unfinished.append(folder.name)
-    return found, unfinished
+            continue
+        try:
+            found.append(open_run(folder).read_verdict())
+        except UsageError as error:
+            broken.append(str(error))
+    return found, unfinished, broken
 
 
 def flaky(cases: Sequence[Case]) -> list[tuple[str, int, int]]:
@@ -157,6 +187,8 @@ def markdown(
     steps: Sequence[Step] = (),
     missing: Sequence[str] = (),
     preflight: Sequence[str] = (),
+    broken: Sequence[str] = (),
+    worse: Sequence[str] = (),
 ) -> str:
     """The page.
 
@@ -168,35 +200,39 @@ def markdown(
         steps: of the job, in their order.
         missing: JUnit files that the tests should have written.
         preflight: what preflight found wrong.
+        broken: files that cannot be read, and why.
+        worse: what earlier runs did not let expect (`harness.report.history`); it changes no verdict, nor the headline.
     """
     stopped = [step for step in steps if step.stopped]
     bad = [case for case in cases if case.outcome in ("failed", "error")]
     dirty = [verdict for verdict in verdicts if verdict.lab_state != "CLEAN"]
     ran = any(case.outcome != "skipped" for case in cases) or bool(verdicts)
-    troubles = (bad, dirty, unfinished, stopped, missing, preflight)
+    troubles = (bad, dirty, unfinished, stopped, missing, preflight, broken)
     good = ran and not any(troubles) and all(v.verdict == "PASS" for v in verdicts)
     lines = [f"## {'✅' if good else '❌'} {_plain(title)}", "", _totals(cases, verdicts, ran=ran), ""]
     lines += _stops(stopped, missing, preflight)
+    lines += _section("Files that cannot be read", [_plain(text) for text in broken])
     if verdicts:
         lines += ["| | experiment | seed | lab | faults fired | verdict |", "|---|---|---|---|---|---|"]
-        lines += [_verdict_row(verdict) for verdict in verdicts]
-        lines.append("")
-    if unfinished:
-        lines += ["### Runs without a verdict: killed, or still running", ""]
-        lines += [f"- `{name}`" for name in unfinished] + [""]
-    if bad:
-        lines += ["### Failures", ""]
-        lines += [f"- `{case.name}`: {_plain(case.said)[:300]}" for case in bad[:SHOWN_FAILURES]]
-        lines += [f"- … and {len(bad) - SHOWN_FAILURES} more"] * (len(bad) > SHOWN_FAILURES) + [""]
-    if unsteady := flaky(cases):
-        lines += ["### Flaky: passed and failed in this session", ""]
-        lines += [f"- `{name}`: failed {failed} of {of}" for name, failed, of in unsteady] + [""]
-    if left_out := [case for case in cases if case.outcome == "skipped" and "experiments" in case.name]:
-        lines += ["### Experiments that were skipped: they show nothing", ""]
-        lines += [f"- `{case.name}`: {_plain(case.said)[:300]}" for case in left_out] + [""]
-    if quarantined := [case for case in cases if case.quarantined]:
-        lines += ["### In quarantine: failed, and failed nobody", ""]
-        lines += [f"- `{case.name}`: {_plain(case.said)[:300]}" for case in quarantined] + [""]
+        # Those that somebody has to look at are among those that are shown.
+        shown = sorted(verdicts, key=_fine)[:SHOWN_RUNS] if len(verdicts) > SHOWN_RUNS else verdicts
+        lines += [_verdict_row(verdict) for verdict in shown]
+        lines += [f"| | … and {len(verdicts) - len(shown)} more | | | | |"] * (len(verdicts) > len(shown)) + [""]
+    lines += _section("Runs without a verdict: killed, or still running", [_code(name) for name in unfinished])
+    lines += _section("Worse than earlier runs let expect", [_plain(text) for text in worse])
+    lines += _section("Failures", [_told(case) for case in bad])
+    lines += _section(
+        "Flaky: passed and failed in this session",
+        [f"{_code(name)}: failed {failed} of {of}" for name, failed, of in flaky(cases)],
+    )
+    skipped = [case for case in cases if case.outcome == "skipped"]
+    lines += _section(
+        "Experiments that were skipped: they show nothing",
+        [_told(case) for case in skipped if ".toml::" in case.name and not case.quarantined],
+    )
+    lines += _section("In quarantine: failed, and failed nobody", [_told(case) for case in skipped if case.quarantined])
+    passed = [case for case in cases if case.outcome == "passed" and case.quarantined]
+    lines += _section("In quarantine, and passed: is it mended?", [_code(case.name) for case in passed])
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -204,13 +240,21 @@ def _stops(stopped: Sequence[Step], missing: Sequence[str], preflight: Sequence[
     """Where the job stopped, and what that left undone."""
     lines = [f"**Stopped at {_plain(step.name)}**: {_plain(step.outcome)}." for step in stopped[:1]]
     lines += [f"Also not well: {_plain(step.name)}: {_plain(step.outcome)}." for step in stopped[1:]]
-    lines += [f"`{name}` was not written: its tests did not start, or were killed." for name in missing]
+    lines += [f"{_code(name)} was not written: its tests did not start, or were killed." for name in missing]
     lines = [line for text in lines for line in (text, "")]
-    if preflight:
-        lines += ["### Preflight", ""]
-        lines += [f"- {_plain(told)[:300]}" for told in preflight[:SHOWN_FAILURES]]
-        lines += [f"- … and {len(preflight) - SHOWN_FAILURES} more"] * (len(preflight) > SHOWN_FAILURES) + [""]
-    return lines
+    return lines + _section("Preflight", [_plain(told) for told in preflight])
+
+
+def _section(headline: str, entries: Sequence[str]) -> list[str]:
+    """A headline and a list, or nothing."""
+    if not entries:
+        return []
+    more = [f"- … and {len(entries) - SHOWN} more"] * (len(entries) > SHOWN)
+    return [f"### {headline}", "", *(f"- {entry}" for entry in entries[:SHOWN]), *more, ""]
+
+
+def _told(case: Case) -> str:
+    return f"{_code(case.name)}: {_plain(case.said)}"
 
 
 def _totals(cases: Sequence[Case], verdicts: Sequence[VerdictFile], *, ran: bool) -> str:
@@ -224,6 +268,10 @@ def _totals(cases: Sequence[Case], verdicts: Sequence[VerdictFile], *, ran: bool
     return ", ".join(told) + (f"; tests took {seconds:.0f} s" if cases else "")
 
 
+def _fine(verdict: VerdictFile) -> bool:
+    return verdict.verdict == "PASS" and verdict.lab_state == "CLEAN"
+
+
 def _verdict_row(verdict: VerdictFile) -> str:
     fired = sum(1 for fault in verdict.faults if fault.fired.count > 0)
     state = str(verdict.verdict) + ("" if verdict.lab_state == "CLEAN" else f", lab {verdict.lab_state}")
@@ -233,5 +281,17 @@ def _verdict_row(verdict: VerdictFile) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that cannot end a table's cell or start Markdown of its own."""
-    return re.sub(r"([|<>`\[\]*_])", r"\\\1", " ".join(text.split()))
+    """Text that cannot end a table's cell or start Markdown, a tag, an entity or a formula of its own."""
+    return re.sub(r"([\\|<>`\[\]*_~$&])", r"\\\1", _short(text))
+
+
+def _code(text: str) -> str:
+    """A code span, in more backticks than the text has in a row."""
+    inside = _short(text)
+    fence = "`" * (1 + max(map(len, re.findall(r"`+", inside)), default=0))
+    return f"{fence} {inside} {fence}" if len(fence) > 1 else f"`{inside}`"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"

@@ -56,6 +56,9 @@ NO_LAB = {
     f"{_RACK} preflight --list": Expected(says="nvidia-smi"),
     f"{_RACK} audit": Expected(says="who"),
     f"{_RACK} inject link.oneway host1:mlx5_0 --for 5s --plan": Expected(says="not yet run on hardware"),
+    f"{_RACK} run tests/experiments/rack-gpu.toml --without host4": Expected(
+        says="gpu.throttle on host2:gpu0", more="--plan", why="without a plan it needs the machines of a rack"
+    ),
     f"{_BOX} inventory check": Expected(says="nothing wrong"),
     f"{_BOX} inject packet.drop host1:mlx5_0 --qp 17 --psn +100 --for 5s --plan": Expected(says="held on box1"),
     f"{_BOX} inject packet.delay box1:ctsw1 --set delay=5 --set direction=from --for 5s --plan": Expected(
@@ -174,9 +177,9 @@ NOT_RUN = {
     f"{_RACK} provision --teardown host1 host2": _MACHINES,
     f"{_RACK} preflight": _MACHINES,
     f"{_RACK} preflight --leave-out": _MACHINES,
-    f"{_RACK} run tests/experiments/rack-link.toml --leave-out": _MACHINES,
-    f"{_RACK} run tests/experiments/rack-link.toml --without host4": _MACHINES,
+    f"{_RACK} run tests/experiments/rack-gpu.toml --leave-out": _MACHINES,
     f"{_RACK} preflight --busbw all_reduce.txt": "the file is what nccl-tests printed on a rack",
+    "make rack-smoke": _MACHINES,
     "faultbed power-cycle host1": "of a rack that is DIRTY",
     "faultbed provision": "of a rack: a soft lab is provisioned by `up`",
 }

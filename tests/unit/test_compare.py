@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import sqlite3
+from dataclasses import replace
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 from finished_run import finished
+from hypothesis import given
+from hypothesis import strategies as st
 from synthetic_run import synthetic_run
 from test_noise import without_faults
 
@@ -112,6 +118,17 @@ def test_what_earlier_runs_let_expect_is_none():
     assert regressions([*STEADY, past(9, jct_ratio=1.6, series="another")]) == ()
 
 
+@given(st.floats(1e-6, 1e12), st.integers(4, 12), st.sampled_from(["dip", "iterations"]))
+def test_the_same_value_again_is_none(value, earlier, metric):
+    """The mean of equal logarithms is not quite that logarithm: `dip 0.784, 1.00 of what it was` was marked."""
+    assert regressions([past(number, **{metric: value}) for number in range(earlier + 1)]) == ()
+
+
+def test_one_iteration_less_than_always_is_a_regression():
+    runs = [past(number, iterations=40) for number in range(5)]
+    assert len(regressions([*runs, past(9, iterations=39)])) == 1
+
+
 def test_less_bandwidth_is_a_regression_and_more_is_none():
     runs = [past(number, **{"busbw.mean": value}) for number, value in enumerate([10.0, 10.1, 9.9, 10.05])]
     assert len(regressions([*runs, past(9, **{"busbw.mean": 7.0})])) == 1
@@ -140,6 +157,37 @@ def test_a_pass_that_turns_into_a_fail_is_one():
     (found,) = regressions([past(1), past(2, verdict="FAIL")])
     assert found.metric == "verdict"
     assert regressions([past(1), past(2, verdict="INCONCLUSIVE")]) == ()
+
+
+def test_a_night_that_decided_nothing_hides_no_fail():
+    between = [past(2, verdict="INCONCLUSIVE"), past(3, verdict="ERROR")]
+    (found,) = regressions([past(1), *between, past(4, verdict="FAIL")])
+    assert found.words == "FAIL, and run-01 before it was a PASS"
+    assert regressions([past(1, verdict="FAIL"), *between, past(4, verdict="FAIL")]) == ()
+    assert regressions(between) == ()
+
+
+def test_an_index_of_another_version_is_made_anew(tmp_path):
+    """CI keeps it from night to night: with a column less, every night after an update would have failed."""
+    finished(tmp_path, synthetic_run())
+    with contextlib.closing(sqlite3.connect(tmp_path / history.FILE)) as old:
+        old.execute("CREATE TABLE run (name TEXT PRIMARY KEY, changed_ns INTEGER)")
+        old.execute("CREATE TABLE metric (name TEXT, metric TEXT, value REAL)")
+        old.commit()
+    (only,) = history.read(history.update(tmp_path)).past
+    assert only.metrics["jct_ratio"] > 1
+    names = {one.name for one in history.read(history.update(tmp_path)).past}  # and is then kept
+    assert names == {only.name}
+
+
+def test_a_value_that_is_no_number_is_not_kept(tmp_path, monkeypatch):
+    """SQLite keeps NaN as NULL, which compares with nothing."""
+    finished(tmp_path, synthetic_run())
+    seen = history.observe(synthetic_run())
+    odd = {name: replace(one, value=math.nan) for name, one in seen.metrics.items()}
+    monkeypatch.setattr(history, "observe", lambda _: replace(seen, metrics=odd))
+    (only,) = history.read(history.update(tmp_path)).past
+    assert only.metrics == {}
 
 
 def test_the_index_follows_the_folder(tmp_path):

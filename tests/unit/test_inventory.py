@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed import inventory_listing
-from testbed.errors import ConfigError
+from testbed.errors import ConfigError, UsageError
 from testbed.inventory import load
 from testbed.presets import PRESETS, _tree
+from testbed.shipped import inventories, inventory_named
 
 MINI = _tree(PRESETS["soft-mini"])
 
@@ -346,3 +347,14 @@ def test_load_of_a_known_inventory_is_fast(tmp_path):
     started = time.process_time()
     load(path)
     assert time.process_time() - started < 0.5
+
+
+def test_every_inventory_of_ours_goes_by_its_name(tmp_path, monkeypatch):
+    """`rack-h100.example` was taken for a path, because of its dot."""
+    monkeypatch.chdir(tmp_path)
+    for path in inventories().glob("*.yml"):
+        assert inventory_named(path.stem) == path
+    for own in ("mine.yml", "labs/mine"):
+        assert str(inventory_named(own)) == own
+    with pytest.raises(UsageError, match=r"rack-h100\.example, soft, "):
+        inventory_named("nosuch")

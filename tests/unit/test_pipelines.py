@@ -1,5 +1,6 @@
 """The pipelines of CI: every command in them exists, every level is a target, and a rack is never touched unasked."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -34,14 +35,102 @@ def test_every_command_exists(path):
     found = list(lines(yaml.safe_load(path.read_text())))
     assert found
     for line in found:
-        words = shlex.split(line)
-        if words[0] == "make":
-            for level in LEVELS if "$LEVEL" in words[1] else [""]:
-                assert words[1].replace("$LEVEL", level) in TARGETS, line
-        elif words[0].endswith("faultbed"):
-            parse([word.replace("${{ github.run_id }}", "1") for word in words[1:]])
-        else:
-            assert words[0] in ("test", "apt-get", "mkdir", "echo"), f"a command nobody checks: {line}"
+        for words in commands(line):
+            if words[0] == "make":
+                for level in LEVELS if "$LEVEL" in words[1] else [""]:
+                    assert words[1].replace("$LEVEL", level) in TARGETS, line
+            elif words[0].endswith("faultbed"):
+                parse([word.replace("${{ github.run_id }}", "1") for word in words[1:]])
+            else:
+                assert words[0] in ("test", "apt-get", "mkdir", "echo", "true", "sudo"), f"nobody checks this: {line}"
+
+
+def commands(line):
+    """The commands of a line of shell, each in words."""
+    words = shlex.split(line)
+    while words:
+        ends = next((at for at, word in enumerate(words) if word in ("||", "&&")), len(words))
+        yield words[:ends]
+        words = words[ends + 1 :]
+
+
+def test_every_action_is_pinned_by_its_commit():
+    """A tag can be moved, by whoever gets hold of the action's repository, on a runner that has the keys of a rack."""
+    for path in (HOUSE / ".github" / "workflows").glob("*.yml"):
+        used = re.findall(r"uses: (.*)", path.read_text())
+        assert used
+        assert [one for one in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)] == []
+        checkouts = [
+            step.get("with", {})
+            for job in yaml.safe_load(path.read_text())["jobs"].values()
+            for step in job["steps"]
+            if step.get("uses", "").startswith("actions/checkout@")
+        ]
+        assert all(one.get("persist-credentials") is False for one in checkouts), path
+
+
+def test_a_level_is_one_of_those_that_are_there():
+    """It becomes a word of a command line."""
+    for name in ("rack-lab", "soft-lab"):
+        asked = yaml.safe_load((HOUSE / f".github/workflows/{name}.yml").read_text())[True]["workflow_dispatch"]
+        assert (asked["inputs"]["level"]["type"], asked["inputs"]["level"]["options"]) == ("choice", list(LEVELS))
+    gitlab = yaml.safe_load((HOUSE / ".gitlab-ci.yml").read_text())["variables"]["LEVEL"]
+    assert gitlab["options"] == list(LEVELS)
+
+
+def test_only_the_job_of_the_rack_knows_its_inventory():
+    """Variables of a GitLab project are every job's, and stronger than those of the file: the soft lab's job would work
+    on the rack, unreserved, if the project had FAULTBED_LAB."""
+    gitlab = yaml.safe_load((HOUSE / ".gitlab-ci.yml").read_text())
+    assert gitlab["rack-lab"]["variables"]["FAULTBED_LAB"] == "$RACK_LAB"
+    assert "FAULTBED_LAB" not in str(gitlab["rack-lab"]["rules"])
+    assert [name for name, job in gitlab.items() if "RACK_LAB" in str(job)] == ["rack-lab"]
+
+
+@pytest.mark.parametrize("job", ["soft-lab", "rack-lab"])
+@pytest.mark.parametrize("installed", [False, True])
+def test_gitlab_has_a_page_whatever_failed_before(job, installed, tmp_path):
+    """The lines after a job, as its runner joins them (`set -eo pipefail`); there is no Makefile, so `make` fails."""
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/step").write_text("make setup\n")
+    if installed:
+        binary = tmp_path / ".venv/bin/faultbed"
+        binary.parent.mkdir(parents=True)
+        binary.write_text('#!/bin/sh\n[ "$1" = summary ] && echo "$@" >artifacts/summary.md\n')
+        binary.chmod(0o755)
+    lines = yaml.safe_load((HOUSE / ".gitlab-ci.yml").read_text())[job]["after_script"]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LEVEL": "nightly", "CI_JOB_STATUS": "failed"}
+    subprocess.run(
+        ["bash", "-c", "\n".join(["set -eo pipefail", *lines])],
+        cwd=tmp_path, env={**environment, "FAULTBED_LAB": "/x/lab.yml"}, capture_output=True, check=True,
+    )  # fmt: skip
+    page = (tmp_path / "artifacts/summary.md").read_text()
+    assert ("--step make setup=failed" if installed else "stopped at make setup") in page
+
+
+def test_runs_of_a_night_that_failed_are_kept():
+    """The cache action alone saves after success only (its action.yml: `post-if: "success()"`)."""
+    steps = yaml.safe_load((HOUSE / ".github/workflows/soft-lab.yml").read_text())["jobs"]["lab"]["steps"]
+    using = {step["uses"].partition("@")[0]: step for step in steps if step.get("with", {}).get("path") == "runs-kept"}
+    assert set(using) == {"actions/cache/restore", "actions/cache/save"}
+    assert using["actions/cache/save"]["if"] == "always() && steps.history.outcome == 'success'"
+    (history,) = (step for step in steps if step.get("id") == "history")
+    assert history["if"].startswith("always() && ")
+    keys = {step["with"]["key"] for step in using.values()}
+    assert len(keys) == 1
+    assert "run_attempt" in keys.pop()  # a key is written once
+
+
+@pytest.mark.parametrize(("tests", "demo", "code"), [(0, 0, 0), (1, 0, 2), (0, 1, 2)])
+def test_a_night_has_its_run_also_when_a_test_failed(tests, demo, code, tmp_path):
+    """Its experiment is what the history follows: a flake left a hole there."""
+    for name, ends in (("python", tests), ("faultbed", demo)):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {name} $1\nexit {ends}\n")
+        (tmp_path / name).chmod(0o755)
+    argv = ["make", "--no-print-directory", "-o", "setup", "nightly", f"RUN={tmp_path}/"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=HOUSE)
+    assert done.stdout.splitlines() == ["python -m", "faultbed run"]
+    assert done.returncode == code
 
 
 @pytest.mark.parametrize("argv", [["frobnicate"], ["inject", "link.flap"], ["status", "--colour"], ["summary", "x"]])
@@ -109,7 +198,7 @@ def test_a_page_is_told_of_every_step_and_of_what_preflight_found():
             assert [step.partition("=")[0] for step in steps] == ["inventory", "reserve", "preflight", "tests"]
         if path.name == ".gitlab-ci.yml":
             told = [line for line in before if line.startswith("echo ") and line.endswith(">artifacts/step")]
-            work = [line for line in before if line.startswith(("make ", ".venv")) and "release" not in line]
+            work = [line for line in before if line.startswith(("apt", "make ", ".venv")) and "release" not in line]
             assert len(told) == len([line for line in work if "history" not in line]), path
 
 
@@ -119,6 +208,12 @@ def test_steps_that_a_page_names_are_there():
         known = {step["id"] for step in steps if "id" in step}
         named = set(re.findall(r"steps\.(\w+)\.outcome", path.read_text()))
         assert named == known, path
+
+
+def test_the_page_tells_what_got_worse():
+    for path, words, _ in summaries():
+        kept = words[words.index("--history") + 1]
+        assert kept == "runs-kept" or kept.startswith("$HOME/faultbed-history/"), path
 
 
 def test_nights_are_compared_with_earlier_ones():

@@ -1,12 +1,18 @@
 """What the pytest plugin does when its lab does not do what it should."""
 
+import datetime as dt
+import json
 from types import SimpleNamespace
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from harness.plugin import hooks as plugin
+from harness.plugin import items as plugin_items
 from harness.plugin import session_lab as pytest_lab
-from testbed.errors import Unreachable
+from harness.verdict import Fired, Receipt, Verdict, VerdictFile
+from testbed import dirty, fingerprint
+from testbed.errors import Unreachable, UsageError
 
 pytest_plugins = ["pytester"]
 
@@ -125,3 +131,200 @@ def test_faults_of_one_test_are_planned_together(pytester):
     """Two throttled GPUs spoke against each other, and neither was proved."""
     pytester.makepyfile(test_throttles=THROTTLES)
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+CLEAN = fingerprint.Fingerprint(nodes={"host1": {"link mlx5_0": "UP"}})
+DEBRIS = fingerprint.Fingerprint(nodes={"host1": {"link mlx5_0": "down"}})
+
+
+@pytest.fixture
+def rack(monkeypatch, tmp_path):
+    """A rack that looks as `rack.now` says, and keeps its state in a folder that is not there yet."""
+    state = SimpleNamespace(now=CLEAN, folder=tmp_path / "state", resets=0)
+    lab = SimpleNamespace(
+        kind="rack", name="r", state_dir=state.folder, forget_connections=lambda: None, close=lambda: None
+    )
+    state.keeper = pytest_lab.Keeper(lab=lab)
+
+    def look(lab):
+        if state.now is None:
+            raise Unreachable("host1 does not answer")
+        return state.now
+
+    monkeypatch.setattr(fingerprint, "capture", look)
+    monkeypatch.setattr(fingerprint, "settle", lambda lab, before: fingerprint.diff(before, look(lab)))
+    for module in (plugin, plugin_items):
+        monkeypatch.setattr(module, "keeper_of", lambda config: state.keeper)
+    plugin.rack_of_this_test = state
+    yield state
+    del plugin.rack_of_this_test
+
+
+def on_rack(pytester, *argv):
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=rack-h100.example", *argv)
+
+
+LEAVES = """
+from harness.plugin import hooks
+from testbed.fingerprint import Fingerprint
+
+def test_leaves(lab):
+    state = hooks.rack_of_this_test
+    state.now = {debris}
+
+def test_after(lab): ...
+"""
+
+
+@pytest.mark.parametrize("debris", ["Fingerprint(nodes={'host1': {'link mlx5_0': 'down'}})", "None"])
+def test_a_rack_that_a_test_left_dirty_takes_no_further_test(pytester, rack, debris):
+    """The next test took the debris for the state to compare with, and passed; nobody knew of it afterwards."""
+    pytester.makepyfile(test_x=LEAVES.format(debris=debris))
+    result = on_rack(pytester)
+    result.assert_outcomes(passed=1, errors=2)
+    result.stdout.fnmatch_lines(["*r is DIRTY and refuses work*"])
+    assert dirty.baseline(rack.folder) == CLEAN
+
+
+def test_a_rack_that_is_dirty_already_takes_no_test(pytester, rack):
+    dirty.mark(rack.folder, ["rtsw1: port is down"], CLEAN)
+    pytester.makepyfile(test_x="def test_one(lab): ...\n")
+    on_rack(pytester).assert_outcomes(errors=1)
+
+
+def quarantine(pytester, *tests):
+    day = dt.datetime.now(dt.UTC).date()
+    pytester.makefile(
+        ".toml", q="".join(f'[[quarantine]]\ntest = "{test}"\nwhy = "w"\nuntil = {day}\n' for test in tests)
+    )
+    return "--quarantine=q.toml"
+
+
+def test_no_quarantine_hides_a_dirty_lab(pytester, rack):
+    """pytest's xfail covers the end of a test, too: the session was green, and the lab was not as before."""
+    pytester.makepyfile(test_x=LEAVES.format(debris="Fingerprint(nodes={})").partition("def test_after")[0])
+    result = on_rack(pytester, quarantine(pytester, "test_x.py::test_leaves"))
+    result.assert_outcomes(xpassed=1, errors=1)
+    assert result.ret == 1
+
+
+def test_a_failure_in_quarantine_puts_the_lab_back_like_any_other(pytester, rack):
+    pytester.makepyfile(test_x="def test_flaky(lab): assert False\n")
+    result = on_rack(pytester, quarantine(pytester, "test_x.py::test_flaky"))
+    result.assert_outcomes(xfailed=1)
+    assert result.ret == 0
+    assert rack.keeper.baseline is None
+
+
+def a_verdict(word, state):
+    fired = Fired(count=1, first_ns=1, last_ns=2, witness="w", must_move={"a": 1}, must_not_move={})
+    receipt = Receipt(
+        id="f0", kind="link.flap", target="x", fidelity="real", armed={"ok": True}, fired=fired, cleared={}
+    )
+    return VerdictFile(
+        experiment="e", seed=1, lab="r", verdict=Verdict(word), checks=(), faults=(receipt,), lab_state=state
+    )
+
+
+@pytest.fixture
+def experiment(pytester, rack, monkeypatch):
+    """An experiment of this session that comes to a verdict without a lab."""
+    folder = pytester.mkdir("experiments")
+    (folder / "e.toml").write_text("")
+
+    def comes_to(word, state="CLEAN"):
+        finished = SimpleNamespace(verdict=a_verdict(word, state), report="r")
+        monkeypatch.setattr(plugin_items, "held", lambda config: SimpleNamespace(refresh=lambda: None))
+        monkeypatch.setattr(plugin_items.experiment_module, "load", lambda path: None)
+        monkeypatch.setattr(plugin_items.run_module, "decide", lambda *_: None)
+        monkeypatch.setattr(plugin_items.run_module, "execute", lambda *_, **__: finished)
+
+    return comes_to
+
+
+def test_an_experiment_in_quarantine_may_fail_and_not_leave_debris(pytester, experiment):
+    option = quarantine(pytester, "experiments/e.toml::e")
+    experiment("FAIL")
+    assert on_rack(pytester, option).ret == 0
+    experiment("FAIL", "DIRTY")
+    result = on_rack(pytester, option)
+    result.assert_outcomes(failed=1)
+    assert result.ret == 1
+
+
+def test_experiments_are_chosen_by_the_kind_of_the_lab(pytester, experiment):
+    experiment("PASS")
+    on_rack(pytester, "-m", "lab").assert_outcomes(passed=1)
+    on_rack(pytester, "-m", "soft").assert_outcomes(deselected=1)
+
+
+def test_experiments_are_repeated_like_tests(pytester, experiment):
+    """`make rack-soak` ran every experiment once."""
+    experiment("PASS")
+    on_rack(pytester, "--repeat=3").assert_outcomes(passed=3)
+    on_rack(pytester).assert_outcomes(passed=1)
+    assert on_rack(pytester, "--repeat=3", quarantine(pytester, "experiments/e.toml::e")).ret == 0
+
+
+def test_junit_has_receipts_that_a_program_can_read(pytester, experiment):
+    experiment("PASS")
+    on_rack(pytester, "--junitxml=j.xml")
+    told = {one.get("name"): one.get("value") for one in ET.parse(pytester.path / "j.xml").iter("property")}
+    assert told["verdict"] == "PASS"
+    assert json.loads(told["receipt.f0"])["fired"]["must_move"] == {"a": 1}
+
+
+def test_a_quarantine_is_told_in_junit_also_of_a_test_that_passes(pytester, rack):
+    pytester.makepyfile(test_x="def test_mended(): ...\n")
+    on_rack(pytester, quarantine(pytester, "test_x.py::test_mended"), "--junitxml=j.xml")
+    (told,) = ET.parse(pytester.path / "j.xml").iter("property")
+    assert told.get("name") == "quarantine"
+
+
+NEEDY = """
+import pytest
+
+@pytest.mark.needs("{need}")
+def test_wide(lab): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "need", "says"),
+    [
+        ("--lab=nosuch", "rdma", 'no inventory "nosuch"*soft-mini'),
+        ("--lab=soft", "uplinkz >= 2", 'test_x.py::test_wide: no need "uplinkz >= 2"*uplinks*'),
+    ],
+)
+def test_what_is_not_known_is_one_sentence_before_the_first_test(pytester, option, need, says):
+    """It was a traceback of sixty lines of every test that takes the lab, and the others ran."""
+    pytester.makepyfile(test_x=NEEDY.format(need=need) + "def test_pure(): ...\n")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {says}"])
+    result.assert_outcomes()
+
+
+def test_a_lab_that_nobody_knows_disturbs_no_tests_that_need_none(pytester):
+    pytester.makepyfile(test_x="def test_pure(): ...\n")
+    assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=nosuch").ret == 0
+    pytester.makepyfile(test_y="def test_takes(lab): ...\n")
+    (pytester.mkdir("experiments") / "e.toml").write_text("")
+    assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=nosuch", "-k", "pure").ret == 0
+
+
+def test_a_session_that_only_skipped_is_no_pass(pytester):
+    """A pipeline whose lab fits none of its tests was green."""
+    pytester.makepyfile(test_x=NEEDY.format(need="uplinks >= 200"))
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft")
+    result.assert_outcomes(skipped=1)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["*that is no pass*"])
+    pytester.makepyfile(test_y="def test_pure(): ...\n")
+    assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft").ret == 0
+
+
+def test_one_lab_is_not_for_several_processes():
+    config = SimpleNamespace(stash=pytest.Stash(), workerinput={})
+    with pytest.raises(UsageError, match="leave out -n"):
+        pytest_lab.held(config)

@@ -106,3 +106,21 @@ def test_an_entry_whose_test_is_gone_is_an_error(session):
 def test_asking_for_one_test_does_not_make_the_others_gone(session):
     assert session(quarantined("test_c", TODAY), "-k", "test_b").ret == 0
     assert session(quarantined("test_c", TODAY), "test_x.py::test_b").ret == 0
+
+
+def test_an_entry_whose_file_is_gone_is_an_error_whatever_is_asked_for(session):
+    """A file that was renamed took its entries out of sight for ever."""
+    gone = quarantined("test_a", TODAY).replace("test_x.py", "test_renamed.py")
+    for argv in ((), ("test_x.py::test_b",), ("-k", "test_b")):
+        result = session(gone, *argv)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["*no such test: test_renamed.py::test_a*"])
+
+
+def test_what_failed_last_can_be_run_beside_an_entry(pytester):
+    """`--lf` collects a part of a file only, and the entry of another test there was taken for gone."""
+    pytester.makepyfile(test_x="def test_a(): assert False\ndef test_b(): assert False\n")
+    (pytester.path / "q.toml").write_text(quarantined("test_a", TODAY))
+    options = ("--quarantine=q.toml", "--override-ini=cache_dir=kept")
+    pytester.runpytest_inprocess(*options).assert_outcomes(failed=1, xfailed=1)
+    pytester.runpytest_inprocess("--lf", *options).assert_outcomes(failed=1)

@@ -1,12 +1,23 @@
 """The page for CI: what failed comes first, and nothing that did not run looks green."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 
 from harness.cli.main import cli
-from harness.report.step_summary import Step, flaky, markdown, parse_step, read_junit, read_preflight, read_verdicts
+from harness.report import history
+from harness.report.step_summary import (
+    Case,
+    Step,
+    flaky,
+    markdown,
+    parse_step,
+    read_junit,
+    read_preflight,
+    read_verdicts,
+)
 from harness.verdict import Fired, Receipt, Verdict, VerdictFile, encode
 from testbed.errors import UsageError
 
@@ -15,7 +26,7 @@ JUNIT = """<?xml version="1.0"?><testsuites><testsuite name="pytest">
 <testcase classname="tests.soft.test_lab" name="test_ok[round1]" time="1.0"><failure message="AssertionError: a | b&#10;more">long</failure></testcase>
 <testcase classname="tests.soft.test_lab" name="test_setup" time="0"><error message="lab is dirty"/></testcase>
 <testcase classname="tests.soft.test_gpu" name="test_gpu" time="0"><skipped type="pytest.skip" message="needs a real GPU"/></testcase>
-<testcase classname="tests.soft.test_x" name="test_q" time="0"><skipped type="pytest.xfail" message="quarantine until 2026-12-01: slow clock"/></testcase>
+<testcase classname="tests.soft.test_x" name="test_q" time="0"><properties><property name="quarantine" value="w"/></properties><skipped type="pytest.xfail" message="quarantine until 2026-12-01: slow clock"/></testcase>
 </testsuite></testsuites>"""  # noqa: E501 (as pytest writes it)
 
 
@@ -85,11 +96,12 @@ def test_run_directories_are_read(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "experiment.toml").touch()
     (tmp_path / "20261121T1-demo-7" / "verdict.json").write_bytes(encode(verdict()))
-    verdicts, unfinished = read_verdicts(tmp_path)
-    assert ([one.experiment for one in verdicts], unfinished) == (["demo"], ["20261121T2-demo-8"])
+    verdicts, unfinished, broken = read_verdicts(tmp_path)
+    assert ([one.experiment for one in verdicts], unfinished, broken) == (["demo"], ["20261121T2-demo-8"], [])
     (tmp_path / "20261121T2-demo-8" / "verdict.json").write_text(json.dumps({"schema": 2}))
-    with pytest.raises(UsageError, match=r"verdict\.json: not as this version writes it"):
-        read_verdicts(tmp_path)
+    verdicts, unfinished, (told,) = read_verdicts(tmp_path)
+    assert ([one.experiment for one in verdicts], unfinished) == (["demo"], [])
+    assert "verdict.json: not as this version writes it" in told
 
 
 def test_what_is_no_junit_is_told(tmp_path):
@@ -136,3 +148,87 @@ def test_a_file_that_is_none_of_ours_is_told(tmp_path):
         read_preflight(tmp_path / "p")
     with pytest.raises(UsageError, match="NAME=OUTCOME"):
         parse_step("failure")
+
+
+def case(name, outcome="failed", said="", **fields):
+    return Case(name=name, outcome=outcome, said=said, seconds=1.0, **fields)
+
+
+def invoked(*argv):
+    done = CliRunner().invoke(cli, ["summary", *map(str, argv)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_what_is_cut_short_is_named_on_a_page_that_is_there(tmp_path):
+    """pytest killed in the middle of its file, a run in the middle of its verdict: there was no page at all."""
+    for name in ("junit.xml", "preflight.json", "runs/a/experiment.toml", "runs/a/verdict.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{")
+    (tmp_path / "runs/b").mkdir()
+    (tmp_path / "runs/b/experiment.toml").touch()
+    (tmp_path / "runs/b/verdict.json").write_bytes(encode(verdict()))
+    page = invoked(
+        "--junit", tmp_path / "junit.xml", "--preflight", tmp_path / "preflight.json", "--runs", tmp_path / "runs"
+    )
+    assert page.startswith("## ❌")
+    assert "| ✅ | demo |" in page
+    told = page.partition("### Files that cannot be read")[2]
+    assert all(name in told for name in ("junit.xml", "preflight.json", "verdict.json"))
+
+
+def test_no_text_becomes_markdown_of_its_own():
+    """As GitHub reads it: an escaped backslash before a pipe leaves the pipe free, and a code span takes no escapes."""
+    nasty = "a\\|b <img src=x> `c` ~~d~~ $e$ &lt; [f](g)"
+    page = markdown(nasty, [case("t::x[`|`` <b>]", said=nasty)], [verdict(nasty)])
+    (row,) = [line for line in page.splitlines() if "2 of" not in line and line.startswith("| ✅")]
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 7
+    assert "a\\\\\\|b \\<img src=x\\> \\`c\\` \\~\\~d" in row
+    assert "\\$e\\$ \\&lt;" in row
+    assert "- ``` t::x[`|`` <b>] ```: a" in page
+
+
+def test_a_page_is_never_longer_than_github_takes():
+    long = "x" * 5000
+    states = [("failed", False), ("skipped", True), ("passed", True)]
+    cases = [case(f"t::{long}{n}.toml::", outcome, long, quarantined=q) for n in range(500) for outcome, q in states]
+    runs = [verdict(long), *(verdict(long, "FAIL", "DIRTY") for _ in range(500))]
+    lists = {name: [long] * 500 for name in ("missing", "preflight", "broken", "worse")}
+    page = markdown(long, cases, runs, [long] * 500, steps=[Step(name=long, outcome=long)] * 20, **lists)
+    assert len(page.encode()) < 2**20
+    assert page.count("| FAIL, lab DIRTY |") == 200
+    assert "… and 301 more" in page
+    assert "- … and 470 more" in page
+
+
+def test_what_is_in_quarantine_and_passes_is_told(tmp_path):
+    """JUnit has it as any test that passes: nobody saw that an entry could go."""
+    (tmp_path / "j.xml").write_text(
+        '<testsuites><testsuite><testcase classname="a" name="b" time="1">'
+        '<properties><property name="quarantine" value="w"/></properties></testcase></testsuite></testsuites>'
+    )
+    page = invoked("--junit", tmp_path / "j.xml")
+    assert page.startswith("## ✅")
+    assert page.endswith("### In quarantine, and passed: is it mended?\n\n- `a::b`\n")
+
+
+def test_an_experiment_goes_by_its_file(tmp_path):
+    (tmp_path / "j.xml").write_text(
+        '<testsuites><testsuite><testcase classname="tests.experiments.demo.toml" name="demo" time="0">'
+        '<skipped type="pytest.skip" message="needs racks"/></testcase>'
+        '<testcase classname="tests.soft.test_experiments" name="test_x" time="0"><skipped message="m"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    page = invoked("--junit", tmp_path / "j.xml")
+    assert page.endswith("they show nothing\n\n- `tests/experiments/demo.toml::demo`: needs racks\n")
+
+
+def test_what_got_worse_tonight_is_on_the_page(tmp_path, monkeypatch):
+    """The history is kept for this, and its marks stood at the end of a log that nobody reads."""
+    found = [history.Regression(run=name, metric="dip", words="0.5, was 0.1") for name in ("tonight", "last-week")]
+    monkeypatch.setattr(history, "regressions", lambda past: tuple(found))
+    (tmp_path / "runs" / "tonight").mkdir(parents=True)
+    (tmp_path / "kept").mkdir()
+    page = invoked("--runs", tmp_path / "runs", "--history", tmp_path / "kept")
+    assert page.endswith("### Worse than earlier runs let expect\n\n- tonight: dip 0.5, was 0.1\n")
+    assert "Worse" not in invoked("--runs", tmp_path / "runs", "--history", tmp_path / "none")
