@@ -7,6 +7,7 @@ roles, have the last word after it is back.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from testbed.errors import Unsupported, UsageError
 
 __all__ = ["BY_KIND", "WAYS"]
 
+_COLOURLESS = r"s/\x1b\[[0-9;]*m//g"
+"""For sed: mlxlink colours its values in a pipe, too (mstflint, mlxlink/modules/printutil)."""
 WAYS = (
     Way(kind="rnic.remove", fidelity="real", by="the kernel: PCIe remove, then rescan"),
     Way(kind="rnic.reset", fidelity="real", by="mlxlink: port state down, then up"),
@@ -35,7 +38,7 @@ def _port(asked: Request) -> Shot:
         guard=port.netdev,
         on=(("mlxlink", "-d", device, "--port_state", "DN"),),
         off=(("mlxlink", "-d", device, "--port_state", "UP"),),
-        look=("mlxlink", "-d", device),
+        look=("sh", "-c", f"mlxlink -d {shlex.quote(device)} | sed '{_COLOURLESS}'"),
         applied="^Physical state +: *Disabled",
         normal="^State +: *Active",
     )

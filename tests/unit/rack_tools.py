@@ -128,8 +128,8 @@ def do_mlxlink(state, argv):
         return None
     physical = {"Active": "LinkUp", "Disable": "Disabled"}[state["port"]]
     return (
-        f"\nOperational Info\n----------------\nState                              : {state['port']}\n"
-        f"Physical state                     : {physical}\nSpeed                              : 400G\n"
+        f"\nOperational Info\n----------------\nState                              : \x1b[32m{state['port']}\x1b[0m\n"
+        f"Physical state                     : \x1b[32m{physical}\x1b[0m\nSpeed                              : 400G\n"
     )
 
 
