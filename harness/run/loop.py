@@ -53,6 +53,7 @@ from testbed.errors import FaultbedError, LabError, Unsupported, UsageError
 from testbed.inventory import Inventory
 from testbed.inventory_part import without_hosts
 from testbed.lab import Lab, open_lab
+from testbed.reservation import covered
 from testbed.softlab import image, lifecycle, vm
 from traffic.run import OnEvent, Running
 
@@ -178,6 +179,8 @@ def execute(
         inventory = without_hosts(inventory, [one.host for one in decided.left_out])
     with open_lab(inventory) as lab:
         lab.guard = guard
+        if lab.kind == "rack":  # a soft lab is one snapshot
+            lab.ours = covered(lab.topology, touched(decided))
         dirty.refuse(lab.state_dir, lab.name)
         floor = noise.load(lab.state_dir, decided.plan.workload)
         run_dir = rundir.create(
