@@ -317,5 +317,9 @@ def test_reserve_status_release(faultbed, home, other_user):
         assert "incast study" in refused.stderr
         assert len(refused.stderr.strip().splitlines()) == 1
     assert "nothing was reserved by you" in faultbed("release").stderr
-    assert "incast study" in faultbed("release", "--force").stderr
+    assert "nothing was reserved by you" in faultbed("release", "--force", "host2").stderr  # spares what is beside it
+    assert "faultbed release --force host1" in refused.stderr
+    assert "incast study" in faultbed("release", "--force", "host1").stderr
+    (line,) = json.loads(faultbed("audit", "--json").stdout)
+    assert (line["event"], "incast study" in line["detail"]) == ("released by force", True)
     assert json.loads(faultbed("status", "--json").stdout)["reservations"] == []

@@ -20,7 +20,7 @@ from inject.plan import FaultSpec, plan, plan_all
 from inject.safety import Forbidden
 from testbed import auditlog, powercycle
 from testbed import inventory as inventory_module
-from testbed.errors import Unsupported, UsageError
+from testbed.errors import FaultError, Unsupported, UsageError
 from testbed.inventory_audit import audit
 from testbed.inventory_schema import SafetyVars
 from testbed.shipped import inventories
@@ -167,6 +167,39 @@ def test_the_injector_asks_before_it_does_anything(tmp_path):
     assert "@" in line["who"]
 
 
+def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
+    """A target that refuses, a fault that cannot be armed, and one whose end nobody has seen because of Ctrl-C."""
+    monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("inject.injector.Witnesses", lambda *_: SimpleNamespace(before={}))
+
+    def ask(_lease, request):
+        if refuses:
+            raise FaultError("it is not as it must be before")
+        if request["do"] == "arm":
+            raise FaultError("no such program")
+        if request["do"] == "clear":
+            raise KeyboardInterrupt
+        return {"before": {}}
+
+    monkeypatch.setattr("inject.lease.Lease.ask", ask)
+    lab = SimpleNamespace(inventory_model=RACK, state_dir=tmp_path / "state", topology=RACK.topology)
+    refuses = True
+    with Journal(tmp_path / "journal") as journal:
+        injector = Injector(lab, journal)
+        with pytest.raises(FaultError):
+            injector.prepare(planned("link.down", "host1:mlx5_0"))
+        refuses = False
+        with pytest.raises(KeyboardInterrupt), injector:
+            ready = injector.prepare(planned("link.down", "host1:mlx5_0"))
+            with pytest.raises(FaultError):
+                ready.arm()
+    found = [(line["event"], line.get("detail", "")) for line in auditlog.entries(lab.state_dir)]
+    assert found == [
+        ("not prepared", "it is not as it must be before"), ("arming", ""), ("not armed", "no such program"),
+        ("not cleared", "nobody has seen its end: the command was ended"),
+    ]  # fmt: skip
+
+
 def test_the_audit_log_only_grows_and_survives_a_torn_line(tmp_path):
     auditlog.append(tmp_path, "arming", kind="a")
     first = auditlog.path_of(tmp_path).read_bytes()
@@ -198,10 +231,12 @@ def test_a_policy_that_names_nothing_is_found(tmp_path):
 
 
 def test_a_power_cycle_needs_policy_need_and_bmc():
-    allowed = replace(RACK, safety=SafetyVars(power_cycle="after-heal"))
+    allowed = replace(RACK, safety=SafetyVars(power_cycle="after-heal", may_disrupt=["host?"]))
+    elsewhere = replace(RACK, safety=SafetyVars(power_cycle="after-heal", may_disrupt=["host2", "host1:*"]))
     for inventory, dirty, words in (
         (RACK, True, "allows no power cycle"),
         (replace(RACK, safety=None), True, "allows no power cycle"),
+        (elsewhere, True, "does not allow it to be disrupted"),
         (allowed, False, "not DIRTY"),
         (replace(allowed, bmcs={}), True, "no faultbed_bmc"),
     ):
@@ -224,4 +259,8 @@ def test_the_commands(faultbed):  # noqa: F811 - a fixture
     done = faultbed(*rack, "inject", "link.down", "host3:mlx5_0", "--for", "5s")
     assert (done.returncode, "may_disrupt" in done.stderr) == (4, True)
     assert faultbed(*rack, "power-cycle", "host1").returncode == 4
-    assert json.loads(faultbed(*rack, "audit", "--json").stdout) == []
+    written = json.loads(faultbed(*rack, "audit", "--json").stdout)
+    assert [(line["event"], line["target"]) for line in written] == [
+        ("forbidden", "host3:mlx5_0"), ("power-cycle refused", "host1"),
+    ]  # fmt: skip
+    assert "may_disrupt" in written[0]["detail"]
