@@ -34,6 +34,7 @@ def _port(asked: Request) -> Shot:
     commands = Commands(
         needs=("mlxlink",),
         guard=port.netdev,
+        device=rnic.pcie,
         on=(("mlxlink", "-d", device, "--port_state", "DN"),),
         off=(("mlxlink", "-d", device, "--port_state", "UP"),),
         look=("mlxlink", "-d", device),
@@ -71,6 +72,7 @@ def removed(asked: Request, pcie: str | None, *, guard: str | None, must_move: t
     host = asked.target.node
     commands = Commands(
         guard=guard,
+        device=pcie,
         able=(((("test", "-w", f"{_SYS}/rescan")), "^", "the PCI bus cannot be rescanned"),),
         on=(("sh", "-c", f"echo 1 > {_SYS}/devices/{pcie}/remove"),),
         off=(("sh", "-c", f"[ -e {_SYS}/devices/{pcie} ] || echo 1 > {_SYS}/rescan"),),

@@ -71,7 +71,9 @@ def entry(token, until_s=1e12):
 
 KILLER = """\
 #!/bin/sh
-n=$(($(/bin/cat "$KILL/n") + 1)); echo $n >"$KILL/n"
+exec 8>>"$KILL/one_by_one"; %s 8
+n=$(($(%s "$KILL/n") + 1)); echo $n >"$KILL/n"
+exec 8>&-
 [ $n -ne "$KILL_BEFORE" ] || kill -KILL 0
 "%s" "$@"; status=$?
 [ $n -ne "$KILL_AFTER" ] || kill -KILL 0
@@ -84,7 +86,7 @@ COMMANDS = ("cat", "sha256sum", "cut", "mkdir", "flock", "sync", "mv")
 def test_a_write_that_is_killed_at_any_command_leaves_the_old_book_or_the_new_one(tmp_path, side):
     """SIGKILL of the whole group before, or after, each command of the real script; and the next one can write."""
     for name in COMMANDS:
-        (tmp_path / name).write_text(KILLER % shutil.which(name))
+        (tmp_path / name).write_text(KILLER % (shutil.which("flock"), shutil.which("cat"), shutil.which(name)))
         (tmp_path / name).chmod(0o755)
     seen, number, killed = set(), 0, True
     while killed:
