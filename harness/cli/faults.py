@@ -18,6 +18,7 @@ from harness.cli.context import Session, json_option, pass_session, styled
 from harness.quantities import parse_duration_ns
 from harness.verdict import ExitCode
 from inject import blast, catalogue, document, safety
+from inject.claims import touches
 from inject.heal import heal as heal_lab
 from inject.heal import is_foreign
 from inject.injector import Injector, Prepared, told_of
@@ -106,7 +107,7 @@ def inject(
     except safety.Forbidden as reason:
         auditlog.append(lab_dir(inventory.name), "forbidden", **told_of(planned), detail=str(reason))
         raise
-    with session.working(inventory, [planned.target.text], why=f"inject {kind} {target}") as lab:
+    with session.working(inventory, touches(planned, inventory.topology), why=f"inject {kind} {target}") as lab:
         before = fingerprint.capture(lab)
         path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
         with Journal(path) as written:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from test_cli import faultbed  # noqa: F401 - a fixture
 
 from inject import blast, safety
+from inject.claims import touches
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan, plan_all
@@ -71,6 +72,28 @@ def test_an_uplink_goes_by_the_names_of_both_its_ends():
     for pattern in ("rtsw1:ctsw1", "ctsw1:rtsw1", "ctsw1:*"):
         for target in ("rtsw1:ctsw1", "ctsw1:rtsw1"):
             safety.check(planned("link.down", target), under(may_disrupt=[pattern]))
+
+
+def test_a_fault_that_another_host_does_takes_that_host_and_needs_leave_for_it():
+    """Elephants to host1 are sent by a host of the other rack, which may be somebody else's."""
+    elephants = planned("congestion.background", "host1:mlx5_0", rate=1000)
+    assert elephants.place.node == "host3"
+    assert touches(elephants, RACK.topology) == ("host1:mlx5_0", "host3")
+    with pytest.raises(Forbidden, match="it is done from host3"):
+        safety.check(elephants, under(may_disrupt=["host1:*"]))
+    safety.check(elephants, under(may_disrupt=["host1:*", "host3"]))
+    assert touches(planned("link.oneway", "host1:mlx5_0"), RACK.topology) == ("host1:mlx5_0",)
+    assert touches(planned("link.down", "rtsw1:host1:mlx5_0"), RACK.topology) == ("rtsw1:host1:mlx5_0",)
+
+
+def test_a_device_that_is_found_by_a_rescan_takes_the_buses_of_its_host():
+    """The rescan that brings one back would bring back another that is still to be gone."""
+    assert touches(planned("rnic.remove", "host1:mlx5_0"), RACK.topology) == ("host1:mlx5_0", "host1")
+    specs = [FaultSpec(kind="rnic.remove", target=f"host1:mlx5_{n}", at_s=n, for_s=5.0) for n in (0, 1)]
+    with pytest.raises(UsageError, match="both change the PCI buses of host1"):
+        plan_all(specs, RACK.topology, lab_kind="rack")
+    specs[1] = replace(specs[1], target="host2:mlx5_1")
+    assert len(plan_all(specs, RACK.topology, lab_kind="rack")) == 2
 
 
 @given(st.lists(st.sampled_from(["host1", "host1:*", "rtsw1:*", "ctsw?", "nothing"])), st.floats(0.01, 1000))
@@ -251,13 +274,20 @@ def test_a_power_cycle_needs_policy_need_and_bmc():
     assert powercycle.plan(replace(allowed, bmcs=ipmi), "host2", dirty=True).commands[1].endswith("chassis power cycle")
 
 
-def test_the_commands(faultbed):  # noqa: F811 - a fixture
+def test_the_commands(faultbed, tmp_path):  # noqa: F811 - a fixture
     rack = ("--lab", "inventory/rack-h100.example.yml")
     shown = faultbed(*rack, "inject", "link.down", "host3:mlx5_0", "--for", "5s", "--plan")
     assert shown.returncode == 0
     assert "would be refused" in shown.stderr
     done = faultbed(*rack, "inject", "link.down", "host3:mlx5_0", "--for", "5s")
     assert (done.returncode, "may_disrupt" in done.stderr) == (4, True)
+    shown = faultbed(*rack, "run", "tests/experiments/rack-link.toml", "--plan")
+    assert "would be refused" not in shown.stderr
+    text = (inventories() / "../tests/experiments/rack-link.toml").read_text()
+    forbidden = tmp_path / "forbidden.toml"
+    forbidden.write_text(text.replace('target = "host1:mlx5_0"', 'target = "host3:mlx5_0"'))
+    shown = faultbed(*rack, "run", str(forbidden), "--plan")
+    assert (shown.returncode, "would be refused" in shown.stderr) == (0, True), shown.stderr
     assert faultbed(*rack, "power-cycle", "host1").returncode == 4
     written = json.loads(faultbed(*rack, "audit", "--json").stdout)
     assert [(line["event"], line["target"]) for line in written] == [
