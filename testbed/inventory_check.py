@@ -31,7 +31,10 @@ __all__ = ["Entries", "build_topology"]
 _LEVEL: dict[SwitchRole, int] = {"rtsw": 0, "ctsw": 1, "atsw": 2}
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
-_NETDEV = re.compile(r"[^\s/:]{1,15}")  # IFNAMSIZ - 1; dev_valid_name() in the kernel's net/core/dev.c
+# The kernel takes almost anything (IFNAMSIZ - 1; dev_valid_name() in net/core/dev.c); a shell on a machine does not.
+_NETDEV = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
+_DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_PCIE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MTU_MIN, _MTU_MAX = 1280, 65535
 
 
@@ -153,11 +156,13 @@ def _check_host_values(taken: _Taken, mistakes: Mistakes, place: str, name: str,
     for index, rnic in enumerate(host.rnics):
         at = f"{place}.rnics[{index}]"
         with mistakes.part():
+            _check_device(file, at, rnic.name, rnic.pcie)
             taken.take(f"the name {name}:", rnic.name, at)
             _take_netdev(file, taken, at, name, rnic.netdev, rnic.mac)
             _take_address(file, taken, f"{at}.address", rnic.address)
     for index, gpu in enumerate(host.gpus):
         with mistakes.part():
+            _check_device(file, f"{place}.gpus[{index}]", gpu.name, gpu.pcie)
             taken.take(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
 
 
@@ -191,6 +196,14 @@ def _check_carrier_values(
 def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
     """Whether the interfaces of this node may have one MAC together: those of a switch that is a machine."""
     return isinstance(node, SwitchVars) and node.kind == "rack"
+
+
+def _check_device(file: Path, place: str, name: str, pcie: str | None) -> None:
+    """A device's names go into commands on its machine."""
+    if not _DEVICE.fullmatch(name):
+        raise mistake(file, f"{place}.name", f'not a device name "{name}": letters, digits, dots, dashes, underscores')
+    if pcie is not None and not _PCIE.fullmatch(pcie):
+        raise mistake(file, f"{place}.pcie", f'not a PCIe address in small letters "{pcie}", such as 0000:18:00.0')
 
 
 def _take_netdev(
