@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inject.plan import PlannedFault
     from testbed.topology import Link, Topology
 
-__all__ = ["Claim", "both_claim", "claims_of"]
+__all__ = ["Claim", "both_claim", "claims_of", "other_host", "touches"]
 
 Path = tuple[str, ...]
 
@@ -24,6 +24,8 @@ Path = tuple[str, ...]
 _WHOLE = frozenset({"switch.reboot", "host.freeze", "host.reboot", "rnic.reset", "rnic.remove", "gpu.lost"})
 # Kinds that decide whether anything passes over a link. The claim of `link.oneway` is one direction of that.
 _STATE = frozenset({"link.down", "link.flap"})
+# On a rack the device is found again by a rescan of all buses of its host, which would bring back another one, too.
+_RESCANNED = frozenset({"rnic.remove", "gpu.lost"})
 # Something is said of the GPU, by the log of its host; nothing is done to it.
 _SAID = frozenset({"gpu.xid"})
 
@@ -48,6 +50,8 @@ def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
         claims = [Claim(path=path, thing=target.text) for path in _whole(planned)]
         if target.kind == "switch":
             claims += [claim for link in topology.links_of(target.node) for claim in _state(link)]
+        if planned.lab_kind == "rack" and kind in _RESCANNED:
+            claims.append(Claim(path=("host", target.node, "pci"), thing=f"the PCI buses of {target.node}"))
         return tuple(claims)
     if kind in _STATE and target.link is not None:
         return tuple(_state(target.link))
@@ -76,6 +80,22 @@ def both_claim(one: PlannedFault, two: PlannedFault, topology: Topology, *, at_a
         if mine.meets(other)
     ]
     return min(met, key=lambda claim: (len(claim.path), claim.thing)).thing if met else None
+
+
+def other_host(planned: PlannedFault, topology: Topology) -> str | None:
+    """The host from which a fault is done to another thing: that of elephants which are sent to the target."""
+    place = planned.place
+    away = not place.local and place.node in topology.host_by_name and place.node != planned.target.node
+    # What a host does to its own port, by the name that the switch gives the link, is done to that link.
+    link = planned.target.link
+    return place.node if away and not (link is not None and link.b.node == place.node) else None
+
+
+def touches(planned: PlannedFault, topology: Topology) -> tuple[str, ...]:
+    """Names of what must be held for a fault: its target, the host that does it, the one whose buses it scans."""
+    other = other_host(planned, topology)
+    scans = planned.lab_kind == "rack" and planned.kind in _RESCANNED
+    return (planned.target.text, *([other] if other else []), *([planned.target.node] if scans else []))
 
 
 def _whole(planned: PlannedFault) -> list[Path]:

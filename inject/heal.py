@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,11 +145,12 @@ _OURS = {
 }
 
 
-def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]:
+def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s: float = 60.0) -> list[str]:
     """Revert every leftover in a lab. Works beside a running controller: its faults end.
 
     Args:
         lab: the lab.
+        only: machines; without, all of them.
         panic: only units, stored reverts, limits and processes, which is quick and all that a fault of ours has before
             its target has reverted it; namespaces are not searched for marks, ports and carriers are not looked at.
         timeout_s: how long one machine may take.
@@ -161,7 +162,7 @@ def heal(lab: Lab, *, panic: bool = False, timeout_s: float = 60.0) -> list[str]
     Raises:
         RevertFailed: something is left, or a machine does not answer and may still hold a fault; the others are done.
     """
-    machines = tuple(lab.nodes())
+    machines = tuple(name for name in lab.nodes() if not only or name in only)
 
     def one(machine: str) -> list[str]:
         text = _faults(lab) if panic else script(lab, machine)

@@ -30,10 +30,24 @@ if TYPE_CHECKING:
     from inject.plan import PlannedFault
     from testbed.lab import Lab
 
-__all__ = ["Injector", "Mutation", "Prepared"]
+__all__ = ["Injector", "Mutation", "Prepared", "told_of"]
 
 Mutation = Literal["noop", "lie"]
 """Replace a holder's action by nothing; `lie` also claims that it was done. Only for tests of the harness."""
+
+
+def told_of(planned: PlannedFault) -> dict[str, Any]:
+    """A fault as the audit tells it: what, where, and how it is undone."""
+    return {
+        "kind": planned.kind,
+        "target": planned.target.text,
+        "id": planned.id,
+        "place": planned.place.node,
+        "for_s": planned.for_s,
+        "params": dict(planned.params),
+        "do": [step.do for step in planned.steps],
+        "revert": [step.undo for step in planned.steps],
+    }
 
 
 class Injector:
@@ -92,27 +106,16 @@ class Injector:
                 prepared.lease.begin()
                 if not (later and planned.of_workload):
                     outcome["before"] = prepared.look()
-        except BaseException:
+        except BaseException as error:
             self.forget(prepared)
             prepared.lease.let_go()
+            self.audit("not prepared", planned, detail=auditlog.told(error))
             raise
         return prepared
 
     def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
         """Write down for the lab's owner what is done, and how it is undone."""
-        auditlog.append(
-            self.lab.state_dir,
-            event,
-            kind=planned.kind,
-            target=planned.target.text,
-            id=planned.id,
-            place=planned.place.node,
-            for_s=planned.for_s,
-            params=dict(planned.params),
-            do=[step.do for step in planned.steps],
-            revert=[step.undo for step in planned.steps],
-            **more,
-        )
+        auditlog.append(self.lab.state_dir, event, **told_of(planned), **more)
 
     def active(self) -> tuple[Prepared, ...]:
         """Faults that have been prepared and not cleared."""
@@ -157,6 +160,7 @@ class Injector:
             self.abandoned += tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in self._open)
             for prepared in self._open[:]:
                 prepared.lease.let_go()
+                self.audit("not cleared", prepared.planned, detail="nobody has seen its end: the command was ended")
             self._open.clear()
             raise
         finally:
@@ -241,6 +245,7 @@ class Prepared:
                     answer = {"at_ns": answer["armed_at_ns"], "readback": answer["armed_readback"]}
             except FaultbedError as error:
                 self._armed = Armed(ok=False, learned=learned, error=str(error))
+                self._injector.audit("not armed", self.planned, detail=str(error))
                 raise
             # A PSN ahead of what passes was chosen at the hop: here it would be too late.
             if "ahead" in learned and "psn" in answer["readback"]:

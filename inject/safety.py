@@ -11,6 +11,7 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 from inject.catalogue import CATALOGUE
+from inject.claims import other_host
 from inject.plan import PlannedFault
 from testbed.errors import FaultError
 from testbed.inventory import Inventory
@@ -50,6 +51,12 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
         raise Forbidden(
             f"{what}: {inventory.name} does not allow {planned.target.text} to be disrupted; "
             f"faultbed_safety.may_disrupt allows {allowed}"
+        )
+    other = other_host(planned, inventory.topology)
+    if other and not any(fnmatchcase(other, pattern) for pattern in policy.may_disrupt):
+        raise Forbidden(
+            f"{what}: it is done from {other}, and {inventory.name} does not allow {other} to be disrupted "
+            "(faultbed_safety.may_disrupt)"
         )
     if planned.for_s > policy.longest_fault_s:
         raise Forbidden(

@@ -2,8 +2,10 @@
 
     {"at": "2026-11-21T15:04:05.123456Z", "who": "ann@laptop", "event": "armed", "kind": "link.flap", ...}
 
-Lines are only ever added, each in one write that is synced before the caller goes on; a line that a kill has torn is
-passed over when the file is read. It tells of this controller only: another user's is in that user's home.
+What is done to a lab is told before (`arming`, `healing`, `provisioning`) and after, however it ends, and so is what
+the lab's owner or a target refuses. Lines are only ever added, each in one write that is synced before the caller goes
+on; a line that a kill has torn is passed over when the file is read. It tells of this controller only: another user's
+is in that user's home.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 from testbed.holding import who
 
-__all__ = ["append", "entries", "path_of"]
+__all__ = ["append", "entries", "path_of", "told"]
 
 
 def path_of(state_dir: Path) -> Path:
@@ -50,6 +52,11 @@ def entries(state_dir: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(found, dict):
             yield found
+
+
+def told(error: BaseException) -> str:
+    """Why something did not end well, in words: Ctrl-C has none of its own."""
+    return str(error) or type(error).__name__
 
 
 def _last_byte(path: Path, size: int) -> bytes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from testbed import fingerprint
 from testbed.errors import DirtyLab
 from testbed.fingerprint import Fingerprint
+from testbed.reservation import WHOLE_LAB
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
@@ -30,6 +31,7 @@ def mark(folder: Path, reasons: list[str], before: Fingerprint | None) -> None:
     if path.exists():
         return
     said = {"since": time.time(), "reasons": reasons, "before": before.to_json() if before else None}
+    said["covers"] = before.covers if before else (WHOLE_LAB,)
     folder.mkdir(parents=True, exist_ok=True)  # of a rack, nothing else may have been kept here
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(said, indent=1))
@@ -62,8 +64,9 @@ def refuse(folder: Path, name: str) -> None:
 
 def baseline(folder: Path) -> Fingerprint | None:
     """What a marked lab looked like before the run that left it so; None: it is not marked, or nobody knows."""
-    before = _read(folder).get("before")
-    return None if before is None else Fingerprint(nodes=before)
+    said = _read(folder)
+    before, covers = said.get("before"), tuple(said.get("covers", (WHOLE_LAB,)))
+    return None if before is None else Fingerprint(nodes=before, covers=covers)
 
 
 def settle(lab: Lab) -> list[str]:

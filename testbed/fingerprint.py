@@ -3,30 +3,40 @@
 Each machine's watcher tells (`testbed.onnode.state`). A fingerprint holds states, never counters: links (flags, MTU,
 qdisc), addresses, routes, learnt path MTUs, rules, qdiscs, filters, nftables tables, RDMA links, provisioned sysctls,
 `cpu.max`, faultbed's units and stored reverts, and the routing daemons.
+
+Of a rack that others use, too, only what is held is looked at (`Lab.ours`): a host or a switch as a whole, but for the
+routes that it learns, which others' faults change; of a link that is held alone, the interfaces at its ends. What
+others do to theirs meanwhile is no dirt of ours, and a host that they reboot keeps nobody waiting.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from testbed.reservation import WHOLE_LAB
+
 if TYPE_CHECKING:
     from testbed.lab import Lab
+    from testbed.topology import Topology
 
-__all__ = ["SETTLE_S", "Fingerprint", "capture", "diff", "settle"]
+__all__ = ["SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle"]
 
 SETTLE_S = 30.0
 """BGP with timers of 1 and 3 s is back well before, also on a starved machine."""
+_OF_INTERFACES = {"link", "address", "qdisc", "filter"}
+_LEARNT = {"bgp", "zebra"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """State by node and subject: `{"rtsw1": {"link ctsw1": "UP LOWER_UP mtu 4200 ...", ...}}`."""
+    """State by node and subject: `{"rtsw1": {"link ctsw1": "UP LOWER_UP mtu 4200 ..."}}`; `covers` is what was held."""
 
     nodes: Mapping[str, Mapping[str, str]]
+    covers: tuple[str, ...] = (WHOLE_LAB,)
 
     def to_json(self) -> dict[str, dict[str, str]]:
         """Plain data, sorted."""
@@ -34,13 +44,15 @@ class Fingerprint:
 
 
 def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
-    """Take the fingerprint of every machine of a lab, and of every switch on it.
+    """Take the fingerprint of every machine of a lab, and of every switch on it, as far as they are held.
 
     Raises:
         Unreachable: a machine does not answer: nobody can tell what it looks like.
         CommandFailed: it could not tell, or not in time.
     """
-    machines = lab.nodes()
+    covers = lab.ours
+    at = None if WHOLE_LAB in covers else _nodes(lab.topology, covers)
+    machines = tuple(name for name in lab.nodes() if at is None or name in at)
     carried = lab.carried((*machines, *(name for name in lab.topology.switch_by_name if lab.netns(name))))
 
     def one(machine: str) -> dict[str, dict[str, str]]:
@@ -51,7 +63,42 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
 
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
         found = {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
-    return Fingerprint(nodes=found)
+    return Fingerprint(nodes=part(found, lab.topology, covers), covers=covers)
+
+
+def part(
+    nodes: Mapping[str, Mapping[str, str]], topology: Topology, covers: Collection[str]
+) -> Mapping[str, Mapping[str, str]]:
+    """Of what a lab looks like, what belongs to hosts, switches and links of these names. Pure."""
+    if WHOLE_LAB in covers:
+        return nodes
+    ends = _nodes(topology, covers)
+    return {
+        node: {
+            subject: text
+            for subject, text in facts.items()
+            if (subject.rpartition(" ")[2] not in _LEARNT if node in covers else _of_ends(subject, ends[node]))
+        }
+        for node, facts in nodes.items()
+        if node in ends
+    }
+
+
+def _nodes(topology: Topology, covers: Collection[str]) -> dict[str, set[str]]:
+    """Nodes that are held as a whole or by links, with the interfaces, and RDMA devices, at the ends of these."""
+    found: dict[str, set[str]] = {name: set() for name in covers if ":" not in name}
+    for link in topology.links:
+        if link.name in covers:
+            for port in (link.a, link.b):
+                found.setdefault(port.node, set()).add(port.netdev)
+            found[link.b.node] |= {link.rnic} if link.rnic else set()
+    return found
+
+
+def _of_ends(subject: str, ends: Collection[str]) -> bool:
+    what, _, rest = subject.partition(" ")
+    named = rest.partition("/" if what == "rdma" else " ")[0]
+    return what in {*_OF_INTERFACES, "rdma"} and named in ends
 
 
 def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
@@ -82,6 +129,7 @@ def _running(facts: Mapping[str, str], program: str) -> int:
 def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list[str]:
     """Differences of a lab to an earlier fingerprint, once routing has had time to come back; empty: there are none."""
     deadline = time.monotonic() + within_s
+    lab.ours = before.covers
     while (left := diff(before, capture(lab))) and time.monotonic() < deadline:
         time.sleep(0.5)
     return left

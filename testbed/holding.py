@@ -2,6 +2,9 @@
 
 A holding is refreshed by what is done (`Holding.refresh`, called on progress), never by a thread of its own: whoever
 hangs loses it. When it is lost, the next refresh or `require` raises, and nothing more may be touched.
+
+Whether it is still ours is told by time that passes while this machine sleeps, too (CLOCK_BOOTTIME): a laptop that is
+opened again must not think that its lease has just begun.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from testbed.errors import FaultbedError, UsageError
 from testbed.inventory import Inventory
 from testbed.lab import open_keeper
 from testbed.paths import home_dir, lab_dir, private_dir
-from testbed.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, covered
+from testbed.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, Reserved, covered
 from testbed.reservation_book import BookStore, Reading, local_store, node_store
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "book_of",
     "hold",
     "is_dead",
+    "now_s",
     "owner",
     "reserve_by_hand",
     "this_process",
@@ -43,13 +47,19 @@ TTL_S = 300.0
 process that has died on this machine is free at once."""
 
 
+_SURE = 0.8
+"""Of a lease, how long its holder is sure of it. Two clocks that are slewed apart as fast as chrony does it (83333 ppm
+each, chrony.conf(5), maxslewrate) differ by less."""
+_ASK = 0.6
+"""Of a lease, what of it must be left so that the book need not be asked."""
+
 INHERITED = "FAULTBED_HOLDING"
 """Environment variable with the token of a holding that programs started below its holder may work under."""
 
 
 @dataclass(kw_only=True)
 class Holding:
-    """A part of a lab that is ours. Thread-safe; `refresh` asks the book only when a quarter of the time is over."""
+    """A part of a lab that is ours. Thread-safe; `refresh` asks the book once in a fifth of the time."""
 
     store: BookStore
     token: str
@@ -70,8 +80,8 @@ class Holding:
         with self._lock:
             if self._lost is not None:
                 raise self._lost
-            asked = time.monotonic()
-            if self._sure_until - asked > 0.75 * self.ttl_s:
+            asked = now_s()
+            if self._sure_until - asked > _ASK * self.ttl_s:
                 return
             try:
                 self.store.change(lambda now: reservation.refresh(now.book, self.token, until_s=now.now_s + self.ttl_s))
@@ -79,12 +89,12 @@ class Holding:
                 self._lost = error
                 raise
             except FaultbedError as error:
-                if time.monotonic() < self._sure_until:
+                if now_s() < self._sure_until:
                     return  # still ours; asked again at the next progress
                 self._lost = error
                 raise
             # Counted from before the question: the book's clock was read after it.
-            self._sure_until = asked + self.ttl_s
+            self._sure_until = asked + _SURE * self.ttl_s
 
     def heartbeat(self) -> None:
         """`refresh` for places that cannot raise (a reader's thread); a loss is told by the next `require`."""
@@ -176,7 +186,7 @@ def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float,
 
 
 def _claim(store: BookStore, covers: tuple[str, ...], *, why: str, mode: Mode, ttl_s: float) -> Holding:
-    token, me, asked = secrets.token_hex(8), owner(), time.monotonic()
+    token, me, asked = secrets.token_hex(8), owner(), now_s()
 
     def rule(now: Reading) -> reservation.Book:
         nonlocal token
@@ -203,9 +213,23 @@ def _claim(store: BookStore, covers: tuple[str, ...], *, why: str, mode: Mode, t
         )
         return reservation.take(now.book, entry, now_s=now.now_s, is_dead=is_dead)
 
-    store.change(rule)
+    try:
+        store.change(rule)
+    except (Reserved, UsageError):
+        raise
+    except BaseException:  # cut off, and perhaps written all the same: not to be in our own way for a whole lease
+        if token != os.environ.get(INHERITED):
+            with contextlib.suppress(FaultbedError):
+                store.change(lambda now: reservation.release(now.book, token))
+        raise
     borrowed = token == os.environ.get(INHERITED)
-    return Holding(store=store, token=token, covers=covers, ttl_s=ttl_s, _sure_until=asked + ttl_s, _borrowed=borrowed)
+    sure_until = asked + _SURE * ttl_s
+    return Holding(store=store, token=token, covers=covers, ttl_s=ttl_s, _sure_until=sure_until, _borrowed=borrowed)
+
+
+def now_s() -> float:
+    """Seconds of a clock that nobody sets, and that goes on while the machine sleeps (clock_gettime(2))."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def owner() -> str:

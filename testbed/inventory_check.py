@@ -31,8 +31,9 @@ __all__ = ["Entries", "build_topology"]
 _LEVEL: dict[SwitchRole, int] = {"rtsw": 0, "ctsw": 1, "atsw": 2}
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
-_NETDEV = re.compile(r"[^\s/:]{1,15}")  # IFNAMSIZ - 1; dev_valid_name() in the kernel's net/core/dev.c
-_RNIC = re.compile(r"[A-Za-z0-9_.-]{1,63}")  # IB_DEVICE_NAME_MAX - 1; what shells and file names take as it is
+# The kernel takes almost anything (IFNAMSIZ - 1; dev_valid_name() in net/core/dev.c); a shell on a machine does not.
+_NETDEV = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
+_DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # IB_DEVICE_NAME_MAX - 1
 _PCIE = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MTU_MIN, _MTU_MAX = 1280, 65535
 _ASN_MIN, _ASN_MAX = 1, 2**32 - 2  # RFC 7607 and RFC 7300 reserve what is beside
@@ -155,19 +156,15 @@ def _check_host_values(taken: _Taken, mistakes: Mistakes, place: str, name: str,
     for index, rnic in enumerate(host.rnics):
         at = f"{place}.rnics[{index}]"
         with mistakes.part():
-            if not _RNIC.fullmatch(rnic.name):
-                raise mistake(
-                    file, f"{at}.name", f'not an RNIC\'s name "{rnic.name}": letters, digits, "_", "." and "-"'
-                )
+            _check_device(file, at, rnic.name, rnic.pcie)
             taken.take(f"the name {name}:", rnic.name, at)
             _check_numbers(file, at, mtu=rnic.mtu, speed_gbps=rnic.speed_gbps)
-            _check_pcie(file, at, rnic.pcie)
             _take_netdev(file, taken, at, name, rnic.netdev, rnic.mac)
             _take_address(file, taken, f"{at}.address", rnic.address)
     for index, gpu in enumerate(host.gpus):
         with mistakes.part():
+            _check_device(file, f"{place}.gpus[{index}]", gpu.name, gpu.pcie)
             taken.take(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
-            _check_pcie(file, f"{place}.gpus[{index}]", gpu.pcie)
 
 
 def _check_switch_values(taken: _Taken, mistakes: Mistakes, place: str, name: str, switch: SwitchVars) -> None:
@@ -207,18 +204,18 @@ def _check_numbers(file: Path, place: str, *, mtu: int | None, speed_gbps: int |
         raise mistake(file, f"{place}.speed_gbps", f"must be above 0, not {speed_gbps}")
 
 
-def _check_pcie(file: Path, place: str, address: str | None) -> None:
-    if address is not None and not _PCIE.fullmatch(address):
-        raise mistake(
-            file,
-            f"{place}.pcie",
-            f'not a PCIe address as the kernel writes it (0000:18:00.0, small letters) "{address}"',
-        )
-
-
 def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
     """Whether the interfaces of this node may have one MAC together: those of a switch that is a machine."""
     return isinstance(node, SwitchVars) and node.kind == "rack"
+
+
+def _check_device(file: Path, place: str, name: str, pcie: str | None) -> None:
+    """A device's names go into commands on its machine."""
+    if not _DEVICE.fullmatch(name):
+        raise mistake(file, f"{place}.name", f'not a device name "{name}": letters, digits, dots, dashes, underscores')
+    if pcie is not None and not _PCIE.fullmatch(pcie):
+        what = f'not a PCIe address as the kernel writes it (0000:18:00.0, small letters) "{pcie}"'
+        raise mistake(file, f"{place}.pcie", what)
 
 
 def _take_netdev(

@@ -22,6 +22,7 @@ from testbed.errors import FaultbedError, LabError, Unreachable, UsageError
 from testbed.inventory import Inventory, Management
 from testbed.node import Node
 from testbed.paths import lab_dir, socket_dir
+from testbed.reservation import WHOLE_LAB
 from testbed.softlab import console
 from testbed.softlab.state import LabState, read_snapshot, read_state
 from testbed.ssh import Address, SshConnection, SshNode
@@ -48,6 +49,8 @@ class Lab:
         self._lock = threading.Lock()
         self.guard: Callable[[], None] = lambda: None
         """Asked before the lab is touched; raises when it is not ours (any more). What holds the lab sets it."""
+        self.ours: tuple[str, ...] = (WHOLE_LAB,)
+        """Names of hosts, switches and links that are ours, as in `testbed.reservation`. What holds the lab sets it."""
 
     def __enter__(self) -> Self:
         return self

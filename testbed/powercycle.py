@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from testbed.errors import Unsupported, UsageError
 from testbed.inventory import Inventory
@@ -44,6 +45,11 @@ def plan(inventory: Inventory, host: str, *, dirty: bool) -> PowerCycle:
         raise Unsupported(
             f"{host}: {inventory.name} allows no power cycle; its owner can, by faultbed_safety.power_cycle: after-heal"
         )
+    if not any(fnmatchcase(host, pattern) for pattern in inventory.safety.may_disrupt):
+        raise Unsupported(
+            f"{host}: {inventory.name} does not allow it to be disrupted; faultbed_safety.may_disrupt allows "
+            f"{', '.join(inventory.safety.may_disrupt) or 'nothing'}"
+        )
     if not dirty:
         raise Unsupported(
             f"{host}: {inventory.name} is not DIRTY: a power cycle is only for what heal could not revert"
@@ -55,8 +61,9 @@ def plan(inventory: Inventory, host: str, *, dirty: bool) -> PowerCycle:
         at = f"{_IPMI} -H {shlex.quote(bmc.address)} -U faultbed"
         commands = (f"{at} chassis power status", f"{at} chassis power cycle", f"{at} chassis power status")
     else:
-        at = f"https://{bmc.address}/{_SYSTEM}"
+        at = shlex.quote(f"https://{bmc.address}/{_SYSTEM}")
+        reset_at = shlex.quote(f"https://{bmc.address}/{_SYSTEM}/Actions/ComputerSystem.Reset")
         body = shlex.quote(json.dumps({"ResetType": "ForceRestart"}))
-        reset = f"-H 'Content-Type: application/json' -X POST -d {body} {at}/Actions/ComputerSystem.Reset"
+        reset = f"-H 'Content-Type: application/json' -X POST -d {body} {reset_at}"
         commands = (f"{_CURL} {at}", f"{_CURL} {reset}", f"{_CURL} {at}")
     return PowerCycle(host=host, bmc=bmc.address, commands=commands)

@@ -32,6 +32,7 @@ __all__ = [
     "covered",
     "live",
     "outside",
+    "overlap",
     "refresh",
     "release",
     "take",
@@ -72,7 +73,7 @@ def _nobody_is_dead(_process: str) -> bool:
 
 def conflicts(one: Entry, other: Entry) -> bool:
     """Whether both cannot be in the book at the same time."""
-    if one.token == other.token or not _overlap(one.covers, other.covers):
+    if one.token == other.token or not overlap(one.covers, other.covers):
         return False
     if one.owner != other.owner:
         return True
@@ -99,7 +100,7 @@ def take(book: Book, wanted: Entry, *, now_s: float, is_dead: IsDead = _nobody_i
         if conflicts(entry, wanted):
             raise Reserved(
                 f"{_things(_common(entry.covers, wanted.covers))} is reserved: {tell(entry, now_s=now_s)}; wait, take "
-                "other targets, or ask; `faultbed release --force` ends it if nobody is there"
+                f"other targets, or ask; `faultbed release --force{_name_of(entry)}` ends it if nobody is there"
             )
     return (*(entry for entry in left if entry.token != wanted.token), wanted)
 
@@ -163,7 +164,8 @@ def tell(entry: Entry, *, now_s: float) -> str:
     )
 
 
-def _overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+def overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether two lists of what is covered have something in common."""
     return WHOLE_LAB in one or WHOLE_LAB in other or not set(one).isdisjoint(other)
 
 
@@ -171,6 +173,11 @@ def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     if WHOLE_LAB in one:
         return other
     return one if WHOLE_LAB in other else tuple(sorted(set(one) & set(other)))
+
+
+def _name_of(entry: Entry) -> str:
+    """One name, after a space, that tells an entry from those beside it; nothing for the whole lab."""
+    return "" if WHOLE_LAB in entry.covers else " " + min(entry.covers, key=lambda name: (":" in name, name))
 
 
 def _things(covers: tuple[str, ...]) -> str:

@@ -57,6 +57,8 @@ class Session:
         """
         with open_lab(inventory) as lab, hold(inventory, names, why=why, mode="shared") as holding:
             lab.guard = holding.refresh
+            if lab.kind == "rack":  # a soft lab is one user's
+                lab.ours = holding.covers
             dirty.refuse(lab.state_dir, lab.name)
             yield lab
 

@@ -18,18 +18,21 @@ from harness.cli.context import Session, json_option, pass_session, styled
 from harness.quantities import parse_duration_ns
 from harness.verdict import ExitCode
 from inject import blast, catalogue, document, safety
+from inject.claims import touches
 from inject.heal import heal as heal_lab
 from inject.heal import is_foreign
-from inject.injector import Injector, Prepared
+from inject.injector import Injector, Prepared, told_of
 from inject.journal import Journal
 from inject.plan import FaultSpec, PlannedFault
 from inject.plan import plan as plan_fault
 from inject.receipt import Fired, Receipt
-from testbed import dirty, fingerprint
+from testbed import auditlog, dirty, fingerprint
 from testbed.errors import FaultbedError, FaultError, UsageError
 from testbed.holding import hold
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
+from testbed.nearest import hint
+from testbed.paths import lab_dir
 
 __all__ = ["COMMANDS"]
 
@@ -99,8 +102,12 @@ def inject(
         _show_plan(session, planned, as_json=as_json)
         _tell_policy(session, planned, inventory, confirmed)
         return ExitCode.PASS
-    _refuse(planned, inventory, confirmed)
-    with session.working(inventory, [planned.target.text], why=f"inject {kind} {target}") as lab:
+    try:
+        _refuse(planned, inventory, confirmed)
+    except safety.Forbidden as reason:
+        auditlog.append(lab_dir(inventory.name), "forbidden", **told_of(planned), detail=str(reason))
+        raise
+    with session.working(inventory, touches(planned, inventory.topology), why=f"inject {kind} {target}") as lab:
         before = fingerprint.capture(lab)
         path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
         with Journal(path) as written:
@@ -119,28 +126,46 @@ def inject(
 
 
 @click.command()
+@click.argument("machines", nargs=-1, metavar="[MACHINE]...")
 @click.option(
     "--panic", is_flag=True, help="Only end faults, on every machine at once, in seconds; look at nothing else."
 )
 @json_option
 @pass_session
-def heal(session: Session, *, panic: bool, as_json: bool) -> int:
+def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: bool) -> int:
     """Find and revert what faults left behind, by their marks, without any journal.
 
-    A DIRTY lab is then compared with what it was before: it ends with 0 and takes work again when it is as it was, and
-    with 5 when something is left.
+    On MACHINEs of a rack (without any, everywhere): others may use the rest meanwhile. A DIRTY lab is then compared
+    with what it was before: it ends with 0 and takes work again when it is as it was, and with 5 when something is
+    left.
     """
     inventory = session.inventory()
+    _only_machines(inventory, machines)
     # Panic asks nobody: whoever holds the lab loses its faults.
-    holding = contextlib.nullcontext() if panic else hold(inventory, why="heal", mode="exclusive")
+    holding = contextlib.nullcontext() if panic else hold(inventory, machines, why="heal", mode="exclusive")
+    state, what = lab_dir(inventory.name), {"kind": "panic" if panic else "", "target": " ".join(machines) or "all"}
     with open_lab(inventory) as lab, holding:
-        done = heal_lab(lab, panic=panic)
-        left = [] if panic else dirty.settle(lab)
+        auditlog.append(state, "healing", **what)
+        try:
+            done = heal_lab(lab, only=machines, panic=panic)
+            left = [] if panic else dirty.settle(lab)
+        except BaseException as error:
+            auditlog.append(state, "not healed", **what, detail=auditlog.told(error))
+            raise
+        auditlog.append(state, "not healed" if left else "healed", **what, detail="; ".join([*done, *left]))
     if as_json:
         session.json({"done": done, "left": left})
     else:
         _show_healed(session, done, left)
     return ExitCode.DIRTY if left else ExitCode.PASS
+
+
+def _only_machines(inventory: Inventory, names: tuple[str, ...]) -> None:
+    if names and inventory.kind != "rack":
+        raise UsageError(f"{inventory.name} is a soft lab: it is healed as a whole")
+    for name in names:
+        if name not in inventory.machines:
+            raise UsageError(f'no machine "{name}" in {inventory.name}; {hint(name, list(inventory.machines))}')
 
 
 def _show_healed(session: Session, done: list[str], left: list[str]) -> None:

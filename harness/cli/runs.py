@@ -90,6 +90,8 @@ def run(
         if leave_out:
             raise UsageError("--plan touches nothing, and --leave-out has to look; name hosts by --without")
         _show_plan(session, decided, as_json=as_json)
+        if reason := run_module.refusal(decided, inventory):  # on stderr, so that a plan in JSON stays one document
+            session.err.print(f"would be refused: {reason}", soft_wrap=True)
         return 0
     seeds = range(decided.plan.seed, decided.plan.seed + repeat)
     soft = inventory.kind == "soft"
@@ -97,7 +99,7 @@ def run(
         with session.progress() as progress:
             left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
     trials = _decide(loaded, source, inventory, seeds, left_out)
-    names = () if soft else {name for one in trials for name in run_module.touched(one)}
+    names = () if soft else {name for one in trials for name in run_module.touched(one, inventory.topology)}
     with (
         hold(inventory, sorted(names), why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,

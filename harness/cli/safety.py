@@ -9,6 +9,8 @@ from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session
 from testbed import auditlog, dirty, powercycle
+from testbed.errors import FaultbedError
+from testbed.holding import hold
 from testbed.paths import lab_dir
 
 __all__ = ["COMMANDS"]
@@ -44,12 +46,19 @@ def audit(session: Session, *, last: int, as_json: bool) -> None:
 def power_cycle(session: Session, *, host: str, as_json: bool) -> None:
     """Print what would power-cycle HOST by its BMC; nothing is run.
 
-    Only where the inventory's faultbed_safety allows it, and only while the lab is DIRTY. Not yet run on hardware.
+    Only where the inventory's faultbed_safety allows it, while the lab is DIRTY, and of a host that nobody else has.
+    Not yet run on hardware.
     """
     inventory = session.inventory()
     state = lab_dir(inventory.name)
-    planned = powercycle.plan(inventory, host, dirty=dirty.is_marked(state))
-    auditlog.append(state, "power-cycle planned", target=host, detail=planned.bmc)
+    try:
+        planned = powercycle.plan(inventory, host, dirty=dirty.is_marked(state))
+        with hold(inventory, [host], why=f"power-cycle {host}", mode="exclusive"):
+            pass
+    except FaultbedError as error:
+        auditlog.append(state, "power-cycle refused", target=host, detail=str(error))
+        raise
+    auditlog.append(state, "power-cycle planned", target=host, detail=planned.bmc, do=planned.commands)
     if as_json:
         session.json(dataclasses.asdict(planned))
         return

@@ -9,9 +9,10 @@ import msgspec
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.faults import parse_duration
-from testbed import reservation
+from testbed import auditlog, reservation
 from testbed.holding import book_of, is_dead, owner, reserve_by_hand
 from testbed.inventory import Inventory
+from testbed.paths import lab_dir
 from testbed.reservation import Entry
 from testbed.reservation_book import Reading
 
@@ -39,20 +40,34 @@ def reserve(session: Session, *, names: tuple[str, ...], duration: str, why: str
 
 
 @click.command()
+@click.argument("names", nargs=-1)
 @click.option("--force", is_flag=True, help="End what others hold too: only when you know that nobody is there.")
 @json_option
 @pass_session
-def release(session: Session, *, force: bool, as_json: bool) -> None:
-    """Give back what was reserved by hand."""
+def release(session: Session, *, names: tuple[str, ...], force: bool, as_json: bool) -> None:
+    """Give back what was reserved by hand.
+
+    With NAMES (hosts, switches, links), only what covers one of these: --force then spares all others.
+    """
     inventory = session.inventory()
+    wanted = reservation.covered(inventory.topology, names)
     gone: list[Entry] = []
 
     def rule(now: Reading) -> reservation.Book:
         mine = owner()
-        gone[:] = [entry for entry in now.book if force or (entry.owner, entry.mode) == (mine, "booking")]
+        gone[:] = [
+            entry
+            for entry in now.book
+            if reservation.overlap(entry.covers, wanted) and (force or (entry.owner, entry.mode) == (mine, "booking"))
+        ]
         return tuple(entry for entry in now.book if entry not in gone)
 
     now = book_of(inventory).change(rule)
+    for entry in gone:
+        if entry.owner != owner():
+            said = reservation.tell(entry, now_s=now.now_s)
+            target = " ".join(entry.covers)
+            auditlog.append(lab_dir(inventory.name), "released by force", target=target, detail=said)
     if as_json:
         session.json([to_json(entry, now.now_s) for entry in gone])
         return

@@ -42,21 +42,25 @@ from harness.run.found import Found, measurements_of, windows
 from harness.run.live import Live, Watching
 from harness.run.online import Online
 from harness.verdict import LeftOut, VerdictFile
-from inject import blast
+from inject import blast, safety
 from inject import plan as fault_plan
+from inject.claims import touches
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec
 from inject.receipt import Receipt as FaultReceipt
-from testbed import capture, counters, dirty, fingerprint, telemetry
+from testbed import auditlog, capture, counters, dirty, fingerprint, telemetry
 from testbed.errors import FaultbedError, LabError, Unsupported, UsageError
 from testbed.inventory import Inventory
 from testbed.inventory_part import without_hosts
 from testbed.lab import Lab, open_lab
+from testbed.paths import lab_dir
+from testbed.reservation import covered
 from testbed.softlab import image, lifecycle, vm
+from testbed.topology import Topology
 from traffic.run import OnEvent, Running
 
-__all__ = ["Decided", "Finished", "decide", "execute", "touched"]
+__all__ = ["Decided", "Finished", "decide", "execute", "refusal", "touched"]
 
 Progress = Callable[[str], None]
 LEAD_S = 4.0
@@ -139,13 +143,17 @@ def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tup
     return faults
 
 
-def touched(decided: Decided) -> tuple[str, ...]:
-    """Hosts of the workload and targets of the faults: what a run on a rack lab must have for itself.
+def touched(decided: Decided, topology: Topology) -> tuple[str, ...]:
+    """Hosts of the workload, and what the faults touch: what a run on a rack lab must have for itself.
 
     Probes go between all hosts. A run on a soft lab has the whole lab, because it puts it back into its snapshot.
     """
     probed = decided.hosts if decided.experiment.probe else ()
-    return (*probed, *hosts_of(decided.experiment.workload), *(fault.target.text for fault in decided.faults))
+    return (
+        *probed,
+        *hosts_of(decided.experiment.workload),
+        *(name for fault in decided.faults for name in touches(fault, topology)),
+    )
 
 
 def execute(
@@ -171,13 +179,18 @@ def execute(
         LabError: the lab is not up. Anything later ends in the verdict.
         UsageError: the noise floor that is kept for the lab cannot be read.
         DirtyLab: it is marked DIRTY.
-        Forbidden: the faults hurt more at one time than the lab's owner allows.
+        Forbidden: the lab's owner does not allow one of the faults, or not as many at one time.
     """
-    blast.check(decided.faults, inventory)
+    if reason := refusal(decided, inventory):
+        what = {"kind": "run", "target": decided.experiment.name}
+        auditlog.append(lab_dir(inventory.name), "forbidden", **what, detail=str(reason))
+        raise reason
     if inventory.kind == "rack":  # a soft lab is one snapshot: it is reset, and compared, as a whole
         inventory = without_hosts(inventory, [one.host for one in decided.left_out])
     with open_lab(inventory) as lab:
         lab.guard = guard
+        if lab.kind == "rack":  # a soft lab is one snapshot
+            lab.ours = covered(lab.topology, touched(decided, lab.topology))
         dirty.refuse(lab.state_dir, lab.name)
         floor = noise.load(lab.state_dir, decided.plan.workload)
         run_dir = rundir.create(
@@ -198,6 +211,17 @@ def execute(
             on_flights = asked.writer(run_dir.path, asked.STEM, progress)
             _guarded(decided, lab, journal, found, progress, mutate, on_flights)
         return _conclude(decided, lab, run_dir, found, floor)
+
+
+def refusal(decided: Decided, inventory: Inventory) -> safety.Forbidden | None:
+    """Why the lab's owner would not allow the faults of a run; None: he does."""
+    try:
+        for fault in decided.faults:
+            safety.check(fault, inventory)
+        blast.check(decided.faults, inventory)
+    except safety.Forbidden as reason:
+        return reason
+    return None
 
 
 def _guarded(

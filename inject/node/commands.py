@@ -14,7 +14,7 @@ from typing import Any
 
 from inject.node.actuator import Refused
 from inject.node.command import run
-from inject.node.management import management_interfaces
+from inject.node.management import management_interfaces, on_device
 
 __all__ = ["CommandsActuator"]
 
@@ -34,6 +34,7 @@ class CommandsActuator:
         able: (command, pattern, what is missing otherwise) of capabilities.
         remember: by name, a command and a pattern whose first group is the value to come back to.
         guard: an interface that must not be one that carries management.
+        device: a PCIe device none of whose interfaces may be such a one, whatever the inventory calls them.
         count: a command and a pattern whose first group is a number that rises with each hit; None: edges count.
         settle_s: how long a change may take until `look` shows it.
         shows: what the readback adds, to tell this target from others.
@@ -54,10 +55,12 @@ class CommandsActuator:
         count: list[Any] | None,
         settle_s: float,
         shows: dict[str, Any],
+        device: str | None = None,
     ) -> None:
         self._on, self._off, self._look = on, off, look
         self._applied, self._normal = applied, normal
         self._needs, self._able, self._remember = needs, able, remember
+        self._device = device
         self._guard, self._count, self._settle_s, self._shows = guard, count, settle_s, shows
         self._known: dict[str, str] = {}
         self._start_count = 0
@@ -70,8 +73,9 @@ class CommandsActuator:
         for name in self._needs:
             if shutil.which(name) is None:
                 raise Refused(f"there is no {name} here: this target cannot do it")
-        if self._guard in management_interfaces():
-            raise Refused(f"{self._guard} carries the management connection: never a target")
+        guarded = ({self._guard} if self._guard else set()) | (on_device(self._device) if self._device else set())
+        if carries := sorted(guarded & management_interfaces() if guarded else ()):
+            raise Refused(f"{', '.join(carries)} carries the management connection: never a target")
         for command, pattern, missing in self._able:
             if not _find(pattern, run(command)):
                 raise Refused(f"{missing} (`{shlex.join(command)}`)")

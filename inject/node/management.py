@@ -1,12 +1,17 @@
 """Interfaces that people come in by, which no fault may touch.
 
     named so        lo, and mgmt0, which provisioning calls it
-    default route   of the main table
+    default route   of the main table, IPv4 or IPv6
     SSH             carries the local end of an open SSH connection, anybody's: to port 22, or to a port that
                     $SSH_CONNECTION of a process here names (systemd starts a holder: its own environment has none)
     VRF             is a VRF called mgmt or enslaved to it: SONiC's, whose routes are in a table of its own
+    below           what any of these stands on: members of a bond or a bridge, the interface under a VLAN
 
-Formats: proc(5), ssh(1), linux/if_addr.h, Linux' Documentation/ABI/testing/sysfs-class-net.
+A PCIe device carries what its interfaces do, and those of its virtual functions. What cannot be seen from here: a BMC
+that shares the port of an RNIC (NC-SI), and an SSH session to an address of lo that comes in by whichever port.
+
+Formats: proc(5), ssh(1), linux/if_addr.h, Linux' Documentation/ABI/testing/sysfs-class-net, the kernel's
+net/ipv6/route.c (rt6_info_route: /proc/net/ipv6_route) and net/core/dev.c (netdev_adjacent_sysfs_add: `lower_NAME`).
 """
 
 # Importing pathlib costs start-up time.
@@ -21,7 +26,7 @@ from collections.abc import Iterator
 
 from testbed.onnode.netlink import Netlink, attributes
 
-__all__ = ["management_interfaces", "of_vrf", "ssh_addresses"]
+__all__ = ["below", "management_interfaces", "of_vrf", "on_device", "ssh_addresses"]
 
 _RTM_GETADDR, _RTM_NEWADDR = 22, 20
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -29,6 +34,7 @@ _INFO = struct.Struct("=BBBBI")
 _ESTABLISHED, _SSH_PORT = "01", 22
 _MAPPED = bytes(10) + b"\xff\xff"
 _VRF = "mgmt"
+_SYSFS = "/sys/class/net"
 
 
 def management_interfaces() -> set[str]:
@@ -38,11 +44,34 @@ def management_interfaces() -> set[str]:
         words = line.split()
         if words[1] == "00000000":
             names.add(words[0])
+    names |= {words[9] for words in _words("/proc/net/ipv6_route") if words[:2] == ["0" * 32, "00"]}
     ways_in = ssh_addresses()
-    return names | ({name for name, address in _addresses() if address in ways_in} if ways_in else set())
+    if ways_in:
+        names |= {name for name, address in _addresses() if address in ways_in}
+    return below(names)
 
 
-def of_vrf(sysfs: str = "/sys/class/net") -> set[str]:
+def below(names: set[str], sysfs: str = _SYSFS) -> set[str]:
+    """These interfaces, and all that they stand on."""
+    found, left = set(), list(names)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += [
+                entry.removeprefix("lower_") for entry in _entries(f"{sysfs}/{name}") if entry.startswith("lower_")
+            ]
+    return found
+
+
+def on_device(pcie: str, sysfs: str = "/sys/bus/pci/devices") -> set[str]:
+    """Interfaces of a PCIe device, and of its virtual functions."""
+    device = f"{sysfs}/{pcie}"
+    functions = [device, *(f"{device}/{entry}" for entry in _entries(device) if entry.startswith("virtfn"))]
+    return {name for function in functions for name in _entries(f"{function}/net")}
+
+
+def of_vrf(sysfs: str = _SYSFS) -> set[str]:
     """The VRF called mgmt and what is enslaved to it."""
     found = set()
     for name in os.listdir(sysfs):
@@ -112,6 +141,18 @@ def _addresses() -> Iterator[tuple[str, bytes]]:
 def _lines(path: str) -> list[str]:
     """The lines of a table of /proc/net, without its head."""
     return _read(path).splitlines()[1:]
+
+
+def _words(path: str) -> list[list[str]]:
+    """The words of each line of a table that has no head."""
+    return [line.split() for line in _read(path).splitlines()]
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # gone meanwhile, or never there
+        return []
 
 
 def _read(path: str) -> str:

@@ -36,6 +36,7 @@ def _port(asked: Request) -> Shot:
     commands = Commands(
         needs=("mlxlink",),
         guard=port.netdev,
+        device=rnic.pcie,
         on=(("mlxlink", "-d", device, "--port_state", "DN"),),
         off=(("mlxlink", "-d", device, "--port_state", "UP"),),
         look=("sh", "-c", f"mlxlink -d {shlex.quote(device)} | sed '{_COLOURLESS}'"),
@@ -63,6 +64,7 @@ def _remove(asked: Request) -> Shot:
     host, there = asked.target.node, f"{PCI}/devices/{rnic.pcie}"
     commands = Commands(
         guard=rnic.netdev,
+        device=rnic.pcie,
         able=((("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned"),),
         on=(("sh", "-c", f"echo 1 > {there}/remove"),),
         off=(("sh", "-c", f"[ -e {there} ] || echo 1 > {PCI}/rescan"),),

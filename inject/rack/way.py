@@ -44,6 +44,7 @@ class Commands:
     able: Sequence[tuple[Sequence[str], str, str]] = ()
     remember: dict[str, tuple[Sequence[str], str]] = field(default_factory=dict)
     guard: str | None = None
+    device: str | None = None
     count: tuple[Sequence[str], str] | None = None
     settle_s: float = 5.0
 
@@ -59,6 +60,7 @@ class Commands:
             "able": [[list(words), pattern, missing] for words, pattern, missing in self.able],
             "remember": {name: [list(words), pattern] for name, (words, pattern) in self.remember.items()},
             "guard": self.guard,
+            "device": self.device,
             "count": [list(self.count[0]), self.count[1]] if self.count else None,
             "settle_s": self.settle_s,
             "shows": shows,

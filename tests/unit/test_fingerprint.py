@@ -5,14 +5,19 @@ from __future__ import annotations
 import socket
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed import fingerprint
+from testbed import dirty, fingerprint, shipped
+from testbed import inventory as inventory_module
+from testbed.errors import Unreachable
 from testbed.fingerprint import Fingerprint
 from testbed.onnode import state
 from testbed.onnode.netlink import attribute
+from testbed.reservation import WHOLE_LAB, covered
 
 UP, LOWER_UP = 1, 1 << 16
 BGP, RA = 186, 9
@@ -142,3 +147,72 @@ def test_programs_of_ours_are_told_by_their_module_and_a_watcher_is_none():
         ("python3 /usr/lib/frr/frr-reload.py -m", None),
     ):
         assert state.program_of(command.replace(" ", "\0").encode() + b"\0") == program
+
+
+RACK = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
+QUIET = {
+    "rtsw1": {"link Ethernet0": "UP", "link Ethernet8": "UP", "unit ssh": "active", "route main x bgp": "via a"},
+    "host1": {
+        "link ens1f0np0": "UP",
+        "rdma mlx5_0/1": "ACTIVE",
+        "rdma mlx5_01/1": "ACTIVE",
+        "route main y static": "b",
+    },
+    "host3": {"link ens1f0np0": "UP"},
+}
+
+
+def shared(covers, nodes):
+    """What a user sees who holds `covers`, of a rack that looks so, and which machines he asks."""
+    asked = []
+
+    def ask(machine, _request, **_):
+        asked.append(machine)
+        if nodes[machine] is None:
+            raise Unreachable(f"{machine} boots")
+        return {"nodes": {machine: nodes[machine]}}
+
+    lab = SimpleNamespace(
+        nodes=lambda: tuple(nodes), topology=RACK.topology, netns=lambda _: None, ask=ask, ours=covers,
+        carried=lambda names: {name: {name: None} for name in names},
+    )  # fmt: skip
+    return fingerprint.capture(lab), sorted(asked)
+
+
+def test_what_others_do_to_theirs_is_no_dirt_of_ours():
+    """Another user's fault: a unit and a rule on the same switch, a link beside ours, routes, a host that boots."""
+    link = next(link for link in RACK.topology.links if link.b.node == "host1" and link.rnic == "mlx5_0")
+    nodes = {name: dict(facts) for name, facts in QUIET.items()}
+    nodes["rtsw1"] = {f"link {link.a.netdev}": "UP", "link EthernetX": "UP"} | nodes["rtsw1"]
+    nodes["host1"] |= {f"link {link.b.netdev}": "UP"}
+    before, asked = shared((link.name,), nodes)
+    assert asked == ["host1", "rtsw1"]
+    theirs = {**nodes, "host3": None}
+    theirs["rtsw1"] = nodes["rtsw1"] | {"unit faultbed-fault-x": "active", "link EthernetX": "down"}
+    theirs["host1"] = nodes["host1"] | {"rdma mlx5_01/1": "DOWN"}
+    assert fingerprint.diff(before, shared((link.name,), theirs)[0]) == []
+    ours = {**theirs, "host1": nodes["host1"] | {f"link {link.b.netdev}": "down", "rdma mlx5_0/1": "DOWN"}}
+    ours["rtsw1"] = nodes["rtsw1"] | {f"link {link.a.netdev}": "down"}
+    assert len(fingerprint.diff(before, shared((link.name,), ours)[0])) == 3
+
+
+def test_what_is_held_as_a_whole_is_looked_at_as_a_whole_but_for_what_it_learns():
+    before, asked = shared(covered(RACK.topology, ["rtsw1"]), QUIET)
+    assert "rtsw1" in asked
+    changed = {**QUIET, "rtsw1": {**QUIET["rtsw1"], "route main x bgp": "via b"}}
+    assert fingerprint.diff(before, shared(before.covers, changed)[0]) == []
+    changed = {**QUIET, "rtsw1": {**QUIET["rtsw1"], "unit faultbed-fault-x": "active"}}
+    assert len(fingerprint.diff(before, shared(before.covers, changed)[0])) == 1
+
+
+def test_a_lab_that_nobody_shares_is_looked_at_as_a_whole():
+    before, asked = shared((WHOLE_LAB,), QUIET)
+    assert (before.nodes, asked) == (QUIET, sorted(QUIET))
+    with pytest.raises(Unreachable):
+        shared((WHOLE_LAB,), {**QUIET, "host3": None})
+
+
+def test_the_mark_of_a_dirty_lab_remembers_what_was_held(tmp_path):
+    taken_of_part = Fingerprint(nodes={"host1": {"link be0": "UP"}}, covers=("host1",))
+    dirty.mark(tmp_path, ["x"], taken_of_part)
+    assert dirty.baseline(tmp_path) == taken_of_part

@@ -211,3 +211,17 @@ def test_a_stopped_process_of_somebody_else_on_a_rack_is_told_and_left(tmp_path)
         "not ours: process 11 (bgpd) is stopped; left as it is",
         "not ours: process 14 (python3) is stopped; left as it is",
     ]
+
+
+def test_machines_that_are_not_named_are_left_alone(tmp_path):
+    """On a rack others have them."""
+    asked = []
+
+    def does(name, _text, _timeout_s):
+        asked.append(name)
+        return ""
+
+    lab = lab_of(tmp_path, does)
+    lab.kind = "rack"
+    assert heal(lab, only=("host2",)) == []
+    assert asked == ["host2"]

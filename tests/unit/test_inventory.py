@@ -122,6 +122,24 @@ def put(target, **values):
             lambda g, v: put(host(g)["faultbed_rnics"][1], netdev="be0"),
             "FILE: hosts.host1.rnics[1].netdev: the interface host1 be0 is already hosts.host1.rnics[0].netdev",
         ),
+        *(
+            (
+                lambda g, v, netdev=netdev: put(host(g)["faultbed_rnics"][0], netdev=netdev),
+                f'FILE: hosts.host1.rnics[0].netdev: not an interface name of 1 to 15 characters "{netdev}"',
+            )
+            for netdev in ("be0;reboot", "$(reboot)", "`id`", "-be0")
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][0], name="rxe0;id"),
+            'FILE: hosts.host1.rnics[0].name: not a device name "rxe0;id": letters, digits, dots, dashes, underscores',
+        ),
+        (
+            lambda g, v: put(host(g)["faultbed_rnics"][0], pcie="0000:18:00.0; reboot"),
+            (
+                "FILE: hosts.host1.rnics[0].pcie: not a PCIe address as the kernel writes it (0000:18:00.0, small "
+                'letters) "0000:18:00.0; reboot"'
+            ),
+        ),
         (
             lambda g, v: put(ctsw(g), faultbed_asn=65101),
             "FILE: ctsw.ctsw1.asn: ASN 65101 is already rtsw.rtsw1.asn",

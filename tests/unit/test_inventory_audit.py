@@ -303,7 +303,7 @@ CASES = [
         "name that a shell would run",
         lambda h: [put(rnic(h, "host1", 0), name="x;reboot"), put(port(h, "rtsw1", 0), rnic="x;reboot")],
         "hosts.host1.rnics[0].name",
-        "not an RNIC's name",
+        "not a device name",
     ),
     (
         "name that leads out of a folder",

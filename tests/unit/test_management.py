@@ -7,7 +7,11 @@ import sys
 import pytest
 from house import HOUSE
 
-from inject.node import management
+from inject.node import commands, management
+from inject.node.actuator import Refused
+from inject.plan import FaultSpec, plan
+from testbed import inventory
+from testbed.shipped import inventories
 
 LOOK = """\
 import json, os, socket, subprocess
@@ -32,6 +36,23 @@ told |= {"ssh": open_now(22), "mapped": open_now(22, socket.AF_INET6, "::"), "we
 other = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={"SSH_CONNECTION": "192.0.2.1 1 192.0.2.11 2222"})
 told |= {"other_port": open_now(2222), "closed": sorted(management_interfaces())}
 other.communicate()
+ip("address flush dev eth8 scope global")
+for line in (
+    "link add bond0 type bond", "link set eth8 down", "link set eth8 master bond0", "link set bond0 up",
+    "link add link bond0 name bond0.7 type vlan id 7", "link set bond0.7 up",
+    "address add 2001:db8:7::1/64 dev bond0.7 nodad",
+):
+    try:
+        ip(line)
+    except subprocess.CalledProcessError:
+        break
+else:
+    os.environ["SSH_CONNECTION"] = "::1 4 2001:db8:7::1 22"
+    told["vlan_of_bond"] = sorted(management_interfaces())
+    del os.environ["SSH_CONNECTION"]
+ip("link set rail0 up")
+ip("-6 route add default dev rail0")
+told["v6_default"] = sorted(management_interfaces())
 print(json.dumps(told))
 """
 
@@ -69,3 +90,41 @@ def test_so_is_what_is_enslaved_to_the_vrf_mgmt(tmp_path):
         if master:
             (tmp_path / name / "master").symlink_to(f"../{master}")
     assert management.of_vrf(str(tmp_path)) == {"eth0", "mgmt"}
+
+
+def test_so_is_the_default_route_of_ipv6(told):
+    assert told["v6_default"] == [*USUAL, "rail0"]
+
+
+def test_so_are_the_members_of_a_bond_below_a_vlan_that_people_come_in_by(told):
+    if "vlan_of_bond" not in told:
+        pytest.skip("this kernel has no bonds, or no VLANs")
+    assert told["vlan_of_bond"] == sorted(["bond0", "bond0.7", "eth8", *USUAL])
+
+
+def test_what_stands_on_what(tmp_path):
+    """As sysfs has it: `lower_NAME` for each, over as many floors as there are, also in a circle."""
+    for name, lower in (("bond0.7", "bond0"), ("bond0", "eth2"), ("bond0", "eth3"), ("eth2", "bond0.7"), ("eth4", "x")):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / f"lower_{lower}").symlink_to(f"../{lower}")
+    assert management.below({"bond0.7", "gone"}, str(tmp_path)) == {"bond0.7", "bond0", "eth2", "eth3", "gone"}
+
+
+def test_a_device_has_the_interfaces_of_its_virtual_functions(tmp_path):
+    for path in ("0000:18:00.0/net/ens1f0np0", "0000:18:00.2/net/ens1f0v0", "0000:3b:00.0/net/ens2"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "0000:18:00.0" / "virtfn0").symlink_to("../0000:18:00.2")
+    assert management.on_device("0000:18:00.0", str(tmp_path)) == {"ens1f0np0", "ens1f0v0"}
+    assert management.on_device("0000:99:00.0", str(tmp_path)) == set()
+
+
+@pytest.mark.parametrize("netdev", ["ens1f0np0", "a_name_of_before"])
+def test_an_rnic_that_people_come_in_by_is_no_target_whatever_it_is_called(monkeypatch, netdev):
+    """The inventory's name may be that of before a renaming: the PCIe device decides."""
+    rack = inventory.load(inventories() / "rack-h100.example.yml").topology
+    spec = FaultSpec(kind="rnic.remove", target="host1:mlx5_0", for_s=5.0)
+    args = {**plan(spec, rack, lab_kind="rack").request["args"], "guard": netdev, "needs": []}
+    monkeypatch.setattr(commands, "on_device", lambda pcie: {"ens1f0np0"} if pcie == "0000:18:00.0" else set())
+    monkeypatch.setattr(commands, "management_interfaces", lambda: {"lo", "ens1f0np0"})
+    with pytest.raises(Refused, match="ens1f0np0 carries the management"):
+        commands.CommandsActuator(**args).prepare()

@@ -199,7 +199,7 @@ def test_a_run_with_probes_says_so_in_its_plan_and_takes_all_hosts_of_a_rack():
     for section, count in (("", 2), ("[probe]\nrate = 5", 4)):
         source = text.format(section).encode()
         decided = loop.decide(decode(source, source="x.toml"), source, lab)
-        assert len(set(loop.touched(decided))) == count
+        assert len(set(loop.touched(decided, lab.topology))) == count
     assert (decided.plan.probe.per_s, decided.plan.probe.qps) == (5.0, 4)
     plain = loop.decide(decode(text.format("").encode(), source="x.toml"), source, lab).plan
     assert "probe" not in json.loads(plan.encode(plain))

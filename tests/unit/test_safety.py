@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from test_cli import faultbed  # noqa: F401 - a fixture
 
 from inject import blast, safety
+from inject.claims import touches
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan, plan_all
 from inject.safety import Forbidden
 from testbed import auditlog, powercycle
 from testbed import inventory as inventory_module
-from testbed.errors import Unsupported, UsageError
+from testbed.errors import FaultError, Unsupported, UsageError
 from testbed.inventory_audit import audit
 from testbed.inventory_schema import SafetyVars
 from testbed.shipped import inventories
@@ -71,6 +72,28 @@ def test_an_uplink_goes_by_the_names_of_both_its_ends():
     for pattern in ("rtsw1:ctsw1", "ctsw1:rtsw1", "ctsw1:*"):
         for target in ("rtsw1:ctsw1", "ctsw1:rtsw1"):
             safety.check(planned("link.down", target), under(may_disrupt=[pattern]))
+
+
+def test_a_fault_that_another_host_does_takes_that_host_and_needs_leave_for_it():
+    """Elephants to host1 are sent by a host of the other rack, which may be somebody else's."""
+    elephants = planned("congestion.background", "host1:mlx5_0", rate=1000)
+    assert elephants.place.node == "host3"
+    assert touches(elephants, RACK.topology) == ("host1:mlx5_0", "host3")
+    with pytest.raises(Forbidden, match="it is done from host3"):
+        safety.check(elephants, under(may_disrupt=["host1:*"]))
+    safety.check(elephants, under(may_disrupt=["host1:*", "host3"]))
+    assert touches(planned("link.oneway", "host1:mlx5_0"), RACK.topology) == ("host1:mlx5_0",)
+    assert touches(planned("link.down", "rtsw1:host1:mlx5_0"), RACK.topology) == ("rtsw1:host1:mlx5_0",)
+
+
+def test_a_device_that_is_found_by_a_rescan_takes_the_buses_of_its_host():
+    """The rescan that brings one back would bring back another that is still to be gone."""
+    assert touches(planned("rnic.remove", "host1:mlx5_0"), RACK.topology) == ("host1:mlx5_0", "host1")
+    specs = [FaultSpec(kind="rnic.remove", target=f"host1:mlx5_{n}", at_s=n, for_s=5.0) for n in (0, 1)]
+    with pytest.raises(UsageError, match="both change the PCI buses of host1"):
+        plan_all(specs, RACK.topology, lab_kind="rack")
+    specs[1] = replace(specs[1], target="host2:mlx5_1")
+    assert len(plan_all(specs, RACK.topology, lab_kind="rack")) == 2
 
 
 @given(st.lists(st.sampled_from(["host1", "host1:*", "rtsw1:*", "ctsw?", "nothing"])), st.floats(0.01, 1000))
@@ -167,6 +190,39 @@ def test_the_injector_asks_before_it_does_anything(tmp_path):
     assert "@" in line["who"]
 
 
+def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
+    """A target that refuses, a fault that cannot be armed, and one whose end nobody has seen because of Ctrl-C."""
+    monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("inject.injector.Witnesses", lambda *_: SimpleNamespace(before={}))
+
+    def ask(_lease, request):
+        if refuses:
+            raise FaultError("it is not as it must be before")
+        if request["do"] == "arm":
+            raise FaultError("no such program")
+        if request["do"] == "clear":
+            raise KeyboardInterrupt
+        return {"before": {}}
+
+    monkeypatch.setattr("inject.lease.Lease.ask", ask)
+    lab = SimpleNamespace(inventory_model=RACK, state_dir=tmp_path / "state", topology=RACK.topology)
+    refuses = True
+    with Journal(tmp_path / "journal") as journal:
+        injector = Injector(lab, journal)
+        with pytest.raises(FaultError):
+            injector.prepare(planned("link.down", "host1:mlx5_0"))
+        refuses = False
+        with pytest.raises(KeyboardInterrupt), injector:
+            ready = injector.prepare(planned("link.down", "host1:mlx5_0"))
+            with pytest.raises(FaultError):
+                ready.arm()
+    found = [(line["event"], line.get("detail", "")) for line in auditlog.entries(lab.state_dir)]
+    assert found == [
+        ("not prepared", "it is not as it must be before"), ("arming", ""), ("not armed", "no such program"),
+        ("not cleared", "nobody has seen its end: the command was ended"),
+    ]  # fmt: skip
+
+
 def test_the_audit_log_only_grows_and_survives_a_torn_line(tmp_path):
     auditlog.append(tmp_path, "arming", kind="a")
     first = auditlog.path_of(tmp_path).read_bytes()
@@ -198,10 +254,12 @@ def test_a_policy_that_names_nothing_is_found(tmp_path):
 
 
 def test_a_power_cycle_needs_policy_need_and_bmc():
-    allowed = replace(RACK, safety=SafetyVars(power_cycle="after-heal"))
+    allowed = replace(RACK, safety=SafetyVars(power_cycle="after-heal", may_disrupt=["host?"]))
+    elsewhere = replace(RACK, safety=SafetyVars(power_cycle="after-heal", may_disrupt=["host2", "host1:*"]))
     for inventory, dirty, words in (
         (RACK, True, "allows no power cycle"),
         (replace(RACK, safety=None), True, "allows no power cycle"),
+        (elsewhere, True, "does not allow it to be disrupted"),
         (allowed, False, "not DIRTY"),
         (replace(allowed, bmcs={}), True, "no faultbed_bmc"),
     ):
@@ -216,12 +274,23 @@ def test_a_power_cycle_needs_policy_need_and_bmc():
     assert powercycle.plan(replace(allowed, bmcs=ipmi), "host2", dirty=True).commands[1].endswith("chassis power cycle")
 
 
-def test_the_commands(faultbed):  # noqa: F811 - a fixture
+def test_the_commands(faultbed, tmp_path):  # noqa: F811 - a fixture
     rack = ("--lab", "inventory/rack-h100.example.yml")
     shown = faultbed(*rack, "inject", "link.down", "host3:mlx5_0", "--for", "5s", "--plan")
     assert shown.returncode == 0
     assert "would be refused" in shown.stderr
     done = faultbed(*rack, "inject", "link.down", "host3:mlx5_0", "--for", "5s")
     assert (done.returncode, "may_disrupt" in done.stderr) == (4, True)
+    shown = faultbed(*rack, "run", "tests/experiments/rack-link.toml", "--plan")
+    assert "would be refused" not in shown.stderr
+    text = (inventories() / "../tests/experiments/rack-link.toml").read_text()
+    forbidden = tmp_path / "forbidden.toml"
+    forbidden.write_text(text.replace('target = "host1:mlx5_0"', 'target = "host3:mlx5_0"'))
+    shown = faultbed(*rack, "run", str(forbidden), "--plan")
+    assert (shown.returncode, "would be refused" in shown.stderr) == (0, True), shown.stderr
     assert faultbed(*rack, "power-cycle", "host1").returncode == 4
-    assert json.loads(faultbed(*rack, "audit", "--json").stdout) == []
+    written = json.loads(faultbed(*rack, "audit", "--json").stdout)
+    assert [(line["event"], line["target"]) for line in written] == [
+        ("forbidden", "host3:mlx5_0"), ("power-cycle refused", "host1"),
+    ]  # fmt: skip
+    assert "may_disrupt" in written[0]["detail"]

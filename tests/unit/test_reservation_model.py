@@ -1,0 +1,210 @@
+"""Never two holders: the code that reserves, in ten thousand interleavings of killed, sleeping and overtaken users.
+
+Then the two scripts themselves, which the model's jump host does step by step: killed at each of their commands, cut
+off in the middle of their input, and beside the model with the same questions.
+"""
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import reservation_world
+from reservation_world import JumpHost, World
+
+from testbed import holding, reservation
+from testbed.errors import LabError
+from testbed.reservation import Entry
+from testbed.reservation_book import _WRITE, local_store
+
+STEPS = 60
+
+
+@pytest.fixture
+def world(monkeypatch):
+    reservation_world.install(monkeypatch)
+
+
+@pytest.mark.usefixtures("world")
+def test_ten_thousand_interleavings_have_no_double_holder():
+    got = lost = boots = 0
+    for seed in range(10_000):
+        done = World(seed).run(STEPS)
+        assert done.doubles == [], f"seed {seed}"
+        got += sum(user.got for user in done.users)
+        lost += sum(user.lost for user in done.users)
+        boots += done.jump.boots - 1
+    # They did get what they asked for, and did lose it, and the jump host did lose its power.
+    assert got > 5_000
+    assert lost > 1_000
+    assert boots > 10_000
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("broken", ["lock", "digest", "torn", "clock", "sleep", "sync", "dead"])
+def test_each_thing_that_keeps_holders_apart_is_needed(broken):
+    """Taken out one by one, in the same kind of interleavings, each of them shows."""
+    assert any(World(seed, broken).run(100).doubles for seed in range(3_000))
+
+
+@pytest.mark.usefixtures("world")
+def test_so_is_the_rule_of_conflict(monkeypatch):
+    monkeypatch.setattr(reservation, "conflicts", lambda *_: False)
+    assert any(World(seed).run(100).doubles for seed in range(200))
+
+
+@pytest.mark.usefixtures("world")
+def test_so_is_the_part_of_the_lease_that_nobody_is_sure_of(monkeypatch):
+    monkeypatch.setattr(holding, "_SURE", 1.0)
+    assert any(World(seed).run(100).doubles for seed in range(3_000))
+
+
+def entry(token, until_s=1e12):
+    return Entry(
+        token=token, owner="me", mode="exclusive", covers=("host1",), who="w", why="y", since_s=0.0, until_s=until_s
+    )
+
+
+KILLER = """\
+#!/bin/sh
+exec 8>>"$KILL/one_by_one"; %s 8
+n=$(($(%s "$KILL/n") + 1)); echo $n >"$KILL/n"
+exec 8>&-
+[ $n -ne "$KILL_BEFORE" ] || kill -KILL 0
+"%s" "$@"; status=$?
+[ $n -ne "$KILL_AFTER" ] || kill -KILL 0
+exit $status
+"""
+COMMANDS = ("cat", "sha256sum", "cut", "mkdir", "flock", "sync", "mv")
+
+
+@pytest.mark.parametrize("side", ["KILL_BEFORE", "KILL_AFTER"])
+def test_a_write_that_is_killed_at_any_command_leaves_the_old_book_or_the_new_one(tmp_path, side):
+    """SIGKILL of the whole group before, or after, each command of the real script; and the next one can write."""
+    for name in COMMANDS:
+        (tmp_path / name).write_text(KILLER % (shutil.which("flock"), shutil.which("cat"), shutil.which(name)))
+        (tmp_path / name).chmod(0o755)
+    seen, number, killed = set(), 0, True
+    while killed:
+        number += 1
+        store = local_store(tmp_path / f"lab{number}", lab="x")
+        assert store.write((entry("old"),), after=store.read())
+        (tmp_path / "n").write_text("0")
+        environment = {
+            **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "KILL": str(tmp_path), "KILL_BEFORE": "0",
+            "KILL_AFTER": "0", side: str(number),
+        }  # fmt: skip
+
+        def shell(argv, stdin, environment=environment):
+            done = subprocess.run(
+                argv, input=stdin, capture_output=True, text=True, check=False, env=environment, start_new_session=True
+            )
+            return done.returncode, done.stdout, done.stderr
+
+        under = type(store)(where="here", folder=store.folder, lab="x", shell=shell)
+        try:
+            assert under.write((entry("new"),), after=store.read())
+            killed = False
+        except LabError:
+            killed = True
+        now = store.read()
+        assert [one.token for one in now.book] in (["old"], ["new"]), f"killed at command {number}"
+        seen |= {(killed, now.book[0].token)}
+        assert store.write((entry("next"),), after=now)
+    assert seen == {(True, "old"), (True, "new"), (False, "new")}
+    assert number > len(COMMANDS)
+
+
+def test_a_write_whose_text_is_cut_short_changes_nothing(tmp_path):
+    """Killed between the start of the remote script and the end of what it is sent: an empty book would free all."""
+    store = local_store(tmp_path, lab="x")
+    assert store.write((entry("old"),), after=store.read())
+    real = store.shell
+    for keep in (0, 1, 40):
+        cut = type(store)(
+            where="here", folder=store.folder, lab="x",
+            shell=lambda argv, stdin, keep=keep: real(argv, stdin and stdin[:keep]),
+        )  # fmt: skip
+        with pytest.raises(LabError, match="not all of it arrived"):
+            cut.write((), after=store.read())
+        assert [one.token for one in store.read().book] == ["old"]
+
+
+def test_who_hangs_in_the_middle_of_a_write_holds_up_nobody(tmp_path):
+    store = local_store(tmp_path, lab="x")
+    reading = store.read()
+    argv = ["sh", "-c", _WRITE, "write", store.folder, "x", reading.digest, "0" * 64]
+    asleep = subprocess.Popen(argv, stdin=subprocess.PIPE)  # its stdin stays open: a laptop that was closed
+    try:
+        began = time.monotonic()
+        assert store.write((entry("mine"),), after=reading)
+        assert time.monotonic() - began < 15  # not by waiting for the lock, which takes 20 s
+        assert asleep.poll() is None
+    finally:
+        asleep.send_signal(signal.SIGKILL)
+        asleep.communicate()
+
+
+def test_a_book_that_cannot_be_read_is_not_an_empty_one(tmp_path):
+    store = local_store(tmp_path, lab="x")
+    empty = store.read()
+    book = tmp_path / "reservations" / "x.json"
+    book.mkdir(parents=True)  # for root, too, a file that is there and gives an error
+    with pytest.raises(LabError, match="cannot be read"):
+        store.read()
+    with pytest.raises(LabError, match="cannot be written"):
+        store.write((), after=empty)
+    book.rmdir()
+    book.write_text("")
+    with pytest.raises(LabError, match="no book of reservations of this version"):
+        store.read()
+
+
+def test_the_model_s_jump_host_answers_as_the_scripts_do(tmp_path):
+    """The same writes, some overtaken and some cut short, to the real scripts and to the model's steps."""
+    real = local_store(tmp_path, lab="x")
+    world = World(0)
+    world.pause = lambda *_, **__: None
+    model = type(real)(where="jump", folder="/x", lab="x", shell=JumpHost(world).shell_of(world.users[0]))
+    chance, readings = random.Random(1), [(real.read(), model.read())]
+    for number in range(40):
+        after = chance.choice(readings[-3:])
+        texts = tuple(entry(f"{number}.{n}") for n in range(chance.randrange(1, 4)))
+        told = [store.write(texts, after=reading) for store, reading in zip((real, model), after, strict=True)]
+        assert told[0] == told[1]
+        readings.append((real.read(), model.read()))
+        assert readings[-1][0].book == readings[-1][1].book
+        torn = ["sh", "-c", _WRITE, "write", real.folder, "x", readings[-1][0].digest, hashlib.sha256(b"x").hexdigest()]
+        assert [store.shell(torn, "{")[0] for store in (real, model)] == [6, 6]
+
+
+def test_a_clock_that_is_set_ends_no_lease_and_a_boot_gives_back_what_was_left(tmp_path):
+    stamps = {"boot": "b1", "up": 100.0, "day": 5000.0}
+    real = local_store(tmp_path, lab="x")
+
+    def shell(argv, stdin):
+        status, out, err = real.shell(argv, stdin)
+        if argv[3] == "read":
+            out = f"{stamps['boot']}\n{stamps['up']}\n{stamps['day']}\n" + out.split("\n", 3)[3]
+        return status, out, err
+
+    store = type(real)(where="jump", folder=real.folder, lab="x", shell=shell)
+    booked = Entry(
+        token="b", owner="me", mode="booking", covers=("host2",), who="w", why="y", since_s=5000.0, until_s=9000.0
+    )
+    store.change(lambda now: (entry("lease", until_s=now.now_s + 300), booked))
+    stamps |= {"up": 110.0, "day": 12000.0}
+    assert store.read().now_s == 5010.0
+    stamps |= {"up": 120.0, "day": 0.0}
+    assert store.read().now_s == 5020.0
+    stamps |= {"boot": "b2", "up": 5.0, "day": 8000.0}
+    store.change(lambda now: now.book)
+    stamps |= {"up": 15.0, "day": 99000.0}
+    found = store.read()
+    assert (found.now_s, [one.until_s for one in found.book]) == (8010.0, [8300.0, 9000.0])
+    stamps |= {"boot": "b3", "up": 1.0, "day": 0.0}  # no battery
+    assert store.read().now_s == 8000.0
