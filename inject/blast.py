@@ -77,7 +77,7 @@ def _check_moment(at_once: Sequence[PlannedFault], inventory: Inventory, when: s
                 f"{what}: {len(names)} {sort} would be hurt {when} ({', '.join(sorted(names))}); {inventory.name} "
                 f"allows {allowed:g} (faultbed_safety.most_{sort}): let one be over before the other begins"
             )
-    if (policy.all_uplinks or ("allow" if inventory.kind == "soft" else "never")) == "allow":
+    if inventory.may_lose_all_uplinks:
         return
     for switch in inventory.topology.switches:
         uplinks = {link.name for link in inventory.topology.links_of(switch.name) if link.is_uplink}

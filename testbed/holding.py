@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -144,7 +144,7 @@ def hold(
     """
     wanted = covered(inventory.topology, names)
     store = book_of(inventory)
-    holding = _claim(store, wanted, why=why, mode=mode, ttl_s=ttl_s)
+    holding = _claim(store, wanted, why=why, mode=mode, ttl_s=ttl_s, never_all=_never_all(inventory))
     try:
         yield holding
     except BaseException:
@@ -185,7 +185,27 @@ def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float,
     return made[0], reading
 
 
-def _claim(store: BookStore, covers: tuple[str, ...], *, why: str, mode: Mode, ttl_s: float) -> Holding:
+def _never_all(inventory: Inventory) -> dict[str, frozenset[str]]:
+    """By rack switch, the uplinks that may not all be hurt at once, whoever hurts them; none where that is allowed."""
+    if inventory.may_lose_all_uplinks:
+        return {}
+    links = {
+        switch.name: frozenset(link.name for link in inventory.topology.links_of(switch.name) if link.is_uplink)
+        for switch in inventory.topology.switches
+        if switch.role == "rtsw"
+    }
+    return {name: uplinks for name, uplinks in links.items() if len(uplinks) > 1}
+
+
+def _claim(
+    store: BookStore,
+    covers: tuple[str, ...],
+    *,
+    why: str,
+    mode: Mode,
+    ttl_s: float,
+    never_all: Mapping[str, frozenset[str]] = reservation.NOTHING,
+) -> Holding:
     token, me, asked = secrets.token_hex(8), owner(), now_s()
 
     def rule(now: Reading) -> reservation.Book:
@@ -211,7 +231,7 @@ def _claim(store: BookStore, covers: tuple[str, ...], *, why: str, mode: Mode, t
             until_s=now.now_s + ttl_s,
             process=this_process(),
         )
-        return reservation.take(now.book, entry, now_s=now.now_s, is_dead=is_dead)
+        return reservation.take(now.book, entry, now_s=now.now_s, is_dead=is_dead, never_all=never_all)
 
     try:
         store.change(rule)

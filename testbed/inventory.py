@@ -117,6 +117,12 @@ class Inventory:
         """Names of the nodes that one can log in to, hosts first."""
         return tuple(self.management)
 
+    @property
+    def may_lose_all_uplinks(self) -> bool:
+        """Whether all uplinks of a rack switch may be hurt at once (`faultbed_safety.all_uplinks`; soft: yes)."""
+        said = self.safety.all_uplinks if self.safety else None
+        return (said or ("allow" if self.kind == "soft" else "never")) == "allow"
+
 
 def load(path: Path) -> Inventory:
     """Read an inventory.

@@ -13,7 +13,8 @@ All times are seconds of the one clock of the machine that keeps the book.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -43,6 +44,7 @@ WHOLE_LAB = "*"
 Mode = Literal["booking", "shared", "exclusive"]
 Book = tuple["Entry", ...]
 IsDead = Callable[[str], bool]
+NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,11 +91,25 @@ def live(book: Book, *, now_s: float, is_dead: IsDead = _nobody_is_dead) -> Book
     )
 
 
-def take(book: Book, wanted: Entry, *, now_s: float, is_dead: IsDead = _nobody_is_dead) -> Book:
+def take(
+    book: Book,
+    wanted: Entry,
+    *,
+    now_s: float,
+    is_dead: IsDead = _nobody_is_dead,
+    never_all: Mapping[str, frozenset[str]] = NOTHING,
+) -> Book:
     """The book with `wanted` in it; an entry of the same token is replaced. What has run out goes.
 
+    Args:
+        book: the entries so far.
+        wanted: the new one.
+        now_s: the time of the machine that keeps the book.
+        is_dead: whether a process is known to have died.
+        never_all: by switch, links that may never be hurt all at once: an uplink that a claim covers may be down.
+
     Raises:
-        Reserved: somebody holds a part of it; the sentence says who, why and until when.
+        Reserved: somebody holds a part of it, or the rest of such links; the sentence says who, why and until when.
     """
     left = live(book, now_s=now_s, is_dead=is_dead)
     for entry in left:
@@ -102,7 +118,23 @@ def take(book: Book, wanted: Entry, *, now_s: float, is_dead: IsDead = _nobody_i
                 f"{_things(_common(entry.covers, wanted.covers))} is reserved: {tell(entry, now_s=now_s)}; wait, take "
                 f"other targets, or ask; `faultbed release --force{_name_of(entry)}` ends it if nobody is there"
             )
+    _refuse_the_last(left, wanted, never_all, now_s=now_s)
     return (*(entry for entry in left if entry.token != wanted.token), wanted)
+
+
+def _refuse_the_last(left: Book, wanted: Entry, never_all: Mapping[str, frozenset[str]], *, now_s: float) -> None:
+    """Each of two faults may leave a rack an uplink, and both together none. One claim of all is not judged here."""
+    others = [entry for entry in left if entry.token != wanted.token and entry.mode != "booking"]
+    for switch, links in never_all.items():
+        ours = links & set(wanted.covers)
+        theirs = [entry for entry in others if links & set(entry.covers) - ours]
+        held = ours.union(*(entry.covers for entry in theirs))
+        if wanted.mode != "booking" and ours and ours != links <= held:
+            raise Reserved(
+                f"{_things(tuple(sorted(ours)))}: the other uplinks of {switch} may be down ("
+                f"{'; '.join(tell(entry, now_s=now_s) for entry in theirs)}), and the rack behind it with them; wait, "
+                "or take another target; faultbed_safety.all_uplinks says whether this lab allows it"
+            )
 
 
 def refresh(book: Book, token: str, *, until_s: float) -> Book:

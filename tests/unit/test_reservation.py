@@ -66,6 +66,61 @@ def test_who_comes_second_is_told_who_why_and_how_long():
         assert word in str(error.value)
 
 
+UPLINKS = {"rtsw1": frozenset({"rtsw1:ctsw1", "rtsw1:ctsw2"}), "rtsw2": frozenset({"rtsw2:ctsw1", "rtsw2:ctsw2"})}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (entry("a", "ada", covers=("rtsw1:ctsw1",)), entry("b", "bob", covers=("rtsw1:ctsw2",))),
+        (
+            entry("a", "ada", covers=covered(INVENTORY.topology, ["ctsw1"])),
+            entry("b", "bob", covers=("host1", "rtsw2:ctsw2")),
+        ),
+        (entry("a", "ada", "shared", covers=("rtsw1:ctsw1",)), entry("b", "ada", "shared", covers=("rtsw1:ctsw2",))),
+    ],
+)
+def test_two_claims_that_leave_a_rack_no_uplink_are_one_too_many(first, second):
+    """Each fault leaves its rack an uplink; both together none."""
+    book = take((), first, now_s=0, never_all=UPLINKS)
+    with pytest.raises(Reserved, match=r"the other uplinks of rtsw[12] may be down \(ada@x, w"):
+        take(book, second, now_s=0, never_all=UPLINKS)
+    assert take(book, second, now_s=0), "a lab that allows it"
+    assert take(book, second, now_s=100.0, never_all=UPLINKS), "the first one has run out"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (entry("a", "ada", covers=("rtsw1:ctsw1",)), entry("b", "bob", covers=("rtsw2:ctsw2",))),
+        (entry("a", "ada", covers=("rtsw1:ctsw1",)), entry("b", "bob", covers=("host1", "rtsw1:host1:rxe0"))),
+        (entry("a", "ada", "booking", covers=("rtsw1:ctsw1",)), entry("b", "bob", covers=("rtsw1:ctsw2",))),
+        (entry("a", "ada", covers=("host1",)), entry("b", "bob", covers=("rtsw1:ctsw1", "rtsw1:ctsw2"))),
+        (entry("a", "ada", covers=("rtsw1:ctsw1",)), entry("a", "ada", covers=("rtsw1:ctsw2",))),
+    ],
+)
+def test_claims_that_leave_each_rack_an_uplink_go_beside_each_other(first, second):
+    """A booking by itself hurts nothing; what one claim holds all of is for the policy of faults to judge."""
+    assert take(take((), first, now_s=0, never_all=UPLINKS), second, now_s=0, never_all=UPLINKS)
+
+
+def test_on_a_rack_a_claim_of_the_last_uplink_is_refused(monkeypatch, tmp_path):
+    """By `hold`, over the book itself; a soft lab is its user's own."""
+    rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
+    store = local_store(tmp_path, lab=rack.name)
+    monkeypatch.setattr(holding_module, "book_of", lambda _inventory: store)
+    first, *others = (link.name for link in rack.topology.links_of("rtsw1") if link.is_uplink)
+    with hold(rack, [first], why="link.down", mode="shared"):
+        last = hold(rack, others, why="link.down", mode="shared")
+        with pytest.raises(Reserved, match="the other uplinks of rtsw1 may be down"), last:
+            pass
+    with hold(rack, [first], why="link.down", mode="shared"):
+        pass
+    assert not INVENTORY.safety
+    assert INVENTORY.may_lose_all_uplinks
+    assert not rack.may_lose_all_uplinks
+
+
 def test_what_has_run_out_or_whose_process_died_is_free():
     book = take((), entry(until_s=10), now_s=0)
     assert take(book, entry("b", "you"), now_s=10.0) == (entry("b", "you"),)
