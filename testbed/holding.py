@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed import reservation
+from testbed import dirty, reservation
 from testbed.errors import FaultbedError, UsageError
 from testbed.inventory import Inventory
 from testbed.lab import open_keeper
@@ -113,11 +113,16 @@ class Holding:
         if beyond:
             raise UsageError(f"{', '.join(beyond)} is not reserved for this: reserve it too, or take other targets")
 
-    def release(self) -> None:
-        """Give it back; what was borrowed stays with its holder."""
+    def release(self, *, was_dirty: bool = False, is_dirty: bool = False) -> None:
+        """Give it back, or leave it to its owner alone where it is DIRTY; what was borrowed stays with its holder."""
         if self._borrowed:
             return
-        self.store.change(lambda now: reservation.release(now.book, self.token))
+        me = owner()
+        self.store.change(
+            lambda now: reservation.leave(
+                now.book, self.token, owner=me, was_dirty=was_dirty, is_dirty=is_dirty, now_s=now.now_s
+            )
+        )
 
 
 def book_of(inventory: Inventory) -> BookStore:
@@ -143,17 +148,22 @@ def hold(
         ReservationLost: at the end, when it was lost on the way.
     """
     wanted = covered(inventory.topology, names)
-    store = book_of(inventory)
+    store, was_dirty = book_of(inventory), _is_dirty(inventory)
     holding = _claim(store, wanted, why=why, mode=mode, ttl_s=ttl_s, never_all=_never_all(inventory))
     try:
         yield holding
     except BaseException:
         with contextlib.suppress(FaultbedError):
-            holding.release()
+            holding.release(was_dirty=was_dirty, is_dirty=_is_dirty(inventory))
         raise
     if holding._lost is not None:  # noqa: SLF001 (this function is the class's other half)
         raise holding._lost  # noqa: SLF001
-    holding.release()
+    holding.release(was_dirty=was_dirty, is_dirty=_is_dirty(inventory))
+
+
+def _is_dirty(inventory: Inventory) -> bool:
+    """Whether others have to be kept away; all users of a soft lab have one mark, for its folder is theirs together."""
+    return inventory.kind == "rack" and dirty.is_marked(lab_dir(inventory.name))
 
 
 def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float, why: str) -> tuple[Entry, Reading]:

@@ -6,6 +6,7 @@ itself: nobody has to be asked when a user is gone. Its mode says what the owner
     booking      by hand, for hours; the owner's claims go beside it, nobody else's
     shared       a flow or a fault by hand, for as long as it lasts; beside other such claims of the same owner
     exclusive    an experiment or a test session: nothing beside it, not of the same owner either
+    dirty        what such a claim left behind on a rack: nobody else's, until its owner has healed it
 
 Two entries conflict when they cover a common thing and are not both the owner's in this sense (`conflicts`).
 All times are seconds of the one clock of the machine that keeps the book.
@@ -31,6 +32,7 @@ __all__ = [
     "Reserved",
     "conflicts",
     "covered",
+    "leave",
     "live",
     "outside",
     "overlap",
@@ -41,7 +43,9 @@ __all__ = [
 ]
 
 WHOLE_LAB = "*"
-Mode = Literal["booking", "shared", "exclusive"]
+DIRTY_S = 30 * 86400.0
+"""What is DIRTY stays so until somebody heals it; a month later nobody remembers, and preflight has the word."""
+Mode = Literal["booking", "shared", "exclusive", "dirty"]
 Book = tuple["Entry", ...]
 IsDead = Callable[[str], bool]
 NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
@@ -80,6 +84,8 @@ def conflicts(one: Entry, other: Entry) -> bool:
     if one.owner != other.owner:
         return True
     modes = {one.mode, other.mode}
+    if "dirty" in modes:  # its owner is told by the lab's own mark, and has to get there to heal it
+        return False
     # A person's second booking would only hide the first one's end.
     return modes == {"booking"} or ("booking" not in modes and "exclusive" in modes)
 
@@ -159,6 +165,30 @@ def release(book: Book, token: str) -> Book:
     return tuple(entry for entry in book if entry.token != token)
 
 
+def leave(book: Book, token: str, *, owner: str, was_dirty: bool, is_dirty: bool, now_s: float) -> Book:
+    """The book when a claim is over. What it left DIRTY stays covered; what its owner has healed is free.
+
+    `was_dirty`: so was the lab when the claim began, which then has made nothing worse that would have to be kept.
+    """
+    mine, rest = f"dirty-{owner}", release(book, token)
+    left = next((entry for entry in book if entry.token == token), None)
+    if not is_dirty:
+        return release(rest, mine)
+    if was_dirty or left is None:
+        return rest
+    before = next((entry for entry in rest if entry.token == mine), None)
+    covers = {*left.covers, *(before.covers if before else ())}
+    stays = msgspec.structs.replace(
+        before or left,
+        token=mine,
+        mode="dirty",
+        covers=(WHOLE_LAB,) if WHOLE_LAB in covers else tuple(sorted(covers)),
+        until_s=now_s + DIRTY_S,
+        process=None,
+    )
+    return (*release(rest, mine), stays)
+
+
 def outside(book: Book, owner: str, covers: Iterable[str], *, now_s: float) -> tuple[str, ...]:
     """Of `covers`, what lies outside the owner's bookings; nothing when the owner has none."""
     booked = {
@@ -190,6 +220,9 @@ def covered(topology: Topology, names: Iterable[str]) -> tuple[str, ...]:
 
 def tell(entry: Entry, *, now_s: float) -> str:
     """An entry as one phrase: who, why, since when, for how long."""
+    if entry.mode == "dirty":
+        ago = _minutes(now_s - entry.since_s)
+        return f"left DIRTY by {entry.who}, {entry.why}, {ago} ago, who has to `faultbed heal` it"
     return (
         f"{entry.who}, {entry.why}, since {_minutes(now_s - entry.since_s)}, "
         f"for another {_minutes(entry.until_s - now_s)} unless refreshed"

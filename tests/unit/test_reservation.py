@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from testbed import dirty, shipped
 from testbed import holding as holding_module
 from testbed import inventory as inventory_module
-from testbed import shipped
 from testbed.errors import LabError, UsageError
 from testbed.holding import Holding, hold, is_dead, reserve_by_hand, this_process
+from testbed.paths import lab_dir
 from testbed.reservation import (
     WHOLE_LAB,
     Entry,
@@ -119,6 +120,33 @@ def test_on_a_rack_a_claim_of_the_last_uplink_is_refused(monkeypatch, tmp_path):
     assert not INVENTORY.safety
     assert INVENTORY.may_lose_all_uplinks
     assert not rack.may_lose_all_uplinks
+
+
+def test_what_a_claim_left_dirty_on_a_rack_is_nobody_elses_until_it_is_healed(monkeypatch, tmp_path):
+    """The mark is on its owner's machine; others learn of it where they ask for the lab."""
+    rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
+    store, homes = local_store(tmp_path, lab=rack.name), {name: tmp_path / name for name in ("ada", "bob")}
+    monkeypatch.setattr(holding_module, "book_of", lambda _inventory: store)
+
+    def working(name, *things):
+        monkeypatch.setenv("FAULTBED_HOME", str(homes[name]))
+        return hold(rack, things, why=f"{name}'s", mode="exclusive")
+
+    with working("ada", "host1"):
+        dirty.mark(lab_dir(rack.name), ["host1: a rule stayed"], None)
+    with pytest.raises(Reserved, match=r"host1.* left DIRTY by .*, ada's, 0 s ago, who has to `faultbed heal` it"):
+        working("bob", "host1").__enter__()
+    with working("bob", "host2"):
+        pass
+    with working("ada"), pytest.raises(Reserved):  # preflight, say: the whole lab, which is no dirtier for it
+        working("bob", "host2").__enter__()
+    with working("bob", "host2"):
+        pass
+    with working("ada", "host1"):  # heal, which found nothing any more
+        dirty.clean(lab_dir(rack.name))
+    with working("bob", "host1"):
+        pass
+    assert store.read().book == ()
 
 
 def test_what_has_run_out_or_whose_process_died_is_free():
