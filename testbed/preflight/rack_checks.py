@@ -81,17 +81,21 @@ def _speed_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str
 
 
 def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
-    """RNICs of one board run one firmware; which one is right, the most frequent says."""
+    """RNICs of one board run one firmware, that of most of them. Where there is no such, no host is blamed."""
     versions: dict[str, dict[str, str]] = {}
     for where, raw in _of_rnics(inventory, state, "firmware"):
         board, _, version = raw.strip().partition("\n")
         if version.strip():
             versions.setdefault(board.strip(), {})[where] = version.strip()
     for board, by_rnic in versions.items():
-        usual = Counter(by_rnic.values()).most_common(1)[0][0]
+        ((usual, count),) = Counter(by_rnic.values()).most_common(1)
+        if count * 2 <= len(by_rnic):
+            found = f"firmware {', '.join(sorted(set(by_rnic.values())))} on {board}, and none of them on most"
+            yield inventory.name, found, "one (faultbed_golden says which)"
+            continue
         for where, version in by_rnic.items():
             if version != usual:
-                yield where, f"firmware {version}", f"{usual}, as the other {board}"
+                yield where, f"firmware {version}", f"{usual}, as most of the other {board}"
 
 
 def _firmware_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:

@@ -407,6 +407,18 @@ def test_why_a_tool_says_nothing_is_told():
     assert found.found == "not synchronised (chronyc: 506 Cannot talk to daemon)"
 
 
+def test_two_firmwares_on_as_many_rnics_each_blame_no_host():
+    state = rack_state()
+    for host in RACK.topology.hosts[:2]:
+        for rnic in host.rnics:
+            state[host.name].raw[f"firmware {rnic.name}"] = "MT_0000000838\n28.36.1010"
+    (found,) = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "firmware"]
+    assert (found.where, found.found) == (
+        "rack-h100",
+        "firmware 28.36.1010, 28.39.1002 on MT_0000000838, and none of them on most",
+    )
+
+
 def test_firmware_that_is_wrong_on_every_rnic_is_found_by_the_golden_one():
     """The majority cannot tell that: `firmware` is silent, `golden` names each."""
     state = rack_state()
