@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session, styled
+from harness.run import leave_out as leave_out_module
 from harness.run import preflight as preflight_module
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
@@ -22,6 +23,7 @@ __all__ = ["COMMANDS"]
 
 
 @click.command()
+@click.argument("hosts", nargs=-1)
 @click.option("--no-burn-in", is_flag=True, help="Only look; measure nothing.")
 @click.option(
     "--leave-out",
@@ -41,6 +43,7 @@ __all__ = ["COMMANDS"]
 def preflight(
     session: Session,
     *,
+    hosts: tuple[str, ...],
     no_burn_in: bool,
     leave_out: bool,
     only_list: bool,
@@ -54,6 +57,9 @@ def preflight(
     reservations; then latency and bandwidth of every pair of RNICs, told when a pair falls out of its kind.
     Ends with 0 when nothing is wrong, 1 when something is. What could not be looked at is told with the reason. Hosts
     that something is wrong at are named; `faultbed run --leave-out`, or --without HOST, does without them.
+
+    With HOSTS only these, their cables and the fabric are looked at, and the burn-in is of pairs among them: on a lab
+    that others use, only they are reserved for it. Faults of others in the fabric are told as what they are: leftovers.
     """
     inventory = session.inventory()
     if busbw is not None:
@@ -69,9 +75,10 @@ def preflight(
         else:
             session.table(("check", "looks at", "right is"), rows)
         return ExitCode.PASS
+    inventory = leave_out_module.only(inventory, hosts)
     with (
         open_lab(inventory) as lab,
-        hold(inventory, why="preflight", mode="exclusive") as holding,
+        hold(inventory, hosts, why="preflight", mode="exclusive") as holding,
         session.progress() as progress,
     ):
         lab.guard = holding.refresh

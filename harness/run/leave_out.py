@@ -7,7 +7,7 @@ does not answer. What is wrong with the fabric is no host's, and no host that is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.verdict import LeftOut
@@ -21,7 +21,7 @@ from testbed.preflight.looks import look
 from testbed.topology import Topology
 from traffic.burnin import Outlier
 
-__all__ = ["REACH", "Unfit", "by_hand", "find", "of_outliers", "silent_hosts", "unfit"]
+__all__ = ["REACH", "Unfit", "by_hand", "find", "of_outliers", "only", "silent_hosts", "unfit"]
 
 REACH = "reach"
 _BY_HAND = "named by hand"
@@ -47,6 +47,19 @@ def by_hand(inventory: Inventory, names: Iterable[str]) -> tuple[LeftOut, ...]:
         if name not in known:
             raise UsageError(f'--without {name}: no host "{name}" in {inventory.name}{near(name, known)}')
     return tuple(LeftOut(host=name, why=_BY_HAND) for name in found)
+
+
+def only(inventory: Inventory, hosts: Collection[str]) -> Inventory:
+    """The lab as if it had these hosts alone; all of it without any.
+
+    Raises:
+        UsageError: the lab has no such host.
+    """
+    known = list(inventory.topology.host_by_name)
+    for name in hosts:
+        if name not in known:
+            raise UsageError(f'no host "{name}" in {inventory.name}{near(name, known)}')
+    return without_hosts(inventory, [name for name in known if name not in hosts]) if hosts else inventory
 
 
 def unfit(inventory: Inventory, state: State, checks: Sequence[Check], already: Iterable[LeftOut] = ()) -> Unfit:

@@ -53,7 +53,7 @@ NO_LAB = {
     "faultbed summary --junit artifacts/junit.xml --runs runs": Expected(says="demo"),
     "faultbed noise runs/aa-1 runs/aa-2 runs/aa-3": Expected(says="two runs differ by at most"),
     f"{_RACK} inventory check": Expected(says="nothing wrong"),
-    f"{_RACK} preflight --list": Expected(says="nvidia-smi"),
+    f"{_RACK} preflight --list": Expected(says="NVML"),
     f"{_RACK} audit": Expected(says="who"),
     f"{_RACK} inject link.oneway host1:mlx5_0 --for 5s --plan": Expected(says="not yet run on hardware"),
     f"{_RACK} run tests/experiments/rack-gpu.toml --without host4": Expected(
@@ -176,6 +176,7 @@ NOT_RUN = {
     f"{_RACK} provision host1 --tags rnic_host,gpu_host": _MACHINES,
     f"{_RACK} provision --teardown host1 host2": _MACHINES,
     f"{_RACK} preflight": _MACHINES,
+    f"{_RACK} preflight host1 host2": _MACHINES,
     f"{_RACK} preflight --leave-out": _MACHINES,
     f"{_RACK} run tests/experiments/rack-gpu.toml --leave-out": _MACHINES,
     f"{_RACK} preflight --busbw all_reduce.txt": "the file is what nccl-tests printed on a rack",

@@ -23,9 +23,11 @@ from harness.run.leave_out import of_outliers, unfit
 from harness.run.loop import Finished
 from harness.verdict import LeftOut, VerdictFile, decode, encode
 from testbed.errors import LabError, Unreachable, UsageError
+from testbed.holding import book_of, hold
 from testbed.inventory_part import without_hosts
 from testbed.preflight import looks
 from testbed.preflight.checks import CHECKS
+from testbed.reservation import Reserved
 from traffic.burnin import Burnin, Outlier, Pair
 
 EXPERIMENT = """\
@@ -285,6 +287,27 @@ def test_preflight_with_a_host_that_is_gone(looked):
     assert [(one["check"], one["where"]) for one in told["wrong"]] == [("reach", "host3")]
     assert [one["host"] for one in told["leave_out"]] == ["host3"]
     assert done.return_value == 0
+
+
+def test_preflight_of_some_hosts_looks_at_them_alone_and_reserves_no_others(looked, monkeypatch):
+    """Somebody works on host4, which is sick, too: neither is any matter of who asks for host1 and host2."""
+    PLANTED["missing GID"][0](looked.state)
+    seen = []
+
+    def measure(lab, **_options):
+        covers = {thing for entry in book_of(INVENTORY).read().book for thing in entry.covers}
+        seen.append((sorted(lab.topology.host_by_name), sorted(thing for thing in covers if ":" not in thing)))
+        return Burnin(pairs=(), outliers=(), rounds=1)
+
+    monkeypatch.setattr(preflight.burnin, "measure", measure)
+    with hold(INVENTORY, ["host4"], why="another's", mode="shared"):
+        assert call("preflight", "host1", "host2").return_value == 0
+        with pytest.raises(Reserved):
+            raise call("preflight").exception
+    assert seen == [(["host1", "host2"], ["host1", "host2", "host4"])]
+    assert call("preflight", "host4").return_value == 1
+    with pytest.raises(UsageError, match='no host "host9" in soft'):
+        raise call("preflight", "host9").exception
 
 
 def test_a_burn_in_condemns_hosts_too(looked, monkeypatch):
