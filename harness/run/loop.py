@@ -116,8 +116,22 @@ def decide(
     digest = hashlib.sha256(inventory.path.read_bytes()).hexdigest()
     planned = plan_module.plan(fitted, seed=seed, inventory_digest=digest, version=metadata.version("faultbed"))
     faults = _planned(fitted, planned, inventory)
+    if inventory.kind == "rack":
+        inventory = _of_the_run(fitted, faults, inventory)
+        faults = _planned(fitted, planned, inventory)
     hosts = tuple(host.name for host in inventory.topology.hosts)
     return Decided(experiment=fitted, source=source, plan=planned, faults=faults, hosts=hosts, left_out=tuple(left_out))
+
+
+def _of_the_run(experiment: Experiment, faults: Sequence[fault_plan.PlannedFault], inventory: Inventory) -> Inventory:
+    """The lab with the hosts alone that the run has for itself: on others somebody else may be at work.
+
+    Their counters would witness to faults of his, and a host that he reboots would end a run that is not on it.
+    """
+    topology = inventory.topology
+    names = set(_touched(experiment, faults, topology, tuple(topology.host_by_name)))
+    ours = names | {link.b.node for link in topology.links if link.name in names}
+    return without_hosts(inventory, [name for name in topology.host_by_name if name not in ours])
 
 
 def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tuple[fault_plan.PlannedFault, ...]:
@@ -148,11 +162,17 @@ def touched(decided: Decided, topology: Topology) -> tuple[str, ...]:
 
     Probes go between all hosts. A run on a soft lab has the whole lab, because it puts it back into its snapshot.
     """
-    probed = decided.hosts if decided.experiment.probe else ()
+    return _touched(decided.experiment, decided.faults, topology, decided.hosts)
+
+
+def _touched(
+    experiment: Experiment, faults: Sequence[fault_plan.PlannedFault], topology: Topology, hosts: tuple[str, ...]
+) -> tuple[str, ...]:
+    probed = hosts if experiment.probe else ()
     return (
         *probed,
-        *hosts_of(decided.experiment.workload),
-        *(name for fault in decided.faults for name in touches(fault, topology)),
+        *hosts_of(experiment.workload),
+        *(name for fault in faults for name in touches(fault, topology)),
     )
 
 
@@ -186,7 +206,8 @@ def execute(
         auditlog.append(lab_dir(inventory.name), "forbidden", **what, detail=str(reason))
         raise reason
     if inventory.kind == "rack":  # a soft lab is one snapshot: it is reset, and compared, as a whole
-        inventory = without_hosts(inventory, [one.host for one in decided.left_out])
+        others = [host for host in inventory.topology.host_by_name if host not in decided.hosts]
+        inventory = without_hosts(inventory, others)
     with open_lab(inventory) as lab:
         lab.guard = guard
         if lab.kind == "rack":  # a soft lab is one snapshot

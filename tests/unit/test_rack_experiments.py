@@ -112,3 +112,44 @@ def test_beside_something_that_ran_a_skip_is_only_that(of_the_demo, pytester):
     done = of_the_demo("experiments", "test_own.py")
     done.assert_outcomes(passed=1, skipped=1)
     assert done.ret == 0
+
+
+PAIR = """
+name = "pair"
+
+[lab]
+kind = "rack"
+
+[workload]
+flow = "write"
+src = "host2:mlx5_0"
+dst = "host1:mlx5_0"
+size = "64KiB"
+duration = "30s"
+
+[[faults]]
+id = "dark"
+kind = "link.oneway"
+target = "host1:mlx5_0"
+at = "10s"
+for = "1s"
+
+[[expect]]
+metric = "qp_errors"
+max = 8
+"""
+
+
+def test_a_run_on_two_hosts_of_a_rack_knows_of_no_others(tmp_path):
+    """Somebody else's losses on host3 are no witness to ours, and his reboot of host4 does not end our run."""
+    path = tmp_path / "pair.toml"
+    path.write_text(PAIR)
+    decided = run.decide(experiment_module.load(path), path.read_bytes(), RACK)
+    assert decided.hosts == ("host1", "host2")
+    (fault,) = decided.faults
+    keys = {key for witness in fault.must_move for key in witness.any_of} | set(fault.must_not_move)
+    assert keys
+    assert not [key for key in keys if key.startswith(("host3/", "host4/"))]
+    assert not {"host3", "host4"} & set(fault.reads)
+    path.write_text(f"{PAIR}\n[probe]\n")
+    assert len(run.decide(experiment_module.load(path), path.read_bytes(), RACK).hosts) == 4
