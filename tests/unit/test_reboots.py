@@ -5,6 +5,7 @@ QMP server and program are stand-ins behind the seams that the real ones have; t
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import signal
@@ -198,9 +199,8 @@ def test_it_is_planned_beside_qemu_and_witnessed_by_its_boot():
 def test_where_its_owner_wants_to_be_asked_a_word_lets_it_pass():
     planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
     check(planned, SOFT)
-    asks = SimpleNamespace(
-        name="lab", kind="soft", safety=SafetyVars(may_disrupt=["*"], longest_fault_s=60.0, irreversible="confirm")
-    )
+    policy = SafetyVars(may_disrupt=["*"], longest_fault_s=60.0, irreversible="confirm")
+    asks = dataclasses.replace(SOFT, safety=policy)
     with pytest.raises(Forbidden, match="nothing can revert it; confirm it by hand"):
         check(planned, asks)
     check(planned, asks, confirmed=["host.reboot"])
