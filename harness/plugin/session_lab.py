@@ -46,11 +46,20 @@ def held(config: pytest.Config) -> Holding:
         stack = contextlib.ExitStack()
         wanted = hold(inventory_of(config), why="pytest", mode="exclusive", ttl_s=_HOLD_S)
         config.stash[_HOLDING] = (stack, stack.enter_context(wanted))
-        # What a test starts as a program of its own works under this session's holding.
-        os.environ[INHERITED] = config.stash[_HOLDING][1].token
+        # What a test starts as a program of its own works under this session's holding. A session inside this one
+        # (pytester's, in this process) has one of its own, and leaves this one's as it was.
+        stack.callback(_inherit, os.environ.get(INHERITED))
+        _inherit(config.stash[_HOLDING][1].token)
     holding = config.stash[_HOLDING][1]
     holding.refresh()
     return holding
+
+
+def _inherit(token: str | None) -> None:
+    if token is None:
+        os.environ.pop(INHERITED, None)
+    else:
+        os.environ[INHERITED] = token
 
 
 def bring_up(config: pytest.Config) -> Inventory:
@@ -163,5 +172,4 @@ def leave(config: pytest.Config) -> None:
     if config.stash.get(_STARTED_HERE, False):
         lifecycle.down(config.stash[_INVENTORY])
     if _HOLDING in config.stash:
-        os.environ.pop(INHERITED, None)
         config.stash[_HOLDING][0].close()

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import os
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
@@ -13,6 +14,7 @@ from harness.plugin import session_lab as pytest_lab
 from harness.verdict import Fired, Receipt, Verdict, VerdictFile
 from testbed import dirty, fingerprint
 from testbed.errors import Unreachable, UsageError
+from testbed.holding import INHERITED
 
 pytest_plugins = ["pytester"]
 
@@ -131,6 +133,12 @@ def test_faults_of_one_test_are_planned_together(pytester):
     """Two throttled GPUs spoke against each other, and neither was proved."""
     pytester.makepyfile(test_throttles=THROTTLES)
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.fixture(autouse=True)
+def no_lab_ahead(monkeypatch):
+    """Sessions inside this one bring no lab up, nor do they end the one that this session has."""
+    monkeypatch.setattr(plugin, "begin_ahead", lambda _config: None)
 
 
 CLEAN = fingerprint.Fingerprint(nodes={"host1": {"link mlx5_0": "UP"}})
@@ -322,6 +330,17 @@ def test_a_session_that_only_skipped_is_no_pass(pytester):
     result.stdout.fnmatch_lines(["*that is no pass*"])
     pytester.makepyfile(test_y="def test_pure(): ...\n")
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft").ret == 0
+
+
+def test_a_session_inside_a_session_leaves_the_outer_ones_holding_to_its_programs(monkeypatch, tmp_path):
+    """What tests started as programs of their own was refused the lab after a test of pytester's had run."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    monkeypatch.setenv(INHERITED, "outer")
+    config = SimpleNamespace(stash=pytest.Stash(), getoption=lambda _name: "soft")
+    token = pytest_lab.held(config).token
+    assert os.environ[INHERITED] == token != "outer"
+    pytest_lab.leave(config)
+    assert os.environ[INHERITED] == "outer"
 
 
 def test_one_lab_is_not_for_several_processes():
