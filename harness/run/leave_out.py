@@ -41,11 +41,8 @@ def by_hand(inventory: Inventory, names: Iterable[str]) -> tuple[LeftOut, ...]:
     Raises:
         UsageError: the lab has no such host.
     """
-    known = list(inventory.topology.host_by_name)
     found = tuple(dict.fromkeys(names))
-    for name in found:
-        if name not in known:
-            raise UsageError(f'--without {name}: no host "{name}" in {inventory.name}{near(name, known)}')
+    _refuse_unknown(inventory, found, option="--without ")
     return tuple(LeftOut(host=name, why=_BY_HAND) for name in found)
 
 
@@ -55,11 +52,17 @@ def only(inventory: Inventory, hosts: Collection[str]) -> Inventory:
     Raises:
         UsageError: the lab has no such host.
     """
+    _refuse_unknown(inventory, hosts)
+    others = [name for name in inventory.topology.host_by_name if name not in hosts]
+    return without_hosts(inventory, others) if hosts else inventory
+
+
+def _refuse_unknown(inventory: Inventory, names: Iterable[str], *, option: str = "") -> None:
     known = list(inventory.topology.host_by_name)
-    for name in hosts:
+    for name in names:
         if name not in known:
-            raise UsageError(f'no host "{name}" in {inventory.name}{near(name, known)}')
-    return without_hosts(inventory, [name for name in known if name not in hosts]) if hosts else inventory
+            said = f"{option}{name}: " if option else ""
+            raise UsageError(f'{said}no host "{name}" in {inventory.name}{near(name, known)}')
 
 
 def unfit(inventory: Inventory, state: State, checks: Sequence[Check], already: Iterable[LeftOut] = ()) -> Unfit:
