@@ -215,15 +215,18 @@ def test_a_packet_kind_that_did_nothing_here_is_never_proved(lab, tmp_path, warm
 
 @pytest.mark.slow
 def test_changed_data_is_seen_by_who_checks_it_and_by_nobody_else(lab, tmp_path):
-    """Wrong elements in the result of a collective that completes without an error of any queue pair."""
+    """Wrong elements in the result of a collective that completes without an error of any queue pair.
+
+    Of short messages: with 1 << 18 a queue pair ended with RETRY_EXC_ERR in 2 of 7 runs.
+    """
     job = collective.start(
-        lab, CollectiveSpec(size_bytes=1 << 18, duration_s=20.0, qp=QpParams(timeout=18, retry_cnt=6))
+        lab, CollectiveSpec(size_bytes=1 << 16, duration_s=20.0, qp=QpParams(timeout=18, retry_cnt=6))
     )
     threading.Event().wait(3.0)
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
         _, receipt = receipt_of(injector, planned(lab, "data.corrupt", {"every": 20}, for_s=8.0))
     result = job.wait(120.0)
     assert receipt.proved, receipt.doubts
+    assert result.qp_errors == ()
     assert result.outcome == "completed", result.where
     assert result.wrong_elements > 0
-    assert result.qp_errors == ()
