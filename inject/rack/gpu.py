@@ -1,9 +1,10 @@
 """GPUs: clocks, power limits and removal by `nvidia-smi`, neighbours, events by DCGM. Not yet run on hardware.
 
-`-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`); bit 0x2 of
-the clocks event reasons says that somebody's setting holds the clocks (nvml.h,
-nvmlClocksEventReasonApplicationsClocksSetting). `dcgmi test --inject` writes a value into DCGM's cache and nowhere else
-(DCGM documentation, "Error injection"): what reads DCGM sees it, no GPU does.
+`-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`). Nothing
+tells of a lock of clocks but the clock itself, which the GPU then keeps whether it works or not, and no event reason
+names (`testbed.onnode.nvml.clocks_set`): a lock that is there already could not be put back, so that it is refused.
+`dcgmi test --inject` writes a value into DCGM's cache and nowhere else (DCGM documentation, "Error injection"): what
+reads DCGM sees it, no GPU does.
 
 A GPU leaves the bus by the driver's own hand (NVML, "Drain states": nvmlDeviceModifyDrainState, nvmlDeviceRemoveGpu),
 which says so where it is in use. A `remove` written into sysfs says nothing: the driver waits inside the kernel, where
@@ -18,11 +19,16 @@ from collections.abc import Callable, Mapping
 from inject.aim.shot import Request, Shot, Step, held, on_host, trains
 from inject.rack.way import PCI, Commands, Way, commanded
 from testbed.errors import Unsupported
+from testbed.onnode.nvml import TOP_SHARE
 
 __all__ = ["BY_KIND", "WAYS"]
 
 WAYS = (
-    Way(kind="gpu.throttle", fidelity="real", by="nvidia-smi: locked clocks (-lgc), read back with the event reasons"),
+    Way(
+        kind="gpu.throttle",
+        fidelity="real",
+        by="nvidia-smi: locked clocks (-lgc), read back by the clock; refused where they are locked already",
+    ),
     Way(kind="gpu.power-cap", fidelity="real", by="nvidia-smi: power limit (-pl), read back; must be reached to count"),
     Way(kind="gpu.xid", fidelity="modelled", by="DCGM: a value injected into its cache (dcgmi test --inject)"),
     Way(
@@ -40,6 +46,8 @@ XID_FIELD = "230"
 """DCGM_FI_DEV_XID_ERRORS (dcgm_fields.h)."""
 # Above this share of the time busy, a clock below the limit is the limit's doing.
 _BUSY_PERCENT = 50
+# nvidia-smi takes the nearest clock that the GPU has; those of an H100 are 15 MHz apart.
+_STEP_MHZ = 15
 
 
 def _bus(asked: Request) -> str:
@@ -58,15 +66,19 @@ def _throttle(asked: Request) -> Shot:
     limit = f"int({{max}} * {left} / 100)"
     query = " ".join(_query(bus, "clocks_event_reasons.active,clocks.sm,utilization.gpu"))
     judge = (
-        f"{{ held = substr($1, length($1)) ~ /[2367abefABEF]/; slow = $3 >= {_BUSY_PERCENT} && $2 <= {limit}; "
-        'print (held || slow ? "held" : "free"), $0 }'
+        f"{{ low = $2 <= {limit} + {_STEP_MHZ}; none = $1 ~ /^0x0+$/; bit = substr($1, length($1)) ~ /[2367abefABEF]/; "
+        f"held = bit || low && (none || $3 >= {_BUSY_PERCENT}); locked = none && $2 < {{max}} * {TOP_SHARE}; "
+        'print (held ? "held" : locked ? "locked" : "free"), $0 }'
     )
+    # A clock that is on its way up has no reason either: it has got there at the next look.
+    once = f"w=$({query} | awk -F', *' '{judge}')"
+    look = f'for i in 1 2 3; do {once}; case $w in locked*) sleep 0.3;; *) break;; esac; done; echo "$w"'
     commands = Commands(
         needs=("nvidia-smi", "awk"),
         remember={"max": (_query(bus, "clocks.max.sm"), "^([0-9]+)$")},
-        on=(("sh", "-c", f"nvidia-smi -i {bus} -lgc 0,$(awk 'BEGIN {{ print {limit} }}')"),),
+        on=(("sh", "-c", f"mhz=$(awk 'BEGIN {{ print {limit} }}'); nvidia-smi -i {bus} -lgc $mhz,$mhz"),),
         off=(("nvidia-smi", "-i", bus, "-rgc"),),
-        look=("sh", "-c", f"{query} | awk -F', *' '{judge}'"),
+        look=("sh", "-c", look),
         applied="^held",
         normal="^free",
     )

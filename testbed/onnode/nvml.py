@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-__all__ = ["NoNvml", "compute_mode", "computing", "counts", "look"]
+__all__ = ["TOP_SHARE", "NoNvml", "clocks_set", "compute_mode", "computing", "counts", "look"]
 
 _DRIVER = "/proc/driver/nvidia/version"
 """There while the kernel's part of the driver is loaded: asked first, for without a GPU that costs nothing."""
-_STATES = {"clocks_set": 0x2, "power_capped": 0x4}
-"""nvmlClocksEventReasonApplicationsClocksSetting, nvmlClocksEventReasonSwPowerCap."""
+_APPLICATIONS, _POWER = 0x2, 0x4  # nvmlClocksEventReasonApplicationsClocksSetting, nvmlClocksEventReasonSwPowerCap
+TOP_SHARE = 0.95
+"""A clock below this share of the highest is not as high as it could be."""
 _HELD_NS = {"power_capped_us": (74,), "thermal_slowdown_us": (269, 270), "power_brake_us": (271,)}
 """NVML_FI_DEV_CLOCKS_EVENT_REASON_{SW_POWER_CAP, SW_THERM_SLOWDOWN, HW_THERM_SLOWDOWN, HW_POWER_BRAKE_SLOWDOWN}: how
 long that has held the clocks, in ns since the driver was loaded."""
@@ -37,6 +38,18 @@ _UNSIGNED_INT, _UNSIGNED_LONG, _UNSIGNED_LONG_LONG = 1, 2, 3  # nvmlValueType_t
 
 class NoNvml(Exception):  # named for what is so, like testbed.errors
     """There is no driver, no library of it, or no such GPU, or it does not answer."""
+
+
+def clocks_set(reasons: int, sm_mhz: int | None, sm_max_mhz: int | None) -> bool:
+    """Whether somebody has set or locked a GPU's clocks, from bits of nvmlClocksEventReasons and the clocks in MHz.
+
+    Application clocks have a bit of their own. Locked ones (nvmlDeviceSetGpuLockedClocks) have none, and no call that
+    tells them: the clock is low, also of a GPU that does nothing, and no bit at all says why, not even that it is idle
+    (seen by others: JuliaGPU/CUDA.jl, pull request 2194).
+    """
+    if reasons or sm_mhz is None or sm_max_mhz is None:
+        return bool(reasons & _APPLICATIONS)
+    return sm_mhz < TOP_SHARE * sm_max_mhz
 
 
 def look() -> dict[str, Any]:
@@ -164,10 +177,12 @@ def _facts(nvml: ModuleType, index: int, gpu: Any, why: str | None) -> dict[str,
 
 
 def _counts(nvml: ModuleType, gpu: Any) -> Iterator[tuple[str, int]]:
-    reasons = _told(nvml, _reasons, nvml, gpu)
-    if reasons is not None:
-        yield from ((name, int(bool(reasons & bit))) for name, bit in _STATES.items())
-    if (sm_mhz := _told(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM)) is not None:
+    sm_mhz = _told(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM)
+    if (reasons := _told(nvml, _reasons, nvml, gpu)) is not None:
+        top_mhz = _told(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, _SM)
+        yield "clocks_set", int(clocks_set(reasons, sm_mhz, top_mhz))
+        yield "power_capped", int(bool(reasons & _POWER))
+    if sm_mhz is not None:
         yield "sm_mhz", sm_mhz
     if (errors := _told(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE)) is not None:
         yield "ecc_uncorrected", errors

@@ -9,7 +9,6 @@ from testbed.inventory import Inventory
 from testbed.preflight import affinity, fec, golden, switch_qos
 from testbed.preflight.checks import Check, State
 from testbed.preflight.rack_formats import (
-    CLOCKS_SET,
     Gpu,
     chrony_offset_s,
     complaint,
@@ -125,12 +124,12 @@ def _odd_ones(answered: Mapping[str, Gpu]) -> Iterator[tuple[str, str, str]]:
     """GPUs of a lab that is one kind are set alike: what holds for most is somebody's wish, for one a leftover."""
     tops = Counter(gpu.sm_max_mhz for gpu in answered.values() if gpu.sm_max_mhz is not None)
     limits = Counter(gpu.power_limit_w for gpu in answered.values() if gpu.power_limit_w is not None)
-    held = sum(gpu.has(CLOCKS_SET) for gpu in answered.values())
+    held = sum(gpu.clocks_set for gpu in answered.values())
     for where, gpu in answered.items():
         if gpu.sm_max_mhz is not None and tops[gpu.sm_max_mhz] * 2 < tops.total():
             usual = tops.most_common(1)[0][0]
             yield where, f"SM clock up to {gpu.sm_max_mhz} MHz", f"{usual} MHz, as most of the others"
-        if gpu.has(CLOCKS_SET) and held * 2 < len(answered):
+        if gpu.clocks_set and held * 2 < len(answered):
             yield where, "its clocks are set or locked", "as the others: `nvidia-smi -rgc`, `nvidia-smi -rac`"
         if gpu.power_limit_w is not None and limits[gpu.power_limit_w] * 2 < limits.total():
             usual = limits.most_common(1)[0][0]

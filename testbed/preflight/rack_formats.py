@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from testbed.onnode.nvml import clocks_set
+
 __all__ = [
-    "CLOCKS_SET",
     "RAW_BER_MAX",
     "Gpu",
     "Gpus",
@@ -50,8 +51,6 @@ EFFECTIVE_BER_MAX = 1e-15
 NO_ERROR_BER = re.compile(r"15E-255")
 """What mlxlink prints when it has seen no error at all."""
 
-CLOCKS_SET = 0x2
-"""The bit of nvmlClocksEventReasons that says that somebody has set or locked the clocks (nvml.h)."""
 # Bits of nvmlClocksEventReasons (nvml.h). Idle and settings that somebody made are no sickness.
 _REASONS = {
     0x4: "software power cap",
@@ -92,6 +91,11 @@ class Gpu:
     def place(self) -> str:
         """How it is told apart on its host."""
         return f"gpu{self.index}" + (f" ({self.bus_id})" if self.bus_id else "")
+
+    @property
+    def clocks_set(self) -> bool:
+        """Whether somebody has set or locked its clocks."""
+        return self.reasons is not None and clocks_set(self.reasons, self.sm_mhz, self.sm_max_mhz)
 
     def has(self, reason: int) -> bool:
         """Whether that bit of nvmlClocksEventReasons is set."""

@@ -90,6 +90,12 @@ def test_what_a_watcher_counts_of_a_gpu():
     assert all(again[name] >= value for name, value in counted.items() if name.endswith("_us"))
 
 
+def test_clocks_that_nobody_has_set_are_not_told_as_set(rank):
+    """On a GPU whose owner has locked none. No call tells a lock, so that it is told by the clock and the reasons."""
+    rank.took_s(WARM)
+    assert dict(nvml.counts(None))["gpu0.clocks_set"] == 0, smi(("clocks.sm", "clocks.max.sm"))
+
+
 def test_nothing_of_ours_stays_open():
     """A GPU that we hold open cannot leave the bus."""
     before = open_files()

@@ -51,6 +51,26 @@ def test_counters_and_states_of_gpus(monkeypatch, tmp_path):
     assert {"clocks_set", "power_capped", "sm_mhz", "neighbours"} <= STATES
 
 
+@pytest.mark.parametrize(
+    ("reasons", "sm_mhz", "is_set"),
+    [
+        (0x0, 1980, False),  # as fast as it can
+        (0x0, 1965, False),  # or nearly
+        (0x0, 1410, True),  # locked, at work or idle: nothing says why
+        (0x1, 345, False),  # idle
+        (0x4, 1410, False),  # held by its power limit
+        (0x20, 1410, False),  # or by heat
+        (0x2, 1410, True),  # application clocks
+        (0x6, 1200, True),
+        (0x0, None, False),
+    ],
+)
+def test_whether_somebody_has_set_the_clocks(monkeypatch, tmp_path, reasons, sm_mhz, is_set):
+    install(monkeypatch, tmp_path, [Card(reasons=reasons, sm_mhz=sm_mhz)])
+    assert dict(nvml.counts(None))["gpu0.clocks_set"] == is_set
+    assert gpus(json.dumps(nvml.look())).gpus[0].clocks_set == is_set
+
+
 def test_what_a_gpu_does_not_have_is_left_out_and_no_zero(monkeypatch, tmp_path):
     nothing = dict.fromkeys(
         ("reasons", "sm_mhz", "sm_max_mhz", "ecc", "uncorrected", "replays", "remapped", "persistence", "limit_mw")
@@ -131,8 +151,8 @@ def test_nothing_stays_open_whatever_goes_wrong(monkeypatch, tmp_path):
 
 def test_the_numbers_are_those_of_nvidia_ml_py():
     """Ours are written down, so that a machine without a GPU need not import its 8,000 lines."""
-    assert pynvml.nvmlClocksEventReasonApplicationsClocksSetting == nvml._STATES["clocks_set"]
-    assert pynvml.nvmlClocksEventReasonSwPowerCap == nvml._STATES["power_capped"]
+    assert pynvml.nvmlClocksEventReasonApplicationsClocksSetting == nvml._APPLICATIONS
+    assert pynvml.nvmlClocksEventReasonSwPowerCap == nvml._POWER
     held = {name.removeprefix("NVML_FI_DEV_CLOCKS_EVENT_REASON_"): getattr(pynvml, name) for name in dir(pynvml)}
     assert {
         "power_capped_us": (held["SW_POWER_CAP"],),

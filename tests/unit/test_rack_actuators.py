@@ -236,11 +236,26 @@ def test_a_power_limit_below_the_least_changes_nothing(tools):
     assert json.loads(tools.read_text())["limit"] == 700
 
 
-def test_five_percent_less_is_that_clock(tools):
+@pytest.mark.parametrize("busy", [True, False])
+def test_five_percent_less_is_that_clock_whether_the_gpu_works_or_not(tools, busy):
+    tools.write_text(json.dumps({**json.loads(tools.read_text()), "busy": busy}))
     actuator = make("commands", dict(shot("gpu.throttle", "host1:gpu0", percent=5).request["args"]))
     actuator.prepare()
     actuator.on()
     assert json.loads(tools.read_text())["lock"] == 1881
+    assert actuator.read()["applied"]
+    actuator.off()
+    assert not actuator.read()["applied"]
+
+
+@pytest.mark.parametrize("percent", [5, 50])
+def test_clocks_that_somebody_has_locked_are_left_alone(tools, percent):
+    """Nobody could put them back: no tool tells what they were locked to."""
+    tools.write_text(json.dumps({**json.loads(tools.read_text()), "lock": 1410}))
+    actuator = make("commands", dict(shot("gpu.throttle", "host1:gpu0", percent=percent).request["args"]))
+    with pytest.raises(Refused, match="not by us"):
+        actuator.prepare()
+    assert json.loads(tools.read_text())["lock"] == 1410
 
 
 @pytest.mark.parametrize(

@@ -613,7 +613,7 @@ def test_one_gpu_that_is_set_otherwise_is_odd_and_all_of_them_are_a_wish():
             change(state[host.name], index, reasons=0x2, power_limit_w=500)
     assert run_checks(RACK, state, RACK_CHECKS) == []
     state = rack_state()
-    change(state["host3"], 5, reasons=0x2, sm_mhz=1410, sm_max_mhz=1755, power_limit_w=350)
+    change(state["host3"], 5, reasons=0x0, sm_mhz=1410, sm_max_mhz=1755, power_limit_w=350)
     found = run_checks(RACK, state, RACK_CHECKS)
     assert {one.where for one in found} == {"host3:gpu5 (00000000:19:00.0)"}
     assert {one.found for one in found} == {
