@@ -217,7 +217,8 @@ def test_a_packet_kind_that_did_nothing_here_is_never_proved(lab, tmp_path, warm
 def test_changed_data_is_seen_by_who_checks_it_and_by_nobody_else(lab, tmp_path):
     """Wrong elements in the result of a collective that completes without an error of any queue pair.
 
-    Of short messages: with 1 << 18 a queue pair ended with RETRY_EXC_ERR in 2 of 7 runs.
+    Of short messages: with 1 << 18 a queue pair ended with RETRY_EXC_ERR in 2 of 7 runs (rxe counts retries from one
+    ACK to the next, which long messages seldom ask for).
     """
     job = collective.start(
         lab, CollectiveSpec(size_bytes=1 << 16, duration_s=20.0, qp=QpParams(timeout=18, retry_cnt=6))
