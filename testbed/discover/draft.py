@@ -86,16 +86,7 @@ def draft(
         mtu=_usual((port.mtu for node in nodes.values() if not node.is_switch for port in node.ports.values()), 9000),
         reached=reached or {},
     )
-    for each, why in (silent or {}).items():
-        lab.leave(each, f"was not asked: {why}", "it is left out, and with it its cables: ask again when it answers")
-    for (node, dev), what in torn:
-        lab.leave(f"{node}:{dev}", what, "look at the cable, at both ends")
-    for (node, dev), what in untold(nodes, found):
-        lab.leave(f"{node}:{dev}", what, "run lldpd on both ends and ask again, or write the cable by hand")
-    for node, machine in ((each, by_name[each]) for each in nodes if each in by_name):
-        for dev in sorted(machine.crowded.keys() & nodes[node].ports.keys()):
-            what = f"hears several by LLDP: {'; '.join(machine.crowded[dev])}"
-            lab.leave(f"{node}:{dev}", what, "look what is between, such as a switch that passes LLDP on")
+    _leave_cables(lab, torn, silent or {})
     roles = _roles(lab)
     racks = _racks(lab, roles)
     zones = _zones(lab, roles)
@@ -125,6 +116,20 @@ def draft(
     }
     how = Counter(cable.by for near, cable in found.items() if near < cable.far)
     return Draft(name=name, tree=tree, open=tuple(lab.open), cables=dict(sorted(how.items())))
+
+
+def _leave_cables(lab: _Lab, torn: Iterable[tuple[End, str]], silent: Mapping[str, str]) -> None:
+    """Leave open what nobody could tell of machines that did not answer, and of the ends of cables."""
+    for each, why in silent.items():
+        lab.leave(each, f"was not asked: {why}", "it is left out, and with it its cables: ask again when it answers")
+    for (node, dev), what in torn:
+        lab.leave(f"{node}:{dev}", what, "look at the cable, at both ends")
+    for (node, dev), what in untold(lab.nodes, lab.cables):
+        lab.leave(f"{node}:{dev}", what, "run lldpd on both ends and ask again, or write the cable by hand")
+    for node, machine in ((each, lab.machines[each]) for each in lab.nodes if each in lab.machines):
+        for dev in sorted(machine.crowded.keys() & lab.nodes[node].ports.keys()):
+            what = f"hears several by LLDP: {'; '.join(machine.crowded[dev])}"
+            lab.leave(f"{node}:{dev}", what, "look what is between, such as a switch that passes LLDP on")
 
 
 def _neither(machine: Machine) -> tuple[str, str]:
