@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 
 import pytest
 from faults import KINDS, case, work
 from waiting import until
 
+from inject import heal as heal_module
 from inject.heal import heal
 from inject.injector import Injector
 from inject.journal import Journal, pending, read
@@ -142,3 +144,25 @@ def test_heal_finds_leftovers_without_a_journal(lab):
     assert f"the rule to table {TABLE}" in done
     assert RANKS_CGROUP in done
     assert heal(lab) == []
+
+
+def test_a_namespace_is_swept_of_what_is_ours_and_of_nothing_else(lab):
+    """In a namespace of its own, on a kernel that has all of it: each of ours beside one like it of somebody else."""
+    made = f"""\
+nft add table netdev faultbed_1234abcd && nft add table netdev somebodys
+ip link add fbvia1234abcd up type ifb && ip link add fbother up type ifb
+tc qdisc add dev fbother clsact
+ip rule add priority {PRIORITY} lookup {TABLE}"""
+    sweep = f"sh -c {shlex.quote(heal_module._SWEEP)} sweep ' in here'"
+    look = "nft list tables; tc qdisc show; ip -o link show; ip rule show"
+    text = f"set -e\n{made}\n{sweep}\necho ---\n{look}\necho ---\n{sweep}"
+    done = lab.node(lab.topology.switches[0].name).run(["unshare", "--net", "sh", "-c", text])
+    said, left, again = done.stdout.split("---\n")
+    assert sorted(said.splitlines()) == [
+        "healed: removed fbvia1234abcd in here",
+        "healed: removed nft table faultbed_1234abcd in here",
+        f"healed: removed the rule to table {TABLE} in here",
+    ]
+    assert all(mark not in left for mark in ("faultbed_", "fbvia", f"lookup {TABLE}"))
+    assert all(other in left for other in ("somebodys", "fbother", "clsact"))
+    assert again == ""

@@ -36,20 +36,6 @@ told |= {"ssh": open_now(22), "mapped": open_now(22, socket.AF_INET6, "::"), "we
 other = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={"SSH_CONNECTION": "192.0.2.1 1 192.0.2.11 2222"})
 told |= {"other_port": open_now(2222), "closed": sorted(management_interfaces())}
 other.communicate()
-ip("address flush dev eth8 scope global")
-for line in (
-    "link add bond0 type bond", "link set eth8 down", "link set eth8 master bond0", "link set bond0 up",
-    "link add link bond0 name bond0.7 type vlan id 7", "link set bond0.7 up",
-    "address add 2001:db8:7::1/64 dev bond0.7 nodad",
-):
-    try:
-        ip(line)
-    except subprocess.CalledProcessError:
-        break
-else:
-    os.environ["SSH_CONNECTION"] = "::1 4 2001:db8:7::1 22"
-    told["vlan_of_bond"] = sorted(management_interfaces())
-    del os.environ["SSH_CONNECTION"]
 ip("link set rail0 up")
 ip("-6 route add default dev rail0")
 told["v6_default"] = sorted(management_interfaces())
@@ -94,12 +80,6 @@ def test_so_is_what_is_enslaved_to_the_vrf_mgmt(tmp_path):
 
 def test_so_is_the_default_route_of_ipv6(told):
     assert told["v6_default"] == [*USUAL, "rail0"]
-
-
-def test_so_are_the_members_of_a_bond_below_a_vlan_that_people_come_in_by(told):
-    if "vlan_of_bond" not in told:
-        pytest.skip("this kernel has no bonds, or no VLANs")
-    assert told["vlan_of_bond"] == sorted(["bond0", "bond0.7", "eth8", *USUAL])
 
 
 def test_what_stands_on_what(tmp_path):

@@ -1,0 +1,35 @@
+"""The guard of the management path, on a kernel with bonds and VLANs; `tests/unit/test_management.py` has the rest."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from testbed import nodecode
+
+pytestmark = pytest.mark.soft
+
+LOOK = """\
+import json, os, subprocess
+from inject.node.management import management_interfaces
+for line in (
+    "link set lo up", "link add eth8 type dummy", "link add eth9 up type dummy",
+    "link add bond0 type bond", "link set eth8 master bond0", "link set bond0 up",
+    "link add link bond0 name bond0.7 type vlan id 7", "link set bond0.7 up",
+    "address add 2001:db8:7::1/64 dev bond0.7 nodad",
+):
+    subprocess.run(["ip", *line.split()], check=True)
+os.environ["SSH_CONNECTION"] = "::1 4 2001:db8:7::1 22"
+print(json.dumps(sorted(management_interfaces())))
+"""
+
+
+def test_the_members_of_a_bond_below_a_vlan_that_people_come_in_by_are_guarded(lab):
+    host = lab.topology.hosts[0].name
+    lab.ensure_code(host)
+    # Without being told otherwise, the module makes a bond of its own in the machine's namespace.
+    lab.node(host).run(["modprobe", "bonding", "max_bonds=0"])
+    look = ["env", f"PYTHONPATH={nodecode.archive().folder}", "python3", "-c", LOOK]
+    told = json.loads(lab.node(host).run(["unshare", "--net", *look]).stdout)
+    assert told == ["bond0", "bond0.7", "eth8", "lo", "mgmt0"], "eth9 carries nothing"
