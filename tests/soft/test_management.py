@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -30,6 +31,8 @@ def test_the_members_of_a_bond_below_a_vlan_that_people_come_in_by_are_guarded(l
     lab.ensure_code(host)
     # Without being told otherwise, the module makes a bond of its own in the machine's namespace.
     lab.node(host).run(["modprobe", "bonding", "max_bonds=0"])
-    look = ["env", f"PYTHONPATH={nodecode.archive().folder}", "python3", "-c", LOOK]
-    told = json.loads(lab.node(host).run(["unshare", "--net", *look]).stdout)
+    look = shlex.join(["env", f"PYTHONPATH={nodecode.archive().folder}", "python3", "-c", LOOK])
+    # sysfs shows the interfaces of whose namespace it was mounted in.
+    text = f"mount -t sysfs sysfs /sys && {look}"
+    told = json.loads(lab.node(host).run(["unshare", "--net", "--mount", "sh", "-c", text]).stdout)
     assert told == ["bond0", "bond0.7", "eth8", "lo", "mgmt0"], "eth9 carries nothing"
