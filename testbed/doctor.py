@@ -22,6 +22,7 @@ _TOOLS = (
     ("mmdebstrap", "mmdebstrap", "builds the VM image"),
     ("mke2fs", "e2fsprogs", "builds the VM image"),
     ("zstd", "zstd", "unpacks the guest kernel"),
+    ("xz", "xz-utils", "unpacks the guest kernel's modules"),
     ("ssh", "openssh-client", "carries Ansible"),
     ("ansible-playbook", "", "provisions the lab; it is in the virtual environment"),
 )

@@ -152,11 +152,11 @@ def build(progress: Callable[[str], None]) -> Image:
 
 
 def _check_can_build(folder: Path) -> None:
-    missing = [tool for tool in ("mmdebstrap", "mke2fs", "zstd") if not _which(tool)]
+    missing = [tool for tool in ("mmdebstrap", "mke2fs", "zstd", "xz") if not _which(tool)]
     if missing:
         raise LabError(
             f"cannot build the VM image: {', '.join(missing)} not found; install with "
-            "`apt-get install mmdebstrap e2fsprogs zstd`, or run `make demo`, which does"
+            "`apt-get install mmdebstrap e2fsprogs zstd xz-utils`, or run `make demo`, which does"
         )
     for place in (folder, Path(tempfile.gettempdir())):
         free_mib = shutil.disk_usage(place).free // 2**20

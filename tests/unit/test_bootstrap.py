@@ -1,0 +1,33 @@
+"""What a fresh machine lacks: `bootstrap` installs it, and `faultbed doctor` looks for it."""
+
+import re
+import shlex
+
+from house import HOUSE
+
+from testbed import doctor
+
+CUSTOMIZE = HOUSE / "testbed/softlab/guest/customize"
+ESSENTIAL = {
+    *("awk", "basename", "cat", "chmod", "chroot", "cp", "dirname", "find", "install", "ln", "ls", "mkdir", "mount"),
+    *("mv", "rm", "rmdir", "sed", "sort", "truncate", "umount"),
+}
+"""In every Debian (coreutils, mawk, findutils, mount, sed)."""
+SHELL = {"case", "cd", "closure", "do", "done", "echo", "esac", "in", "printf", "read", "root", "set", "while"}
+
+
+def installed():
+    """Debian packages that bootstrap makes sure of."""
+    return set(shlex.split(re.search(r'^packages="(.*)"$', (HOUSE / "bootstrap").read_text(), re.MULTILINE)[1]))
+
+
+def test_what_doctor_misses_bootstrap_installs():
+    assert {package for _, package, _ in doctor._TOOLS if package} <= installed()
+
+
+def test_doctor_looks_for_every_tool_that_makes_the_guest():
+    """A Debian as small as a container's has no xz, say. A command is the first word after what can end another."""
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|#.*", "x", CUSTOMIZE.read_text())
+    commands = set(re.findall(r"(?:^|[;|&()]|\bdo\b)\s*([a-z][a-z0-9_]+)(?=\s)", text, re.MULTILINE))
+    assert {"xz", "mke2fs", "awk"} <= commands
+    assert commands - ESSENTIAL - SHELL <= {name for name, *_ in doctor._TOOLS}
