@@ -168,8 +168,11 @@ class Cabling:
         )
         self.qp_errors.append(error)
         self._publish("qp_error", now_ns, qp_error=error)
-        if self._link_of(message) is None or not link.is_up:
+        if self._link_of(message) is None:
             return  # the other end has said so before, and the rebuild is under way
+        if not link.is_up:
+            link.retry_ns = now_ns  # the other end has not joined yet, and would wait for it
+            return
         if link.episode is None:
             link.episode = Rebuild(
                 connection=link.cable.index,

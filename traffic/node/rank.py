@@ -134,6 +134,7 @@ class RankTask(Task):
         if out is None:
             lane = self.in_by_conn[conn.number]
             self._note("up", lane, lane.received)
+            self._credit(conn, now_ns)  # the peer may have been there before us, and wait for it
         else:
             have = conn.peer["have"]
             if not out.acked <= have <= out.posted:
@@ -149,7 +150,7 @@ class RankTask(Task):
                     size_bytes=sum(again) * self.item,
                 )
             out.posted = out.acked = have
-            out.credits = conn.peer["applied"]
+            out.credits = max(out.credits, conn.peer["applied"])  # or the peer was there before us, and has told more
             out.psn = conn.rc.psn
             self._note("up", out, have)
         self._pump(now_ns)
