@@ -5,18 +5,20 @@ from __future__ import annotations
 import heapq
 import random
 import time
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
 from memory_fabric import Fabric, Rc, Rnic, modules
 
-from traffic import collective, cost, schedules
+from traffic import collective, cost, flow, schedules
 from traffic.cabling import Cabling
 from traffic.collective import CollectiveSpec
 from traffic.plan import Cable
 from traffic.ranks import rank_plan
 from traffic.results import Endpoint
 
+SEEDS = 60
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
 
 
@@ -28,6 +30,7 @@ class MadeAgain(Fabric):
         self.queue = [item for item in self.queue if item[2] not in (first, last)]
         heapq.heapify(self.queue)
         for end in (first, last):
+            end.task.give_up(end, 0)
             end.state, end.rebuilding, end.rc = "ready", True, Rc(self, end)
             end.generation += 1
             end.told = {**end.task.endpoint(end), "psn": 256}
@@ -41,17 +44,166 @@ class MadeAgain(Fabric):
         last.task.go(last, time.monotonic_ns())
 
 
-@pytest.fixture
-def ring(monkeypatch):
-    """Four ranks of a ring whose ranks send more than their peer has slots for; all but rank 1 have begun."""
-    node, fabric = modules(monkeypatch), MadeAgain(random.Random(7))
-    spec = CollectiveSpec(algorithm="ring", size_bytes=1 << 18, segment_bytes=4096)
-    schedule = schedules.build("all-reduce", "ring", cost.shape_for(4, spec.size_bytes))
+class Chaos(Fabric):
+    """A fabric without time: what happens next is drawn. Connections are lost, and made again step by step.
+
+    Messages of one queue pair come in order. Of what is under way when a connection is lost, the first few still come,
+    and nobody tells the sender.
+    """
+
+    def __init__(self, choice, losses):
+        super().__init__(choice)
+        self.losses, self.lines, self.steps, self.dead = losses, {}, {}, set()
+
+    def carry(self, rc, chain):
+        assert (rc, rc.conn.state) == (rc.conn.rc, "up"), "posted on a queue pair that cannot send"
+        self.lines.setdefault(rc.conn, deque()).extend(chain)
+
+    def lose(self, cable):
+        for end in cable:
+            line = self.lines.pop(end, ())
+            some = self.choice.randint(0, len(line)) if self.meets(end) else 0
+            for opcode, remote, data, imm, wr_id, _ in list(line)[:some]:
+                self.arrive(end, [(opcode, remote, data, imm, wr_id, False)], 0)
+        self.dead |= {(end, end.generation) for end in cable}
+        for end in self.choice.sample(cable, self.choice.randint(1, 2)):
+            end.task.lost(end, "RETRY_EXC_ERR", 0)
+        self.steps[cable] = self.made_again(cable)
+
+    def made_again(self, cable):
+        """As the engine does it at each end (`Engine.do_qp`, `do_connect`, `do_go`) in the controller's order."""
+        generation = 1 + max(end.generation for end in cable)
+        for end in self.choice.sample(cable, 2):
+            end.task.give_up(end, 0)
+            self.lines.pop(end, None)
+            end.rebuilding, end.rc, end.state, end.generation = True, Rc(self, end), "ready", generation
+            end.told = {**end.task.endpoint(end), "psn": 256}
+            yield
+        for end in self.choice.sample(cable, 2):
+            end.peer, end.state = end.other.told, "joined"
+            end.task.joined(end)
+            yield
+        for end in self.choice.sample(cable, 2):
+            end.state = "up"
+            end.task.go(end, 0)
+            yield
+
+    def meets(self, end):
+        alive = (end, end.generation) not in self.dead
+        return alive and end.generation == end.other.generation and end.other.state in ("joined", "up")
+
+    def step(self, cables):
+        """One thing that can happen."""
+        can = [("arrive", end) for end, line in self.lines.items() if line and self.meets(end)]
+        can += [("make", cable) for cable in self.steps]
+        can += [("lose", cable) for cable in cables] * (self.losses > 0)
+        if not can:
+            return False
+        what, where = self.choice.choice(can)
+        if what == "arrive":
+            self.arrive(where, [self.lines[where].popleft()], 0)
+        elif what == "make":
+            if next(self.steps[where], self) is self:
+                del self.steps[where]
+        elif self.choice.random() < 0.05:
+            self.losses -= 1
+            self.lose(where)
+        return True
+
+
+def ranks_on(fabric, node, spec, name):
+    """The ranks of three iterations of a collective, connected; what is given back are the connections."""
+    schedule = schedules.build(name, spec.algorithm, cost.shape_for(4, spec.size_bytes))
     plan = rank_plan("x", spec, PLACES, schedules.programs(schedule, collective.layout(spec, 4)), iterations=3)
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
         fabric.tasks[task.name] = made
-    fabric.connect([fabric.cable(node, cable.index, cable.src, cable.dst) for cable in plan.cables])
+    cables = [tuple(fabric.cable(node, cable.index, cable.src, cable.dst)) for cable in plan.cables]
+    fabric.connect(cables)
+    return cables
+
+
+def all_is_right(fabric):
+    assert all(task.finished for task in fabric.tasks.values()), "they wait for each other"
+    told = [fields["wrong"] for _, event, fields in fabric.events if event == "iteration"]
+    assert told == [0] * 3 * len(PLACES)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [
+        ("all-reduce", "ring"),
+        ("all-reduce", "double-binary-tree"),
+        ("all-to-all", "full-mesh"),
+        ("barrier", "recursive-doubling"),
+    ],
+)
+def test_a_collective_ends_right_whatever_is_lost_and_whenever_it_is_made_again(monkeypatch, name, algorithm):
+    node = modules(monkeypatch)
+    spec = CollectiveSpec(algorithm=algorithm, size_bytes=1 << 14, segment_bytes=512, slots=4)
+    for seed in range(SEEDS):
+        choice = random.Random(seed)
+        fabric = Chaos(choice, losses=choice.randint(1, 12))
+        cables = ranks_on(fabric, node, spec, name)
+        waiting = list(fabric.tasks.values())
+        while waiting or fabric.step(cables):
+            if waiting and choice.random() < 0.2:
+                waiting.pop(choice.randrange(len(waiting))).begin(0)
+            elif waiting:
+                fabric.step(cables)
+        try:
+            all_is_right(fabric)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verb": "write"},
+        {"verb": "send"},
+        {"verb": "write-imm", "qps": 2, "spread": "round-robin"},
+        {"verb": "write-imm", "check": True, "chain": 1},
+        {"verb": "write", "admit": 2},
+    ],
+)
+def test_flows_to_one_rnic_end_whatever_is_lost(monkeypatch, change):
+    node = modules(monkeypatch)
+    kinds = node.flow.FlowSender, node.flow.FlowReceiver
+    if "admit" in change:
+        kinds = node.admission.AdmittedSender, node.admission.AdmittedReceiver
+    elif "check" in change:
+        kinds = node.checked.CheckedSender, node.checked.CheckedReceiver
+    common = {"src": "host2", "dst": "host1", "message_bytes": 512, "depth": 8, "chain": 2, "messages": 48}
+    spec = flow.FlowSpec(**common | change)
+    for seed in range(SEEDS):
+        choice, rnic = random.Random(seed), Rnic("rxe0")
+        fabric, cables = Chaos(choice, losses=choice.randint(1, 12)), []
+        for number in range(3):
+            for name, kind, place in ((f"tx{number}", kinds[0], Rnic("rxe0")), (f"rx{number}", kinds[1], rnic)):
+                fabric.tasks[name] = kind(name, place, flow.engine_spec(spec), fabric.emit_for(name))
+            for _ in range(spec.qps):
+                cables.append(tuple(fabric.cable(node, len(cables), f"tx{number}", f"rx{number}")))
+        fabric.connect(cables)
+        senders = [fabric.tasks[f"tx{number}"] for number in range(3)]
+        waiting = senders[:]
+        while waiting or fabric.step(cables):
+            if waiting and choice.random() < 0.2:
+                waiting.pop().begin(0)
+            elif waiting:
+                fabric.step(cables)
+        assert all(sender.finished for sender in senders), f"seed {seed}: they wait for each other"
+        for task in fabric.tasks.values():
+            assert not any(looker.wrong for looker in getattr(task, "lookers", {}).values())
+            task.close()
+
+
+@pytest.fixture
+def ring(monkeypatch):
+    """Four ranks of a ring whose ranks send more than their peer has slots for; all but rank 1 have begun."""
+    fabric = MadeAgain(random.Random(7))
+    spec = CollectiveSpec(algorithm="ring", size_bytes=1 << 18, segment_bytes=4096)
+    ranks_on(fabric, modules(monkeypatch), spec, "all-reduce")
     for name in ("rank0", "rank2", "rank3"):
         fabric.tasks[name].begin(time.monotonic_ns())
     return fabric
@@ -74,8 +226,7 @@ def test_ranks_go_on_whichever_end_of_a_connection_made_again_is_there_first(rin
     else:
         ring.make_again(receiver.other, receiver, begin)
     ring.drain()
-    assert all(task.finished for task in ring.tasks.values()), "they wait for each other"
-    assert [fields["wrong"] for _, event, fields in ring.events if event == "iteration"] == [0] * 3 * len(PLACES)
+    all_is_right(ring)
 
 
 def test_an_end_that_is_lost_before_the_other_one_has_joined_is_not_waited_for():

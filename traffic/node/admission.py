@@ -9,6 +9,8 @@ immediate of 0.
 
 from __future__ import annotations
 
+from collections import deque
+
 from traffic.node.flow import CREDIT_ID, FlowReceiver, FlowSender
 from traffic.node.grants import Grants
 from traffic.node.task import RECV_ID, Conn
@@ -51,8 +53,7 @@ class AdmittedReceiver(FlowReceiver):
         conn.outstanding = 0
         self._grant(self.grants.join(conn), now_ns)
 
-    def lost(self, conn: Conn, status: str, now_ns: int) -> None:
-        super().lost(conn, status, now_ns)
+    def down(self, conn: Conn, now_ns: int) -> None:
         self._grant(self.grants.leave(conn), now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
@@ -85,6 +86,7 @@ class AdmittedSender(FlowSender):
             "write-imm", wr_id=LEAVE_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
         )
         self.left: set[int] = set()
+        self.again: dict[int, deque[int]] = {}
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
         sends, receives = super().capacity(conn)
@@ -100,9 +102,24 @@ class AdmittedSender(FlowSender):
         return {**super().endpoint(conn), "chain": self.lanes[conn.number].batch}
 
     def go(self, conn: Conn, now_ns: int) -> None:
-        self.left.discard(conn.number)
-        super().go(conn, now_ns)
-        self._leave_if_done(conn, now_ns)
+        if self.running:
+            conn.outstanding = 0
+            self.left.discard(conn.number)
+            # Granted to a queue pair that is gone: the receiver does not count these any more, and grants them anew.
+            self.again[conn.number] = deque(self.lanes[conn.number].flying)
+            self._fill(conn, now_ns)
+            self._leave_if_done(conn, now_ns)
+
+    def _post(self, conn: Conn, now_ns: int) -> bool:
+        lane = self.lanes[conn.number]
+        if not (again := self.again.get(conn.number)):
+            return super()._post(conn, now_ns)
+        if conn.state != "up" or lane.ahead + lane.batch > 0:  # not granted
+            return False
+        lane.ahead += lane.batch
+        self.posted(conn, now_ns)
+        conn.rc.post_send(lane.heads[again.popleft()])
+        return True
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         if wr_id != LEAVE_ID:

@@ -179,7 +179,7 @@ class Engine:
         conn = task.conns.setdefault(request["conn"], Conn(task, request["conn"]))
         if conn.rc is not None:
             # What arrived whole must be counted before the peer is told where to resume: stop the old QP, then look.
-            conn.state = "lost"
+            task.give_up(conn, time.monotonic_ns())
             conn.rebuilding = True
             conn.rc.halt()
             self._completions(task.rnic)

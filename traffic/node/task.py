@@ -75,6 +75,9 @@ class Task:
     def go(self, conn: Conn, now_ns: int) -> None:
         """Both ends are there: send what is to be sent, on a rebuilt connection from where the peer is."""
 
+    def down(self, conn: Conn, now_ns: int) -> None:
+        """Its QP is gone: until it may `go` again, nothing can be sent."""
+
     def begin(self, now_ns: int) -> None:
         """Start the work."""
 
@@ -126,7 +129,7 @@ class Task:
         """Report the first error of a QP; its other requests are flushed and say nothing new."""
         if conn.state == "lost" or self.finished:
             return
-        conn.state = "lost"
+        self.give_up(conn, now_ns)
         self.emit(
             "qp_error",
             task=self.name,
@@ -137,6 +140,12 @@ class Task:
             outstanding=conn.outstanding,
             at_ns=now_ns,
         )
+
+    def give_up(self, conn: Conn, now_ns: int) -> None:
+        """Nothing can be sent on this QP any more, whichever end has seen it first."""
+        if conn.state != "lost":
+            conn.state = "lost"
+            self.down(conn, now_ns)
 
     def posted(self, conn: Conn, now_ns: int) -> None:
         """Count a signalled request; the deadline of an operation runs from the last progress."""
