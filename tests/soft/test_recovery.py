@@ -69,23 +69,31 @@ def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, plac
     the message before it was acknowledged by its own ACK, so that its NAK is obeyed and not counted.
     """
     last = lab.topology.hosts[-1].name
-    flow = traffic.flow("host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=30.0, qp=PATIENT)
-    start, began = counters.read(lab, ["host1"]), time.monotonic()
-    struck = flow.connections[0]
+    flow = traffic.flow("host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=400.0, qp=PATIENT)
+    struck, per_message = flow.connections[0], 65536 // PATIENT.mtu
+
+    def sent():
+        return flow.psns()[struck.index][0] - struck.sq_psn
+
+    start, began = sent(), time.monotonic()
     wait_s(2.0)
-    packets = growth(lab, start, "host1")["host1/rxe0.sent_pkts"] / 2 / (time.monotonic() - began)
+    packets_per_s = (sent() - start) / (time.monotonic() - began)
     # From here on: while a flow starts, switches resolve neighbours, and may lose packets of its first burst.
     before = counters.read(lab, ["host1", last])
-    # Far enough ahead at this machine's speed, that the hop is armed well before the packet comes.
-    per_message = 65536 // PATIENT.mtu
-    sent = flow.psns()[struck.index][0] - struck.sq_psn
-    ahead = (sent + int(6 * packets)) // per_message * per_message + 10 * per_message + place
-    fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn=(struck.sq_psn + ahead) % (1 << 24))
-    assert fault.arm().ok
-    until(lambda: fault.observe()["count"])
+    # Armed before the packet comes, however busy the machine is: a hop on which it has passed waits for nothing.
+    for lead_s in (6, 20, 60):
+        fault = inject("packet.drop", f"{last}:rxe0", qp="any", psn="+1")
+        fault.baseline()
+        ahead = (sent() + int(lead_s * packets_per_s)) // per_message * per_message + 10 * per_message + place
+        assert fault.arm(qp=struck.rqpn, psn=(struck.sq_psn + ahead) % (1 << 24)).ok
+        if fault.observe()["count"] or sent() < ahead:
+            break
+        assert fault.clear().fired.count == 0
+    until(lambda: fault.observe()["count"], within_s=240.0)
     wait_s(1.0)
     receipt = fault.clear()
     moved = growth(lab, before, "host1", last)
+    flow.stop()
     result = flow.wait(60.0)
 
     assert receipt.fired.count == 1
