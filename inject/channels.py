@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inject.node.holder import REVERT_DIR
+from inject.node.qmp import DEADLINE_S
 from testbed.errors import Unreachable
 from testbed.jsonlines import next_message
 from testbed.paths import home_dir
@@ -35,6 +36,7 @@ __all__ = [
     "local_args",
     "local_python",
     "open_holder",
+    "patience_s",
     "revert_dir",
     "revert_file",
     "unit_command",
@@ -46,6 +48,8 @@ REJOIN = "inject.rejoin"
 # Longest life of a unit beyond its fault's window: preparing, waiting for its moment, clearing.
 SLACK_S = 600.0
 START_S = 60.0
+# Between what a holder says to its guardian (twice a second at most) and its command to QEMU, on a busy machine.
+_TURN_S = 1.5
 UNIT_PREFIX = "faultbed-fault-"
 SYSTEMD_RUN = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect")
 
@@ -61,10 +65,15 @@ def open_holder(lab: Lab, planned: PlannedFault, *, instance: str, ttl_s: float)
         LabError: the holder cannot be started.
     """
     if planned.place.local:
-        return LocalChannel(instance, revert_file(lab, instance), watchdog_s=ttl_s / 4)
+        return LocalChannel(instance, revert_file(lab, instance), watchdog_s=patience_s(ttl_s))
     lab.ensure_code(planned.place.node)
     argv = unit_command(planned, lab.python(MODULE), instance=instance)
     return lab.carrier(planned.place.node).open(argv)
+
+
+def patience_s(ttl_s: float) -> float:
+    """How long a guardian lets a local holder be silent: a quarter of the lease, and longer than QEMU may take."""
+    return max(ttl_s / 4, DEADLINE_S + _TURN_S)
 
 
 def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> list[str]:

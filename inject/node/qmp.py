@@ -10,11 +10,15 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from inject.node.actuator import Refused
 
-__all__ = ["QmpActuator", "ask", "set_link"]
+__all__ = ["DEADLINE_S", "QmpActuator", "ask", "set_link"]
+
+DEADLINE_S = 3.0
+"""How long QEMU may take to answer one command. Who watches a holder is more patient (`inject.channels`)."""
 
 
 class QmpActuator:
@@ -25,13 +29,18 @@ class QmpActuator:
     def __init__(self, *, host: str, netdev: str, socket: str, nic: str, python: list[str]) -> None:
         self._netdev, self._socket, self._nic, self._python = f"{host}/{netdev}", socket, nic, python
         self._down = False
+        self._alive: Callable[[], None] = lambda: None
+
+    def wait_with(self, alive: Callable[[], None]) -> None:
+        """Call `alive` before each command: only one may take its whole deadline while the holder is silent."""
+        self._alive = alive
 
     def prepare(self) -> dict[str, Any]:
         """Refuse the management interface, and a VM whose QMP does not answer or does not know the device."""
         if self._netdev.endswith("/mgmt0"):
             raise Refused(f"{self._netdev} carries the management connection: never a target")
-        # Up while it is up changes nothing in the guest (hw/net/virtio-net.c, virtio_net_set_link_status).
-        set_link(self._socket, self._nic, up=True)
+        # Only a question: another fault may hold this link down.
+        ask(self._socket, "query-rx-filter", {"name": self._nic})
         return self.read()
 
     def revert_script(self) -> str:
@@ -39,12 +48,14 @@ class QmpActuator:
         return " ".join([*(f"'{word}'" for word in self._python), "-m", "inject.node.qmp", self._socket, self._nic])
 
     def on(self) -> None:
-        """Down."""
+        """Take the carrier away."""
+        self._alive()
         set_link(self._socket, self._nic, up=False)
         self._down = True
 
     def off(self) -> None:
-        """Up."""
+        """Give the carrier back."""
+        self._alive()
         set_link(self._socket, self._nic, up=True)
         self._down = False
 
@@ -59,7 +70,7 @@ class QmpActuator:
         """Each command has its own connection: QEMU's socket serves one client at a time."""
 
 
-def set_link(path: str, nic: str, *, up: bool, timeout_s: float = 3.0) -> None:
+def set_link(path: str, nic: str, *, up: bool, timeout_s: float = DEADLINE_S) -> None:
     """Set a link's state.
 
     Raises:
@@ -74,37 +85,67 @@ def ask(
     arguments: dict[str, Any] | None = None,
     *,
     event: str | None = None,
-    timeout_s: float = 3.0,
-) -> dict[str, Any]:
-    """What QEMU returns for a command, waiting for our turn at the socket; with `event`, that has been told too.
+    timeout_s: float = DEADLINE_S,
+) -> Any:
+    """Return QEMU's answer to a command, waiting for our turn at the socket; with `event`, after that event.
 
     Raises:
         OSError: no answer (or no such event) by the deadline, or QEMU refused.
     """
-    deadline = time.monotonic() + timeout_s
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as qmp:
-        qmp.settimeout(timeout_s)
-        qmp.connect(path)
-        lines = qmp.makefile("rwb", buffering=0)
-        json.loads(lines.readline() or b"{}")
-        _said(lines, path, "qmp_capabilities", {}, None, deadline)
-        return _said(lines, path, command, arguments or {}, event, deadline)
+    talk = _Talk(path, time.monotonic() + timeout_s)
+    try:
+        talk.connect()
+        talk.line()
+        talk.run("qmp_capabilities", {}, None)
+        return talk.run(command, arguments or {}, event)
+    except TimeoutError:
+        raise OSError(f"QMP at {path} did not answer {command} within {timeout_s:g} s") from None
+    finally:
+        talk.close()
 
 
-def _said(
-    lines: Any, path: str, command: str, arguments: dict[str, Any], event: str | None, deadline: float
-) -> dict[str, Any]:
-    lines.write(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
-    returned, waits = None, event is not None
-    while returned is None or waits:
-        if time.monotonic() > deadline:
-            raise OSError(f"QMP at {path} did not answer {command} in time")
-        answer = json.loads(lines.readline() or b'{"error":{"desc":"it closed the connection"}}')
-        if "error" in answer:
-            raise OSError(f"QMP at {path} refused {command}: {answer['error'].get('desc')}")
-        waits = waits and answer.get("event") != event
-        returned = answer.get("return", returned)
-    return dict(returned)
+class _Talk:
+    """One connection to a QMP socket that has one deadline for all that is said on it."""
+
+    def __init__(self, path: str, deadline: float) -> None:
+        self._path, self._deadline, self._pending = path, deadline, b""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+
+    def connect(self) -> None:
+        self._socket.settimeout(self._left_s())
+        self._socket.connect(self._path)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def run(self, command: str, arguments: dict[str, Any], event: str | None) -> Any:
+        self._socket.sendall(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
+        returned, is_done, waits = None, False, event is not None
+        while not is_done or waits:
+            answer = self.line()
+            if "error" in answer:
+                raise OSError(f"QMP at {self._path} refused {command}: {answer['error'].get('desc')}")
+            waits = waits and answer.get("event") != event
+            if "return" in answer:
+                returned, is_done = answer["return"], True
+        return returned
+
+    def line(self) -> dict[str, Any]:
+        """Return the next message."""
+        while b"\n" not in self._pending:
+            self._socket.settimeout(self._left_s())
+            chunk = self._socket.recv(65536)
+            if not chunk:
+                return {"error": {"desc": "it closed the connection"}}
+            self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        return dict(json.loads(line))
+
+    def _left_s(self) -> float:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        return left_s
 
 
 if __name__ == "__main__":

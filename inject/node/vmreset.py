@@ -15,13 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from inject.node.actuator import Refused
-from inject.node.qmp import ask
+from inject.node.qmp import DEADLINE_S, ask
 
 __all__ = ["VmResetActuator"]
 
 _SAY_EVERY_S = 0.5
-# Less than a holder may be silent, which is a quarter of its lease.
-_TOLD_S = 2.0
 
 
 class VmResetActuator:
@@ -55,7 +53,8 @@ class VmResetActuator:
     def on(self) -> None:
         """Reset; QEMU tells when it is done."""
         self._away = True
-        ask(self._socket, "system_reset", event="RESET", timeout_s=_TOLD_S)
+        self._alive()
+        ask(self._socket, "system_reset", event="RESET", timeout_s=DEADLINE_S)
         self._resets += 1
 
     def off(self) -> None:

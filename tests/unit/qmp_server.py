@@ -49,8 +49,10 @@ class Qemu:
         if command == "system_reset":
             self.resets += 1
             return [{"return": {}}, *[{"event": "RESET", "data": {"guest": False}}] * self.tells]
-        if command == "set_link" and arguments["name"] != "nic-be0":
+        if command in ("set_link", "query-rx-filter") and arguments["name"] != "nic-be0":
             return [{"error": {"desc": "Device not found"}}]
+        if command == "query-rx-filter":
+            return [{"return": [{"name": "nic-be0"}]}]
         if command == "set_link":
             if arguments["up"] and self.late_s:
                 self.is_asked.set()

@@ -5,16 +5,22 @@ The target is a QMP socket that keeps what it was told; guests are the business 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from held import ask, holder_pid
 from waiting import until
 
-from inject.channels import local_python
+from inject.channels import local_python, open_holder
 from inject.node import holder
+from inject.node.qmp import DEADLINE_S
+from inject.node.qmp import ask as qmp_ask
 from testbed import clock
 from testbed.errors import Unreachable
 
@@ -105,6 +111,48 @@ def test_beats_keep_it(held, qemu, tmp_path):
     end = time.monotonic() + 2 * TTL_S
     until(lambda: ask(held, "beat")["state"] == "active" and time.monotonic() > end, within_s=3 * TTL_S)
     assert qemu.links[-1] is False
+
+
+def test_prepare_of_a_second_fault_leaves_the_link_as_it_is(held, qemu, tmp_path):
+    """To look is to ask: a link that another fault holds down stays down."""
+    prepare(held, tmp_path)
+    assert qemu.links == []
+
+
+def test_guardian_waits_for_a_holder_that_waits_for_qemu(qemu, tmp_path):
+    """QEMU's answer comes shortly before its deadline: the holder lives, and so does its fault."""
+    qemu.mute_s = 0.9 * DEADLINE_S
+    lab, planned = SimpleNamespace(state_dir=tmp_path), SimpleNamespace(place=SimpleNamespace(local=True))
+    channel = open_holder(lab, planned, instance="t", ttl_s=10.0)
+    try:
+        assert channel.receive(timeout_s=30)["event"] == "ready"
+        prepare(channel, tmp_path, ttl_s=10.0)
+        arm(channel, qemu)
+        assert qemu.links == [False]
+    finally:
+        channel.close()
+    assert qemu.links[-1] is True
+
+
+def test_qmp_ask_of_a_monitor_that_only_tells_events_ends_at_its_deadline(tmp_path):
+    """Each event would have been an answer in time; the deadline is that of the whole command."""
+    talking = threading.Event()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(tmp_path / "qmp"))
+        server.listen()
+
+        def talk():
+            client, _ = server.accept()
+            with client, contextlib.suppress(OSError):
+                while not talking.wait(0.05):
+                    client.sendall(b'{"event": "X"}\n')
+
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        with pytest.raises(OSError, match=r"did not answer query-status within 0\.3 s"):
+            qmp_ask(str(tmp_path / "qmp"), "query-status", timeout_s=0.3)
+        talking.set()
+        thread.join(timeout=5)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])

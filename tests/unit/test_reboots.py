@@ -17,7 +17,7 @@ from held import ask, holder_pid
 from waiting import until
 
 from inject.boots import Boots, boot_of
-from inject.channels import local_args
+from inject.channels import local_args, patience_s
 from inject.plan import FaultSpec, plan
 from inject.rejoin import look, rejoin
 from inject.safety import Forbidden, check
@@ -92,7 +92,7 @@ def test_a_vm_that_stands_still_is_refused(held, qemu, tmp_path):
     assert "is paused" in prepare(held, tmp_path)["error"]
 
 
-@pytest.mark.parametrize("held", [2.5], indirect=True)
+@pytest.mark.parametrize("held", [patience_s(10.0)], indirect=True)
 def test_a_reset_that_qemu_does_not_tell_of_is_no_arming(held, qemu, tmp_path):
     qemu.tells = False
     prepare(held, tmp_path)
