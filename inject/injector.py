@@ -20,7 +20,7 @@ from inject import blast, safety
 from inject.channels import local_args, revert_dir
 from inject.learned import learn
 from inject.lease import ANSWER_S, Lease
-from inject.receipt import Armed, Cleared, Receipt, judge_fired
+from inject.receipt import Armed, Cleared, Fired, Receipt, judge_fired, not_cleared
 from inject.witnesses import Witnesses, booting
 from testbed import auditlog
 from testbed.errors import FaultbedError, FaultError, LabError, RevertFailed
@@ -75,8 +75,10 @@ class Injector:
         self.ttl_s = ttl_s
         self.mutate = mutate
         self.confirmed = confirmed
+        self.receipts: tuple[Receipt, ...] = ()
+        """Receipts of every fault that was cleared, or was to be."""
         self.abandoned: tuple[str, ...] = ()
-        """Faults of which nobody has seen the end, whose targets have to revert by themselves."""
+        """Faults whose end was not seen; their targets revert by themselves when the lease runs out."""
         self._open: list[Prepared] = []
         self._opening = threading.Lock()
         self._idle: list[Lease] = []
@@ -113,16 +115,38 @@ class Injector:
             raise
         return prepared
 
+    @property
+    def not_cleared(self) -> tuple[str, ...]:
+        """One sentence for each fault that may still be in place; each of them makes the lab DIRTY."""
+        unseen = (f"{fault}: its end was not seen, its target reverts by itself" for fault in self.abandoned)
+        return (*not_cleared(self.receipts), *unseen)
+
     def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
-        """Write down for the lab's owner what is done, and how it is undone."""
-        auditlog.append(self.lab.state_dir, event, **told_of(planned), **more)
+        """Record for the lab's owner what has been done, and how it is undone."""
+        auditlog.try_to_append(self.lab.state_dir, event, **told_of(planned), **more)
+
+    def audit_change(self, event: str, planned: PlannedFault) -> None:
+        """Record for the lab's owner what is about to be done.
+
+        Raises:
+            FaultError: it cannot be written, so it must not be done.
+        """
+        try:
+            auditlog.append(self.lab.state_dir, event, **told_of(planned))
+        except OSError as error:
+            raise FaultError(
+                f"{auditlog.path_of(self.lab.state_dir)}: {error.strerror or error}; nothing is changed without a "
+                "record: make room"
+            ) from error
 
     def active(self) -> tuple[Prepared, ...]:
         """Faults that have been prepared and not cleared."""
         return tuple(self._open)
 
-    def forget(self, prepared: Prepared) -> None:
-        """Take a cleared fault off the list."""
+    def forget(self, prepared: Prepared, receipt: Receipt | None = None) -> None:
+        """Take a fault off the list: it was never prepared, or this receipt tells its end."""
+        if receipt is not None:
+            self.receipts += (receipt,)
         with contextlib.suppress(ValueError):
             self._open.remove(prepared)
 
@@ -136,14 +160,8 @@ class Injector:
         Raises:
             RevertFailed: at least one may still be in place.
         """
-        receipts, failed = [], []
-        for prepared in reversed(self._open[:]):
-            receipt = prepared.clear()
-            receipts.append(receipt)
-            if not receipt.cleared.ok:
-                failed.append(f"{receipt.kind} on {receipt.target}: {receipt.cleared.error}")
-                self.abandoned += (f"{receipt.kind} on {receipt.target}",)
-        if failed:
+        receipts = [prepared.clear() for prepared in reversed(self._open[:])]
+        if failed := not_cleared(receipts):
             raise RevertFailed(f"{'; '.join(failed)}; run `faultbed heal`")
         return tuple(receipts)
 
@@ -160,7 +178,7 @@ class Injector:
             self.abandoned += tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in self._open)
             for prepared in self._open[:]:
                 prepared.lease.let_go()
-                self.audit("not cleared", prepared.planned, detail="nobody has seen its end: the command was ended")
+                self.audit("not cleared", prepared.planned, detail="its end was not seen: the command was ended")
             self._open.clear()
             raise
         finally:
@@ -181,6 +199,7 @@ class Prepared:
         self._witnesses = Witnesses(self._lab, planned)
         self._armed = Armed(ok=False, error="never armed")
         self._receipt: Receipt | None = None
+        self._clearing = threading.RLock()
 
     def look(self) -> dict[str, Any]:
         """What is there before the change; the holder remembers it and refuses what it must not touch. Once.
@@ -229,7 +248,7 @@ class Prepared:
         request: dict[str, Any] = {"do": "arm", **learned}
         if at_ns is not None:
             request["at_ns"] = self.lease.to_node(at_ns)
-        self._injector.audit("arming", self.planned)
+        self._injector.audit_change("arming", self.planned)
         with self._injector.journal.doing("arm", fault=self.planned.id, at_ns=at_ns, **learned) as outcome:
             try:
                 answer = self.lease.ask(request)
@@ -282,15 +301,43 @@ class Prepared:
         return self.lease.in_our_time(self.lease.ask({"do": "observe"}))
 
     def clear(self, *, keep_holder: bool = False) -> Receipt:
-        """Revert, read back, and judge. A second call gives the same receipt. Never raises for what the lab did.
+        """Revert, read back, and judge. A second call gives the same receipt. No error of any kind is raised.
 
         With `keep_holder`, one that has reverted stands idle until the injector ends: the end of a unit takes an
         emulated host two seconds, right when its recovery is measured.
         """
-        if self._receipt is not None:
+        with self._clearing:  # a run's thread may be at it when the run's end clears whatever is left
+            if self._receipt is None:
+                self._receipt = self._cleared_and_judged(keep_holder=keep_holder)
             return self._receipt
-        with self._injector.journal.doing("clear", fault=self.planned.id) as outcome:
+
+    def _cleared_and_judged(self, *, keep_holder: bool) -> Receipt:
+        with self._injector.journal.reverting("clear", fault=self.planned.id) as outcome:
             cleared, observed = self._clear()
+            cleared, fired, doubts = self._judge(cleared, observed)
+            receipt = Receipt(
+                id=self.planned.id,
+                kind=self.planned.kind,
+                target=self.planned.target.text,
+                fidelity=self.planned.fidelity,
+                armed=self._armed,
+                fired=fired,
+                cleared=cleared,
+                edges=tuple((at, on) for at, on in observed.get("edges", ())),
+                doubts=doubts,
+            )
+            outcome |= {"receipt": receipt.to_json(), "doubts": list(doubts)}
+        self._injector.audit("cleared" if cleared.ok else "not cleared", self.planned, detail=cleared.error or "")
+        if keep_holder and cleared.ok and cleared.by == "holder":
+            self._injector.keep(self.lease)
+        else:
+            self.lease.let_go()
+        self._injector.forget(self, receipt)
+        return receipt
+
+    def _judge(self, cleared: Cleared, observed: dict[str, Any]) -> tuple[Cleared, Fired, tuple[str, ...]]:
+        """Read the witnesses. When that fails, states that had to be restored are not known: it is not cleared."""
+        try:
             if observed.get("count") or cleared.by == "lease":
                 # What led to a host before its reboot leads nowhere.
                 for host in booting(self.planned):
@@ -303,25 +350,14 @@ class Prepared:
             fired, doubts = judge_fired(
                 self.planned, armed=self._armed, observed=observed, before=self._witnesses.before or {}, after=after
             )
-            self._receipt = Receipt(
-                id=self.planned.id,
-                kind=self.planned.kind,
-                target=self.planned.target.text,
-                fidelity=self.planned.fidelity,
-                armed=self._armed,
-                fired=fired,
-                cleared=cleared,
-                edges=tuple((at, on) for at, on in observed.get("edges", ())),
-                doubts=doubts,
-            )
-            outcome |= {"receipt": self._receipt.to_json(), "doubts": list(doubts)}
-        self._injector.audit("cleared" if cleared.ok else "not cleared", self.planned, detail=cleared.error or "")
-        if keep_holder and cleared.ok and cleared.by == "holder":
-            self._injector.keep(self.lease)
-        else:
-            self.lease.let_go()
-        self._injector.forget(self)
-        return self._receipt
+        except Exception as error:  # noqa: BLE001 (the fault is reverted: whatever fails now must not hide that)
+            said = f"its witnesses could not be read: {_said(error)}"
+            fired = Fired(
+                count=int(observed.get("count") or 0), first_ns=None, last_ns=None, witness=None, must_move={},
+                must_not_move={},
+            )  # fmt: skip
+            return replace(cleared, ok=False, error=cleared.error or said), fired, (said,)
+        return cleared, fired, doubts
 
     def _request(self) -> dict[str, Any]:
         request = {**self.planned.request, "id": self.lease.instance, "ttl_s": self.lease.ttl_s}
@@ -340,6 +376,8 @@ class Prepared:
             return Cleared(ok=False, error=str(error)), {}
         except LabError as error:
             return self._cleared_by_lease(error), {}
+        except Exception as error:  # noqa: BLE001 (its channel is closed in any case, and the target reverts)
+            return Cleared(ok=False, error=_said(error)), {}
         observed = self.lease.in_our_time(answer["observed"])
         at_ns = answer["at_ns"]
         return (
@@ -364,3 +402,7 @@ class Prepared:
             if time.monotonic() > deadline:
                 return Cleared(ok=False, by="lease", error=f"nobody can tell whether it was reverted: {error}")
             self.lease.pause(0.2)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -3,10 +3,14 @@
 Each record is written whole and fsynced before the caller goes on, so an intent is on disk before its effect is on a
 machine. A record is `invoke` (about to act), `ok` or `fail` (the completion of the invoke whose `seq` is in `of`), or
 `note`. Times: `mono_ns` is this machine's CLOCK_MONOTONIC, `wall_ns` its wall clock, for people only.
+
+Only an intent to change something raises when it cannot be written (a full disk): the change is then not made. A
+revert, a completion and a note go ahead without their record; `Journal.failure` reports that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -43,6 +47,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self.failure: OSError | None = None
+        """The first error of a record that was left out; None: the journal is complete."""
         self._lock = threading.Lock()
         whole = _whole_lines(path.read_bytes()) if path.exists() else b""
         self._seq = len(whole.splitlines())
@@ -52,32 +58,52 @@ class Journal:
         _fsync_directory(path.parent)
 
     def invoke(self, op: str, **data: Any) -> int:
-        """Record that `op` is about to be done; returns the number that its completion refers to."""
+        """Record that `op` is about to be done; returns the number that its completion refers to.
+
+        Raises:
+            OSError: it could not be written.
+        """
         return self._write("invoke", op, None, data)
 
-    def ok(self, of: int, op: str, **data: Any) -> int:
+    def ok(self, of: int, op: str, **data: Any) -> None:
         """Record that the invoke `of` was done."""
-        return self._write("ok", op, of, data)
+        self._try_to_write("ok", op, of, data)
 
-    def fail(self, of: int, op: str, **data: Any) -> int:
-        """Record that the invoke `of` failed, or that nobody can tell."""
-        return self._write("fail", op, of, data)
+    def fail(self, of: int, op: str, **data: Any) -> None:
+        """Record that the invoke `of` failed, or that its outcome is unknown."""
+        self._try_to_write("fail", op, of, data)
 
-    def note(self, op: str, **data: Any) -> int:
+    def note(self, op: str, **data: Any) -> None:
         """Record something that was seen, not done."""
-        return self._write("note", op, None, data)
+        self._try_to_write("note", op, None, data)
 
     @contextmanager
     def doing(self, op: str, **data: Any) -> Iterator[dict[str, Any]]:
-        """Record an intent, run the block, record its outcome. What the block puts in the yielded dict goes along."""
-        seq = self.invoke(op, **data)
+        """Record an intent, run the block, record its outcome. What the block puts in the yielded dict goes along.
+
+        Raises:
+            OSError: the intent could not be written; the block has not run.
+        """
+        with self._completing(self.invoke(op, **data), op, data) as outcome:
+            yield outcome
+
+    @contextmanager
+    def reverting(self, op: str, **data: Any) -> Iterator[dict[str, Any]]:
+        """Record like `doing` a block that takes a change back: it runs whether or not the intent can be written."""
+        with self._completing(self._try_to_write("invoke", op, None, data), op, data) as outcome:
+            yield outcome
+
+    @contextmanager
+    def _completing(self, seq: int | None, op: str, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         outcome: dict[str, Any] = {}
         try:
             yield outcome
         except BaseException as error:
-            self.fail(seq, op, **{**data, **outcome, "error": f"{type(error).__name__}: {error}"})
+            if seq is not None:
+                self.fail(seq, op, **{**data, **outcome, "error": f"{type(error).__name__}: {error}"})
             raise
-        self.ok(seq, op, **{**data, **outcome})
+        if seq is not None:
+            self.ok(seq, op, **{**data, **outcome})
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
@@ -94,6 +120,13 @@ class Journal:
     ) -> None:
         self.close()
 
+    def _try_to_write(self, kind: RecordType, op: str, of: int | None, data: Mapping[str, Any]) -> int | None:
+        try:
+            return self._write(kind, op, of, data)
+        except OSError as error:
+            self.failure = self.failure or error
+            return None
+
     def _write(self, kind: RecordType, op: str, of: int | None, data: Mapping[str, Any]) -> int:
         with self._lock:
             seq = self._seq
@@ -107,10 +140,18 @@ class Journal:
                 "data": dict(data),
             }
             line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
+            end = os.lseek(self._fd, 0, os.SEEK_CUR)
             view = memoryview(line)
-            while view:
-                view = view[os.write(self._fd, view) :]
-            os.fsync(self._fd)
+            try:
+                while view:
+                    view = view[os.write(self._fd, view) :]
+                os.fsync(self._fd)
+            except OSError:
+                # Half a line would hide every record after it from `read`.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, end)
+                    os.lseek(self._fd, end, os.SEEK_SET)
+                raise
             self._seq = seq + 1
             return seq
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from inject.plan import PlannedFault
 from testbed.counters import Snapshot, flat_deltas
 
-__all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired"]
+__all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired", "not_cleared"]
 
 _LEFT_OUT = ("between_ns", "passed")
 """Keys of `fired` that are not there when there is nothing to say."""
@@ -107,6 +107,15 @@ class Receipt:
             "fired": _plain(_as_dict(self.fired)),
             "cleared": _plain(_as_dict(self.cleared)),
         }
+
+
+def not_cleared(receipts: Iterable[Receipt]) -> tuple[str, ...]:
+    """Return one sentence for each fault that may still be in place; each of them makes the lab DIRTY."""
+    return tuple(
+        f"{each.kind} on {each.target} is not cleared: {each.cleared.error or 'the readback does not show it'}"
+        for each in receipts
+        if not each.cleared.ok
+    )
 
 
 def _as_dict(part: Armed | Fired | Cleared) -> dict[str, Any]:

@@ -10,6 +10,7 @@ is in that user's home.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import Any
 
 from testbed.holding import who
 
-__all__ = ["append", "entries", "path_of", "told"]
+__all__ = ["append", "entries", "path_of", "told", "try_to_append"]
 
 
 def path_of(state_dir: Path) -> Path:
@@ -28,7 +29,11 @@ def path_of(state_dir: Path) -> Path:
 
 
 def append(state_dir: Path, event: str, **what: Any) -> None:
-    """Add one line."""
+    """Add one line.
+
+    Raises:
+        OSError: it cannot be written; what it announces must not be done then.
+    """
     state_dir.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"at": datetime.now(UTC).isoformat(), "who": who(), "event": event, **what}, sort_keys=False)
     file = os.open(path_of(state_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
@@ -40,6 +45,12 @@ def append(state_dir: Path, event: str, **what: Any) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def try_to_append(state_dir: Path, event: str, **what: Any) -> None:
+    """Add one line about something that has happened; a full disk must not stop what comes after it."""
+    with contextlib.suppress(OSError):
+        append(state_dir, event, **what)
 
 
 def entries(state_dir: Path) -> Iterator[dict[str, Any]]:

@@ -115,8 +115,8 @@ def inject(
             try:
                 receipt = _do(session, lab, injector, planned)
             except BaseException:
-                if injector.abandoned:
-                    _mark_abandoned(session, lab, before, injector.abandoned)
+                if injector.not_cleared:
+                    _mark_not_cleared(session, lab, before, injector.not_cleared)
                 raise
         left = _left(lab, before, receipt)
     _show_receipt(session, receipt, left, as_json=as_json)
@@ -238,11 +238,9 @@ def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, 
         session.err.print(f"would be refused: {reason}", soft_wrap=True)
 
 
-def _mark_abandoned(session: Session, lab: Lab, before: fingerprint.Fingerprint, faults: tuple[str, ...]) -> None:
-    """Not knowing is DIRTY: `faultbed heal` looks, and takes the mark away when the lab is as it was."""
-    reasons = [f"nobody has seen the end of {fault}: the command was ended" for fault in faults]
-    dirty.mark(lab.state_dir, reasons, before)
-    session.err.print(f"{'; '.join(reasons)}. Its target reverts by itself; then `faultbed heal`", soft_wrap=True)
+def _mark_not_cleared(session: Session, lab: Lab, before: fingerprint.Fingerprint, reasons: tuple[str, ...]) -> None:
+    dirty.mark(lab.state_dir, list(reasons), before)
+    session.err.print(f"{'; '.join(reasons)}; then run `faultbed heal`", soft_wrap=True)
 
 
 def _do(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> Receipt:

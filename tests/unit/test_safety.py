@@ -219,7 +219,7 @@ def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
     found = [(line["event"], line.get("detail", "")) for line in auditlog.entries(lab.state_dir)]
     assert found == [
         ("not prepared", "it is not as it must be before"), ("arming", ""), ("not armed", "no such program"),
-        ("not cleared", "nobody has seen its end: the command was ended"),
+        ("not cleared", "its end was not seen: the command was ended"),
     ]  # fmt: skip
 
 

@@ -1,0 +1,117 @@
+"""A full disk takes nothing back from a promise: faults are cleared, and what could not be recorded is reported."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from local_lab import SOFT, lab_at
+
+from inject.injector import Injector
+from inject.journal import Journal, read
+from inject.plan import FaultSpec, plan
+from testbed import auditlog
+from testbed.errors import FaultError
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+class FullDisk:
+    """`os.write` to the descriptors of `of` fails while `is_full`."""
+
+    def __init__(self, monkeypatch):
+        self.is_full, self.of, self._write = False, None, os.write
+        monkeypatch.setattr(os, "write", self._try)
+
+    def _try(self, fd, data):
+        if self.is_full and (self.of is None or fd == self.of._fd):
+            self._write(fd, data[:3])
+            raise FULL
+        return self._write(fd, data)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Half a line arrives before the disk is full, as on a real one."""
+    return FullDisk(monkeypatch)
+
+
+def test_journal_on_a_full_disk_refuses_a_change_and_lets_a_revert_through(tmp_path, disk):
+    done = []
+    with Journal(tmp_path / "journal") as journal:
+        disk.of, disk.is_full = journal, True
+        with pytest.raises(OSError, match="No space left"), journal.doing("arm"):
+            done.append("arm")
+        with journal.reverting("clear"):
+            done.append("clear")
+        journal.note("lab", state="CLEAN")
+        assert journal.failure is FULL
+    assert done == ["clear"]
+
+
+def test_journal_goes_on_after_a_full_disk_without_a_torn_line(tmp_path, disk):
+    with Journal(tmp_path / "journal") as journal:
+        journal.note("first")
+        disk.of, disk.is_full = journal, True
+        journal.note("lost")
+        disk.is_full = False
+        journal.note("last")
+    assert [(record.seq, record.op) for record in read(tmp_path / "journal")] == [(0, "first"), (1, "last")]
+
+
+def test_journal_completion_on_a_full_disk_does_not_undo_the_block(tmp_path, disk):
+    with Journal(tmp_path / "journal") as journal:
+        with journal.doing("arm"):
+            disk.of, disk.is_full = journal, True
+        assert journal.failure is FULL
+
+
+def flapping():
+    return plan(FaultSpec(kind="link.flap", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
+
+
+@pytest.mark.parametrize("what", ["the journal", "every file"])
+def test_clear_with_a_disk_that_fills_up_after_arming_clears_and_gives_a_receipt(qemu, tmp_path, disk, what):
+    """Real holder and guardian; the controller's writes fail from the moment the fault is in place."""
+    with Journal(tmp_path / "journal") as journal, Injector(lab_at(tmp_path), journal) as injector:
+        prepared = injector.prepare(flapping())
+        assert prepared.arm().ok
+        assert qemu.links[-1] is False
+        disk.of = journal if what == "the journal" else None
+        disk.is_full = True
+        receipt = prepared.clear()
+        disk.is_full = False
+    assert receipt.cleared.ok
+    assert qemu.links[-1] is True
+    assert not list((tmp_path / "faults").iterdir())
+    assert injector.not_cleared == ()
+
+
+def test_arm_with_an_audit_that_cannot_be_written_changes_nothing(qemu, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise FULL
+
+    with Journal(tmp_path / "journal") as journal, Injector(lab_at(tmp_path), journal) as injector:
+        prepared = injector.prepare(flapping())
+        monkeypatch.setattr(auditlog, "append", full)
+        with pytest.raises(FaultError, match=r"No space left.*make room"):
+            prepared.arm()
+    assert False not in qemu.links
+
+
+def test_clear_with_witnesses_that_raise_is_not_cleared_and_gives_a_receipt(qemu, tmp_path, monkeypatch):
+    """The fault is reverted; whether the states that had to be restored are so is unknown, and that is said."""
+
+    def broken(*_, **__):
+        raise ValueError("no such counter")
+
+    with Journal(tmp_path / "journal") as journal, Injector(lab_at(tmp_path), journal) as injector:
+        prepared = injector.prepare(flapping())
+        prepared.arm()
+        monkeypatch.setattr("inject.witnesses.Witnesses.settle", broken)
+        receipt = prepared.clear()
+    assert qemu.links[-1] is True
+    assert not receipt.cleared.ok
+    assert not receipt.proved
+    assert "no such counter" in injector.not_cleared[0]
