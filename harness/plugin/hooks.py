@@ -2,11 +2,11 @@
 
 * Every test that takes `lab` starts with the fingerprint of the lab's snapshot and must leave it so: a difference is an
   error of that test, and marks the lab DIRTY: a rack takes no further test then. The lab is reset for the first test
-  and after each failure, or for every test with `--reset-each`.
+  and after each failure, or for every test with `--faultbed-reset-each`.
 * Tests that need no lab come first; a soft lab that is down comes up meanwhile.
-* Every `*.toml` file under a folder named `experiments` is an item: PASS passes, FAIL fails, and so do INCONCLUSIVE and
-  ERROR, because neither shows anything. An experiment that the lab is too small for, or of the wrong kind for, is
-  skipped, with the reason.
+* Experiments are items where the project's configuration says so: `faultbed_experiments` lists `*.toml` files, and
+  folders of them at any depth. PASS passes, FAIL fails, and so do INCONCLUSIVE and ERROR, because neither shows
+  anything. An experiment that the lab is too small for, or of the wrong kind for, is skipped, with the reason.
 * A session that skipped for the lab's sake and ran nothing ends with 5: no tests. A lab or a need that is not known
   ends it at once, with 4.
 * Quarantine excuses a failure, and never a lab that is DIRTY.
@@ -19,42 +19,27 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.experiment.needs import parse_need, unmet
-from harness.plugin import quarantine
-from harness.plugin.items import SKIPPED, ExperimentFile, ExperimentItem, leaves_dirty
-from harness.plugin.session_lab import begin_ahead, inventory_of, keeper_of, leave, or_give_up
-from harness.plugin.told import told
-from inject.injector import Injector, Mutation, Prepared
-from inject.journal import Journal
-from inject.plan import FaultSpec, plan_beside
-from testbed import fingerprint
-from testbed.errors import FaultbedError
-from testbed.inventory import Inventory
-from testbed.lab import Lab
-from traffic import collective as collective_module
-from traffic import flow as flow_module
-from traffic import job as job_module
-from traffic.collective import CollectiveSpec
-from traffic.flow import FlowSpec
-from traffic.job import JobSpec
-from traffic.run import Running
+from harness.plugin.keys import EXPIRED, FAILED, QUARANTINED, RAN, RUNNING, SKIPPED
+from testbed.errors import DirtyLab, FaultbedError, RevertFailed
+
+# Every pytest session of every project that has faultbed installed imports this module. The product, which takes more
+# than a second of CPU, is imported where a session turns out to need it.
+if TYPE_CHECKING:
+    from harness.plugin.fixtures import Inject, Traffic
+    from inject.injector import Mutation
+    from testbed.inventory import Inventory
+    from testbed.lab import Lab
 
 __all__ = ["Inject", "Traffic"]
 
-_EXPIRED = pytest.StashKey[quarantine.Entry]()
-_QUARANTINED = pytest.StashKey[bool]()
-_FAILED = pytest.StashKey[bool]()
-_TRAFFIC = pytest.StashKey[list[Running[Any]]]()
-_RAN = pytest.StashKey[bool]()
 _MARKERS = (
     "soft: needs a soft lab (QEMU VMs); `--lab` names another inventory than the default one",
     "lab: needs a rack lab; skipped with that reason on a soft one",
@@ -70,33 +55,52 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lab",
         metavar="INVENTORY",
         default=os.environ.get("FAULTBED_LAB"),
-        help="inventory of the lab, or the name of one that comes with faultbed (default: soft, or FAULTBED_LAB)",
-    )
-    group.addoption("--repeat", metavar="N", type=int, default=1, help="run every test that takes the lab N times")
-    group.addoption(
-        "--repeat-slow", metavar="N", type=int, help="those of them that are marked slow N times (default: as --repeat)"
+        help="inventory of the lab, or the name of one that comes with faultbed (default: soft, or FAULTBED_LAB); "
+        "write --lab=FILE with the equals sign, or pytest looks for its configuration near that file",
     )
     group.addoption(
-        "--reset-each", action="store_true", help="reset the lab before every test, not only after one that failed"
+        "--faultbed-repeat", metavar="N", type=int, default=1, help="run every test that takes the lab N times"
     )
     group.addoption(
-        "--quarantine",
+        "--faultbed-repeat-slow",
+        metavar="N",
+        type=int,
+        help="those of them that are marked slow N times (default: as --faultbed-repeat)",
+    )
+    group.addoption(
+        "--faultbed-reset-each",
+        action="store_true",
+        help="reset the lab before every test, not only after one that failed",
+    )
+    group.addoption(
+        "--faultbed-quarantine",
         metavar="FILE",
-        default="tests/quarantine.toml",
-        help="known flaky tests with the day on which each must be mended (harness/plugin/quarantine.py)",
+        help="known flaky tests with the day on which each must be mended (default: faultbed_quarantine of the "
+        "configuration file; harness/plugin/quarantine.py has the format)",
     )
-    group.addoption("--runs", metavar="DIR", default="runs", help="folder of run directories of experiments")
+    group.addoption("--faultbed-runs", metavar="DIR", default="runs", help="folder of run directories of experiments")
+    parser.addini(
+        "faultbed_experiments",
+        "experiment files to collect as tests, and folders of them; relative to the configuration file",
+        type="paths",
+        default=[],
+    )
+    parser.addini("faultbed_quarantine", "file of known flaky tests, relative to the root folder", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Our markers."""
+    """Declare the markers, and refuse experiments that are configured and not there."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
+    for path in config.getini("faultbed_experiments"):
+        if not path.exists():
+            said = f"faultbed_experiments: no file or folder {path}; correct the path or remove it"
+            raise pytest.UsageError(said)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`--repeat N`: a test that takes the lab becomes N tests."""
-    count = int(metafunc.config.getoption("--repeat"))
+    """`--faultbed-repeat N`: a test that takes the lab becomes N tests."""
+    count = int(metafunc.config.getoption("--faultbed-repeat"))
     if count > 1 and "lab" in metafunc.fixturenames:
         metafunc.fixturenames.append("_round")
         metafunc.parametrize("_round", range(count), ids=[f"round{number}" for number in range(count)])
@@ -106,9 +110,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests in quarantine may fail until their day is over; after it they fail."""
     _mark_experiments(config, items)
-    path = config.rootpath / str(config.getoption("--quarantine"))
-    today = dt.datetime.now(dt.UTC).date()
     _leave_rounds_out(config, items)
+    _apply_quarantine(config, items)
+    items.sort(key=_takes_lab)  # keeps the order otherwise
+
+
+def _apply_quarantine(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that the project's quarantine file names; do nothing where it has none."""
+    named = config.getoption("--faultbed-quarantine") or config.getini("faultbed_quarantine")
+    if not named:
+        return
+    from harness.plugin import quarantine
+
+    path = config.rootpath / str(named)
+    today = dt.datetime.now(dt.UTC).date()
     try:
         entries = quarantine.read(path, today=today)
     except FaultbedError as error:
@@ -119,13 +134,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if entry is not None:
             seen.add(entry.test)
             if entry.expired(today):
-                item.stash[_EXPIRED] = entry
+                item.stash[EXPIRED] = entry
             else:
                 reason = f"quarantine until {entry.until}: {entry.why}"
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
-                item.stash[_QUARANTINED] = True
+                item.stash[QUARANTINED] = True
                 item.user_properties.append(("quarantine", reason))
-    items.sort(key=_takes_lab)  # keeps the order otherwise
     if gone := _gone(config, [entry.test for entry in entries if entry.test not in seen], items):
         raise pytest.UsageError(f"{path}: no such test: {', '.join(gone)}; remove the entry or correct its name")
 
@@ -143,15 +157,31 @@ def _gone(config: pytest.Config, unseen: list[str], items: list[pytest.Item]) ->
 
 def _mark_experiments(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Experiments are for `-m soft` or `-m lab`, as the lab is; one that nobody knows is told where it is needed."""
-    experiments = [item for item in items if isinstance(item, ExperimentItem)]
+    experiments = [item for item in items if _is_experiment(item)]
+    if not experiments:
+        return
+    from harness.plugin.session_lab import inventory_of
+
     with contextlib.suppress(FaultbedError):
         for item in experiments:
             item.add_marker("soft" if inventory_of(config).kind == "soft" else "lab")
 
 
+def _is_experiment(item: pytest.Item) -> bool:
+    """Return whether an item is an experiment; their module is loaded only where a session collects one."""
+    items = sys.modules.get("harness.plugin.items")
+    return items is not None and isinstance(item, items.ExperimentItem)
+
+
 def _ask_what_is_known(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A lab that nobody knows, or a need, is one sentence before the first test, and no traceback of every test."""
-    for item in filter(_takes_lab, items):
+    takers = [item for item in items if _takes_lab(item)]
+    if not takers:
+        return
+    from harness.experiment.needs import parse_need
+    from harness.plugin.session_lab import inventory_of
+
+    for item in takers:
         try:
             inventory_of(config)
             for mark in item.iter_markers("needs"):
@@ -163,8 +193,8 @@ def _ask_what_is_known(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _leave_rounds_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`--repeat-slow N`: what is marked slow, perhaps with some parameters only, has no more rounds than that."""
-    most = config.getoption("--repeat-slow")
+    """`--faultbed-repeat-slow N`: deselect further rounds of tests, or of their parameters, that are marked slow."""
+    most = config.getoption("--faultbed-repeat-slow")
     if most is None:
         return
     rounds = {item: getattr(item, "callspec", None) for item in items if item.get_closest_marker("slow")}
@@ -176,7 +206,7 @@ def _leave_rounds_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _takes_lab(item: pytest.Item) -> bool:
     """Whether an item needs the lab: it is an experiment, or its `lab` is our fixture and not one of the same name."""
-    if isinstance(item, ExperimentItem):
+    if _is_experiment(item):
         return True
     fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}  # noqa: SLF001
     return "lab" in fixtures and fixtures["lab"][-1].func.__module__ == __name__
@@ -188,6 +218,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config, needs = session.config, [_takes_lab(item) for item in session.items]
     if config.option.collectonly or not any(needs) or needs[0]:
         return
+    from harness.plugin.session_lab import begin_ahead
+
     with contextlib.suppress(FaultbedError):  # the first test that needs the lab will tell
         begin_ahead(config)
 
@@ -195,7 +227,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test whose quarantine is over fails until somebody has looked at it."""
-    entry = item.stash.get(_EXPIRED, None)
+    entry = item.stash.get(EXPIRED, None)
     if entry is not None:
         pytest.fail(
             f"its quarantine ended on {entry.until} ({entry.why}): mend it, remove it, or give a new day and reason",
@@ -204,24 +236,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Experiments are items."""
-    if file_path.suffix == ".toml" and file_path.parent.name == "experiments":
-        return ExperimentFile.from_parent(parent, path=file_path)
-    return None
+    """Collect an experiment that the project's configuration asks for; another project's TOML files are its own."""
+    if file_path.suffix != ".toml":
+        return None
+    asked: list[Path] = parent.config.getini("faultbed_experiments")
+    if not any(file_path.is_relative_to(place) for place in asked):
+        return None
+    from harness.plugin.items import ExperimentFile
+
+    return ExperimentFile.from_parent(parent, path=file_path)
 
 
 # After the fixtures' own end, which an interrupted session leaves to the end of the session.
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Leave the lab as it was found, and say where nothing was proved."""
-    leave(session.config)
+    # A session that has not loaded the module has used no lab.
+    if session_lab := sys.modules.get("harness.plugin.session_lab"):
+        session_lab.leave(session.config)
     if _proved_nothing(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def _proved_nothing(config: pytest.Config) -> bool:
     """Whether something was skipped for the lab's sake and nothing else has run: that must not look like a pass."""
-    return config.stash.get(SKIPPED, False) and not config.stash.get(_RAN, False)
+    return config.stash.get(SKIPPED, False) and not config.stash.get(RAN, False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -231,6 +270,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
+    from harness.plugin.session_lab import inventory_of
+
     inventory = inventory_of(config)
     for mark in marks:
         if reason := _unfit(mark, inventory):
@@ -247,6 +288,8 @@ def _unfit(mark: pytest.Mark, inventory: Inventory) -> str:
     if mark.name == "gpu" and not any(gpu.kind != "soft" for host in inventory.topology.hosts for gpu in host.gpus):
         return "needs a real GPU"
     if mark.name == "needs":
+        from harness.experiment.needs import parse_need, unmet
+
         lacking = unmet(tuple(parse_need(text) for text in mark.args), inventory.topology)
         return f"{inventory.name} is not enough: {'; '.join(lacking)}" if lacking else ""
     return ""
@@ -255,85 +298,23 @@ def _unfit(mark: pytest.Mark, inventory: Inventory) -> str:
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """The lab, in its known state; compared with that state after the test."""
-    config = request.config
-    _skip_if_unmet(config, request.node.iter_markers())
-    keeper = keeper_of(config)
-    with or_give_up(config):
-        keeper.refuse_dirty()
-        before = keeper.into_known_state(always=config.getoption("--reset-each"))
-    yield keeper.lab
-    with or_give_up(config):
-        try:
-            left = fingerprint.settle(keeper.lab, before)
-        except FaultbedError as error:  # nobody can tell
-            keeper.mark([str(error)], before)
-            raise
-    if request.node.stash.get(_FAILED, False):
-        keeper.distrust()
-    if left:
-        keeper.mark(left, before)
-        request.node.user_properties.append(("lab_state", "DIRTY"))
-        pytest.fail("the lab is not as the test found it:\n" + "\n".join(left), pytrace=False)
+    _skip_if_unmet(request.config, request.node.iter_markers())
+    from harness.plugin.fixtures import lab_of_test
+
+    yield from lab_of_test(request)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """The `traffic` fixture: starts workloads, and ends those that a test leaves running."""
-
-    lab: Lab
-    _running: list[Running[Any]]
-
-    def flow(self, src: str, dst: str, **spec: Any) -> Running[Any]:
-        """Start a flow (`traffic.flow.FlowSpec`)."""
-        return self._keep(flow_module.start(self.lab, FlowSpec(src=src, dst=dst, **spec)))
-
-    def collective(self, **spec: Any) -> Running[Any]:
-        """Start a collective (`traffic.collective.CollectiveSpec`)."""
-        return self._keep(collective_module.start(self.lab, CollectiveSpec(**spec)))
-
-    def job(self, **spec: Any) -> Running[Any]:
-        """Start a training job (`traffic.job.JobSpec`)."""
-        return self._keep(job_module.start(self.lab, JobSpec(**spec)))
-
-    def _keep(self, running: Running[Any]) -> Running[Any]:
-        self._running.append(running)
-        return running
-
-
-# Outside pytest's own, which makes an excused failure of one of a test in quarantine.
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that failed tells what its workloads have done. No quarantine excuses what it has left behind."""
-    report = yield
-    if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
-        item.stash[_FAILED] = True
-        excused = item.stash.get(_QUARANTINED, False) and hasattr(report, "wasxfail")
-        if excused and (report.when == "teardown" or leaves_dirty(call.excinfo.value)):
-            report.outcome = "failed"
-            del report.wasxfail
-    if report.when == "call" and not report.skipped:
-        item.config.stash[_RAN] = True
-    if report.when == "call" and report.failed:
-        report.sections += [("traffic", told(one)) for one in item.stash.get(_TRAFFIC, ())]
-    return report
+def _leaves_dirty(error: BaseException) -> bool:
+    """Return whether an error says that the lab is not as it was, or that its state is unknown."""
+    return isinstance(error, (DirtyLab, RevertFailed)) or getattr(error, "lab_state", "CLEAN") != "CLEAN"
 
 
 @pytest.fixture
 def traffic(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
     """Workloads on the lab."""
-    running: list[Running[Any]] = []
-    request.node.stash[_TRAFFIC] = running
-    yield Traffic(lab=lab, _running=running)
-    for one in running:
-        if not one.is_over:
-            one.abort("the test is over")
-            one.wait(30.0)
+    from harness.plugin.fixtures import workloads_on
 
-
-Inject = Callable[..., Prepared]
-"""`inject(kind, target, for_s=…, **params)` gives a prepared fault: `arm()`, `observe()`, `clear()`."""
+    yield from workloads_on(lab, request)
 
 
 @pytest.fixture
@@ -350,22 +331,37 @@ def inject(
 
     Faults that are there together are planned together: one that would change what another one changes is refused.
     """
-    made: list[Prepared] = []
-    with Journal(tmp_path / "journal.jsonl") as journal, Injector(lab, journal, mutate=fault_mutation) as injector:
+    from harness.plugin.fixtures import faults_on
 
-        def prepare(kind: str, target: str, *, for_s: float = 60.0, **params: Any) -> Prepared:
-            spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
-            active = injector.active()
-            *before, planned = plan_beside(
-                spec, [each.planned for each in active], lab.topology, lab_kind=lab.kind, index=len(made)
-            )
-            made.append(injector.prepare(planned))
-            # What the new one moves on purpose no longer speaks against those that are there.
-            for each, anew in zip(active, before, strict=True):
-                each.planned = anew
-            return made[-1]
+    yield from faults_on(lab, tmp_path, request, fault_mutation)
 
-        yield prepare
-        for prepared in made:
-            receipt = prepared.clear()
-            request.node.user_properties.append((f"receipt.{receipt.id}", json.dumps(receipt.to_json(), default=str)))
+
+# Outside pytest's own, which makes an excused failure of one of a test in quarantine.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed tells what its workloads have done. No quarantine excuses what it has left behind."""
+    report = yield
+    if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+        item.stash[FAILED] = True
+        excused = item.stash.get(QUARANTINED, False) and hasattr(report, "wasxfail")
+        if excused and (report.when == "teardown" or _leaves_dirty(call.excinfo.value)):
+            report.outcome = "failed"
+            del report.wasxfail
+    if report.when == "call" and not report.skipped:
+        item.config.stash[RAN] = True
+    if report.when == "call" and report.failed and (started := item.stash.get(RUNNING, [])):
+        from harness.plugin.told import told
+
+        report.sections += [("traffic", told(one)) for one in started]
+    return report
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Inject` and `Traffic`, the types of the fixtures, on first use."""
+    if name in __all__:
+        from harness.plugin import fixtures
+
+        return getattr(fixtures, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,22 +10,21 @@ import msgspec
 import pytest
 
 from harness.experiment import file as experiment_module
+from harness.plugin.keys import SKIPPED
 from harness.plugin.session_lab import held, inventory_of, keeper_of, or_give_up
 from harness.run import loop as run_module
 from harness.verdict import Verdict
-from testbed.errors import DirtyLab, FaultbedError, RevertFailed, Unsupported
+from testbed.errors import FaultbedError, Unsupported
 
-__all__ = ["SKIPPED", "ExperimentFailed", "ExperimentFile", "ExperimentItem", "leaves_dirty"]
-
-SKIPPED = pytest.StashKey[bool]()
+__all__ = ["ExperimentFailed", "ExperimentFile", "ExperimentItem"]
 
 
 class ExperimentFile(pytest.File):
     """A file with one experiment."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """The one item; with `--repeat N` as many, named as pytest names those of a test."""
-        count = int(self.config.getoption("--repeat"))
+        """The one item; with `--faultbed-repeat N` as many, named as pytest names those of a test."""
+        count = int(self.config.getoption("--faultbed-repeat"))
         for name in [f"{self.path.stem}[round{number}]" for number in range(count)] if count > 1 else [self.path.stem]:
             yield ExperimentItem.from_parent(self, name=name)
 
@@ -42,7 +41,7 @@ class ExperimentItem(pytest.Item):
         except Unsupported as reason:
             self._skip(str(reason))
         keeper = keeper_of(self.config)
-        out = Path(self.config.getoption("--runs"))
+        out = Path(self.config.getoption("--faultbed-runs"))
         guard = held(self.config).refresh
         try:
             with or_give_up(self.config):
@@ -82,7 +81,7 @@ class ExperimentItem(pytest.Item):
 
 
 class ExperimentFailed(Exception):
-    """An experiment that is not a PASS."""
+    """An experiment that is not a PASS. `lab_state` says how it left the lab."""
 
     def __init__(self, finished: run_module.Finished) -> None:
         verdict = finished.verdict
@@ -93,9 +92,3 @@ class ExperimentFailed(Exception):
             f"  {check.verdict} {check.name}: {check.detail or check.rule} (observed {check.observed})" for check in bad
         ]
         super().__init__("\n".join(lines))
-
-
-def leaves_dirty(error: BaseException) -> bool:
-    """Whether an error says that the lab is not as it was, or that nobody can tell."""
-    state = error.lab_state if isinstance(error, ExperimentFailed) else "CLEAN"
-    return state != "CLEAN" or isinstance(error, (DirtyLab, RevertFailed))

@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from harness.plugin import fixtures as plugin_fixtures
 from harness.plugin import hooks as plugin
 from harness.plugin import items as plugin_items
 from harness.plugin import session_lab as pytest_lab
@@ -44,7 +45,11 @@ def test_pure(): ...
 
 @pytest.mark.parametrize(
     ("options", "slow", "quick", "pure"),
-    [((), 1, 1, 1), (("--repeat=3",), 3, 3, 1), (("--repeat=3", "--repeat-slow=1"), 1, 3, 1)],
+    [
+        ((), 1, 1, 1),
+        (("--faultbed-repeat=3",), 3, 3, 1),
+        (("--faultbed-repeat=3", "--faultbed-repeat-slow=1"), 1, 3, 1),
+    ],
     ids=["once", "repeated", "slow-ones-once"],
 )
 def test_what_takes_the_lab_is_repeated_and_what_is_slow_less_often(pytester, options, slow, quick, pure):
@@ -84,7 +89,7 @@ def test_a_lab_that_is_lost_is_opened_anew_by_the_next_test(monkeypatch):
 THROTTLES = """
 import pytest
 from types import SimpleNamespace
-from harness.plugin import hooks as plugin
+from harness.plugin import fixtures
 from testbed import inventory
 from testbed.errors import UsageError
 from testbed.shipped import inventories
@@ -112,7 +117,7 @@ class Stand:
 
 @pytest.fixture
 def lab(monkeypatch):
-    monkeypatch.setattr(plugin, "Injector", Stand)
+    monkeypatch.setattr(fixtures, "Injector", Stand)
     return SimpleNamespace(topology=inventory.load(inventories() / "soft.yml").topology, kind="soft")
 
 
@@ -138,7 +143,7 @@ def test_faults_of_one_test_are_planned_together(pytester):
 @pytest.fixture(autouse=True)
 def no_lab_ahead(monkeypatch):
     """Sessions inside this one bring no lab up, nor do they end the one that this session has."""
-    monkeypatch.setattr(plugin, "begin_ahead", lambda _config: None)
+    monkeypatch.setattr(pytest_lab, "begin_ahead", lambda _config: None)
 
 
 CLEAN = fingerprint.Fingerprint(nodes={"host1": {"link mlx5_0": "UP"}})
@@ -161,7 +166,7 @@ def rack(monkeypatch, tmp_path):
 
     monkeypatch.setattr(fingerprint, "capture", look)
     monkeypatch.setattr(fingerprint, "settle", lambda lab, before: fingerprint.diff(before, look(lab)))
-    for module in (plugin, plugin_items):
+    for module in (plugin_fixtures, plugin_items):
         monkeypatch.setattr(module, "keeper_of", lambda config: state.keeper)
     plugin.rack_of_this_test = state
     yield state
@@ -205,7 +210,7 @@ def quarantine(pytester, *tests):
     pytester.makefile(
         ".toml", q="".join(f'[[quarantine]]\ntest = "{test}"\nwhy = "w"\nuntil = {day}\n' for test in tests)
     )
-    return "--quarantine=q.toml"
+    return "--faultbed-quarantine=q.toml"
 
 
 def test_no_quarantine_hides_a_dirty_lab(pytester, rack):
@@ -224,6 +229,12 @@ def test_a_failure_in_quarantine_puts_the_lab_back_like_any_other(pytester, rack
     assert rack.keeper.baseline is None
 
 
+def asked_for_experiments(pytester):
+    """Make a folder whose TOML files the project's configuration declares to be experiments."""
+    pytester.makeini("[pytest]\nfaultbed_experiments = experiments\n")
+    return pytester.mkdir("experiments")
+
+
 def a_verdict(word, state):
     fired = Fired(count=1, first_ns=1, last_ns=2, witness="w", must_move={"a": 1}, must_not_move={})
     receipt = Receipt(
@@ -237,8 +248,7 @@ def a_verdict(word, state):
 @pytest.fixture
 def experiment(pytester, rack, monkeypatch):
     """An experiment of this session that comes to a verdict without a lab."""
-    folder = pytester.mkdir("experiments")
-    (folder / "e.toml").write_text("")
+    asked_for_experiments(pytester).joinpath("e.toml").write_text("")
 
     def comes_to(word, state="CLEAN"):
         finished = SimpleNamespace(verdict=a_verdict(word, state), report="r")
@@ -269,9 +279,9 @@ def test_experiments_are_chosen_by_the_kind_of_the_lab(pytester, experiment):
 def test_experiments_are_repeated_like_tests(pytester, experiment):
     """`make rack-soak` ran every experiment once."""
     experiment("PASS")
-    on_rack(pytester, "--repeat=3").assert_outcomes(passed=3)
+    on_rack(pytester, "--faultbed-repeat=3").assert_outcomes(passed=3)
     on_rack(pytester).assert_outcomes(passed=1)
-    assert on_rack(pytester, "--repeat=3", quarantine(pytester, "experiments/e.toml::e")).ret == 0
+    assert on_rack(pytester, "--faultbed-repeat=3", quarantine(pytester, "experiments/e.toml::e")).ret == 0
 
 
 def test_junit_has_receipts_that_a_program_can_read(pytester, experiment):
@@ -317,7 +327,7 @@ def test_a_lab_that_nobody_knows_disturbs_no_tests_that_need_none(pytester):
     pytester.makepyfile(test_x="def test_pure(): ...\n")
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=nosuch").ret == 0
     pytester.makepyfile(test_y="def test_takes(lab): ...\n")
-    (pytester.mkdir("experiments") / "e.toml").write_text("")
+    asked_for_experiments(pytester).joinpath("e.toml").write_text("")
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=nosuch", "-k", "pure").ret == 0
 
 
@@ -347,3 +357,73 @@ def test_one_lab_is_not_for_several_processes():
     config = SimpleNamespace(stash=pytest.Stash(), workerinput={})
     with pytest.raises(UsageError, match="leave out -n"):
         pytest_lab.held(config)
+
+
+def test_plugin_without_configured_experiments_leaves_toml_files_alone(pytester):
+    """Another project's `experiments/*.toml` were collected, and failed as experiment files of ours."""
+    (pytester.mkdir("experiments") / "sweep.toml").write_text("learning_rate = [0.1, 0.01]\n")
+    pytester.makepyfile(test_x="def test_pure(): ...\n")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "collected"),
+    [("mine", {"a", "deep"}), ("mine/a.toml", {"a"}), ("mine/deeper other", {"deep", "o"}), ("", set())],
+)
+def test_plugin_collects_experiments_of_configured_files_and_folders(pytester, asked, collected):
+    pytester.makeini(f"[pytest]\nfaultbed_experiments = {asked}\n")
+    for name in ("mine/a.toml", "mine/deeper/deep.toml", "other/o.toml", "experiments/e.toml"):
+        path = pytester.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    items, _ = pytester.inline_genitems()
+    assert {item.name for item in items} == collected
+
+
+def test_plugin_refuses_configured_experiments_that_do_not_exist(pytester):
+    """A folder that was renamed would take its experiments out of the suite without a word."""
+    pytester.makeini("[pytest]\nfaultbed_experiments = renamed\n")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: faultbed_experiments: no file or folder *renamed; correct the path or *"])
+
+
+MODULES = """
+import sys
+
+def pytest_unconfigure(config):
+    with open("modules.txt", "w") as file:
+        print(*sorted(sys.modules), file=file)
+"""
+
+
+def test_plugin_loads_nothing_of_the_product_without_lab_tests(pytester):
+    """Every pytest session of every project with faultbed installed paid a second of CPU for our imports."""
+    pytester.makeconftest(MODULES)
+    pytester.makepyfile(test_x="def test_pure(): ...\n")
+    (pytester.mkdir("experiments") / "sweep.toml").write_text("")
+    loaded = []
+    for options in ((), ("-p", "no:faultbed")):
+        assert pytester.runpytest_subprocess("-p", "no:cacheprovider", *options).ret == 0
+        loaded.append(set((pytester.path / "modules.txt").read_text().split()))
+    ours = {"harness", "harness.plugin", "harness.plugin.hooks", "harness.plugin.keys", "testbed", "testbed.errors"}
+    assert loaded[0] - loaded[1] == ours
+
+
+def test_plugin_types_of_fixtures_can_be_imported():
+    assert plugin.Traffic is plugin_fixtures.Traffic
+    assert plugin.Inject is plugin_fixtures.Inject
+    with pytest.raises(AttributeError, match="Injector"):
+        _ = plugin.Injector
+
+
+def test_plugin_options_carry_its_prefix():
+    """`--repeat` and `--runs` are names that other plugins have, too; two plugins with one name end every session."""
+    parser = pytest.Parser(_ispytest=True)
+    plugin.pytest_addoption(parser)
+    names = {name for group in parser._groups for option in group.options for name in option.names()}
+    assert "--lab" in names
+    assert all(name == "--lab" or name.startswith("--faultbed-") for name in names)
+    assert all(name.startswith("faultbed_") for name in parser._inidict)

@@ -76,7 +76,7 @@ def session(pytester):
 
     def run(text, *argv):
         (pytester.path / "q.toml").write_text(text)
-        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--quarantine", "q.toml", *argv)
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--faultbed-quarantine", "q.toml", *argv)
 
     return run
 
@@ -121,6 +121,6 @@ def test_what_failed_last_can_be_run_beside_an_entry(pytester):
     """`--lf` collects a part of a file only, and the entry of another test there was taken for gone."""
     pytester.makepyfile(test_x="def test_a(): assert False\ndef test_b(): assert False\n")
     (pytester.path / "q.toml").write_text(quarantined("test_a", TODAY))
-    options = ("--quarantine=q.toml", "--override-ini=cache_dir=kept")
+    options = ("--faultbed-quarantine=q.toml", "--override-ini=cache_dir=kept")
     pytester.runpytest_inprocess(*options).assert_outcomes(failed=1, xfailed=1)
     pytester.runpytest_inprocess("--lf", *options).assert_outcomes(failed=1)

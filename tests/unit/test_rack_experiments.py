@@ -92,9 +92,8 @@ def of_the_demo(pytester, monkeypatch):
     monkeypatch.setenv("FAULTBED_CACHE", CACHE)  # pytester's home is empty, and asking Ansible takes a while
     (pytester.path / "experiments").mkdir()
     (pytester.path / "experiments/demo.toml").write_text((FOLDER / "demo.toml").read_text())
-    (pytester.path / "tests").mkdir()
-    (pytester.path / "tests/quarantine.toml").write_text("")
-    return lambda *argv: pytester.runpytest_inprocess("--rootdir=.", "-rs", "--lab", str(RACK.path), *argv)
+    pytester.makeini("[pytest]\nfaultbed_experiments = experiments\n")
+    return lambda *argv: pytester.runpytest_inprocess("-rs", f"--lab={RACK.path}", *argv)
 
 
 def test_an_experiment_of_the_other_kind_of_lab_is_a_skip_and_no_pass(of_the_demo, pytester):

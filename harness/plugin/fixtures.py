@@ -1,0 +1,119 @@
+"""The fixtures `lab`, `traffic` and `inject`: what they do once a test takes one of them.
+
+`harness.plugin.hooks` declares them and imports this module on first use, because it loads the whole product.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.plugin.keys import FAILED, RUNNING
+from harness.plugin.session_lab import keeper_of, or_give_up
+from inject.injector import Injector, Mutation, Prepared
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan_beside
+from testbed import fingerprint
+from testbed.errors import FaultbedError
+from testbed.lab import Lab
+from traffic import collective as collective_module
+from traffic import flow as flow_module
+from traffic import job as job_module
+from traffic.collective import CollectiveSpec
+from traffic.flow import FlowSpec
+from traffic.job import JobSpec
+from traffic.run import Running
+
+__all__ = ["Inject", "Traffic", "faults_on", "lab_of_test", "workloads_on"]
+
+
+def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """Yield the lab in its known state, and compare it with that state after the test."""
+    config = request.config
+    keeper = keeper_of(config)
+    with or_give_up(config):
+        keeper.refuse_dirty()
+        before = keeper.into_known_state(always=config.getoption("--faultbed-reset-each"))
+    yield keeper.lab
+    with or_give_up(config):
+        try:
+            left = fingerprint.settle(keeper.lab, before)
+        except FaultbedError as error:  # nobody can tell
+            keeper.mark([str(error)], before)
+            raise
+    if request.node.stash.get(FAILED, False):
+        keeper.distrust()
+    if left:
+        keeper.mark(left, before)
+        request.node.user_properties.append(("lab_state", "DIRTY"))
+        pytest.fail("the lab is not as the test found it:\n" + "\n".join(left), pytrace=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """The `traffic` fixture: starts workloads, and ends those that a test leaves running."""
+
+    lab: Lab
+    _running: list[Running[Any]]
+
+    def flow(self, src: str, dst: str, **spec: Any) -> Running[Any]:
+        """Start a flow (`traffic.flow.FlowSpec`)."""
+        return self._keep(flow_module.start(self.lab, FlowSpec(src=src, dst=dst, **spec)))
+
+    def collective(self, **spec: Any) -> Running[Any]:
+        """Start a collective (`traffic.collective.CollectiveSpec`)."""
+        return self._keep(collective_module.start(self.lab, CollectiveSpec(**spec)))
+
+    def job(self, **spec: Any) -> Running[Any]:
+        """Start a training job (`traffic.job.JobSpec`)."""
+        return self._keep(job_module.start(self.lab, JobSpec(**spec)))
+
+    def _keep(self, running: Running[Any]) -> Running[Any]:
+        self._running.append(running)
+        return running
+
+
+def workloads_on(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
+    """Yield the starter of workloads, and end those that the test leaves running."""
+    running: list[Running[Any]] = []
+    request.node.stash[RUNNING] = running
+    yield Traffic(lab=lab, _running=running)
+    for one in running:
+        if not one.is_over:
+            one.abort("the test is over")
+            one.wait(30.0)
+
+
+Inject = Callable[..., Prepared]
+"""`inject(kind, target, for_s=…, **params)` gives a prepared fault: `arm()`, `observe()`, `clear()`."""
+
+
+def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: Mutation | None) -> Iterator[Inject]:
+    """Yield the maker of faults, clear what the test does not clear, and write the receipts to JUnit properties.
+
+    Faults that are there together are planned together: one that would change what another one changes is refused.
+    """
+    made: list[Prepared] = []
+    with Journal(folder / "journal.jsonl") as journal, Injector(lab, journal, mutate=mutation) as injector:
+
+        def prepare(kind: str, target: str, *, for_s: float = 60.0, **params: Any) -> Prepared:
+            spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
+            active = injector.active()
+            *before, planned = plan_beside(
+                spec, [each.planned for each in active], lab.topology, lab_kind=lab.kind, index=len(made)
+            )
+            made.append(injector.prepare(planned))
+            # What the new one moves on purpose no longer speaks against those that are there.
+            for each, anew in zip(active, before, strict=True):
+                each.planned = anew
+            return made[-1]
+
+        yield prepare
+        for prepared in made:
+            receipt = prepared.clear()
+            request.node.user_properties.append((f"receipt.{receipt.id}", json.dumps(receipt.to_json(), default=str)))

@@ -1,0 +1,31 @@
+"""Notes that hooks and fixtures keep on pytest's items and session for each other. Imports nothing of the product."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from harness.plugin.quarantine import Entry
+    from traffic.run import Running
+
+__all__ = ["EXPIRED", "FAILED", "QUARANTINED", "RAN", "RUNNING", "SKIPPED"]
+
+EXPIRED: pytest.StashKey[Entry] = pytest.StashKey()
+"""On an item: its quarantine entry, whose last day is over."""
+
+QUARANTINED: pytest.StashKey[bool] = pytest.StashKey()
+"""On an item: it is in quarantine, and a failure is excused."""
+
+FAILED: pytest.StashKey[bool] = pytest.StashKey()
+"""On an item: one of its phases has failed."""
+
+RUNNING: pytest.StashKey[list[Running[Any]]] = pytest.StashKey()
+"""On an item: the workloads that it has started."""
+
+SKIPPED: pytest.StashKey[bool] = pytest.StashKey()
+"""On the session's configuration: an item was skipped because the lab does not fit it."""
+
+RAN: pytest.StashKey[bool] = pytest.StashKey()
+"""On the session's configuration: an item has run."""
