@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from testbed.inventory import Inventory
-from testbed.paths import cache_dir, home_dir
+from testbed.paths import SOCKET_PATH_MAX, cache_dir, home_dir
 from testbed.softlab import accel, image, lifecycle, room
 
 __all__ = ["Finding", "examine"]
@@ -27,7 +27,6 @@ _TOOLS = (
     ("ansible-playbook", "", "provisions the lab; it is in the virtual environment"),
 )
 _STATE_MIB = 1500
-_SOCKET_PATH_MAX = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +125,13 @@ def _cores() -> Finding:
 
 def _sockets(inventory: Inventory) -> Finding:
     longest = max(len(os.fsencode(path)) for path in lifecycle.socket_paths(inventory))
-    if longest <= _SOCKET_PATH_MAX:
-        return Finding(what="socket paths", state="ok", found=f"{longest} of {_SOCKET_PATH_MAX} bytes")
+    if longest <= SOCKET_PATH_MAX:
+        return Finding(what="socket paths", state="ok", found=f"{longest} of {SOCKET_PATH_MAX} bytes")
     return Finding(
         what="socket paths",
         state="bad",
-        found=f"{longest} bytes, unix sockets end at {_SOCKET_PATH_MAX}",
-        advice="set XDG_RUNTIME_DIR or TMPDIR to a shorter path",
+        found=f"{longest} bytes, unix sockets end at {SOCKET_PATH_MAX}",
+        advice="give the hosts and RNICs of the inventory shorter names",
     )
 
 

@@ -21,10 +21,10 @@ from testbed import nodecode
 from testbed.errors import FaultbedError, LabError, Unreachable, UsageError
 from testbed.inventory import Inventory, Management
 from testbed.node import Node
-from testbed.paths import lab_dir, socket_dir
+from testbed.paths import lab_dir
 from testbed.reservation import WHOLE_LAB
 from testbed.softlab import console
-from testbed.softlab.state import LabState, read_snapshot, read_state
+from testbed.softlab.state import LabState, read_snapshot, read_state, sockets_of
 from testbed.ssh import Address, SshConnection, SshNode
 from testbed.topology import Topology
 from testbed.watcher import Watcher, WatcherGone
@@ -126,7 +126,7 @@ class Lab:
         """
         if self.kind != "soft" or node not in self._connections:
             raise UsageError(f"{node} is not a VM of a soft lab: nothing of QEMU's to talk to")
-        return socket_dir(self.state_dir) / f"{node}.holder"
+        return sockets_of(self.state_dir) / f"{node}.holder"
 
     def vm_pid(self, node: str) -> int:
         """Process id of QEMU for a VM of a soft lab.

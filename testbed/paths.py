@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 from testbed.errors import LabError
 
-__all__ = ["cache_dir", "home_dir", "lab_dir", "private_dir", "socket_dir"]
+__all__ = ["SOCKET_PATH_MAX", "cache_dir", "home_dir", "lab_dir", "private_dir", "short_dir", "socket_dir"]
+
+SOCKET_PATH_MAX = 107
+"""Bytes in the path of a unix socket (unix(7))."""
+_LONGEST_SOCKET_NAME = 40
 
 
 def home_dir() -> Path:
@@ -48,13 +51,27 @@ def private_dir(path: Path) -> Path:
 
 
 def socket_dir(lab: Path) -> Path:
-    """Folder of a lab's unix sockets, named after its state folder.
+    """Folder of a lab's unix sockets: inside its state folder, or the short folder if the paths would be too long.
 
-    Apart from the state, because a unix socket's path ends at 107 bytes (unix(7)).
+    It never depends on the caller's environment. `XDG_RUNTIME_DIR` is missing in cron and under sudo, and logging out
+    removes it. A running lab records its folder: `testbed.softlab.state.sockets_of`.
     """
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    name = hashlib.sha256(str(lab).encode()).hexdigest()[:12]
-    return base / f"faultbed-{os.getuid()}" / name
+    inside = lab / "sockets"
+    return inside if len(os.fsencode(inside)) + _LONGEST_SOCKET_NAME < SOCKET_PATH_MAX else short_dir(lab)
+
+
+def short_dir(lab: Path) -> Path:
+    """Folder with a short path for a lab's unix sockets, outside its state folder.
+
+    It lies in `/tmp` whatever `TMPDIR` says. Cleaners leave live sockets alone: systemd-tmpfiles reads
+    `/proc/net/unix` first (tmpfiles.c, unix_socket_alive), tmpwatch and tmpreaper remove no sockets by default.
+    """
+    try:
+        owner = lab.stat().st_uid  # root finds the folder of the lab's user
+    except OSError:
+        owner = os.getuid()
+    name = hashlib.sha256(os.fsencode(lab.resolve())).hexdigest()[:12]
+    return Path("/tmp") / f"faultbed-{owner}" / name  # noqa: S108 (made by `private_dir`)
 
 
 def _from_environment(own: str, xdg: str, fallback: str) -> Path:

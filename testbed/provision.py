@@ -29,7 +29,7 @@ from testbed import nodecode
 from testbed.errors import LabError
 from testbed.inventory import Inventory
 from testbed.lab import Lab, runtime_inventory
-from testbed.paths import private_dir, socket_dir
+from testbed.paths import private_dir, short_dir
 from testbed.shipped import playbooks
 
 __all__ = [
@@ -135,14 +135,14 @@ def bring_up(lab: Lab, progress: Callable[[str], None]) -> None:
 
 def site_of(lab: Lab) -> Site:
     """The site of an open lab."""
-    sockets = socket_dir(lab.state_dir)
-    for folder in (lab.state_dir, sockets.parent, sockets):  # of a rack lab, nobody has made them yet
+    short = short_dir(lab.state_dir)
+    for folder in (lab.state_dir, short.parent, short):  # of a rack lab, nobody has made them yet
         private_dir(folder)
     return Site(
         inventory=lab.inventory_model,
         runtime_inventory=runtime_inventory(lab.state_dir) if lab.kind == "soft" else None,
         artifacts=lab.state_dir / "artifacts",
-        control=sockets / "ssh",
+        control=short / "ssh",
     )
 
 
@@ -408,9 +408,10 @@ def _connections(site: Site) -> Iterator[None]:
 
 
 def _end_processes_of(folder: Path) -> None:
-    """End all processes that have this folder of ours on their command line.
+    """End the processes of Ansible and SSH that have this folder of ours on their command line.
 
-    Ansible's workers and SSH's masters lead sessions of their own, so that ending Ansible does not end them.
+    Ansible's workers and SSH's masters lead sessions of their own, so that ending Ansible does not end them. Any other
+    program that names the folder is not ours to signal.
     """
     ending = []
     for entry in Path("/proc").iterdir():
@@ -418,7 +419,7 @@ def _end_processes_of(folder: Path) -> None:
             with suppress(OSError):
                 handle = os.pidfd_open(int(entry.name))
                 # Read after the handle is there: from here on the number cannot have become somebody else.
-                if bytes(folder) in (entry / "cmdline").read_bytes():
+                if _uses(entry, folder):
                     signal.pidfd_send_signal(handle, signal.SIGTERM)
                     ending.append(handle)
                 else:
@@ -429,6 +430,15 @@ def _end_processes_of(folder: Path) -> None:
             with suppress(OSError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         os.close(handle)
+
+
+def _uses(entry: Path, folder: Path) -> bool:
+    try:
+        argv = (entry / "cmdline").read_bytes()
+        programs = {(entry / "exe").readlink().name, *(Path(os.fsdecode(word)).name for word in argv.split(b"\0")[:2])}
+    except OSError:
+        return False
+    return bytes(folder) in argv and not programs.isdisjoint(("ssh", "ansible-playbook"))
 
 
 def _failure(play: _Play, status: str, problems: list[Event], folder: Path) -> LabError:

@@ -6,13 +6,14 @@ import contextlib
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from testbed.errors import BootFailed, LabError
-from testbed.softlab import accel, vm
+from testbed.softlab import accel, process, vm
 from testbed.softlab.image import Image
 from testbed.softlab.qmp import Qmp
 from testbed.softlab.state import LabState, VmState
@@ -28,6 +29,7 @@ __all__ = [
     "make_overlay",
     "save_snapshot",
     "start",
+    "unrecorded",
     "wait_for_ssh",
 ]
 
@@ -54,12 +56,14 @@ def start(
     for machine in all_vms:
         known = ports.get(machine.machine.name)
         pid = vm.start(machine, built, accelerator, snapshot=snapshot, port=known.ssh_port if known else 0)
-        started[machine.machine.name] = VmState(pid=pid, ssh_port=0)
+        started[machine.machine.name] = VmState(
+            pid=pid, ssh_port=0, start_ticks=process.start_ticks(pid), boot_id=process.boot_id()
+        )
         record(started)
     forwards = each(all_vms, vm.ssh_port)
     for machine, port in zip(all_vms, forwards, strict=True):
         name = machine.machine.name
-        started[name] = VmState(pid=started[name].pid, ssh_port=port)
+        started[name] = msgspec.structs.replace(started[name], ssh_port=port)
     return started
 
 
@@ -74,7 +78,7 @@ def wait_for_ssh(all_vms: Sequence[Vm], state: LabState, progress: Callable[[str
     waiting = {machine.machine.name: machine for machine in all_vms}
     while waiting:
         for name, machine in list(waiting.items()):
-            if not vm.is_alive(machine, state.vms[name].pid):
+            if not vm.is_alive(machine, state.vms[name]):
                 raise BootFailed(f"the VM {name} died while booting; {_last_words(machine)}")
             if greets(state.vms[name].ssh_port, timeout_s=1.0):
                 del waiting[name]
@@ -150,19 +154,21 @@ def each(things: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
         return list(pool.map(work, things))
 
 
-def end(all_vms: Sequence[Vm], state: LabState | None) -> None:
-    """End the processes of all VMs, by what is written down and by what is there."""
+def end(all_vms: Sequence[Vm], state: LabState | None) -> int:
+    """End the processes of all VMs, recorded or not, and return how many there were.
 
-    def one(machine: Vm) -> None:
+    A controller that is killed between starting a VM and recording it leaves one that only its disk identifies.
+    """
+
+    def one(machine: Vm) -> int:
         known = state.vms.get(machine.machine.name) if state else None
-        for pid in {known.pid} if known else set(_pids_of(machine)):
-            vm.end(machine, pid)
+        ended = vm.end(machine, known) if known else False
+        return ended + sum(vm.end(machine, lost) for lost in unrecorded(machine))
 
-    each(all_vms, one)
+    return sum(each(all_vms, one))
 
 
-def _pids_of(machine: Vm) -> Iterator[int]:
-    """QEMU processes of a VM that nobody wrote down: a controller killed between starting and writing."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and vm.is_alive(machine, int(entry.name)):
-            yield int(entry.name)
+def unrecorded(machine: Vm) -> list[VmState]:
+    """QEMU processes of this user that run on a VM's disk, whatever the record says."""
+    found = [(pid, process.start_ticks(pid)) for pid in process.find(machine.disk)]
+    return [VmState(pid=pid, ssh_port=0, start_ticks=ticks, boot_id=process.boot_id()) for pid, ticks in found if ticks]

@@ -7,6 +7,7 @@ running lab back into the snapshot. Whatever ends `up` early (an error, Ctrl-C) 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -20,10 +21,10 @@ from testbed import dirty, nodecode, provision
 from testbed import lab as lab_module
 from testbed.errors import DirtyLab, LabError, UsageError
 from testbed.inventory import Inventory
-from testbed.paths import lab_dir, private_dir, socket_dir
+from testbed.paths import lab_dir, private_dir, short_dir, socket_dir
 from testbed.softlab import accel, console, fleet, image, keys, madefrom, room, vm
 from testbed.softlab.image import Image
-from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snapshot, read_state, write
+from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snapshot, read_state, sockets_of, write
 from testbed.softlab.undisturbed import undisturbed
 from testbed.softlab.vm import Vm
 from testbed.softlab.wiring import machines
@@ -74,9 +75,16 @@ class Status:
 
 
 def vms(inventory: Inventory) -> tuple[Vm, ...]:
-    """The VMs of a lab, the carrier first."""
+    """The VMs of a lab, the carrier first; of a running lab with the sockets that it was started with."""
     folder = lab_dir(inventory.name)
-    sockets = socket_dir(folder)
+    try:
+        sockets = sockets_of(folder)
+    except LabError:  # the record is damaged; `down` still has to find what runs
+        sockets = socket_dir(folder)
+    return _vms(inventory, folder, sockets)
+
+
+def _vms(inventory: Inventory, folder: Path, sockets: Path) -> tuple[Vm, ...]:
     return tuple(
         Vm(machine=machine, folder=folder / "vms" / machine.name, sockets=sockets) for machine in machines(inventory)
     )
@@ -95,11 +103,14 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
         UsageError: the lab is up from another inventory.
     """
     check_is_soft(inventory)
-    folder = private_dir(lab_dir(inventory.name))
+    folder = lab_dir(inventory.name)
+    _check_owner(folder)
+    private_dir(folder)
     with locked(folder):
-        if (running := read_state(folder)) is not None:
-            if not fresh and _is_same(running, inventory, progress):
-                return "already up"
+        running = read_state(folder)
+        if running is not None and not fresh and _is_same(running, inventory, progress):
+            return "already up"
+        if running is not None or any(fleet.unrecorded(machine) for machine in vms(inventory)):
             progress("ending what is left of an earlier lab")
             _end_all(inventory, folder)
         room.check_memory(inventory)
@@ -154,6 +165,7 @@ def reset(inventory: Inventory, progress: Progress) -> None:
         DirtyLab: it has no snapshot to go back to.
     """
     folder = lab_dir(inventory.name)
+    _check_owner(folder)
     state = read_state(folder) if folder.exists() else None
     if state is None:
         raise LabError(f"{inventory.name} is not up: `faultbed up` starts it")
@@ -166,6 +178,7 @@ def reset(inventory: Inventory, progress: Progress) -> None:
     with locked(folder):
         progress("going back to the snapshot")
         fleet.end(vms(inventory), state)
+        _remove_sockets(folder)
         try:
             _resume(inventory, folder, built, state.accelerator, snapshot, progress, ports=state.vms)
             dirty.clean(folder)
@@ -181,22 +194,24 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
     snapshot = read_snapshot(folder) if folder.exists() else None
 
     def look(machine: Vm) -> VmStatus:
-        known = state.vms.get(machine.machine.name) if state else None
-        alive = known is not None and vm.is_alive(machine, known.pid)
+        known = state.vms.get(machine.machine.name) if state else next(iter(fleet.unrecorded(machine)), None)
+        alive = known is not None and vm.is_alive(machine, known)
         return VmStatus(
             name=machine.machine.name,
             pid=known.pid if known else None,
             alive=alive,
-            ssh_port=known.ssh_port if known else None,
+            ssh_port=known.ssh_port or None if known else None,
             ssh=alive and known is not None and fleet.greets(known.ssh_port, timeout_s=patience_s),
             panic=console.panic(machine.console) if known else None,
         )
 
     found = fleet.each(vms(inventory), look)
-    if state is None:
+    if state is None and any(one.alive for one in found):
+        word = "broken"  # its record is lost; `down` finds its processes by their disks
+    elif state is None:
         word = "down, snapshot kept" if snapshot else "down"
     else:
-        word = "up" if all(x.ssh for x in found) and state.ready else "broken"
+        word = "up" if all(x.ssh for x in found) and state is not None and state.ready else "broken"
     return Status(
         name=inventory.name,
         state=word,
@@ -282,8 +297,10 @@ def _start_all(
     snapshot: str | None,
     ports: Mapping[str, VmState] = MappingProxyType({}),
 ) -> LabState:
-    private_dir(socket_dir(folder).parent)
-    private_dir(socket_dir(folder))
+    sockets = socket_dir(folder)
+    for private in (sockets.parent, sockets):
+        private_dir(private)
+    machines_to_start = _vms(inventory, folder, sockets)
 
     def record(started: Mapping[str, VmState]) -> LabState:
         state = LabState(
@@ -293,11 +310,12 @@ def _start_all(
             image=built.digest,
             vms=dict(started),
             ready=False,
+            sockets=str(sockets),
         )
         write(folder / "state.json", state)
         return state
 
-    return record(fleet.start(vms(inventory), built, accelerator, snapshot=snapshot, ports=ports, record=record))
+    return record(fleet.start(machines_to_start, built, accelerator, snapshot=snapshot, ports=ports, record=record))
 
 
 def _wake(inventory: Inventory, progress: Progress) -> None:
@@ -317,11 +335,12 @@ def _write_runtime(inventory: Inventory, folder: Path, state: LabState, host_key
 def _end_all(inventory: Inventory, folder: Path) -> bool:
     """End every process, socket and file of a lab but its snapshot, by what is written down and by what is there."""
     with undisturbed():
-        state = read_state(folder)
-        fleet.end(vms(inventory), state)
-        shutil.rmtree(socket_dir(folder), ignore_errors=True)
-        with contextlib.suppress(OSError):
-            socket_dir(folder).parent.rmdir()
+        try:
+            state = read_state(folder)
+        except LabError:  # damaged, or of another version: what runs is found by its disks
+            state = None
+        ended = fleet.end(vms(inventory), state)
+        _remove_sockets(folder)
         for name in ("state.json", "runtime.yml", "known_hosts"):
             (folder / name).unlink(missing_ok=True)
         for name in ("artifacts", "control", "faults"):
@@ -331,13 +350,21 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
             (folder / "snapshot.json").unlink(missing_ok=True)
             (folder / "id_ed25519").unlink(missing_ok=True)
             shutil.rmtree(folder / "vms", ignore_errors=True)
-        return state is not None
+        return state is not None or ended > 0
+
+
+def _remove_sockets(folder: Path) -> None:
+    """Remove the sockets of VMs that have ended. Only paths that we derive are removed, never a recorded one."""
+    shutil.rmtree(folder / "sockets", ignore_errors=True)
+    shutil.rmtree(short_dir(folder), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        short_dir(folder).parent.rmdir()  # shared with other labs of this user
 
 
 def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> bool:
     """Whether what runs is this inventory's lab, whole, and made from this image, these playbooks, this node code."""
     if running.inventory != str(inventory.path.resolve()) and any(
-        vm.is_alive(machine, running.vms[machine.machine.name].pid)
+        vm.is_alive(machine, running.vms[machine.machine.name])
         for machine in vms(inventory)
         if machine.machine.name in running.vms
     ):
@@ -359,6 +386,20 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
     return now.state == "up"
 
 
+def _check_owner(folder: Path) -> None:
+    """Refuse to start VMs in another user's lab: root would leave files there that its user cannot replace.
+
+    Raises:
+        UsageError: the state folder belongs to another user.
+    """
+    owner = folder.stat().st_uid if folder.exists() else os.getuid()
+    if owner != os.getuid():
+        raise UsageError(
+            f"{folder}: the lab belongs to user {owner}, this is user {os.getuid()}; run the command as user {owner} "
+            f"(`sudo -u '#{owner}'`). `faultbed status` and `faultbed down` work for root, too"
+        )
+
+
 def check_is_soft(inventory: Inventory) -> None:
     """Refuse a lab whose machines are not ours to start.
 
@@ -373,7 +414,7 @@ def check_is_soft(inventory: Inventory) -> None:
 
 def socket_paths(inventory: Inventory) -> list[Path]:
     """Every unix socket that the lab will have."""
-    sockets = socket_dir(lab_dir(inventory.name))
+    sockets = sockets_of(lab_dir(inventory.name))
     found = [path for machine in vms(inventory) for path in (machine.qmp, machine.qmp_holder)]
     found += [
         sockets / f"{nic.wire}.{nic.end}" for machine in vms(inventory) for nic in machine.machine.nics if nic.wire

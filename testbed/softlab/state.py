@@ -12,22 +12,28 @@ from typing import Literal, TypeVar
 import msgspec
 
 from testbed.errors import LabError
+from testbed.paths import socket_dir
 
-__all__ = ["LabState", "Snapshot", "VmState", "locked", "read_snapshot", "read_state", "write"]
+__all__ = ["LabState", "Snapshot", "VmState", "locked", "read_snapshot", "read_state", "sockets_of", "write"]
 
 SCHEMA = 1
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class VmState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A running VM: QEMU's process id and the SSH port on 127.0.0.1."""
+    """A running VM: identity of its QEMU process (`testbed.softlab.process`) and its SSH port on 127.0.0.1.
+
+    A `start_ticks` of 0 means that a version which did not record it wrote the file.
+    """
 
     pid: int
     ssh_port: int
+    start_ticks: int = 0
+    boot_id: str = ""
 
 
 class LabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A running lab (`state.json`). `ready` is false while it is being started."""
+    """A running lab (`state.json`). `ready` is false while it is being started, `sockets` is where its sockets are."""
 
     schema: int = SCHEMA
     inventory: str
@@ -36,6 +42,7 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     image: str
     vms: dict[str, VmState]
     ready: bool
+    sockets: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +66,12 @@ def read_state(lab: Path) -> LabState | None:
 def read_snapshot(lab: Path) -> Snapshot | None:
     """The lab's snapshot, or None."""
     return _read(lab / "snapshot.json", Snapshot)
+
+
+def sockets_of(lab: Path) -> Path:
+    """Folder of a lab's unix sockets: as recorded by the controller that started it, else where they would be made."""
+    state = read_state(lab)
+    return Path(state.sockets) if state and state.sockets else socket_dir(lab)
 
 
 def write(path: Path, value: msgspec.Struct) -> None:

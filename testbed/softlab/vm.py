@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import BootFailed, LabError
-from testbed.softlab import console
+from testbed.softlab import console, process
 from testbed.softlab.accel import Accelerator
 from testbed.softlab.image import Image
 from testbed.softlab.qmp import Qmp
+from testbed.softlab.state import VmState
 from testbed.softlab.wiring import Machine, Nic
 
 __all__ = [
@@ -59,7 +60,7 @@ KERNEL_OPTIONS = {
     # done bit by bit: by tables rxe's ICRC takes two thirds of the time.
     "tcg": " clearcpuid=cx16,pclmulqdq",
 }
-_NO_QEMU = "qemu-system-x86_64 not found: `apt-get install qemu-system-x86` installs it, and so does `make demo`"
+_NO_QEMU = f"{process.QEMU} not found: `apt-get install qemu-system-x86` installs it, and so does `make demo`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def command_line(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: st
     """
     machine = vm.machine
     argv = [
-        *("qemu-system-x86_64", "-name", f"faultbed-{machine.name}", *PROCESSORS[accelerator]),
+        *(process.QEMU, "-name", f"faultbed-{machine.name}", *PROCESSORS[accelerator]),
         *("-machine", "pc", "-m", str(machine.memory_mib), "-smp", str(machine.vcpus)),
         *("-nodefaults", "-no-user-config", "-display", "none"),
         *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
@@ -219,7 +220,7 @@ def qemu_version() -> str:
         LabError: there is no QEMU.
     """
     try:
-        done = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True)
+        done = subprocess.run([process.QEMU, "--version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise LabError(_NO_QEMU) from error
     return done.stdout.splitlines()[0].strip()
@@ -235,53 +236,55 @@ def ssh_port(vm: Vm) -> int:
     return int(found[1])
 
 
-def is_alive(vm: Vm, pid: int) -> bool:
-    """Whether `pid` is this VM's QEMU, and not another process that got its number."""
-    try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z" and str(vm.qmp).encode() in b"\0".join(argv)
+def is_alive(vm: Vm, known: VmState) -> bool:
+    """Whether the recorded QEMU process of a VM runs, and its id has not passed to another process."""
+    return process.inspect(known, vm.disk) == "running"
 
 
-def end(vm: Vm, pid: int) -> None:
-    """End a VM: ask QEMU, then insist. Returns when the process is gone with all that it held, its disk's lock too.
+def end(vm: Vm, known: VmState) -> bool:
+    """End a VM's recorded process: ask QEMU, then insist. Return whether there was one to end.
+
+    On return the process is gone with all that it held, its disk's lock too. A process is signalled only through a
+    file descriptor that was opened before its identity was checked.
 
     Raises:
-        LabError: the process does not die.
+        LabError: the process does not die, or belongs to another user.
     """
     try:
-        handle = os.pidfd_open(pid)
+        handle = os.pidfd_open(known.pid)
     except ProcessLookupError:
-        return
+        return False
     try:
         signs: list[tuple[signal.Signals | None, float]]
-        if is_alive(vm, pid):
-            signs = [(signal.SIGTERM, QUIT_DEADLINE_S), (signal.SIGKILL, KILL_DEADLINE_S)]
-        elif _is_dying_qemu(pid):
-            signs = [(None, KILL_DEADLINE_S)]
-        else:
-            return
+        match process.inspect(known, vm.disk):
+            case "running":
+                signs = [(signal.SIGTERM, QUIT_DEADLINE_S), (signal.SIGKILL, KILL_DEADLINE_S)]
+            case "dying":
+                signs = [(None, KILL_DEADLINE_S)]
+            case _:
+                return False
         for sign, patience_s in signs:
             if sign is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(handle, sign)
+                _signal(vm, known, handle, sign)
             if select.select([handle], [], [], patience_s)[0]:
-                return
-        raise LabError(f"QEMU of {vm.machine.name} (process {pid}) does not end, not even by SIGKILL")
+                return True
+        raise LabError(f"QEMU of {vm.machine.name} (process {known.pid}) does not end, not even by SIGKILL")
     finally:
         os.close(handle)
-        _reap(pid)
+        _reap(known.pid)
 
 
-def _is_dying_qemu(pid: int) -> bool:
-    """Whether it is a QEMU that was killed a moment ago: its command line is gone, its files are still open."""
+def _signal(vm: Vm, known: VmState, handle: int, sign: signal.Signals) -> None:
     try:
-        name = Path(f"/proc/{pid}/stat").read_text().partition("(")[2]
-        return name.startswith("qemu-system") and not Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+        signal.pidfd_send_signal(handle, sign)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        owner = Path(f"/proc/{known.pid}").stat().st_uid
+        raise LabError(
+            f"QEMU of {vm.machine.name} (process {known.pid}) belongs to user {owner}; "
+            "run the command as that user, or by sudo with the same FAULTBED_HOME"
+        ) from None
 
 
 def _reap(pid: int) -> None:

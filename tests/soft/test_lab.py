@@ -18,7 +18,7 @@ from testbed import lab as lab_module
 from testbed.errors import FaultbedError, Unreachable
 from testbed.paths import lab_dir, socket_dir
 from testbed.softlab import lifecycle, vm
-from testbed.softlab.state import read_snapshot, write
+from testbed.softlab.state import read_snapshot, read_state, write
 
 pytestmark = pytest.mark.soft
 
@@ -239,17 +239,17 @@ def test_two_labs_side_by_side_and_an_end_without_leftovers(lab):
     before = fingerprint.capture(lab)
     lifecycle.up(other, lambda _: None)
     machines = {machine.machine.name: machine for machine in lifecycle.vms(other)}
-    pids = {machine.name: machine.pid for machine in lifecycle.status(other).vms}
+    started = [read_state(lab_dir(other.name)).vms]
     try:
         with lab_module.open_lab(other) as second:
             assert second.node("host1").run(["hostname"]).stdout.strip() == "host1"
             assert fingerprint.diff(before, fingerprint.capture(lab)) == []
         lifecycle.down(other)
         renewed_for_another_version(other)
-        pids |= {machine.name: machine.pid for machine in lifecycle.status(other).vms}
+        started.append(read_state(lab_dir(other.name)).vms)
     finally:
         lifecycle.down(other) if had_snapshot else lifecycle.purge(other)
-    assert not any(vm.is_alive(machines[name], pid) for name, pid in pids.items())
+    assert not any(vm.is_alive(machines[name], known) for vms in started for name, known in vms.items())
     assert not socket_dir(lab_dir(other.name)).exists()
     kept = {path.name for path in lab_dir(other.name).rglob("*") if path.is_file()} if had_snapshot else set()
     assert kept <= {"lock", "snapshot.json", "id_ed25519", "disk.qcow2", "seed.tar", "console.log", "qemu.log"}

@@ -99,14 +99,6 @@ def test_private_files_are_never_readable_by_others(tmp_path):
     assert path.read_text() == "secret"
 
 
-def test_a_dead_process_number_is_not_a_vm(one):
-    """A process id that another program got is never mistaken for the VM, so it is never killed."""
-    import os
-
-    assert not vm.is_alive(one, os.getpid())
-    assert not vm.is_alive(one, 2**22 + 1)
-
-
 def test_the_image_digest_changes_with_the_recipe(monkeypatch):
     before = image.digest()
     monkeypatch.setattr(image, "PACKAGES", (*image.PACKAGES, "fio"))

@@ -1,0 +1,254 @@
+"""Identity of a soft lab's QEMU processes and the place of its sockets, with real processes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from testbed import inventory as inventory_module
+from testbed import paths, provision, shipped
+from testbed.errors import LabError, UsageError
+from testbed.paths import private_dir, socket_dir
+from testbed.softlab import fleet, lifecycle, process, vm
+from testbed.softlab.image import Image
+from testbed.softlab.state import LabState, VmState, read_state, sockets_of, write
+from testbed.softlab.vm import Vm
+from testbed.softlab.wiring import machines
+
+MINI = shipped.inventories() / "soft-mini.yml"
+
+
+@pytest.fixture
+def mini(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    return inventory_module.load(MINI)
+
+
+@pytest.fixture
+def folder(mini):
+    return private_dir(paths.lab_dir(mini.name))
+
+
+@pytest.fixture
+def machine(mini, folder):
+    """The VM host1 of the lab."""
+    found = next(one for one in lifecycle.vms(mini) if one.machine.name == "host1")
+    private_dir(found.folder)
+    return found
+
+
+@pytest.fixture
+def run():
+    """Start processes that wait for the end of their standard input, and end them afterwards."""
+    started = []
+
+    def start(argv):
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout.readline() == b"runs\n"
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+@pytest.fixture
+def qemu(tmp_path, run):
+    """Start a process with a VM's own arguments whose executable has QEMU's name (a copy of the shell)."""
+    binary = tmp_path / process.QEMU
+    shutil.copy(os.path.realpath("/bin/sh"), binary)
+
+    def start(machine):
+        built = Image(digest="0" * 12, folder=tmp_path)
+        options = vm.command_line(machine, built, "tcg", snapshot=None)[1:]
+        return run([str(binary), "-c", "echo runs; read end", "sh", *options])
+
+    return start
+
+
+def decoy(run, machine, *, executable=sys.executable):
+    """A process of another program that has all of QEMU's arguments on its command line."""
+    options = vm.command_line(machine, Image(digest="0" * 12, folder=machine.folder), "tcg", snapshot=None)
+    return run([executable, "-c", "print('runs', flush=True); input()", *options, f"UNIX-CONNECT:{machine.qmp}"])
+
+
+def recorded(child):
+    return VmState(pid=child.pid, ssh_port=1, start_ticks=process.start_ticks(child.pid), boot_id=process.boot_id())
+
+
+def record(folder, child, **changes):
+    state = LabState(
+        inventory=str(MINI.resolve()),
+        key="k",
+        accelerator="tcg",
+        image="0" * 12,
+        vms={"host1": recorded(child)},
+        ready=True,
+        sockets=str(socket_dir(folder)),
+    )
+    write(folder / "state.json", state)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("XDG_RUNTIME_DIR", "/run/user/4711"), ("TMPDIR", "/var/tmp"), ("XDG_RUNTIME_DIR", None)]
+)
+def test_socket_dir_other_environment_is_the_same(folder, monkeypatch, variable, value):
+    """A login shell has XDG_RUNTIME_DIR; cron, CI and sudo have not, and logging out removes it."""
+    before = socket_dir(folder)
+    monkeypatch.setenv(variable, value) if value else monkeypatch.delenv(variable, raising=False)
+    assert socket_dir(folder) == before
+
+
+def test_socket_dir_long_state_path_moves_to_a_short_folder(tmp_path):
+    """A unix socket's path ends at 107 bytes."""
+    assert socket_dir(tmp_path) in (tmp_path / "sockets", paths.short_dir(tmp_path))
+    long = tmp_path / ("x" * 90)
+    assert socket_dir(long) == paths.short_dir(long)
+    assert len(os.fsencode(socket_dir(long))) + 41 <= paths.SOCKET_PATH_MAX
+
+
+def test_running_lab_keeps_the_sockets_it_was_started_with(mini, folder, machine, run, tmp_path):
+    child = decoy(run, machine)
+    record(folder, child)
+    state = read_state(folder)
+    write(folder / "state.json", LabState(**{**_fields(state), "sockets": str(tmp_path)}))
+    assert sockets_of(folder) == tmp_path
+    assert {one.sockets for one in lifecycle.vms(mini)} == {tmp_path}
+
+
+def _fields(state):
+    return {name: getattr(state, name) for name in state.__struct_fields__}
+
+
+def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machine, qemu, monkeypatch):
+    """A live VM counted as dead from cron: it was not ended, and the next start collided with it."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/4711")
+    child = qemu(machine)
+    record(folder, child)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("TMPDIR", "/var/tmp")
+    now = next(one for one in lifecycle.status(mini).vms if one.name == "host1")
+    assert (now.pid, now.alive) == (child.pid, True)
+    assert lifecycle.down(mini)
+    assert process.start_ticks(child.pid) == 0, "the process is still there"
+    assert not (folder / "state.json").exists()
+
+
+@pytest.mark.parametrize("lost", ["missing", "damaged"])
+def test_lost_record_qemu_is_found_by_its_disk_and_ended(mini, folder, machine, qemu, run, lost):
+    """The decoy names every socket and disk, too, and stays: it is no QEMU."""
+    innocent = decoy(run, machine)
+    child = qemu(machine)
+    if lost == "damaged":
+        (folder / "state.json").write_text("{")
+    else:
+        now = lifecycle.status(mini)
+        assert now.state == "broken"
+        assert next(one for one in now.vms if one.name == "host1").pid == child.pid
+    assert lifecycle.down(mini)
+    assert process.start_ticks(child.pid) == 0, "the process is still there"
+    assert innocent.poll() is None
+    assert lifecycle.status(mini).state == "down"
+
+
+def test_find_qemu_that_mentions_the_disk_elsewhere_is_not_ours(machine, tmp_path, run):
+    """Only the value of a -drive option counts: another QEMU may have the path in its name or its kernel options."""
+    binary = tmp_path / process.QEMU
+    shutil.copy(os.path.realpath("/bin/sh"), binary)
+    run([str(binary), "-c", "echo runs; read end", "sh", "-append", f"file={machine.disk}", f"unix:{machine.qmp}"])
+    other = Vm(machine=machine.machine, folder=machine.folder.parent / "host10", sockets=machine.sockets)
+    built = Image(digest="0" * 12, folder=tmp_path)
+    options = vm.command_line(other, built, "tcg", snapshot=None)[1:]
+    run([str(binary), "-c", "echo runs; read end", "sh", *options])
+    assert fleet.unrecorded(machine) == []
+    assert len(fleet.unrecorded(other)) == 1
+
+
+def test_end_process_id_reused_by_another_program_signals_nothing(mini, folder, machine, run):
+    """The record says who had the id: neither another start time, nor another boot, nor another program is it."""
+    child = decoy(run, machine)
+    known = recorded(child)
+    for wrong in (
+        known,  # the same process in every respect, but not QEMU
+        VmState(pid=known.pid, ssh_port=1),
+        VmState(pid=2**22 + 1, ssh_port=1, start_ticks=5, boot_id=known.boot_id),
+    ):
+        assert not vm.is_alive(machine, wrong)
+        assert not vm.end(machine, wrong)
+    record(folder, child)
+    assert not any(one.alive for one in lifecycle.status(mini).vms)
+    lifecycle.down(mini)
+    assert child.poll() is None
+
+
+@pytest.mark.parametrize("change", ["start_ticks", "boot_id"])
+def test_end_other_qemu_with_the_recorded_id_signals_nothing(machine, qemu, change):
+    child = qemu(machine)
+    known = recorded(child)
+    wrong = {"start_ticks": known.start_ticks + 1} if change == "start_ticks" else {"boot_id": "0" * 36}
+    assert not vm.end(machine, VmState(**{**_fields(known), **wrong}))
+    assert child.poll() is None
+    assert vm.is_alive(machine, known)
+
+
+def test_record_of_an_older_version_is_identified_by_disk(machine, qemu):
+    """Labs that run while faultbed is upgraded have no start time in their record."""
+    child = qemu(machine)
+    known = VmState(pid=child.pid, ssh_port=1)
+    assert vm.is_alive(machine, known)
+    assert vm.end(machine, known)
+    assert process.start_ticks(child.pid) == 0, "the process is still there"
+
+
+def test_end_zombie_returns_at_once(machine, qemu):
+    child = qemu(machine)
+    known = recorded(child)
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not vm.is_alive(machine, known)
+    assert vm.end(machine, known)
+
+
+def test_up_and_reset_in_another_users_lab_are_refused(mini, folder, monkeypatch):
+    """Root would leave files that the lab's user cannot replace; looking and ending work for root, too."""
+    monkeypatch.setattr(lifecycle.os, "getuid", lambda: folder.stat().st_uid + 1)
+    for work in (lifecycle.up, lifecycle.reset):
+        with pytest.raises(UsageError, match=r"the lab belongs to user \d+, this is user \d+; run the command as"):
+            work(mini, lambda _: None)
+
+
+def test_end_qemu_of_another_user_is_reported(machine, qemu, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    child = qemu(machine)
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    with pytest.raises(LabError, match=rf"QEMU of host1 \(process {child.pid}\) belongs to user \d+; run"):
+        vm.end(machine, recorded(child))
+
+
+def test_end_of_ssh_masters_leaves_other_programs_alone(tmp_path, run):
+    """Any program that named the folder of SSH's control sockets was ended: an editor, a `tail`, a shell."""
+    control = private_dir(tmp_path / "ssh")
+    innocent = run([sys.executable, "-c", "print('runs', flush=True); input()", str(control / "socket")])
+    binary = tmp_path / "ssh-copy" / "ssh"
+    binary.parent.mkdir()
+    shutil.copy(os.path.realpath("/bin/sh"), binary)
+    master = run([str(binary), "-c", "echo runs; read end", f"ssh: {control}/socket [mux]"])
+    provision._end_processes_of(control)
+    assert master.wait(10) == -signal.SIGTERM
+    assert innocent.poll() is None
+
+
+def test_machines_have_socket_names_that_fit():
+    """The names of the shipped labs stay below what `socket_dir` reserves for a name."""
+    for path in shipped.inventories().glob("soft*.yml"):
+        inventory = inventory_module.load(path)
+        for one in machines(inventory):
+            names = [f"{one.name}.holder", *(f"{nic.wire}.{nic.end}" for nic in one.nics if nic.wire)]
+            assert max(map(len, names)) <= 40, path
