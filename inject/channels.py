@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inject.node.claim import claim_file
 from inject.node.holder import REVERT_DIR
 from inject.node.qmp import DEADLINE_S
 from testbed.errors import Unreachable
@@ -83,7 +84,7 @@ def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> 
     long after the window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if there is one.
     """
     stored = f"{REVERT_DIR}/{instance}.revert"
-    revert = f"[ ! -e {stored} ] || {{ sh {stored} && rm -f {stored}; }}"
+    revert = f"{{ [ ! -e {stored} ] || sh {stored}; }} && rm -f {stored} {claim_file(stored)}"
     properties = {
         # Patient until there is something to revert: the holder shortens its watchdog to half a lease when it arms.
         "Type": "notify",

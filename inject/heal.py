@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from inject import rejoin
 from inject.channels import REJOIN, revert_dir
 from inject.node.cgroup import UNLIMITED
+from inject.node.claim import claim_file, end_holder, locked, read_claim
 from inject.node.detour import GUEST, OWN
 from inject.node.disk import FILE
 from inject.node.hog import NAME as HOG
@@ -48,6 +49,8 @@ PANIC_S = 5.0
 _REVERT_S, _BACK_S = 30.0, 900.0
 """How long a revert beside QEMU may take; and one that waits for a host to boot."""
 _UNMADE = "not made:"
+# Where systemd keeps the control groups of transient units (systemd.slice(5)).
+_SYSTEM_SLICE = "/sys/fs/cgroup/system.slice"
 _MARK = "healed:"
 _FOREIGN = "not ours:"
 
@@ -101,11 +104,15 @@ for f in /run/systemd/transient/faultbed-fault-*; do
 done
 if [ -n "$units" ]; then
   systemctl kill -s KILL $units 2>/dev/null; systemctl stop $units
-  for u in $units; do echo "{_MARK} stopped unit $u"; done
+  for u in $units; do
+    if {{ read -r p <"{_SYSTEM_SLICE}/$u/cgroup.procs"; }} 2>/dev/null; then
+      echo "failed: unit $u still has process $p"
+    else echo "{_MARK} stopped unit $u"; fi
+  done
 fi
 for f in {REVERT_DIR}/*.revert; do
   [ -e "$f" ] || continue
-  if sh "$f"; then rm -f "$f"; echo "{_MARK} ran stored revert $f"; else echo "failed: $f"; fi
+  if sh "$f"; then rm -f "$f" "${{f%.revert}}.claim"; echo "{_MARK} ran stored revert $f"; else echo "failed: $f"; fi
 done
 for g in {" ".join(CGROUPS)}; do
   [ -d "$g" ] || continue
@@ -252,24 +259,38 @@ def _tried(what: Callable[[], list[str]]) -> list[str]:
 
 
 def _local(lab: Lab, *, most_s: float | None) -> list[str]:
-    """Stored reverts of holders that ran on this machine, all at once; none may take longer than `most_s`."""
+    """End the holders on this machine and run their stored reverts, all at once; none may take longer than `most_s`.
 
-    def one(path: Path) -> str:
-        try:
-            patience_s = most_s or (_BACK_S if REJOIN in path.read_text() else _REVERT_S)
-            ran = subprocess.run(["/bin/sh", str(path)], check=False, capture_output=True, timeout=patience_s)
-        except (OSError, subprocess.SubprocessError) as error:
-            # Gone meanwhile: whoever held it has reverted.
-            return f"here: failed: {error}" if path.exists() else f"here: {path.name} is gone"
-        if ran.returncode:
-            return f"here: failed: {path}: {ran.stderr.decode(errors='replace').strip()}"
-        path.unlink(missing_ok=True)
-        return f"here: {_MARK} ran stored revert {path.name}"
-
+    A holder would go on with its next edge, and its guardian runs the same stored revert: the holder is killed first,
+    and whoever has the lock of its claim reverts.
+    """
     folder = revert_dir(lab)
-    paths = sorted(folder.glob("*.revert")) if folder.is_dir() else []
-    with ThreadPoolExecutor(max_workers=max(1, len(paths))) as pool:
-        return list(pool.map(one, paths))
+    names = {path.stem for what in ("revert", "claim") for path in folder.glob(f"*.{what}")}
+    with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
+        lines = pool.map(lambda name: _healed_here(folder / f"{name}.revert", most_s), sorted(names))
+        return [line for part in lines for line in part]
+
+
+def _healed_here(stored: Path, most_s: float | None) -> list[str]:
+    """End one local holder and run its stored revert, unless that has been done meanwhile."""
+    claim, lines = Path(claim_file(str(stored))), []
+    said = read_claim(str(claim))
+    try:
+        if end_holder(str(claim)):
+            lines = [f"here: {_MARK} ended the holder of {said.get('kind')} on {said.get('target')}"]
+        patience_s = most_s or (_BACK_S if stored.exists() and REJOIN in stored.read_text() else _REVERT_S)
+        with locked(str(claim), within_s=patience_s):
+            if stored.exists():
+                ran = subprocess.run(["/bin/sh", str(stored)], check=False, capture_output=True, timeout=patience_s)
+                if ran.returncode:
+                    return [*lines, f"here: failed: {stored}: {ran.stderr.decode(errors='replace').strip()}"]
+                stored.unlink(missing_ok=True)
+                lines.append(f"here: {_MARK} ran stored revert {stored.name}")
+            claim.unlink(missing_ok=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        # Gone meanwhile: the guardian has reverted.
+        return [*lines, f"here: failed: {error}"] if stored.exists() or claim.exists() else lines
+    return lines
 
 
 def _provisioned(lab: Lab, lines: list[str]) -> list[str]:

@@ -9,21 +9,26 @@ end of the lease.
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from inject import blast, safety
 from inject.channels import local_args, revert_dir
+from inject.claims import claims_of
 from inject.learned import learn
 from inject.lease import ANSWER_S, Lease
 from inject.receipt import Armed, Cleared, Fired, Receipt, judge_fired, not_cleared
 from inject.witnesses import Witnesses, booting
 from testbed import auditlog
 from testbed.errors import FaultbedError, FaultError, LabError, RevertFailed
+from testbed.holding import who
 
 if TYPE_CHECKING:
     from inject.journal import Journal
@@ -82,6 +87,7 @@ class Injector:
         self._open: list[Prepared] = []
         self._opening = threading.Lock()
         self._idle: list[Lease] = []
+        self._session = secrets.token_hex(8)
 
     def prepare(self, planned: PlannedFault, *, later: bool = False) -> Prepared:
         """Start the holder on its target and let it look: capability, ownership, the revert. Changes nothing.
@@ -138,6 +144,18 @@ class Injector:
                 f"{auditlog.path_of(self.lab.state_dir)}: {error.strerror or error}; nothing is changed without a "
                 "record: make room"
             ) from error
+
+    def claim_of(self, planned: PlannedFault) -> dict[str, Any]:
+        """What a fault claims on its target, for holders of other sessions to compare and to name."""
+        return {
+            "paths": [{"path": list(each.path), "thing": each.thing} for each in claims_of(planned, self.lab.topology)],
+            "session": self._session,
+            "kind": planned.kind,
+            "target": planned.target.text,
+            "fault": planned.id,
+            "controller": f"{who()}, process {os.getpid()}",
+            "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        }
 
     def active(self) -> tuple[Prepared, ...]:
         """Faults that have been prepared and not cleared."""
@@ -360,7 +378,12 @@ class Prepared:
         return cleared, fired, doubts
 
     def _request(self) -> dict[str, Any]:
-        request = {**self.planned.request, "id": self.lease.instance, "ttl_s": self.lease.ttl_s}
+        request = {
+            **self.planned.request,
+            "id": self.lease.instance,
+            "ttl_s": self.lease.ttl_s,
+            "claim": self._injector.claim_of(self.planned),
+        }
         if self._injector.mutate is not None:
             request["mutate"] = self._injector.mutate
         if self.planned.place.local:

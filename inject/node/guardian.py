@@ -10,6 +10,7 @@ reaches neither.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -17,10 +18,13 @@ import subprocess
 import sys
 import time
 
+from inject.node.claim import claim_file, locked
+
 __all__ = ["main"]
 
 START_S = 60.0
 """How long the interpreter may take to start, on a machine that is busy with VMs."""
+_REVERT_S = 30.0
 
 
 def main() -> int:
@@ -52,12 +56,18 @@ def main() -> int:
 
 
 def _revert(path: str) -> bool:
-    deadline = time.monotonic() + 30
+    """Run the stored revert, unless another process (`faultbed heal`) does or has done it."""
+    deadline, claim = time.monotonic() + _REVERT_S, claim_file(path)
     while os.path.exists(path):  # noqa: PTH110 - one way of doing it with the holder's file
-        done = subprocess.run(["/bin/sh", path], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        if done.returncode == 0:
-            os.unlink(path)  # noqa: PTH108
-            return True
+        with contextlib.suppress(TimeoutError), locked(claim, within_s=_REVERT_S):
+            if not os.path.exists(path):  # noqa: PTH110
+                return True
+            done = subprocess.run(["/bin/sh", path], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            if done.returncode == 0:
+                for each in (path, claim):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(each)  # noqa: PTH108
+                return True
         if time.monotonic() > deadline:
             return False
         select.select([], [], [], 0.2)

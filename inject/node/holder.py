@@ -30,6 +30,7 @@ import time
 from typing import Any
 
 from inject.node.actuator import Actuator, Refused, make
+from inject.node.claim import Claim
 
 __all__ = ["Holder", "main"]
 
@@ -52,6 +53,7 @@ class Holder:
         self.start_ns = 0
         self.done: list[list[Any]] = []
         self.revert_file = ""
+        self.claim: Claim | None = None
         self.actuator: Actuator | None = None
         self.is_on = False
         self.laid = False
@@ -87,9 +89,19 @@ class Holder:
         return {"event": "error", "error": f"unknown request {do!r}", "where": do}
 
     def do_prepare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Look, refuse, remember; store the revert. Nothing is changed yet."""
+        """Claim what the fault changes, look, refuse, remember. Nothing is changed yet."""
         if self.state != "idle":
             raise Refused(f"already {self.state}")
+        self.revert_file = f"{request.get('revert_dir') or REVERT_DIR}/{request['id']}.revert"
+        self.claim = Claim.take(self.revert_file, request.get("claim") or {})
+        try:
+            return self.look(request)
+        except BaseException:
+            self.claim.release()
+            raise
+
+    def look(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make the actuator and let it look; what it changes is claimed."""
         actuator = make(request["actuator"], request["args"])
         wait_with = getattr(actuator, "wait_with", None)
         if wait_with is not None:
@@ -103,7 +115,6 @@ class Holder:
         self.window_ns = int(request["window_s"] * 1e9)
         self.ttl_ns = int(request["ttl_s"] * 1e9)
         self.actuator = actuator
-        self.revert_file = f"{request.get('revert_dir') or REVERT_DIR}/{request['id']}.revert"
         self.state = "prepared"
         return {"event": "prepared", "before": before, "revert": actuator.revert_script()}
 
@@ -264,6 +275,8 @@ class Holder:
             is_clear = not readback["applied"]
             if is_clear:
                 self.drop_revert()
+                if self.claim is not None:
+                    self.claim.release()
         except (OSError, Refused, KeyError) as error:
             self.failure, is_clear = str(error), False
         at_ns = time.monotonic_ns()

@@ -261,9 +261,8 @@ def _machine_facts() -> Facts:
         yield f"rdma {device.name}/{port.name}", " ".join(filter(None, [*words, below and f"netdev {below}"]))
     for quota in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cpu.max")):
         yield f"cpu.max {quota.parent.name}", quota.read_text().strip()
-    for folder, what in (("/run/faultbed/faults", "revert"), ("/run/netns", "netns")):
-        with contextlib.suppress(FileNotFoundError):
-            yield from sorted((f"{what} {entry.name}", "there") for entry in Path(folder).iterdir())
+    for folder, what, pattern in (("/run/faultbed/faults", "revert", "*.revert"), ("/run/netns", "netns", "*")):
+        yield from sorted((f"{what} {entry.name}", "there") for entry in Path(folder).glob(pattern))
     yield "clock", f"set by {stepped_s()} s" if stepped_s() else "not set since it is watched"
     yield "disk", "full" if is_full("/var/lib") else "not full"
     with contextlib.suppress(FileNotFoundError):

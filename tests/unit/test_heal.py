@@ -13,6 +13,7 @@ from waiting import until
 
 from inject import heal as heal_module
 from inject.heal import PANIC_S, heal, script
+from inject.node.holder import REVERT_DIR
 from inject.node.steer import PRIORITY, TABLE
 from testbed.errors import RevertFailed
 from testbed.inventory import load
@@ -192,3 +193,28 @@ def test_machines_that_are_not_named_are_left_alone(tmp_path):
     lab.kind = "rack"
     assert heal(lab, only=("host2",)) == []
     assert asked == ["host2"]
+
+
+def test_heal_reports_a_unit_that_is_still_running_and_reverts_after_the_units(tmp_path):
+    """The units end before any revert runs; one whose processes do not end is no success."""
+    units, faults, cgroups = (tmp_path / name for name in ("transient", "faults", "slice"))
+    for name in ("gone", "stuck"):
+        for folder in (units, cgroups / f"faultbed-fault-{name}.service"):
+            folder.mkdir(parents=True, exist_ok=True)
+        (units / f"faultbed-fault-{name}.service").touch()
+    (cgroups / "faultbed-fault-gone.service" / "cgroup.procs").write_text("")
+    (cgroups / "faultbed-fault-stuck.service" / "cgroup.procs").write_text("42\n")
+    faults.mkdir()
+    (faults / "a.revert").write_text(f"echo revert >>{tmp_path}/order")
+    (faults / "a.claim").touch()
+    text = heal_module._faults(SimpleNamespace(kind="soft")).partition("for g in ")[0]
+    text = text.replace("/run/systemd/transient", str(units)).replace(heal_module._SYSTEM_SLICE, str(cgroups))
+    text = f'systemctl() {{ echo "$1" >>{tmp_path}/order; }}\n{text.replace(REVERT_DIR, str(faults))}'
+    done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True, timeout=30)
+    assert (tmp_path / "order").read_text().split() == ["kill", "stop", "revert"]
+    assert done.stdout.splitlines() == [
+        "healed: stopped unit faultbed-fault-gone.service",
+        "failed: unit faultbed-fault-stuck.service still has process 42",
+        f"healed: ran stored revert {faults}/a.revert",
+    ]
+    assert list(faults.iterdir()) == []

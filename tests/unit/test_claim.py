@@ -1,0 +1,185 @@
+"""Claims on a target, with real holders: a second controller is refused, and `heal` ends what holds a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from held import ask, holder_pid
+from local_lab import SOFT
+from waiting import until
+
+from inject import heal as heal_module
+from inject.channels import LocalChannel, local_python
+from inject.injector import Injector
+from inject.node import claim as claim_module
+from inject.node.actuator import Refused
+from inject.node.claim import Claim, end_holder, locked, read_claim
+from inject.plan import FaultSpec, plan
+
+LINK = [{"path": ["host", "host1", "rnic", "rxe0", "link", "l"], "thing": "link l"}]
+FLAP = [[second + part, on] for second in range(40) for part, on in ((0.0, True), (0.5, False))]
+
+
+@contextlib.contextmanager
+def holder(tmp_path, name):
+    channel = LocalChannel(name, tmp_path / "faults" / f"{name}.revert", watchdog_s=4.5)
+    try:
+        assert channel.receive(timeout_s=30)["event"] == "ready"
+        yield channel
+    finally:
+        channel.close()
+
+
+def prepare(channel, tmp_path, name, *, session, edges=None, paths=LINK):
+    args = {"host": "host1", "netdev": "be0", "socket": str(tmp_path / "qmp"), "nic": "nic-be0"}
+    claim = {
+        "paths": paths, "session": session, "kind": f"kind-{name}", "target": "host1:rxe0", "fault": name,
+        "controller": f"{session}@there, process 7", "since": "2026-11-25 01:00:00 UTC",
+    }  # fmt: skip
+    return ask(
+        channel, "prepare", id=name, actuator="qmp", args={**args, "python": local_python()}, window_s=60.0, ttl_s=10,
+        edges=edges or [[0.0, True]], revert_dir=str(tmp_path / "faults"), claim=claim,
+    )  # fmt: skip
+
+
+def here(tmp_path):
+    """What `heal` does on this machine."""
+    return heal_module._local(SimpleNamespace(state_dir=tmp_path), most_s=None)
+
+
+def test_claim_of_another_session_is_refused_and_names_the_holder(qemu, tmp_path):
+    with holder(tmp_path, "a") as first, holder(tmp_path, "b") as second:
+        prepare(first, tmp_path, "a", session="anna")
+        assert ask(first, "arm")["readback"]["applied"]
+        refused = prepare(second, tmp_path, "b", session="ben")
+        assert refused["refused"]
+        assert refused["error"] == (
+            "link l is held by kind-a on host1:rxe0 (fault a, by anna@there, process 7, since 2026-11-25 01:00:00 UTC);"
+            " end that fault first, or run `faultbed heal`"
+        )
+        assert qemu.links == [False], "the second one has touched the link of the first"
+        assert ask(first, "observe")["on"]
+        assert ask(first, "clear")["ok"]
+        assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
+
+
+def test_claim_of_the_same_session_is_left_to_its_planner(qemu, tmp_path):
+    """An experiment may take one link down twice: both holders stand ready from its beginning."""
+    with holder(tmp_path, "a") as first, holder(tmp_path, "b") as second:
+        prepare(first, tmp_path, "a", session="anna")
+        assert prepare(second, tmp_path, "b", session="anna")["event"] == "prepared"
+
+
+def test_claim_of_a_dead_holder_counts_until_its_revert_has_run(qemu, tmp_path):
+    """Guardian and holder are killed: nothing locks the claim, and the link is still down."""
+    with holder(tmp_path, "a") as first:
+        prepare(first, tmp_path, "a", session="anna")
+        ask(first, "arm")
+        pid = holder_pid(first)
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(first.guardian_pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not claim_module._is_locked(str(tmp_path / "faults" / "a.claim")), within_s=5)
+    with holder(tmp_path, "b") as second:
+        error = prepare(second, tmp_path, "b", session="ben")["error"]
+        assert error.startswith("link l is as kind-a on host1:rxe0")
+        assert "its revert has not succeeded; run `faultbed heal`" in error
+        assert here(tmp_path) == ["here: healed: ran stored revert a.revert"]
+        assert qemu.links[-1] is True
+        assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
+
+
+def test_heal_ends_a_flap_that_has_more_edges(qemu, tmp_path):
+    """After `heal` nothing changes the link: the holder is gone, no revert is left, and the link stays up."""
+    with holder(tmp_path, "a") as flap:
+        prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
+        ask(flap, "arm")
+        pid = holder_pid(flap)
+        lines = here(tmp_path)
+        assert lines[0] == "here: healed: ended the holder of kind-a on host1:rxe0"
+        assert claim_module._identity(pid)["started"] is None
+        assert qemu.links[-1] is True
+        assert list((tmp_path / "faults").iterdir()) == []
+        flap._process.wait(timeout=10)
+        assert qemu.links[-1] is True
+
+
+def test_heal_ends_a_fault_that_is_only_prepared(qemu, tmp_path):
+    """It has no stored revert, and could be armed after `heal`."""
+    with holder(tmp_path, "a") as ready:
+        prepare(ready, tmp_path, "a", session="anna")
+        assert here(tmp_path) == ["here: healed: ended the holder of kind-a on host1:rxe0"]
+        assert ready.receive(timeout_s=10) is None
+        assert qemu.links == []
+
+
+def test_heal_waits_for_a_revert_that_is_running(tmp_path):
+    """Of two that revert, the one that has the lock does; the other one finds nothing left to do."""
+    folder = tmp_path / "faults"
+    claim = Claim.take(str(folder / "a.revert"), {})
+    (folder / "a.revert").write_text("exit 1")
+    # As if a guardian ran the revert: it has the lock, and is not the process that the claim names.
+    (folder / "a.claim").write_text("{}")
+    reverting = subprocess.Popen(
+        [sys.executable, "-c", "import sys, os; sys.stdin.read(1); os.unlink(sys.argv[1]); os.unlink(sys.argv[2])",
+         str(folder / "a.revert"), str(folder / "a.claim")],
+        stdin=subprocess.PIPE, pass_fds=(claim._fd,),
+    )  # fmt: skip
+    os.close(claim._fd)
+    with (
+        pytest.raises(TimeoutError, match="is locked by another process"),
+        locked(str(folder / "a.claim"), within_s=0.1),
+    ):
+        pass
+    reverting.communicate(b".", timeout=10)
+    assert here(tmp_path) == []
+
+
+def test_end_holder_of_a_pid_that_was_given_away_kills_nothing(tmp_path):
+    """Same number, other start time: it is another process."""
+    claim = Claim.take(str(tmp_path / "a.revert"), {})
+    path = tmp_path / "a.claim"
+    with subprocess.Popen(["sleep", "60"]) as other:
+        said = read_claim(str(path))
+        path.write_text(path.read_text().replace(f'"pid": {said["pid"]}', f'"pid": {other.pid}'))
+        assert end_holder(str(path)) is False
+        assert other.poll() is None
+        other.kill()
+    claim.release()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "collide"),
+    [
+        (["switch", "rtsw1"], ["switch", "rtsw1", "link", "l"], True),
+        (["switch", "rtsw1", "link", "l"], ["switch", "rtsw1"], True),
+        (["switch", "rtsw1", "p1", "nft", "faultbed_a"], ["switch", "rtsw1", "p1", "nft", "faultbed_b"], False),
+        (["switch", "rtsw1"], ["switch", "rtsw2"], False),
+        (["host", "host1", "rnic", "rxe0"], ["host", "host1", "rnic", "rxe1"], False),
+    ],
+)
+def test_claims_collide_where_one_is_the_other_or_inside_it(tmp_path, mine, theirs, collide):
+    held = Claim.take(str(tmp_path / "a.revert"), {"session": "a", "paths": [{"path": theirs, "thing": "theirs"}]})
+    told = {"session": "b", "paths": [{"path": mine, "thing": "mine"}]}
+    with pytest.raises(Refused) if collide else contextlib.nullcontext():
+        Claim.take(str(tmp_path / "b.revert"), told).release()
+    held.release()
+    Claim.take(str(tmp_path / "b.revert"), told).release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_injector_claims_what_the_planner_compares(tmp_path):
+    """Two controllers that plan the same fault claim the same, each with a session of its own."""
+    lab = SimpleNamespace(topology=SOFT.topology, state_dir=tmp_path)
+    planned = plan(FaultSpec(kind="link.flap", target="host1:rxe0", for_s=5.0), SOFT.topology, lab_kind="soft")
+    one, two = (Injector(lab, journal=None).claim_of(planned) for _ in range(2))
+    assert one["paths"] == two["paths"]
+    assert any(each["path"][:4] == ["host", "host1", "rnic", "rxe0"] for each in one["paths"])
+    assert one["session"] != two["session"]
