@@ -2,9 +2,9 @@
 
 It goes by marks, of which a fault that its target has not reverted has at least a unit or a stored revert: units
 named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named `fbvia*` and the
-redirections to them, a rule to the table that steers, a file that fills the disk and one that makes receives late, busy
-processes and stopped ones, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down,
-links of VMs without carrier. On a rack a port that is down may be somebody's maintenance, and a stopped process
+redirections to them, a rule to the table that steers, a file that makes receives late, busy processes and stopped
+ones, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down, links of VMs without
+carrier. On a rack a port that is down may be somebody's maintenance, and a stopped process
 somebody's debugging: there only ports that were up before the run that left the lab DIRTY are brought up, and only
 programs of ours go on; all others are told as not ours, and left as they are.
 
@@ -27,7 +27,6 @@ from inject.channels import REJOIN, revert_dir
 from inject.node.cgroup import UNLIMITED
 from inject.node.claim import claim_file, end_holder, locked, read_claim
 from inject.node.detour import GUEST, OWN
-from inject.node.disk import FILE
 from inject.node.hog import NAME as HOG
 from inject.node.holder import REVERT_DIR
 from inject.node.latereceives import FILE as LATE
@@ -124,10 +123,9 @@ for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
   [ "$was" = "{UNLIMITED}" ] && continue
   if echo {UNLIMITED} > "$c"; then echo "{_MARK} $c was $was"; else echo "failed: $c is $was"; fi
 done
-for f in {FILE} {LATE}; do
-  [ -e "$f" ] || continue
-  if rm -f "$f"; then echo "{_MARK} removed $f"; else echo "failed: $f"; fi
-done
+if [ -e {LATE} ]; then
+  if rm -f {LATE}; then echo "{_MARK} removed {LATE}"; else echo "failed: {LATE}"; fi
+fi
 for f in /proc/[0-9]*/stat; do
   {{ read -r p name state _ <"$f"; }} 2>/dev/null || continue
   case "$name $state" in

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from inject.aim.processes import signalled, stopped
 from inject.aim.shot import Place, Request, Shot, Step, Witness, held, on_host, rnic_counters
-from inject.node.disk import FILE
+from inject.node.disk import FOLDER
 from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
@@ -123,11 +123,16 @@ def _disk(asked: Request) -> Shot:
     return Shot(
         place=on_host(asked),
         request=held(asked, "disk", {}, claims=f"{host}/disk"),
-        steps=(Step(do=f"fallocate -l <all that is left> {FILE}", undo=f"rm -f {FILE}"),),
+        steps=(
+            Step(
+                do=f"f=$(mktemp -p {FOLDER}); exec 3<>$f; rm $f; fallocate -l <all that is left> /dev/fd/3",
+                undo="exec 3>&-   # it also ends with the holder",
+            ),
+        ),
         must_move=(),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         restored=((state, 0),),
-        shows={"file": FILE},
+        shows={"folder": FOLDER},
         while_on=((state, 1),),
     )
 

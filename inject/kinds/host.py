@@ -108,11 +108,11 @@ _CLOCK = described(
 
 _DISK = described(
     name="host.disk-full",
-    summary="one file takes all that is left of the host's disk",
+    summary="an open file without a name takes all that is left of the host's disk",
     binding={"host": "unit"},
     params=(),
     fidelity={"soft": "real"},
-    armed_by="the file, and what the file system says is left",
+    armed_by="the open file, and what the file system says is left",
     must_move="a full file system, as a second look finds it while the fault is on",
     must_not_move="rxe send_err",
     reversible=True,

@@ -1,0 +1,80 @@
+"""A full disk: a file without a name, which ends with its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inject.node.actuator import Refused
+from inject.node.disk import DiskActuator
+
+SIZE = 1 << 20
+HOLDER = f"""
+import sys
+from inject.node.disk import DiskActuator
+left = [{SIZE}, 0]
+DiskActuator._free = lambda self: left.pop(0) if len(left) > 1 else left[0]
+disk = DiskActuator(folder=sys.argv[1])
+disk.on()
+print(disk.read()["taken_bytes"], disk._file, flush=True)
+sys.stdin.read()
+"""
+
+
+def filling(folder, monkeypatch):
+    """An actuator that finds one MiB left, and nothing once it has taken that."""
+    left = [SIZE, SIZE, 0]
+    monkeypatch.setattr(DiskActuator, "_free", lambda _: left.pop(0) if len(left) > 1 else left[0])
+    return DiskActuator(folder=str(folder))
+
+
+def test_disk_full_takes_the_room_without_a_name(tmp_path, monkeypatch):
+    disk = filling(tmp_path, monkeypatch)
+    assert not disk.prepare()["applied"]
+    monkeypatch.undo()
+    disk = filling(tmp_path, monkeypatch)
+    disk.on()
+    seen = disk.read()
+    assert seen["applied"]
+    assert seen["taken_bytes"] >= SIZE
+    assert list(tmp_path.iterdir()) == [], "a name would outlive the process and a reboot"
+    disk.off()
+    assert not disk.read()["applied"]
+
+
+def test_disk_full_of_a_file_system_without_unnamed_files_has_no_name_either(tmp_path, monkeypatch):
+    disk, real = filling(tmp_path, monkeypatch), os.open
+
+    def refuses(path, flags, *rest, **named):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(95, "Operation not supported")
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refuses)
+    disk.on()
+    assert disk.read()["taken_bytes"] >= SIZE
+    assert list(tmp_path.iterdir()) == []
+    disk.close()
+
+
+def test_disk_full_ends_with_the_killed_holder(tmp_path):
+    """Nothing runs after SIGKILL, and nothing has to."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        taken, fd = map(int, holder.stdout.readline().split())
+        assert taken >= SIZE
+        assert "(deleted)" in str(Path(f"/proc/{holder.pid}/fd/{fd}").readlink())
+        holder.kill()
+        holder.communicate(timeout=10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_full_of_a_full_file_system_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(DiskActuator, "_free", lambda _: 0)
+    with pytest.raises(Refused, match="full already, and not by us"):
+        DiskActuator(folder=str(tmp_path)).prepare()
