@@ -23,6 +23,7 @@ from inject.catalogue import Binding, FaultKind, Fidelity, Param, find
 from inject.claims import both_claim
 from testbed.errors import Unsupported, UsageError
 from testbed.nearest import hint
+from testbed.selectors import resolve, select_one
 from testbed.topology import Target, Topology
 
 __all__ = ["FaultSpec", "PlannedFault", "plan", "plan_all", "plan_beside"]
@@ -134,7 +135,7 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
         )
     at_s = _seconds(spec.at_s, f"{where}.at", low=0.0)
     for_s = _seconds(spec.for_s, f"{where}.for", low=0.01)
-    params = _params(spec.params, kind, where=where)
+    params = _params(spec.params, kind, topology, where=where)
     fault_id = _fault_id(index, kind.name, target.text, at_s, for_s, params)
     shot = (rack.take if lab_kind == "rack" else aim.take)(
         aim.Request(
@@ -241,7 +242,7 @@ def _still_bystanders(fault: PlannedFault, others: Sequence[PlannedFault]) -> tu
 
 def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str) -> Target:
     try:
-        target = topology.resolve(spec.target)
+        target = resolve(topology, spec.target)
     except UsageError as error:
         raise UsageError(f"{where}.target: {error}") from None
     if target.kind not in kind.targets:
@@ -258,7 +259,7 @@ def _seconds(value: float, where: str, *, low: float) -> float:
     return float(value)
 
 
-def _params(given: Mapping[str, Any], kind: FaultKind, *, where: str) -> Mapping[str, Any]:
+def _params(given: Mapping[str, Any], kind: FaultKind, topology: Topology, *, where: str) -> Mapping[str, Any]:
     names = [param.name for param in kind.params]
     for name in given:
         if name not in names:
@@ -268,6 +269,11 @@ def _params(given: Mapping[str, Any], kind: FaultKind, *, where: str) -> Mapping
     for param in kind.params:
         if param.name in given:
             values[param.name] = _value(given[param.name], param, where=f"{where}.{param.name}")
+            if param.type == "rnic":
+                try:
+                    values[param.name] = select_one(topology, values[param.name])
+                except UsageError as error:
+                    raise UsageError(f"{where}.{param.name}: {error}") from None
         elif param.required:
             raise UsageError(f"{where}: {kind.name} needs {param.name} ({param.summary})")
         elif param.default is not None:

@@ -26,6 +26,7 @@ import numpy as np
 from testbed import clock
 from testbed.errors import CommandFailed, LabError, UsageError
 from testbed.packets.capture_file import ETHERNET, Frames
+from testbed.selectors import resolve, select
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
@@ -80,7 +81,7 @@ def port_named(topology: Topology, name: str) -> tuple[str, Port]:
     Raises:
         UsageError: there is no such thing, or it is no port of a switch that forwards in its kernel.
     """
-    target = topology.resolve(name)
+    target = resolve(topology, name)
     if target.link is None or target.kind not in ("port", "rnic"):
         raise UsageError(f'"{name}" is a {target.kind}: packets are captured at ports, as in rtsw2:host4:rxe0')
     port = target.link.a if target.kind == "rnic" or target.port is None else target.port
@@ -100,8 +101,7 @@ def start(lab: Lab, ports: Sequence[str]) -> Capturing:
         LabError: a machine could not.
     """
     by_machine: dict[str, dict[str, Port]] = {}
-    for asked in ports:
-        name, port = port_named(lab.topology, asked)
+    for name, port in (port_named(lab.topology, one) for text in ports for one in select(lab.topology, text)):
         by_machine.setdefault(lab.carrier(port.node).name, {})[name] = port
     if len(by_machine) != 1:
         raise UsageError("name at least one port, and ports of one machine only")

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 from testbed import clock
 from testbed.errors import CommandFailed, FaultbedError, LabError, UsageError
 from testbed.node import Channel, Node
+from testbed.selectors import resolve
 from testbed.topology import Topology
 from traffic.results import Endpoint
 
@@ -199,7 +200,7 @@ def endpoint(topology: Topology, name: str) -> Endpoint:
     Raises:
         UsageError: no such thing, or not an RNIC.
     """
-    target = topology.resolve(name)
+    target = resolve(topology, name)
     if target.kind == "host":
         rnics = topology.host_by_name[target.node].rnics
         if not rnics:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from testbed.errors import UsageError
+from testbed.selectors import select_one
 from testbed.topology import Topology
 from traffic import metrics
 from traffic.engine import Engines, TrafficLab, endpoint
@@ -206,6 +207,11 @@ def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Seque
     )
 
 
+def _resolved(topology: Topology, spec: FlowSpec) -> FlowSpec:
+    """The flow between the RNICs that its selectors stand for."""
+    return replace(spec, src=select_one(topology, spec.src), dst=select_one(topology, spec.dst))
+
+
 def start(lab: TrafficLab, spec: FlowSpec, on_event: OnEvent | None = None) -> Running[FlowResult]:
     """Start a flow on a lab.
 
@@ -213,6 +219,7 @@ def start(lab: TrafficLab, spec: FlowSpec, on_event: OnEvent | None = None) -> R
         UsageError: the spec asks for something that is not there; nothing was started.
         LabError: it could not be started; nothing is left running.
     """
+    spec = _resolved(lab.topology, spec)
     plan = _plan(lab, f"flow {spec.src} -> {spec.dst}", [spec], [""])
     return begin(lab, plan, lambda running: _finish(running, spec, ""), on_event)
 
@@ -282,6 +289,7 @@ def start_all(
     """
     if not specs:
         raise UsageError("no flow at all: name at least one")
+    specs = [_resolved(lab.topology, spec) for spec in specs]
     suffixes = [str(number) for number in range(len(specs))]
     plan = _plan(lab, f"{len(specs)} flows", specs, suffixes)
 

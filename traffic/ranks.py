@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from testbed.errors import UsageError
+from testbed.selectors import select
 from testbed.topology import Topology
 from traffic import schedules
 from traffic.engine import Fabric, endpoint
@@ -46,7 +47,8 @@ ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
 class RanksSpec:
     """What a collective and a job have in common: where the ranks are, element type, grain and deadlines.
 
-    `ranks` are RNIC names in rank order (empty: the first RNIC of every host). `redop` means something to reductions.
+    `ranks` are RNIC names or selectors in rank order (empty: the first RNIC of every host). `redop` means something to
+    reductions.
     With `compute_units` above 0 every iteration begins with that much work on the host's GPU `gpu`. `segment_bytes` is
     the pipelining grain, `slots` how many segments a rank may have under way. Each segment costs a completion at both
     ends and its share of a credit, and an emulated CPU feels that: of 64 KiB, a soft lab took 1.3 to 1.8 times as long.
@@ -75,8 +77,8 @@ def place(lab: Fabric, spec: RanksSpec) -> tuple[Endpoint, ...]:
     Raises:
         UsageError: one of them is not there, or named twice, or has no GPU for a compute phase.
     """
-    names = spec.ranks or tuple(host.name for host in lab.topology.hosts)
-    ranks = tuple(endpoint(lab.topology, name) for name in names)
+    written = spec.ranks or tuple(host.name for host in lab.topology.hosts)
+    ranks = tuple(endpoint(lab.topology, name) for text in written for name in select(lab.topology, text))
     twice = {rank.name for rank in ranks if ranks.count(rank) > 1}
     if twice:
         raise UsageError(f"an RNIC is one rank only: {', '.join(sorted(twice))} is named twice")

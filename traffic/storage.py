@@ -12,6 +12,7 @@ from typing import Any
 
 from testbed.errors import LabError, UsageError
 from testbed.node import Channel
+from testbed.selectors import select_one
 from traffic import metrics
 from traffic.engine import START_TIMEOUT_S, TrafficLab
 from traffic.results import Checkpoint, Iteration
@@ -86,6 +87,7 @@ def serve(lab: TrafficLab, host: str) -> StorageServer:
         UsageError: there is no such host.
         LabError: it does not start.
     """
+    host = select_one(lab.topology, host)
     found = lab.topology.host_by_name.get(host)
     if found is None:
         raise UsageError(f'storage on "{host}": there is no such host; there is {", ".join(lab.topology.host_by_name)}')

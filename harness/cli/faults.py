@@ -90,8 +90,9 @@ def inject(
     """Do one fault by hand, and show its receipt: armed, fired, cleared.
 
     KIND is one of `faultbed faults`; TARGET is named as in `faultbed status`: rtsw1:ctsw1 (an uplink),
-    rtsw1:host1:rxe0 (a switch port), host1:rxe0 (an RNIC), host1:gpu0. The target reverts by itself when this command
-    dies. Ends with 0 when the fault provably fired, 2 when not, 5 when the lab is not as it was.
+    rtsw1:host1:rxe0 (a switch port), host1:rxe0 (an RNIC), host1:gpu0; or by a selector that fits any lab: uplink[0],
+    host[1]:gpu[0]. The target reverts by itself when this command dies. Ends with 0 when the fault provably fired, 2
+    when not, 5 when the lab is not as it was.
     """
     inventory = session.inventory()
     params = _params([*settings, *([f"qp={qp}"] if qp else []), *([f"psn={psn}"] if psn else [])])

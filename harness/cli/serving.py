@@ -12,7 +12,7 @@ from harness.cli import rows_file
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.qp import qp_option
 from harness.cli.recording import out_option, write_rows
-from harness.cli.traffic import check_names, exit_code, read_size, teller, traffic
+from harness.cli.traffic import exit_code, hosts_of, read_size, teller, traffic
 from harness.verdict import ExitCode
 from testbed.lab import Lab
 from traffic import inference, ranking
@@ -155,9 +155,10 @@ def ranking_command(
 
 def _run(session: Session, ranks: Sequence[str], what: str, run: Callable[[Lab, OnEvent], T]) -> T:
     inventory = session.inventory()
-    check_names(inventory.topology, ranks)
-    hosts = {name.partition(":")[0] for name in ranks} or {host.name for host in inventory.topology.hosts}
-    with session.working(inventory, sorted(hosts), why=f"traffic {what}") as lab, session.progress() as progress:
+    with (
+        session.working(inventory, hosts_of(inventory.topology, ranks), why=f"traffic {what}") as lab,
+        session.progress() as progress,
+    ):
         progress(f"connecting the ranks of the {what} job")
         return run(lab, teller(lab, progress))
 

@@ -22,6 +22,7 @@ from harness.run import asked
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from testbed.lab import Lab
+from testbed.selectors import select, select_one
 from testbed.topology import Topology
 from traffic import collective as collective_module
 from traffic import flow as flow_module
@@ -38,7 +39,7 @@ from traffic.results import Outcome
 from traffic.run import OnEvent, Running
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 
-__all__ = ["COMMANDS", "check_names", "exit_code", "flow_specs", "read_size", "run_ranks", "traffic"]
+__all__ = ["COMMANDS", "check_names", "exit_code", "flow_specs", "hosts_of", "read_size", "run_ranks", "traffic"]
 
 T = TypeVar("T")
 
@@ -143,7 +144,7 @@ def flow(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Flow from SRC to DST (RNICs, such as host1:rxe0), or a whole --pattern of flows.
+    """Flow from SRC to DST (RNICs, such as host1:rxe0 or rnic[0]), or a whole --pattern of flows.
 
     Without names: from the first host to the last one, which is in another rack where there is more than one.
     """
@@ -152,7 +153,8 @@ def flow(
         raise UsageError("name SRC and DST, or a --pattern, not both")
     _check_perftest(perftest_json, pattern, options["spread"])
     ends = _ends(inventory.topology)
-    chosen = pairs(pattern, ends) if pattern else ((src or ends[0], dst or ends[-1]),)
+    named = tuple(select_one(inventory.topology, text) for text in (src or ends[0], dst or ends[-1]))
+    chosen = pairs(pattern, ends) if pattern else ((named[0], named[1]),)
     specs = flow_specs(chosen, **options)
     for spec in specs:
         flow_module.check(spec)
@@ -346,22 +348,36 @@ def _count(spec: CollectiveSpec, ranks: int) -> int:
     return spec.elements // ranks if share else spec.elements
 
 
+def hosts_of(topology: Topology, ranks: Sequence[str]) -> list[str]:
+    """The hosts of ranks, by name or selector; without ranks, every host.
+
+    Raises:
+        UsageError: a rank is no RNIC of this lab.
+    """
+    check_names(topology, ranks)
+    return sorted(
+        {name.partition(":")[0] for text in ranks for name in select(topology, text)} or topology.host_by_name
+    )
+
+
 def check_names(topology: Topology, names: Iterable[str]) -> None:
     """Refuse RNICs that are not there, whether the lab is up or not.
 
     Raises:
         UsageError: with the name that may have been meant.
     """
-    for name in names:
-        endpoint(topology, name)
+    for text in names:
+        for name in select(topology, text):
+            endpoint(topology, name)
 
 
 def run_ranks(session: Session, ranks: Sequence[str], what: str, start: Callable[[Lab, OnEvent], Running[T]]) -> T:
     """Start work on ranks (RNIC names; none: all hosts) and wait until it is over."""
     inventory = session.inventory()
-    check_names(inventory.topology, ranks)
-    hosts = {name.partition(":")[0] for name in ranks} or {host.name for host in inventory.topology.hosts}
-    with session.working(inventory, sorted(hosts), why=f"traffic {what}") as lab, session.progress() as progress:
+    with (
+        session.working(inventory, hosts_of(inventory.topology, ranks), why=f"traffic {what}") as lab,
+        session.progress() as progress,
+    ):
         progress(f"connecting the ranks of {what}")
         with start(lab, teller(lab, progress)) as running:
             # It ends by its iterations; how long those take is the lab's affair. Its stall deadline ends a hang.

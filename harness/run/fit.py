@@ -12,13 +12,14 @@ from math import prod
 from typing import Literal
 
 from harness.analysis.timeline import MIN_BASELINE_NS
-from harness.experiment.file import Experiment
+from harness.experiment.file import Expectation, Experiment, Fault
 from harness.experiment.replayed import Replay, spec_of, trace_of
 from harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
 from harness.run.workload import collective_spec, job_spec
 from inject.plan import PlannedFault
 from testbed.capture import port_named
 from testbed.errors import ConfigError, UsageError
+from testbed.selectors import is_selector, select, select_one
 from testbed.topology import Topology
 from traffic import collective, cost, inference, job, ranking
 from traffic.flow import check_on
@@ -44,17 +45,23 @@ class _Lab:
 
 
 def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"]) -> Experiment:
-    """Check every name and bound of `experiment` against a lab, and fill in the default ranks.
+    """Check every name and bound of `experiment` against a lab, resolve selectors, and fill in the default ranks.
 
     Raises:
         ConfigError: an unknown target, rank or host, a fault that outlasts the workload or leaves no fault-free start
             to compare with, or a bound in Gb/s on a soft lab.
     """
     workload = _fit_workload(experiment, topology, lab_kind)
-    _fit_faults(experiment, topology)
-    _fit_expectations(experiment, lab_kind)
+    faults = _fit_faults(experiment, topology)
+    expectations = _fit_expectations(experiment, topology, lab_kind)
     _fit_stops(experiment)
-    return replace(experiment, workload=workload, capture=_fit_capture(experiment, topology))
+    return replace(
+        experiment,
+        workload=workload,
+        faults=faults,
+        expectations=expectations,
+        capture=_fit_capture(experiment, topology),
+    )
 
 
 def hosts_of(workload: Workload) -> tuple[str, ...]:
@@ -88,6 +95,21 @@ def _error(experiment: Experiment, path: str, message: str) -> ConfigError:
     return ConfigError(f"{experiment.source}: {path}: {message}")
 
 
+def _selected(experiment: Experiment, topology: Topology, path: str, text: str) -> tuple[str, ...]:
+    """The names that a selector stands for in this lab; a name stands for itself."""
+    try:
+        return select(topology, text)
+    except UsageError as error:
+        raise _error(experiment, path, str(error)) from error
+
+
+def _selected_one(experiment: Experiment, topology: Topology, path: str, text: str) -> str:
+    try:
+        return select_one(topology, text)
+    except UsageError as error:
+        raise _error(experiment, path, str(error)) from error
+
+
 def _resolve_rnic(experiment: Experiment, topology: Topology, path: str, text: str) -> None:
     try:
         target = topology.resolve(text)
@@ -101,9 +123,13 @@ def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: Literal[
     workload = experiment.workload
     if isinstance(workload, Flow):
         return _fit_flow(experiment, topology, workload, lab_kind)
-    ranks = workload.ranks or tuple(f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics)
-    for index, rank in enumerate(ranks):
-        _resolve_rnic(experiment, topology, f"workload.ranks[{index}]", rank)
+    written = workload.ranks or tuple(f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics)
+    ranks: tuple[str, ...] = ()
+    for index, text in enumerate(written):
+        path = f"workload.ranks[{index}]"
+        for rank in _selected(experiment, topology, path, text):
+            _resolve_rnic(experiment, topology, path, rank)
+            ranks += (rank,)
     repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if repeated:
         raise _error(experiment, "workload.ranks", f"{repeated[0]} is there twice; a rank is one RNIC")
@@ -112,6 +138,9 @@ def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: Literal[
     if isinstance(workload, Replay):
         return _fit_replay(experiment, replace(workload, ranks=ranks), lab_kind)
     workload = replace(workload, ranks=ranks)
+    if isinstance(workload, Job) and (storage := workload.storage):
+        host = _selected_one(experiment, topology, "workload.storage.host", storage.host)
+        workload = replace(workload, storage=replace(storage, host=host))
     _check_job(experiment, workload, _Lab(kind=lab_kind, topology=topology))
     return workload
 
@@ -137,11 +166,13 @@ def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: 
             return replace(flow, pairs=pairs(flow.pattern, ends))
         except UsageError as error:
             raise _error(experiment, "workload.pattern", str(error)) from error
-    _resolve_rnic(experiment, topology, "workload.src", flow.src)
-    _resolve_rnic(experiment, topology, "workload.dst", flow.dst)
-    if flow.src == flow.dst:
-        raise _error(experiment, "workload.dst", f"the flow ends where it begins ({flow.src})")
-    return replace(flow, pairs=((flow.src, flow.dst),))
+    src = _selected_one(experiment, topology, "workload.src", flow.src)
+    dst = _selected_one(experiment, topology, "workload.dst", flow.dst)
+    _resolve_rnic(experiment, topology, "workload.src", src)
+    _resolve_rnic(experiment, topology, "workload.dst", dst)
+    if src == dst:
+        raise _error(experiment, "workload.dst", f"the flow ends where it begins ({src})")
+    return replace(flow, src=src, dst=dst, pairs=((src, dst),))
 
 
 def _check_job(experiment: Experiment, workload: _Ranked, lab: _Lab) -> None:
@@ -169,24 +200,38 @@ def _check_job(experiment: Experiment, workload: _Ranked, lab: _Lab) -> None:
 def _fit_capture(experiment: Experiment, topology: Topology) -> tuple[str, ...]:
     """Full names of the ports, each once."""
     names = []
-    for index, port in enumerate(experiment.capture):
-        try:
-            names.append(port_named(topology, port)[0])
-        except UsageError as error:
-            raise _error(experiment, f"capture.ports[{index}]", str(error)) from error
+    for index, text in enumerate(experiment.capture):
+        path = f"capture.ports[{index}]"
+        for port in _selected(experiment, topology, path, text):
+            try:
+                names.append(port_named(topology, port)[0])
+            except UsageError as error:
+                raise _error(experiment, path, str(error)) from error
     return tuple(dict.fromkeys(names))
 
 
-def _fit_faults(experiment: Experiment, topology: Topology) -> None:
+def _fit_faults(experiment: Experiment, topology: Topology) -> tuple[Fault, ...]:
+    """The faults with the names of their targets; a selector of several targets is a list the seed chooses from."""
+    faults = []
     end_ns = duration_ns(experiment.workload)
     for index, fault in enumerate(experiment.faults):
         path = f"faults[{index}]"
-        for choice, target in enumerate(fault.targets):
+        targets: list[str] = []
+        for choice, text in enumerate(fault.targets):
             where = f"{path}.target" if len(fault.targets) == 1 else f"{path}.target[{choice}]"
-            try:
-                topology.resolve(target)
-            except UsageError as error:
-                raise _error(experiment, where, str(error)) from error
+            for target in _selected(experiment, topology, where, text):
+                try:
+                    topology.resolve(target)
+                except UsageError as error:
+                    raise _error(experiment, where, str(error)) from error
+                targets.append(target)
+        parameters = {
+            name: _selected_one(experiment, topology, f"{path}.set.{name}", value)
+            if isinstance(value, str) and is_selector(value)
+            else value
+            for name, value in fault.parameters.items()
+        }
+        faults.append(replace(fault, targets=tuple(targets), parameters=parameters))
         last_ns = fault.at_latest_ns + fault.duration_ns
         if end_ns is not None and last_ns > end_ns:
             raise _error(
@@ -195,9 +240,22 @@ def _fit_faults(experiment: Experiment, topology: Topology) -> None:
                 f"may last until {last_ns / 1e9:g} s, but the workload ends at {end_ns / 1e9:g} s; "
                 "begin the fault earlier or run longer",
             )
+    return tuple(faults)
 
 
-def _fit_expectations(experiment: Experiment, lab_kind: str) -> None:
+def _fit_expectations(experiment: Experiment, topology: Topology, lab_kind: str) -> tuple[Expectation, ...]:
+    """The expectations, with the name of the host where one is expected by a selector."""
+    _check_expectations(experiment, lab_kind)
+    fitted = []
+    for index, expectation in enumerate(experiment.expectations):
+        expected = expectation.equals
+        if isinstance(expected, str) and is_selector(expected):
+            expected = _selected_one(experiment, topology, f"expect[{index}].equals", expected)
+        fitted.append(replace(expectation, equals=expected))
+    return tuple(fitted)
+
+
+def _check_expectations(experiment: Experiment, lab_kind: str) -> None:
     first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=None)
     for index, expectation in enumerate(experiment.expectations):
         path = f"expect[{index}].metric"
