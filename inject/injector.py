@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -218,6 +218,9 @@ class Prepared:
         self._armed = Armed(ok=False, error="never armed")
         self._receipt: Receipt | None = None
         self._clearing = threading.RLock()
+        self.reads: list[tuple[int, int]] = []
+        """When the lab was read for it before it was armed: (begin, end) in controller ns. No baseline of goodput
+        includes these."""
 
     def look(self) -> dict[str, Any]:
         """What is there before the change; the holder remembers it and refuses what it must not touch. Once.
@@ -236,9 +239,18 @@ class Prepared:
 
     def baseline(self) -> None:
         """Read the counters that everything after is compared with. `arm` does it if nobody did."""
-        self.look()
-        with self._injector.journal.doing("baseline", fault=self.planned.id):
-            self._witnesses.baseline(self.planned)
+        with self._reading():
+            self.look()
+            with self._injector.journal.doing("baseline", fault=self.planned.id):
+                self._witnesses.baseline(self.planned)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        begin_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.reads.append((begin_ns, time.monotonic_ns()))
 
     def arm(
         self,
@@ -262,7 +274,8 @@ class Prepared:
         """
         if self._witnesses.before is None:
             self.baseline()
-        learned = learn(self._lab, self.planned.learn, qp=qp, psn=psn, where=self.lease.where, timeout_s=ANSWER_S)
+        with self._reading():
+            learned = learn(self._lab, self.planned.learn, qp=qp, psn=psn, where=self.lease.where, timeout_s=ANSWER_S)
         request: dict[str, Any] = {"do": "arm", **learned}
         if at_ns is not None:
             request["at_ns"] = self.lease.to_node(at_ns)

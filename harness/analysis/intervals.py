@@ -101,7 +101,7 @@ def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> 
         starts = [at for at in (armed, fired) if isinstance(at, int)]
         if starts:
             impact = impacts.get(fault.plan.id)
-            back = run.end_ns if impact is None else max(impact.cleared_ns, impact.fired_ns + impact.recovery_ns)
+            back = run.end_ns if impact is None else impact.end_ns
             found.append((min(starts), back))
     return found
 

@@ -132,8 +132,11 @@ def rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observ
 
 def _why_no_impact(base: timeline.Baseline | None) -> str:
     if base is None:
-        return "no baseline: the fault-free start is too short or silent"
-    return "it never fired, or the run ended too soon after it"
+        return (
+            "no baseline: without the harness's own reads the fault-free start is silent, or shorter than 3 s or two "
+            "rolling windows; begin the first fault later"
+        )
+    return "it never fired, or the run ended or the next fault began too soon after it"
 
 
 def recoveries(
@@ -161,7 +164,7 @@ def recoveries(
 def _recovery(fault_id: str, one: timeline.Impact, prefix: str, slowest: float) -> Observation:
     value_ns = one.recovery_ns if prefix == "recovery" else one.after_clear_ns
     if one.censored:
-        detail = f"{fault_id}: not back by the end of its data; at least {format_duration(value_ns)}"
+        detail = f"{fault_id}: at least {format_duration(value_ns)}: {one.reason}"
     elif one.recovery_ns == 0:
         detail = f"{fault_id}: goodput never left its noise floor"
     else:
@@ -169,7 +172,7 @@ def _recovery(fault_id: str, one: timeline.Impact, prefix: str, slowest: float) 
             f"{fault_id}: goodput back {format_duration(one.recovery_ns)} after it fired, "
             f"{format_bytes(one.lost_bytes)} not carried"
         )
-    if slowest < _SLOW and one.recovery_ns:
+    if slowest < _SLOW and one.recovery_ns and not one.censored:
         detail += f"; measured against the machine's pace, which fell to {slowest:.2f} of that before the faults"
     return Observation(value=value_ns / 1e9, detail=detail, censored=one.censored)
 
@@ -181,8 +184,9 @@ def _worst(each: Sequence[Observation]) -> Observation:
     if missing:
         return missing[0]
     worst = max(each, key=lambda one: float(one.value or 0))
-    censored = any(one.censored for one in each)
-    return Observation(value=worst.value, detail=worst.detail, censored=censored)
+    censored = [one for one in each if one.censored]
+    detail = worst.detail if worst.censored or not censored else f"{worst.detail}; {censored[0].detail}"
+    return Observation(value=worst.value, detail=detail, censored=bool(censored))
 
 
 def recovery_phases(
@@ -215,6 +219,14 @@ def dips(base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact])
     if not impacts:
         missing = Observation(value=None, detail=_why_no_impact(base))
         return {"goodput_min_ratio": missing, "dip": missing}
+    doubtful = {fault_id: one for fault_id, one in impacts.items() if one.slowed_ratio is not None}
+    if doubtful:
+        fault_id, one = next(iter(doubtful.items()))
+        unknown = Observation(
+            value=None,
+            detail=f"under {fault_id} between {one.slowed_ratio:.2f} and {one.min_ratio:.2f}: {one.reason}",
+        )
+        return {"goodput_min_ratio": unknown, "dip": unknown}
     fault_id, one = min(impacts.items(), key=lambda item: item[1].min_ratio)
     detail = f"under {fault_id}, against the mean of the fault-free start"
     return {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from harness.analysis import intervals, observations, resolutions, timeline
 from harness.analysis.ettr import Ettr, ettr
 from harness.analysis.observations import Observation
-from harness.analysis.pace import pace, steadied
+from harness.analysis.pace import doubt_slow_downs, pace, steadied
 from harness.analysis.phases import Phase, phases
 from harness.analysis.resolutions import Firing
 from harness.analysis.routing import Routing, routing
@@ -55,12 +55,15 @@ def observe(run: Measurements) -> Observed:
     base = None
     if whole is not None:
         window_ns = timeline.rolling_window_ns(run.series, whole.step_ns, until_ns=first_ns)
-        base = timeline.baseline(whole, first_fault_ns=first_ns, window_ns=window_ns)
+        base = timeline.baseline(whole, first_fault_ns=first_ns, window_ns=window_ns, reads=run.reads)
     impacts: dict[str, timeline.Impact] = {}
     of_machine = None
     if whole is not None and base is not None:
         of_machine = pace(run, whole, fired.values(), start_ns=base.start_ns, until_ns=base.end_ns)
-        impacts = _impacts(steadied(whole, of_machine), base, fired)
+        windows = _windows(run)
+        impacts = timeline.impacts(steadied(whole, of_machine), base, windows)
+        if of_machine is not None:
+            impacts = doubt_slow_downs(run, impacts, timeline.impacts(whole, base, windows), windows)
     firing = resolutions.firings(run.faults)
     early_ns = {fault_id: one.early_ns for fault_id, one in firing.items()}
     by_phase = phases(run, impacts, early_ns)
@@ -133,13 +136,21 @@ def _first_disturbance(run: Measurements, fired: Mapping[str, tuple[int, int]]) 
     return min(times, default=run.end_ns)
 
 
-def _impacts(
-    whole: timeline.Goodput, base: timeline.Baseline, fired: Mapping[str, tuple[int, int]]
-) -> dict[str, timeline.Impact]:
-    found = {}
-    for fault_id, (first, cleared) in fired.items():
-        later = [other for other, _ in fired.values() if other > first]
-        one = timeline.impact(whole, base, fired_ns=first, cleared_ns=cleared, until_ns=min(later, default=None))
-        if one is not None:
-            found[fault_id] = one
-    return found
+def _windows(run: Measurements) -> dict[str, timeline.Window]:
+    """Return when each fault may have acted, by id: until the run's end where its removal was not confirmed."""
+    windows = {}
+    for fault in run.faults:
+        receipt = fault.receipt
+        if receipt is None:
+            continue
+        armed_ns, fired = receipt.armed.get("at_ns"), receipt.fired
+        starts = [at for at in (armed_ns, fired.first_ns, *(fired.between_ns or ())) if isinstance(at, int)]
+        if not starts:
+            continue
+        cleared_ns = receipt.cleared.get("at_ns")
+        is_confirmed = receipt.cleared.get("ok") is True
+        end_ns = cleared_ns if is_confirmed and isinstance(cleared_ns, int) else run.end_ns
+        windows[fault.plan.id] = timeline.Window(
+            start_ns=min(starts), fired_ns=fired.first_ns, cleared_ns=max(end_ns, fired.first_ns or min(starts))
+        )
+    return windows

@@ -5,29 +5,42 @@ no fault did that. Compute phases tell: each is the same work, and carries nothi
 bin is the median compute phase of the fault-free start over that of the iterations around the bin, at most 1. While a
 fault lasts nobody is asked, for it may be what slows them (elephants take CPU, too): what was before and what is after
 it is joined by a line. **Steadied goodput** is goodput over pace: what the job would carry, had the machine kept its
-pace. Hosts of a rack have their cores to themselves, so nothing of theirs is steadied, nor is a workload that does not
+pace.
+
+A slow-down that begins with a fault is not excused (`doubt_slow_downs`): nothing tells whether the machine or the fault
+slows all ranks. Where goodput is back only thanks to it, the recovery is censored, and says so.
+
+Hosts of a rack have their cores to themselves, so nothing of theirs is steadied, nor is a workload that does not
 compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.analysis.timeline import Goodput
+from harness.analysis.timeline import Goodput, Impact, Window
 from harness.record.measurements import Iteration, Measurements
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["AROUND", "MIN_RANKS", "pace", "steadied"]
+__all__ = ["AROUND", "MIN_RANKS", "doubt_slow_downs", "pace", "steadied"]
 
 AROUND = 2
 """Iterations on either side of one whose median its pace is: one alone varies by a third."""
 MIN_RANKS = 2
 """Ranks with a compute phase below which an iteration says nothing about the machine."""
+
+COMPARED = 10
+"""Iterations before a fault, and after it, whose compute phases are compared; fewer than `LEAST` say nothing."""
+LEAST = 5
+_SLOWER = 1.05
+"""Growth of the compute phase below which the machine counts as unchanged: goodput is healthy at 95 %, too."""
+_LEVEL = 0.01
 
 _Window = tuple[int, int]
 
@@ -41,15 +54,7 @@ def pace(
     """
     if run.lab_kind != "soft":
         return None
-    by_index: dict[int, list[int]] = {}
-    begins: dict[int, int] = {}
-    for step in (step for series in run.series for step in series.iterations):
-        begins[step.index] = min(begins.get(step.index, step.start_ns), step.start_ns)
-        if step.compute_ns > 0 and not _touched(step, fired):
-            by_index.setdefault(step.index, []).append(step.compute_ns)
-    told = sorted(index for index, times in by_index.items() if len(times) >= MIN_RANKS)
-    begin = np.array([begins[index] for index in told], dtype=np.float64)
-    phases = np.array([np.median(by_index[index]) for index in told])
+    begin, phases = _compute_phases(run, fired)
     before = phases[(begin >= start_ns) & (begin < until_ns)]
     if not len(before):
         return None
@@ -58,6 +63,65 @@ def pace(
     found: NDArray[np.float64] = np.minimum(1.0, float(np.median(before)) / np.interp(middle, begin, around))
     found[middle < until_ns] = 1.0
     return found
+
+
+def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return when each iteration that no fault touched began, and the median of its ranks' compute phases, in ns."""
+    by_index: dict[int, list[int]] = {}
+    begins: dict[int, int] = {}
+    for step in (step for series in run.series for step in series.iterations):
+        begins[step.index] = min(begins.get(step.index, step.start_ns), step.start_ns)
+        if step.compute_ns > 0 and not _touched(step, fired):
+            by_index.setdefault(step.index, []).append(step.compute_ns)
+    told = sorted(index for index, times in by_index.items() if len(times) >= MIN_RANKS)
+    begin = np.array([begins[index] for index in told], dtype=np.float64)
+    return begin, np.array([np.median(by_index[index]) for index in told], dtype=np.float64)
+
+
+def doubt_slow_downs(
+    run: Measurements, steady: Mapping[str, Impact], raw: Mapping[str, Impact], windows: Mapping[str, Window]
+) -> dict[str, Impact]:
+    """Return `steady`, with each recovery censored that only holds because the machine became slower with its fault.
+
+    `steady` are the impacts on steadied goodput, `raw` those on goodput as it was. Where both agree, the machine's pace
+    made no difference. Where they do not, the pace must have been the same before and after the fault.
+    """
+    begin, phases = _compute_phases(run, [(one.start_ns, one.cleared_ns) for one in windows.values()])
+    found = {}
+    for fault_id, one in steady.items():
+        unsteadied = raw.get(fault_id)
+        agrees = unsteadied is not None and not unsteadied.censored and unsteadied.recovery_ns <= one.recovery_ns
+        growth = None if agrees or one.censored else _slower_since(begin, phases, windows, fault_id)
+        found[fault_id] = one
+        if growth is not None:
+            slowed = None if unsteadied is None else min(unsteadied.min_ratio, one.min_ratio)
+            found[fault_id] = replace(one, recovered_ns=None, censored=True, reason=growth, slowed_ratio=slowed)
+    return found
+
+
+def _slower_since(
+    begin: NDArray[np.float64], phases: NDArray[np.float64], windows: Mapping[str, Window], fault_id: str
+) -> str | None:
+    """Say that compute phases grew across a fault, or that nothing shows they did not; None: they did not."""
+    mine = windows[fault_id]
+    before = phases[begin < mine.start_ns][-COMPARED:]
+    later = [one.start_ns for one in windows.values() if one.start_ns > mine.start_ns]
+    after = phases[(begin >= mine.cleared_ns) & (begin < min(later, default=np.inf))][:COMPARED]
+    if not len(before) or not len(after):
+        return "nothing shows whether the machine under the lab became slower with the fault: no compute phase after it"
+    growth = float(np.median(after) / np.median(before))
+    if growth <= _SLOWER:
+        return None
+    if min(len(before), len(after)) >= LEAST:
+        # scipy.stats takes half a second to import, and few runs come here.
+        from scipy.stats import mannwhitneyu  # noqa: PLC0415
+
+        if mannwhitneyu(after, before, alternative="greater").pvalue > _LEVEL:
+            return None
+    return (
+        f"all ranks compute {growth:.2f} times as long since the fault (medians of {len(before)} iterations before it "
+        f"and {len(after)} after it): goodput is back only if the machine under the lab caused that; nothing shows it"
+    )
 
 
 def steadied(series: Goodput, pace: NDArray[np.float64] | None) -> Goodput:

@@ -64,7 +64,7 @@ def phases(
 
 def _until(impact: Impact, begins: Iterable[int], mine_ns: int) -> int:
     """Marks after this are not this fault's."""
-    end = max(impact.cleared_ns, impact.fired_ns + impact.recovery_ns) + LATE_NS
+    end = impact.end_ns + LATE_NS
     return min([end, *(begin for begin in begins if begin > mine_ns)])
 
 

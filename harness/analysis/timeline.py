@@ -8,7 +8,8 @@ see dips that are not there. Looking forward, no part of the outage is left in t
 back.
 
 **Baseline** is the run's own fault-free start: from the end of the warm-up (1 s) to the first arming of
-a fault. Its *mean* is the mean of its bins; its *noise floor* is the 5th percentile of its rolling goodput.
+a fault, without the bins in which the harness itself read counters or looked something up on the lab. Its
+*mean* is the mean of its bins; its *noise floor* is the 5th percentile of its rolling goodput.
 Both come from this run, because two runs on shared cores differ by more than a fault may cost.
 
 **Recovery** of a fault: a bin is *healthy* when its rolling goodput is at least 95 % of the noise floor.
@@ -22,17 +23,24 @@ On a soft lab whose job computes, what is held against the floor is steadied goo
 machine under the lab does slower than in the baseline is no fault's doing. W is then of the machine's own time, for its
 iterations take longer: of a window of two of them, one and a half would be left, and each compute phase a dip.
 
-When the data ends, or the next fault fires, before recovery, the result is *censored*: the true time is at
-least the number given. The judge fails a bound that even this lower number exceeds, and calls the rest
-INCONCLUSIVE.
+Recovery is known only if the data show goodput healthy for a hold after the fault was cleared *and* after
+goodput came back. Where the data end, or the next fault begins, before that, the result is *censored*: the
+true time is at least the number given. The judge fails a bound that even this lower number exceeds, and calls
+the rest INCONCLUSIVE. The same holds when no dip was seen yet: it may have been about to come.
+
+A fault-free start whose noise floor is below half of its mean shows no dips, so every recovery is censored.
+
+A fault is charged for its own dip only. A dip that begins while an earlier fault still acts (until a hold
+after its removal), or before goodput was back from it, may be the earlier fault's: then the later fault's
+recovery is censored at 0, and `Impact.reason` names both.
 
 The resolution of all times is one bin, plus the clock error of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,10 +57,12 @@ __all__ = [
     "Goodput",
     "Impact",
     "JobTime",
+    "Window",
     "baseline",
     "finished_iterations",
     "goodput",
     "impact",
+    "impacts",
     "job_time_ratio",
     "rolling",
     "rolling_window_ns",
@@ -66,6 +76,9 @@ MIN_BASELINE_NS = 4_000_000_000
 """Fault-free time a run must have before its first fault: the warm-up and 3 s to compare with."""
 FLOOR_PERCENTILE = 5.0
 HEALTHY_SHARE = 0.95
+STEADY_SHARE = 0.5
+"""Noise floor over mean of the fault-free start below which recoveries are not known: half of goodput could be missing
+without a window below the floor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +127,36 @@ class Baseline:
         """Rolling goodput (bytes/s) at and above which the job counts as healthy."""
         return HEALTHY_SHARE * self.floor
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether goodput without a fault varies so little that a dip below its floor says something."""
+        return self.floor >= STEADY_SHARE * self.mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The time in which a fault may act, in controller ns.
+
+    `start_ns` is its arming, or its earliest possible firing; `fired_ns` when it was first seen to fire (None: never);
+    `cleared_ns` its removal (the end of the run where it was not confirmed).
+    """
+
+    start_ns: int
+    fired_ns: int | None
+    cleared_ns: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impact:
     """What one fault did. Times in controller ns; `recovered_ns` is None when censored.
 
     `recovery_ns` counts from the first firing, `after_clear_ns` from the removal (0 when back before it).
-    With `censored` they are lower bounds. `min_ratio` is the lowest rolling goodput over the baseline's mean,
-    `lost_bytes` what the baseline's mean would have carried until recovery, less what was carried.
+    With `censored` they are lower bounds, and `reason` says why. `min_ratio` is the lowest rolling goodput over the
+    baseline's mean, `lost_bytes` what the baseline's mean would have carried until recovery, less what was carried.
+    `dip_ns` is the begin of the first window below the floor; None: there was none. `acted_until_ns` is the end of the
+    dip, whichever fault caused it, or the end of the data that show it; `is_back` is False in the latter case.
+    `slowed_ratio` is `min_ratio` if the fault, and not the machine under a soft lab, made all ranks slower; None: the
+    machine's pace did not change with the fault.
     """
 
     fired_ns: int
@@ -132,6 +167,16 @@ class Impact:
     censored: bool
     min_ratio: float
     lost_bytes: float
+    reason: str = ""
+    dip_ns: int | None = None
+    acted_until_ns: int = 0
+    is_back: bool = True
+    slowed_ratio: float | None = None
+
+    @property
+    def end_ns(self) -> int:
+        """Last moment at which the fault is known to have acted on goodput."""
+        return max(self.cleared_ns, self.fired_ns + self.recovery_ns, self.acted_until_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,33 +263,104 @@ def _rolling_by_pace(series: Goodput, pace: NDArray[np.float64], width: int) -> 
     return means
 
 
-def baseline(series: Goodput, *, first_fault_ns: int, window_ns: int) -> Baseline | None:
-    """The run's own fault-free start; None: shorter than 3 s or two rolling windows, or silent."""
+def baseline(
+    series: Goodput, *, first_fault_ns: int, window_ns: int, reads: Iterable[tuple[int, int]] = ()
+) -> Baseline | None:
+    """Return the run's own fault-free start, without the harness's own `reads` (begin, end) of the lab.
+
+    None: what is left is silent, or shorter than 3 s or two rolling windows.
+    """
     first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(first_fault_ns)
-    part = Goodput(t0_ns=series.time_of(first), step_ns=series.step_ns, bytes=series.bytes[first:last])
-    if part.end_ns - part.t0_ns < max(2 * window_ns, MIN_BASELINE_NS - WARMUP_NS):
+    parts = _without(series, first, last, reads, least=window_ns // series.step_ns)
+    if sum(part.end_ns - part.t0_ns for part in parts) < max(2 * window_ns, MIN_BASELINE_NS - WARMUP_NS):
         return None
-    means = rolling(part, window_ns)
-    if not len(means):
-        return None
+    means = np.concatenate([rolling(part, window_ns) for part in parts])
     floor = float(np.percentile(means, FLOOR_PERCENTILE))
     if floor <= 0:
         return None
     return Baseline(
-        start_ns=part.t0_ns,
-        end_ns=part.end_ns,
-        mean=float(part.bytes_per_s.mean()),
+        start_ns=series.time_of(first),
+        end_ns=series.time_of(last),
+        mean=float(np.concatenate([part.bytes_per_s for part in parts]).mean()),
         floor=floor,
         window_ns=window_ns,
     )
 
 
-def impact(
-    series: Goodput, base: Baseline, *, fired_ns: int, cleared_ns: int, until_ns: int | None = None
-) -> Impact | None:
-    """What one fault did to `series`; `until_ns` is where the next fault fires (None: the end of the data).
+def _without(series: Goodput, first: int, last: int, reads: Iterable[tuple[int, int]], *, least: int) -> list[Goodput]:
+    """Return the stretches of bins [first, last) outside all reads that hold at least `least` bins."""
+    quiet = np.zeros(len(series.bytes) + 1, dtype=np.bool_)
+    quiet[first:last] = True
+    for begin_ns, end_ns in reads:
+        if end_ns > series.t0_ns:
+            quiet[series.bin_of(begin_ns) : series.bin_of(end_ns) + 1] = False
+    edges = np.flatnonzero(np.diff(quiet.astype(np.int8), prepend=0))
+    return [
+        Goodput(t0_ns=series.time_of(int(start)), step_ns=series.step_ns, bytes=series.bytes[start:end])
+        for start, end in edges.reshape(-1, 2)
+        if end - start >= max(least, 1)
+    ]
 
-    None when too little of the series lies after the firing to say anything.
+
+def impacts(series: Goodput, base: Baseline, windows: Mapping[str, Window]) -> dict[str, Impact]:
+    """Return what each fault that fired did to `series`; none for one with too little data after its firing."""
+    found: dict[str, Impact] = {}
+    for fault_id, window in sorted(windows.items(), key=lambda item: item[1].start_ns):
+        if window.fired_ns is None:
+            continue
+        later = [(other.start_ns, name) for name, other in windows.items() if other.start_ns > window.start_ns]
+        until_ns, following = min(later, default=(None, ""))
+        one = impact(
+            series,
+            base,
+            fired_ns=window.fired_ns,
+            cleared_ns=window.cleared_ns,
+            until_ns=until_ns,
+            until=f"{following} began" if following else "the data end",
+        )
+        if one is not None:
+            earlier = [
+                name
+                for name, other in windows.items()
+                if name != fault_id
+                and other.start_ns <= window.start_ns
+                and one.dip_ns is not None
+                and (one.dip_ns <= other.cleared_ns + HOLD_NS or _was_not_back(other, found.get(name)))
+            ]
+            found[fault_id] = _unattributable(one, earlier) if earlier else one
+    return found
+
+
+def _was_not_back(window: Window, found: Impact | None) -> bool:
+    """Return whether goodput was still low, or unknown, from a fault when the next one began."""
+    return window.fired_ns is not None if found is None else not found.is_back
+
+
+def _unattributable(one: Impact, earlier: Sequence[str]) -> Impact:
+    """Return the impact of a fault whose dip may be that of `earlier` faults: nothing is known of its own."""
+    names = " and ".join(sorted(earlier))
+    return replace(
+        one,
+        recovered_ns=None,
+        recovery_ns=0,
+        after_clear_ns=0,
+        censored=True,
+        reason=f"the faults overlap: the dip may be that of {names}, so how much of it is its own cannot be told",
+    )
+
+
+def impact(
+    series: Goodput,
+    base: Baseline,
+    *,
+    fired_ns: int,
+    cleared_ns: int,
+    until_ns: int | None = None,
+    until: str = "the data end",
+) -> Impact | None:
+    """Return what one fault did to `series`; `until_ns` is where the next fault begins (None: the end of the data).
+
+    `until` says in words what happens there. None when too little of the series lies after the firing to say anything.
     """
     end = series.bin_of(series.end_ns if until_ns is None else until_ns)
     pace = None if series.pace is None else series.pace[:end]
@@ -253,29 +369,61 @@ def impact(
     first = series.bin_of(fired_ns)
     if first >= len(means):
         return None
-    last_dip = series.bin_of(cleared_ns + HOLD_NS)
-    dip, back = _find_recovery(means >= base.healthy, first, last_dip, HOLD_NS // series.step_ns)
-    min_ratio = float(means[first : max(last_dip, first) + 1].min()) / base.mean
+    last_dip, hold = series.bin_of(cleared_ns + HOLD_NS), HOLD_NS // series.step_ns
+    dip, back = _find_dip(means >= base.healthy, first, last_dip, hold)
+    # bin_of stops at the end of the series: compare times, so that a removal near the end is not taken for confirmed.
+    sure_ns = max(cleared_ns + HOLD_NS, fired_ns if back is None else series.time_of(back) + HOLD_NS)
+    is_back = back is None or back < len(means)
+    is_confirmed = is_back and series.time_of(len(means)) > sure_ns
+    censored = not is_confirmed or not base.is_steady
     back_ns = fired_ns
-    if dip is not None and back is None:
-        back_ns = series.time_of(min(end, len(means)))
-    elif back is not None:
-        width = base.window_ns // series.step_ns
-        carrying = np.flatnonzero(series.bytes_per_s[back : back + width] >= base.healthy)
-        back_ns = series.time_of(back + (int(carrying[0]) if len(carrying) else 0))
-    return _impact(
-        series,
-        base,
+    if back is not None:
+        back_ns = series.time_of(back)
+        if is_back:
+            carrying = np.flatnonzero(known.bytes_per_s[back : back + base.window_ns // series.step_ns] >= base.healthy)
+            back_ns = series.time_of(back + (int(carrying[0]) if len(carrying) else 0))
+    back_ns = max(back_ns, fired_ns)
+    carried = float(series.bytes[first : series.bin_of(back_ns)].sum())
+    expected = base.mean * (series.bin_of(back_ns) - first) * series.step_ns / 1e9
+    known_ns = series.time_of(end)
+    seen = "not back" if not is_back else "no dip yet" if dip is None else "back, but not yet for long enough"
+    if is_confirmed:
+        reason = (
+            f"the fault-free start is too unsteady: its own rolling goodput falls to {base.floor / base.mean:.2f} of "
+            f"its mean (at least {STEADY_SHARE:g} is needed)"
+        )
+    else:
+        reason = _why_censored(seen, until, known_ns - fired_ns, known_ns - cleared_ns)
+    return Impact(
         fired_ns=fired_ns,
         cleared_ns=cleared_ns,
-        back_ns=max(back_ns, fired_ns),
-        min_ratio=min_ratio,
-        censored=dip is not None and back is None,
+        recovered_ns=None if censored else back_ns,
+        recovery_ns=back_ns - fired_ns,
+        after_clear_ns=max(0, back_ns - cleared_ns),
+        censored=censored,
+        min_ratio=float(means[first : max(last_dip, first) + 1].min()) / base.mean,
+        lost_bytes=max(0.0, expected - carried),
+        reason=reason if censored else "",
+        dip_ns=None if dip is None else series.time_of(dip),
+        acted_until_ns=back_ns,
+        is_back=is_back,
     )
 
 
-def _find_recovery(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int) -> tuple[int | None, int | None]:
-    """Bins (first dip, recovered). A relapse within the hold, or before `last_dip`, is the same outage."""
+def _why_censored(seen: str, until: str, after_fired_ns: int, after_cleared_ns: int) -> str:
+    when = (
+        f"{after_cleared_ns / 1e9:.1f} s after it was cleared"
+        if after_cleared_ns > 0
+        else f"{after_fired_ns / 1e9:.1f} s after it fired, before it was cleared"
+    )
+    return f"{seen} when {until} {when}"
+
+
+def _find_dip(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int) -> tuple[int | None, int | None]:
+    """Return the bins of the first dip and of its end; the end is `len(healthy)` when it has none.
+
+    A relapse within the hold, or before `last_dip`, is the same outage.
+    """
     bad = np.flatnonzero(~healthy)
     bad = bad[bad >= first]
     if not len(bad) or bad[0] > last_dip:
@@ -285,32 +433,7 @@ def _find_recovery(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: 
         if index > max(end + hold, last_dip):
             break
         end = int(index)
-    back = end + 1
-    return int(bad[0]), back if back + hold <= len(healthy) else None
-
-
-def _impact(
-    series: Goodput,
-    base: Baseline,
-    *,
-    fired_ns: int,
-    cleared_ns: int,
-    back_ns: int,
-    min_ratio: float,
-    censored: bool,
-) -> Impact:
-    carried = float(series.bytes[series.bin_of(fired_ns) : series.bin_of(back_ns)].sum())
-    bins = series.bin_of(back_ns) - series.bin_of(fired_ns)
-    return Impact(
-        fired_ns=fired_ns,
-        cleared_ns=cleared_ns,
-        recovered_ns=None if censored else back_ns,
-        recovery_ns=back_ns - fired_ns,
-        after_clear_ns=max(0, back_ns - cleared_ns),
-        censored=censored,
-        min_ratio=min_ratio,
-        lost_bytes=max(0.0, base.mean * bins * series.step_ns / 1e9 - carried),
-    )
+    return int(bad[0]), end + 1
 
 
 def finished_iterations(ranks: Sequence[RankSeries]) -> int:

@@ -180,6 +180,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     `counters_before` and `counters_after` map a node to its counters, RNIC counters named
     `rxe0.out_of_seq_request`. `twin` are the iterations of the fault-free run from the same snapshot.
     `changes` are those of the switches while the workload ran; `telemetry.parquet` has what was counted.
+    `reads` are (begin, end) of every time at which the harness itself read counters or looked something up on the lab
+    while the workload ran; they are no part of the baseline.
     `failure` says where the workload stood when it failed; None: it did not, or there was none.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
     `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
@@ -216,6 +218,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     watched: tuple[Machine, ...] = ()
     lab_state: LabState
     lab_diff: tuple[str, ...] = ()
+    reads: tuple[tuple[int, int], ...] = ()
     failure: str | None = None
     errors: tuple[str, ...] = ()
 

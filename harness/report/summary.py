@@ -85,7 +85,7 @@ def _recovery(verdict: VerdictFile, index: int, observed: Observed) -> str:
         return ""
     what = f"{fault.kind} on {fault.target}"
     if one.censored:
-        return f"{what} had not recovered {format_duration(one.recovery_ns)} after it fired."
+        return f"{what} took at least {format_duration(one.recovery_ns)}: {one.reason}."
     if one.recovery_ns == 0:
         return f"{what} cost no goodput beyond the noise."
     if one.after_clear_ns == 0:

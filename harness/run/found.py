@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,16 @@ class Found:
     lab_state: LabState = "CLEAN"
     lab_diff: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Record the time in which the harness itself reads from the lab while the workload runs."""
+        begin_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.reads.append((begin_ns, time.monotonic_ns()))
 
 
 def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found: Found) -> Measurements:
@@ -92,6 +103,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         watched=found.recorded.machines,
         lab_state=found.lab_state,
         lab_diff=found.lab_diff,
+        reads=tuple(sorted(found.reads)),
         failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",
         errors=tuple(found.errors),
     )

@@ -222,7 +222,7 @@ def _with_faults(
             with running:
                 found.t0_ns = running.started_ns
                 progress("workload is running")
-                with journal.doing("paths"):
+                with journal.doing("paths"), found.reading():
                     found.paths = workload.paths_of(lab, running)
                 if ready:
                     live.begin(start_ns=found.t0_ns, fault_ns=found.t0_ns + decided.plan.faults[0].at_ns)
@@ -296,6 +296,8 @@ def _drive_all(
             progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
         except FaultbedError as error:
             found.errors.append(f"{planned.id}: {error}")
+        finally:
+            found.reads += prepared.reads
 
     _all_threads([threading.Thread(target=one, args=item) for item in enumerate(ready)])
 

@@ -85,10 +85,8 @@ def test_pace_is_a_share_whatever_the_phases(phases):
     assert (found[:100] == 1).all()
 
 
-def test_a_slower_machine_does_not_make_a_recovered_fault_unrecovered():
-    """The same run, whose machine halves when the second fault fires: what is carried halves, and so do phases."""
-    run = synthetic_run()
-    before, slow_ns = observe(run), T0 + 20 * S
+def slowed_from(run, slow_ns):
+    """The same run, whose machine halves from then on: what is carried halves, and compute phases double."""
 
     def half(series):
         return msgspec.structs.replace(
@@ -103,7 +101,14 @@ def test_a_slower_machine_does_not_make_a_recovered_fault_unrecovered():
             ),
         )
 
-    slowed = msgspec.structs.replace(run, series=tuple(half(one) for one in run.series))
+    return msgspec.structs.replace(run, series=tuple(half(one) for one in run.series))
+
+
+def test_a_slower_machine_does_not_make_a_recovered_fault_unrecovered():
+    """The machine halves between the first fault and the second."""
+    run = synthetic_run()
+    before, slow_ns = observe(run), T0 + 15 * S
+    slowed = slowed_from(run, slow_ns)
     with_pace, without = observe(slowed), observe(msgspec.structs.replace(slowed, lab_kind="rack"))
 
     late = [fault for fault, one in before.impacts.items() if one.fired_ns > slow_ns and not one.censored]
@@ -112,6 +117,22 @@ def test_a_slower_machine_does_not_make_a_recovered_fault_unrecovered():
         assert not with_pace.impacts[fault].censored, fault
         assert without.impacts[fault].censored, fault
     assert "machine's pace" in with_pace.metrics[f"recovery.{late[0]}"].detail
+
+
+def test_observe_slow_down_of_all_ranks_that_begins_with_a_fault_is_not_recovered():
+    """All ranks compute half as fast from the second fault's firing on, and stay so."""
+    run = synthetic_run()
+    fired_ns = observe(run).impacts["loss"].fired_ns
+    found = observe(slowed_from(run, fired_ns))
+
+    one = found.metrics["recovery.loss"]
+    assert one.censored
+    assert "all ranks compute 1.9" in one.detail
+    assert found.metrics["recovery.total"].censored
+    assert found.metrics["after_clear.total"].censored
+    assert found.metrics["goodput_min_ratio"].value is None
+    assert not found.metrics["recovery.uplink"].censored
+    assert not found.metrics["recovery.slow-gpu"].censored, "it was as slow before this one"
 
 
 @given(st.floats(0.4, 1.0), st.floats(0.3, 0.5))

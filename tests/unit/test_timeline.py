@@ -176,3 +176,180 @@ def test_job_times_are_compared_over_the_iterations_both_finished():
     assert found.iterations == 50
     assert found.ratio == pytest.approx(1.5)
     assert timeline.job_time_ratio(job(600, 50), job(600, 0)) is None
+
+
+# Censoring: what the data do not show is not claimed.
+
+
+def test_impact_data_end_before_the_dip_is_censored():
+    """A job that ends 1.2 s after a fault of 10 s fired: the dip may come with the BGP hold timer, 3 s later."""
+    one = measure(steady(11.2, noise=0.03), 10, 11.25)
+
+    assert (one.censored, one.recovery_ns, one.recovered_ns) == (True, 0, None)
+    assert one.reason == "no dip yet when the data end 1.2 s after it fired, before it was cleared"
+
+
+def test_impact_next_fault_before_any_dip_is_censored():
+    one = measure(steady(40), 10, 30, until_s=11.5)
+
+    assert (one.censored, one.recovery_ns) == (True, 0)
+
+
+def test_impact_back_for_less_than_the_hold_is_censored_with_the_time_of_the_return():
+    one = measure(steady(13.8, [(10, 12, 0.0)]), 10, 11)
+
+    assert one.censored
+    assert one.recovery_ns == 2 * S
+    assert "not yet for long enough" in one.reason
+
+
+def test_impact_fault_that_was_never_cleared_is_censored():
+    """It was on until the end of the data, although goodput came back meanwhile."""
+    one = measure(steady(30, [(10, 12, 0.0)]), 10, 30)
+
+    assert (one.censored, one.recovery_ns) == (True, 2 * S)
+
+
+def test_impact_unsteady_fault_free_start_is_censored():
+    """A stall of its own before the fault puts the floor near 0: nothing falls below it."""
+    one = measure(steady(40, [(4, 5.5, 0.01), (10, 20, 0.1)]), 10, 20)
+
+    assert one.censored
+    assert "too unsteady" in one.reason
+
+
+holes = st.lists(st.tuples(st.integers(100, 250), st.integers(1, 60), st.floats(0, 1)), max_size=4)
+
+
+@given(holes, st.integers(0, 80), st.integers(105, 300), st.integers(0, 40))
+def test_impact_of_truncated_data_never_contradicts_the_whole(holes, lasts, end, noise):
+    """A value that is not censored stands whatever comes later; one that is censored is not above it."""
+    whole = steady(40, [(at / 10, (at + length) / 10, left) for at, length, left in holes], noise=noise / 1000)
+    cut = series(whole.bytes[:end])
+    base = timeline.baseline(whole, first_fault_ns=10 * S, window_ns=S)
+    fault = {"fired_ns": 10 * S, "cleared_ns": 10 * S + lasts * STEP}
+    full, part = timeline.impact(whole, base, **fault), timeline.impact(cut, base, **fault)
+
+    assert full is not None
+    if part is None:
+        return
+    if part.censored:
+        assert part.recovery_ns <= full.recovery_ns
+        assert part.reason
+    else:
+        assert not full.censored
+        assert (part.recovery_ns, part.after_clear_ns) == (full.recovery_ns, full.after_clear_ns)
+        assert cut.end_ns >= fault["cleared_ns"] + timeline.HOLD_NS
+        assert cut.end_ns >= part.recovered_ns + timeline.HOLD_NS
+
+
+# Several faults: each is charged for its own dip only.
+
+
+def two_faults(one, first, second):
+    windows = {
+        name: timeline.Window(start_ns=round(fired * S), fired_ns=round(fired * S), cleared_ns=round(cleared * S))
+        for name, (fired, cleared) in {"first": first, "second": second}.items()
+    }
+    base = timeline.baseline(one, first_fault_ns=10 * S, window_ns=S)
+    assert base is not None
+    return timeline.impacts(one, base, windows)
+
+
+def test_impacts_first_fault_bites_after_the_second_fired_neither_is_charged():
+    """The first is on for 20 s and bites after 3 s; the second is harmless, and on for 1 s of that."""
+    found = two_faults(steady(40, [(13, 30, 0.1)]), (10, 30), (11.5, 12.5))
+
+    assert (found["first"].censored, found["first"].recovery_ns) == (True, 0)
+    assert "second began" in found["first"].reason
+    assert (found["second"].censored, found["second"].recovery_ns) == (True, 0)
+    assert "the dip may be that of first" in found["second"].reason
+
+
+def test_impacts_faults_far_apart_are_each_charged_for_their_own_dip():
+    found = two_faults(steady(60, [(10, 13, 0.0), (30, 32, 0.2)]), (10, 12), (30, 31))
+
+    assert [(one.censored, one.recovery_ns) for one in found.values()] == [(False, 3 * S), (False, 2 * S)]
+
+
+def test_impacts_first_fault_not_back_when_the_second_fires_second_is_censored():
+    """The first one's outage of 25 s reaches over the second fault, which was harmless."""
+    found = two_faults(steady(60, [(10, 35, 0.0)]), (10, 12), (30, 31))
+
+    assert found["first"].censored
+    assert found["first"].recovery_ns >= 18 * S
+    assert (found["second"].censored, found["second"].recovery_ns) == (True, 0)
+
+
+def test_impacts_armed_fault_that_was_not_seen_to_fire_is_suspected_too():
+    one = steady(40, [(16, 18, 0.1)])
+    base = timeline.baseline(one, first_fault_ns=10 * S, window_ns=S)
+    found = timeline.impacts(
+        one,
+        base,
+        {
+            "unseen": timeline.Window(start_ns=10 * S, fired_ns=None, cleared_ns=20 * S),
+            "seen": timeline.Window(start_ns=15 * S, fired_ns=15 * S, cleared_ns=17 * S),
+        },
+    )
+
+    assert list(found) == ["seen"]
+    assert found["seen"].censored
+
+
+@given(
+    st.integers(100, 200),
+    st.integers(5, 100),
+    st.integers(100, 250),
+    st.integers(5, 100),
+    st.integers(0, 60),
+    st.integers(5, 100),
+)
+def test_impacts_dip_of_one_of_two_faults_is_never_charged_to_the_other(at1, lasts1, at2, lasts2, delay, dips):
+    """Only the first fault does harm, from `delay` on for as long as `dips`; a hold after its end at the latest."""
+    at2 = at1 + 1 + abs(at2 - at1)
+    begin = min(at1 + delay, at1 + lasts1)
+    one = steady(70, [(begin / 10, (begin + dips) / 10, 0.1)])
+    found = two_faults(one, (at1 / 10, (at1 + lasts1) / 10), (at2 / 10, (at2 + lasts2) / 10))
+
+    assert found["second"].recovery_ns == 0
+    first = found.get("first")  # none: the second one began within one window
+    if first is not None:
+        assert first.censored or first.recovery_ns == (begin + dips - at1) * STEP
+        assert first.recovery_ns <= (begin + dips - at1) * STEP
+
+
+# The harness's own reads are no part of the baseline.
+
+
+def test_baseline_reads_of_the_harness_are_left_out():
+    """Reading the counters costs the job 80 % of its goodput for 1.5 s before the fault."""
+    one = steady(30, [(8.0, 9.5, 0.2)])
+    quiet = timeline.baseline(one, first_fault_ns=10 * S, window_ns=S, reads=[(8 * S, int(9.5 * S))])
+    loaded = timeline.baseline(one, first_fault_ns=10 * S, window_ns=S)
+
+    assert loaded.floor < 0.5 * RATE
+    assert quiet.floor == pytest.approx(RATE)
+    assert quiet.mean == pytest.approx(RATE)
+
+
+def test_baseline_reads_that_leave_too_little_is_none():
+    reads = [(0, 3 * S), (int(4.5 * S), 5 * S)]
+
+    assert timeline.baseline(steady(30), first_fault_ns=6 * S, window_ns=S, reads=reads) is None
+    assert timeline.baseline(steady(30), first_fault_ns=9 * S, window_ns=S, reads=reads) is not None
+
+
+@given(st.lists(st.tuples(st.integers(-20, 320), st.integers(0, 50)), max_size=6))
+def test_baseline_whatever_happens_in_reads_does_not_move_it(reads):
+    """Other bytes in the bins of reads change neither mean nor floor."""
+    windows = [(at * STEP, (at + length) * STEP) for at, length in reads]
+    plain = steady(30, noise=0.1)
+    other = series(plain.bytes.copy())
+    for at, length in reads:
+        if at + length > 0:
+            other.bytes[max(at, 0) : at + length + 1] = 0
+    args = {"first_fault_ns": 20 * S, "window_ns": S, "reads": windows}
+    a, b = timeline.baseline(plain, **args), timeline.baseline(other, **args)
+
+    assert a == b

@@ -1,0 +1,100 @@
+"""The harness records when it reads from a lab itself: no baseline of goodput includes these times."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+from synthetic_run import T0, soft_topology, synthetic_run
+
+from harness.analysis.observe import observe
+from harness.run import loop
+from harness.run.found import Found
+from inject.injector import Prepared
+from inject.plan import FaultSpec, plan
+from testbed.errors import FaultError
+
+S = 1_000_000_000
+
+
+def prepared_fault():
+    planned = plan(FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=1.0), soft_topology(), lab_kind="soft")
+    injector = Mock(ttl_s=10.0, mutate=None)
+    injector.journal.doing = lambda *_, **__: contextlib.nullcontext({})
+    return Prepared(injector, planned)
+
+
+def test_prepared_baseline_and_lookups_before_arming_are_recorded(monkeypatch):
+    one = prepared_fault()
+    one._looked = {}
+    moments = []
+
+    def read(*_, **__):
+        moments.append(time.monotonic_ns())
+        return {}
+
+    monkeypatch.setattr(one._witnesses, "_read", read)
+    monkeypatch.setattr("inject.injector.learn", read)
+    one.lease._channel = SimpleNamespace(
+        send=lambda _: None, receive=lambda timeout_s: {"event": "error", "error": "not now", "where": "arm", "seq": 1}
+    )
+    one.baseline()
+    with pytest.raises(FaultError, match="not now"):
+        one.arm()
+
+    assert len(one.reads) == len(moments) == 2
+    for (begin_ns, end_ns), at_ns in zip(one.reads, moments, strict=True):
+        assert begin_ns <= at_ns <= end_ns
+
+
+def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(monkeypatch):
+    def refuse(*_, **__):
+        raise FaultError("not now")
+
+    monkeypatch.setattr(loop, "_drive", refuse)
+    receipt = SimpleNamespace(proved=False, doubts=["not now"])
+    fault = SimpleNamespace(reads=[(5, 9)], clear=lambda keep_holder: receipt)
+    plan = SimpleNamespace(faults=[SimpleNamespace(id="one", at_ns=0, duration_ns=1, kind="link.down", target="x")])
+    found = Found()
+    with found.reading():
+        pass
+    loop._drive_all(
+        SimpleNamespace(plan=plan),
+        SimpleNamespace(),
+        [fault],
+        SimpleNamespace(is_over=False),
+        found,
+        SimpleNamespace(stopped=threading.Event()),
+        lambda _: None,
+    )
+
+    assert len(found.reads) == 2
+    assert found.reads[1] == (5, 9)
+
+
+def test_observe_load_of_own_reads_does_not_lower_the_noise_floor():
+    """Reading the counters before the first fault takes two thirds of goodput for a second and a half."""
+    run = synthetic_run()
+    begin_ns, end_ns = T0 + 5 * S, T0 + 6_500_000_000
+    loaded = msgspec.structs.replace(
+        run,
+        series=tuple(
+            msgspec.structs.replace(
+                series,
+                samples=tuple(
+                    msgspec.structs.replace(one, bytes=one.bytes // 3) if begin_ns <= one.t_ns < end_ns else one
+                    for one in series.samples
+                ),
+            )
+            for series in run.series
+        ),
+    )
+    told = msgspec.structs.replace(loaded, reads=((begin_ns, end_ns),))
+
+    assert observe(loaded).baseline.floor < 0.6 * observe(run).baseline.floor
+    assert observe(told).baseline.floor > 0.95 * observe(run).baseline.floor
