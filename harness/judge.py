@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.analysis.noise import NoiseFloor, allow_for
-from harness.analysis.observations import Observation
+from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import Observed
 from harness.attribution.attribute import attribute
 from harness.experiment.file import Expectation
@@ -123,6 +123,9 @@ def _bound_check(
         detail = f"{detail}; too few values to know how much of it is noise: a longer run has an interval"
     else:
         verdict = _compare(sign, value, bound, censored=observation.censored)
+    if observation is not None and (reason := disturbed(metric.name, observation)) is not None:
+        verdict = Verdict.INCONCLUSIVE
+        detail = f"{detail}; {reason}"
     if metric.about_faults and problems:
         verdict = Verdict.INCONCLUSIVE
         detail = f"{detail}; says nothing, because {problems[0]}"

@@ -23,12 +23,13 @@ from harness.quantities import format_bytes, format_duration
 from harness.record import kernel_log
 from harness.record.measurements import Measurements, Serving, counter_deltas
 from harness.statistics import Interval
-from testbed import counters
+from testbed import counters, machine_load
 
 __all__ = [
     "Observation",
     "captured_packets",
     "dips",
+    "disturbed",
     "jct_ratio",
     "plain",
     "rates",
@@ -240,10 +241,23 @@ def jct_ratio(run: Measurements, job_time: timeline.JobTime | None) -> Observati
     if job_time is None:
         reason = "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
         return Observation(value=None, detail=reason)
-    return Observation(
-        value=job_time.ratio,
-        detail=f"{format_duration(job_time.run_ns)} for {job_time.iterations} iterations, "
-        f"twin {format_duration(job_time.twin_ns)}",
+    detail = (
+        f"{format_duration(job_time.run_ns)} for {job_time.iterations} iterations, "
+        f"twin {format_duration(job_time.twin_ns)}"
+    )
+    if load := machine_load.differences(run.load, run.twin_load):
+        detail += f"; {load}"
+    return Observation(value=job_time.ratio, detail=detail)
+
+
+def disturbed(metric: str, observation: Observation) -> str | None:
+    """Say why a ratio to the fault-free twin decides nothing: the run was faster than its twin; None: it was not."""
+    interval = observation.interval
+    if metric != "jct_ratio" or interval is None or interval.high >= 1:
+        return None
+    return (
+        "the machine was disturbed: the run was faster than its fault-free twin by more than its interval, which no "
+        "fault does; run it again on a quiet machine"
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 from harness.experiment.plan import PlannedFault
 from harness.verdict import LabState, LeftOut, Receipt
 from testbed import counters
+from testbed.machine_load import MachineLoad
 from testbed.telemetry import Change as NetworkChange
 from testbed.telemetry import Machine
 from testbed.topology import Topology
@@ -182,6 +183,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     `changes` are those of the switches while the workload ran; `telemetry.parquet` has what was counted.
     `reads` are (begin, end) of every time at which the harness itself read counters or looked something up on the lab
     while the workload ran; they are no part of the baseline.
+    `load` and `twin_load` are how busy the controller was during the run's workload and its twin's.
     `failure` says where the workload stood when it failed; None: it did not, or there was none.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
     `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
@@ -219,6 +221,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     lab_state: LabState
     lab_diff: tuple[str, ...] = ()
     reads: tuple[tuple[int, int], ...] = ()
+    load: MachineLoad | None = None
+    twin_load: MachineLoad | None = None
     failure: str | None = None
     errors: tuple[str, ...] = ()
 

@@ -27,6 +27,7 @@ from inject.plan import PlannedFault
 from inject.receipt import Receipt as FaultReceipt
 from testbed.capture import Captured
 from testbed.lab import Lab
+from testbed.machine_load import MachineLoad
 from testbed.telemetry import Recorded
 from traffic.probed import Probed
 from traffic.results import Standstill
@@ -56,6 +57,8 @@ class Found:
     lab_diff: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
     reads: list[tuple[int, int]] = field(default_factory=list)
+    load: MachineLoad | None = None
+    twin_load: MachineLoad | None = None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -104,6 +107,8 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         lab_state=found.lab_state,
         lab_diff=found.lab_diff,
         reads=tuple(sorted(found.reads)),
+        load=found.load,
+        twin_load=found.twin_load,
         failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",
         errors=tuple(found.errors),
     )

@@ -45,6 +45,7 @@ from testbed.errors import FaultbedError, LabError
 from testbed.inventory import Inventory
 from testbed.inventory_part import without_hosts
 from testbed.lab import Lab, open_lab
+from testbed.machine_load import MachineLoad
 from testbed.paths import lab_dir
 from testbed.reservation import covered
 from testbed.softlab import image, lifecycle, vm
@@ -139,7 +140,7 @@ def _guarded(
         _to_known_state(lab, journal, progress)
         before = fingerprint.capture(lab)
         if _wants_twin(decided):
-            found.twin = _run_twin(decided, lab, journal, progress, on_flights)
+            found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)
         _with_faults(decided, lab, journal, found, progress, mutate, on_flights)
     except FaultbedError as error:
@@ -167,8 +168,8 @@ def _wants_twin(decided: Decided) -> bool:
 
 def _run_twin(
     decided: Decided, lab: Lab, journal: Journal, progress: Progress, on_flights: OnEvent
-) -> tuple[RankSeries, ...]:
-    """The same workload from the same snapshot, without faults."""
+) -> tuple[tuple[RankSeries, ...], MachineLoad]:
+    """Run the same workload from the same snapshot, without faults; return it and how busy the controller was."""
     progress("fault-free twin: the same workload from the same snapshot")
     # Watched and probed as the run is: their ratio must not hold what that costs.
     with (
@@ -177,10 +178,12 @@ def _run_twin(
         telemetry.start(lab),
     ):
         running = workload.start(decided.experiment, lab, on_flights)
+        load = MachineLoad.watch()
         result = running.wait(workload.patience_s(decided.experiment, running))
+        busy = load()
     if result.outcome == "failed":
         raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
-    return series_of(result)
+    return series_of(result), busy
 
 
 def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
@@ -220,7 +223,7 @@ def _with_faults(
         with journal.doing("workload", workload=decided.plan.workload):
             running = workload.start(decided.experiment, lab, on_event)
             with running:
-                found.t0_ns = running.started_ns
+                found.t0_ns, load = running.started_ns, MachineLoad.watch()
                 progress("workload is running")
                 with journal.doing("paths"), found.reading():
                     found.paths = workload.paths_of(lab, running)
@@ -230,6 +233,7 @@ def _with_faults(
                         _drive_all(decided, lab, ready, running, found, watching, progress)
                     _end_early(watching, running, journal, found, progress)
                 found.result = running.wait(workload.patience_s(decided.experiment, running))
+                found.load = load()
         found.end_ns = running.ended_ns
         # Not those of connecting: that waits for the kernel now and then.
         found.standstills = tuple(one for one in running.standstills if one.end_ns > found.t0_ns)
