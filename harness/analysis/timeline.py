@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 __all__ = [
     "HOLD_NS",
     "MIN_BASELINE_NS",
+    "ROLLING_NS",
+    "STEADY_SHARE",
     "Baseline",
     "Goodput",
     "Impact",
@@ -66,6 +68,7 @@ __all__ = [
     "job_time_ratio",
     "rolling",
     "rolling_window_ns",
+    "steadiness",
     "total",
 ]
 
@@ -272,19 +275,29 @@ def baseline(
     """
     first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(first_fault_ns)
     parts = _without(series, first, last, reads, least=window_ns // series.step_ns)
+    if (known := _floor_and_mean(parts, window_ns)) is None or known[0] <= 0:
+        return None
+    floor, mean = known
+    return Baseline(
+        start_ns=series.time_of(first), end_ns=series.time_of(last), mean=mean, floor=floor, window_ns=window_ns
+    )
+
+
+def steadiness(
+    series: Goodput, *, until_ns: int, window_ns: int, reads: Iterable[tuple[int, int]] = ()
+) -> float | None:
+    """Return noise floor over mean of the start of a run, 0 to 1; None: it is too short yet."""
+    first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(until_ns)
+    known = _floor_and_mean(_without(series, first, last, reads, least=window_ns // series.step_ns), window_ns)
+    return None if known is None else known[0] / known[1] if known[1] > 0 else 0.0
+
+
+def _floor_and_mean(parts: Sequence[Goodput], window_ns: int) -> tuple[float, float] | None:
     if sum(part.end_ns - part.t0_ns for part in parts) < max(2 * window_ns, MIN_BASELINE_NS - WARMUP_NS):
         return None
     means = np.concatenate([rolling(part, window_ns) for part in parts])
-    floor = float(np.percentile(means, FLOOR_PERCENTILE))
-    if floor <= 0:
-        return None
-    return Baseline(
-        start_ns=series.time_of(first),
-        end_ns=series.time_of(last),
-        mean=float(np.concatenate([part.bytes_per_s for part in parts]).mean()),
-        floor=floor,
-        window_ns=window_ns,
-    )
+    mean = float(np.concatenate([part.bytes_per_s for part in parts]).mean())
+    return float(np.percentile(means, FLOOR_PERCENTILE)), mean
 
 
 def _without(series: Goodput, first: int, last: int, reads: Iterable[tuple[int, int]], *, least: int) -> list[Goodput]:

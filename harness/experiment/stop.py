@@ -8,11 +8,18 @@
 While a run's faults are on, each condition is held against what is seen live, at least once a second
 (`harness.run.live`). The first that holds for its time ends the faults at once, and the run: as FAIL, or INCONCLUSIVE
 where the experiment says so. A condition that could never be looked at is INCONCLUSIVE: nobody stood guard.
+
+Missing data are a breach, too: where the value of a condition is not known for more than `MISSING_NS` although it was
+known before, or has to be by now, the faults are ended and the run is INCONCLUSIVE. An experiment without `[[stop]]`
+runs unguarded.
+
+Before the first fault the workload must be healthy (`harness.run.live`); where it is not, no fault is armed
+(`Guard.refused`) and the run is INCONCLUSIVE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +27,10 @@ import msgspec
 
 from harness.verdict import Check, Verdict, VerdictFile, worst
 
-__all__ = ["METRICS", "Condition", "Guard", "Held", "Metric", "judged"]
+__all__ = ["METRICS", "MISSING_NS", "Condition", "Guard", "Held", "Metric", "Missing", "judged"]
+
+MISSING_NS = 1_000_000_000
+"""For how long the value of a condition may be unknown while faults are on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +99,43 @@ class Held:
     at_ns: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A condition whose data stopped coming, which ended a run: since when, and when that was seen (controller, ns)."""
+
+    condition: Condition
+    since_ns: int
+    at_ns: int
+
+
 class Guard:
     """Looks at conditions again and again, and remembers how long each has held."""
 
     def __init__(self, conditions: Sequence[Condition] = ()) -> None:
         self.conditions = tuple(conditions)
         self.held: Held | None = None
+        self.missing: Missing | None = None
+        self.refused: str | None = None
+        """Why no fault was armed: what was wrong with the workload before the first one."""
         self.seen: dict[Condition, float] = {}
         """The last value of each condition that could be looked at."""
         self._since_ns: dict[Condition, int] = {}
+        self._unknown_ns: dict[Condition, int] = {}
 
-    def look(self, now_ns: int, values: Mapping[str, float | None]) -> Held | None:
-        """Hold every condition against the values of now (None, or absent: not known); the first one that holds."""
+    def look(self, now_ns: int, values: Mapping[str, float | None], *, due: Collection[str] = ()) -> Held | None:
+        """Compare every condition with the values of now; return the first one that holds.
+
+        A value that is None, or absent, is not known: `missing` is set when that lasts, for metrics in `due` and for
+        those that were known before.
+        """
         for condition in self.conditions:
             value = values.get(condition.metric.name)
+            if value is not None or not (condition.metric.name in due or condition in self.seen):
+                self._unknown_ns.pop(condition, None)
+            else:
+                since_ns = self._unknown_ns.setdefault(condition, now_ns)
+                if self.missing is None and now_ns - since_ns > MISSING_NS:
+                    self.missing = Missing(condition=condition, since_ns=since_ns, at_ns=now_ns)
             if value is None or not condition.holds(value):
                 self._since_ns.pop(condition, None)
             else:
@@ -116,9 +149,22 @@ class Guard:
 
 def judged(verdict: VerdictFile, guard: Guard, *, t0_ns: int) -> VerdictFile:
     """The verdict with a check for each stop condition; times in it count from `t0_ns`, the workload's start."""
-    if not guard.conditions:
+    if not guard.conditions and guard.refused is None:
         return verdict
-    checks = (*verdict.checks, *(_check(condition, guard, t0_ns) for condition in guard.conditions))
+    added = [_check(condition, guard, t0_ns) for condition in guard.conditions]
+    if guard.refused is not None:
+        added.append(
+            Check(
+                name="healthy_start",
+                verdict=Verdict.INCONCLUSIVE,
+                observed=None,
+                bound=None,
+                unit="",
+                rule="The workload is healthy before the first fault, or no fault is armed",
+                detail=f"no fault was armed: {guard.refused}",
+            )
+        )
+    checks = (*verdict.checks, *added)
     return msgspec.structs.replace(verdict, checks=checks, verdict=worst(check.verdict for check in checks))
 
 
@@ -131,6 +177,10 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
         value, outcome = held.value, condition.verdict
         since_s, at_s = (held.since_ns - t0_ns) / 1e9, (held.at_ns - t0_ns) / 1e9
         detail = f"it held from {since_s:.1f} s on; at {at_s:.1f} s all faults were cleared and the run was ended"
+    elif guard.missing is not None and guard.missing.condition == condition:
+        outcome = Verdict.INCONCLUSIVE
+        since_s, at_s = (guard.missing.since_ns - t0_ns) / 1e9, (guard.missing.at_ns - t0_ns) / 1e9
+        detail = f"no data of it from {since_s:.1f} s on; at {at_s:.1f} s all faults were cleared and the run was ended"
     elif value is None:
         outcome, detail = Verdict.INCONCLUSIVE, "it could not be looked at while faults were on"
     else:

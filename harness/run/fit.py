@@ -28,7 +28,7 @@ from traffic.matrix import pairs
 from traffic.ranking import RankingSpec
 from traffic.replay_batches import whole
 
-__all__ = ["fit", "hosts_of", "refuse_absent"]
+__all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent"]
 
 _NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "dip", "straggler")
 
@@ -68,6 +68,11 @@ def hosts_of(workload: Workload) -> tuple[str, ...]:
     """Hosts on which a fitted workload has its RNICs."""
     ends = [end for pair in workload.pairs for end in pair] if isinstance(workload, Flow) else workload.ranks
     return tuple(dict.fromkeys(name.partition(":")[0] for name in ends))
+
+
+def needs_baseline(experiment: Experiment) -> bool:
+    """Return whether an expectation compares with the run's own fault-free start."""
+    return any(one.metric.name.startswith(_NEEDS_BASELINE) for one in experiment.expectations)
 
 
 def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], names: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ from harness.record.rundir import RunDir
 from harness.record.series import series_of
 from harness.run import asked, beside, workload
 from harness.run.decide import Decided, decide, refusal, touched
+from harness.run.fit import needs_baseline
 from harness.run.found import Found, measurements_of, windows
 from harness.run.live import Live, Watching
 from harness.run.online import Online
@@ -228,6 +229,9 @@ def _with_faults(
                 with journal.doing("paths"), found.reading():
                     found.paths = workload.paths_of(lab, running)
                 if ready:
+                    live.is_over, live.standstills = lambda: running.ended_ns > 0, lambda: tuple(running.standstills)
+                    live.reads = lambda: [*found.reads, *(read for each in ready for read in each.reads)]
+                    live.needs_baseline = needs_baseline(decided.experiment)
                     live.begin(start_ns=found.t0_ns, fault_ns=found.t0_ns + decided.plan.faults[0].at_ns)
                     with Watching(found.stops, live, lab.guard) as watching:
                         _drive_all(decided, lab, ready, running, found, watching, progress)
@@ -268,8 +272,14 @@ def _end_early(watching: Watching, running: Running[Any], journal: Journal, foun
     """All faults are cleared: where they had to be, the workload has nothing left to show."""
     if not watching.stopped.is_set():
         return
-    if (held := found.stops.held) is not None:
-        said = f"stopped: {held.condition.metric.name} was {held.value:g}, bound {held.condition.bound:g}"
+    stops = found.stops
+    if stops.held is not None:
+        condition = stops.held.condition
+        said = f"stopped: {condition.metric.name} was {stops.held.value:g}, bound {condition.bound:g}"
+    elif stops.missing is not None:
+        said = f"stopped: no more data of {stops.missing.condition.metric.name}, which a stop condition needs"
+    elif stops.refused is not None:
+        said = f"no fault was armed: {stops.refused}"
     else:
         said = f"stopped: {watching.error}"
         found.errors.append(str(watching.error))

@@ -22,6 +22,7 @@ from inject.injector import Prepared
 from inject.plan import FaultSpec, plan
 from testbed.errors import ConfigError, FaultError, LabError
 from testbed.telemetry import Change
+from traffic.results import Standstill
 
 S = 1_000_000_000
 FILE = """
@@ -132,6 +133,123 @@ def test_what_nobody_could_look_at_proves_nothing():
     guard.look(1 * S, {"goodput_ratio": None})
     assert judged(verdict_of(), guard, t0_ns=0).verdict is Verdict.INCONCLUSIVE
     assert judged(verdict_of(), Guard([]), t0_ns=0) == verdict_of()
+
+
+def test_guard_condition_whose_data_stop_coming_ends_the_run_as_inconclusive():
+    """Known at first; then nothing for more than a second."""
+    guard = Guard([LOST])
+    guard.look(10 * S, {"qp_errors": 0})
+    guard.look(int(10.5 * S), {"qp_errors": None})
+    guard.look(int(11.5 * S), {"qp_errors": None})
+    assert guard.missing is None, "no longer than a second yet"
+    guard.look(12 * S, {"qp_errors": None})
+    assert guard.missing is not None
+    said = judged(verdict_of(), guard, t0_ns=0)
+    assert said.verdict is Verdict.INCONCLUSIVE
+    assert "no data of it from 10.5 s on; at 12.0 s all faults were cleared" in said.checks[-1].detail
+
+
+def test_guard_gap_shorter_than_a_second_does_not_end_the_run():
+    guard = Guard([LOST])
+    for at, value in ((10, 0), (10.5, None), (11, None), (11.4, 0), (12, None), (12.6, 0)):
+        guard.look(int(at * S), {"qp_errors": value})
+    assert guard.missing is None
+
+
+def test_guard_condition_that_is_due_and_was_never_known_ends_the_run():
+    guard = Guard([LOST, SLOW])
+    for at in range(5):
+        guard.look(at * S, {}, due={"qp_errors"})
+    assert guard.missing is not None
+    assert guard.missing.condition is LOST
+
+
+def test_live_ranks_that_report_no_more_leave_goodput_and_errors_unknown():
+    live = Live()
+    live.begin(start_ns=0, fault_ns=5 * S)
+    live.on_event({**sample(9 * S, *[1] * 10), "time_ns": 10 * S})
+    assert live.values(11 * S)["qp_errors"] == 0
+    assert live.values(int(11.5 * S))["qp_errors"] is None
+    assert live.values(int(11.5 * S))["goodput_ratio"] is None
+    assert live.due(12 * S) == {"qp_errors", "goodput_ratio", "silence", "kernel.broken"}
+    live.is_over = lambda: True
+    assert live.values(12 * S)["qp_errors"] == 0, "a workload that has ended reports nothing, and need not"
+    assert live.due(12 * S) == set()
+
+
+def test_watching_stops_all_when_no_rank_reports_any_more():
+    """Real time: the ranks have reported once, long ago; nothing comes."""
+    live = Live()
+    now_ns = time.monotonic_ns()
+    live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns - 30 * S)
+    live.on_event({**sample(now_ns - 10 * S, 1), "time_ns": now_ns - 9 * S})
+    guard = Guard([LOST])
+    with Watching(guard, live, lambda: None) as watching:
+        assert watching.stopped.wait(30)
+    assert guard.missing is not None
+    assert watching.error is None
+
+
+def before_fault(sizes, *, now_s=19, events=(), **more):
+    """What is wrong a second before the first fault, at 20 s, with these bytes in each 100 ms from 0 s on."""
+    live = Live()
+    live.begin(start_ns=0, fault_ns=20 * S)
+    for name, value in more.items():
+        setattr(live, name, value)
+    for event in (sample(0, *sizes), *events):
+        live.on_event(event)
+    return live.unhealthy(int(now_s * S))
+
+
+def test_live_healthy_workload_is_let_through():
+    assert before_fault([100] * 180, needs_baseline=True) is None
+    assert before_fault([0, 0, 0, 300] * 45, needs_baseline=True) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more", "reason"),
+    [
+        ([0] * 180, {}, "makes no progress: no byte in the last 18.0 s"),
+        ([100] * 100 + [0] * 80, {}, "makes no progress: no byte in the last 8.0 s"),
+        ([100] * 180, {"events": [{"event": "qp_error"}]}, "1 queue pairs were lost"),
+        ([100] * 60 + [1] * 40 + [100] * 80, {"needs_baseline": True}, "varies too much"),
+        (
+            [100] * 180,
+            {"standstills": lambda: [Standstill(host="host2", start_ns=5 * S, end_ns=10 * S)]},
+            "host2 stood still for 5.0 s of the 19.0 s",
+        ),
+    ],
+)
+def test_live_unhealthy_start_is_named(sizes, more, reason):
+    assert reason in before_fault(sizes, **more)
+    assert before_fault(sizes, **more, now_s=12) is None, "it is not time to decide yet"
+    assert before_fault(sizes, **more, now_s=21) is None, "the faults are there"
+
+
+def test_live_dip_in_the_harness_own_reads_is_no_unsteady_start():
+    sizes = [100] * 60 + [1] * 40 + [100] * 80
+    assert before_fault(sizes, needs_baseline=True, reads=lambda: [(6 * S, 10 * S)]) is None
+
+
+def test_live_workload_with_long_pauses_makes_progress():
+    """Iterations that compute for 4 s: the last pause is as long as those before."""
+    assert before_fault(([0] * 40 + [500] * 5) * 4) is None
+
+
+def test_watching_unhealthy_start_arms_nothing_and_is_inconclusive():
+    live, guard = Live(), Guard([])
+    now_ns = time.monotonic_ns()
+    live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns + int(1.2 * S))
+    watching = Watching(guard, live, lambda: None)
+    watching.look()
+    assert watching.stopped.is_set()
+    fault = Fault()
+    drive(fault, watching.stopped)
+    assert fault.asked == []
+    said = judged(verdict_of(), guard, t0_ns=0)
+    assert said.verdict is Verdict.INCONCLUSIVE
+    assert said.checks[-1].name == "healthy_start"
+    assert "no fault was armed: the workload makes no progress" in said.checks[-1].detail
 
 
 def sample(start_ns, *sizes):
