@@ -38,22 +38,24 @@ smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong 
 	@$(RUN)faultbed --lab soft-mini preflight $(if $(OUT),--out $(OUT)/preflight.json)
 	@$(RUN)python -m pytest tests/soft/test_lease.py --lab soft-mini
 
-nightly: setup ## the soft tests, slow ones once and the others three times; the demo experiment, which the history follows
-	@$(RUN)python -m pytest tests/soft -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; tests=$$?; \
+nightly: setup ## the tests of soft labs, slow ones once and the others three times; the demo experiment, which the history follows
+	@$(RUN)python -m pytest tests/common tests/soft -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; tests=$$?; \
 	$(RUN)faultbed run tests/experiments/demo.toml --seed 1 --out $(RUNS) && exit $$tests
 
 soak: setup ## leases and receipts, again and again
 	@$(RUN)python -m pytest tests/soft/test_lease.py tests/soft/test_receipts.py -m "" --faultbed-repeat 20
 
 # On a rack lab (FAULTBED_LAB names its inventory): not yet run on hardware.
+RACK_TESTS = tests/common tests/lab tests/experiments
+
 rack-smoke: setup ## the experiments, once
 	@$(RUN)python -m pytest tests/experiments
 
-rack-nightly: setup ## the experiments and every test that fits a rack, slow ones too
-	@$(RUN)python -m pytest tests/experiments tests/soft -m ""
+rack-nightly: setup ## every test and experiment that fits a rack, slow ones too
+	@$(RUN)python -m pytest $(RACK_TESTS) -m ""
 
 rack-soak: setup ## the same, again and again
-	@$(RUN)python -m pytest tests/experiments tests/soft -m "" --faultbed-repeat 20
+	@$(RUN)python -m pytest $(RACK_TESTS) -m "" --faultbed-repeat 20
 
 history: setup ## keep the runs of RUNS beside those of earlier days, and mark what got worse
 	@mkdir -p $(RUNS) $(HISTORY)

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from harness.plugin.keys import FAILED, RUNNING
+from harness.plugin.keys import FAILED, RUNNING, SKIPPED
 from harness.plugin.session_lab import keeper_of, or_give_up
+from inject import safety
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan_beside
 from testbed import fingerprint
-from testbed.errors import FaultbedError
+from testbed.errors import FaultbedError, Unsupported
 from testbed.lab import Lab
 from traffic import collective as collective_module
 from traffic import flow as flow_module
@@ -96,7 +97,8 @@ Inject = Callable[..., Prepared]
 def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: Mutation | None) -> Iterator[Inject]:
     """Yield the maker of faults, clear what the test does not clear, and write the receipts to JUnit properties.
 
-    Faults that are there together are planned together: one that would change what another one changes is refused.
+    Faults that are there together are planned together: one that would change what another one changes is refused. A
+    fault that this lab cannot do, or that its owner does not allow, skips the test with that reason.
     """
     made: list[Prepared] = []
     with Journal(folder / "journal.jsonl") as journal, Injector(lab, journal, mutate=mutation) as injector:
@@ -104,10 +106,15 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
         def prepare(kind: str, target: str, *, for_s: float = 60.0, **params: Any) -> Prepared:
             spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
             active = injector.active()
-            *before, planned = plan_beside(
-                spec, [each.planned for each in active], lab.topology, lab_kind=lab.kind, index=len(made)
-            )
-            made.append(injector.prepare(planned))
+            try:
+                *before, planned = plan_beside(
+                    spec, [each.planned for each in active], lab.topology, lab_kind=lab.kind, index=len(made)
+                )
+                prepared = injector.prepare(planned)
+            except (Unsupported, safety.Forbidden) as reason:
+                request.config.stash[SKIPPED] = True
+                pytest.skip(f"{lab.name}: {reason}")
+            made.append(prepared)
             # What the new one moves on purpose no longer speaks against those that are there.
             for each, anew in zip(active, before, strict=True):
                 each.planned = anew

@@ -6,7 +6,8 @@
 * Tests that need no lab come first; a soft lab that is down comes up meanwhile.
 * Experiments are items where the project's configuration says so: `faultbed_experiments` lists `*.toml` files, and
   folders of them at any depth. PASS passes, FAIL fails, and so do INCONCLUSIVE and ERROR, because neither shows
-  anything. An experiment that the lab is too small for, or of the wrong kind for, is skipped, with the reason.
+  anything. An experiment that the lab is too small for, or of the wrong kind for, or whose faults the lab's owner does
+  not allow, is skipped, with the reason; so is a test whose `inject` asks for such a fault.
 * A session that skipped for the lab's sake and ran nothing ends with 5: no tests. A lab or a need that is not known
   ends it at once, with 4.
 * Quarantine excuses a failure, and never a lab that is DIRTY.

@@ -40,6 +40,8 @@ class ExperimentItem(pytest.Item):
             decided = run_module.decide(experiment, self.path.read_bytes(), inventory)
         except Unsupported as reason:
             self._skip(str(reason))
+        if forbidden := run_module.refusal(decided, inventory):
+            self._skip(str(forbidden))
         keeper = keeper_of(self.config)
         out = Path(self.config.getoption("--faultbed-runs"))
         guard = held(self.config).refresh

@@ -140,6 +140,41 @@ def test_faults_of_one_test_are_planned_together(pytester):
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
+REFUSED = """
+from types import SimpleNamespace
+
+import pytest
+
+from inject.safety import Forbidden
+from testbed import inventory
+from testbed.shipped import inventories
+
+
+@pytest.fixture
+def lab(monkeypatch, tmp_path):
+    found = inventory.load(inventories() / "rack-h100.example.yml")
+    stand = SimpleNamespace(topology=found.topology, kind="rack", name="r", inventory_model=found, state_dir=tmp_path)
+    return stand
+
+
+def test_no_way_to_do_it(inject):
+    inject("packet.drop", "rnic[0]", share=0.1)
+
+
+def test_not_allowed(inject):
+    inject("link.flap", "uplink[0]", for_s=1.0)
+"""
+
+
+def test_inject_of_a_fault_that_a_rack_refuses_skips_the_test(pytester):
+    """The same test runs on both kinds of lab; where its fault cannot or must not be done, nothing was shown."""
+    pytester.makepyfile(test_refused=REFUSED)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs")
+    result.assert_outcomes(skipped=2)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["*r: fault: not supported on this lab: a switch*", "*does not allow rtsw1:*"])
+
+
 @pytest.fixture(autouse=True)
 def no_lab_ahead(monkeypatch):
     """Sessions inside this one bring no lab up, nor do they end the one that this session has."""
@@ -255,6 +290,7 @@ def experiment(pytester, rack, monkeypatch):
         monkeypatch.setattr(plugin_items, "held", lambda config: SimpleNamespace(refresh=lambda: None))
         monkeypatch.setattr(plugin_items.experiment_module, "load", lambda path: None)
         monkeypatch.setattr(plugin_items.run_module, "decide", lambda *_: None)
+        monkeypatch.setattr(plugin_items.run_module, "refusal", lambda *_: None)
         monkeypatch.setattr(plugin_items.run_module, "execute", lambda *_, **__: finished)
 
     return comes_to
@@ -268,6 +304,15 @@ def test_an_experiment_in_quarantine_may_fail_and_not_leave_debris(pytester, exp
     result = on_rack(pytester, option)
     result.assert_outcomes(failed=1)
     assert result.ret == 1
+
+
+def test_experiment_that_the_owner_of_a_lab_forbids_is_skipped(pytester, experiment, monkeypatch):
+    experiment("PASS")
+    monkeypatch.setattr(plugin_items.run_module, "refusal", lambda *_: "r does not allow host3 to be disrupted")
+    result = on_rack(pytester, "-rs")
+    result.assert_outcomes(skipped=1)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["*does not allow host3 to be disrupted*"])
 
 
 def test_experiments_are_chosen_by_the_kind_of_the_lab(pytester, experiment):

@@ -1,0 +1,23 @@
+"""Preflight on a real lab: nothing is wrong with a healthy one."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.run.preflight import preflight
+
+pytestmark = pytest.mark.needs("rdma", "hosts >= 2")
+
+
+def test_a_healthy_lab_has_nothing_wrong(lab):
+    assert preflight(lab, lambda _: None, with_burnin=False).wrong == ()
+
+
+@pytest.mark.slow
+def test_a_healthy_lab_burns_in_on_every_pair(lab):
+    found = preflight(lab, lambda _: None)
+    assert found.wrong == ()
+    measured = found.burnin.pairs
+    rnics = [(host.name, rnic.name) for host in lab.topology.hosts for rnic in host.rnics]
+    assert len(measured) == sum(1 for one in rnics for two in rnics if one[0] != two[0])
+    assert all(pair.latency_us > 0 and pair.goodput_bps > 0 for pair in measured)

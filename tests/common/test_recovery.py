@@ -1,0 +1,94 @@
+"""Recovery and performance bounds, with real queue pairs through a real fabric.
+
+Bounds are ratios within one run, or counts; nothing here depends on how fast the machine is.
+"""
+
+import pytest
+from waiting import wait_s
+
+from testbed.selectors import select_one
+from traffic.plan import QpParams
+
+RANKS = tuple(f"host[{number}]:rnic[0]" for number in range(4))
+
+PATIENT = QpParams(timeout=18)
+"""An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
+
+
+@pytest.mark.needs("rdma", "uplinks >= 2", "hosts >= 4")
+def test_the_job_survives_an_uplink_flap_and_every_result_is_right(lab, traffic, inject):
+    """With the uplink of a used path gone, eBGP moves the traffic: the job ends by itself, and all sums are right."""
+    fault = inject("link.flap", "uplink[0]", for_s=2.0)
+    job = traffic.collective(ranks=RANKS, size_bytes=1 << 18, duration_s=14.0, qp=PATIENT)
+    wait_s(5.0)
+    assert fault.arm().ok
+    wait_s(2.0)
+    receipt = fault.clear()
+    result = job.wait(120.0)
+
+    assert receipt.proved, receipt.doubts
+    assert result.outcome in ("completed", "recovered")
+    assert result.wrong_elements == 0
+    assert result.checked_elements == result.iterations_completed * 4 * (1 << 16)
+    after = [item for item in result.iterations[0] if item.start_ns > receipt.cleared.at_ns]
+    assert after, "no iteration began after the link came back"
+
+
+@pytest.mark.needs("rdma", "hosts >= 4")
+def test_results_stay_right_under_loss(lab, traffic, inject):
+    """2 % of the packets to one RNIC are lost: go-back-N repairs each of them, and no element is wrong."""
+    fault = inject("packet.drop", "host[2]:rnic[0]", share=0.02)
+    job = traffic.collective(ranks=RANKS, size_bytes=1 << 18, duration_s=12.0)
+    wait_s(3.0)
+    assert fault.arm().ok
+    wait_s(5.0)
+    receipt = fault.clear()
+    result = job.wait(120.0)
+
+    assert receipt.proved, receipt.doubts
+    assert result.wrong_elements == 0
+    assert result.outcome in ("completed", "recovered")
+
+
+@pytest.mark.needs("rdma", "gpu", "hosts >= 4")
+def test_one_slow_gpu_slows_the_whole_job_and_is_named(lab, traffic, inject):
+    """A GPU at half speed: everybody's iterations take longer, and the straggler is that rank."""
+    fault = inject("gpu.throttle", "host[1]:gpu[0]", percent=50)
+    job = traffic.collective(ranks=RANKS, size_bytes=1 << 16, duration_s=20.0, compute_units=24, qp=PATIENT)
+    wait_s(8.0)
+    armed = fault.arm()
+    wait_s(8.0)
+    receipt = fault.clear()
+    result = job.wait(120.0)
+
+    assert receipt.proved, receipt.doubts
+    slow_rank = result.ranks.index(select_one(lab.topology, "host[1]:rnic[0]"))
+
+    def median_compute(rank, start_ns, end_ns):
+        times = sorted(i.compute_ns for i in result.iterations[rank] if start_ns <= i.start_ns and i.end_ns <= end_ns)
+        assert len(times) >= 3, f"rank {rank} finished {len(times)} iterations"
+        return times[len(times) // 2]
+
+    before = [median_compute(rank, 0, armed.at_ns) for rank in range(4)]
+    during = [median_compute(rank, armed.at_ns, receipt.cleared.at_ns) for rank in range(4)]
+    slowdown = [now / then for now, then in zip(during, before, strict=True)]
+    assert slowdown.index(max(slowdown)) == slow_rank, slowdown
+    assert slowdown[slow_rank] >= 1.25 * sorted(slowdown)[-2], slowdown
+
+
+@pytest.mark.needs("rdma", "hosts >= 4")
+def test_a_dead_link_kills_the_queue_pair_and_the_job_rebuilds_it(lab, traffic, inject):
+    """A host link that is down for longer than the retry budget: the QP dies, is rebuilt, and results are right."""
+    fault = inject("link.flap", "host[0]:downlink[0]", for_s=4.0)
+    job = traffic.collective(ranks=RANKS, size_bytes=1 << 17, duration_s=16.0, qp=QpParams(timeout=14, retry_cnt=3))
+    wait_s(4.0)
+    assert fault.arm().ok
+    wait_s(4.0)
+    receipt = fault.clear()
+    result = job.wait(120.0)
+
+    assert receipt.proved, receipt.doubts
+    assert result.outcome == "recovered"
+    assert result.qp_errors, "a rebuild that nobody reports is hidden"
+    assert all(rebuild.recovered_ns for rebuild in result.rebuilds)
+    assert result.wrong_elements == 0

@@ -1,0 +1,91 @@
+"""What `make rack-nightly` collects for a rack: tests and experiments that are not for soft labs alone.
+
+It says what is there to be run, and that its faults can be planned; none of it has run on hardware.
+"""
+
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from common_faults import CASES
+from house import HOUSE
+
+from harness.experiment.file import load as load_experiment
+from inject import safety
+from inject.plan import FaultSpec, plan
+from testbed.inventory import load
+from testbed.shipped import inventories
+
+SOFT, RACK = load(inventories() / "soft.yml"), load(inventories() / "rack-h100.example.yml")
+LEAST = 30
+
+LIST = """
+import pathlib
+
+def pytest_collection_finish(session):
+    with pathlib.Path({path!r}).open("w") as file:
+        for item in session.items:
+            print(item.nodeid, *sorted(mark.name for mark in item.iter_markers()), sep="\\t", file=file)
+"""
+
+
+def arguments(target):
+    """The arguments that the Makefile gives to pytest."""
+    said = subprocess.run(
+        ["make", "--no-print-directory", "-n", "-o", "setup", target],
+        cwd=HOUSE,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    (words,) = re.findall(r"-m pytest (.*)", said)
+    return words
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory):
+    """Every item that `make rack-nightly` collects for the example of a rack, with the names of its marks."""
+    folder = tmp_path_factory.mktemp("rack")
+    (folder / "list_items.py").write_text(LIST.format(path=str(folder / "items")))
+    options = f"-q --collect-only -p no:cacheprovider -p list_items --lab={RACK.path}"
+    subprocess.run(
+        ["sh", "-c", f"PYTHONPATH={folder} exec {sys.executable} -m pytest {options} {arguments('rack-nightly')}"],
+        cwd=HOUSE, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines = [line.split("\t") for line in (folder / "items").read_text().splitlines()]
+    return [SimpleNamespace(nodeid=nodeid, marks=set(marks)) for nodeid, *marks in lines]
+
+
+def is_soft_experiment(nodeid):
+    """Return whether an item is an experiment that names `soft` as its kind of lab, and is skipped on a rack."""
+    path = HOUSE / nodeid.partition("::")[0]
+    return path.suffix == ".toml" and load_experiment(path).lab_kind == "soft"
+
+
+def test_rack_nightly_collects_thirty_items_that_are_not_for_soft_labs_alone(collected):
+    """It was two experiments: every module of tests/soft carries the mark `soft`, so a rack skips them."""
+    ours = [item.nodeid for item in collected if "soft" not in item.marks and not is_soft_experiment(item.nodeid)]
+    assert len(ours) >= LEAST, ours
+    assert {name.split("/")[1] for name in ours} == {"common", "experiments"}
+    assert len({name for name in ours if name.startswith("tests/experiments/rack-")}) >= 2
+
+
+def test_rack_nightly_does_not_collect_tests_of_soft_labs(collected):
+    assert not [item.nodeid for item in collected if item.nodeid.startswith("tests/soft/")]
+
+
+def test_common_tests_carry_needs_and_not_a_kind_of_lab(collected):
+    common = [item for item in collected if item.nodeid.startswith("tests/common/")]
+    assert common
+    assert [item.nodeid for item in common if "needs" not in item.marks] == []
+    assert [item.nodeid for item in common if item.marks & {"soft", "lab"}] == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_common_fault_can_be_planned_on_either_kind_of_lab_and_its_owner_allows_it(name):
+    case = CASES[name]
+    spec = FaultSpec(kind=case.kind, target=case.target, for_s=case.for_s, params=case.params)
+    for inventory in (SOFT, RACK):
+        safety.check(plan(spec, inventory.topology, lab_kind=inventory.kind), inventory)
