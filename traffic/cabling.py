@@ -17,9 +17,11 @@ from typing import Any
 from traffic.plan import Cable, Plan
 from traffic.results import Connection, QpError, Rebuild
 
-__all__ = ["Cabling"]
+__all__ = ["Cabling", "first_psn"]
 
 RETRY_PAUSE_NS = 250_000_000
+_GOLDEN = 5_184_445
+"""2**23 over the golden ratio, rounded to an odd number: odd, so that its multiples repeat after 2**23 only."""
 
 
 class _Link:
@@ -34,6 +36,16 @@ class _Link:
         self.retry_ns: int | None = None
         self.episode: Rebuild | None = None
         self.described: Connection | None = None
+
+
+def first_psn(made: int) -> int:
+    """Return the first PSN of the QP end that is made as number `made`, from 1 on.
+
+    Multiples of 2**23 over the golden ratio: no two of 2**23 - 1 ends are equal, none is 0, and those of n ends are at
+    least about 2**23 / 2.6 n apart (three-distance theorem). A packet of a lost QP does not fit into the one that
+    replaces it, and a capture tells queue pairs apart by their PSNs. The upper half of all PSNs is for counting up.
+    """
+    return made * _GOLDEN % (1 << 23)
 
 
 class Cabling:
@@ -52,6 +64,8 @@ class Cabling:
         self._tasks = {task.name: task for task in plan.tasks}
         self._links = {cable.index: _Link(cable) for cable in plan.cables}
         self._lock = threading.Lock()
+        self._made = 0
+        """Ends of queue pairs made so far, those of every rebuild counted."""
 
     @property
     def connections(self) -> tuple[Connection, ...]:
@@ -103,11 +117,9 @@ class Cabling:
     def _make(self, link: _Link) -> None:
         link.generation += 1
         link.ends, link.joined, link.is_up, link.retry_ns = {}, set(), False, None
-        generation = link.generation & 0xF
-        for side, task in enumerate((link.cable.src, link.cable.dst)):
-            # Not 0, another one for every end and every rebuild: a packet of the QP before does not fit in.
-            psn = (generation << 20 | link.cable.index << 12 | side << 11 | 0x100) & 0xFFFFFF
-            self._tell(task, link, {"do": "qp", "psn": psn, "flow_label": self._label(link)})
+        for task in (link.cable.src, link.cable.dst):
+            self._made += 1
+            self._tell(task, link, {"do": "qp", "psn": first_psn(self._made), "flow_label": self._label(link)})
 
     def _label(self, link: _Link) -> int:
         return link.cable.flow_label or self._tasks[link.cable.src].spec.get("qp", {}).get("flow_label", 0)
