@@ -344,13 +344,18 @@ def captured_packets(run: Measurements) -> dict[str, Observation]:
         nothing = Observation(value=None, detail="this run captured no packets")
         return {"capture.missed": nothing, "capture.broken_rules": nothing}
     whole = f"{found.frames:,} frames captured"
-    return {
-        "capture.missed": Observation(value=found.missed, detail=whole),
+    doubts = "; ".join(found.doubts)
+    if found.missed:
         # What is not in the capture could look like a packet that its sender left out.
-        "capture.broken_rules": Observation(value=None, detail=f"{found.missed} frames are missing from the capture")
-        if found.missed
-        else Observation(value=found.broken, detail=f"{whole}; packets.json names each"),
-    }
+        broken = Observation(value=None, detail=f"{found.missed} frames are missing from the capture")
+    elif found.doubts and not found.broken:
+        broken = Observation(value=None, detail=f"{whole}, but {doubts}")
+    else:
+        detail = f"{whole}; packets.json names each"
+        broken = Observation(
+            value=found.broken, detail=f"{detail}; {doubts}" if doubts else detail, censored=bool(doubts)
+        )
+    return {"capture.missed": Observation(value=found.missed, detail=whole), "capture.broken_rules": broken}
 
 
 def rnic_counters(run: Measurements) -> dict[str, Observation]:

@@ -13,6 +13,7 @@ from harness.cli.context import Session, json_option, pass_session, styled
 from harness.packets.analysis import Analysis, FlowReport, analyse
 from harness.packets.evidence import CAPTURE
 from harness.quantities import format_duration
+from harness.record.rundir import open_run
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from testbed.packets import capture_file
@@ -32,17 +33,31 @@ def packets(session: Session, *, capture: Path, as_json: bool) -> int:
     """Check RoCEv2 packets against go-back-N: a CAPTURE (pcap or pcapng), or a run directory with one.
 
     Per flow: what was missing, what was sent again and why (NAK, RNR or timer), and which rules were broken. Ends with
-    1 when one was.
+    1 when one was, and with 2 when the capture cannot prove that none was: empty, damaged, cut too short, or of queue
+    pairs that cannot be told apart.
     """
     path = capture / CAPTURE if capture.is_dir() else capture
     if capture.is_dir() and not path.exists():
         raise UsageError(f"{capture}: this run captured no packets; give its experiment a [capture] with ports")
-    analysis = analyse(capture_file.read(path))
+    analysis, missed = analyse(capture_file.read(path)), _missed(capture) if capture.is_dir() else 0
+    if missed:
+        doubt = (
+            f"{missed:,} frames that the ports counted are missing from the capture, which can look like a broken rule"
+        )
+        analysis = msgspec.structs.replace(analysis, doubts=(doubt, *analysis.doubts))
     if as_json:
         session.json(msgspec.to_builtins(analysis))
     else:
         _show(session, analysis)
-    return ExitCode.FAIL if analysis.violations else ExitCode.PASS
+    if analysis.violations and not missed:
+        return ExitCode.FAIL
+    return ExitCode.INCONCLUSIVE if analysis.doubts else ExitCode.PASS
+
+
+def _missed(run: Path) -> int:
+    """Frames that the capture of a run missed; 0 where the run kept no account of it."""
+    account = open_run(run).read_packets()
+    return account.missed if account is not None else 0
 
 
 def _show(session: Session, analysis: Analysis) -> None:
@@ -60,7 +75,11 @@ def _show(session: Session, analysis: Analysis) -> None:
         for one in flow.violations[:_TOLD]:
             said = f" frame {one.frame}, {_name(flow)}, PSN {one.psn}: {one.detail}"
             session.out.print(Text.assemble((one.rule, "red"), said), soft_wrap=True)
-    if not analysis.violations:
+    for note in analysis.notes:
+        session.out.print(note, soft_wrap=True)
+    for doubt in analysis.doubts:
+        session.out.print(Text.assemble(("INCONCLUSIVE", "yellow"), f" {doubt}"), soft_wrap=True)
+    if not analysis.violations and not analysis.doubts:
         session.out.print(styled("no rule of go-back-N is broken", "green"))
 
 
@@ -69,7 +88,8 @@ def _name(flow: FlowReport) -> str:
 
 
 def _row(flow: FlowReport) -> tuple[str, ...]:
-    broken = ", ".join(f"{rule} {count}" for rule, count in flow.broken.items()) or "none"
+    broken = ", ".join(f"{rule} {count}" for rule, count in flow.broken.items())
+    broken = broken or ("not known" if flow.is_ambiguous else "none")
     causes = (str(flow.causes.get(cause, 0)) for cause in ("nak", "rnr", "timer"))
     where = f"{flow.port} ({flow.side})" if flow.port else flow.side
     return (

@@ -1,9 +1,9 @@
-"""All of a capture in one answer: `packets.json`, the table of `faultbed packets`, the section of the report."""
+"""Analyse a whole capture: `packets.json`, the table of `faultbed packets`, the section of the report."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -11,9 +11,9 @@ import numpy as np
 
 from harness.packets import gobackn
 from harness.packets.congestion import Congestion, congestion
-from harness.packets.duplicates import duplicates, without
+from harness.packets.duplicates import without_copies
 from harness.packets.episodes import Episode, episodes
-from harness.packets.flows import Flow, Side, flows_of
+from harness.packets.flows import Flow, Side, Unpaired, flows_of
 from harness.packets.gobackn import Violation
 from testbed.packets.bth import is_nak, is_rnr
 from testbed.packets.columns import decode
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Analysis", "FlowReport", "analyse"]
 
+NEEDED_BYTES = 70
+CLOCK_STEP_NS = 1_000_000_000
+"""No capture has a packet that far behind a later one of the same port."""
+_NAMED = 8
 KEPT = 1000
 """Episodes, and violations, that are told one by one for each flow; all are counted."""
 
@@ -35,6 +39,7 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes    of the requests, each transmission counted
     again            requests that had passed before, and were sent again
     duplicates       requests that had passed before and that nobody sent again: copies made on the way
+    response_duplicates  the same of responses
     missing          PSNs that were jumped over: lost before this port, or late
     returned         of these, the ones that came when they were sent again
     reordered        of these, the ones that came late by themselves
@@ -42,6 +47,7 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     lost_behind      NAKs for what had passed the receiver's port
     naks, rnrs       negative acknowledgements
     causes           episodes by cause: nak, rnr, timer
+    is_ambiguous     responses of several queue pairs fit: rules of responses and causes were not looked at
     """
 
     port: str
@@ -70,16 +76,24 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     violations: tuple[Violation, ...]
     congestion: Congestion | None
     duplicates: int = 0
+    response_duplicates: int = 0
+    is_ambiguous: bool = False
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
-    """What a capture shows. `frames` are all, `roce` those that are RoCEv2."""
+    """What a capture shows. `frames` are all, `roce` those that are RoCEv2.
+
+    `doubts` are reasons why rules may be broken that the analysis cannot see: with any, "no rule broken" is not proven.
+    `notes` say how the capture was read where that is not obvious.
+    """
 
     schema: Literal[1] = 1
     frames: int
     roce: int
     ports: tuple[str, ...]
     flows: tuple[FlowReport, ...]
+    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def violations(self) -> int:
@@ -88,30 +102,98 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Analysis:
-    """Decode, sort into flows, check each.
+    """Decode, sort by time, sort into flows, check each.
 
     Args:
         frames: a capture.
         host_ports: for each interface whether a host is at its far end; None: told by its name, which for a switch port
             that faces an RNIC is `SWITCH:HOST:RNIC`.
+
+    Raises:
+        UsageError: the capture has more addresses and ports than can be sorted (`flows_of`).
     """
-    packets = decode(frames)
+    decoded = decode(frames)
+    packets, late, back_ns = _in_time_order(decoded)
     if host_ports is None:
         host_ports = [name.count(":") == 2 for name in frames.interfaces]  # noqa: PLR2004 - as the docstring says
+    flows, unpaired = flows_of(packets, host_ports=host_ports)
+    # What is cut off, or in another order than it was, can look like a broken rule.
+    is_exact = not packets.cut and back_ns <= CLOCK_STEP_NS
+    reports = tuple(_report(packets, flow, frames.interfaces[flow.port], is_exact=is_exact) for flow in flows)
+    notes: tuple[str, ...] = ()
+    if late:
+        notes = (
+            f"{late:,} packets stand behind later ones in the file, by up to {back_ns / 1e9:.6f} s: sorted by time",
+        )
     return Analysis(
         frames=len(frames),
         roce=len(packets),
         ports=frames.interfaces,
-        flows=tuple(
-            _report(packets, flow, frames.interfaces[flow.port]) for flow in flows_of(packets, host_ports=host_ports)
-        ),
+        flows=reports,
+        doubts=tuple(_doubts(frames, packets, reports, [one for one in unpaired if host_ports[one.port]], back_ns)),
+        notes=notes,
     )
 
 
-def _report(packets: Packets, whole: Flow, port: str) -> FlowReport:
-    flow = without(whole, duplicates(packets, whole))
+def _in_time_order(packets: Packets) -> tuple[Packets, int, int]:
+    """The packets by time (equal times in the file's order), how many stood too late, and by how many ns at most.
+
+    Ports are compared each with itself: a file may have one port's packets behind another's.
+    """
+    if not len(packets) or (np.diff(packets.time_ns) >= 0).all():
+        return packets, 0, 0
+    late = most = 0
+    for port in np.unique(packets.port):
+        times = packets.time_ns[packets.port == port]
+        behind = np.maximum.accumulate(times) - times
+        late, most = late + int((behind > 0).sum()), max(most, int(behind.max()))
+    return packets.take(np.argsort(packets.time_ns, kind="stable")), late, most
+
+
+def _doubts(
+    frames: Frames, packets: Packets, flows: Sequence[FlowReport], unpaired: Sequence[Unpaired], back_ns: int
+) -> Iterator[str]:
+    if frames.damage:
+        yield f"the file is damaged at {frames.damage}"
+    if not len(frames):
+        yield "the capture has no frames"
+    elif not len(packets):
+        yield f"none of {len(frames):,} frames is RoCEv2 that can be decoded (UDP port 4791 over IPv4 or IPv6)"
+    elif not flows:
+        yield f"{len(packets):,} RoCEv2 packets, but no request of a reliable connection: nothing to check"
+    if packets.cut:
+        yield (
+            f"{packets.cut:,} frames are cut before their RoCEv2 headers end, so no rule was checked; capture at least "
+            f"{NEEDED_BYTES} bytes of each frame"
+        )
+    for port, src, dst in dict.fromkeys((one.port, one.src, one.dst) for one in flows if one.is_ambiguous):
+        qpns = sorted(
+            one.dqpn for one in flows if one.is_ambiguous and (one.port, one.src, one.dst) == (port, src, dst)
+        )
+        names = ", ".join(map(str, qpns[:_NAMED])) + (f" and {len(qpns) - _NAMED} more" if len(qpns) > _NAMED else "")
+        yield (
+            f"{src} -> {dst}{f' at {port}' if port else ''}: responses fit more than one of the QPs {names} (equal UDP "
+            "source ports, PSNs within one window), so rules of responses were not checked"
+        )
+    for one in unpaired:
+        yield (
+            f"{one.responses:,} responses from {one.src} to QP {one.dqpn} of {one.dst} fit no requests at this port "
+            "and were not checked"
+        )
+    if back_ns > CLOCK_STEP_NS:
+        yield (
+            f"times of one port go back by {back_ns / 1e9:.3f} s: the clock was set during the capture, or captures "
+            "were joined; the order of its packets is not known, so no rule was checked"
+        )
+
+
+def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> FlowReport:
+    flow = without_copies(packets, whole)
     seen = gobackn.track(packets, flow)
-    found, broken = list(episodes(packets, flow, seen)), gobackn.violations(packets, flow, seen)
+    found, broken = list(episodes(packets, flow, seen)), gobackn.violations(packets, flow, seen) if is_exact else []
+    if flow.is_ambiguous:
+        # Without its responses nobody knows what the sender was asked for.
+        found = []
     syndrome = packets.syndrome[flow.responses]
     missing = int((flow.psn[seen.jumps] - seen.top[seen.jumps - 1]).sum())
     late = _late(flow, seen)
@@ -129,7 +211,7 @@ def _report(packets: Packets, whole: Flow, port: str) -> FlowReport:
         first_ns=int(times.min()),
         last_ns=int(times.max()),
         requests=len(whole.requests),
-        responses=len(flow.responses),
+        responses=len(whole.responses),
         payload_bytes=int(packets.payload[whole.requests].sum()),
         again=len(flow.psn) - distinct,
         missing=missing,
@@ -143,8 +225,10 @@ def _report(packets: Packets, whole: Flow, port: str) -> FlowReport:
         broken=dict(Counter(one.rule for one in broken)),
         episodes=tuple(found[:KEPT]),
         violations=tuple(broken[:KEPT]),
-        congestion=congestion(packets, whole),
+        congestion=congestion(packets, flow),
         duplicates=len(whole.psn) - len(flow.psn),
+        response_duplicates=len(whole.responses) - len(flow.responses),
+        is_ambiguous=flow.is_ambiguous,
     )
 
 

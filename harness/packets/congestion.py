@@ -48,6 +48,9 @@ def congestion(packets: Packets, flow: Flow) -> Congestion | None:
         notified = np.flatnonzero(here)
         ends = (names[packets.src[notified]] == flow.dst) & (names[packets.dst[notified]] == flow.src)
         notified = notified[ends]
+        if flow.is_doubled:
+            # All CNPs of a flow are alike: of two capture points, every second one is a copy.
+            notified = notified[::2]
     if not len(marked) and not len(notified):
         return None
     before = np.concatenate([[-1], notified[:-1]])

@@ -37,13 +37,16 @@ if TYPE_CHECKING:
 
     Indices = NDArray[np.int64]
 
-__all__ = ["duplicates", "without"]
+__all__ = ["duplicates", "without_copies"]
 
 _NO_ANSWER_NS = 1_000
 """No fabric carries a packet and its NAK there and back in less."""
 
 _NUMBERED = 0.25
 """Share of packets that must have another number than the one before; each one doubled leaves half."""
+
+_DOUBLED = 0.4
+"""Share of copies among requests, and among responses, from which on a capture has two points of a flow's path."""
 
 
 def duplicates(packets: Packets, flow: Flow) -> NDArray[np.bool_]:
@@ -54,11 +57,42 @@ def duplicates(packets: Packets, flow: Flow) -> NDArray[np.bool_]:
     if not (flow.psn[starts] < top[starts - 1]).any():
         return np.zeros(len(flow.psn), dtype=np.bool_)
     ident = packets.ident[flow.requests]
-    if np.mean(ident[1:] != ident[:-1]) > _NUMBERED:
+    if _is_numbered(ident):
         # One that `packet.corrupt` has hit twice is no copy of itself.
         found: NDArray[np.bool_] = _twice(flow.psn << 16 | ident) & (ident != CORRUPTED_ID)
         return found
     return _without_reason(packets, flow, starts, top)
+
+
+def _is_numbered(ident: NDArray[np.int32]) -> bool:
+    return len(ident) > 1 and float(np.mean(ident[1:] != ident[:-1])) > _NUMBERED
+
+
+def _response_copies(packets: Packets, flow: Flow) -> tuple[NDArray[np.bool_], bool]:
+    """Of each response whether it equals an earlier one, and whether that makes it a copy wherever it was captured.
+
+    Equal are opcode, PSN and AETH; of numbered packets the number, too. Of packets without a number every second equal
+    one is meant, if it comes soon after the one before.
+    """
+    which = flow.responses
+    ident = packets.ident[which]
+    is_numbered = _is_numbered(ident) or (_is_numbered(packets.ident[flow.requests]) and bool((ident > 0).all()))
+    number = ident if is_numbered else np.zeros_like(ident)
+    fields = np.stack([packets.opcode[which], packets.psn[which], packets.syndrome[which], packets.msn[which], number])
+    order = np.lexsort(np.vstack([np.arange(len(which)), fields]))
+    equal = (fields[:, order[1:]] == fields[:, order[:-1]]).all(axis=0)
+    found = np.zeros(len(which), dtype=np.bool_)
+    if is_numbered:
+        found[order[1:][equal]] = True
+        return found & (ident != CORRUPTED_ID), True
+    times = packets.time_ns[which][order]
+    place = 0
+    for at in np.flatnonzero(equal).tolist():
+        # `at` and the one after it are equal; the first of them is no copy itself.
+        if at >= place and times[at + 1] - times[at] < TIMERS_FROM_NS:
+            found[order[at + 1]] = True
+            place = at + 2
+    return found, False
 
 
 def _twice(numbers: Indices) -> NDArray[np.bool_]:
@@ -89,11 +123,23 @@ def _without_reason(packets: Packets, flow: Flow, starts: Indices, top: Indices)
     return found
 
 
-def without(flow: Flow, which: NDArray[np.bool_]) -> Flow:
-    """The flow as it was sent: less these requests."""
-    if not which.any():
+def without_copies(packets: Packets, flow: Flow) -> Flow:
+    """Return the flow as its ends sent it. Captured at two points of its path, its side is between them."""
+    copies = duplicates(packets, flow)
+    repeated, is_certain = _response_copies(packets, flow)
+    is_doubled = len(repeated) > 0 and min(copies.mean(), repeated.mean()) >= _DOUBLED
+    if not copies.any() and not (is_certain and repeated.any()):
         return flow
-    return replace(flow, requests=flow.requests[~which], psn=flow.psn[~which], span=flow.span[~which])
+    keep = ~repeated if is_certain or is_doubled else np.ones(len(repeated), dtype=np.bool_)
+    return replace(
+        flow,
+        requests=flow.requests[~copies],
+        psn=flow.psn[~copies],
+        span=flow.span[~copies],
+        responses=flow.responses[keep],
+        side="between" if is_doubled else flow.side,
+        is_doubled=is_doubled,
+    )
 
 
 @dataclass(kw_only=True)

@@ -65,8 +65,16 @@ def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]
         clock_error_ns=captured.clock_error_ns,
         proofs=captured.proofs,
         slices=slices,
-        analysis=analyse(frames),
+        analysis=_with_idle_ports(analyse(frames)),
     )
+
+
+def _with_idle_ports(analysis: Analysis) -> Analysis:
+    """Add a doubt for each port that no request passed: an experiment names its ports, so silence proves nothing."""
+    busy = {flow.port for flow in analysis.flows}
+    idle = [port for port in analysis.ports if port not in busy] if busy else []
+    doubts = [f"no request of a reliable connection passed {port}: nothing to check there" for port in idle]
+    return msgspec.structs.replace(analysis, doubts=(*analysis.doubts, *doubts))
 
 
 def write(evidence: Evidence) -> bytes:

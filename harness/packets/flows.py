@@ -1,18 +1,21 @@
 """Packets of a capture, sorted into flows: one direction of one queue pair at one captured port.
 
 A flow has the requests of one requester (with its PSNs) and the responses to them, which carry the same PSNs back. No
-header names both QPs of a pair, so responses are matched to requests by address pair and by PSN: PSNs start at
-random, and a response lies close to the last request before it.
+header names both QPs of a pair: a request carries the responder's QPN, a response the requester's. Which two belong
+together follows from the PSNs (`harness.packets.pairing`). Where two pairings fit equally well, the flow is marked
+ambiguous and has no responses: a guess would accuse queue pairs that keep the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from harness.packets.pairing import Requests, pair
+from testbed.errors import UsageError
 from testbed.packets.bth import IS_REQUEST, IS_RESPONSE, READ_REQUEST, distance
 
 if TYPE_CHECKING:
@@ -22,14 +25,11 @@ if TYPE_CHECKING:
 
     Indices = NDArray[np.int64]
 
-__all__ = ["Flow", "Side", "flows_of"]
+__all__ = ["Flow", "Side", "Unpaired", "flows_of"]
 
 Side = Literal["sender", "receiver", "between"]
 """Where the capture stands: at the requester's own port, at the responder's, or somewhere between them."""
 
-_NEAR = 1 << 16
-"""A response is that close to the last request, in PSNs: far more than any window, 1 % of the circle."""
-_TRIED = 64
 _FIRST_OR_MIDDLE = (0x00, 0x01, 0x06, 0x07)
 _READ_FIRST_OR_MIDDLE = (0x0D, 0x0E)
 
@@ -40,7 +40,8 @@ class Flow:
 
     `requests` and `responses` index the capture's packets. `psn` are the requests' PSNs unwrapped (they go on beyond
     2**24), `span` how many PSNs each takes: 1, and for a READ as many as its response has packets. `reply_qpn` is the
-    QP that the responses go to; None when no response was seen.
+    QP that the responses go to; None when no response was seen, or when `is_ambiguous`: responses of several queue
+    pairs fit these requests equally well. `is_doubled`: the capture had each of its packets twice.
     """
 
     port: int
@@ -54,25 +55,66 @@ class Flow:
     responses: Indices
     psn: Indices
     span: Indices
+    is_ambiguous: bool = False
+    is_doubled: bool = False
 
 
-def flows_of(packets: Packets, *, host_ports: Sequence[bool]) -> Iterator[Flow]:
-    """The RC flows of a capture, in the order of their first packet.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpaired:
+    """Responses from `src` to QP `dqpn` of `dst` that fit no requests seen at the port."""
+
+    port: int
+    src: str
+    dst: str
+    dqpn: int
+    responses: int
+
+
+def flows_of(packets: Packets, *, host_ports: Sequence[bool]) -> tuple[list[Flow], list[Unpaired]]:
+    """The RC flows of a capture, in the order of their first packet, and the responses that belong to none of them.
 
     `host_ports` says of each captured interface whether a host is at its far end: there, a request on its way out is
     seen last before its receiver, and one that comes in first after its sender.
+
+    Raises:
+        UsageError: more addresses and ports than fit into the key that packets are sorted by.
     """
-    asked = _groups(packets, IS_REQUEST[packets.opcode])
-    answered = _groups(packets, IS_RESPONSE[packets.opcode])
-    by_ends: dict[tuple[int, int, int], list[Indices]] = {}
-    for group in answered:
-        first = group[0]
-        ends = (int(packets.port[first]), int(packets.dst[first]), int(packets.src[first]))
-        by_ends.setdefault(ends, []).append(group)
-    for group in asked:
-        first = group[0]
-        ends = (int(packets.port[first]), int(packets.src[first]), int(packets.dst[first]))
-        yield _flow(packets, group, _match(packets, group, by_ends.get(ends, [])), host_ports)
+    asked: dict[tuple[int, int, int], list[Indices]] = {}
+    answered: dict[tuple[int, int, int], list[Indices]] = {}
+    for group in _groups(packets, IS_REQUEST[packets.opcode]):
+        port, src, dst = _ends(packets, group)
+        asked.setdefault((port, src, dst), []).append(group)
+    for group in _groups(packets, IS_RESPONSE[packets.opcode]):
+        port, src, dst = _ends(packets, group)
+        answered.setdefault((port, dst, src), []).append(group)
+    flows: list[Flow] = []
+    unpaired: list[Unpaired] = []
+    for ends, groups in asked.items():
+        candidates = answered.pop(ends, [])
+        parts = [_requests(packets, group, candidates) for group in groups]
+        found = pair(packets, [part for part, _ in parts], candidates)
+        for (part, mtu), which, is_ambiguous in zip(parts, found.partner, found.is_ambiguous, strict=True):
+            responses = candidates[which] if which >= 0 and not is_ambiguous else np.zeros(0, dtype=np.int64)
+            flows.append(_flow(packets, part, responses, mtu, host_ports, is_ambiguous=is_ambiguous))
+        unpaired += [_unpaired(packets, candidates[which]) for which in found.left]
+    unpaired += [_unpaired(packets, group) for groups in answered.values() for group in groups]
+    return sorted(flows, key=lambda flow: int(flow.requests[0])), unpaired
+
+
+def _ends(packets: Packets, group: Indices) -> tuple[int, int, int]:
+    first = group[0]
+    return int(packets.port[first]), int(packets.src[first]), int(packets.dst[first])
+
+
+def _unpaired(packets: Packets, group: Indices) -> Unpaired:
+    port, src, dst = _ends(packets, group)
+    return Unpaired(
+        port=port,
+        src=packets.addresses[src],
+        dst=packets.addresses[dst],
+        dqpn=int(packets.dqpn[group[0]]),
+        responses=len(group),
+    )
 
 
 def _groups(packets: Packets, which: NDArray[np.bool_]) -> list[Indices]:
@@ -80,8 +122,11 @@ def _groups(packets: Packets, which: NDArray[np.bool_]) -> list[Indices]:
     chosen = np.flatnonzero(which)
     if not len(chosen):
         return []
-    key = packets.dqpn[chosen] | packets.src[chosen].astype(np.int64) << 24
-    key |= packets.dst[chosen].astype(np.int64) << 40 | packets.port[chosen].astype(np.int64) << 56
+    names, ports = len(packets.addresses), int(packets.port.max()) + 1
+    if ports * names**2 >= 1 << 39:
+        raise UsageError(f"{names:,} addresses at {ports:,} ports in one capture; split it by port or by address")
+    ends = (packets.port[chosen].astype(np.int64) * names + packets.src[chosen]) * names + packets.dst[chosen]
+    key = ends << 24 | packets.dqpn[chosen]
     if int(key[0]) == int(key.min()) == int(key.max()):
         return [chosen]
     order = np.argsort(key, kind="stable")
@@ -89,34 +134,22 @@ def _groups(packets: Packets, which: NDArray[np.bool_]) -> list[Indices]:
     return sorted(np.split(chosen[order], cuts), key=lambda group: int(group[0]))
 
 
-def _match(packets: Packets, requests: Indices, candidates: list[Indices]) -> Indices:
-    """The responses among `candidates` (same two addresses) that lie next to these requests' PSNs, if any do."""
-    best, found = 0.5, -1
-    sport = int(packets.sport[requests[0]])
-    for place, group in enumerate(candidates):
-        tried = group[np.linspace(0, len(group) - 1, min(_TRIED, len(group))).astype(np.int64)]
-        before = np.searchsorted(requests, tried) - 1
-        later = before >= 0
-        if not later.any():
-            continue
-        far = distance(packets.psn[tried[later]], packets.psn[requests[before[later]]])
-        near = float((np.abs(far) < _NEAR).mean())
-        # rxe sends both directions of a pair from one UDP source port: that decides between equals.
-        near += 0.1 * (int(packets.sport[group[0]]) == sport) if near else 0
-        if near > best:
-            best, found = near, place
-    return candidates.pop(found) if found >= 0 else np.zeros(0, dtype=np.int64)
-
-
-def _flow(packets: Packets, requests: Indices, responses: Indices, host_ports: Sequence[bool]) -> Flow:
-    first = requests[0]
-    port, outbound = int(packets.port[first]), int(packets.outbound[first])
+def _requests(packets: Packets, requests: Indices, candidates: list[Indices]) -> tuple[Requests, int]:
+    """One requester's packets with their PSNs unwrapped, and the path MTU."""
     raw = packets.psn[requests]
     psn = np.concatenate([raw[:1], raw[:1] + np.cumsum(distance(raw[1:], raw[:-1]))])
-    mtu = _mtu(packets, requests, responses)
+    mtu = _mtu(packets, requests, candidates)
     span = np.ones(len(requests), dtype=np.int64)
     reads = np.flatnonzero(packets.opcode[requests] == READ_REQUEST)
     span[reads] = np.maximum(1, -(-packets.dma_bytes[requests[reads]] // mtu))
+    return Requests(places=requests, psn=psn, span=span), mtu
+
+
+def _flow(
+    packets: Packets, part: Requests, responses: Indices, mtu: int, host_ports: Sequence[bool], *, is_ambiguous: bool
+) -> Flow:
+    first = part.places[0]
+    port, outbound = int(packets.port[first]), int(packets.outbound[first])
     side: Side = "between"
     if host_ports[port] and outbound >= 0:
         side = "receiver" if outbound else "sender"
@@ -128,17 +161,28 @@ def _flow(packets: Packets, requests: Indices, responses: Indices, host_ports: S
         reply_qpn=int(packets.dqpn[responses[0]]) if len(responses) else None,
         side=side,
         mtu=mtu,
-        requests=requests,
+        requests=part.places,
         responses=responses,
-        psn=psn,
-        span=span,
+        psn=part.psn,
+        span=part.span,
+        is_ambiguous=is_ambiguous,
     )
 
 
-def _mtu(packets: Packets, requests: Indices, responses: Indices) -> int:
-    """Path MTU: what every first and middle packet of a message carries. 4096 when the capture shows none."""
-    for group, opcodes in ((requests, _FIRST_OR_MIDDLE), (responses, _READ_FIRST_OR_MIDDLE)):
-        full = np.isin(packets.opcode[group], opcodes)
-        if full.any():
-            return max(256, int(packets.payload[group[full]].max()))
+def _mtu(packets: Packets, requests: Indices, candidates: Sequence[Indices]) -> int:
+    """Path MTU: what every first and middle packet of a message carries. 4096 when the capture shows none.
+
+    `candidates` are the responses between the same two addresses: a path has one MTU, whichever QP uses it.
+    """
+    full = packets.payload[requests[np.isin(packets.opcode[requests], _FIRST_OR_MIDDLE)]]
+    if len(full):
+        return max(256, int(full.max()))
+    if (packets.opcode[requests] == READ_REQUEST).any():
+        sizes = [
+            int(packets.payload[group[which]].max())
+            for group in candidates
+            if (which := np.isin(packets.opcode[group], _READ_FIRST_OR_MIDDLE)).any()
+        ]
+        if sizes:
+            return max(256, *sizes)
     return 4096

@@ -119,13 +119,15 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
 class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Of captured packets (`packets.json` has all): `missed` by the capture, rules of go-back-N that were `broken`.
 
-    `goings_back` are (controller ns when the NAK passed or the timer ran out, when the packet passed again).
+    `goings_back` are (controller ns when the NAK passed or the timer ran out, when the packet passed again). `doubts`
+    are reasons why more rules may be broken than the analysis could see.
     """
 
     frames: int
     missed: int
     broken: int
     goings_back: tuple[tuple[int, int], ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):

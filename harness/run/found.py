@@ -137,6 +137,7 @@ def _packets(found: Evidence | None) -> PacketSummary | None:
         missed=found.missed,
         broken=found.analysis.violations,
         goings_back=tuple(backs),
+        doubts=found.analysis.doubts,
     )
 
 

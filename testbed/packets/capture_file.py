@@ -2,12 +2,15 @@
 
 Only the walk from record to record is a loop; what is in the records is found by array arithmetic afterwards. pcapng is
 draft-ietf-opsawg-pcapng, pcap draft-ietf-opsawg-pcap.
+
+A damaged length makes everything behind it unreadable: neither format has a mark to resume at. The frames before the
+damage are returned, and `Frames.damage` says where it is and how many bytes are not read.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +29,16 @@ __all__ = ["ETHERNET", "Frames", "read", "write_pcapng"]
 
 ETHERNET, RAW_IP = 1, 101
 _SHB, _IDB, _SPB, _EPB = 0x0A0D0D0A, 1, 3, 6
+_OBSOLETE_PACKET = 2
 _PCAP_MAGIC = {0xA1B2C3D4: 1_000, 0xA1B23C4D: 1}
+_LARGEST_FRAME = 262_144
+"""The largest snap length that libpcap accepts (MAXIMUM_SNAPLEN); a longer record is a damaged length."""
+_MOST_INTERFACES = 32_767
+_NO_PACKETS = frozenset({_SHB, 4, 5, 9, 10, 0xBAD, 0x40000BAD})
+"""Blocks without packets: names, statistics, journal, secrets, custom ones (IANA's pcapng registry)."""
+_ORDER_OF_MAGIC = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
+_EPB_BYTES = 32
+"""Bytes of an enhanced packet block without its packet and options."""
 _NS_PER_S = 1_000_000_000
 _AT_ONCE = 50_000
 """Frames that are laid out at a time when writing."""
@@ -40,6 +52,7 @@ class Frames:
 
     `captured` and `length` are bytes in the file and on the wire. `outbound` is 1, 0, or -1 where the file is silent.
     `interfaces` are names (or "" where a file has none); `link_types` has one number for each (1: Ethernet).
+    `damage` says at which byte a damaged file stops being readable; "": all of the file was read.
     """
 
     data: NDArray[np.uint8]
@@ -51,13 +64,14 @@ class Frames:
     outbound: NDArray[np.int8]
     interfaces: tuple[str, ...]
     link_types: NDArray[np.int64]
+    damage: str = ""
 
     def __len__(self) -> int:
         return len(self.start)
 
 
 def read(path: Path) -> Frames:
-    """Read a pcap or pcapng file, of either byte order. A record that the file's end cuts off is left out.
+    """Read a pcap or pcapng file, of either byte order, up to its end or to the first damage (`Frames.damage`).
 
     Raises:
         UsageError: not readable, not a capture, or of a link type other than Ethernet and raw IP.
@@ -72,7 +86,7 @@ def read(path: Path) -> Frames:
     try:
         frames = _parse(data, size)
     except (struct.error, ValueError, IndexError) as error:
-        raise UsageError(f"{path}: damaged capture file: {error}") from error
+        raise UsageError(f"{path}: damaged capture file: {error}; capture again") from error
     if frames is None:
         raise UsageError(f"{path}: neither pcap nor pcapng; compressed files are to be unpacked first")
     strange = sorted({int(each) for each in frames.link_types} - {ETHERNET, RAW_IP})
@@ -105,17 +119,28 @@ def _aligned(data: NDArray[np.uint8], order: str) -> NDArray[np.uint32]:
     return data.view(f"{order}u4").astype(np.uint32, copy=False)
 
 
+def _unread(at: int, end: int, problem: str) -> str:
+    return f"byte {at:,}: {problem}; {end - at:,} bytes from there on are not read"
+
+
 def _parse_pcap(data: NDArray[np.uint8], end: int, order: str, unit_ns: int) -> Frames:
     content = data.data
     (link,) = struct.unpack_from(f"{order}I", content, 20)
-    read_length = struct.Struct(f"{order}I").unpack_from
-    starts, at = [], 24
+    read_head = struct.Struct(f"{order}4I").unpack_from
+    most_parts = _NS_PER_S // unit_ns
+    starts, at, damage = [], 24, ""
     while at + 16 <= end:
-        (captured,) = read_length(content, at + 8)
+        _, part, captured, length = read_head(content, at)
+        if captured > _LARGEST_FRAME or captured > length or not length or part >= most_parts:
+            problem = f"no record of a frame (captured {captured:,} of {length:,} bytes, {part:,} of a second)"
+            damage = _unread(at, end, problem)
+            break
         if at + 16 + captured > end:
             break
         starts.append(at)
         at += 16 + captured
+    if not damage and at < end:
+        damage = _unread(at, end, "the file ends within a record")
     records = np.array(starts, dtype=np.int64)
     return Frames(
         data=data,
@@ -127,27 +152,48 @@ def _parse_pcap(data: NDArray[np.uint8], end: int, order: str, unit_ns: int) -> 
         outbound=np.full(len(records), -1, dtype=np.int8),
         interfaces=("",),
         link_types=np.array([link & 0xFFFF], dtype=np.int64),
+        damage=damage,
     )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Interface:
+    """An interface: `per_s` ticks are a second (if_tsresol), `offset_s` is added to each time (if_tsoffset)."""
+
     name: str
     link: int
     per_s: int
+    offset_s: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Section:
+    """A section: its byte order, its interfaces, the offsets of its packet blocks, where it ends, and its damage."""
+
+    order: str
+    interfaces: list[_Interface] = field(default_factory=list)
+    records: Indices
+    end: int
+    damage: str = ""
 
 
 def _parse_pcapng(data: NDArray[np.uint8], size: int) -> Frames:
     """All blocks of all sections; interfaces are numbered over the whole file."""
-    interfaces: list[_Interface] = []
-    parts: list[tuple[Indices, str, int]] = []
+    sections: list[_Section] = []
     at = 0
-    while at + 28 <= size and data[at : at + 4].tobytes() == _SHB.to_bytes(4, "big"):
-        order = "<" if data[at + 8 : at + 12].tobytes() == b"\x4d\x3c\x2b\x1a" else ">"
-        first = len(interfaces)
-        records, at = _walk_section(data, at, size, order, interfaces)
-        parts.append((records, order, first))
-    found = [_section(data, records, order, first, interfaces) for records, order, first in parts]
+    while at + 28 <= size and not (sections and sections[-1].damage):
+        sections.append(_walk_section(data, at, size))
+        at = sections[-1].end
+    if not sections:
+        raise ValueError("the file ends within its section header")
+    damage = sections[-1].damage
+    if not damage and at < size:
+        damage = _unread(at, size, "the file ends within a section header")
+    interfaces = [each for section in sections for each in section.interfaces]
+    if len(interfaces) > _MOST_INTERFACES:
+        raise ValueError(f"{len(interfaces):,} interfaces; at most {_MOST_INTERFACES:,} are read")
+    firsts = np.cumsum([0, *(len(section.interfaces) for section in sections)]).tolist()
+    found = [_columns(data, section, first) for section, first in zip(sections, firsts, strict=False)]
     columns: list[Indices] = [np.concatenate([each[index] for each in found]) for index in range(6)]
     start, captured, length, time_ns, interface, outbound = columns
     return Frames(
@@ -160,82 +206,154 @@ def _parse_pcapng(data: NDArray[np.uint8], size: int) -> Frames:
         outbound=outbound.astype(np.int8),
         interfaces=tuple(each.name for each in interfaces),
         link_types=np.array([each.link for each in interfaces], dtype=np.int64),
+        damage=damage,
     )
 
 
-def _walk_section(
-    data: NDArray[np.uint8], at: int, end: int, order: str, interfaces: list[_Interface]
-) -> tuple[Indices, int]:
-    """Offsets of the enhanced packet blocks of the section that begins at `at`, and where it ends."""
+def _walk_section(data: NDArray[np.uint8], begin: int, end: int) -> _Section:
+    """Walk the blocks of the section that begins at `begin`, up to the next section or to the first damage."""
+    order = _ORDER_OF_MAGIC.get(data[begin + 8 : begin + 12].tobytes())
+    if order is None:
+        damage = _unread(begin, end, "a section header without its byte-order magic")
+        return _Section(order="<", records=np.zeros(0, dtype=np.int64), end=end, damage=damage)
     # Blocks are aligned to four bytes: plain words, read without a call for each.
     words = _aligned(data, order).data
     records: list[int] = []
-    note, begin = records.append, at
+    interfaces: list[_Interface] = []
+    note, at, problem = records.append, begin, ""
     while at + 12 <= end:
         kind, length = words[at >> 2], words[(at >> 2) + 1]
-        if length < 12 or length & 3:  # noqa: PLR2004 - the least a block can be
-            raise ValueError(f"a block of {length} bytes at {at}")
-        if at + length > end:
-            return np.array(records, dtype=np.int64), end
         if kind == _EPB:
+            if length < 12 or length & 3 or at + length > end:  # noqa: PLR2004 - the least a block can be
+                problem = _problem_of(length)
+                break
             note(at)
+        elif length < 12 or length & 3 or at + length > end or words[(at + length >> 2) - 1] != length:  # noqa: PLR2004
+            problem = _problem_of(length)
+            break
         elif kind == _SHB and at != begin:
             break
-        elif kind == _IDB:
-            interfaces.append(_read_interface(data[at + 8 : at + length - 4].tobytes(), order))
-        elif kind == _SPB:
-            raise ValueError("simple packet blocks carry no time")
+        else:
+            _read_block(data, at, kind, length, interfaces, order)
         at += length
-    return np.array(records, dtype=np.int64), at
+    if not problem and end - 12 < at < end:
+        problem = "the file ends within a block"
+    found, damage = _whole(words, np.array(records, dtype=np.int64), end)
+    if not damage and problem:
+        damage = _unread(at, end, problem)
+    return _Section(order=order, interfaces=interfaces, records=found, end=end if damage else at, damage=damage)
+
+
+def _problem_of(length: int) -> str:
+    return f"a block of {length:,} bytes, which the file ends within, or which does not end with its length"
+
+
+def _read_block(
+    data: NDArray[np.uint8], at: int, kind: int, length: int, interfaces: list[_Interface], order: str
+) -> None:
+    """Read a block that is no enhanced packet block."""
+    if kind == _IDB:
+        interfaces.append(_read_interface(data[at + 8 : at + length - 4].tobytes(), order))
+    elif kind in (_SPB, _OBSOLETE_PACKET):
+        raise ValueError(f"byte {at:,}: a packet block of type {kind}, which is not read; use `editcap -F pcapng`")
+    elif kind not in _NO_PACKETS:
+        raise ValueError(f"byte {at:,}: a block of type {kind}, which is not known and may hold a packet")
+
+
+def _whole(words: memoryview, records: Indices, end: int) -> tuple[Indices, str]:
+    """The packet blocks before the first one that contradicts itself, and the damage."""
+    all_words, at = np.frombuffer(words, dtype=np.uint32), records >> 2
+    length = all_words[at + 1].astype(np.int64)
+    fits = length >= _EPB_BYTES
+    captured = all_words[np.where(fits, at + 5, 0)].astype(np.int64)
+    fits &= (captured + 3 & ~3) <= length - _EPB_BYTES
+    wrong = np.flatnonzero(~fits | (all_words[at + (length >> 2) - 1] != length))
+    if not len(wrong):
+        return records, ""
+    first = int(wrong[0])
+    problem = f"a packet block of {int(length[first]):,} bytes whose lengths contradict each other"
+    return records[:first], _unread(int(records[first]), end, problem)
 
 
 def _read_interface(body: bytes, order: str) -> _Interface:
     (link,) = struct.unpack_from(f"{order}H", body)
-    name, per_s, at = "", 1_000_000, 8
+    found, at = _Interface(name="", link=link, per_s=1_000_000, offset_s=0), 8
     while at + 4 <= len(body):
         code, size = struct.unpack_from(f"{order}HH", body, at)
         value = body[at + 4 : at + 4 + size]
         if code == 0:
             break
         if code == 2:  # noqa: PLR2004 - if_name
-            name = value.decode(errors="replace")
+            found.name = value.decode(errors="replace")
         elif code == 9:  # noqa: PLR2004 - if_tsresol
-            per_s = 2 ** (value[0] & 0x7F) if value[0] & 0x80 else 10 ** value[0]
+            if len(value) != 1:
+                raise ValueError(f"interface {found.name!r}: if_tsresol has {len(value)} bytes instead of 1")
+            found.per_s = 2 ** (value[0] & 0x7F) if value[0] & 0x80 else 10 ** value[0]
+        elif code == 14:  # noqa: PLR2004 - if_tsoffset
+            (found.offset_s,) = struct.unpack(f"{order}q", value)
         at += 4 + (size + 3 & ~3)
-    return _Interface(name=name, link=link, per_s=per_s)
+    return found
 
 
-def _section(
-    data: NDArray[np.uint8], records: Indices, order: str, first: int, interfaces: Sequence[_Interface]
+def _columns(
+    data: NDArray[np.uint8], section: _Section, first: int
 ) -> tuple[Indices, Indices, Indices, Indices, Indices, Indices]:
-    words, at = _aligned(data, order), records >> 2
+    words, at = _aligned(data, section.order), section.records >> 2
 
     def word(place: Indices) -> Indices:
         return words[place].astype(np.int64)
 
-    interface = word(at + 2) + first
-    if len(records) and int(interface.max()) >= len(interfaces):
+    interface = word(at + 2)
+    if len(at) and int(interface.max()) >= len(section.interfaces):
         raise ValueError(f"a packet of interface {int(interface.max())}, which no block describes")
-    ticks = word(at + 3) << 32 | word(at + 4)
-    captured, start = word(at + 5), records + 28
+    captured, start = word(at + 5), section.records + 28
     options = start + (captured + 3 & ~3) >> 2
     # epb_flags (code 2, 4 bytes) as the first option, where writers put it; its two low bits: 1 in, 2 out.
     has = options + 2 <= at + (word(at + 1) >> 2) - 1
-    wanted = 2 | 4 << 16 if order == "<" else 2 << 16 | 4
+    wanted = 2 | 4 << 16 if section.order == "<" else 2 << 16 | 4
     options = np.where(has, options, 0)
     flags = np.where(has & (words[options] == wanted), words[options + 1] & 3, 0)
     outbound = np.where(flags == 2, 1, np.where(flags == 1, 0, -1))  # noqa: PLR2004
-    return start, captured, word(at + 6), _to_ns(ticks, interface, interfaces), interface, outbound
+    time_ns = _times_ns(word(at + 3), word(at + 4), interface, section.interfaces)
+    return start, captured, word(at + 6), time_ns, interface + first, outbound
 
 
-def _to_ns(ticks: Indices, interface: Indices, interfaces: Sequence[_Interface]) -> Indices:
-    """Times of a section in ns, from its interfaces' units."""
-    units = {each.per_s for each in interfaces}
-    if units <= {_NS_PER_S}:
-        return ticks
-    per_s = np.array([each.per_s for each in interfaces], dtype=np.int64)[interface]
-    # Seconds apart from the rest: ticks times 10**9 would overflow.
-    return ticks // per_s * _NS_PER_S + (ticks % per_s) * _NS_PER_S // per_s
+def _times_ns(high: Indices, low: Indices, interface: Indices, interfaces: Sequence[_Interface]) -> Indices:
+    """Times of a section in ns, from the two halves of each tick count and the interfaces' units and offsets.
+
+    Raises:
+        ValueError: a time that 63 bits of ns do not hold.
+    """
+    if all(each.per_s == _NS_PER_S and not each.offset_s for each in interfaces):
+        _check_range(int(high.max(initial=0)) << 32)
+        return high << 32 | low
+    found = np.zeros(len(high), dtype=np.int64)
+    for number, each in enumerate(interfaces):
+        chosen = interface == number
+        if chosen.any():
+            found[chosen] = _one_unit_ns(high[chosen], low[chosen], each)
+    return found
+
+
+def _one_unit_ns(high: Indices, low: Indices, unit: _Interface) -> Indices:
+    most = int(high.max()) << 32 | 0xFFFF_FFFF
+    _check_range(most * _NS_PER_S // unit.per_s + unit.offset_s * _NS_PER_S)
+    _check_range(unit.offset_s * _NS_PER_S)
+    if unit.per_s <= _NS_PER_S:
+        ticks = high << 32 | low
+        # Seconds apart from the rest: ticks times 10**9 would overflow.
+        time_ns = ticks // unit.per_s * _NS_PER_S + (ticks % unit.per_s) * _NS_PER_S // unit.per_s
+    else:
+        # Finer than a nanosecond is rare, and its products need more than 64 bits: Python's integers.
+        pairs = zip(high.tolist(), low.tolist(), strict=True)
+        fine = [(upper << 32 | lower) * _NS_PER_S // unit.per_s for upper, lower in pairs]
+        time_ns = np.array(fine, dtype=np.int64)
+    return time_ns + unit.offset_s * _NS_PER_S
+
+
+def _check_range(time_ns: int) -> None:
+    if abs(int(time_ns)) >= 1 << 63:
+        raise ValueError("a time that 63 bits of nanoseconds do not hold (if_tsresol or if_tsoffset)")
 
 
 _EPB_HEAD = np.dtype([(name, "<u4") for name in ("kind", "total", "interface", "high", "low", "captured", "length")])

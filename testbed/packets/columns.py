@@ -1,7 +1,8 @@
 """A capture as columns: one array for each header field, one entry for each RoCEv2 packet.
 
 `decode` reads the headers of all frames at once; it needs the first 70 bytes of a frame (Ethernet, IPv4, UDP, BTH and
-RETH), so a capture of headers only is as good as a whole one.
+RETH), so a capture of headers only is as good as a whole one. Frames that are cut before that are counted
+(`Packets.cut`): a NAK whose AETH is cut off looks like nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BTH_BYTES, _ICRC_BYTES, _UDP_BYTES = 12, 4, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packets:
-    """RoCEv2 packets in the order of the capture. All arrays have one length.
+    """RoCEv2 packets in the order of the capture. All arrays have one length. `cut` counts frames cut too short.
 
     number      of the frame in the file, from 1, as Wireshark counts
     time_ns     as the file has it
@@ -69,31 +70,43 @@ class Packets:
     dma_bytes: Indices
     payload: Indices
     wire: Indices
+    cut: int = 0
 
     def __len__(self) -> int:
         return len(self.number)
 
     def take(self, which: NDArray[np.bool_] | Indices) -> Packets:
         """Those packets, in the order given."""
-        columns = {each.name: getattr(self, each.name)[which] for each in fields(self) if each.name != "addresses"}
-        return Packets(addresses=self.addresses, **columns)
+        columns = {each.name: getattr(self, each.name)[which] for each in fields(self) if each.name not in _SHARED}
+        return Packets(addresses=self.addresses, cut=self.cut, **columns)
+
+
+_SHARED = ("addresses", "cut")
 
 
 def decode(frames: Frames) -> Packets:
     """The RoCEv2 packets among `frames` (UDP to port 4791 over IPv4 or IPv6, VLAN tags allowed).
 
-    Fragments and frames cut within their BTH are left out.
+    Fragments and frames cut within their BTH are left out. `cut` counts the frames that are too short to decide whether
+    they are RoCEv2, and the RoCEv2 packets without the whole BTH, AETH or RETH that their opcode announces.
 
     Raises:
         UsageError: an interface of the capture is neither Ethernet nor raw IP (from `Frames`).
     """
     data, starts, kept = frames.data, frames.start, frames.captured
-    ip, family = _network(data, starts, kept, frames)
-    at, ip_bytes, v4 = _transport(data, ip, family)
     end = starts + kept
-    chosen = np.flatnonzero((at > 0) & (at + _UDP_BYTES + _BTH_BYTES <= end))
+    ip, family, too_short = _network(data, starts, kept, frames)
+    at, ip_bytes, v4 = _transport(data, ip, family)
+    chosen = np.flatnonzero(at > 0)
     at = at[chosen]
+    # Cut before the UDP header's ports: nobody knows whether it is RoCEv2.
+    readable = at + 4 <= end[chosen]
+    cut = int((too_short & (kept < frames.length)).sum()) + int((frames.length > kept)[chosen[~readable]].sum())
+    chosen, at = (each[readable] for each in (chosen, at))
     chosen, at = (each[_u16(data, at + 2) == ROCE_PORT] for each in (chosen, at))
+    whole = at + _UDP_BYTES + _BTH_BYTES <= end[chosen]
+    cut += int((~whole).sum())
+    chosen, at = (each[whole] for each in (chosen, at))
     bth = at + _UDP_BYTES
     v4, ip, end = v4[chosen], ip[chosen], end[chosen]
     opcode = data[bth]
@@ -101,6 +114,7 @@ def decode(frames: Frames) -> Packets:
     # AtomicAckETH follows AETH, RETH stands alone: nothing that is read here lies behind another optional header.
     aeth = HAS_AETH[opcode] & (extended + 4 <= end)
     reth = HAS_RETH[opcode] & (extended + 16 <= end)
+    cut += int((HAS_AETH[opcode] & ~aeth).sum() + (HAS_RETH[opcode] & ~reth).sum())
     addresses, src, dst = _addresses(data, ip, v4)
     flags = data[bth + 1]
     overhead = _UDP_BYTES + _BTH_BYTES + _ICRC_BYTES + ((flags >> 4) & 3) + _EXTENDED_BYTES[opcode]
@@ -124,6 +138,7 @@ def decode(frames: Frames) -> Packets:
         dma_bytes=_optional(data, extended + 12, reth, _u32),
         payload=np.maximum(ip_bytes[chosen] - overhead, 0),
         wire=frames.length[chosen],
+        cut=cut,
     )
 
 
@@ -169,8 +184,11 @@ def _optional(data: Bytes, at: Indices, there: NDArray[np.bool_], read: object) 
     return found
 
 
-def _network(data: Bytes, starts: Indices, kept: Indices, frames: Frames) -> tuple[Indices, Indices]:
-    """Where each frame's IP header begins, and its EtherType; 0 and 0 where there is none."""
+def _network(data: Bytes, starts: Indices, kept: Indices, frames: Frames) -> tuple[Indices, Indices, NDArray[np.bool_]]:
+    """Where each frame's IP header begins, its EtherType (both 0 where there is none), and whether it is cut too short.
+
+    Too short means that the bytes kept of the frame end before its IP header does.
+    """
     ip, family = np.zeros(len(starts), dtype=np.int64), np.zeros(len(starts), dtype=np.int64)
     link = frames.link_types[frames.interface]
     raw = np.flatnonzero((link == _RAW_IP) & (kept > 0))
@@ -186,17 +204,20 @@ def _network(data: Bytes, starts: Indices, kept: Indices, frames: Frames) -> tup
         at[tagged] += 4
         kind[tagged] = _u16(data, at[tagged])
     ip[ether], family[ether] = at + 2, kind
-    return ip, family
+    header = np.where(family == _IPV4, 20, np.where(family == _IPV6, 40, 0))
+    too_short = (starts + kept < ip + header) | (ip == 0)
+    family[too_short] = 0
+    return ip, family, too_short
 
 
 def _transport(data: Bytes, ip: Indices, family: Indices) -> tuple[Indices, Indices, NDArray[np.bool_]]:
-    """Where UDP begins (0: no whole UDP packet), the bytes from there to the end of the IP packet, and if IPv4."""
+    """Where UDP begins (0: no unfragmented UDP), the bytes from there to the end of the IP packet, and if IPv4."""
     at, size = np.zeros(len(ip), dtype=np.int64), np.zeros(len(ip), dtype=np.int64)
     v4 = family == _IPV4
     four = np.flatnonzero(v4)
     start = ip[four]
     header = (data[start] & 0x0F).astype(np.int64) * 4
-    whole = (data[start + 9] == _UDP) & ((_u16(data, start + 6) & 0x3FFF) == 0)
+    whole = (data[start + 9] == _UDP) & ((_u16(data, start + 6) & 0x3FFF) == 0) & (header >= 20)  # noqa: PLR2004
     at[four], size[four] = np.where(whole, start + header, 0), _u16(data, start + 2) - header
     six = np.flatnonzero(family == _IPV6)
     start = ip[six]

@@ -1,6 +1,7 @@
 """Captured packets in a run: the ring's blocks, what is kept, and what the report and the judge say of it."""
 
 import struct
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 from gbn_model import go_back_n
 from synthetic_run import soft_topology, synthetic_run
 
+from harness import judge
 from harness.analysis.observe import observe
 from harness.experiment import file as experiments
 from harness.experiment import plan as plans
 from harness.packets import evidence
 from harness.record.measurements import PacketSummary
 from harness.run.fit import fit
+from harness.run.found import _packets
 from testbed.capture import Captured, PortProof, frames_of, port_named
 from testbed.errors import ConfigError, LabError, UsageError
 from testbed.packets import capture_file
@@ -168,3 +171,34 @@ def test_a_capture_that_missed_something_accuses_nobody():
     assert observe(holed).metrics["capture.broken_rules"].value is None
     assert observe(holed).metrics["capture.missed"].value == 1
     assert observe(run).metrics["capture.missed"].value is None
+
+
+def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
+    """A port that no request passed: `max = 0` on it is INCONCLUSIVE, not PASS."""
+    one = captured()
+    idle = Captured(
+        frames=replace(one.frames, interfaces=(*one.frames.interfaces, "rtsw1:ctsw1"), link_types=np.array([1, 1])),
+        proofs=one.proofs,
+        epoch_offset_ns=EPOCH,
+        clock_error_ns=1000,
+    )
+    found = evidence.keep(idle, tmp_path, {})
+    assert found.analysis.doubts == ("no request of a reliable connection passed rtsw1:ctsw1: nothing to check there",)
+    run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=_packets(found))
+    seen = observe(run).metrics["capture.broken_rules"]
+    assert seen.value is None
+    assert "rtsw1:ctsw1" in seen.detail
+
+
+@pytest.mark.parametrize(
+    ("broken", "bound", "verdict"), [(0, 0, "INCONCLUSIVE"), (2, 0, "FAIL"), (2, 5, "INCONCLUSIVE")]
+)
+def test_broken_rules_of_a_doubtful_capture_fail_or_are_inconclusive(broken, bound, verdict):
+    """What was found broken is; that no more is, is not known."""
+    summary = PacketSummary(frames=10, missed=0, broken=broken, doubts=("the capture has no frames",))
+    run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=summary)
+    (expectation,) = decide('["host4:rxe0"]').expectations
+    (check,) = judge.check_expectation(
+        replace(expectation, maximum=float(bound)), observe(run).metrics["capture.broken_rules"], ()
+    )
+    assert check.verdict == verdict

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 from gbn_model import go_back_n
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scapy.contrib.roce import _bth_opcodes
 from scapy.layers.inet import IP, UDP
@@ -196,3 +196,181 @@ def test_what_is_no_roce_is_left_out(tmp_path):
         writer.write(packet)
     writer.close()
     assert decode(read(path)).number.tolist() == [5]
+
+
+def block(kind, body, order="<"):
+    size = len(body) + 12
+    return struct.pack(f"{order}II", kind, size) + body + struct.pack(f"{order}I", size)
+
+
+def interface(*options, order="<"):
+    body = struct.pack(f"{order}HHI", 1, 0, 0)
+    for code, value in (*options, (0, b"")):
+        body += struct.pack(f"{order}HH", code, len(value)) + value + bytes(-len(value) % 4)
+    return block(1, body, order)
+
+
+def packet(content, ticks, order="<"):
+    head = struct.pack(f"{order}IIIII", 0, ticks >> 32, ticks & 0xFFFFFFFF, len(content), len(content))
+    return block(6, head + content + bytes(-len(content) % 4), order)
+
+
+def section(order="<"):
+    return block(0x0A0D0D0A, struct.pack(f"{order}IHHq", 0x1A2B3C4D, 1, 0, -1), order)
+
+
+def roce(psn):
+    return bytes(ETHER / IP() / UDP(sport=50000, dport=4791) / BTH(opcode=4, dqpn=1, psn=psn) / Raw(b"12345678"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    resolution=st.one_of(st.integers(0, 127), st.integers(128, 255)),
+    offset_s=st.one_of(st.just(0), st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(10**9), 10**9)),
+    ticks=st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=3),
+    order=st.sampled_from("<>"),
+)
+def test_times_of_any_resolution_and_offset_are_exact_or_refused(resolution, offset_s, ticks, order, tmp_path_factory):
+    """if_tsresol is a power of 10 or of 2, if_tsoffset counts seconds; what 63 bits of ns do not hold is refused."""
+    path = tmp_path_factory.mktemp("capture") / "a.pcapng"
+    options = (9, bytes([resolution])), (14, struct.pack(f"{order}q", offset_s))
+    path.write_bytes(
+        section(order) + interface(*options, order=order) + b"".join(packet(roce(1), one, order) for one in ticks)
+    )
+    per_s = 2 ** (resolution & 0x7F) if resolution & 0x80 else 10**resolution
+    want = [one * 10**9 // per_s + offset_s * 10**9 for one in ticks]
+    try:
+        assert read(path).time_ns.tolist() == want
+    except UsageError as error:
+        assert "63 bits" in str(error)
+        # Refused by the largest time that the upper halves of the tick counts allow.
+        top = max(one | 0xFFFFFFFF for one in ticks) * 10**9 // per_s + offset_s * 10**9
+        assert max(abs(top), abs(offset_s * 10**9)) >= 1 << 63
+
+
+def damaged(tmp_path, content):
+    path = tmp_path / "damaged.pcapng"
+    path.write_bytes(content)
+    analysis = analyse(read(path))
+    return analysis, " ".join(analysis.doubts)
+
+
+def test_pcapng_with_a_damaged_length_says_where_and_is_in_doubt(tmp_path):
+    """In the third of five packets: two are read, and the byte is named."""
+    start, body = section() + interface(), [packet(roce(psn), psn) for psn in range(5)]
+    offset = len(start) + 2 * len(body[0])
+    for field, value in ((4, 0xFFFFFFFC), (4, 8), (4, 64), (4, 2 * len(body[0])), (20, 5000), (20, 0xFFFFFFFF)):
+        content = bytearray(start + b"".join(body))
+        content[offset + field : offset + field + 4] = struct.pack("<I", value)
+        analysis, doubt = damaged(tmp_path, bytes(content))
+        assert analysis.roce == 2, (field, value)
+        assert f"byte {offset:,}:" in doubt
+
+
+def test_pcap_with_a_damaged_length_says_where_and_is_in_doubt(tmp_path):
+    frames = [roce(psn) for psn in range(5)]
+    content = bytearray(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
+    for index, one in enumerate(frames):
+        content += struct.pack("<IIII", 1, index, len(one), len(one)) + one
+    offset = 24 + 2 * (16 + len(frames[0]))
+    for value in (0x7FFFFFFF, 5000, len(frames[0]) + 1):
+        broken = content.copy()
+        broken[offset + 8 : offset + 12] = struct.pack("<I", value)
+        analysis, doubt = damaged(tmp_path, bytes(broken))
+        assert analysis.roce == 2
+        assert f"byte {offset:,}:" in doubt
+
+
+@pytest.mark.parametrize("kind", [2, 3, 0x46])
+def test_packet_blocks_that_are_not_read_are_refused(tmp_path, kind):
+    """Obsolete and simple packet blocks, and what may have been a packet block: not silently left out."""
+    path = tmp_path / "a.pcapng"
+    path.write_bytes(section() + interface() + block(kind, bytes(28)))
+    with pytest.raises(UsageError, match=f"of type {kind}"):
+        read(path)
+
+
+def test_interface_of_another_section_is_refused(tmp_path):
+    """The second interface is described in the next section only."""
+    path = tmp_path / "a.pcapng"
+    content = bytearray(packet(roce(1), 1))
+    content[8:12] = struct.pack("<I", 1)
+    path.write_bytes(section() + interface() + bytes(content) + section() + interface())
+    with pytest.raises(UsageError, match="which no block describes"):
+        read(path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4),
+    cut=st.one_of(st.none(), st.integers(0, 10_000)),
+    kind=st.sampled_from(["pcap", "pcapng", "pcapng-be"]),
+)
+def test_reader_of_a_mutated_file_answers_or_refuses(changes, cut, kind, tmp_path_factory):
+    """Any bytes changed, any cut: an analysis or a UsageError, and no more frames than there were."""
+    path = tmp_path_factory.mktemp("capture") / "a.cap"
+    frames = go_back_n(count=12, losses={5}).wire.frames()
+    order = ">" if kind == "pcapng-be" else "<"
+    rows = [bytes(frames.data[at : at + size]) for at, size in zip(frames.start, frames.captured, strict=True)]
+    if kind == "pcap":
+        content = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 128, 1)
+        content += b"".join(struct.pack("<IIII", 1, n, len(row), 1000) + row for n, row in enumerate(rows))
+    else:
+        content = section(order) + interface(order=order)
+        content += b"".join(packet(row, n, order) for n, row in enumerate(rows))
+    mutated = bytearray(content)
+    for place, value in changes:
+        mutated[place % len(mutated)] = value
+    path.write_bytes(mutated if cut is None else mutated[: cut % len(mutated)])
+    try:
+        analysis = analyse(read(path))
+    except UsageError:
+        return
+    if cut is not None and not changes:
+        # A cut between two records cannot be seen; every other one is a doubt.
+        whole = analyse(read_bytes(path.with_suffix(".whole"), content))
+        assert analysis.doubts or analysis.frames < whole.frames
+    assert analysis.frames <= len(rows) or kind == "pcap"
+
+
+def read_bytes(path, content):
+    path.write_bytes(content)
+    return read(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.integers(0, 19), field=st.sampled_from([0, 4, 20, -4]), bit=st.integers(0, 31))
+def test_reader_of_one_flipped_bit_in_a_pcapng_length_never_drops_silently(place, field, bit, tmp_path_factory):
+    """Type, length, captured length and trailing length of any block: refused, in doubt, or the same packets.
+
+    But for 6 (a packet) turned into 4 (names of addresses), which is a block that says nothing of packets.
+    """
+    assume((field, bit) != (0, 1))
+    frames = [roce(psn) for psn in range(20)]
+    start, body = section() + interface(), [packet(one, n) for n, one in enumerate(frames)]
+    content = bytearray(start + b"".join(body))
+    begin = len(start) + sum(map(len, body[:place]))
+    at = begin + field if field >= 0 else begin + len(body[place]) + field
+    (word,) = struct.unpack_from("<I", content, at)
+    struct.pack_into("<I", content, at, word ^ 1 << bit)
+    try:
+        analysis = analyse(read_bytes(tmp_path_factory.mktemp("capture") / "a.pcapng", bytes(content)))
+    except UsageError:
+        return
+    assert analysis.doubts or analysis.roce == len(frames)
+
+
+@pytest.mark.parametrize("snap", [13, 33, 41, 48, 53, 57, 65])
+def test_frames_cut_before_their_headers_end_are_a_doubt(tmp_path, snap):
+    """A snap length below 70 may hide what the rules are about: the syndrome of a NAK, the length of a READ."""
+    frames = go_back_n(count=40, losses={7}).wire.frames(snap=snap)
+    assert analyse(frames).doubts
+    assert any("cut before" in doubt for doubt in analyse(frames).doubts) or analyse(frames).roce == 0
+    assert analyse(go_back_n(count=40, losses={7}).wire.frames(snap=70)).doubts == ()
+
+
+def test_empty_capture_proves_nothing(tmp_path):
+    frames = go_back_n(count=40, losses=set()).wire.frames()
+    write_pcapng(tmp_path / "a.pcapng", frames, order=np.array([], dtype=np.int64))
+    analysis = analyse(read(tmp_path / "a.pcapng"))
+    assert (analysis.violations, analysis.doubts) == (0, ("the capture has no frames",))

@@ -291,3 +291,74 @@ def test_the_command_prints_a_table_and_ends_with_the_verdict(tmp_path):
     (tmp_path / "empty").mkdir()
     done = CliRunner().invoke(cli, ["packets", str(tmp_path / "empty")], standalone_mode=False)
     assert isinstance(done.exception, UsageError)
+
+
+@settings(max_examples=40, deadline=None)
+@given(play=plays, at=st.sampled_from(["receiver", "sender"]), seed=st.integers(0, 1000))
+def test_frames_out_of_time_order_in_the_file_change_nothing_but_a_note(play, at, seed):
+    """Queues of an RNIC are written one after the other: the times say what came first."""
+    played = go_back_n(**play, at=at)
+    want = analyse(played.wire.frames())
+    order = np.random.default_rng(seed).permutation(len(played.wire.packets))
+    frame_of = {int(old) + 1: new + 1 for new, old in enumerate(order)}
+    played.wire.packets = [played.wire.packets[place] for place in order]
+    found = analyse(played.wire.frames())
+
+    def told(analysis, numbers):
+        flows = [msgspec.to_builtins(flow) for flow in analysis.flows]
+        for flow in flows:
+            for episode in flow["episodes"]:
+                episode["frame"] = numbers[episode["frame"]]
+        return flows
+
+    assert told(found, {number: number for number in frame_of}) == told(want, frame_of)
+    assert bool(found.notes) == (list(order) != sorted(order))
+    assert all("go back by" in doubt for doubt in found.doubts)
+
+
+def test_a_clock_that_was_set_back_is_a_doubt():
+    """By two seconds: which packets came first is not known."""
+    wire = Wire()
+    for time_s, psn in ((10, 1), (11, 2), (9, 3), (10, 4)):
+        wire.request(time_s * 1000 * MS, psn)
+    (doubt,) = analyse(wire.frames()).doubts
+    assert "2.000 s" in doubt
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_two_capture_points_in_one_file_count_each_packet_once(numbered):
+    """Requests and responses: one gap, one NAK, one going back, as at each point alone."""
+    import struct
+
+    played = go_back_n(count=64, losses={21}, window=16, message=4)
+    once = only_flow(played.wire)
+    twice = Wire()
+    for number, (time_ns, content, outbound) in enumerate(played.wire.packets):
+        ident = struct.pack(">H", 1000 + number) if numbered else bytes(2)
+        for delay_ns in (0, 700):
+            twice.put(time_ns + delay_ns, content[:18] + ident + content[20:], outbound=outbound)
+    twice.packets.sort(key=lambda packet: packet[0])
+    flow = only_flow(twice)
+    assert (flow.requests, flow.responses) == (2 * once.requests, 2 * once.responses)
+    assert (flow.duplicates, flow.response_duplicates) == (once.requests, once.responses)
+    for name in ("missing", "returned", "again", "naks", "causes", "broken", "reordered"):
+        assert getattr(flow, name) == getattr(once, name), name
+    assert flow.side == "between"
+
+
+@pytest.mark.parametrize(
+    ("snap", "count", "reason"), [(48, 64, "none of"), (128, 0, "no frames"), (57, 64, "cut before")]
+)
+def test_command_of_a_capture_that_proves_nothing_ends_with_2(tmp_path, snap, count, reason):
+    """An empty or undecodable capture is INCONCLUSIVE, and says why."""
+    from click.testing import CliRunner
+
+    from harness.cli.main import cli
+    from testbed.packets.capture_file import write_pcapng
+
+    frames = go_back_n(count=64, losses={21}).wire.frames(snap=snap)
+    write_pcapng(tmp_path / "a.pcapng", frames, order=np.arange(count))
+    done = CliRunner().invoke(cli, ["packets", str(tmp_path / "a.pcapng")], standalone_mode=False)
+    assert done.return_value == 2
+    assert reason in " ".join(done.output.split())
+    assert "no rule of go-back-N is broken" not in done.output

@@ -1,0 +1,154 @@
+"""Which responses belong to which requests: two QPNs paired by their PSNs. Pure.
+
+A request names the responder's QP, a response the requester's, and no header names both. What ties them together is
+that a response carries the PSN of a request: of one that has passed this port already, since a response follows its
+request. Between one pair of addresses, each requester is paired with at most one group of responses so that as many
+responses as possible carry such a PSN (an assignment problem).
+
+A pairing counts only if no other one explains the packets as well. Otherwise all queue pairs that could change partners
+are ambiguous, which happens when their PSNs lie within one window of each other and their UDP source ports are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testbed.packets.bth import distance
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testbed.packets.columns import Packets
+
+    Indices = NDArray[np.int64]
+    Scores = NDArray[np.float64]
+
+__all__ = ["Pairing", "Requests", "pair"]
+
+_NEAR = 1 << 16
+"""A response that far from the last request, in PSNs, answers another queue pair: far more than any window."""
+_TRIED = 256
+"""Responses of each group that are looked at."""
+_UNLIKELY = 0.45
+"""What a response counts that is near, but answers what was never seen: from before the capture, or against the rules.
+A group of nothing but those is not paired (`_LEAST`), unless its UDP source port says so."""
+_SAME_PORT = 0.1
+"""What an equal UDP source port counts: rxe, and RNICs whose ports come from a symmetric flow label, use one for both
+directions."""
+_LEAST = 0.47
+"""The least score of a pair; without responses of its own, a queue pair has that."""
+_TINY = 1e-6
+_MARGIN = 0.05
+"""By so much a pairing must be better than any other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requests:
+    """Packets of one requester: their places in the capture, PSNs unwrapped, and how many PSNs each takes."""
+
+    places: Indices
+    psn: Indices
+    span: Indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """For each requester: the place of its responses among the candidates (-1: none), and whether that is ambiguous.
+
+    `left` are the candidates that belong to no requester.
+    """
+
+    partner: tuple[int, ...]
+    is_ambiguous: tuple[bool, ...]
+    left: tuple[int, ...]
+
+
+def pair(packets: Packets, requests: Sequence[Requests], candidates: Sequence[Indices]) -> Pairing:
+    """Pair requesters with groups of responses; all of them between the same two addresses, seen at one port."""
+    if not candidates:
+        return Pairing(partner=(-1,) * len(requests), is_ambiguous=(False,) * len(requests), left=())
+    scores = np.stack([_score(packets, one, candidates) for one in requests])
+    if scores.shape == (1, 1):
+        is_pair = bool(scores[0, 0] > _LEAST)
+        return Pairing(partner=(0 if is_pair else -1,), is_ambiguous=(False,), left=() if is_pair else (0,))
+    return _plain(scores) or _assign(scores)
+
+
+def _plain(scores: Scores) -> Pairing | None:
+    """The pairing where every requester has a best partner of its own, by more than `_MARGIN`; else None."""
+    rows, columns = np.arange(scores.shape[0]), scores.shape[1]
+    best = scores.argmax(axis=1)
+    others = scores.copy()
+    others[rows, best] = _LEAST
+    if len(set(best.tolist())) < len(rows) or (scores[rows, best] - others.max(axis=1) < _MARGIN).any():
+        return None
+    left = tuple(sorted(set(range(columns)) - set(best.tolist())))
+    return Pairing(partner=tuple(best.tolist()), is_ambiguous=(False,) * len(rows), left=left)
+
+
+def _score(packets: Packets, requests: Requests, candidates: Sequence[Indices]) -> Scores:
+    """How well each group of responses fits a requester, from 0 to 1, and `_SAME_PORT` more."""
+    tried = [group[np.linspace(0, len(group) - 1, min(_TRIED, len(group))).astype(np.int64)] for group in candidates]
+    sizes = np.array([len(each) for each in tried])
+    every = np.concatenate(tried)
+    before = np.searchsorted(requests.places, every) - 1
+    # A response from before the first request says nothing either way.
+    follows = before >= 0
+    before = np.maximum(before, 0)
+    top = np.maximum.accumulate(requests.psn + requests.span)
+    last = requests.psn[before]
+    answer = last + distance(packets.psn[every], last % (1 << 24))
+    is_near = np.abs(answer - last) < _NEAR
+    is_seen = (answer < top[before]) & (answer >= requests.psn.min())
+    points = np.where(follows & is_near, np.where(is_seen, 1.0, _UNLIKELY), 0.0)
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    total = np.add.reduceat(points, starts)
+    counted = np.add.reduceat(follows.astype(np.float64), starts)
+    share = np.divide(total, counted, out=np.zeros(len(total)), where=counted > 0)
+    sport = packets.sport[requests.places[0]]
+    same = np.array([packets.sport[group[0]] == sport for group in candidates])
+    found: Scores = share + np.where(same & (share > 0), _SAME_PORT, 0.0)
+    return found
+
+
+def _assign(scores: Scores) -> Pairing:
+    # Imported here: half a second that most captures do not need.
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+
+    rows, columns = scores.shape
+    # A partner that is nobody, for each requester: none is paired for less than `_LEAST`.
+    _, chosen = linear_sum_assignment(np.hstack([scores, np.full((rows, rows), _LEAST)]), maximize=True)
+    partner = np.where(chosen < columns, chosen, -1)
+    is_ambiguous = _exchangeable(scores, partner)
+    fits = np.any(scores[is_ambiguous] > _LEAST, axis=0).tolist()
+    left = [which for which in range(columns) if which not in partner and not fits[which]]
+    return Pairing(partner=tuple(partner.tolist()), is_ambiguous=tuple(is_ambiguous.tolist()), left=tuple(left))
+
+
+def _exchangeable(scores: Scores, partner: Indices) -> NDArray[np.bool_]:
+    """Requesters that could have another partner at a loss of less than `_MARGIN` for all of them together.
+
+    Partners are changed in circles: one requester takes the next one's responses, and so on; the last one takes what
+    the first one gave up, or responses that nobody had, or none. The edges of the graph are the losses of these steps,
+    its last node stands for what nobody has, and the circle of the least loss is the shortest way back.
+    """
+    from scipy.sparse.csgraph import floyd_warshall  # noqa: PLC0415
+
+    rows = len(scores)
+    has = partner >= 0
+    free = np.setdiff1d(np.arange(scores.shape[1]), partner)
+    own = np.where(has, scores[np.arange(rows), np.maximum(partner, 0)], _LEAST)
+    best_free = scores[:, free].max(axis=1, initial=-np.inf)
+    loss = np.zeros((rows + 1, rows + 1))
+    loss[:rows, :rows] = np.where(has, own[:, None] - scores[:, np.maximum(partner, 0)], np.inf)
+    loss[:rows, rows] = own - np.where(has, np.maximum(best_free, _LEAST), best_free)
+    # The library takes a weight that is nearly 0 for a missing edge.
+    far = floyd_warshall(np.where(np.abs(loss) < _TINY, _TINY, loss), directed=True)
+    circle = far + far.T
+    np.fill_diagonal(circle, np.inf)
+    found: NDArray[np.bool_] = circle[:rows].min(axis=1) < _MARGIN
+    return found
