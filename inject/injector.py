@@ -85,6 +85,7 @@ class Injector:
         self.abandoned: tuple[str, ...] = ()
         """Faults whose end was not seen; their targets revert by themselves when the lease runs out."""
         self._open: list[Prepared] = []
+        self._ended: tuple[PlannedFault, float] | None = None
         self._opening = threading.Lock()
         self._idle: list[Lease] = []
         self._session = secrets.token_hex(8)
@@ -104,7 +105,10 @@ class Injector:
         try:
             safety.check(planned, self.lab.inventory_model, confirmed=self.confirmed)
             with self._opening:
-                blast.check([*(each.planned for each in self._open), planned], self.lab.inventory_model)
+                beside = [*(each.planned for each in self._open), planned]
+                blast.check(beside, self.lab.inventory_model)
+                safety.check_spacing(beside, self.lab.inventory_model)
+                self._check_last_end(planned)
                 self._open.append(prepared)
         except safety.Forbidden as error:
             self.audit("forbidden", planned, detail=str(error))
@@ -126,6 +130,15 @@ class Injector:
         """One sentence for each fault that may still be in place; each of them makes the lab DIRTY."""
         unseen = (f"{fault}: its end was not seen, its target reverts by itself" for fault in self.abandoned)
         return (*not_cleared(self.receipts), *unseen)
+
+    def _check_last_end(self, planned: PlannedFault) -> None:
+        """Refuse a fault that would begin too soon after one that has been cleared here."""
+        if self._ended is None:
+            return
+        earlier, ended_s = self._ended
+        apart_s = time.monotonic() + planned.at_s - ended_s
+        if apart_s < safety.policy_of(self.lab.inventory_model).min_spacing_s:
+            safety.refuse_spacing(earlier, planned, apart_s, self.lab.inventory_model)
 
     def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
         """Record for the lab's owner what has been done, and how it is undone."""
@@ -167,6 +180,8 @@ class Injector:
             self.receipts += (receipt,)
         with contextlib.suppress(ValueError):
             self._open.remove(prepared)
+            if prepared.was_armed:
+                self._ended = (prepared.planned, time.monotonic())
 
     def keep(self, lease: Lease) -> None:
         """Let a holder that has reverted stand idle until all is over."""
@@ -221,6 +236,11 @@ class Prepared:
         self.reads: list[tuple[int, int]] = []
         """When the lab was read for it before it was armed: (begin, end) in controller ns. No baseline of goodput
         includes these."""
+
+    @property
+    def was_armed(self) -> bool:
+        """Whether anything was changed on the target, as far as it is known here."""
+        return self._armed.ok or self._armed.at_ns is not None
 
     def look(self) -> dict[str, Any]:
         """What is there before the change; the holder remembers it and refuses what it must not touch. Once.

@@ -7,7 +7,7 @@ around.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from inject.catalogue import CATALOGUE
@@ -18,7 +18,7 @@ from testbed.inventory import Inventory
 from testbed.inventory_schema import SafetyVars
 from testbed.topology import Target
 
-__all__ = ["Forbidden", "check", "policy_of"]
+__all__ = ["Forbidden", "check", "check_spacing", "policy_of", "refuse_spacing"]
 
 _SOFT = SafetyVars(may_disrupt=["*"], longest_fault_s=float("inf"), irreversible="allow")
 
@@ -72,6 +72,37 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
             f"{what}: nothing can revert it; confirm it by hand (`faultbed inject … --confirm {planned.kind}`), or set "
             "faultbed_safety.irreversible to allow"
         )
+
+
+def check_spacing(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
+    """Refuse faults of which one begins sooner after the end of another one than the policy allows.
+
+    Raises:
+        Forbidden: the sentence names both faults, and how far they are apart.
+    """
+    least_s = policy_of(inventory).min_spacing_s
+    if not least_s > 0:
+        return
+    ordered = sorted(planned, key=lambda fault: fault.at_s)
+    for index, later in enumerate(ordered):
+        for earlier in ordered[:index]:
+            apart_s = later.at_s - (earlier.at_s + earlier.for_s)
+            if apart_s < least_s:
+                refuse_spacing(earlier, later, apart_s, inventory)
+
+
+def refuse_spacing(earlier: PlannedFault, later: PlannedFault, apart_s: float, inventory: Inventory) -> None:
+    """Refuse a fault that comes `apart_s` after the end of an earlier one (negative: they overlap).
+
+    Raises:
+        Forbidden: always.
+    """
+    how = f"{apart_s:.3g} s after the end of" if apart_s >= 0 else "before the end of"
+    raise Forbidden(
+        f"{later.kind} on {later.target.text}: it would begin {how} {earlier.kind} on {earlier.target.text}; "
+        f"{inventory.name} requires {policy_of(inventory).min_spacing_s:g} s between faults "
+        "(faultbed_safety.min_spacing_s): let it begin later"
+    )
 
 
 def _names(target: Target) -> set[str]:

@@ -181,6 +181,9 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
     if not 0 < lab.safety.longest_fault_s < math.inf:
         what = f"{lab.safety.longest_fault_s:g} s is no bound on a fault"
         yield Finding(place="all.safety.longest_fault_s", what=what, do="give seconds, above 0")
+    if not 0 <= lab.safety.min_spacing_s < math.inf:
+        what = f"{lab.safety.min_spacing_s:g} s is no spacing of faults"
+        yield Finding(place="all.safety.min_spacing_s", what=what, do="give seconds, 0 or more")
     for field in ("most_links", "most_hosts", "most_switches"):
         most = getattr(lab.safety, field)
         if most is not None and most < 1:

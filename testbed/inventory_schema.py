@@ -167,7 +167,7 @@ class SafetyVars(_Strict, frozen=True, kw_only=True):
     `irreversible` kinds are refused, done when confirmed by hand, or done; a BMC's power cycle is planned never, or
     when heal has failed. `most_links`, `most_hosts` and `most_switches` may be hurt at once, and `all_uplinks` of a
     rack switch never, or where that is allowed; what is not said of these is 1 and never on a rack lab, and without a
-    limit on a soft lab.
+    limit on a soft lab. A fault begins at least `min_spacing_s` after every other one has ended; 0: they may overlap.
     """
 
     may_disrupt: list[str] = []
@@ -178,6 +178,7 @@ class SafetyVars(_Strict, frozen=True, kw_only=True):
     most_hosts: int | None = None
     most_switches: int | None = None
     all_uplinks: Literal["never", "allow"] | None = None
+    min_spacing_s: float = 0.0
 
 
 class ManagementVars(_Strict, frozen=True, kw_only=True):

@@ -131,6 +131,7 @@ def refusal(decided: Decided, inventory: Inventory) -> safety.Forbidden | None:
         for fault in decided.faults:
             safety.check(fault, inventory)
         blast.check(decided.faults, inventory)
+        safety.check_spacing(decided.faults, inventory)
     except safety.Forbidden as reason:
         return reason
     return None
