@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from testbed.errors import ConfigError
+from testbed.finite import wrong_number
 from testbed.nearest import hint
 
 __all__ = ["Section", "convert", "fail", "one_of", "positive", "read"]
@@ -37,8 +38,10 @@ def convert(
     """What stands at `path` of the file `source`, as `type_`; `keys` are those of each section, for hints.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is something else, or a number in it is NaN, infinite or too large.
     """
+    if wrong := wrong_number(raw):
+        raise fail(source, ".".join(part for part in (path, wrong[0]) if part), wrong[1])
     try:
         return msgspec.convert(raw, type_)
     except msgspec.ValidationError as error:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from testbed.errors import ConfigError
+from testbed.finite import wrong_number
 from testbed.nearest import hint
 
 __all__ = [
@@ -315,9 +316,12 @@ def decode(hostvars: Mapping[str, Any], kind: type[Vars], *, file: Path, place: 
     """Our variables of one inventory host as a struct.
 
     Raises:
-        ConfigError: one is missing, unknown or of a wrong type; the message names `file` and the place within.
+        ConfigError: one is missing, unknown or of a wrong type, or is NaN, infinite or too large; the message names
+            `file` and the place within.
     """
     ours = {key.removeprefix(PREFIX): value for key, value in hostvars.items() if key.startswith(PREFIX)}
+    if wrong := wrong_number(ours):
+        raise mistake(file, f"{place}.{wrong[0]}", wrong[1])
     try:
         return msgspec.convert(ours, kind)
     except msgspec.ValidationError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.errors import UsageError
+from testbed.finite import require_finite
 from testbed.nearest import nearest
 from traffic import cost, metrics, schedules
 from traffic.engine import Engines, Fabric, TrafficLab
@@ -119,6 +120,7 @@ def check(spec: CollectiveSpec) -> None:
     Raises:
         UsageError: in one sentence.
     """
+    require_finite(spec)
     _check_algorithm(spec)
     _check_buffer(spec)
     if spec.deadline_s <= 0:

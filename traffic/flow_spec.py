@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from testbed.errors import UsageError
+from testbed.finite import require_finite
 from traffic.plan import QpParams, check_qp
 
 __all__ = [
@@ -118,6 +119,7 @@ def check(spec: FlowSpec) -> None:
     Raises:
         UsageError: in one sentence.
     """
+    require_finite(spec)
     if spec.verb not in VERBS:
         raise UsageError(f'no verb "{spec.verb}"; there is {", ".join(VERBS)}')
     if spec.spread not in SPREADS:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from testbed.errors import UsageError
+from testbed.finite import require_finite
 from traffic import metrics, replay
 from traffic.engine import TrafficLab
 from traffic.ranks import RanksSpec, place
@@ -77,6 +78,7 @@ def check(spec: InferenceSpec, ranks: int) -> None:
     Raises:
         UsageError: in one sentence.
     """
+    require_finite(spec)
     groups = (spec.prefill_ranks, ranks - spec.prefill_ranks) if spec.prefill_ranks else (ranks,)
     if any(group < MIN_GROUP for group in groups):
         said = " and ".join(str(group) for group in groups)

@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 
 from testbed.errors import UsageError
+from testbed.finite import require_finite
 from traffic import collective, cost, metrics, schedules, storage
 from traffic.collective import AUTO, CollectiveSpec
 from traffic.engine import Engines, Fabric, TrafficLab
@@ -122,6 +123,7 @@ def check(spec: JobSpec) -> None:
     Raises:
         UsageError: in one sentence.
     """
+    require_finite(spec)
     names = [name for name, _ in spec.grid]
     if not spec.grid or len(set(names)) != len(names) or any(size < 1 for _, size in spec.grid):
         said = ", ".join(f"{name}={size}" for name, size in spec.grid)

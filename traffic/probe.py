@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from testbed.errors import LabError, UsageError
+from testbed.finite import require_finite
 from testbed.lab import Lab
 from testbed.topology import Topology
 from traffic import flow, probed, rtt, tomography
@@ -80,6 +81,7 @@ def check(spec: ProbeSpec) -> None:
     Raises:
         UsageError: in one sentence.
     """
+    require_finite(spec)
     if spec.duration_s <= 0 or spec.per_s <= 0 or spec.qps < 1:
         raise UsageError("probes need a time, a rate and a number of queue pairs above 0")
 

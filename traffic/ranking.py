@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.errors import UsageError
+from testbed.finite import require_finite
 from traffic import metrics, replay, schedules
 from traffic.engine import TrafficLab
 from traffic.ranks import RanksSpec, place
@@ -62,6 +63,7 @@ def check(spec: RankingSpec, ranks: int) -> None:
     Raises:
         UsageError: in one sentence.
     """
+    require_finite(spec)
     if ranks < MIN_RANKS:
         raise UsageError(f"a ranking job needs 2 ranks at least, got {ranks}")
     for name in ("embedding_bytes", "dense_bytes"):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testbed.errors import UsageError
+from testbed.finite import require_finite
 from traffic import cost, schedules
 from traffic.collective import REDOPS
 from traffic.plan import check_qp
@@ -65,6 +66,7 @@ def check(spec: ReplaySpec) -> None:
     Raises:
         UsageError: in one sentence.
     """
+    require_finite(spec)
     if spec.dtype not in ITEM_BYTES or ITEM_BYTES[spec.dtype] != 4:  # noqa: PLR2004  # sizes are multiples of 4
         raise UsageError(f'a replay carries fp32 or int32, got "{spec.dtype}"')
     if spec.redop not in REDOPS:

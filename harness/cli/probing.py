@@ -6,6 +6,7 @@ import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.faults import parse_duration
+from harness.cli.numbers import FiniteRange
 from harness.quantities import format_duration
 from harness.statistics import share_interval
 from harness.verdict import ExitCode
@@ -21,7 +22,7 @@ _SHOWN = 12
 
 @click.command()
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
-@click.option("--rate", default=20.0, show_default=True, type=click.FloatRange(0.1), help="Probes a second and QP.")
+@click.option("--rate", default=20.0, show_default=True, type=FiniteRange(0.1), help="Probes a second and QP.")
 @click.option("--qps", default=4, show_default=True, type=click.IntRange(1, 64), help="Queue pairs between two RNICs.")
 @json_option
 @pass_session

@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session, styled
+from harness.cli.numbers import FiniteRange
 from harness.cli.qp import qp_option
 from harness.cli.traffic import exit_code, teller, traffic
 from harness.quantities import format_bytes, format_duration
@@ -34,9 +35,9 @@ PLAN_COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "waits"
 @click.option("--format", "form", type=click.Choice(traces.FORMATS), help="Default: by the names of the files.")
 @click.option("--groups", type=click.Path(path_type=Path), help="Ranks of process groups (JSON), for Chakra traces.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Of the pauses.")
+@click.option("--speed", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Of the pauses.")
 @click.option("--no-compute", is_flag=True, help="No pauses: one operation follows the other.")
-@click.option("--scale", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Of all sizes.")
+@click.option("--scale", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Of all sizes.")
 @click.option("--shrink", is_flag=True, help="Of a trace of more ranks than RNICs, what its first ranks do together.")
 @click.option("--skip-unsupported", is_flag=True, help="Replay the rest of a trace that has what is not there here.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="How many times.")

@@ -10,6 +10,7 @@ import click
 
 from harness.cli import rows_file
 from harness.cli.context import Session, json_option, pass_session
+from harness.cli.numbers import FiniteRange
 from harness.cli.qp import qp_option
 from harness.cli.recording import out_option, write_rows
 from harness.cli.traffic import exit_code, hosts_of, read_size, teller, traffic
@@ -36,11 +37,11 @@ RANK = click.option(
 @click.option("--decode", default="64KiB", show_default=True, help="All-reduced for a token.")
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(1), help="Of a request.")
 @click.option("--requests", default=10, show_default=True, type=click.IntRange(1))
-@click.option("--prefill-ms", default=0.0, type=click.FloatRange(0), help="Computing before a prefill (a pause).")
-@click.option("--decode-ms", default=0.0, type=click.FloatRange(0), help="Computing before a token (a pause).")
-@click.option("--slo-ttft-ms", default=0.0, type=click.FloatRange(0), help="Promised time to first token.")
-@click.option("--slo-tpot-ms", default=0.0, type=click.FloatRange(0), help="Promised mean time per output token.")
-@click.option("--slo-share", default=0.99, show_default=True, type=click.FloatRange(0, 1), help="Of requests.")
+@click.option("--prefill-ms", default=0.0, type=FiniteRange(0), help="Computing before a prefill (a pause).")
+@click.option("--decode-ms", default=0.0, type=FiniteRange(0), help="Computing before a token (a pause).")
+@click.option("--slo-ttft-ms", default=0.0, type=FiniteRange(0), help="Promised time to first token.")
+@click.option("--slo-tpot-ms", default=0.0, type=FiniteRange(0), help="Promised mean time per output token.")
+@click.option("--slo-share", default=0.99, show_default=True, type=FiniteRange(0, 1), help="Of requests.")
 @RANK
 @qp_option
 @out_option
@@ -98,9 +99,9 @@ def _tell(session: Session, result: InferenceResult) -> None:
 
 @traffic.command("ranking")
 @click.option("--embedding", default="1MiB", show_default=True, help="Rows that each rank gets.")
-@click.option("--skew", default=1.0, show_default=True, type=click.FloatRange(0), help="Of the shards (Zipf exponent).")
+@click.option("--skew", default=1.0, show_default=True, type=FiniteRange(0), help="Of the shards (Zipf exponent).")
 @click.option("--dense", default="256KiB", show_default=True, help="All-reduced in the end.")
-@click.option("--dense-ms", default=0.0, type=click.FloatRange(0), help="Computing between forward and backward.")
+@click.option("--dense-ms", default=0.0, type=FiniteRange(0), help="Computing between forward and backward.")
 @click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
 @RANK
 @qp_option

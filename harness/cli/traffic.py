@@ -14,6 +14,7 @@ from rich.text import Text
 from harness.cli import rows_file
 from harness.cli.commands import Commands
 from harness.cli.context import Session, json_option, pass_session
+from harness.cli.numbers import FiniteRange
 from harness.cli.qp import qp_option
 from harness.cli.recording import check_record, out_option, record_options, write_record, write_rows
 from harness.experiment.flow_words import between, flow_of
@@ -103,7 +104,7 @@ def traffic() -> None:
 )
 @click.option("--depth", default=0, type=click.IntRange(0), help="Outstanding messages a QP; 0 chooses by size.")
 @click.option("--admit", default=0, type=click.IntRange(0), help="Receivers grant so many chains; 0: none do.")
-@click.option("--rate", default=0.0, type=click.FloatRange(0), help="Payload, Mb/s a flow; 0: all it can.")
+@click.option("--rate", default=0.0, type=FiniteRange(0), help="Payload, Mb/s a flow; 0: all it can.")
 @click.option("--on", metavar="TIME", help="Burst for so long, then be silent for --off; again and again.")
 @click.option("--off", metavar="TIME", help="See --on.")
 @click.option(
@@ -247,9 +248,7 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 @click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
 @click.option("--op", "redop", default="sum", show_default=True, type=click.Choice(REDOPS), help="Of reductions.")
 @click.option("--root", default=0, show_default=True, type=click.IntRange(0), help="Rank that broadcasts or reduces.")
-@click.option(
-    "--skew", default=0.0, show_default=True, type=click.FloatRange(0), help="Of all-to-allv (Zipf exponent)."
-)
+@click.option("--skew", default=0.0, show_default=True, type=FiniteRange(0), help="Of all-to-allv (Zipf exponent).")
 @click.option("--in-place", is_flag=True, help="One buffer for input and output.")
 @click.option(
     "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."

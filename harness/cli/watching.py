@@ -10,6 +10,7 @@ import click
 from rich.live import Live
 
 from harness.cli.context import Session, json_option, pass_session
+from harness.cli.numbers import FiniteRange
 from harness.cli.prometheus import exposition
 from harness.cli.screen import TELL_MS, Screen
 from testbed import counters as counters_module
@@ -26,7 +27,7 @@ _ALL = 60
 @click.command()
 @click.argument("nodes", nargs=-1)
 @click.option("--name", "pattern", default="*", show_default=True, help="Only counters that match, such as 'rxe*'.")
-@click.option("--changed", "seconds", type=click.FloatRange(0.1), help="Only what moves within so many seconds.")
+@click.option("--changed", "seconds", type=FiniteRange(0.1), help="Only what moves within so many seconds.")
 @click.option("--prometheus", is_flag=True, help="Print the text format of Prometheus.")
 @json_option
 @pass_session
@@ -73,7 +74,7 @@ def _moved(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) 
 
 
 @click.command()
-@click.option("--for", "seconds", type=click.FloatRange(0.5), help="End after so many seconds. Default: Ctrl-C.")
+@click.option("--for", "seconds", type=FiniteRange(0.5), help="End after so many seconds. Default: Ctrl-C.")
 @pass_session
 def top(session: Session, *, seconds: float | None) -> None:
     """Watch the lab live: rates of its ports, counters of trouble, links and routes as they change."""

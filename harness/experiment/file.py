@@ -268,12 +268,13 @@ def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault,
         raise fail(source, path, "no bound: give min, max or equals")
     if metric.unit == "host" and not isinstance(item.equals, str):
         raise fail(source, path, f'{metric.name} is a name: write equals = "host3"')
-    return Expectation(
-        metric=metric,
-        minimum=_bound(item.min, metric, f"{path}.min", source),
-        maximum=_bound(item.max, metric, f"{path}.max", source),
-        equals=item.equals,
-    )
+    if item.equals is not None and metric.is_noisy:
+        raise fail(source, f"{path}.equals", f"{metric.name} never comes out the same twice; give min, max or both")
+    minimum = _bound(item.min, metric, f"{path}.min", source)
+    maximum = _bound(item.max, metric, f"{path}.max", source)
+    if minimum is not None and maximum is not None and minimum > maximum:
+        raise fail(source, path, f"min ({item.min}) is above max ({item.max}): no value fits; swap or correct them")
+    return Expectation(metric=metric, minimum=minimum, maximum=maximum, equals=item.equals)
 
 
 def _bound(value: str | float | None, metric: Metric | StopMetric, path: str, source: str) -> float | None:

@@ -1,0 +1,213 @@
+"""NaN, infinite and oversized numbers are refused wherever a person can write one, with their place."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+from experiment_text import refused
+
+import traffic.collective
+import traffic.flow_spec
+import traffic.inference
+import traffic.job
+import traffic.probe
+import traffic.ranking
+import traffic.replay_batches
+from harness.cli.main import cli
+from harness.cli.numbers import FiniteRange
+from harness.experiment import file as experiment_file
+from harness.experiment import workload_file
+from harness.strict import Section, convert
+from testbed import inventory_schema
+from testbed.errors import ConfigError, FaultbedError
+from testbed.finite import wrong_number
+
+COLLECTIVE = 'collective = "all-reduce"\nsize = "1MiB"\niterations = 10\n'
+WORKLOADS = {
+    "_CollectiveFile": COLLECTIVE,
+    "_RankingFile": 'embedding = "1MiB"\niterations = 5\n',
+    "_ReplayFile": 'replay = "nothing.json"\n',
+    "_FlowFile": 'flow = "write"\nsrc = "host1"\ndst = "host3"\nduration = "3s"\n',
+}
+FAULT = '[[faults]]\nkind = "link.down"\ntarget = "rtsw1:ctsw1"\nat = "8s"\nfor = "1s"\n'
+SECTIONS = {
+    "_ProbeFile": "[probe]\n{}\n",
+    "_FaultFile": FAULT + "set = {{ share = {1} }}\n",
+    "_ExpectFile": '[[expect]]\nmetric = "qp_errors"\n{}\n',
+    "_StopFile": FAULT + '[[stop]]\nmetric = "qp_errors"\n{}\n',
+}
+
+
+def floats_of(kind):
+    """Names of the fields of a struct that accept a float, bare or within a union, a list or a mapping."""
+    found = []
+    for field in msgspec.inspect.type_info(kind).fields:
+        names, todo = set(), [field.type]
+        while todo:
+            one = todo.pop()
+            names.add(type(one).__name__)
+            todo += getattr(one, "types", ())
+            todo += [value for name in ("value_type", "item_type") if (value := getattr(one, name, None)) is not None]
+            todo += getattr(one, "item_types", ())
+        if "FloatType" in names:
+            found.append(field.encode_name)
+    return found
+
+
+def sections():
+    """Every struct of the experiment file that has a field for a float."""
+    every = [*vars(experiment_file).values(), *vars(workload_file).values()]
+    structs = {one for one in every if isinstance(one, type) and issubclass(one, Section) and one is not Section}
+    return sorted((one.__name__, field) for one in structs for field in floats_of(one))
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", str(10**400)])
+@pytest.mark.parametrize(("section", "field"), sections())
+def test_experiment_float_that_is_not_finite_is_refused_with_its_path(section, field, number):
+    """A new float field of the file format is a new case here; one without a sample section fails as a KeyError."""
+    if section in WORKLOADS:
+        text, path = f'name = "x"\n[workload]\n{WORKLOADS[section]}{field} = {number}\n', f"workload.{field}"
+    else:
+        part = SECTIONS[section].format(f"{field} = {number}", number)
+        text = f'name = "x"\n[workload]\n{COLLECTIVE}{part}'
+        path = {"_ProbeFile": "probe", "_FaultFile": "faults[0]", "_ExpectFile": "expect[0]", "_StopFile": "stop[0]"}[
+            section
+        ] + f".{field}"
+    told = refused(text)
+    assert f"x.toml: {path}" in told
+    assert "usable number" in told or "not a finite number" in told
+
+
+def test_experiment_format_has_float_fields_in_the_sections_that_are_known():
+    assert {section for section, _ in sections()} == {*WORKLOADS, *SECTIONS}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "says"),
+    [
+        ("min = 3\nmax = 1", "expect[0]: min (3) is above max (1)"),
+        ("min = nan\nmax = 1", "expect[0].min: nan is not a finite number"),
+        ("equals = nan", "expect[0].equals: nan is not a finite number"),
+    ],
+)
+def test_expectation_with_contradictory_bounds_is_refused(bounds, says):
+    text = f'name = "x"\n[workload]\n{COLLECTIVE}[[expect]]\nmetric = "qp_errors"\n{bounds}\n'
+    assert says in refused(text)
+
+
+def test_expectation_with_contradictory_times_is_refused():
+    text = f'name = "x"\n[workload]\n{COLLECTIVE}{FAULT}[[expect]]\nmetric = "recovery.total"\nmin = "3s"\nmax = "1s"\n'
+    assert "expect[0]: min (3s) is above max (1s)" in refused(text)
+
+
+def test_expectation_of_a_noisy_metric_by_equality_is_refused():
+    text = f'name = "x"\n[workload]\n{COLLECTIVE}[[expect]]\nmetric = "jct_ratio"\nequals = 1.0\n'
+    assert "expect[0].equals: jct_ratio never comes out the same twice" in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        ({"a": [{"b": float("nan")}]}, "a[0].b"),
+        ([1.0, float("inf")], "[1]"),
+        ({"n": 2**63}, "n"),
+        ({"ok": 2**63 - 1, "flag": True, "text": "nan"}, None),
+    ],
+)
+def test_wrong_number_is_found_with_its_path(raw, path):
+    found = wrong_number(raw)
+    assert (found and found[0]) == path
+
+
+def test_wrong_number_reads_shared_containers_once():
+    """Each level of such a tree names the one below twice, as YAML aliases do: 2**60 paths, 60 containers."""
+    tree = [1.0]
+    for _ in range(60):
+        tree = [tree, tree]
+    assert wrong_number(tree) is None
+
+
+def test_strict_files_all_refuse_what_is_not_finite():
+    class Part(Section, frozen=True, kw_only=True):
+        share: float
+
+    with pytest.raises(ConfigError, match=r"f: top\.share: nan is not a finite number"):
+        convert({"share": float("nan")}, Part, "f", keys={}, path="top")
+
+
+INVENTORY = [
+    (inventory_schema.CarrierVars, "faultbed_safety", {"longest_fault_s": float("nan")}, "safety.longest_fault_s"),
+    (inventory_schema.HostVars, "faultbed_busbw", [{"at_least_gbytes_per_s": float("inf")}], "busbw[0].at_least"),
+]
+
+
+@pytest.mark.parametrize(("kind", "variable", "value", "path"), INVENTORY)
+def test_inventory_float_that_is_not_finite_is_refused_with_its_place(kind, variable, value, path, tmp_path):
+    with pytest.raises(ConfigError, match="is not a finite number") as caught:
+        inventory_schema.decode({variable: value}, kind, file=tmp_path / "lab.yml", place="hosts.host1")
+    assert f"hosts.host1.{path}" in str(caught.value)
+
+
+def options():
+    """Every option of every command, with the command's words."""
+    todo = [((), cli)]
+    while todo:
+        words, command = todo.pop()
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            todo += [((*words, name), command.get_command(context, name)) for name in command.list_commands(context)]
+        for param in command.params:
+            yield words, param
+
+
+def float_options():
+    return [(words, one) for words, one in options() if isinstance(one.type, click.types.FloatParamType)]
+
+
+def test_command_line_has_float_options():
+    assert len(float_options()) >= 14
+
+
+@pytest.mark.parametrize(("words", "param"), float_options(), ids=str)
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_float_option_that_is_not_finite_is_a_usage_error(words, param, number):
+    assert isinstance(param.type, FiniteRange), f"{' '.join(words)} {param.name}: use harness.cli.numbers.FiniteRange"
+    with pytest.raises(click.BadParameter):
+        param.type.convert(number, param, None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["traffic", "replay", "x.json", "--speed", "nan"],
+        ["inject", "packet.drop", "host1:rxe0", "--for", "nan"],
+        ["inject", "packet.drop", "host1:rxe0", "--for", "inf"],
+        ["inject", "packet.drop", "host1:rxe0", "--for", "1s", "--set", "share=nan", "--plan"],
+        ["inject", "packet.drop", "host1:rxe0", "--for", "1s", "--set", "share=inf", "--plan"],
+    ],
+)
+def test_command_with_a_number_that_is_not_finite_is_refused(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    done = CliRunner().invoke(cli, words)
+    assert isinstance(done.exception, FaultbedError | SystemExit), done.output
+    assert done.exit_code != 0
+    assert "Traceback" not in done.output
+
+
+SPECS = [
+    (traffic.collective.check, traffic.collective.CollectiveSpec, {}, "deadline_s", ()),
+    (traffic.inference.check, traffic.inference.InferenceSpec, {"requests": 1}, "prefill_ms", (4,)),
+    (traffic.ranking.check, traffic.ranking.RankingSpec, {"embedding_bytes": 4, "iterations": 1}, "skew", (4,)),
+    (traffic.replay_batches.check, traffic.replay_batches.ReplaySpec, {}, "speed", ()),
+    (traffic.probe.check, traffic.probe.ProbeSpec, {}, "per_s", ()),
+    (traffic.flow_spec.check, traffic.flow_spec.FlowSpec, {"src": "a", "dst": "b"}, "rate_bps", ()),
+]
+
+
+@pytest.mark.parametrize(("check", "kind", "words", "field", "more"), SPECS)
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_traffic_spec_with_a_number_that_is_not_finite_is_refused(check, kind, words, field, more, number):
+    with pytest.raises(FaultbedError, match=f"{field}: .* is not a finite number"):
+        check(kind(**words, **{field: number}), *more)
