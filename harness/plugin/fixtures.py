@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from harness.plugin.keys import FAILED, RUNNING, SKIPPED
+from harness.plugin.keys import FAILED, RUNNING
 from harness.plugin.session_lab import keeper_of, or_give_up
+from harness.plugin.skips import skip
 from inject import safety
 from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
@@ -112,8 +113,7 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
                 )
                 prepared = injector.prepare(planned)
             except (Unsupported, safety.Forbidden) as reason:
-                request.config.stash[SKIPPED] = True
-                pytest.skip(f"{lab.name}: {reason}")
+                skip(request.config, f"{lab.name}: {reason}")
             made.append(prepared)
             # What the new one moves on purpose no longer speaks against those that are there.
             for each, anew in zip(active, before, strict=True):

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.plugin.keys import EXPIRED, FAILED, QUARANTINED, RAN, RUNNING, SKIPPED
+from harness.plugin.keys import EXPIRED, FAILED, QUARANTINED, RAN, RUNNING
+from harness.plugin.skips import lines, reasons, skip
 from testbed.errors import DirtyLab, FaultbedError, RevertFailed
 
 # Every pytest session of every project that has faultbed installed imports this module. The product, which takes more
@@ -261,11 +262,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _proved_nothing(config: pytest.Config) -> bool:
     """Whether something was skipped for the lab's sake and nothing else has run: that must not look like a pass."""
-    return config.stash.get(SKIPPED, False) and not config.stash.get(RAN, False)
+    return bool(reasons(config)) and not config.stash.get(RAN, False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what the exit code means."""
+    """Say how many tests the lab does not fit, and why; and what the exit code means where nothing else ran."""
+    for line in lines(config):
+        terminalreporter.write_line(line)
     if _proved_nothing(config):
         terminalreporter.write_line("what needs the lab was skipped and nothing else ran: that is no pass", red=True)
 
@@ -276,8 +279,7 @@ def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
     inventory = inventory_of(config)
     for mark in marks:
         if reason := _unfit(mark, inventory):
-            config.stash[SKIPPED] = True
-            pytest.skip(reason)
+            skip(config, reason)
 
 
 def _unfit(mark: pytest.Mark, inventory: Inventory) -> str:

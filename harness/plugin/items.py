@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
 
 from harness.experiment import file as experiment_module
-from harness.plugin.keys import SKIPPED
 from harness.plugin.session_lab import held, inventory_of, keeper_of, or_give_up
+from harness.plugin.skips import skip
 from harness.run import loop as run_module
 from harness.verdict import Verdict
 from testbed.errors import FaultbedError, Unsupported
@@ -39,9 +39,9 @@ class ExperimentItem(pytest.Item):
         try:
             decided = run_module.decide(experiment, self.path.read_bytes(), inventory)
         except Unsupported as reason:
-            self._skip(str(reason))
+            skip(self.config, str(reason))
         if forbidden := run_module.refusal(decided, inventory):
-            self._skip(str(forbidden))
+            skip(self.config, str(forbidden))
         keeper = keeper_of(self.config)
         out = Path(self.config.getoption("--faultbed-runs"))
         guard = held(self.config).refresh
@@ -66,10 +66,6 @@ class ExperimentItem(pytest.Item):
             self.user_properties.append((f"receipt.{receipt.id}", msgspec.json.encode(receipt).decode()))
         if verdict.verdict is not Verdict.PASS or verdict.lab_state != "CLEAN":
             raise ExperimentFailed(finished)
-
-    def _skip(self, reason: str) -> NoReturn:
-        self.config.stash[SKIPPED] = True
-        pytest.skip(reason)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """What is wrong, in words; a traceback only for what we did not foresee."""

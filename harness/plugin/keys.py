@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from harness.plugin.quarantine import Entry
     from traffic.run import Running
 
-__all__ = ["EXPIRED", "FAILED", "QUARANTINED", "RAN", "RUNNING", "SKIPPED"]
+__all__ = ["EXPIRED", "FAILED", "QUARANTINED", "RAN", "RUNNING"]
 
 EXPIRED: pytest.StashKey[Entry] = pytest.StashKey()
 """On an item: its quarantine entry, whose last day is over."""
@@ -23,9 +23,6 @@ FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
 RUNNING: pytest.StashKey[list[Running[Any]]] = pytest.StashKey()
 """On an item: the workloads that it has started."""
-
-SKIPPED: pytest.StashKey[bool] = pytest.StashKey()
-"""On the session's configuration: an item was skipped because the lab does not fit it."""
 
 RAN: pytest.StashKey[bool] = pytest.StashKey()
 """On the session's configuration: an item has run."""

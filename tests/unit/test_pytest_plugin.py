@@ -387,6 +387,23 @@ def test_a_session_that_only_skipped_is_no_pass(pytester):
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft").ret == 0
 
 
+def test_session_that_skips_for_the_lab_counts_the_reasons(pytester):
+    """What a lab does not fit was an S among dots: on a rack that is a third of a suite, perhaps for one reason."""
+    need = NEEDY.format(need="uplinks >= 200")
+    pytester.makepyfile(test_x=need + need.replace("test_wide", "test_wider") + "def test_pure(): ...\n")
+    pytester.makepyfile(test_y=NEEDY.format(need="hosts >= 300"))
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "3 tests were skipped because the lab does not fit:",
+            "  2 x soft is not enough: needs uplinks >= 200; this lab has 2",
+            "  1 x soft is not enough: needs hosts >= 300; this lab has 4",
+        ]
+    )
+    assert "skipped because" not in pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "pure").stdout.str()
+
+
 def test_a_session_inside_a_session_leaves_the_outer_ones_holding_to_its_programs(monkeypatch, tmp_path):
     """What tests started as programs of their own was refused the lab after a test of pytester's had run."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
@@ -453,7 +470,15 @@ def test_plugin_loads_nothing_of_the_product_without_lab_tests(pytester):
     for options in ((), ("-p", "no:faultbed")):
         assert pytester.runpytest_subprocess("-p", "no:cacheprovider", *options).ret == 0
         loaded.append(set((pytester.path / "modules.txt").read_text().split()))
-    ours = {"harness", "harness.plugin", "harness.plugin.hooks", "harness.plugin.keys", "testbed", "testbed.errors"}
+    ours = {
+        "harness",
+        "harness.plugin",
+        "harness.plugin.hooks",
+        "harness.plugin.keys",
+        "harness.plugin.skips",
+        "testbed",
+        "testbed.errors",
+    }
     assert loaded[0] - loaded[1] == ours
 
 
