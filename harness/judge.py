@@ -4,8 +4,9 @@ The rules, in the order in which they are applied:
 
 1. An error of the harness itself is a check with verdict ERROR, and the run is an ERROR.
 2. Every planned fault is a check of its own. It is PASS when the fault provably fired: armed by readback, fired count
-   above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback.
-   Everything else, including no receipt at all, is INCONCLUSIVE: the question was never put.
+   above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback, first fired
+   while the workload ran, and on for as long as planned (`harness.proof`). Everything else, including no receipt at
+   all, is INCONCLUSIVE: the question was never put.
 3. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
    INCONCLUSIVE without one. A count or a name, and a share of which all is asked: PASS inside the bound, FAIL outside.
    A censored value (the truth is at least it) fails a maximum that it already exceeds, else it is INCONCLUSIVE.
@@ -19,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from harness.analysis.noise import NoiseFloor, allow_for
 from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import Observed
@@ -26,9 +29,11 @@ from harness.attribution.attribute import attribute
 from harness.experiment.file import Expectation
 from harness.experiment.metrics import PER_FAULT_PREFIXES, Metric
 from harness.experiment.plan import Plan
+from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements
 from harness.statistics import Interval, decide
-from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, unproven, worst
+from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, worst
+from inject import proof
 from traffic.flight import Flight
 from traffic.rtt import Trip
 
@@ -53,7 +58,7 @@ def judge(
     flight recorders of a job that failed.
     """
     observed = allow_for(observed, floor)
-    problems = {fault.plan.id: unproven(fault.receipt) or fault.doubts for fault in run.faults}
+    problems = {fault.plan.id: why_unproven_in(run, fault) for fault in run.faults}
     checks = [
         *_error_checks(run.errors),
         *_workload_checks(run.failure),
@@ -75,7 +80,10 @@ def judge(
         lab=run.lab,
         verdict=worst(check.verdict for check in checks),
         checks=tuple(checks),
-        faults=tuple(fault.receipt or _empty_receipt(fault) for fault in run.faults),
+        faults=tuple(
+            msgspec.structs.replace(fault.receipt or _empty_receipt(fault), unproven=problems[fault.plan.id])
+            for fault in run.faults
+        ),
         lab_state=run.lab_state,
         attribution=attribute(run, flights, trips),
     )
@@ -171,7 +179,7 @@ def _unproven_for(metric: Metric, problems: Mapping[str, Sequence[str]]) -> tupl
 
 def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
     receipt = fault.receipt
-    said = list(problems) or [f"witness: {receipt.fired.witness if receipt else None}"]
+    said = list(problems) or [f"witness: {receipt.fired.witness if receipt else None}", *_on_for(receipt)]
     armed_ns = receipt.armed.get("at_ns") if receipt else None
     late_ns = armed_ns - t0_ns - fault.plan.at_ns if isinstance(armed_ns, int) else 0
     if late_ns > _LATE_NS:
@@ -182,9 +190,20 @@ def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
         observed=0 if receipt is None else receipt.fired.count,
         bound=1,
         unit="count",
-        rule="observed >= bound. Armed, fired, seen by a counter or a look, nothing moved that must not, cleared",
+        rule="observed >= bound. Armed, fired, seen by a counter or a look, nothing moved that must not, cleared, "
+        f"{proof.RULE}",
         detail="; ".join(said),
     )
+
+
+def _on_for(receipt: Receipt | None) -> list[str]:
+    if receipt is None or (on_time := receipt.on_time) is None:
+        return []
+    if on_time.complete:
+        return ["over by its nature once it has struck"]
+    on_s, planned_s, off_s = (ns / 1e9 for ns in (on_time.measured_ns, on_time.planned_ns, on_time.tolerance_ns))
+    switching = f"switching took {on_time.changing_ns / 1e9:.2f} s"
+    return [f"on for {on_s:.2f} s of {planned_s:.2f} s (tolerance {off_s:.2f} s), {switching}"]
 
 
 def _ended(name: str, verdict: Verdict, rule: str, detail: str) -> Check:

@@ -3,7 +3,8 @@
     {"schema": 1, "experiment": str, "seed": int, "lab": str, "verdict": "PASS|FAIL|INCONCLUSIVE|ERROR",
      "checks": [{"name", "verdict", "observed", "bound", "unit", "rule", "detail"}],
      "faults": [{"id", "kind", "target", "fidelity", "armed": {}, "fired": {"count", "first_ns", "last_ns",
-                 "witness", "must_move": {}, "must_not_move": {}, "between_ns": [int, int]}, "cleared": {}}],
+                 "witness", "must_move": {}, "must_not_move": {}, "between_ns": [int, int]}, "cleared": {},
+                 "on_time": {"planned_ns", "measured_ns", "tolerance_ns", ...}, "unproven": [str]}],
      "lab_state": "CLEAN|DIRTY",
      "attribution": [{"cause", "place", "name", "confidence", "evidence": [str]}],
      "left_out": [{"host", "why"}]}
@@ -24,6 +25,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.findings import Finding
+from inject.proof import OnTime
 
 __all__ = [
     "Check",
@@ -110,6 +112,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     `armed` and `cleared` are the readbacks after the change and after its removal, as the fault kind gives
     them, with two keys that every kind has: `ok` (bool) and `at_ns` (controller's monotonic clock).
+    `on_time` is how long it was on, and was to be (`inject.proof`); None: nothing was read, or the run is older than
+    that. `unproven` are the reasons why it does not prove its fault.
     """
 
     id: str
@@ -119,6 +123,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     armed: dict[str, Any]
     fired: Fired
     cleared: dict[str, Any]
+    on_time: OnTime | None = None
+    unproven: tuple[str, ...] = ()
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,13 +13,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject import blast, safety
+from inject import blast, proof, safety
 from inject.channels import local_args, revert_dir
 from inject.claims import claims_of
 from inject.learned import learn
@@ -33,6 +33,7 @@ from testbed.holding import who
 if TYPE_CHECKING:
     from inject.journal import Journal
     from inject.plan import PlannedFault
+    from inject.proof import OnTime
     from testbed.lab import Lab
 
 __all__ = ["Injector", "Mutation", "Prepared", "told_of"]
@@ -64,6 +65,8 @@ class Injector:
         ttl_s: how long a target keeps a fault without hearing from us.
         mutate: a mutation of every holder, for tests of the harness itself.
         confirmed: kinds without a revert that a person has confirmed for this once.
+        until_cleared: the window of a fault ends when it is cleared, and `for_s` is the most that it may last: for
+            tests, which clear a fault when they have seen what they came for.
     """
 
     def __init__(
@@ -74,12 +77,14 @@ class Injector:
         ttl_s: float = 10.0,
         mutate: Mutation | None = None,
         confirmed: Collection[str] = (),
+        until_cleared: bool = False,
     ) -> None:
         self.lab = lab
         self.journal = journal
         self.ttl_s = ttl_s
         self.mutate = mutate
         self.confirmed = confirmed
+        self.until_cleared = until_cleared
         self.receipts: tuple[Receipt, ...] = ()
         """Receipts of every fault that was cleared, or was to be."""
         self.abandoned: tuple[str, ...] = ()
@@ -278,7 +283,7 @@ class Prepared:
         at_ns: int | None = None,
         qp: int | None = None,
         psn: int | None = None,
-        given_up: Callable[[], bool] = lambda: False,
+        given_up: Callable[[], str | None] = lambda: None,
     ) -> Armed:
         """Make the fault be, now or at a controller time (CLOCK_MONOTONIC, ns), and read it back.
 
@@ -286,8 +291,8 @@ class Prepared:
             at_ns: when; the target waits on its own clock, so that no SSH round trip is in the timing.
             qp: destination QP for a packet fault planned with `qp = any`, instead of asking the RNIC.
             psn: PSN likewise, instead of a relative one.
-            given_up: asked until its time has come, once a second or more often; when it says so, the fault is not
-                waited for any longer, and `clear` calls it off.
+            given_up: asked until its time has come, once a second or more often; when it gives a reason, the fault is
+                not waited for any longer, and `clear` calls it off.
 
         Raises:
             FaultError: the target could not do it, or it was given up.
@@ -305,8 +310,8 @@ class Prepared:
                 answer = self.lease.ask(request)
                 while answer["event"] == "scheduled" or answer.get("state") == "scheduled":
                     remaining_s = ((at_ns or 0) - time.monotonic_ns()) / 1e9
-                    if given_up():
-                        raise FaultError(f"{self.lease.where}: given up before its time")
+                    if reason := given_up():
+                        raise FaultError(f"{self.lease.where}: given up before its time: {reason}")
                     self.lease.pause(min(max(remaining_s, 0.01), 0.5))
                     answer = self.lease.ask({"do": "observe"})
                 if answer["event"] == "observed":
@@ -351,6 +356,11 @@ class Prepared:
         """
         return self.lease.in_our_time(self.lease.ask({"do": "observe"}))
 
+    def call_off(self, reason: str) -> None:
+        """Do not arm it any more; its receipt gives the reason."""
+        self._armed = Armed(ok=False, error=reason)
+        self._injector.audit("not armed", self.planned, detail=reason)
+
     def clear(self, *, keep_holder: bool = False) -> Receipt:
         """Revert, read back, and judge. A second call gives the same receipt. No error of any kind is raised.
 
@@ -376,6 +386,7 @@ class Prepared:
                 cleared=cleared,
                 edges=tuple((at, on) for at, on in observed.get("edges", ())),
                 doubts=doubts,
+                on_time=self._on_time(observed, fired.count),
             )
             outcome |= {"receipt": receipt.to_json(), "doubts": list(doubts)}
         self._injector.audit("cleared" if cleared.ok else "not cleared", self.planned, detail=cleared.error or "")
@@ -409,6 +420,21 @@ class Prepared:
             )  # fmt: skip
             return replace(cleared, ok=False, error=cleared.error or said), fired, (said,)
         return cleared, fired, doubts
+
+    def _on_time(self, observed: Mapping[str, Any], count: int) -> OnTime:
+        """Return when it was on and was to be; a window that its clearing ends was planned until then."""
+        planned, changes = self.planned, observed.get("changes", ())
+        window_ns = int(planned.for_s * 1e9)
+        asked_ns = observed.get("clear_ns")
+        if self._injector.until_cleared and changes and asked_ns is not None:
+            window_ns = min(window_ns, max(0, asked_ns - changes[0][1]))
+        return proof.on_time_of(
+            proof.planned_spans(planned.request["edges"], window_ns),
+            changes,
+            switching_ns=int(1e9 * (observed.get("patience_s", 0.0) + planned.request.get("patience_s", 0.0))),
+            complete=planned.complete_after is not None and count >= planned.complete_after,
+            late_ns=observed.get("late_ns", 0),
+        )
 
     def _request(self) -> dict[str, Any]:
         request = {

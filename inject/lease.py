@@ -132,13 +132,17 @@ class Lease:
         `between_ns` is as much wider as the clock may be wrong: the first hit came between these two.
         """
         ours = dict(observed)
-        for name in ("first_ns", "last_ns", "armed_at_ns"):
+        for name in ("first_ns", "last_ns", "armed_at_ns", "clear_ns"):
             if ours.get(name) is not None:
                 ours[name] = self.offset.to_controller(ours[name])
         if (between := ours.get("between_ns")) is not None:
             low_ns, high_ns = (self.offset.to_controller(at_ns) for at_ns in between)
             ours["between_ns"] = (low_ns - self.offset.error_ns, high_ns + self.offset.error_ns)
         ours["edges"] = [(self.offset.to_controller(at), on) for at, on in observed.get("edges", ())]
+        ours["changes"] = [
+            (self.offset.to_controller(begin), self.offset.to_controller(end), on)
+            for begin, end, on in observed.get("changes", ())
+        ]
         return ours
 
     def _beat(self) -> None:

@@ -50,7 +50,7 @@ class PlannedFault:
     `must_not_move` the counters (`node/name`, as in `testbed.counters`) that decide whether it fired, `shows` what the
     readback must say of where it is, `while_on` what states read while it is there, `restored` what they read once it
     is over, `reads` the machines whose counters are needed, `of_workload` that what it changes is there only while a
-    workload runs.
+    workload runs, `complete_after` after how many hits it is over by its nature (None: it lasts for its window).
     """
 
     id: str
@@ -73,6 +73,7 @@ class PlannedFault:
     while_on: tuple[tuple[str, int | None], ...]
     learn: aim.Learn | None
     of_workload: bool
+    complete_after: int | None = None
 
     @property
     def reads_keys(self) -> tuple[str, ...]:
@@ -107,6 +108,7 @@ class PlannedFault:
             "shows": dict(self.shows),
             "while_on": [list(pair) for pair in self.while_on],
             "of_workload": self.of_workload,
+            "complete_after": self.complete_after,
             "learn": dataclasses.asdict(self.learn) if self.learn else None,
             "reads": list(self.reads),
         }

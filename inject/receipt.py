@@ -7,18 +7,21 @@ A receipt has three parts, each of them something that was read and not somethin
     cleared   what the target said after the revert
 
 `Receipt.proved` is what a verdict rests on: the hop or actuator counted something AND an independent counter moved AND
-nothing moved that must not.
+nothing moved that must not AND it was on for as long as planned (`inject.proof`) AND it is gone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from inject import proof
 from inject.plan import PlannedFault
+from inject.proof import OnTime
 from testbed.counters import Snapshot, flat_deltas
 
 __all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired", "not_cleared"]
@@ -79,7 +82,10 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """One fault, from beginning to end. `edges` are (controller time in ns, on) of every change it made."""
+    """One fault, from beginning to end. `edges` are (controller time in ns, on) of every change it made.
+
+    `doubts` are the reasons not to believe that it happened (`judge_fired`); `on_time` is None where nothing was read.
+    """
 
     id: str
     kind: str
@@ -90,11 +96,22 @@ class Receipt:
     cleared: Cleared
     edges: tuple[tuple[int, bool], ...] = ()
     doubts: tuple[str, ...] = ()
+    on_time: OnTime | None = None
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Every reason why it does not prove its fault, a workload aside: empty when it does."""
+        reasons = [*self.doubts]
+        if self.on_time is not None and self.armed.ok and self.fired.count:
+            reasons += proof.why_not_as_planned(self.on_time)
+        if not self.cleared.ok:
+            reasons.append(f"not cleared: {self.cleared.error or 'the readback still shows the change'}")
+        return tuple(reasons)
 
     @property
     def proved(self) -> bool:
-        """Whether it provably happened, where it should and nowhere else."""
-        return not self.doubts
+        """Whether it provably happened, where it should and nowhere else, for as long as planned, and is gone."""
+        return not self.unproven
 
     def to_json(self) -> dict[str, Any]:
         """The `faults` element of `verdict.json`."""
@@ -106,6 +123,8 @@ class Receipt:
             "armed": _plain(_as_dict(self.armed)),
             "fired": _plain(_as_dict(self.fired)),
             "cleared": _plain(_as_dict(self.cleared)),
+            "on_time": _plain(dataclasses.asdict(self.on_time)) if self.on_time else None,
+            "unproven": list(self.unproven),
         }
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from harness.attribution.attribute import attribute
 from harness.attribution.places import place_of_link, place_of_switch
 from harness.findings import Finding
+from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements
 from harness.statistics import Interval, share_interval
-from harness.verdict import unproven
 from testbed.topology import Topology
 from traffic.flight import Flight
 from traffic.rtt import Trip
@@ -70,7 +70,7 @@ class Score:
 
 def truths_of(run: Measurements) -> tuple[Truth, ...]:
     """The places of the faults that provably fired."""
-    return tuple(_truth(fault, run.topology) for fault in run.faults if not (unproven(fault.receipt) or fault.doubts))
+    return tuple(_truth(fault, run.topology) for fault in run.faults if not why_unproven_in(run, fault))
 
 
 def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[Trip]] = ()) -> Score:

@@ -27,6 +27,7 @@ from harness.attribution.stalls import Stall, stalls
 from harness.experiment.metrics import METRICS, lookup
 from harness.findings import Finding
 from harness.packets.evidence import Evidence
+from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements, counter_deltas
 from harness.record.rundir import RunDir, describe_environment, open_run
 from harness.report import (
@@ -46,7 +47,7 @@ from harness.report.charts import Band
 from harness.report.drawing import Mark, fabric_svg
 from harness.report.judged_by import judged_by
 from harness.report.recovery_bars import PhaseBar, RecoveryBar, phase_bars, reach_ns, recovery_bar, recovery_check
-from harness.verdict import Receipt, VerdictFile, unproven
+from harness.verdict import Receipt, VerdictFile
 from testbed.errors import UsageError
 from testbed.telemetry import Change, Recorded
 from traffic.flight import Flight
@@ -304,7 +305,7 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
                 colour=fault_bands.colour(fault, index),
                 run=fault,
                 receipt=fault.receipt,
-                proven=not (unproven(fault.receipt) or fault.doubts),
+                proven=not why_unproven_in(run, fault),
                 impact=one,
                 band=fault_bands.band(run, fault, index),
                 fidelity_means=_FIDELITY[fault.receipt.fidelity] if fault.receipt else "",

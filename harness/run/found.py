@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
+from harness import proof
 from harness.experiment.plan import Plan
 from harness.experiment.stop import Guard
 from harness.packets.evidence import Evidence
@@ -22,7 +21,7 @@ from harness.record.measurements import (
 )
 from harness.record.series import Result, connections_of, ranks_of, series_of, serving_of, summary_of
 from harness.run.passed import passed
-from harness.verdict import LabState, Receipt
+from harness.verdict import LabState
 from inject.plan import PlannedFault
 from inject.receipt import Receipt as FaultReceipt
 from testbed.capture import Captured
@@ -146,7 +145,7 @@ def _fault_runs(plan: Plan, faults: Sequence[PlannedFault], found: Found) -> Ite
         got = found.receipts.get(planned.id)
         receipt = None
         if got is not None:
-            receipt = _as_verdict_receipt(planned.id, got)
+            receipt = proof.recorded(got, fault_id=planned.id)
         yield FaultRun(
             plan=planned,
             receipt=receipt,
@@ -157,7 +156,3 @@ def _fault_runs(plan: Plan, faults: Sequence[PlannedFault], found: Found) -> Ite
             if receipt is not None
             else None,
         )
-
-
-def _as_verdict_receipt(fault_id: str, receipt: FaultReceipt) -> Receipt:
-    return msgspec.convert({**receipt.to_json(), "id": fault_id}, Receipt)

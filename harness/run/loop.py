@@ -326,14 +326,25 @@ def _drive(
     progress: Progress,
 ) -> None:
     planned = prepared.planned
+
+    def given_up() -> str | None:
+        if running.is_over:
+            early_s = (at_ns - running.ended_ns) / 1e9
+            if early_s < 0:
+                return f"it was due {-early_s:.1f} s before the workload ended, and could not be armed by then"
+            return f"the workload ended {early_s:.1f} s before the fault was due"
+        return "the run was stopped" if stopped.is_set() else None
+
     _wait_until(at_ns - int(LEAD_S * 1e9), running, stopped)
-    if stopped.is_set():
+    if not (reason := given_up()):
+        prepared.baseline()
+        lab.guard()
+        reason = given_up()
+    if reason:
+        prepared.call_off(reason)
+        progress(f"{planned.kind} on {planned.target.text}: not armed, {reason}")
         return
-    prepared.baseline()
-    lab.guard()
-    if stopped.is_set():
-        return
-    prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), given_up=stopped.is_set)
+    prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), given_up=given_up)
     progress(f"{planned.kind} on {planned.target.text}: armed")
     _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running, stopped)
 
@@ -357,7 +368,7 @@ def _all_threads(threads: Sequence[threading.Thread]) -> None:
 
 def _brief(receipt: FaultReceipt) -> str:
     if not receipt.proved:
-        return f"cleared, but not proved: {'; '.join(receipt.doubts)}"
+        return f"not proved: {'; '.join(receipt.unproven)}"
     return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, cleared"
 
 

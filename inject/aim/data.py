@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from inject.aim.hop import device_of, hop_of, hop_request, hop_steps, matches, ruleset, table_of
+from inject.aim.hop import device_of, hop_of, hop_request, hop_steps, matches, one_packet, ruleset, table_of
 from inject.aim.shot import Request, Shot, Step, Witness, held, rnic_counters
 from inject.node.inside import ip
 from testbed.errors import UsageError
@@ -42,6 +42,7 @@ def _corrupt(asked: Request) -> Shot:
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook},
         learn=learn,
+        complete_after=one_packet(asked),
     )
 
 

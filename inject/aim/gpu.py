@@ -97,6 +97,8 @@ def _xid(asked: Request) -> Shot:
         must_move=(Witness(any_of=(f"{name}.xids",), at_least=sum(on for _, on in edges)),),
         must_not_move=_other_gpus(asked, "xids"),
         shows={"gpu": gpu},
+        # An event has no end: only how many there were can be told.
+        complete_after=sum(on for _, on in edges),
     )
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "hop_request",
     "hop_steps",
     "matches",
+    "one_packet",
     "ruleset",
 ]
 
@@ -118,6 +119,11 @@ def matches(asked: Request) -> tuple[list[str], Learn | None]:
     elif share is not None and share < 1:
         match += [PASSED, f"numgen random mod 1000000 < {max(1, round(share * 1_000_000))}"]
     return match, learn
+
+
+def one_packet(asked: Request) -> int | None:
+    """Return how many hits complete a packet fault: 1 for one packet by its PSN, None for all that passes meanwhile."""
+    return 1 if asked.params.get("psn") is not None else None
 
 
 def ends_of(asked: Request) -> dict[str, Target]:

@@ -50,6 +50,7 @@ def _reboot(asked: Request) -> Shot:
         must_not_move=rnic_counters(asked.topology, "send_err", but=host),
         restored=tuple((f"{host}/{netdev}.{state}", 1) for netdev in netdevs for state in ("up", "carrier")),
         shows={"host": host, "resets": 1},
+        complete_after=1,
     )
 
 

@@ -16,6 +16,7 @@ from inject.aim.hop import (
     hop_request,
     hop_steps,
     matches,
+    one_packet,
     ruleset,
 )
 from inject.aim.shot import Request, Shot, Step, Witness, held, rnic_counters
@@ -43,6 +44,7 @@ def _in_hop(asked: Request, act: str, witness: Witness) -> Shot:
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook},
         learn=learn,
+        complete_after=one_packet(asked),
     )
 
 
@@ -58,6 +60,7 @@ def _on_detour(asked: Request, queue: str, witness: Witness, *, count: str = "hi
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook, "queue": queue.partition(" ")[0]},
         learn=learn,
+        complete_after=one_packet(asked),
     )
 
 
@@ -178,6 +181,7 @@ def _forge(asked: Request) -> Shot:
         must_move=(_seen(asked, hop, "InECT1Pkts"), *((Witness(any_of=effects),) if effects else ())),
         must_not_move=rnic_counters(asked.topology, "send_err"),
         shows={"device": hop.port.netdev, "what": what},
+        complete_after=count,
     )
 
 

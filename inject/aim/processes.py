@@ -35,6 +35,7 @@ def signalled(
         of_workload=True,
         shows={"what": argument},
         while_on=while_on,
+        complete_after=1 if how == "KILL" else None,
     )
 
 

@@ -92,6 +92,8 @@ class Shot:
     `shows` is what the readback after arming must say besides `applied`: that the change is where it was to be.
     `while_on` are states (`node/name`, value) that are read by another way than the holder's while the fault is on;
     None: nothing of that name is there. `of_workload`: what is changed is there only while a workload runs.
+    `complete_after` is set where the fault is over by its nature once it has struck so often: then its window is only
+    the time in which that may happen (`inject.proof`).
     """
 
     place: Place
@@ -104,6 +106,7 @@ class Shot:
     while_on: tuple[tuple[str, int | None], ...] = ()
     learn: Learn | None = None
     of_workload: bool = False
+    complete_after: int | None = None
 
 
 def held(

@@ -73,6 +73,7 @@ def _bgp_reset(asked: Request) -> Shot:
     return Shot(
         place=place,
         request=held(asked, "bgp_reset", {"netns": place.netns}, claims=f"{place.name}/bgpd/sessions"),
+        complete_after=1,
         steps=(Step(do=f"{vtysh(place.netns)} -c 'clear bgp *'", undo="# sessions come back by themselves"),),
         must_move=(_sessions(asked),),
         must_not_move=rnic_counters(asked.topology, "send_err"),

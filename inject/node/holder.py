@@ -51,7 +51,11 @@ class Holder:
         self.edges: list[list[Any]] = []
         self.window_ns = 0
         self.start_ns = 0
+        self.end_ns = 0
+        self.late_ns = 0
+        self.clear_ns: int | None = None  # when a request to clear came that ended the window
         self.done: list[list[Any]] = []
+        self.changes: list[list[Any]] = []
         self.revert_file = ""
         self.claim: Claim | None = None
         self.actuator: Actuator | None = None
@@ -133,7 +137,12 @@ class Holder:
         if lay is not None:
             self.laid = True
             lay()
-        self.start_ns = int(request.get("at_ns") or time.monotonic_ns())
+        # A request that comes too late is done in full from now on: what is left of its window would be no such fault.
+        now_ns = time.monotonic_ns()
+        asked_ns = int(request.get("at_ns") or now_ns)
+        self.late_ns = max(0, now_ns - asked_ns)
+        self.start_ns = max(asked_ns, now_ns)
+        self.end_ns = self.start_ns + self.window_ns
         self.state = "scheduled"
         self.due(time.monotonic_ns())
         if self.state == "scheduled":
@@ -144,7 +153,7 @@ class Holder:
 
     def armed(self) -> dict[str, Any]:
         """The answer for a fault whose first edge is done."""
-        return {"event": "armed", "at_ns": self.done[0][0], "readback": self.done[0][2]}
+        return {"event": "armed", "at_ns": self.done[0][0], "readback": self.done[0][2], "late_ns": self.late_ns}
 
     def do_observe(self, _request: dict[str, Any]) -> dict[str, Any]:
         """What it has done so far."""
@@ -160,6 +169,10 @@ class Holder:
             "passed": passed() if passed is not None else None,
             # Only what was seen to be so.
             "edges": [[at, on] for at, on, seen in self.done if seen["applied"] == on],
+            "changes": self.changes,
+            "late_ns": self.late_ns,
+            "clear_ns": self.clear_ns,
+            "patience_s": getattr(self.actuator, "patience_s", 0.0),
             "armed_at_ns": first[0],
             "armed_readback": first[2],
             "failure": self.failure,
@@ -167,6 +180,8 @@ class Holder:
 
     def do_clear(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Revert and read back; again gives the same answer, unless the first try failed."""
+        if self.state in ("scheduled", "active"):
+            self.clear_ns = time.monotonic_ns()
         if self.cleared is None or not self.cleared["ok"]:
             self.finish()
         return {**(self.cleared or {}), "observed": self.do_observe({})}
@@ -180,8 +195,12 @@ class Holder:
             if self.start_ns + at_ns > now_ns:
                 break
             self.edges.pop(0)
+            if not self.done:  # a holder that was kept from its moment does all of it later, and not the rest of it
+                self.start_ns = max(self.start_ns, time.monotonic_ns())
+                self.end_ns = self.start_ns + self.window_ns
             self.edge(on=on)
-        if self.state == "active" and now_ns >= self.start_ns + self.window_ns:
+            now_ns = time.monotonic_ns()
+        if self.state == "active" and now_ns >= self.end_ns:
             self.finish()
         if self.is_on and self.actuator is not None and self.actuator.poll_s and now_ns >= self.next_poll_ns:
             begin_ns = time.monotonic_ns()
@@ -206,15 +225,17 @@ class Holder:
         if self.actuator is None:
             return
         try:
+            begun_ns = time.monotonic_ns()
             if on:
                 self.is_on = True
-                self.unseen_ns = now_ns = time.monotonic_ns()
+                self.unseen_ns = now_ns = begun_ns
                 self.actuator.on()
                 done_ns = time.monotonic_ns()
                 # The readback takes longer than the first packet: its time is not to be that of the look after it.
                 self.sample(time.monotonic_ns())
             else:
                 self.count_down()
+                begun_ns = time.monotonic_ns()
                 self.actuator.off()
                 now_ns = done_ns = time.monotonic_ns()
                 self.is_on = False
@@ -225,11 +246,20 @@ class Holder:
             self.finish()
             return
         self.state = "active"
-        self.done.append([now_ns, on, seen])
+        self.keep(now_ns, begun_ns, done_ns, on=on, seen=seen)
+        if on and not self.edges and len(self.done) == 1:
+            # One change for the whole window: it is there for that long, however long the change itself took.
+            self.end_ns = done_ns + self.window_ns
         if on and self.actuator.hits() is None and seen["applied"]:
             self.seen["count"] = (self.seen["count"] or 0) + 1
             if self.seen["first_ns"] is None:
                 self.seen |= {"first_ns": now_ns, "between_ns": [now_ns, done_ns]}
+
+    def keep(self, at_ns: int, begun_ns: int, done_ns: int, *, on: bool, seen: dict[str, Any]) -> None:
+        """Record a change with the moments between which it was made; only one that was read back is an edge."""
+        self.done.append([at_ns, on, seen])
+        if seen["applied"] == on:
+            self.changes.append([begun_ns, done_ns, on])
 
     def count_down(self) -> None:
         """Before an `off`: the last moment of an edge-counted fault is the moment it ends."""
@@ -263,11 +293,12 @@ class Holder:
         try:
             self.count_down()
             if self.is_on or self.failure or self.laid:
+                begun_ns = time.monotonic_ns()
                 self.actuator.off()
                 self.laid = False
                 off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
                 if was_on:
-                    self.done.append([off_ns, False, self.actuator.read()])
+                    self.keep(off_ns, begun_ns, off_ns, on=False, seen=self.actuator.read())
                 if self.actuator.poll_s:
                     # The hop's count is final only now, with its rule gone.
                     self.sample(time.monotonic_ns())
@@ -290,7 +321,7 @@ class Holder:
         moments = [self.heard_ns + self.ttl_ns, now_ns + _WATCHDOG_EVERY_NS]
         if self.state in ("scheduled", "active"):
             moments += [self.start_ns + edge[0] for edge in self.edges[:1]]
-            moments.append(self.start_ns + self.window_ns)
+            moments.append(self.end_ns)
             if self.is_on and self.actuator is not None and self.actuator.poll_s:
                 moments.append(self.next_poll_ns)
         return max(0.0, (min(moments) - now_ns) / 1e9)

@@ -115,9 +115,7 @@ class Network:
             after[node][name] = count
         faults = ()
         if kind is not None:
-            plan = PlannedFault(
-                id="it", kind=kind, target=target, at_ns=30 * S, duration_ns=6 * S, seed=1, parameters={}
-            )
+            plan = PlannedFault(id="it", kind=kind, target=target, at_ns=9 * S, duration_ns=S, seed=1, parameters={})
             receipt = msgspec.structs.replace(run.faults[0].receipt, id="it", kind=kind, target=target)
             faults = (msgspec.structs.replace(run.faults[0], plan=plan, receipt=receipt),)
         return msgspec.structs.replace(

@@ -329,7 +329,8 @@ def test_verdict_json_is_the_contracts():
     assert list(raw) == [*contract, "attribution", "left_out"]
     assert list(raw["attribution"][0]) == ["cause", "place", "name", "confidence", "evidence"]
     assert list(raw["checks"][0]) == ["name", "verdict", "observed", "bound", "unit", "rule", "detail"]
-    assert list(raw["faults"][0]) == ["id", "kind", "target", "fidelity", "armed", "fired", "cleared"]
+    of_fault = ["id", "kind", "target", "fidelity", "armed", "fired", "cleared", "on_time", "unproven"]
+    assert list(raw["faults"][0]) == of_fault
     assert list(raw["faults"][0]["fired"]) == [
         "count",
         "first_ns",

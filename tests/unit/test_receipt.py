@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inject.plan import FaultSpec, plan
+from inject.proof import on_time_of
 from inject.receipt import Armed, Cleared, Receipt, judge_fired
 from testbed import inventory
 from testbed.shipped import inventories
@@ -113,12 +114,39 @@ def test_a_receipt_is_the_faults_element_of_a_verdict():
         cleared=Cleared(ok=True), doubts=doubts,
     )  # fmt: skip
     said = json.loads(json.dumps(receipt.to_json()))
-    assert list(said) == ["id", "kind", "target", "fidelity", "armed", "fired", "cleared"]
+    assert list(said) == [
+        "id", "kind", "target", "fidelity", "armed", "fired", "cleared", "on_time", "unproven",
+    ]  # fmt: skip
     assert list(said["fired"]) == ["count", "first_ns", "last_ns", "witness", "must_move", "must_not_move"]
     assert receipt.proved
 
     seen, _ = judged(moved={WITNESS: 1}, observed={**DONE, "between_ns": (9, 12)})
     assert json.loads(json.dumps(dataclasses.replace(receipt, fired=seen).to_json()))["fired"]["between_ns"] == [9, 12]
+
+
+SECOND = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"cleared": Cleared(ok=False, error="the port is still down")}, "not cleared: the port is still down"),
+        ({"on_time": on_time_of(((0, 60 * SECOND),), [(0, 0, True), (SECOND, SECOND, False)])}, "was on for 1.00 s of"),
+        ({"on_time": on_time_of(((0, 60 * SECOND),), [(0, 0, True)])}, "was on for 0.00 s of 60 s"),
+    ],
+)
+def test_receipt_not_cleared_or_not_on_as_planned_proves_nothing(change, reason):
+    fired, doubts = judged(moved={WITNESS: 1})
+    receipt = Receipt(
+        id=FLAP.id, kind=FLAP.kind, target=FLAP.target.text, fidelity=FLAP.fidelity, armed=Armed(ok=True), fired=fired,
+        cleared=Cleared(ok=True), doubts=doubts,
+    )  # fmt: skip
+    receipt = dataclasses.replace(receipt, **change)
+    assert receipt.proved is (reason is None)
+    assert receipt.to_json()["unproven"] == list(receipt.unproven)
+    if reason is not None:
+        assert reason in receipt.unproven[0]
 
 
 @pytest.mark.parametrize(

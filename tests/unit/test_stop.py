@@ -310,7 +310,10 @@ class Fault:
     planned = SimpleNamespace(kind="link.down", target=SimpleNamespace(text="rtsw1:ctsw1"))
 
     def __init__(self, stopped=None):
-        self.asked, self.stopped = [], stopped
+        self.asked, self.stopped, self.reason = [], stopped, None
+
+    def call_off(self, reason):
+        self.reason = reason
 
     def baseline(self):
         self.asked.append("baseline")
@@ -323,9 +326,9 @@ class Fault:
             assert given_up()
 
 
-def drive(fault, stopped):
-    lab, running = SimpleNamespace(guard=lambda: None), SimpleNamespace(is_over=False)
-    at_ns = time.monotonic_ns()
+def drive(fault, stopped, *, running=None, at_ns=None):
+    lab, running = SimpleNamespace(guard=lambda: None), running or SimpleNamespace(is_over=False)
+    at_ns = time.monotonic_ns() if at_ns is None else at_ns
     run_module._drive(lab, fault, at_ns, 3600 * S, running, stopped, lambda _: None)
 
 
@@ -342,6 +345,42 @@ def test_nothing_is_armed_any_more_when_all_has_to_stop():
     stopped.set()
     drive(fault, stopped)
     assert fault.asked == []
+    assert fault.reason == "the run was stopped"
+
+
+def test_drive_workload_over_before_the_fault_is_due_arms_nothing():
+    """It armed at once and cleared at once, a minute before its time: on for no time at all, and believed."""
+    fault, now_ns = Fault(), time.monotonic_ns()
+    running = SimpleNamespace(is_over=True, ended_ns=now_ns)
+    drive(fault, threading.Event(), running=running, at_ns=now_ns + 60 * S)
+    assert fault.asked == []
+    assert fault.reason == "the workload ended 60.0 s before the fault was due"
+
+
+def test_drive_workload_over_during_the_baseline_arms_nothing():
+    fault, running = Fault(), SimpleNamespace(is_over=False, ended_ns=0)
+
+    def baseline():
+        running.is_over, running.ended_ns = True, time.monotonic_ns()
+
+    fault.baseline = baseline
+    drive(fault, threading.Event(), running=running)
+    assert fault.asked == []
+    assert "could not be armed by then" in fault.reason
+
+
+def test_drive_workload_over_while_the_fault_waits_for_its_time_gives_it_up():
+    fault, running = Fault(), SimpleNamespace(is_over=False, ended_ns=0)
+    said = []
+
+    def arm(*, at_ns, given_up):
+        assert given_up() is None
+        running.is_over, running.ended_ns = True, at_ns - 2 * S
+        said.append(given_up())
+
+    fault.arm = arm
+    drive(fault, threading.Event(), running=running)
+    assert said == ["the workload ended 2.0 s before the fault was due"]
 
 
 def test_nor_after_a_last_look():
@@ -364,6 +403,6 @@ def test_a_fault_that_waits_for_its_time_is_given_up():
     prepared.lease._channel = SimpleNamespace(
         send=sent.append, receive=lambda timeout_s: {"event": "scheduled", "seq": sent[-1]["seq"]}
     )
-    with pytest.raises(FaultError, match="given up"):
-        prepared.arm(at_ns=time.monotonic_ns() + 3600 * S, given_up=lambda: True)
+    with pytest.raises(FaultError, match="given up before its time: stopped"):
+        prepared.arm(at_ns=time.monotonic_ns() + 3600 * S, given_up=lambda: "stopped")
     assert [message["do"] for message in sent] == ["arm"]

@@ -1,0 +1,81 @@
+"""The rule by which a fault is proven: the judge, reports, the pytest plugin and the command line share it. Pure.
+
+The receipt itself must prove that the fault happened (`harness.verdict.unproven`, and the doubts of `inject.receipt`),
+and its times must be those of the plan, while the workload ran (`inject.proof`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from harness.record.measurements import FaultRun, Measurements
+from harness.verdict import Receipt, unproven
+from inject import proof
+from inject.proof import OnTime, Span
+from inject.receipt import Receipt as FaultReceipt
+
+__all__ = ["recorded", "why_unproven", "why_unproven_in"]
+
+
+def why_unproven_in(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
+    """Say why a fault of a run is not proven; empty when it is."""
+    planned = (0, fault.plan.duration_ns)
+    return why_unproven(fault.receipt, fault.doubts, workloads=((run.t0_ns, run.end_ns),), planned=planned)
+
+
+def why_unproven(
+    receipt: Receipt | None,
+    doubts: Sequence[str] = (),
+    *,
+    workloads: Sequence[Span] = (),
+    planned: Span | None = None,
+) -> tuple[str, ...]:
+    """Say why a receipt does not prove its fault; empty when it does.
+
+    Args:
+        receipt: of the fault; None: it was never tried.
+        doubts: the injector's own.
+        workloads: when workloads ran (controller ns); the fault is to lie within one of them. None at all: not judged.
+        planned: from when to when after its onset the fault was to be on; for receipts of before `on_time`.
+    """
+    problems = unproven(receipt)
+    if receipt is None:
+        return problems
+    # What the injector doubts is said more exactly; what it has not looked at is added.
+    problems = tuple(doubts) or problems
+    if receipt.fired.first_ns is None or receipt.armed.get("ok") is not True:
+        return problems
+    times = [_why_outside(receipt, receipt.fired.first_ns, workload, planned) for workload in workloads]
+    if not workloads:
+        times = [proof.why_not_as_planned(on_time) if (on_time := _on_time(receipt, planned)) else ()]
+    return (*problems, *(reason for reason in min(times, key=len) if reason not in problems))
+
+
+def recorded(receipt: FaultReceipt, *, fault_id: str | None = None) -> Receipt:
+    """Return an injector's receipt as `verdict.json` has it."""
+    return msgspec.convert({**receipt.to_json(), "id": fault_id or receipt.id}, Receipt)
+
+
+def _why_outside(receipt: Receipt, first_ns: int, workload: Span, planned: Span | None) -> tuple[str, ...]:
+    fired = receipt.fired
+    if outside := proof.why_outside(fired.between_ns or (first_ns, first_ns), workload):
+        return (outside,)
+    on_time = _on_time(receipt, planned)
+    return proof.why_not_as_planned(on_time, workload) if on_time else ()
+
+
+def _on_time(receipt: Receipt, planned: Span | None) -> OnTime | None:
+    """Return the receipt's own times, or the longest that an older receipt allows: from armed to cleared."""
+    if receipt.on_time is not None or planned is None:
+        return receipt.on_time
+    span: list[Any] = [receipt.armed.get("at_ns"), receipt.cleared.get("at_ns")]
+    if None in span:
+        return None
+    begin, end = span
+    longest = planned[1] - planned[0]
+    # How long the removal took is not known: only too short a time is.
+    end = min(end, begin + longest)
+    return proof.on_time_of((planned,), [(begin, begin, True), (end, end, False)])

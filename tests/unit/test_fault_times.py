@@ -1,0 +1,129 @@
+"""The time that a fault is on, as a real holder keeps it and as its receipt judges it. Only QEMU is a stand-in."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from held import ask
+from local_lab import lab_at
+from test_holder import prepare
+from waiting import until
+
+from harness import proof
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+from testbed import clock, counters, fingerprint
+
+S = 1_000_000_000
+HOLD_S = 0.5
+
+
+@pytest.fixture
+def lab(qemu, tmp_path, monkeypatch):
+    for module, name in ((counters, "read"), (fingerprint, "capture")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # `lab_at` replaces them
+    return lab_at(tmp_path)
+
+
+@pytest.fixture
+def injecting(lab, tmp_path):
+    with Journal(tmp_path / "journal") as journal:
+        yield lambda **options: Injector(lab, journal, **options)
+
+
+def flap(lab, for_s, **params):
+    spec = FaultSpec(kind="link.flap", target="host1:rxe0", for_s=for_s, params=params)
+    return plan(spec, lab.topology, lab_kind="soft")
+
+
+def is_over(prepared):
+    return prepared.observe()["state"] == "over"
+
+
+def test_holder_arm_request_too_late_is_done_in_full_and_reported(held, qemu, tmp_path):
+    """2.5 s late for a window of half a second: it was on for 1.6 ms, and counted as applied, fired and cleared."""
+    offset = clock.measure(held)
+    prepare(held, tmp_path, window_s=HOLD_S)
+    asked_ns = time.monotonic_ns() - 2_500_000_000 - offset.offset_ns
+    answer = ask(held, "arm", at_ns=asked_ns)
+    assert answer["event"] == "armed"
+    assert answer["late_ns"] >= 2_500_000_000
+    until(lambda: ask(held, "observe")["state"] == "over", within_s=10)
+    seen = ask(held, "observe")
+    (_, on_ns, _), (off_ns, _, _) = seen["changes"]
+    assert on_ns - asked_ns > 2_500_000_000
+    assert off_ns - on_ns >= HOLD_S * S
+    assert seen["late_ns"] == answer["late_ns"]
+
+
+def test_holder_slow_change_does_not_shorten_its_window(held, qemu, tmp_path):
+    """It takes longer than the window to be there; it is there for all of the window."""
+    prepare(held, tmp_path, window_s=HOLD_S)
+    qemu.mute_s = 1.5 * HOLD_S
+    ask(held, "arm")
+    until(lambda: ask(held, "observe")["state"] == "over", within_s=10)
+    (begin_ns, on_ns, on), (off_ns, _, off) = ask(held, "observe")["changes"]
+    assert (on, off) == (True, False)
+    assert on_ns - begin_ns >= 1.5 * HOLD_S * S
+    assert off_ns - on_ns >= HOLD_S * S
+
+
+def test_fault_that_had_its_window_is_proven(lab, injecting):
+    with injecting() as injector:
+        prepared = injector.prepare(flap(lab, HOLD_S))
+        prepared.arm()
+        until(lambda: is_over(prepared), within_s=10)
+        receipt = prepared.clear()
+    assert receipt.unproven == ()
+    assert abs(receipt.on_time.measured_ns - HOLD_S * S) <= receipt.on_time.tolerance_ns
+    assert proof.why_unproven(proof.recorded(receipt), receipt.doubts) == ()
+
+
+@pytest.mark.parametrize("until_cleared", [False, True])
+def test_fault_cleared_before_its_window_is_over_is_proven_only_where_clearing_ends_it(lab, injecting, until_cleared):
+    """In a run the plan says a minute; a test clears its fault when it has seen what it came for."""
+    with injecting(until_cleared=until_cleared) as injector:
+        prepared = injector.prepare(flap(lab, 60.0))
+        prepared.arm()
+        receipt = prepared.clear()
+    assert receipt.cleared.ok
+    assert receipt.doubts == ()
+    assert receipt.proved is until_cleared
+    if not until_cleared:
+        assert "of 60 s" in receipt.unproven[0]
+
+
+def test_train_cleared_in_its_middle_is_proven_only_where_clearing_ends_it(lab, injecting):
+    planned = flap(lab, 60.0, period=0.6, duty=0.5)
+    found = {}
+    for until_cleared in (False, True):
+        with injecting(until_cleared=until_cleared) as injector:
+            prepared = injector.prepare(planned)
+            prepared.arm()
+            until(lambda one=prepared: one.observe()["count"] == 3, within_s=20)
+            found[until_cleared] = prepared.clear()
+    assert "was on 3 times of 100" in found[False].unproven[-1]
+    assert found[True].on_time.planned_ns < 2 * S
+    assert not [reason for reason in found[True].unproven if "was o" in reason]
+
+
+def test_late_fault_says_how_late(lab, injecting):
+    with injecting() as injector:
+        prepared = injector.prepare(flap(lab, HOLD_S))
+        prepared.arm(at_ns=time.monotonic_ns() - 3 * S)
+        until(lambda: is_over(prepared), within_s=10)
+        receipt = prepared.clear()
+    assert receipt.on_time.late_ns >= 3 * S
+    assert receipt.unproven == ()
+
+
+def test_fault_that_is_called_off_says_why(lab, injecting):
+    with injecting() as injector:
+        prepared = injector.prepare(flap(lab, HOLD_S))
+        prepared.call_off("the workload ended 2.1 s before the fault was due")
+        receipt = prepared.clear()
+    assert not receipt.proved
+    assert "not armed: the workload ended 2.1 s before the fault was due" in receipt.unproven
+    assert "the workload ended 2.1 s" in proof.why_unproven(proof.recorded(receipt), receipt.doubts)[0]

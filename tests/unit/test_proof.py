@@ -1,0 +1,282 @@
+"""A fault is proven by its times, too: it fired while the workload ran, and it was on for as long as planned."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planned_faults import SAMPLES, soft
+from synthetic_run import FLAP, LOSS, MS, T0, S, synthetic_run
+from test_judge import PLAN
+
+from harness import proof
+from harness.analysis.observe import observe
+from harness.experiment.file import Expectation
+from harness.experiment.metrics import lookup
+from harness.judge import judge
+from harness.verdict import Verdict
+from inject.proof import (
+    OnTime,
+    measured_spans,
+    on_time_of,
+    planned_spans,
+    tolerance_ns,
+    why_not_as_planned,
+    why_outside,
+)
+
+MINUTE = 60 * S
+
+
+def on(*spans_s, planned=None, switch_ms=1.0, **rest) -> OnTime:
+    """Times of a fault that was on from and to these moments (s), each change made within `switch_ms`."""
+    switch_ns = int(switch_ms * MS)
+    changes = []
+    for begin, end in spans_s:
+        changes.append((int(begin * S) - switch_ns, int(begin * S), True))
+        if end is not None:
+            changes.append((int(end * S), int(end * S) + switch_ns, False))
+    spans = tuple((int(begin * S), int(end * S)) for begin, end in planned or [(0, spans_s[0][1] - spans_s[0][0])])
+    return on_time_of(spans, changes, **rest)
+
+
+@pytest.mark.parametrize(
+    ("edges", "window_s", "spans_s"),
+    [
+        ([[0.0, True]], 60.0, [(0, 60)]),
+        ([[0.0, True], [0.5, False], [1.0, True], [1.5, False]], 2.0, [(0, 0.5), (1, 1.5)]),
+        ([[0.0, True], [0.5, False], [1.0, True]], 1.25, [(0, 0.5), (1, 1.25)]),
+        ([[0.0, True], [0.5, False], [1.0, True]], 0.25, [(0, 0.25)]),
+        ([[0.0, True], [0.5, False], [1.0, True]], 1.0, [(0, 0.5)]),
+    ],
+)
+def test_planned_spans_follow_the_edges_until_the_window_ends(edges, window_s, spans_s):
+    spans = planned_spans(edges, int(window_s * S))
+    assert spans == tuple((int(begin * S), int(end * S)) for begin, end in spans_s)
+
+
+def test_measured_spans_hold_no_time_of_switching():
+    """From the change being there to its removal being begun; what was not read back to be off has no end."""
+    changes = [(0, 10, True), (100, 130, False), (200, 220, True)]
+    assert measured_spans(changes) == (((10, 100),), 60)
+
+
+@pytest.mark.parametrize(
+    ("on_s", "planned_s", "good"),
+    [
+        (60, 60, True),
+        (57.1, 60, True),
+        (56.9, 60, False),
+        (63.1, 60, False),
+        (0.95, 1.0, True),
+        (0.89, 1.0, False),
+        (1.25, 60, False),
+        (0.0016, 2.0, False),
+    ],
+)
+def test_on_time_beyond_100_ms_or_5_percent_is_not_as_planned(on_s, planned_s, good):
+    reasons = why_not_as_planned(on((5, 5 + on_s), planned=[(0, planned_s)]))
+    assert (reasons == ()) is good
+    if not good:
+        assert f"of {planned_s:.4g}"[:4] in reasons[0]
+
+
+def test_reasons_name_the_times():
+    assert why_not_as_planned(on((0, 1.25), planned=[(0, 60)])) == ("was on for 1.25 s of 60 s",)
+    assert why_outside((int(20 * S), int(20 * S)), (0, 12 * S)) == "fired 8.00 s after the workload ended"
+
+
+@pytest.mark.parametrize(
+    ("spans_s", "word"),
+    [
+        ([(0, 0.5), (1, 1.5), (2, 2.5)], None),
+        ([(0, 0.5), (1, 1.5)], "was on 2 times of 3"),
+        ([(0, 0.5), (1, 1.2), (2, 2.5)], "was on too long or too short 1 times of 3: once on for 0.20 s of 0.50 s"),
+        ([(0, 0.5), (1, 1.5), (1.8, 2.3)], "was off too long or too short 1 times of 2: once off for 0.30 s of 0.50 s"),
+        ([(0, 0.5), (1, 1.5), (2, None)], "was on 2 times of 3"),
+    ],
+)
+def test_every_edge_of_a_train_counts(spans_s, word):
+    reasons = why_not_as_planned(on(*spans_s, planned=[(0, 0.5), (1, 1.5), (2, 2.5)]))
+    assert (reasons[0] if reasons else None) == word or word in reasons[0]
+
+
+def test_train_whose_flaps_are_all_a_little_short_is_not_as_planned():
+    """Each is within 100 ms; all together they are not within 5 %."""
+    planned = [(k, k + 0.5) for k in range(20)]
+    spans = [(k, k + 0.42) for k in range(20)]
+    assert "was on for 8.40 s of 10 s in all" in why_not_as_planned(on(*spans, planned=planned))[-1]
+
+
+def test_slow_switching_beyond_what_the_mechanism_needs_leaves_the_on_time_unknown():
+    """A removal that hangs for half a minute: until when it was on nobody knows."""
+    hung = on((0, 10), switch_ms=15_000)
+    assert "30 s to be switched on and off" in why_not_as_planned(hung)[0]
+    assert why_not_as_planned(on((0, 10), switch_ms=1_900)) == ()
+    assert why_not_as_planned(on((0, 10), switch_ms=15_000, switching_ns=14 * S)) == ()
+
+
+def test_complete_fault_has_no_on_time():
+    """One packet, a reset, a dead rank: over when it has struck, whenever it was taken away."""
+    assert why_not_as_planned(on((0, 1.25), planned=[(0, 60)], complete=True)) == ()
+
+
+def test_time_outside_the_workload_does_not_count():
+    long = on((0, 60))
+    assert why_not_as_planned(long, (-S, MINUTE)) == ()
+    assert why_not_as_planned(long, (-S, int(12.5 * S))) == ("was on for 12.5 s of 60 s while the workload ran",)
+    assert why_not_as_planned(long, (-9 * S, -S)) == ("was on for 0.00 s of 60 s while the workload ran",)
+
+
+@pytest.mark.parametrize(
+    ("between_s", "word"),
+    [
+        ((1, 1), None),
+        ((10.1, 10.3), "fired 0.10 s after the workload ended"),
+        ((9.9, 10.3), "may have fired after the workload ended: up to 0.30 s later"),
+        ((-2, -1), "fired 1.00 s before the workload started"),
+        ((-1, 1), "may have fired before the workload started: up to 1.00 s earlier"),
+    ],
+)
+def test_firing_outside_the_workload_is_told(between_s, word):
+    first, last = (int(at * S) for at in between_s)
+    assert why_outside((first, last), (0, 10 * S)) == word
+
+
+@given(planned_s=st.floats(0.05, 1000), share=st.floats(0, 3))
+def test_on_time_that_is_believed_is_within_the_tolerance(planned_s, share):
+    planned_ns = int(planned_s * S)
+    believed = not why_not_as_planned(on((0, planned_s * share), planned=[(0, planned_s)]))
+    assert believed == (abs(int(planned_s * share * S) - planned_ns) <= tolerance_ns(planned_ns))
+
+
+ONE_SHOT = {"switch.bgp-reset", "host.reboot", "host.rank-kill", "gpu.xid", "packet.forge"}
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_kind_that_is_over_once_it_has_struck_says_so(kind):
+    """All others last for their window: what is on for less of it is not what was planned."""
+    target, params = SAMPLES[kind]
+    planned = soft(kind, target, for_s=5.0, **params)
+    one_packet = planned.params.get("psn") is not None
+    assert (planned.complete_after is not None) is (planned.kind in ONE_SHOT or one_packet)
+
+
+# The judge
+
+
+def judged(run, *metrics):
+    expectations = [Expectation(metric=lookup(name, ["uplink", "loss", "slow-gpu"]), maximum=9.0) for name in metrics]
+    return judge(plan=PLAN, expectations=expectations, run=run, observed=observe(run))
+
+
+def checks_of(verdict):
+    return {check.name: check for check in verdict.checks}
+
+
+def with_uplink(run, *, plan=None, fired=None, **receipt):
+    """The run with another first fault."""
+    first = run.faults[0]
+    replaced = msgspec.structs.replace(first.receipt, **receipt)
+    if fired:
+        replaced = msgspec.structs.replace(replaced, fired=msgspec.structs.replace(replaced.fired, **fired))
+    first = msgspec.structs.replace(first, receipt=replaced, plan=msgspec.structs.replace(first.plan, **(plan or {})))
+    return msgspec.structs.replace(run, faults=(first, *run.faults[1:]))
+
+
+WORKLOADS = {
+    "duration": {"collective": "all-reduce", "duration_ns": 52 * S},
+    "iterations": {"collective": "all-reduce", "iterations": 40, "duration_ns": None},
+    "job": {"grid": [["dp", 4]], "iterations": 40},
+    "inference": {"requests": 20},
+    "ranking": {"batches": 20},
+    "replay": {"replay": "trace.json"},
+}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_judge_fault_outside_workload_is_inconclusive(workload):
+    """Whatever ran: a fault that fired 8 s after its end has shown nothing, and what rests on it neither."""
+    run = msgspec.structs.replace(synthetic_run(), workload=WORKLOADS[workload])
+    at_ns = run.end_ns + 8 * S
+    armed, cleared = {"ok": True, "at_ns": at_ns}, {"ok": True, "at_ns": at_ns + S}
+    late = with_uplink(run, armed=armed, cleared=cleared, fired={"first_ns": at_ns, "last_ns": at_ns})
+    verdict = judged(late, "recovery.uplink", "recovery.loss", "wrong_elements")
+    checks = checks_of(verdict)
+    assert verdict.verdict is Verdict.INCONCLUSIVE
+    assert checks["fired.uplink"].verdict is Verdict.INCONCLUSIVE
+    assert "fired 8.00 s after the workload ended" in checks["fired.uplink"].detail
+    assert "100 ms or 5%" in checks["fired.uplink"].rule
+    assert checks["recovery.uplink"].verdict is Verdict.INCONCLUSIVE
+    assert checks["fired.loss"].verdict is checks["wrong_elements"].verdict is Verdict.PASS
+    assert "fired 8.00 s after" in verdict.faults[0].unproven[0]
+    assert verdict.faults[1].unproven == ()
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_judge_fault_on_for_a_part_of_its_window_is_inconclusive(workload, recorded):
+    """By its holder's own times, or where a run is older than these, by the longest that its receipt allows."""
+    run = msgspec.structs.replace(synthetic_run(), workload=WORKLOADS[workload])
+    begin = FLAP.start + T0 / S
+    on_time = on((begin, begin + 1.08), planned=[(0, 60)]) if recorded else None
+    short = with_uplink(run, plan={"duration_ns": 60 * S}, on_time=on_time)
+    check = checks_of(judged(short))["fired.uplink"]
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "of 60 s" in check.detail
+
+
+def test_judge_workload_that_ends_under_the_fault_is_inconclusive():
+    """The holder kept it for its whole window; the job had ended before."""
+    run = synthetic_run(seconds=21.0)
+    start = T0 / S + LOSS.start
+    begun = msgspec.structs.replace(run.faults[1].receipt, on_time=on((start, start + 3.0)))
+    run = msgspec.structs.replace(
+        run, faults=(run.faults[0], msgspec.structs.replace(run.faults[1], receipt=begun)), end_ns=T0 + 21 * S
+    )
+    check = checks_of(judged(run))["fired.loss"]
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert check.detail == "was on for 1.62 s of 3.00 s while the workload ran"
+
+
+def test_judge_on_time_of_a_proven_fault_is_in_its_detail_and_in_the_verdict():
+    run = synthetic_run()
+    begin = T0 / S + FLAP.start
+    verdict = judged(with_uplink(run, on_time=on((begin, begin + 1.02), planned=[(0, 1)])))
+    check = checks_of(verdict)["fired.uplink"]
+    assert check.verdict is Verdict.PASS
+    assert "on for 1.02 s of 1.00 s (tolerance 0.10 s)" in check.detail
+    said = json.loads(msgspec.json.encode(verdict))["faults"][0]["on_time"]
+    assert (said["planned_ns"], said["measured_ns"], said["tolerance_ns"]) == (S, 1_020_000_000, 100 * MS)
+
+
+@given(st.integers(0, 2**32))
+def test_judge_never_believes_a_fault_that_does_not_fit_workload_and_plan(seed):
+    """Times at random: what is PASS lies within the workload and lasts as planned."""
+    draw = random.Random(seed)
+    run = synthetic_run()
+    begin, length, planned = T0 / S + draw.uniform(-20, 70), draw.uniform(0.01, 40), draw.uniform(0.01, 40)
+    at_ns = int(begin * S)
+    fault = with_uplink(
+        run,
+        plan={"duration_ns": int(planned * S)},
+        fired={"first_ns": at_ns, "last_ns": at_ns, "between_ns": (at_ns, at_ns + MS)},
+        on_time=on((begin, begin + length), planned=[(0, planned)]),
+    ).faults[0]
+    if not proof.why_unproven_in(run, fault):
+        assert run.t0_ns <= at_ns <= run.end_ns
+        within_s = min(begin + length, run.end_ns / S) - begin
+        assert abs(within_s - planned) <= tolerance_ns(int(planned * S)) / S + 0.001
+
+
+def test_several_workloads_of_a_test_one_of_which_ran_is_enough():
+    receipt = synthetic_run().faults[0].receipt
+    first_ns = receipt.fired.first_ns
+    before, during = (first_ns - 9 * S, first_ns - 5 * S), (first_ns - S, first_ns + 30 * S)
+    assert proof.why_unproven(receipt, workloads=[before, during]) == ()
+    assert "after the workload ended" in proof.why_unproven(receipt, workloads=[before])[0]
+    assert proof.why_unproven(receipt) == ()
