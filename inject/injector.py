@@ -424,12 +424,15 @@ class Prepared:
     def _on_time(self, observed: Mapping[str, Any], count: int) -> OnTime:
         """Return when it was on and was to be; a window that its clearing ends was planned until then."""
         planned, changes = self.planned, observed.get("changes", ())
-        window_ns = int(planned.for_s * 1e9)
+        edges, window_ns = planned.request["edges"], int(planned.for_s * 1e9)
         asked_ns = observed.get("clear_ns")
         if self._injector.until_cleared and changes and asked_ns is not None:
-            window_ns = min(window_ns, max(0, asked_ns - changes[0][1]))
+            # The window of one change begins when it is there, that of a train when its first change begins.
+            begin_ns = changes[0][1 if len(edges) == 1 else 0]
+            window_ns = min(window_ns, max(0, asked_ns - begin_ns))
+            edges = proof.begun(edges, window_ns, changes)
         return proof.on_time_of(
-            proof.planned_spans(planned.request["edges"], window_ns),
+            proof.planned_spans(edges, window_ns),
             changes,
             switching_ns=int(1e9 * (observed.get("patience_s", 0.0) + planned.request.get("patience_s", 0.0))),
             complete=planned.complete_after is not None and count >= planned.complete_after,

@@ -25,6 +25,7 @@ __all__ = [
     "RULE",
     "OnTime",
     "Span",
+    "begun",
     "measured_spans",
     "on_time_of",
     "planned_spans",
@@ -116,6 +117,13 @@ def planned_spans(edges: Sequence[Sequence[Any]], window_ns: int) -> tuple[Span,
     if since is not None:
         spans.append((since, window_ns))
     return tuple(spans)
+
+
+def begun(edges: Sequence[Sequence[Any]], window_ns: int, changes: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Return the edges without those that were due within the tolerance before the window's end and were not made."""
+    made = sum(1 for _, _, on in changes if on)
+    left = [edge for edge in edges if int(edge[0] * 1e9) < window_ns - _FLOOR_NS]
+    return list(edges) if sum(1 for _, on in left if on) < made else left
 
 
 def measured_spans(changes: Sequence[Sequence[Any]]) -> tuple[tuple[Span, ...], int]:

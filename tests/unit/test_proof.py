@@ -21,6 +21,7 @@ from harness.judge import judge
 from harness.verdict import Verdict
 from inject.proof import (
     OnTime,
+    begun,
     measured_spans,
     on_time_of,
     planned_spans,
@@ -57,6 +58,17 @@ def on(*spans_s, planned=None, switch_ms=1.0, **rest) -> OnTime:
 def test_planned_spans_follow_the_edges_until_the_window_ends(edges, window_s, spans_s):
     spans = planned_spans(edges, int(window_s * S))
     assert spans == tuple((int(begin * S), int(end * S)) for begin, end in spans_s)
+
+
+@pytest.mark.parametrize(("made", "phases"), [(2, 2), (3, 3)])
+def test_train_cleared_at_the_moment_of_an_edge_is_planned_with_that_edge_only_if_it_was_made(made, phases):
+    edges = [[k * 0.6 + (0.0 if up else 0.3), up] for k in range(9) for up in (True, False)]
+    changes = [(int((k * 0.6 + late) * S), int((k * 0.6 + late) * S) + MS, up) for k in range(made) for late, up in
+               ((0.0, True), (0.05 if k == 2 else 0.3, False))]  # fmt: skip
+    window_ns = int(1.25 * S)
+    planned = planned_spans(begun(edges, window_ns, changes), window_ns)
+    assert len(planned) == phases
+    assert why_not_as_planned(on_time_of(planned, changes)) == ()
 
 
 def test_measured_spans_hold_no_time_of_switching():
