@@ -1,0 +1,235 @@
+"""A command that changes a lab is marked before its first change; what a killed one leaves is found, and only that."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from shared_lab import CLEAN, Command, change, lab_at
+
+from testbed import dirty, fingerprint, in_progress
+from testbed.errors import DirtyLab, LabError, Unreachable
+from testbed.fingerprint import Fingerprint
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
+    monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
+    monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
+    return lab_at(tmp_path)
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Processes that work on the lab; what is left of them is killed."""
+    with contextlib.ExitStack() as stack:
+
+        def start(why):
+            one = Command(tmp_path, why)
+            stack.callback(one.kill)
+            return one
+
+        yield start
+
+
+def test_begin_writes_a_mark_that_end_replaces_by_the_answer(lab, tmp_path):
+    work = dirty.begin(lab, "run demo")
+    (mark,) = in_progress.live(tmp_path)
+    assert (mark.why, mark.before.nodes) == ("run demo", CLEAN)
+    outcome = dirty.end(lab, work)
+    assert (outcome.state, outcome.said) == ("CLEAN", "the lab is as it was before")
+    assert dirty.unfinished(tmp_path) == ()
+    assert not dirty.is_marked(tmp_path)
+
+
+def test_end_with_a_difference_marks_the_lab_dirty(lab, tmp_path):
+    work = dirty.begin(lab, "run demo")
+    change(tmp_path, "host1", "DOWN")
+    outcome = dirty.end(lab, work)
+    assert outcome.state == "DIRTY"
+    assert dirty.reasons(tmp_path) == ("host1: link be0 was UP, is DOWN",)
+    assert dirty.baseline(tmp_path).nodes == CLEAN
+    assert dirty.unfinished(tmp_path) == ()
+
+
+def test_end_with_a_fault_that_is_not_cleared_is_dirty_although_nothing_differs(lab, tmp_path):
+    outcome = dirty.end(lab, dirty.begin(lab, "run demo"), not_cleared=["gpu.clocks on host1:gpu0 is not cleared: x"])
+    assert outcome.state == "DIRTY"
+    assert dirty.reasons(tmp_path) == ("gpu.clocks on host1:gpu0 is not cleared: x",)
+
+
+@pytest.mark.parametrize(
+    "error", [Unreachable("host1 does not answer"), OSError(errno.EIO, "I/O error"), ValueError(3)]
+)
+def test_end_with_a_comparison_that_fails_is_dirty_with_the_reason(lab, tmp_path, monkeypatch, error):
+    def fails(_):
+        raise error
+
+    work = dirty.begin(lab, "run demo")
+    monkeypatch.setattr(fingerprint, "capture", fails)
+    outcome = dirty.end(lab, work)
+    assert outcome.state == "DIRTY"
+    assert outcome.reasons[0].startswith("could not compare: ")
+    assert dirty.is_marked(tmp_path)
+
+
+def test_end_that_is_interrupted_leaves_the_comparison_to_the_next_command(lab, tmp_path, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    work = dirty.begin(lab, "run demo")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(fingerprint, "capture", interrupted)
+        dirty.end(lab, work)
+    assert "was killed" in dirty.unfinished(tmp_path)[0]
+    dirty.admit(lab)
+    assert dirty.unfinished(tmp_path) == ()
+    assert not dirty.is_marked(tmp_path)
+
+
+def test_admit_after_a_kill_that_left_nothing_lets_work_go_on(lab, tmp_path, command):
+    command("run demo").kill()
+    assert "`run demo`" in dirty.unfinished(tmp_path)[0]
+    dirty.admit(lab)
+    assert dirty.unfinished(tmp_path) == ()
+    assert not dirty.is_marked(tmp_path)
+
+
+def test_begin_after_a_kill_that_left_something_refuses_and_marks_dirty(lab, tmp_path, command):
+    """What a killed run leaves is never the `before` of the next one."""
+    command("run demo").kill()
+    change(tmp_path, "host1", "DOWN")
+    with pytest.raises(DirtyLab, match=r"`run demo` \(process \d+\) was killed; host1: link be0 was UP, is DOWN"):
+        dirty.begin(lab, "run other")
+    assert dirty.baseline(tmp_path).nodes == CLEAN
+    change(tmp_path, "host1", "UP")
+    assert dirty.settle(lab) == []
+    assert dirty.end(lab, dirty.begin(lab, "run other")).state == "CLEAN"
+
+
+def test_begin_after_a_kill_waits_until_the_leases_have_run_out(lab, tmp_path, command, monkeypatch):
+    """The target reverts by itself within its lease: a lab that is just about to is no DIRTY one."""
+    command("run demo").kill()
+    (mark,) = in_progress.dead(tmp_path)
+    mark.path.write_text(json.dumps({**json.loads(mark.path.read_text()), "lease_s": 60.0}))
+    change(tmp_path, "host1", "DOWN")
+    looks = iter([{**CLEAN, "host1": {"link be0": "DOWN"}}] * 2)
+    monkeypatch.setattr(fingerprint, "capture", lambda _: Fingerprint(nodes=next(looks, CLEAN)))
+    dirty.admit(lab)
+    assert not dirty.is_marked(tmp_path)
+
+
+def test_heal_after_a_kill_compares_with_what_was_before_it(lab, tmp_path, command):
+    command("run demo").kill()
+    change(tmp_path, "host1", "DOWN")
+    assert dirty.baseline(tmp_path).nodes == CLEAN
+    assert "was killed; host1" in dirty.settle(lab)[0]
+    change(tmp_path, "host1", "UP")
+    assert dirty.settle(lab) == []
+    assert not dirty.is_marked(tmp_path)
+
+
+def test_reset_removes_the_marks_of_the_dead_and_keeps_those_of_the_living(lab, tmp_path, command):
+    command("run demo").kill()
+    own = dirty.begin(lab, "run other") if not dirty.clean(tmp_path) else None
+    dirty.clean(tmp_path)
+    assert [mark.why for mark in in_progress.live(tmp_path)] == ["run other"]
+    assert dirty.end(lab, own).state == "CLEAN"
+
+
+@pytest.mark.parametrize("first", ["A", "B"])
+def test_commands_that_overlap_leave_the_comparison_to_the_last(lab, tmp_path, command, first):
+    """A's fault is on when B begins: neither takes the other's fault for normal, or for dirt of its own."""
+    a = command("inject A")
+    change(tmp_path, "host1", "DOWN by A")
+    b = command("inject B")
+    change(tmp_path, "host2", "DOWN by B")
+    order = [(a, "host1"), (b, "host2")] if first == "A" else [(b, "host2"), (a, "host1")]
+    change(tmp_path, order[0][1], "UP")
+    early = order[0][0].end()
+    assert early["state"] == "CLEAN"
+    assert "still at work on it" in early["said"]
+    change(tmp_path, order[1][1], "UP")
+    late = order[1][0].end()
+    assert (late["state"], late["said"]) == ("CLEAN", "the lab is as it was before")
+    assert dirty.unfinished(tmp_path) == ()
+
+
+@pytest.mark.parametrize("first", ["A", "B"])
+def test_commands_that_overlap_find_what_the_first_one_left(lab, tmp_path, command, first):
+    a = command("inject A")
+    change(tmp_path, "host1", "DOWN by A")
+    b = command("inject B")
+    change(tmp_path, "host2", "DOWN by B")
+    order = [(a, "host1"), (b, "host2")] if first == "A" else [(b, "host2"), (a, "host1")]
+    order[0][0].end()
+    change(tmp_path, order[1][1], "UP")
+    late = order[1][0].end()
+    assert late["state"] == "DIRTY"
+    assert late["reasons"][0].startswith(f"{order[0][1]}: link be0 was UP")
+    assert dirty.is_marked(tmp_path)
+
+
+def test_a_killed_command_beside_a_living_one_is_compared_by_who_comes_last(lab, tmp_path, command):
+    a = command("inject A")
+    change(tmp_path, "host1", "DOWN by A")
+    b = command("inject B")
+    a.kill()
+    assert b.end()["state"] == "DIRTY"
+    assert dirty.baseline(tmp_path).nodes == CLEAN
+
+
+def test_marks_of_the_session_above_are_not_other_commands(lab, tmp_path):
+    """A test session holds a mark while the commands that its tests start compare for themselves."""
+    session = dirty.begin(lab, "pytest")
+    inner = Command(tmp_path, "inject A")
+    change(tmp_path, "host1", "DOWN by A")
+    assert inner.end()["state"] == "DIRTY"
+    session.mark.remove()
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device", "there")
+
+
+def test_begin_without_room_for_the_mark_changes_nothing(lab, tmp_path, monkeypatch):
+    monkeypatch.setattr(in_progress, "write", full)
+    with pytest.raises(LabError, match="there: No space left on device; nothing was changed"):
+        dirty.begin(lab, "run demo")
+    assert dirty.unfinished(tmp_path) == ()
+
+
+def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path, monkeypatch):
+    """What is on disk already becomes the mark; healing then still knows what the lab looked like."""
+    work = dirty.begin(lab, "run demo")
+    change(tmp_path, "host1", "DOWN")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        outcome = dirty.end(lab, work)
+    assert outcome.state == "DIRTY"
+    assert "could not be written down (No space left on device): make room" in outcome.said
+    with pytest.raises(DirtyLab, match="did not get to the end"):
+        dirty.refuse(tmp_path, "shared")
+    assert dirty.baseline(tmp_path).nodes == CLEAN
+
+
+def test_a_mark_that_cannot_be_read_makes_the_lab_dirty(lab, tmp_path):
+    (tmp_path / "working").mkdir()
+    (tmp_path / "working" / "1-1.json").write_text('{"wh')
+    with pytest.raises(DirtyLab, match="cannot be read"):
+        dirty.admit(lab)
+
+
+def test_two_dirty_commands_are_both_compared_by_heal(lab, tmp_path):
+    """The second mark is not lost behind the first: on a rack it may cover other hosts."""
+    work = dirty.begin(lab, "inject here")
+    dirty.mark(tmp_path, ["host2: x"], Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",)))
+    change(tmp_path, "host1", "DOWN")
+    assert dirty.end(lab, work).state == "DIRTY"
+    assert "host1" in dirty.settle(lab)[0]
+    change(tmp_path, "host1", "UP")
+    assert dirty.settle(lab) == []
