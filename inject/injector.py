@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -24,7 +24,7 @@ from inject.channels import local_args, revert_dir
 from inject.claims import claims_of
 from inject.learned import learn
 from inject.lease import ANSWER_S, Lease
-from inject.receipt import Armed, Cleared, Fired, Receipt, judge_fired, not_cleared
+from inject.receipt import Armed, Cleared, Fired, Receipt, end_sentence, judge_fired, not_cleared
 from inject.witnesses import Witnesses, booting
 from testbed import auditlog
 from testbed.errors import FaultbedError, FaultError, LabError, RevertFailed
@@ -36,10 +36,17 @@ if TYPE_CHECKING:
     from inject.proof import OnTime
     from testbed.lab import Lab
 
-__all__ = ["Injector", "Mutation", "Prepared", "told_of"]
+__all__ = ["TTL_S", "Injector", "Mutation", "Prepared", "longest_lease_s", "told_of"]
 
+TTL_S = 10.0
+"""How long a target keeps a fault without hearing from its controller."""
 Mutation = Literal["noop", "lie"]
 """Replace a holder's action by nothing; `lie` also claims that it was done. Only for tests of the harness."""
+
+
+def longest_lease_s(faults: Iterable[PlannedFault], *, ttl_s: float = TTL_S) -> float:
+    """Return how long after the controller's death the last of these faults may still be in place."""
+    return ttl_s + max((float(each.request.get("patience_s", 0.0)) for each in faults), default=0.0)
 
 
 def told_of(planned: PlannedFault) -> dict[str, Any]:
@@ -74,7 +81,7 @@ class Injector:
         lab: Lab,
         journal: Journal,
         *,
-        ttl_s: float = 10.0,
+        ttl_s: float = TTL_S,
         mutate: Mutation | None = None,
         confirmed: Collection[str] = (),
         until_cleared: bool = False,
@@ -92,6 +99,7 @@ class Injector:
         self._open: list[Prepared] = []
         self._ended: tuple[PlannedFault, float] | None = None
         self._opening = threading.Lock()
+        self._is_over = False
         self._idle: list[Lease] = []
         self._session = secrets.token_hex(8)
 
@@ -110,6 +118,8 @@ class Injector:
         try:
             safety.check(planned, self.lab.inventory_model, confirmed=self.confirmed)
             with self._opening:
+                if self._is_over:
+                    raise FaultError(f"{planned.kind} on {planned.target.text}: the command is ending")
                 beside = [*(each.planned for each in self._open), planned]
                 blast.check(beside, self.lab.inventory_model)
                 safety.check_spacing(beside, self.lab.inventory_model)
@@ -144,6 +154,11 @@ class Injector:
         apart_s = time.monotonic() + planned.at_s - ended_s
         if apart_s < safety.policy_of(self.lab.inventory_model).min_spacing_s:
             safety.refuse_spacing(earlier, planned, apart_s, self.lab.inventory_model)
+
+    @property
+    def end_sentence(self) -> str:
+        """How the faults ended, as far as that was seen; empty while none has."""
+        return end_sentence(self.receipts, self.abandoned, ttl_s=self.ttl_s)
 
     def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
         """Record for the lab's owner what has been done, and how it is undone."""
@@ -190,7 +205,11 @@ class Injector:
 
     def keep(self, lease: Lease) -> None:
         """Let a holder that has reverted stand idle until all is over."""
-        self._idle.append(lease)
+        with self._opening:
+            if not self._is_over:
+                self._idle.append(lease)
+                return
+        lease.let_go()
 
     def clear_all(self) -> tuple[Receipt, ...]:
         """Clear everything, last first; every fault is tried even if another one fails.
@@ -210,6 +229,8 @@ class Injector:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            with self._opening:
+                self._is_over = True
             self.clear_all()
         except BaseException:
             # A second Ctrl-C, or worse: the end of its channel tells each holder to revert by itself.

@@ -51,12 +51,13 @@ class Lease:
             FaultError: the holder did not start.
             Unreachable: its target does not answer.
         """
-        self._channel = open_holder(self._lab, self._planned, instance=self.instance, ttl_s=self.ttl_s)
-        ready = self._channel.receive(timeout_s=START_S)
-        if ready is None or ready.get("event") != "ready":
-            raise FaultError(f"{self.where}: the holder did not start{_said(self._channel)}")
-        self.offset = clock.measure(self._channel)
-        self._beats.start()
+        with self._lock:  # a clear meanwhile (Ctrl-C) waits until there is a holder to be told
+            self._channel = open_holder(self._lab, self._planned, instance=self.instance, ttl_s=self.ttl_s)
+            ready = self._channel.receive(timeout_s=START_S)
+            if ready is None or ready.get("event") != "ready":
+                raise FaultError(f"{self.where}: the holder did not start{_said(self._channel)}")
+            self.offset = clock.measure(self._channel)
+            self._beats.start()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The holder's answer.

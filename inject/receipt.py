@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from inject.plan import PlannedFault
 from inject.proof import OnTime
 from testbed.counters import Snapshot, flat_deltas
 
-__all__ = ["Armed", "Cleared", "Fired", "Receipt", "judge_fired", "not_cleared"]
+__all__ = ["Armed", "Cleared", "Fired", "Receipt", "end_sentence", "judge_fired", "not_cleared"]
 
 _LEFT_OUT = ("between_ns", "passed")
 """Keys of `fired` that are not there when there is nothing to say."""
@@ -135,6 +135,15 @@ def not_cleared(receipts: Iterable[Receipt]) -> tuple[str, ...]:
         for each in receipts
         if not each.cleared.ok
     )
+
+
+def end_sentence(receipts: Sequence[Receipt], abandoned: Sequence[str], *, ttl_s: float) -> str:
+    """Return how faults ended, as far as that was seen: `2 faults cleared and verified`; empty without any fault."""
+    cleared = sum(each.cleared.ok for each in receipts)
+    said = [f"{cleared} {'fault' if cleared == 1 else 'faults'} cleared and verified"] if cleared else []
+    said += not_cleared(receipts)
+    said += [f"{fault} left to its {ttl_s:g} s lease" for fault in abandoned]
+    return "; ".join(said)
 
 
 def _as_dict(part: Armed | Fired | Cleared) -> dict[str, Any]:

@@ -39,6 +39,7 @@ __all__ = [
     "clean",
     "end",
     "is_marked",
+    "is_unknown",
     "leave_unknown",
     "mark",
     "reasons",
@@ -178,6 +179,11 @@ def is_marked(folder: Path) -> bool:
     return _path(folder).exists()
 
 
+def is_unknown(folder: Path) -> bool:
+    """Whether the lab is marked, or a command that was killed has left it to the next one to compare."""
+    return is_marked(folder) or bool(in_progress.dead(folder))
+
+
 def reasons(folder: Path) -> tuple[str, ...]:
     """Why the lab is marked; empty when it is not."""
     return tuple(_read(folder).get("reasons") or [_UNKNOWN]) if is_marked(folder) else ()
@@ -308,7 +314,7 @@ def _try_to_mark(folder: Path, reasons: Sequence[str], before: Fingerprint) -> b
 
 def _as_dirty(folder: Path, work: Work, reasons: tuple[str, ...], *, marked: bool = False) -> Outcome:
     """Turn the mark of a command into one of a DIRTY lab; `marked` says that it has been written."""
-    more = ""
+    more = "; run `faultbed heal`"
     try:
         if marked or mark(folder, reasons, work.before):
             work.mark.remove()

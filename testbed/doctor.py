@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from testbed import dirty
 from testbed.inventory import Inventory
-from testbed.paths import SOCKET_PATH_MAX, cache_dir, home_dir
+from testbed.paths import SOCKET_PATH_MAX, cache_dir, home_dir, lab_dir
 from testbed.softlab import accel, image, lifecycle, room
 
 __all__ = ["Finding", "examine"]
@@ -45,7 +46,7 @@ def examine(inventory: Inventory) -> list[Finding]:
     findings += [_memory(inventory), *_disks(), _image(), _accelerator(), _cores()]
     if inventory.kind == "soft":
         findings += [_sockets(inventory), _lab(inventory)]
-    return findings
+    return findings + _marks(inventory)
 
 
 def _tool(name: str, package: str, purpose: str) -> Finding:
@@ -146,3 +147,16 @@ def _lab(inventory: Inventory) -> Finding:
             advice="`faultbed down`, then up",
         )
     return Finding(what=f"lab {now.name}", state="ok", found=now.state)
+
+
+def _marks(inventory: Inventory) -> list[Finding]:
+    """Why the lab is DIRTY, and which commands were killed before they compared it."""
+    folder = lab_dir(inventory.name)
+    findings = [
+        Finding(what="unfinished", state="note", found=sentence, advice="`faultbed heal` compares it now")
+        for sentence in dirty.unfinished(folder)
+    ]
+    if marked := dirty.reasons(folder):
+        advice = "`faultbed heal`, or on a soft lab `faultbed reset`"
+        findings.append(Finding(what="DIRTY", state="note", found="; ".join(marked), advice=advice))
+    return findings

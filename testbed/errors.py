@@ -13,6 +13,8 @@ Each message says what happened, where, and what to do; `exit_code` is what the 
     └── FaultError (3)            the injector could not do its work
         ├── Unsupported (4)       this lab has no way to do this fault
         └── RevertFailed (5)      a fault may still be in place
+
+`Interrupted` (3, or 5 for a DIRTY lab) is a KeyboardInterrupt and not one of these: no error handler stops it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ __all__ = [
     "DirtyLab",
     "FaultError",
     "FaultbedError",
+    "Interrupted",
     "LabError",
     "RevertFailed",
     "Unreachable",
@@ -84,3 +87,11 @@ class RevertFailed(FaultError):
     """A fault may still be in place."""
 
     exit_code = 5
+
+
+class Interrupted(KeyboardInterrupt):
+    """A command that Ctrl-C or SIGTERM ended; the message says what was seen of its faults and of the lab."""
+
+    def __init__(self, said: str, *, exit_code: int = 3) -> None:
+        super().__init__(said)
+        self.exit_code = exit_code

@@ -163,7 +163,7 @@ def hold(
 
 def _is_dirty(inventory: Inventory) -> bool:
     """Whether others have to be kept away; all users of a soft lab have one mark, for its folder is theirs together."""
-    return inventory.kind == "rack" and dirty.is_marked(lab_dir(inventory.name))
+    return inventory.kind == "rack" and dirty.is_unknown(lab_dir(inventory.name))
 
 
 def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float, why: str) -> tuple[Entry, Reading]:

@@ -41,13 +41,15 @@ class MachineStatus:
 class RackStatus:
     """A rack lab as seen from here. `state` is `up`, or `broken` when a machine is silent or its key not pinned.
 
-    `dirty` has the reasons of the DIRTY mark, which is this controller's: empty when there is none.
+    `dirty` has the reasons of the DIRTY mark, which is this controller's: empty when there is none. `unfinished` names
+    the commands of this controller that are at work, or were when they were killed.
     """
 
     name: str
     state: str
     machines: tuple[MachineStatus, ...]
     dirty: tuple[str, ...]
+    unfinished: tuple[str, ...] = ()
 
 
 def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> RackStatus:
@@ -66,6 +68,7 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> RackStatu
         state="up" if all(machine.ssh and machine.pinned for machine in machines) else "broken",
         machines=machines,
         dirty=dirty.reasons(lab_dir(inventory.name)),
+        unfinished=dirty.unfinished(lab_dir(inventory.name)),
     )
 
 

@@ -59,7 +59,8 @@ class Session:
             lab.guard = holding.refresh
             if lab.kind == "rack":  # a soft lab is one user's
                 lab.ours = holding.covers
-            dirty.refuse(lab.state_dir, lab.name)
+            with self.progress() as progress:
+                dirty.admit(lab, progress)
             yield lab
 
     @contextlib.contextmanager
@@ -73,7 +74,8 @@ class Session:
         def line(text: str) -> None:
             also()
             at = f"{time.monotonic() - started:6.1f} s"
-            self.err.print(Text.assemble((at, "dim"), f"  {text}"), soft_wrap=True)
+            with contextlib.suppress(OSError):  # a terminal that is gone must not end what is being told
+                self.err.print(Text.assemble((at, "dim"), f"  {text}"), soft_wrap=True)
 
         if not self.err.is_terminal:
             yield line
@@ -115,8 +117,16 @@ def styled(text: str, style: str) -> Text:
     return Text(text, style=style)
 
 
+class _Console(Console):
+    """A console whose reader may leave: what a command does goes on, and its exit code stays its own."""
+
+    def on_broken_pipe(self) -> None:
+        """Be quiet from now on; rich would end the process, with Python's exit code 1, which is a FAIL."""
+        self.quiet = True
+
+
 def _console(**options: Any) -> Console:
-    return Console(markup=False, emoji=False, highlight=False, **options)
+    return _Console(markup=False, emoji=False, highlight=False, **options)
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from harness.verdict import ExitCode
-from testbed.errors import FaultbedError
+from testbed.errors import FaultbedError, Interrupted
 
 __all__ = ["end_with"]
 
@@ -43,12 +43,21 @@ def _run(command: click.Command, name: str) -> int:
     except FaultbedError as error:
         _say(str(error))
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        _say("interrupted: what was started has been ended, faults that were in place have been cleared")
-        return ExitCode.ERROR
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _tell_interrupted(error)
     except Exception as error:  # noqa: BLE001 - ended with the code that is its own
         _tell_unforeseen(error)
         return ExitCode.ERROR
+
+
+def _tell_interrupted(error: BaseException) -> int:
+    """Say no more than the command has seen; click turns a KeyboardInterrupt into an Abort."""
+    seen = error.__cause__ if isinstance(error, click.Abort) else error
+    if isinstance(seen, Interrupted):
+        _say(f"interrupted: {seen}")
+        return seen.exit_code
+    _say("interrupted; `faultbed status` shows what the lab is like")
+    return ExitCode.ERROR
 
 
 def _tell_unforeseen(error: Exception) -> None:

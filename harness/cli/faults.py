@@ -16,18 +16,19 @@ from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session, styled
 from harness.quantities import parse_duration_ns
+from harness.run import ends
 from harness.verdict import ExitCode
 from inject import blast, catalogue, document, safety
 from inject.claims import touches
 from inject.heal import heal as heal_lab
 from inject.heal import is_foreign
-from inject.injector import Injector, Prepared, told_of
+from inject.injector import Injector, Prepared, longest_lease_s, told_of
 from inject.journal import Journal
 from inject.plan import FaultSpec, PlannedFault
 from inject.plan import plan as plan_fault
 from inject.receipt import Fired, Receipt
-from testbed import auditlog, dirty, fingerprint
-from testbed.errors import FaultbedError, FaultError, UsageError
+from testbed import auditlog, dirty
+from testbed.errors import FaultError, Unreachable, UsageError
 from testbed.holding import hold
 from testbed.inventory import Inventory
 from testbed.lab import Lab, open_lab
@@ -108,20 +109,22 @@ def inject(
     except safety.Forbidden as reason:
         auditlog.append(lab_dir(inventory.name), "forbidden", **told_of(planned), detail=str(reason))
         raise
-    with session.working(inventory, touches(planned, inventory.topology), why=f"inject {kind} {target}") as lab:
-        before = fingerprint.capture(lab)
-        path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
-        with Journal(path) as written:
-            injector = Injector(lab, written, confirmed=confirmed)
-            try:
+    why = f"inject {kind} {target}"
+    with session.working(inventory, touches(planned, inventory.topology), why=why) as lab:
+        work = dirty.begin(lab, why, lease_s=longest_lease_s([planned]))
+        injector = None
+        try:
+            path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
+            with Journal(path) as written:
+                injector = Injector(lab, written, confirmed=confirmed)
                 receipt = _do(session, lab, injector, planned)
-            except BaseException:
-                if injector.not_cleared:
-                    _mark_not_cleared(session, lab, before, injector.not_cleared)
-                raise
-        left = _left(lab, before, receipt)
-    _show_receipt(session, receipt, left, as_json=as_json)
-    if left:
+            outcome = ends.finish(lab, work, injector)
+        except BaseException as error:  # noqa: BLE001 (raised again with what was seen)
+            ends.reraise(error, lab, work, injector)
+        if written.failure is not None:
+            session.err.print(f"{path}: {ends.describe(written.failure)}; the journal is incomplete", soft_wrap=True)
+    _show_receipt(session, receipt, outcome, as_json=as_json)
+    if outcome.state == "DIRTY":
         return ExitCode.DIRTY
     return ExitCode.PASS if receipt.proved else ExitCode.INCONCLUSIVE
 
@@ -146,14 +149,14 @@ def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: b
     holding = contextlib.nullcontext() if panic else hold(inventory, machines, why="heal", mode="exclusive")
     state, what = lab_dir(inventory.name), {"kind": "panic" if panic else "", "target": " ".join(machines) or "all"}
     with open_lab(inventory) as lab, holding:
-        auditlog.append(state, "healing", **what)
+        auditlog.try_to_append(state, "healing", **what)  # a full disk must not keep a fault in place
         try:
             done = heal_lab(lab, only=machines, panic=panic)
             left = [] if panic else dirty.settle(lab)
         except BaseException as error:
-            auditlog.append(state, "not healed", **what, detail=auditlog.told(error))
+            auditlog.try_to_append(state, "not healed", **what, detail=auditlog.told(error))
             raise
-        auditlog.append(state, "not healed" if left else "healed", **what, detail="; ".join([*done, *left]))
+        auditlog.try_to_append(state, "not healed" if left else "healed", **what, detail="; ".join([*done, *left]))
     if as_json:
         session.json({"done": done, "left": left})
     else:
@@ -179,19 +182,6 @@ def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
         session.out.print(Text.assemble(("DIRTY", "red"), way_out))
         for line in left:
             session.out.print(f"  {line}", soft_wrap=True)
-
-
-def _left(lab: Lab, before: fingerprint.Fingerprint, receipt: Receipt) -> list[str]:
-    """How the lab differs from before; with a difference, or when nobody can tell, it is marked DIRTY."""
-    try:
-        left = fingerprint.settle(lab, before)
-    except FaultbedError as error:
-        left = [f"nobody can tell: {error}"]
-    if not receipt.cleared.ok and not left:
-        left = [f"{receipt.kind} on {receipt.target} was not cleared: {receipt.cleared.error}"]
-    if left:
-        dirty.mark(lab.state_dir, left, before)
-    return left
 
 
 def parse_duration(text: str) -> float:
@@ -239,11 +229,6 @@ def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, 
         session.err.print(f"would be refused: {reason}", soft_wrap=True)
 
 
-def _mark_not_cleared(session: Session, lab: Lab, before: fingerprint.Fingerprint, reasons: tuple[str, ...]) -> None:
-    dirty.mark(lab.state_dir, list(reasons), before)
-    session.err.print(f"{'; '.join(reasons)}; then run `faultbed heal`", soft_wrap=True)
-
-
 def _do(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> Receipt:
     with session.progress() as progress, injector:
         progress(f"preparing {planned.kind} on {planned.target.text}")
@@ -252,7 +237,7 @@ def _do(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -
             armed = prepared.arm()
             progress(f"armed: {_short(armed.readback)}")
             _watch(lab, prepared, planned.for_s, progress)
-        except FaultError as error:
+        except (FaultError, Unreachable) as error:
             progress(f"failed: {error}")
         progress("clearing")
         return prepared.clear()
@@ -325,9 +310,11 @@ def _looks(planned: PlannedFault) -> list[str]:
     return [*lines, f"read back by `{shlex.join(args['look'])}`: {args['applied']}"]
 
 
-def _show_receipt(session: Session, receipt: Receipt, left: list[str], *, as_json: bool) -> None:
+def _show_receipt(session: Session, receipt: Receipt, outcome: dirty.Outcome, *, as_json: bool) -> None:
     if as_json:
-        session.json({**receipt.to_json(), "doubts": list(receipt.doubts), "lab_diff": left})
+        if outcome.state == "DIRTY":
+            session.err.print(outcome.said, soft_wrap=True)
+        session.json({**receipt.to_json(), "doubts": list(receipt.doubts), "lab_diff": list(outcome.reasons)})
         return
     fired = receipt.fired
     moved = {name: delta for name, delta in fired.must_move.items() if delta}
@@ -339,10 +326,10 @@ def _show_receipt(session: Session, receipt: Receipt, left: list[str], *, as_jso
     session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
     for doubt in receipt.doubts:
         session.out.print(Text.assemble(("not proved", "yellow"), f": {doubt}"), soft_wrap=True)
-    if left:
-        said = ": the lab is not as it was; `faultbed heal`, or `faultbed reset`"
-        session.out.print(Text.assemble(("DIRTY", "red"), said))
-        for line in left:
+    session.out.print(outcome.said, soft_wrap=True)
+    if outcome.state == "DIRTY":
+        session.out.print(Text.assemble(("DIRTY", "red"), ": `faultbed heal`, or on a soft lab `faultbed reset`"))
+        for line in outcome.reasons:
             session.out.print(f"  {line}", soft_wrap=True)
 
 

@@ -79,9 +79,9 @@ def status(session: Session, *, as_json: bool) -> int:
         return _rack_status(session, inventory, as_json=as_json)
     now = lifecycle.status(inventory)
     entries, now_s = entries_of(inventory)
-    marked = dirty.reasons(lab_dir(inventory.name))
+    marked, unfinished = (look(lab_dir(inventory.name)) for look in (dirty.reasons, dirty.unfinished))
     if as_json:
-        told = {"dirty": marked, "reservations": [to_json(entry, now_s) for entry in entries]}
+        told = {"dirty": marked, "unfinished": unfinished, "reservations": [to_json(entry, now_s) for entry in entries]}
         session.json({**dataclasses.asdict(now), **told})
     else:
         said = (
@@ -100,7 +100,7 @@ def status(session: Session, *, as_json: bool) -> int:
             session.table(("VM", "process", "SSH", "at"), rows)
         for sentence in lifecycle.panics(inventory):
             session.out.print(styled(sentence, "red"))
-        _show_dirty(session, marked)
+        _show_dirty(session, marked, unfinished)
         show_entries(session, entries, now_s)
     return ExitCode.PASS if now.state == "up" else ExitCode.ERROR
 
@@ -122,7 +122,7 @@ def _rack_status(session: Session, inventory: Inventory, *, as_json: bool) -> in
         session.out.print(Text.assemble((now.name, "bold"), said), soft_wrap=True)
         rows = [(x.name, x.role, "answers" if x.ssh else "silent", x.at, x.why or "") for x in now.machines]
         session.table(("machine", "is a", "SSH", "at", "in the way"), rows)
-        _show_dirty(session, now.dirty)
+        _show_dirty(session, now.dirty, now.unfinished)
         if unread:
             session.out.print(Text.assemble(("who holds what is not known", "red"), f": {unread}"), soft_wrap=True)
         show_entries(session, entries, now_s)
@@ -136,12 +136,14 @@ def _size(topology: Topology) -> str:
     )
 
 
-def _show_dirty(session: Session, reasons: tuple[str, ...]) -> None:
+def _show_dirty(session: Session, reasons: tuple[str, ...], unfinished: tuple[str, ...]) -> None:
     if reasons:
         said = ": it refuses work until `faultbed heal` has reverted this:"
         session.out.print(Text.assemble(("DIRTY", "red"), said))
     for reason in reasons:
         session.out.print(f"  {reason}", soft_wrap=True)
+    for sentence in unfinished:
+        session.out.print(sentence, soft_wrap=True)
 
 
 @click.command()

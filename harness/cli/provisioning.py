@@ -60,7 +60,7 @@ def provision(
             site = provision_module.site_of(lab)
             done = provision_module.play(site, playbook, check=True, tags=roles, machines=machines, on_event=told)
         else:
-            dirty.refuse(lab.state_dir, lab.name)
+            dirty.admit(lab, progress)
             done = _do(lab, playbook, machines, roles, told)
     _show(session, inventory, done, check=check, as_json=as_json)
 

@@ -97,10 +97,12 @@ class Keeper:
     """The session's lab between tests: open, with what it looked like when it was last put back into its snapshot.
 
     Every test ends with a look at the lab, against the same baseline: while nothing is found, nothing is put back.
+    `work` marks the session on disk from its first test to its end, so that what a killed session leaves is found.
     """
 
     lab: Lab
     baseline: fingerprint.Fingerprint | None = None
+    work: dirty.Work | None = None
 
     def into_known_state(self, *, always: bool) -> fingerprint.Fingerprint:
         """Reset where that is due: for the first test, after a test that failed, or always when asked to."""
@@ -108,8 +110,21 @@ class Keeper:
             if self.lab.kind == "soft":
                 lifecycle.reset(self.lab.inventory_model, lambda _: None)
             self.lab.forget_connections()
-            self.baseline = fingerprint.capture(self.lab)
+            if self.work is None:
+                self.work = dirty.begin(self.lab, "pytest")
+                self.baseline = self.work.before
+            else:
+                self.baseline = fingerprint.capture(self.lab)
         return self.baseline
+
+    def end_work(self) -> None:
+        """Remove the mark of the session: every test has compared the lab. After one that could not, it stays."""
+        if self.work is None:
+            return
+        if self.baseline is not None or dirty.is_marked(self.lab.state_dir):
+            self.work.mark.remove()
+        else:
+            self.work.mark.abandon()
 
     def distrust(self) -> None:
         """The next test begins with a reset."""
@@ -168,6 +183,7 @@ def leave(config: pytest.Config) -> None:
         config.stash[_AHEAD].stop()
         config.stash[_STARTED_HERE] = True
     if _KEEPER in config.stash:
+        config.stash[_KEEPER].end_work()
         config.stash[_KEEPER].lab.close()
     if config.stash.get(_STARTED_HERE, False):
         lifecycle.down(config.stash[_INVENTORY])

@@ -22,6 +22,7 @@ from harness.record.measurements import (
 from harness.record.series import Result, connections_of, ranks_of, series_of, serving_of, summary_of
 from harness.run.passed import passed
 from harness.verdict import LabState
+from inject.injector import TTL_S, Injector
 from inject.plan import PlannedFault
 from inject.receipt import Receipt as FaultReceipt
 from testbed.capture import Captured
@@ -36,7 +37,10 @@ __all__ = ["Found", "measurements_of", "windows"]
 
 @dataclass(kw_only=True)
 class Found:
-    """What a run has found so far; grows as the run goes on, so that an early end keeps what there was."""
+    """What a run has found so far; grows as the run goes on, so that an early end keeps what there was.
+
+    `lease_s` is how long its faults may outlive the run's process; `injector` does them, None before the first.
+    """
 
     t0_ns: int = 0
     end_ns: int = 0
@@ -52,6 +56,8 @@ class Found:
     packets: Evidence | None = None
     probed: Probed | None = None
     recorded: Recorded = field(default_factory=Recorded)
+    lease_s: float = TTL_S
+    injector: Injector | None = None
     lab_state: LabState = "CLEAN"
     lab_diff: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,19 +31,20 @@ from harness.record import code, rundir
 from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
 from harness.record.series import series_of
-from harness.run import asked, beside, workload
+from harness.run import asked, beside, ends, workload
 from harness.run.decide import Decided, decide, refusal, touched
 from harness.run.fit import needs_baseline
 from harness.run.found import Found, measurements_of, windows
 from harness.run.live import Live, Watching
 from harness.run.online import Online
-from harness.verdict import VerdictFile
+from harness.verdict import Check, Verdict, VerdictFile
 from inject import plan as fault_plan
-from inject.injector import Injector, Mutation, Prepared
+from inject.injector import Injector, Mutation, Prepared, longest_lease_s
 from inject.journal import Journal
 from inject.receipt import Receipt as FaultReceipt
-from testbed import auditlog, capture, counters, dirty, fingerprint, telemetry
-from testbed.errors import FaultbedError, LabError
+from testbed import auditlog, capture, counters, dirty, telemetry
+from testbed.dirty import Work
+from testbed.errors import DirtyLab, FaultbedError, LabError
 from testbed.inventory import Inventory
 from testbed.inventory_part import without_hosts
 from testbed.lab import Lab, open_lab
@@ -104,7 +106,7 @@ def execute(
         lab.guard = guard
         if lab.kind == "rack":  # a soft lab is one snapshot
             lab.ours = covered(lab.topology, touched(decided, lab.topology))
-        dirty.refuse(lab.state_dir, lab.name)
+        dirty.refuse(lab.state_dir, lab.name)  # what a killed command left is found by `dirty.begin`, or reset
         floor = noise.load(lab.state_dir, decided.plan.workload)
         run_dir = rundir.create(
             out,
@@ -119,11 +121,20 @@ def execute(
         run_dir.write_plan(decided.plan)
         if isinstance(decided.experiment.workload, Replay):
             replayed.keep(decided.experiment.workload, decided.experiment.source, run_dir.path)
-        found = Found(stops=Guard(decided.experiment.stops))
+        found = Found(stops=Guard(decided.experiment.stops), lease_s=longest_lease_s(decided.faults))
         with Journal(run_dir.journal) as journal:
             on_flights = asked.writer(run_dir.path, asked.STEM, progress)
             _guarded(decided, lab, journal, found, progress, mutate, on_flights)
-        return _conclude(decided, lab, run_dir, found, floor)
+        if journal.failure is not None:
+            found.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
+        try:
+            return _conclude(decided, lab, run_dir, found, floor)
+        except Exception as error:  # a full disk, or a defect of ours: the lab's state is told all the same
+            raise _not_recorded(decided, lab, run_dir, found, error) from error
+        except KeyboardInterrupt as error:
+            said = f"the lab was compared before: {found.lab_state}; {run_dir.path} has no verdict"
+            ends.interrupted(error, found.injector, said, is_dirty=found.lab_state == "DIRTY")
+            raise
 
 
 def _guarded(
@@ -135,31 +146,37 @@ def _guarded(
     mutate: Mutation | None,
     on_flights: OnEvent,
 ) -> None:
-    """Run it and look at the lab afterwards, whatever happens in between."""
-    before: fingerprint.Fingerprint | None = None
+    """Run it, and compare the lab afterwards, whatever happens in between.
+
+    An error becomes an error of the run, which is judged with what there is. Ctrl-C is raised again at the end.
+    """
+    work: Work | None = None
+    interrupt: BaseException | None = None
     try:
         _to_known_state(lab, journal, progress)
-        before = fingerprint.capture(lab)
+        work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=found.lease_s, progress=progress)
         if _wants_twin(decided):
             found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)
         _with_faults(decided, lab, journal, found, progress, mutate, on_flights)
-    except FaultbedError as error:
-        found.errors.append(str(error))
-        journal.note("error", error=str(error))
-    if lab.kind == "soft":
-        found.errors += lifecycle.panics(lab.inventory_model)
-    if before is None:
-        return
-    progress("comparing the lab with what it was before")
-    try:
-        found.lab_diff = tuple(fingerprint.settle(lab, before))
-        found.lab_state = "DIRTY" if found.lab_diff else "CLEAN"
-    except FaultbedError as error:
-        # Not knowing is DIRTY, never CLEAN.
-        found.lab_state, found.lab_diff = "DIRTY", (f"nobody can tell: {error}",)
-    if found.lab_state == "DIRTY":
-        dirty.mark(lab.state_dir, list(found.lab_diff), before)
+    except Exception as error:  # noqa: BLE001 (whatever went wrong, the lab is compared)
+        found.errors.append(ends.describe(error))
+        trace = "" if isinstance(error, FaultbedError) else "".join(traceback.format_exception(error))
+        journal.note("error", error=ends.describe(error), trace=trace)
+    except BaseException as error:  # noqa: BLE001 (raised again below)
+        interrupt = error
+    if work is None:
+        if interrupt is not None:
+            raise interrupt
+        found.lab_state, found.lab_diff = "DIRTY", ("not compared: the lab could not be looked at before the run",)
+    else:
+        progress("comparing the lab with what it was before")
+        if interrupt is not None:
+            ends.reraise(interrupt, lab, work, found.injector)
+        outcome = ends.finish(lab, work, found.injector, tuple(found.receipts.values()))
+        found.lab_state, found.lab_diff = outcome.state, outcome.reasons
+        if outcome.state == "DIRTY":
+            progress(outcome.said)
     journal.note("lab", state=found.lab_state, diff=list(found.lab_diff))
 
 
@@ -205,7 +222,8 @@ def _with_faults(
     on_flights: OnEvent,
 ) -> None:
     ports, live = decided.experiment.capture, Live()
-    with Injector(lab, journal, mutate=mutate) as injector, contextlib.ExitStack() as taps:
+    found.injector = Injector(lab, journal, mutate=mutate)
+    with found.injector as injector, contextlib.ExitStack() as taps:
         if ports:
             progress(f"capturing at {', '.join(ports)}")
             capturing = taps.enter_context(capture.start(lab, ports))
@@ -259,7 +277,7 @@ def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) 
     def one(planned: fault_plan.PlannedFault) -> None:
         try:
             ready[planned.id] = injector.prepare(planned, later=True)
-        except FaultbedError as error:
+        except Exception as error:  # noqa: BLE001 (raised again below, where the run can see it)
             failures.append(error)
 
     _all_threads([threading.Thread(target=one, args=(planned,)) for planned in faults])
@@ -306,12 +324,11 @@ def _drive_all(
                 # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
                 at_ns = found.t0_ns + planned.at_ns
                 _drive(lab, prepared, at_ns, planned.duration_ns, running, watching.stopped, progress)
-            found.receipts[planned.id] = prepared.clear(keep_holder=True)
-            progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
-        except FaultbedError as error:
-            found.errors.append(f"{planned.id}: {error}")
-        finally:
-            found.reads += prepared.reads
+        except Exception as error:  # noqa: BLE001 (the fault must not stay until the workload ends)
+            found.errors.append(f"{planned.id}: {ends.describe(error)}")
+        found.receipts[planned.id] = prepared.clear(keep_holder=True)
+        found.reads += prepared.reads
+        progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
 
     _all_threads([threading.Thread(target=one, args=item) for item in enumerate(ready)])
 
@@ -367,12 +384,15 @@ def _all_threads(threads: Sequence[threading.Thread]) -> None:
 
 
 def _brief(receipt: FaultReceipt) -> str:
+    cleared = "cleared and verified" if receipt.cleared.ok else f"NOT cleared: {receipt.cleared.error}"
     if not receipt.proved:
-        return f"not proved: {'; '.join(receipt.unproven)}"
-    return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, cleared"
+        return f"{cleared}, but not proved: {'; '.join(receipt.unproven)}"
+    return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, {cleared}"
 
 
 def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: noise.NoiseFloor | None) -> Finished:
+    if lab.kind == "soft":
+        found.errors += lifecycle.panics(lab.inventory_model)
     if found.captured is not None:
         found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
         run_dir.write_packets(found.packets)
@@ -408,6 +428,23 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: 
     from harness.report import run_page as report  # noqa: PLC0415
 
     return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
+
+
+def _not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, error: Exception) -> FaultbedError:
+    """Return the error of a run that was done and could not be written down, with all that is known of it."""
+    faults = found.injector.end_sentence if found.injector is not None else ""
+    lab_said = f"the lab is {found.lab_state}" + "".join(f": {line}" for line in found.lab_diff[:1])
+    told = "; ".join(filter(None, (*found.errors, f"the run could not be written down: {ends.describe(error)}")))
+    check = Check(name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="no error", detail=told)
+    verdict = VerdictFile(
+        experiment=decided.plan.experiment, seed=decided.plan.seed, lab=lab.name, verdict=Verdict.ERROR,
+        checks=(check,), faults=(), lab_state=found.lab_state,
+    )  # fmt: skip
+    with contextlib.suppress(OSError):
+        run_dir.write_verdict(verdict)
+    ends.show_unforeseen(error)
+    kind = DirtyLab if found.lab_state == "DIRTY" else LabError
+    return kind("; ".join(filter(None, (f"{run_dir.path}: {told}", faults, lab_said))))
 
 
 def _guest_kernel(lab: Lab) -> str | None:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness.cli import faults
+from harness.cli import ending, faults
 from harness.cli.context import Session
 from testbed import counters, fingerprint
 from testbed.fingerprint import Fingerprint
@@ -48,4 +48,5 @@ class Here(Session):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests in the background ignores it
-    faults.inject.main(["link.flap", "host1:rxe0", "--for", "60s"], obj=Here(Path(sys.argv[1])))
+    words, here = ["link.flap", "host1:rxe0", "--for", "60s"], Here(Path(sys.argv[1]))
+    ending.end_with(SimpleNamespace(main=lambda **options: faults.inject.main(words, obj=here, **options)), "faultbed")

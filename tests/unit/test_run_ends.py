@@ -1,0 +1,191 @@
+"""However a run ends, its faults are cleared or left to their leases, and the lab is compared or marked."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+
+import pytest
+from local_lab import SOFT
+from local_lab import lab_at as soft_lab_at
+from shared_lab import change, lab_at
+
+from harness.run import loop
+from harness.run.found import Found
+from inject.injector import Injector
+from inject.journal import Journal, read
+from inject.plan import FaultSpec, plan
+from testbed import counters, dirty, fingerprint, in_progress
+from testbed.errors import DirtyLab, Interrupted, LabError
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "samples.parquet")
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
+    monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
+    monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
+    lab = lab_at(tmp_path)
+    lab.guard = lambda: None
+    return lab
+
+
+def run(lab, tmp_path, monkeypatch, with_faults):
+    """`loop._guarded` with another middle; returns what it found."""
+    monkeypatch.setattr(loop, "_with_faults", with_faults)
+    monkeypatch.setattr(loop, "_wants_twin", lambda _: False)
+    found = Found()
+    (tmp_path / "run").mkdir()
+    with Journal(tmp_path / "run" / "journal.jsonl") as journal:
+        loop._guarded(SimpleNamespace(), lab, journal, found, lambda _: None, None, None)
+    return found
+
+
+ERRORS = [LabError("host1 does not answer"), FULL, ValueError("no such sample"), RuntimeError(), KeyError("x")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("state", ["UP", "DOWN"])
+def test_run_that_an_error_ends_compares_the_lab_and_keeps_the_error(lab, tmp_path, monkeypatch, error, state):
+    def with_faults(*_):
+        assert in_progress.live(tmp_path)[0].why == "run run"
+        change(tmp_path, "host1", state)
+        raise error
+
+    found = run(lab, tmp_path, monkeypatch, with_faults)
+    assert found.lab_state == ("CLEAN" if state == "UP" else "DIRTY")
+    assert dirty.is_marked(tmp_path) == (state == "DOWN")
+    assert dirty.unfinished(tmp_path) == ()
+    assert len(found.errors) == 1
+    assert [record.op for record in read(tmp_path / "run" / "journal.jsonl")] == ["error", "lab"]
+
+
+@pytest.mark.parametrize(("state", "code"), [("UP", 3), ("DOWN", 5)])
+def test_run_that_ctrl_c_ends_compares_the_lab_and_says_what_it_saw(lab, tmp_path, monkeypatch, state, code):
+    def with_faults(*_):
+        change(tmp_path, "host1", state)
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        run(lab, tmp_path, monkeypatch, with_faults)
+    assert caught.value.exit_code == code
+    said = (
+        "the lab is as it was before"
+        if code == 3
+        else "the lab is DIRTY: host1: link be0 was UP, is DOWN; run `faultbed heal`"
+    )
+    assert str(caught.value) == said
+    assert dirty.is_marked(tmp_path) == (state == "DOWN")
+
+
+def test_run_with_a_second_ctrl_c_during_the_comparison_says_that_it_was_not_made(lab, tmp_path, monkeypatch):
+    def with_faults(*_):
+        monkeypatch.setattr(fingerprint, "settle", with_faults)
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match=r"was not compared .* the next command does that first") as caught:
+        run(lab, tmp_path, monkeypatch, with_faults)
+    assert caught.value.exit_code == 5
+    assert "was killed" in dirty.unfinished(tmp_path)[0]
+
+
+def test_run_on_a_lab_that_cannot_be_looked_at_is_not_called_clean(lab, tmp_path, monkeypatch):
+    def silent(_):
+        raise LabError("host1 does not answer")
+
+    monkeypatch.setattr(fingerprint, "capture", silent)
+    found = run(lab, tmp_path, monkeypatch, lambda *_: pytest.fail("nothing may be changed"))
+    assert found.errors == ["host1 does not answer"]
+    assert found.lab_state == "DIRTY"
+
+
+@pytest.fixture
+def soft(qemu, tmp_path, monkeypatch):
+    """A lab whose fault acts on what stands for QEMU, which no fingerprint sees."""
+    monkeypatch.setattr(counters, "read", counters.read)
+    monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
+    monkeypatch.setattr("inject.witnesses.SETTLE_S", 0.0)
+    lab = soft_lab_at(tmp_path)
+    lab.ours = ("*",)
+    monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
+    monkeypatch.setattr(loop.lifecycle, "panics", lambda _: [])
+    return SimpleNamespace(lab=lab, qemu=qemu)
+
+
+def armed(lab, journal, found):
+    """A link that is down, and its injector in the run's hands as in `_with_faults`."""
+    planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
+    found.injector = Injector(lab, journal)
+    prepared = found.injector.prepare(planned)
+    assert prepared.arm().ok
+    return prepared
+
+
+def refuse_the_revert(qemu):
+    """Once: the stored revert, which runs when the holder is gone, is let through."""
+    answer, refusals = qemu._answer, [[{"error": {"desc": "no"}}]]
+
+    def refusing(command, arguments):
+        is_revert = command == "set_link" and arguments["up"]
+        return refusals.pop() if is_revert and refusals else answer(command, arguments)
+
+    qemu._answer = refusing
+
+
+def test_run_with_a_fault_that_is_not_cleared_is_dirty_whatever_the_fingerprint_shows(soft, tmp_path, monkeypatch):
+    def with_faults(_decided, lab, journal, found, *_):
+        prepared = armed(lab, journal, found)
+        refuse_the_revert(soft.qemu)
+        with found.injector:
+            found.receipts["x"] = prepared.clear(keep_holder=True)
+
+    found = run(soft.lab, tmp_path, monkeypatch, with_faults)
+    assert found.lab_state == "DIRTY"
+    assert found.lab_diff[0].startswith("link.down on host1:rxe0 is not cleared: ")
+    assert dirty.reasons(tmp_path) == found.lab_diff
+
+
+def test_run_with_one_ctrl_c_in_a_fault_says_that_it_is_cleared(soft, tmp_path, monkeypatch):
+    def with_faults(_decided, lab, journal, found, *_):
+        armed(lab, journal, found)
+        with found.injector:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        run(soft.lab, tmp_path, monkeypatch, with_faults)
+    assert str(caught.value) == "1 fault cleared and verified; the lab is as it was before"
+    assert soft.qemu.links[-1] is True
+
+
+def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(soft, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def with_faults(_decided, lab, journal, found, *_):
+        armed(lab, journal, found)
+        monkeypatch.setattr("inject.injector.Prepared._clear", interrupted)
+        with found.injector:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        run(soft.lab, tmp_path, monkeypatch, with_faults)
+    assert caught.value.exit_code == 5
+    assert "link.down on host1:rxe0 left to its 10 s lease; the lab is DIRTY" in str(caught.value)
+    assert "cleared" not in str(caught.value)
+    assert "its end was not seen" in dirty.reasons(tmp_path)[0]
+
+
+@pytest.mark.parametrize(("state", "kind"), [("CLEAN", LabError), ("DIRTY", DirtyLab)])
+def test_run_that_cannot_be_written_down_says_how_faults_and_lab_ended(tmp_path, state, kind):
+    receipt = SimpleNamespace(cleared=SimpleNamespace(ok=True))
+    found = Found(lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
+    with Journal(tmp_path / "journal") as journal:
+        found.injector = Injector(SimpleNamespace(), journal)
+    found.injector.receipts = (receipt, receipt)
+    decided = SimpleNamespace(plan=SimpleNamespace(experiment="demo", seed=1))
+    error = loop._not_recorded(decided, SimpleNamespace(name="soft"), loop.RunDir(tmp_path), found, FULL)
+    assert type(error) is kind
+    said = f"{tmp_path}: the run could not be written down: samples.parquet: No space left on device; "
+    assert str(error).startswith(f"{said}2 faults cleared and verified; the lab is {state}")
+    assert loop.RunDir(tmp_path).read_verdict().lab_state == state
