@@ -136,7 +136,7 @@ def _size(topology: Topology) -> str:
     )
 
 
-def _show_dirty(session: Session, reasons: tuple[str, ...], unfinished: tuple[str, ...]) -> None:
+def _show_dirty(session: Session, reasons: tuple[str, ...], unfinished: tuple[str, ...] = ()) -> None:
     if reasons:
         said = ": it refuses work until `faultbed heal` has reverted this:"
         session.out.print(Text.assemble(("DIRTY", "red"), said))

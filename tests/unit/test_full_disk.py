@@ -11,7 +11,7 @@ from local_lab import SOFT, lab_at
 from inject.injector import Injector
 from inject.journal import Journal, read
 from inject.plan import FaultSpec, plan
-from testbed import auditlog
+from testbed import auditlog, counters, fingerprint
 from testbed.errors import FaultError
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -29,6 +29,13 @@ class FullDisk:
             self._write(fd, data[:3])
             raise FULL
         return self._write(fd, data)
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """`lab_at` replaces these for good: it is made for a process of its own."""
+    monkeypatch.setattr(counters, "read", counters.read)
+    monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
 
 
 @pytest.fixture
