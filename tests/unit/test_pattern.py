@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traffic.node import elements, pattern
+from traffic.node.memory import Memory
 from traffic.node.pattern import Pattern
 
 TYPES = st.sampled_from(sorted(elements.STORED))
@@ -76,3 +79,73 @@ def test_bf16_is_the_nearest_one_ties_to_even(value):
         if 0 <= other & 0x7FFF < 0x7F80 and 0 <= other < 1 << 16:
             beside = abs(float(elements._widened(np.array([other], dtype=np.uint16))[0]) - value)
             assert found < beside or (found == beside and bits % 2 == 0)
+
+
+def nearest(quotient, dtype):
+    """The number of a type that is nearest to a fraction, of two equally near ones the even one; by search."""
+    kind = np.float32 if dtype == "bf16" else elements.STORED[dtype]
+    guess = kind(float(quotient))
+    if dtype == "bf16":
+        bits = int(guess.view(np.uint32)) >> 16
+        candidates = [np.uint32((bits + step) << 16).view(np.float32) for step in (-1, 0, 1) if bits + step >= 0]
+        last = [bits + step for step in (-1, 0, 1) if bits + step >= 0]
+    else:
+        candidates = [np.nextafter(guess, kind(0)), guess, np.nextafter(guess, kind(np.inf))]
+        last = [int(one.view(f"u{one.itemsize}")) for one in candidates]
+    return min(
+        zip(candidates, last, strict=True), key=lambda one: (abs(Fraction(float(one[0])) - quotient), one[1] % 2)
+    )[1]
+
+
+@given(
+    dtype=st.sampled_from(["fp32", "fp16", "bf16"]),
+    divisor=st.integers(1, 300),
+    numbers=st.lists(st.integers(0, 1 << 24), min_size=1, max_size=20),
+)
+@settings(max_examples=100, deadline=None)
+def test_exactly_of_any_quotient_is_the_nearest_number_ties_to_even(dtype, divisor, numbers):
+    numbers = [number % (elements.EXACT[dtype] + 1) for number in numbers]
+    found = pattern.exactly(np.array(numbers, dtype=np.int64), divisor, dtype)
+    assert found.dtype == elements.STORED[dtype]
+    bits = found.view(f"u{found.itemsize}").tolist()
+    assert bits == [nearest(Fraction(number, divisor), dtype) for number in numbers]
+
+
+def test_count_wrong_of_a_flipped_sign_bit_of_zero_counts_it():
+    """A number comparison calls -0.0 and 0.0 equal; data that was moved must be the same in every bit."""
+    period = Pattern(4, "fp32", "sum").period(1, 3)
+    data = np.empty(4 * pattern.PERIOD, dtype=np.float32)
+    pattern.fill(data, period)
+    zeros = np.flatnonzero(data == 0)
+    data[zeros] = -0.0
+    assert len(zeros) > 10
+    assert pattern.count_wrong(data, period) == len(zeros)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_count_wrong_sees_averages_that_are_not_rounded(dtype, monkeypatch):
+    """The arithmetic of the result is broken; the expectation is another one and notices."""
+
+    def cut_off(array, ranks, kind):
+        wide = array.astype(np.float32) if kind == "fp16" else elements._widened(array)
+        quotient = (wide / np.float32(ranks)).view(np.uint32)
+        if kind == "bf16":
+            array[:] = (quotient >> 16).astype(np.uint16)
+        else:
+            array[:] = (quotient & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float16)
+
+    memory = Memory(
+        {"elements": 5000, "ranks": 3, "rank": 0, "results": [(0, 5000, -1, 0)], "groups": [[0, 1, 2]], "fills": []},
+        dtype,
+        "avg",
+    )
+    for break_it in (False, True):
+        memory.array[:] = 0
+        for rank in range(3):
+            part = np.empty_like(memory.array)
+            pattern.fill(part, memory.pattern.period(rank, 5))
+            memory.reduce(memory.array, part)
+        if break_it:
+            monkeypatch.setattr("traffic.node.memory.average", cut_off)
+        memory.divide()
+        assert (memory.count_wrong(5) > 500) == break_it

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["EXACT", "STORED", "average", "from_whole", "reducer"]
+__all__ = ["EXACT", "STORED", "average", "reducer"]
 
 STORED = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "int32": np.int32}
 """What numpy keeps a type in."""
@@ -34,11 +34,6 @@ def _narrowed(array: Array) -> Array:
     """fp32 to bf16, to nearest, ties to even; for finite numbers."""
     bits = array.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def from_whole(numbers: Array, dtype: str) -> Array:
-    """Whole numbers in the type's storage."""
-    return _narrowed(numbers) if dtype == "bf16" else numbers.astype(STORED[dtype])
 
 
 def reducer(dtype: str, redop: str) -> Callable[[Array, Array], None]:
