@@ -97,21 +97,9 @@ class Holding:
             self._sure_until = asked + _SURE * self.ttl_s
 
     def heartbeat(self) -> None:
-        """`refresh` for places that cannot raise (a reader's thread); a loss is told by the next `require`."""
+        """`refresh` for places that cannot raise (a reader's thread); the next `refresh` raises the loss."""
         with contextlib.suppress(FaultbedError):
             self.refresh()
-
-    def require(self, covers: Iterable[str]) -> None:
-        """Make sure that something may be touched now.
-
-        Raises:
-            UsageError: it was never reserved.
-            ReservationLost: it is not ours any more.
-        """
-        self.refresh()
-        beyond = () if WHOLE_LAB in self.covers else tuple(sorted(set(covers) - set(self.covers)))
-        if beyond:
-            raise UsageError(f"{', '.join(beyond)} is not reserved for this: reserve it too, or take other targets")
 
     def release(self, *, was_dirty: bool = False, is_dirty: bool = False) -> None:
         """Give it back, or leave it to its owner alone where it is DIRTY; what was borrowed stays with its holder."""

@@ -84,11 +84,6 @@ class Series:
     steps: tuple[Step, ...]
 
     @property
-    def peak_per_s(self) -> float:
-        """The highest step."""
-        return max(one.per_s for one in self.steps)
-
-    @property
     def place(self) -> str:
         """`host1:rxe0`."""
         return f"{self.node}:{self.name.rpartition('.')[0]}"

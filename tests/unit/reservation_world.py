@@ -164,7 +164,7 @@ class User:
             for _ in range(chance.randrange(12)):
                 self.world.pause(self)
                 try:
-                    chance.choice((held.refresh, held.heartbeat, lambda: held.require(held.covers)))()
+                    chance.choice((held.refresh, held.heartbeat))()
                 except FaultbedError:
                     self.lost += 1
                     raise

@@ -38,7 +38,7 @@ def test_a_step_is_the_growth_between_two_samples_of_the_node():
         sample(7, rxe0__rcvd_seq_err=10),
     )
 
-    assert (one.node, one.name, one.grown, one.peak_per_s) == ("host1", "rxe0.rcvd_seq_err", 6, 1.5)
+    assert (one.node, one.name, one.grown) == ("host1", "rxe0.rcvd_seq_err", 6)
     assert one.steps == (Step(start_s=1, end_s=3, per_s=0), Step(start_s=3, end_s=7, per_s=1.5))
     assert one.label == "host1:rxe0 NAKs received (rcvd_seq_err)"
 
