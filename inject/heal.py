@@ -213,7 +213,7 @@ def script(lab: Lab, machine: str) -> str:
             if lab.carrier(port.node).name != machine:
                 continue
             netns = lab.netns(port.node)
-            at, name = f"-n {netns} " if netns else "", f"{port.node}:{port.netdev}"
+            at, name = f"-n {shlex.quote(netns)} " if netns else "", f"{port.node}:{port.netdev}"
             is_up = f'[ -n "$(ip {at}link show dev {port.netdev} up 2>/dev/null)" ]'
             if lab.kind == "soft" or _was_up(before, port):
                 lines.append(
@@ -234,7 +234,7 @@ def _made(lab: Lab, machine: str) -> list[str]:
         needs += [f"/sys/class/infiniband/{rnic.name}" for rnic in lab.topology.host_by_name[machine].rnics]
     if not needs:
         return []
-    return [f'for x in {" ".join(needs)}; do [ -e $x ] || {{ echo "{_UNMADE} $x"; exit 0; }}; done']
+    return [f'for x in {shlex.join(needs)}; do [ -e "$x" ] || {{ echo "{_UNMADE} $x"; exit 0; }}; done']
 
 
 def _switches(lab: Lab) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 # The kernel takes almost anything (IFNAMSIZ - 1; dev_valid_name() in net/core/dev.c); a shell on a machine does not.
 _NETDEV = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
 _DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # IB_DEVICE_NAME_MAX - 1
+_NETNS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # a file name under /run/netns, and a word for root's shell
 _PCIE = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MTU_MIN, _MTU_MAX = 1280, 65535
 _ASN_MIN, _ASN_MAX = 1, 2**32 - 2  # RFC 7607 and RFC 7300 reserve what is beside
@@ -173,6 +174,11 @@ def _check_switch_values(taken: _Taken, mistakes: Mistakes, place: str, name: st
         if not _ASN_MIN <= switch.asn <= _ASN_MAX:
             raise mistake(file, f"{place}.asn", f"must be {_ASN_MIN} to {_ASN_MAX}, not {switch.asn}")
         taken.take("ASN", str(switch.asn), f"{place}.asn")
+        if switch.netns is not None:
+            if not _NETNS.fullmatch(switch.netns):
+                words = f'"{switch.netns}" is no namespace; use letters, digits, and - _ . (63 at most)'
+                raise mistake(file, f"{place}.netns", words)
+            taken.take(f"namespace on {switch.carrier}", switch.netns, f"{place}.netns")
         _take_address(file, taken, f"{place}.loopback", switch.loopback)
     for index, port in enumerate(switch.ports):
         at = f"{place}.ports[{index}]"

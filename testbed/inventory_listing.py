@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from shutil import which
@@ -28,6 +27,7 @@ from testbed.shipped import playbooks
 
 __all__ = ["listing"]
 
+_MOST_VALUES = 1_000_000
 _ASK_TIMEOUT_S = 60.0
 
 
@@ -76,24 +76,49 @@ def _refuse_bad_yaml(path: Path, text: str) -> None:
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: not a YAML inventory: the top must be a mapping with `all:`")
     try:
-        twice = next(_twice(root), None)
+        twice, size = _look_through(root)
     except RecursionError:
         raise ConfigError(f"{path}: nested too deep, or an anchor (&) that holds an alias (*) of itself") from None
+    if size > _MOST_VALUES:
+        words = f"its aliases (*) stand for {size:,} values, more than {_MOST_VALUES:,}; write them out, or use fewer"
+        raise ConfigError(f"{path}: {words}")
     if twice is not None:
         raise ConfigError(f'{path}:{twice[1]}: "{twice[0]}" is written twice in one mapping')
 
 
-def _twice(node: yaml.Node) -> Iterator[tuple[str, int]]:
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _twice(item)
-    elif isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if isinstance(key.value, str) and key.value in seen:
-                yield key.value, key.start_mark.line + 1
-            seen.add(str(key.value))
-            yield from _twice(value)
+def _look_through(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
+    """The first key that is written twice in one mapping, with its line, and how many values the aliases make.
+
+    Each node is looked at once, however many aliases lead to it: their number grows exponentially with nested anchors.
+
+    Raises:
+        RecursionError: nested too deep, or an anchor holds itself.
+    """
+    twice: list[tuple[str, int]] = []
+    sizes: dict[int, int] = {}
+
+    def size_of(node: yaml.Node) -> int:
+        if id(node) in sizes:
+            if not sizes[id(node)]:
+                raise RecursionError
+            return sizes[id(node)]
+        sizes[id(node)] = 0
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key.value, str) and key.value in seen:
+                    twice.append((key.value, key.start_mark.line + 1))
+                seen.update([key.value] if isinstance(key.value, str) else [])
+            size = 1 + sum(size_of(key) + size_of(value) for key, value in node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            size = 1 + sum(map(size_of, node.value))
+        else:
+            size = 1
+        sizes[id(node)] = size
+        return size
+
+    size = size_of(root)
+    return min(twice, key=lambda one: one[1], default=None), size
 
 
 def _digest(path: Path, text: str) -> str:

@@ -129,6 +129,17 @@ def put(target, **values):
             )
             for netdev in ("be0;reboot", "$(reboot)", "`id`", "-be0")
         ),
+        *(
+            (
+                lambda g, v, netns=netns: put(rtsw(g), faultbed_netns=netns),
+                f'FILE: rtsw.rtsw1.netns: "{netns}" is no namespace; use letters, digits, and - _ . (63 at most)',
+            )
+            for netns in ("rtsw1;reboot", "$(reboot)", "../rtsw1", "-rtsw1", "a b")
+        ),
+        (
+            lambda g, v: put(rtsw(g), faultbed_netns="ctsw1"),
+            "FILE: ctsw.ctsw1.netns: namespace on fabric ctsw1 is already rtsw.rtsw1.netns",
+        ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][0], name="rxe0;id"),
             'FILE: hosts.host1.rnics[0].name: not a device name "rxe0;id": letters, digits, dots, dashes, underscores',
@@ -230,6 +241,10 @@ def test_missing_file_names_the_nearest_one(tmp_path):
         load(tmp_path / "sotf.yml")
 
 
+BOMB = "  a0: &a0 [x, x]\n" + "".join(f"  a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 200))
+"""200 lists, each of two aliases of the one before: 2**200 values, had somebody to write them out."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -240,6 +255,7 @@ def test_missing_file_names_the_nearest_one(tmp_path):
         ("", r"lab.yml: not a YAML inventory"),
         ("all:\n  hosts: {a: , b: }\n  hosts: {c: }\n", r'lab.yml:3: "hosts" is written twice'),
         ("all:\n  hosts: &a {b: *a}\n", r"lab.yml: nested too deep, or an anchor"),
+        ("all:\n" + BOMB, r"lab.yml: its aliases \(\*\) stand for [\d,]+ values, more than 1,000,000"),
         ("all:\n  hosts: 7\n", r"lab.yml: Ansible cannot read this inventory: "),
     ],
 )
