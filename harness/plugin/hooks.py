@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.plugin.keys import EXPIRED, FAILED, QUARANTINED, RAN, RUNNING
+from harness.plugin.keys import EXPERIMENTS, EXPIRED, FAILED, QUARANTINED, RAN, RUNNING
 from harness.plugin.skips import lines, reasons, skip
 from testbed.errors import DirtyLab, FaultbedError, RevertFailed
 
@@ -94,10 +94,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and refuse experiments that are configured and not there."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
-    for path in config.getini("faultbed_experiments"):
+    asked = [path.resolve() for path in config.getini("faultbed_experiments")]
+    for path in asked:
         if not path.exists():
             said = f"faultbed_experiments: no file or folder {path}; correct the path or remove it"
             raise pytest.UsageError(said)
+    config.stash[EXPERIMENTS] = tuple(asked)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -241,8 +243,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """Collect an experiment that the project's configuration asks for; another project's TOML files are its own."""
     if file_path.suffix != ".toml":
         return None
-    asked: list[Path] = parent.config.getini("faultbed_experiments")
-    if not any(file_path.is_relative_to(place) for place in asked):
+    resolved = file_path.resolve()
+    if not any(resolved.is_relative_to(place) for place in parent.config.stash[EXPERIMENTS]):
         return None
     from harness.plugin.items import ExperimentFile
 

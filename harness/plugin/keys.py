@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,10 @@ if TYPE_CHECKING:
     from harness.plugin.quarantine import Entry
     from traffic.run import Running
 
-__all__ = ["EXPIRED", "FAILED", "QUARANTINED", "RAN", "RUNNING"]
+__all__ = ["EXPERIMENTS", "EXPIRED", "FAILED", "QUARANTINED", "RAN", "RUNNING"]
+
+EXPERIMENTS: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
+"""On the session's configuration: the files and folders of experiments that it asks for, resolved."""
 
 EXPIRED: pytest.StashKey[Entry] = pytest.StashKey()
 """On an item: its quarantine entry, whose last day is over."""

@@ -432,7 +432,19 @@ def test_plugin_without_configured_experiments_leaves_toml_files_alone(pytester)
 
 @pytest.mark.parametrize(
     ("asked", "collected"),
-    [("mine", {"a", "deep"}), ("mine/a.toml", {"a"}), ("mine/deeper other", {"deep", "o"}), ("", set())],
+    [
+        ("mine", {"a", "deep"}),
+        ("mine/a.toml", {"a"}),
+        [
+            ("mine", {"a", "deep"}),
+            ("mine/a.toml", {"a"}),
+            ("mine/deeper other", {"deep", "o"}),
+            ("other/../mine/deeper", {"deep"}),
+            ("", set()),
+        ],
+        ("other/../mine/deeper", {"deep"}),
+        ("", set()),
+    ],
 )
 def test_plugin_collects_experiments_of_configured_files_and_folders(pytester, asked, collected):
     pytester.makeini(f"[pytest]\nfaultbed_experiments = {asked}\n")

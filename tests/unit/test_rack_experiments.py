@@ -1,10 +1,11 @@
-"""Experiments of one kind of lab: those of racks fit the example; on a lab of the other kind one is skipped."""
+"""Experiments of racks fit the example, that of both kinds fits both; on a lab of the other kind one is skipped."""
 
 from pathlib import Path
 
 import pytest
 
 from harness.experiment import file as experiment_module
+from harness.experiment.plan import encode
 from harness.report.step_summary import markdown, read_junit
 from harness.run import loop as run
 from inject import safety
@@ -31,6 +32,17 @@ def test_it_can_be_done_on_the_example_and_its_owner_allows_it(path):
         safety.check(fault, RACK)
     with pytest.raises(Unsupported, match="it is for a rack lab; soft is none"):
         run.decide(decided.experiment, path.read_bytes(), SOFT)
+
+
+def test_experiment_with_selectors_is_planned_on_both_kinds_of_lab_and_always_the_same():
+    path = FOLDER / "anywhere.toml"
+    experiment = experiment_module.load(path)
+    assert experiment.lab_kind is None
+    for inventory, rnic in ((SOFT, "rxe0"), (RACK, "mlx5_0")):
+        decided = run.decide(experiment, path.read_bytes(), inventory)
+        assert [fault.target.text for fault in decided.faults] == [f"rtsw1:host1:{rnic}", "host2:gpu0"]
+        assert run.refusal(decided, inventory) is None
+        assert encode(decided.plan) == encode(run.decide(experiment, path.read_bytes(), inventory).plan)
 
 
 EXACT = """
