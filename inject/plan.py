@@ -21,6 +21,7 @@ from typing import Any
 from inject import aim, rack
 from inject.catalogue import Binding, FaultKind, Fidelity, Param, find
 from inject.claims import both_claim
+from inject.selection import Selection
 from testbed.errors import Unsupported, UsageError
 from testbed.nearest import hint
 from testbed.selectors import resolve, select_one
@@ -33,13 +34,17 @@ PSN_COUNT = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
-    """A fault as a person wrote it: kind, target, window (seconds from the start of the workload) and parameters."""
+    """A fault as a person wrote it: kind, target, window (seconds from the start of the workload) and parameters.
+
+    `seed` decides which packets it takes (`inject.selection`): 0 to 2³¹ - 1.
+    """
 
     kind: str
     target: str
     at_s: float = 0.0
     for_s: float
     params: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,8 @@ class PlannedFault:
     `must_not_move` the counters (`node/name`, as in `testbed.counters`) that decide whether it fired, `shows` what the
     readback must say of where it is, `while_on` what states read while it is there, `restored` what they read once it
     is over, `reads` the machines whose counters are needed, `of_workload` that what it changes is there only while a
-    workload runs, `complete_after` after how many hits it is over by its nature (None: it lasts for its window).
+    workload runs, `complete_after` after how many hits it is over by its nature (None: it lasts for its window),
+    `selection` which packets the seed has chosen (None: the fault takes none by a draw).
     """
 
     id: str
@@ -74,6 +80,7 @@ class PlannedFault:
     learn: aim.Learn | None
     of_workload: bool
     complete_after: int | None = None
+    selection: Selection | None = None
 
     @property
     def reads_keys(self) -> tuple[str, ...]:
@@ -111,6 +118,7 @@ class PlannedFault:
             "complete_after": self.complete_after,
             "learn": dataclasses.asdict(self.learn) if self.learn else None,
             "reads": list(self.reads),
+            "selection": self.selection.to_json() if self.selection else None,
         }
 
 
@@ -148,6 +156,7 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
             params=params,
             topology=topology,
             where=where,
+            seed=spec.seed,
         )
     )
     return PlannedFault(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,7 @@ from testbed.counters import Snapshot, flat_deltas
 
 __all__ = ["Armed", "Cleared", "Fired", "Receipt", "end_sentence", "judge_fired", "not_cleared"]
 
-_LEFT_OUT = ("between_ns", "passed")
+_LEFT_OUT = ("between_ns", "passed", "selection")
 """Keys of `fired` that are not there when there is nothing to say."""
 
 
@@ -56,6 +55,7 @@ class Fired:
     50 ms for a cgroup; longer where asking is slow, at most 5 % of the time goes into it), and exact for edges.
     `between_ns` are two moments between which it fired first, whatever the clocks; None: it never did.
     `passed` is the number of packets that a share, or every n-th, was taken of; None: the fault takes none.
+    `selection` says how the seed decided which packets were taken; None: nothing was drawn.
     """
 
     count: int
@@ -66,6 +66,7 @@ class Fired:
     must_not_move: Mapping[str, int]
     between_ns: tuple[int, int] | None = None
     passed: int | None = None
+    selection: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +188,7 @@ def judge_fired(
     doubts += [f"{key} moved by {delta}: it must not" for key, delta in stayed.items() if delta]
     doubts += [f"{key} can no longer be read" for key in lost]
     passed = observed.get("passed")
-    doubts += _doubts_of_share(planned.params, count, passed)
+    doubts += _doubts_of_share(planned, count, passed)
     fired = Fired(
         count=count,
         first_ns=observed.get("first_ns"),
@@ -203,6 +204,7 @@ def judge_fired(
         must_move=moved,
         must_not_move=stayed,
         passed=passed,
+        selection=str(planned.selection) if planned.selection else None,
     )
     return fired, tuple(doubts)
 
@@ -226,21 +228,19 @@ def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
     ]
 
 
-def _doubts_of_share(params: Mapping[str, Any], count: int, passed: int | None) -> list[str]:
-    """Whether as many packets were hit as were to be: exactly every n-th, or a share within six standard deviations.
-
-    By chance alone a binomial count is farther off in one of 10⁸ faults, or fewer (Feller 1968, VII.6).
-    """
+def _doubts_of_share(planned: PlannedFault, count: int, passed: int | None) -> list[str]:
+    """Compare the packets hit with those that were to be, of so many that passed: which ones is decided by the plan."""
     if passed is None:
         return []
-    if (every := params.get("every")) is not None:
-        expected, margin = passed // every, 1.0  # one may be on its way between the two counters
+    if (every := planned.params.get("every")) is not None:
+        expected = passed // every
+    elif planned.selection is not None and planned.selection.period:
+        expected = planned.selection.taken_of(passed)
     else:
-        share = float(params["share"])
-        expected, margin = round(passed * share), 1 + 6 * math.sqrt(passed * share * (1 - share))
-    if abs(count - expected) <= margin:
         return []
-    return [f"{count} of {passed} packets were hit, {expected} ± {margin:.0f} were to be"]
+    if abs(count - expected) <= 1:  # one may be on its way between the two counters
+        return []
+    return [f"{count} of {passed} packets were hit, {expected} ± 1 were to be"]
 
 
 def _there(snapshot: Snapshot, key: str) -> bool:

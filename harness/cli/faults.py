@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import shlex
 import threading
 import time
@@ -27,6 +28,7 @@ from inject.journal import Journal
 from inject.plan import FaultSpec, PlannedFault
 from inject.plan import plan as plan_fault
 from inject.receipt import Fired, Receipt
+from inject.selection import MOST_SEED
 from testbed import auditlog, dirty
 from testbed.errors import FaultError, Unreachable, UsageError
 from testbed.holding import hold
@@ -67,6 +69,11 @@ def faults(session: Session, *, kind: str | None, as_json: bool) -> None:
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the kind; repeatable.")
 @click.option("--qp", help="packet.drop: the destination QP (short for --set qp=…).")
 @click.option("--psn", help="packet.drop: the PSN, absolute or +N ahead of what passes (short for --set psn=…).")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, MOST_SEED),
+    help="Which packets it takes: the same seed takes the same ones. Without: drawn, and shown.",
+)
 @click.option("--plan", "only_plan", is_flag=True, help="Print every command and its revert, and do nothing.")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Where intents are written down first."
@@ -83,6 +90,7 @@ def inject(
     settings: tuple[str, ...],
     qp: str | None,
     psn: str | None,
+    seed: int | None,
     only_plan: bool,
     confirm: str | None,
     journal: Path | None,
@@ -97,7 +105,8 @@ def inject(
     """
     inventory = session.inventory()
     params = _params([*settings, *([f"qp={qp}"] if qp else []), *([f"psn={psn}"] if psn else [])])
-    spec = FaultSpec(kind=kind, target=target, for_s=parse_duration(duration), params=params)
+    seed = secrets.randbelow(MOST_SEED + 1) if seed is None else seed
+    spec = FaultSpec(kind=kind, target=target, for_s=parse_duration(duration), params=params, seed=seed)
     planned = plan_fault(spec, inventory.topology, lab_kind=inventory.kind)
     confirmed = (confirm,) if confirm else ()
     if only_plan:
@@ -287,6 +296,8 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
         )
     )
     session.table(("do", "revert"), [(step.do, step.undo) for step in planned.steps])
+    if planned.selection is not None:
+        session.out.print(f"its packets are {planned.selection}", soft_wrap=True)
     for line in _looks(planned):
         session.out.print(line, soft_wrap=True)
     if planned.lab_kind == "rack":
@@ -334,7 +345,8 @@ def _show_receipt(session: Session, receipt: Receipt, outcome: dirty.Outcome, *,
 
 
 def _of(fired: Fired) -> str:
-    return "" if fired.passed is None else f", of {fired.passed} packets"
+    passed = "" if fired.passed is None else f", of {fired.passed} packets"
+    return passed + (f", {fired.selection}" if fired.selection else "")
 
 
 def _yes(flag: bool) -> Text:  # noqa: FBT001 (one word from one flag)

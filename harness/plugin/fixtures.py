@@ -104,8 +104,8 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
     made: list[Prepared] = []
     with Journal(folder / "journal.jsonl") as journal, Injector(lab, journal, mutate=mutation) as injector:
 
-        def prepare(kind: str, target: str, *, for_s: float = 60.0, **params: Any) -> Prepared:
-            spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
+        def prepare(kind: str, target: str, *, for_s: float = 60.0, seed: int = 1, **params: Any) -> Prepared:
+            spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params, seed=seed)
             active = injector.active()
             try:
                 *before, planned = plan_beside(

@@ -95,6 +95,7 @@ def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tup
             at_s=fault.at_ns / 1e9,
             for_s=fault.duration_ns / 1e9,
             params=fault.parameters,
+            seed=fault.seed,
         )
         for fault in planned.faults
     ]

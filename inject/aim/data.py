@@ -5,7 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from inject.aim.hop import device_of, hop_of, hop_request, hop_steps, matches, one_packet, ruleset, table_of
+from inject.aim.hop import (
+    device_of,
+    hop_of,
+    hop_request,
+    hop_steps,
+    matches,
+    one_packet,
+    ruleset,
+    selection_of,
+    table_of,
+)
 from inject.aim.shot import Request, Shot, Step, Witness, held, rnic_counters
 from inject.node.inside import ip
 from testbed.errors import UsageError
@@ -43,6 +53,7 @@ def _corrupt(asked: Request) -> Shot:
         shows={"device": hop.port.netdev, "hook": hop.hook},
         learn=learn,
         complete_after=one_packet(asked),
+        selection=selection_of(asked),
     )
 
 

@@ -12,6 +12,7 @@ own queue stays as it is (ifb: drivers/net/ifb.c).
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from inject.aim.shot import Learn, Place, Request, Step, held, link_of, on_switch, rnic_counters
 from inject.node.detour import GUEST, OWN, REDIRECTION
 from inject.node.inside import inside, ip
+from inject.selection import Selection, by_share
 from testbed.errors import UsageError
 from testbed.topology import Port, Target
 
@@ -36,6 +38,7 @@ __all__ = [
     "matches",
     "one_packet",
     "ruleset",
+    "selection_of",
 ]
 
 ROCE_PORT = 4791
@@ -62,6 +65,8 @@ CORRUPTED_ID = 0xBEEF
 
 PASSED = 'counter name "passed"'
 """Counts what a share, or every n-th, is taken of."""
+
+_LONG_SET = re.compile(r"\{ ((?:\d+, ){7}\d+)(?:, \d+){8,} \}")
 
 ACTS: Mapping[str, str] = {
     "drop": 'counter name "hits" drop',
@@ -116,14 +121,20 @@ def matches(asked: Request) -> tuple[list[str], Learn | None]:
         match += [f"{_PSN} {'@psn@' if ahead is not None else psn}", f"numgen inc mod {1 << 31} {params['round'] - 1}"]
     elif every is not None:
         match += [PASSED, f"numgen inc mod {every} {every - 1}"]
-    elif share is not None and share < 1:
-        match += [PASSED, f"numgen random mod 1000000 < {max(1, round(share * 1_000_000))}"]
+    elif (selection := selection_of(asked)) is not None:
+        match += [PASSED, selection.expression()]
     return match, learn
 
 
 def one_packet(asked: Request) -> int | None:
     """Return how many hits complete a packet fault: 1 for one packet by its PSN, None for all that passes meanwhile."""
     return 1 if asked.params.get("psn") is not None else None
+
+
+def selection_of(asked: Request) -> Selection | None:
+    """Return the draw of the packets that a share takes; None without a share, or if it takes all."""
+    share = asked.params.get("share")
+    return by_share(share, asked.seed) if share is not None and share < 1 else None
 
 
 def ends_of(asked: Request) -> dict[str, Target]:
@@ -214,8 +225,9 @@ def hop_request(asked: Request, hop: Hop, rules: str) -> dict[str, Any]:
 
 
 def hop_steps(asked: Request, hop: Hop, rules: str) -> tuple[Step, ...]:
-    """The same for people."""
+    """The same for people, without the many positions of a draw: those are in the request."""
     nft = f"{inside(hop.place.netns)}nft"
+    rules = _LONG_SET.sub(r"{ \1, ... }", rules)
     return (
         Step(
             do=f"{nft} -f - <<'END'\n{rules}END",

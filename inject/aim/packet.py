@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from inject.aim.hop import (
     ACTS,
@@ -18,8 +19,10 @@ from inject.aim.hop import (
     matches,
     one_packet,
     ruleset,
+    selection_of,
 )
 from inject.aim.shot import Request, Shot, Step, Witness, held, rnic_counters
+from inject.selection import by_netem, netem_seed
 from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
@@ -45,11 +48,20 @@ def _in_hop(asked: Request, act: str, witness: Witness) -> Shot:
         shows={"device": hop.port.netdev, "hook": hop.hook},
         learn=learn,
         complete_after=one_packet(asked),
+        selection=selection_of(asked),
     )
 
 
-def _on_detour(asked: Request, queue: str, witness: Witness, *, count: str = "hits", drain_ms: float = 0.0) -> Shot:
+def _on_detour(
+    asked: Request, queue: str, witness: Witness, *, count: str = "hits", drain_ms: float = 0.0, draws: bool = False
+) -> Shot:
+    """Plan a fault on a detour; `draws` says that its queue draws at random for each packet."""
     match, learn = matches(asked)
+    selection, shows = selection_of(asked), dict[str, Any](queue=queue.partition(" ")[0])
+    if draws:
+        selection = selection or by_netem(asked.seed)
+        seed = netem_seed(asked.seed)
+        queue, shows = f"{queue} seed {seed}", {**shows, "queue_seed": seed}
     hop = hop_of(asked)
     rules = ruleset(asked, hop, match, detour_act(asked, hop))
     return Shot(
@@ -58,9 +70,10 @@ def _on_detour(asked: Request, queue: str, witness: Witness, *, count: str = "hi
         steps=detour_steps(asked, hop, rules, queue=queue),
         must_move=(witness,),
         must_not_move=rnic_counters(asked.topology, "send_err"),
-        shows={"device": hop.port.netdev, "hook": hop.hook, "queue": queue.partition(" ")[0]},
+        shows={"device": hop.port.netdev, "hook": hop.hook, **shows},
         learn=learn,
         complete_after=one_packet(asked),
+        selection=selection,
     )
 
 
@@ -89,7 +102,7 @@ def _drop(asked: Request) -> Shot:
         return _in_hop(asked, "drop", _lost(asked))
     queue = f"netem {_LIMIT} loss gemodel {' '.join(f'{100 * chance:.6f}%' for chance in _gilbert_elliott(asked))}"
     without = dataclasses.replace(asked, params={k: v for k, v in params.items() if k != "share"})
-    return _on_detour(without, queue, _lost(asked), count="drops")
+    return _on_detour(without, queue, _lost(asked), count="drops", draws=True)
 
 
 def _gilbert_elliott(asked: Request) -> tuple[float, float, float, float]:
@@ -133,7 +146,8 @@ def _delay(asked: Request) -> Shot:
         raise UsageError(f"{asked.where}.jitter: {jitter_ms:g} ms is more than the delay of {delay_ms:g} ms")
     jitter = f" {jitter_ms:g}ms" if jitter_ms else ""
     queue = f"netem {_LIMIT} delay {delay_ms:g}ms{jitter}"
-    return _on_detour(asked, queue, _seen(asked, hop_of(asked), "InECT1Pkts"), drain_ms=delay_ms + jitter_ms)
+    witness = _seen(asked, hop_of(asked), "InECT1Pkts")
+    return _on_detour(asked, queue, witness, drain_ms=delay_ms + jitter_ms, draws=bool(jitter_ms))
 
 
 def _reorder(asked: Request) -> Shot:

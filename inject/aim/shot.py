@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from inject.selection import Selection
 from testbed.errors import Unsupported, UsageError
 from testbed.topology import Link, Port, Target, Topology
 
@@ -83,6 +84,7 @@ class Request:
     params: Mapping[str, Any]
     topology: Topology
     where: str
+    seed: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class Shot:
     None: nothing of that name is there. `of_workload`: what is changed is there only while a workload runs.
     `complete_after` is set where the fault is over by its nature once it has struck so often: then its window is only
     the time in which that may happen (`inject.proof`).
+    `selection` is how the seed decides which packets are taken; None: nothing is left to a draw.
     """
 
     place: Place
@@ -107,6 +110,7 @@ class Shot:
     learn: Learn | None = None
     of_workload: bool = False
     complete_after: int | None = None
+    selection: Selection | None = None
 
 
 def held(

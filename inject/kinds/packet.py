@@ -8,7 +8,7 @@ from inject.kinds.link import DIRECTION
 __all__ = ["FILTERS", "KINDS"]
 
 FILTERS = (
-    Param(name="share", type="number", unit="", summary="share of packets, at random", low=0.000001, high=1),
+    Param(name="share", type="number", unit="", summary="share of packets, chosen by the seed", low=0.000001, high=1),
     Param(name="every", type="integer", unit="", summary="every n-th packet", low=1, high=1_000_000_000),
     Param(
         name="psn", type="psn", unit="", summary="this packet once; +N: at least so far ahead of what passes the hop"
@@ -56,7 +56,7 @@ def _packet(name: str, summary: str, *own: Param, **rest: str) -> FaultKind:
 
 _DROP = _packet(
     "drop",
-    "lose RoCEv2 packets in the fabric: a random share (in bursts, if wanted), every n-th, or one by QP and PSN",
+    "lose RoCEv2 packets in the fabric: a share chosen by the seed (or bursts), every n-th, or one by QP and PSN",
     Param(
         name="burst",
         type="number",

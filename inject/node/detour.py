@@ -12,8 +12,10 @@ has the kernel drop what passes the port meanwhile, whosever it is (net/sched/sc
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import sys
 import time
 from typing import Any
 
@@ -25,11 +27,13 @@ from testbed.onnode.netlink import ECHO, REQUEST, Netlink, attributes
 
 __all__ = ["GUEST", "OWN", "REDIRECTION", "DetourActuator"]
 
-# linux/rtnetlink.h, linux/gen_stats.h
+# linux/rtnetlink.h, linux/gen_stats.h, linux/pkt_sched.h
 _RTM_GETQDISC = 38
 _TC_H_ROOT = 0xFFFFFFFF
 _TCMSG = struct.Struct("=BxxxiIII")
-_TCA_KIND, _TCA_STATS2 = 1, 7
+_TCA_KIND, _TCA_OPTIONS, _TCA_STATS2 = 1, 2, 7
+_NETEM_OPTIONS_BYTES, _TCA_NETEM_PRNG_SEED = 24, 14
+_SEED_SINCE = (6, 6)
 _STATS_BASIC, _STATS_QUEUE = 1, 3
 REDIRECTION = (
     "protocol ip prio {prio} u32 match u32 0 0 match mark {mark:#x} 0xffffffff action mirred egress redirect dev {via}"
@@ -51,6 +55,11 @@ class DetourActuator(HopActuator):
 
     def prepare(self) -> dict[str, Any]:
         """As the hop; and refuse a port whose way out somebody else directs, and a device of our name."""
+        if " seed " in self._queue and _kernel() < _SEED_SINCE:
+            raise Refused(
+                f"netem of Linux {os.uname().release} takes no seed (6.6 does): its packets could not be chosen again; "
+                "leave out burst and jitter"
+            )
         # Without this the module would make two devices nobody asked for (drivers/net/ifb.c, numifbs).
         run(["modprobe", "ifb", "numifbs=0"])
         before = super().prepare()
@@ -115,6 +124,8 @@ class DetourActuator(HopActuator):
         now = self._stats() if self._laid else {}
         there = self._via in (name for _, name in socket.if_nameindex())
         seen |= {"via": self._via, "queue": self._kind() if there else None}
+        if " seed " in self._queue:
+            seen["queue_seed"] = self._seed() if there else None
         seen |= {
             f"queue_{name}": value + self._past.get(name, 0)
             for name, value in (now or dict.fromkeys(self._past, 0)).items()
@@ -160,8 +171,19 @@ class DetourActuator(HopActuator):
     def _kind(self) -> str:
         return self._root().get(_TCA_KIND, b"").rstrip(b"\0").decode()
 
+    def _seed(self) -> int | None:
+        """Return the seed of the netem queue, as the kernel has it."""
+        options = attributes(self._root().get(_TCA_OPTIONS, b"")[_NETEM_OPTIONS_BYTES:])
+        seed = options.get(_TCA_NETEM_PRNG_SEED)
+        return int.from_bytes(seed, sys.byteorder) if seed else None
+
     def _root(self) -> dict[int, bytes]:
         if self._route is None:
             return {}
         asked = _TCMSG.pack(socket.AF_UNSPEC, socket.if_nametoindex(self._via), 0, _TC_H_ROOT, 0)
         return attributes(self._route.ask(_RTM_GETQDISC, asked, flags=REQUEST | ECHO)[_TCMSG.size :])
+
+
+def _kernel() -> tuple[int, ...]:
+    numbers = os.uname().release.split("-")[0].split(".")[:2]
+    return tuple(int(number) for number in numbers)

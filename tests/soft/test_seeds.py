@@ -1,0 +1,92 @@
+"""The seed of a fault decides which packets it takes: by captures on both sides of the hop, on the soft lab.
+
+One small message is under way at a time, so that a lost packet is followed by itself: the order of packets at the hop
+is the same in every run, however fast the machine is.
+"""
+
+import numpy as np
+import pytest
+from waiting import until
+
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+from testbed import capture
+from testbed.packets.columns import decode
+from traffic import flow
+from traffic.flow import FlowSpec
+from traffic.plan import QpParams
+
+pytestmark = pytest.mark.soft
+
+MESSAGES = 250
+PATIENT = QpParams(timeout=17, retry_cnt=7)
+"""An ACK timeout of 0.54 s: a virtual CPU that pauses for less sends nothing twice."""
+
+
+def ends(lab):
+    one, two = lab.topology.hosts[:2]
+    return f"{one.name}:{one.rnics[0].name}", f"{two.name}:{two.rnics[0].name}"
+
+
+def offered_and_lost(lab, params, seed, journal):
+    """Run one flow through an armed fault; return (PSN, whether it was lost) of each packet in the order of the hop.
+
+    The hop is the port towards the receiver: what the sender's port takes in is offered to it, and what does not leave
+    the receiver's port before the same PSN comes again is lost.
+    """
+    src, dst = ends(lab)
+    planned = plan(
+        FaultSpec(kind="packet.drop", target=dst, for_s=120.0, params=params, seed=seed), lab.topology, lab_kind="soft"
+    )
+    names = [capture.port_named(lab.topology, end)[0] for end in (src, dst)]
+    with Journal(journal) as written, Injector(lab, written) as injector, capture.start(lab, names) as running:
+        prepared = injector.prepare(planned)
+        prepared.arm()
+        sent = flow.start(
+            lab,
+            FlowSpec(src=src, dst=dst, message_bytes=512, depth=1, messages=MESSAGES, op_deadline_s=60.0, qp=PATIENT),
+        )
+        until(lambda: sent.is_over, within_s=110.0)
+        assert sent.wait(60.0).outcome == "completed"
+        receipt = prepared.clear()
+        captured = running.stop()
+    assert receipt.proved, receipt.doubts
+    assert all(proof.is_whole for proof in captured.proofs), captured.proofs
+    packets = decode(captured.frames)
+    requests = packets.take((packets.opcode < 0x0D) & (packets.dqpn == sent.connections[0].rqpn))
+    came = requests.take((requests.port == 0) & (requests.outbound == 0))
+    left = requests.take((requests.port == 1) & (requests.outbound == 1))
+    assert len(came) >= MESSAGES
+    assert receipt.fired.count == len(came) - len(left)
+    ends_ns = [*came.time_ns[1:], np.iinfo(np.int64).max]
+    lost = []
+    for psn, from_ns, to_ns in zip(came.psn, came.time_ns, ends_ns, strict=True):
+        passed = (left.psn == psn) & (left.time_ns >= from_ns) & (left.time_ns < to_ns)
+        lost.append((int(psn), not passed.any()))
+    return planned, lost
+
+
+def numbers_lost(lost):
+    return [number for number, (_, is_lost) in enumerate(lost) if is_lost]
+
+
+def test_packets_of_a_share_are_those_the_seed_has_chosen(lab, tmp_path):
+    """Same seed twice: the same PSNs are lost, and they are those that the plan names; another seed: others."""
+    runs = [offered_and_lost(lab, {"share": 0.04}, seed, tmp_path / f"{n}") for n, seed in enumerate((5, 5, 6))]
+    for planned, lost in runs:
+        assert numbers_lost(lost) == [number for number in range(len(lost)) if planned.selection.takes(number)]
+        assert len(numbers_lost(lost)) >= 3
+    first, again, other = ([psn for psn, is_lost in lost if is_lost] for _, lost in runs)
+    assert first == again
+    assert numbers_lost(runs[2][1]) != numbers_lost(runs[0][1])
+    assert first != other
+
+
+@pytest.mark.slow
+def test_packets_of_bursts_are_those_the_seed_has_chosen(lab, tmp_path):
+    """A Gilbert-Elliott channel, which netem draws with the seed: the same packets twice, and others with another."""
+    params = {"share": 0.05, "burst": 3}
+    runs = [numbers_lost(offered_and_lost(lab, params, seed, tmp_path / f"{n}")[1]) for n, seed in enumerate((5, 5, 6))]
+    assert runs[0] == runs[1] != runs[2]
+    assert min(map(len, runs)) >= 2

@@ -1,0 +1,168 @@
+"""Which packets a seed chooses, as planned and as a rule. What the kernel does with the rule is tested on a lab."""
+
+import itertools
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planned_faults import SOFT, soft
+
+from harness.experiment import file
+from harness.experiment.plan import plan as plan_experiment
+from inject.plan import FaultSpec, plan
+from inject.selection import MOST_POSITIONS, MOST_SEED, by_share, netem_seed
+
+SHARES = st.floats(1e-6, 1 - 1e-6)
+SEEDS = st.integers(0, MOST_SEED)
+
+
+@given(SHARES, SEEDS)
+def test_share_of_a_period_is_the_share_asked_for(share, seed):
+    """Within one part in a thousand of what is taken, or of what is spared; every position is inside the period."""
+    chosen = by_share(share, seed)
+    smaller = min(share, 1 - share)
+    assert chosen.share == pytest.approx(share, abs=smaller / 1000)
+    assert 0 < len(chosen.positions) <= MOST_POSITIONS
+    assert list(chosen.positions) == sorted(set(chosen.positions))
+    assert 0 <= chosen.positions[0] <= chosen.positions[-1] < chosen.period < 2**31
+
+
+@pytest.mark.parametrize("share", [0.5, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003, 0.001, 0.0001, 0.00001, 0.9])
+def test_usual_shares_are_exact(share):
+    chosen = by_share(share, 7)
+    taken = chosen.taken_of(chosen.period)
+    assert taken / chosen.period == pytest.approx(share, rel=1e-12)
+
+
+@given(SHARES, SEEDS, st.integers(0, 1000))
+def test_count_of_the_first_packets_is_the_sum_of_the_single_ones(share, seed, packets):
+    """Across the end of a period, too."""
+    chosen = by_share(share, seed)
+    begin, listed = chosen.period - 100, set(chosen.positions)
+    expected = sum((number % chosen.period in listed) is not chosen.spared for number in range(begin, begin + packets))
+    assert chosen.taken_of(begin + packets) - chosen.taken_of(begin) == expected
+    assert sum(chosen.takes(number) for number in range(50)) == chosen.taken_of(50)
+
+
+@given(SHARES, SEEDS)
+def test_same_seed_draws_the_same_packets_and_another_one_others(share, seed):
+    assert by_share(share, seed) == by_share(share, seed)
+    assert by_share(share, seed).positions != by_share(share, seed + 1).positions
+
+
+def test_draw_is_the_same_in_every_version():
+    """A seed in a report must name the same packets next year: these were drawn by the first version."""
+    chosen = by_share(0.1, 1)
+    assert (chosen.period, chosen.positions[:6]) == (10240, FIRST_DRAWN)
+    assert netem_seed(1) == FIRST_NETEM_SEED
+
+
+def test_gaps_between_packets_are_those_of_chance():
+    """A random share of p leaves gaps that are geometric: a gap of at most g has the chance 1 - (1 - p)^g.
+
+    Kolmogorov and Smirnov: over 20 seeds with 1023 gaps each, no point is farther off than 0.02 (1 % would be 0.0114).
+    """
+    share, gaps = 0.02, []
+    for seed in range(20):
+        positions = by_share(share, seed).positions
+        gaps += [after - before for before, after in itertools.pairwise(positions)]
+    for gap in range(1, 400):
+        seen = sum(one <= gap for one in gaps) / len(gaps)
+        assert seen == pytest.approx(1 - (1 - share) ** gap, abs=0.02)
+
+
+def test_every_position_is_as_likely():
+    """Over 400 seeds each tenth of the period gets a tenth of the positions, within five standard deviations."""
+    period = by_share(0.1, 0).period
+    tenths = [0] * 10
+    for seed in range(400):
+        for position in by_share(0.1, seed).positions:
+            tenths[position * 10 // period] += 1
+    total = sum(tenths)
+    assert max(abs(count - total / 10) for count in tenths) < 5 * (total * 0.09) ** 0.5
+
+
+@pytest.mark.parametrize("kind", ["packet.drop", "packet.mark", "packet.corrupt", "packet.reorder", "packet.duplicate"])
+def test_rule_of_a_share_lists_the_packets_of_the_seed(kind):
+    planned = plan(
+        FaultSpec(kind=kind, target="host1:rxe0", for_s=1.0, params={"share": 0.02}, seed=5), SOFT, lab_kind="soft"
+    )
+    found = re.search(r"numgen inc mod (\d+) \{ ([\d, ]+) \}", planned.request["args"]["ruleset"])
+    assert int(found[1]) == planned.selection.period
+    assert tuple(map(int, found[2].split(", "))) == by_share(0.02, 5).positions
+    assert str(planned.selection) == "selected by seed 5, period 51200"
+
+
+def test_rule_of_a_large_share_lists_the_packets_that_are_spared():
+    planned = soft("packet.drop", "host1:rxe0", share=0.99)
+    assert "numgen inc mod 102400 != { " in planned.request["args"]["ruleset"]
+    assert planned.selection.spared
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"), [("packet.drop", {"share": 0.1, "burst": 5}), ("packet.delay", {"delay": 10, "jitter": 5})]
+)
+def test_queue_that_draws_gets_the_seed_and_must_show_it(kind, params):
+    planned, other = (
+        plan(FaultSpec(kind=kind, target="host1:rxe0", for_s=1.0, params=params, seed=seed), SOFT, lab_kind="soft")
+        for seed in (5, 6)
+    )
+    assert planned.request["args"]["queue"].endswith(f" seed {netem_seed(5)}")
+    assert planned.shows["queue_seed"] == netem_seed(5) != other.shows["queue_seed"]
+    assert str(planned.selection) == "drawn by netem with seed 5"
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [("packet.drop", {"every": 10}), ("packet.drop", {"share": 1}), ("packet.delay", {"delay": 10}), ("link.down", {})],
+)
+def test_fault_without_a_draw_says_nothing_of_a_seed(kind, params):
+    planned = soft(kind, "host1:rxe0", **params)
+    assert planned.selection is None
+    assert "seed" not in json.dumps(dict(planned.request))
+
+
+def test_seed_of_the_experiment_reaches_the_rule(tmp_path):
+    """`plan.json` gave each fault a seed that nothing read: two runs of one seed dropped different packets."""
+    from harness.run import decide
+    from testbed import inventory, shipped
+
+    path = tmp_path / "x.toml"
+    path.write_text(EXPERIMENT)
+    experiment, lab = file.load(path), inventory.load(shipped.inventories() / "soft.yml")
+    rules = {}
+    for seed in (1, 1, 2):
+        planned = plan_experiment(experiment, seed=seed, inventory_digest="", version="")
+        (fault,) = decide._planned(experiment, planned, lab)
+        assert fault.selection.seed == planned.faults[0].seed
+        rules.setdefault(seed, set()).add(fault.request["args"]["ruleset"])
+    assert [len(each) for each in rules.values()] == [1, 1]
+    assert rules[1] != rules[2]
+
+
+def test_steps_for_people_leave_out_most_positions():
+    """A table of a thousand numbers hides the command; the whole rule is in the request."""
+    planned = soft("packet.drop", "host1:rxe0", share=0.1)
+    (step,) = planned.steps
+    assert re.search(r"numgen inc mod 10240 \{ (\d+, ){8}\.\.\. \}", step.do)
+
+
+EXPERIMENT = """
+name = "seeds"
+
+[workload]
+collective = "all-reduce"
+size = "128KiB"
+duration = "8s"
+
+[[faults]]
+kind = "packet.drop"
+target = "host2:rxe0"
+at = "2s"
+for = "2s"
+set = { share = 0.02 }
+"""
+FIRST_DRAWN = (20, 30, 53, 71, 74, 108)
+FIRST_NETEM_SEED = 7963446980203944156
