@@ -20,7 +20,7 @@ from traffic.plan import QpParams
 pytestmark = pytest.mark.soft
 
 MESSAGES = 250
-PATIENT = QpParams(timeout=17, retry_cnt=7)
+PATIENT = QpParams(timeout=17, retry_cnt=6)
 """An ACK timeout of 0.54 s: a virtual CPU that pauses for less sends nothing twice."""
 
 

@@ -1,0 +1,79 @@
+"""Size of what a fault does, measured by others than the fault: a delay, a rate and a share are what was asked for.
+
+R18 of the requirements. Bounds are ratios to what was asked for; how fast the machine is cancels out. A share is exact
+(`test_seeds.py`), so that counting more packets proves no more.
+"""
+
+import time
+
+import pytest
+from waiting import wait_s
+
+from testbed import counters
+from traffic.plan import QpParams
+
+pytestmark = [pytest.mark.soft, pytest.mark.slow]
+
+DELAY_MS, RATE_MBIT = 60.0, 4.0
+MEASURED_S = 20.0
+PATIENT = QpParams(timeout=18, retry_cnt=6)
+
+
+def ends(lab):
+    one, two = lab.topology.hosts[:2]
+    return f"{one.name}:{one.rnics[0].name}", f"{two.name}:{two.rnics[0].name}"
+
+
+def median_ns(traffic, src, dst):
+    """Median time of a small message, one at a time."""
+    sent = traffic.flow(
+        src, dst, message_bytes=512, depth=1, messages=200, latency=True, op_deadline_s=60.0, qp=PATIENT
+    )
+    result = sent.wait(120.0)
+    assert result.outcome == "completed"
+    return result.latency.p50_ns
+
+
+def test_delay_lengthens_the_median_round_trip_by_its_length(lab, traffic, inject):
+    """Within 10 %: the request waits in the detour, its ACK does not."""
+    src, dst = ends(lab)
+    before = median_ns(traffic, src, dst)
+    fault = inject("packet.delay", dst, for_s=200.0, delay=DELAY_MS)
+    fault.arm()
+    during = median_ns(traffic, src, dst)
+    receipt = fault.clear()
+    assert receipt.proved, receipt.doubts
+    assert (during - before) / 1e6 == pytest.approx(DELAY_MS, rel=0.10)
+
+
+def test_rate_limits_the_bytes_of_the_port_to_the_rate(lab, traffic, inject):
+    """Within 5 %, by the port's own count of bytes, while a flow that could send more is under way."""
+    src, dst = ends(lab)
+    host, _, rnic = dst.partition(":")
+    link = next(one for one in lab.topology.links_of(host) if one.rnic == rnic)
+    node, key = link.a.node, f"{link.a.node}/{link.a.netdev}.tx_bytes"
+    sent = traffic.flow(src, dst, message_bytes=16384, depth=4, duration_s=300.0, op_deadline_s=60.0, qp=PATIENT)
+    unlimited = rate_of(lab, node, key, 5.0)
+    assert unlimited > 1.5 * RATE_MBIT, "the flow does not fill the rate: nothing would be shown"
+    fault = inject("link.rate", f"{node}:{host}:{rnic}", for_s=200.0, rate=RATE_MBIT)
+    fault.arm()
+    wait_s(3.0)  # the queue fills, and the burst that tbf lets pass at once is over
+    limited = rate_of(lab, node, key, MEASURED_S)
+    receipt = fault.clear()
+    assert not sent.is_over
+    assert receipt.proved, receipt.doubts
+    assert limited == pytest.approx(RATE_MBIT, rel=0.05)
+
+
+def rate_of(lab, node, key, seconds):
+    """Mbit/s of a counter of bytes; each read is stamped with the middle of the time that it took."""
+    before, began_s = read_at(lab, node)
+    wait_s(seconds)
+    after, ended_s = read_at(lab, node)
+    return counters.flat_deltas(before, after)[key] * 8 / 1e6 / (ended_s - began_s)
+
+
+def read_at(lab, node):
+    asked_s = time.monotonic()
+    seen = counters.read(lab, [node])
+    return seen, (asked_s + time.monotonic()) / 2
