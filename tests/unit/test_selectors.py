@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.experiment.file import decode
 from harness.experiment.plan import encode
@@ -106,6 +108,27 @@ def test_select_without_a_match_says_what_the_lab_has(text, says):
     assert is_selector(text)
     with pytest.raises(UsageError, match=says):
         select(SOFT.topology, text)
+
+
+WORDS = st.sampled_from([*CLASSES, "host1", "rtsw1", "ctsw2", "rxe0", "gpu0", "mlx5_0", "nothing", ""])
+INDEXES = st.sampled_from(["", "[0]", "[1]", "[-1]", "[*]", "[7]", "[-9]", "[x]", "["])
+STEPS = st.builds(str.__add__, WORDS, INDEXES)
+
+
+@given(text=st.lists(STEPS, min_size=1, max_size=4).map(":".join), name=st.sampled_from(NAMES))
+def test_select_of_any_text_gives_targets_of_the_lab_or_refuses_it(text, name):
+    topology = LABS[name].topology
+    try:
+        names = select(topology, text)
+    except UsageError as error:
+        assert f'"{text}"' in str(error)
+        return
+    assert names == select(topology, text)
+    assert len(set(names)) == len(names) > 0
+    if is_selector(text):
+        assert [topology.resolve(one).text for one in names] == list(names)
+    else:
+        assert names == (text,)
 
 
 def test_select_one_of_several_is_refused_with_their_number():
