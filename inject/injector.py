@@ -321,6 +321,7 @@ class Prepared:
         if self._witnesses.before is None:
             self.baseline()
         with self._reading():
+            self.lease.renew_clock()
             learned = learn(self._lab, self.planned.learn, qp=qp, psn=psn, where=self.lease.where, timeout_s=ANSWER_S)
         request: dict[str, Any] = {"do": "arm", **learned}
         if at_ns is not None:
@@ -484,12 +485,14 @@ class Prepared:
             return self._cleared_by_lease(error), {}
         except Exception as error:  # noqa: BLE001 (its channel is closed in any case, and the target reverts)
             return Cleared(ok=False, error=_said(error)), {}
+        self.lease.widen_clock()
         observed = self.lease.in_our_time(answer["observed"])
         at_ns = answer["at_ns"]
         return (
             Cleared(
                 ok=bool(answer["ok"]),
                 at_ns=self.lease.offset.to_controller(at_ns) if at_ns is not None else None,
+                clock_error_ns=self.lease.offset.error_ns,
                 readback=answer["readback"],
                 error=answer.get("error"),
             ),

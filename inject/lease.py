@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER_S", "Lease"]
 
 ANSWER_S = 60.0
+FRESH_S = 5.0
+"""Age of a clock's measurement from which it is taken again before arming."""
 
 
 class Lease:
@@ -34,6 +37,7 @@ class Lease:
         self.ttl_s = ttl_s
         self.patience_s = float(planned.request.get("patience_s", 0.0))
         self.offset = clock.ClockOffset(offset_ns=0, error_ns=0)
+        self._measured_s = time.monotonic()
         place = planned.place
         self.where = f"{planned.kind} on {planned.target.text} ({'here' if place.local else place.node})"
         self._lab = lab
@@ -57,7 +61,27 @@ class Lease:
             if ready is None or ready.get("event") != "ready":
                 raise FaultError(f"{self.where}: the holder did not start{_said(self._channel)}")
             self.offset = clock.measure(self._channel)
+            self._measured_s = time.monotonic()
             self._beats.start()
+
+    def renew_clock(self) -> None:
+        """Measure the target's clock again if that was long ago: a run prepares its faults minutes before it arms them.
+
+        Raises:
+            FaultError: it could not tell.
+            Unreachable: it is gone.
+        """
+        if time.monotonic() - self._measured_s > FRESH_S:
+            self.offset = clock.renewed(self.offset, self._clock())
+            self._measured_s = time.monotonic()
+
+    def widen_clock(self) -> None:
+        """Measure the target's clock at the end; the error of its times holds both measurements from then on."""
+        with contextlib.suppress(FaultbedError):  # a holder that does not answer any more has told all that it will
+            self.offset = clock.widened(self.offset, self._clock())
+
+    def _clock(self) -> clock.ClockOffset:
+        return clock.measure_by(lambda: int(self.ask({"do": "clock"})["monotonic_ns"]), rounds=3)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The holder's answer.

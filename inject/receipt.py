@@ -71,10 +71,14 @@ class Fired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleared:
-    """The revert, read back. `by` is `holder`, or `lease` when the target did it alone after losing us."""
+    """The revert, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`.
+
+    `by` is `holder`, or `lease` when the target did it alone after losing us.
+    """
 
     ok: bool
     at_ns: int | None = None
+    clock_error_ns: int | None = None
     by: str = "holder"
     readback: Mapping[str, Any] = field(default_factory=dict)
     restored: Mapping[str, int | None] = field(default_factory=dict)

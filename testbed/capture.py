@@ -150,6 +150,7 @@ class Capturing:
         Raises:
             LabError: the machine could not, or the file is not what it said.
         """
+        self._clock = clock.widened(self._clock, clock.measure(self._channel, timeout_s=_STOP_S))
         said = self._ask({"do": "stop"}, _STOP_S)
         node = self._lab.node(self._machine)
         done = node.run(["sh", "-c", 'gzip -1 <"$1" | base64 -w0', "fetch", self._file], timeout_s=_FETCH_S)

@@ -2,6 +2,9 @@
 
 Every node program answers `{"do": "clock"}` with `{"event": "clock", "monotonic_ns": N}`. Of several exchanges the one
 with the shortest round trip bounds the offset best (Cristian 1989; the same rule as NTP's clock filter, RFC 5905 §10).
+
+Two clocks drift apart by tens of microseconds a second. What uses an offset for longer measures it again at its end and
+takes the `widened` one, whose error holds both measurements, and every offset on the way from one to the other.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 from testbed.errors import LabError
 from testbed.node import Channel
 
-__all__ = ["ClockOffset", "Exchange", "drifted_ns", "estimate", "measure", "measure_by"]
+__all__ = ["ClockOffset", "Exchange", "drifted_ns", "estimate", "measure", "measure_by", "renewed", "widened"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,17 @@ def estimate(exchanges: Sequence[Exchange]) -> ClockOffset:
 def drifted_ns(before: ClockOffset, after: ClockOffset) -> int:
     """By how much two measurements of one clock contradict each other: it has moved by at least so much."""
     return max(0, abs(before.offset_ns - after.offset_ns) - before.error_ns - after.error_ns)
+
+
+def widened(first: ClockOffset, *later: ClockOffset) -> ClockOffset:
+    """Return the first offset with an error that holds the true offsets of all later measurements, too."""
+    errors = [abs(one.offset_ns - first.offset_ns) + one.error_ns for one in later]
+    return ClockOffset(offset_ns=first.offset_ns, error_ns=max([first.error_ns, *errors]))
+
+
+def renewed(before: ClockOffset, now: ClockOffset) -> ClockOffset:
+    """Return the offset to go on with: the narrower measurement, but that of `now` when the clock has moved."""
+    return now if now.error_ns < before.error_ns or drifted_ns(before, now) else before
 
 
 def measure_by(ask: Callable[[], int], *, rounds: int = 5) -> ClockOffset:

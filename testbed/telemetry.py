@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from testbed.clock import drifted_ns
+from testbed.clock import ClockOffset, widened
 from testbed.errors import FaultbedError, LabError
 from testbed.watcher import Watcher
 
@@ -93,7 +93,8 @@ class _Heard:
     count: int = 0
     busy_ns: int = 0
     at_ns: int = field(default_factory=time.monotonic_ns)
-    drift_ns: int = 0
+    clocks: list[ClockOffset] = field(default_factory=list)
+    """Measured at the end."""
 
 
 def start(
@@ -190,7 +191,7 @@ class Following:
                         name=name,
                         samples=one.count,
                         busy_ns=one.busy_ns,
-                        clock_error_ns=one.watcher.offset.error_ns + one.drift_ns,
+                        clock_error_ns=widened(one.watcher.offset, *one.clocks).error_ns,
                         lost=self._lost.get(name),
                     )
                     for name, one in heard.items()
@@ -206,7 +207,7 @@ class Following:
                 if watcher.on_news is not None:
                     # Not through `Lab.ask`: a watcher that was started anew follows nothing.
                     watcher.ask({"do": "unfollow"}, timeout_s=20.0)
-                    self._heard[machine].drift_ns = drifted_ns(watcher.offset, watcher.clock())
+                    self._heard[machine].clocks.append(watcher.clock())
             except LabError as error:
                 self._lost[machine] = str(error)
             watcher.on_news = None

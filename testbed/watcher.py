@@ -77,8 +77,7 @@ class Watcher:
     def renew_clock(self) -> None:
         """Measure its offset again: the narrower one counts, but when the clock has moved, what it is now."""
         now = self.clock()
-        if now.error_ns < self.offset.error_ns or clock.drifted_ns(self.offset, now):
-            self.offset = now
+        self.offset = clock.renewed(self.offset, now)
 
     def _answer(self, what: str, deadline: float, timeout_s: float) -> dict[str, Any]:
         while True:

@@ -29,6 +29,7 @@ START_TIMEOUT_S = 90.0
 """Python, pyverbs and numpy load slowly on an emulated CPU that four machines share."""
 
 FORGET_TIMEOUT_S = 30.0
+CLOCK_ROUNDS, CLOCK_TIMEOUT_S = 5, 3.0
 
 TIME_FIELDS = ("at_ns", "start_ns", "end_ns", "first_ns", "last_ns")
 GONE = "gone"
@@ -86,6 +87,10 @@ class Engines:
         self.pids: dict[str, int | None] = {}
         self._channels: dict[str, Channel] = {}
         self._pumps: list[threading.Thread] = []
+        self._clock_seq = 0
+        self._asked_ns: dict[str, int] = {}
+        self._exchanges: dict[str, list[clock.Exchange]] = {}
+        self._answered = threading.Condition()
         self._closing = threading.Event()
 
     @classmethod
@@ -137,10 +142,45 @@ class Engines:
             if message is None:
                 self.events.put(Event(host=host, message={"event": GONE, "error": _said(channel).lstrip("; ")}))
                 return
+            if message.get("event") == "clock":
+                self._take_clock(host, message)
+                continue
             for field in TIME_FIELDS:
                 if field in message:
                     message[field] += offset
             self.events.put(Event(host=host, message=message))
+
+    def _take_clock(self, host: str, message: Mapping[str, Any]) -> None:
+        received_ns = time.monotonic_ns()
+        with self._answered:
+            if message.get("seq") != self._clock_seq:
+                return  # an answer that came too late for its round
+            sent_ns = self._asked_ns.pop(host, None)
+            if sent_ns is not None:
+                one = clock.Exchange(sent_ns=sent_ns, node_ns=int(message["monotonic_ns"]), received_ns=received_ns)
+                self._exchanges.setdefault(host, []).append(one)
+            self._answered.notify_all()
+
+    def widen_clocks(self, *, rounds: int = CLOCK_ROUNDS, timeout_s: float = CLOCK_TIMEOUT_S) -> None:
+        """Measure all clocks again; the error of `offsets` then holds what they have drifted since they were measured.
+
+        An engine that does not answer in time keeps what is known of it.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._answered:
+            self._exchanges.clear()
+            for _ in range(rounds):
+                self._asked_ns.clear()
+                self._clock_seq += 1
+                for host, channel in self._channels.items():
+                    with contextlib.suppress(FaultbedError):
+                        self._asked_ns[host] = time.monotonic_ns()
+                        channel.send({"do": "clock", "seq": self._clock_seq})
+                left_s = deadline - time.monotonic()
+                if not self._answered.wait_for(lambda: not self._asked_ns, timeout=max(0.0, left_s)):
+                    break
+            for host, exchanges in self._exchanges.items():
+                self.offsets[host] = clock.widened(self.offsets[host], clock.estimate(exchanges))
 
     def next(self, deadline_ns: int) -> Event | None:
         """The next event of any host, or None at the deadline (controller monotonic ns)."""

@@ -267,6 +267,7 @@ class Running(Generic[Result]):
             self._look_at_the_wreck()
         try:
             self._answer(self.ended_ns, at_end=True)
+            self._engines.widen_clocks()
             self._release_engines()
             self._cabling.settle()
             self._result = self._finish(self)

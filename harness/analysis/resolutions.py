@@ -43,7 +43,9 @@ def firings(faults: Iterable[FaultRun]) -> dict[str, Firing]:
         fired = None if fault.receipt is None else fault.receipt.fired
         if fired is None or fired.first_ns is None:
             continue
-        least, most = fired.between_ns or (fired.first_ns, fired.first_ns)
+        armed = fault.receipt.armed if fault.receipt is not None else {}
+        error_ns = armed.get("clock_error_ns") or 0
+        least, most = fired.between_ns or (fired.first_ns - error_ns, fired.first_ns + error_ns)
         found[fault.plan.id] = Firing(early_ns=max(0, fired.first_ns - least), late_ns=max(0, most - fired.first_ns))
     return found
 
@@ -68,6 +70,7 @@ def _recoveries(
     run: Measurements, step_ns: int, impacts: Mapping[str, Impact], fired: Mapping[str, Firing]
 ) -> dict[str, Interval]:
     error_ns = step_ns + run.clock_error_ns
+    cleared = {fault.plan.id: fault.receipt.cleared for fault in run.faults if fault.receipt is not None}
     found: dict[str, Interval] = {}
     for prefix in ("recovery", "after_clear"):
         spans: dict[str, _Span] = {}
@@ -75,7 +78,9 @@ def _recoveries(
             if prefix == "recovery":
                 length_ns, when = one.recovery_ns, fired.get(fault_id, Firing())
             else:
-                length_ns, when = one.after_clear_ns, Firing()  # a removal is stamped when it is done
+                # A removal is stamped when it is done, by the clock of its target.
+                off_ns = cleared.get(fault_id, {}).get("clock_error_ns") or 0
+                length_ns, when = one.after_clear_ns, Firing(early_ns=off_ns, late_ns=off_ns)
             spans[fault_id] = when.since(length_ns, error_ns) if length_ns else (0, 0)
         of = "one bin, the clocks' error and when the fault was seen to fire"
         for name, each in (*((name, [span]) for name, span in spans.items()), ("total", [*spans.values()])):

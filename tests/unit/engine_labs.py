@@ -43,8 +43,8 @@ class Engine:
     def close(self):
         self.ended = True
 
-    def do_clock(self):
-        self.emit("clock", monotonic_ns=node_ns())
+    def do_clock(self, seq=None):
+        self.emit("clock", monotonic_ns=node_ns(), seq=seq)
 
     def do_task(self, task, **_):
         self.emit("task", task=task)

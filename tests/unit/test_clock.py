@@ -1,9 +1,15 @@
 """Clock offsets between the controller and its nodes."""
 
+import engine_labs
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic_run import synthetic_run
 
-from testbed.clock import ClockOffset, Exchange, drifted_ns, estimate
+from harness.analysis.observe import observe
+from testbed.clock import ClockOffset, Exchange, drifted_ns, estimate, measure_by, renewed, widened
+from traffic.engine import Engines
 
 DELAYS = st.integers(min_value=0, max_value=50_000_000)
 
@@ -43,3 +49,114 @@ def test_only_a_clock_that_has_moved_is_said_to_have_drifted(before, moved, erro
     )
     assert drifted_ns(first, second) <= abs(moved)
     assert drifted_ns(first, second) >= abs(moved) - 2 * sum(errors)
+
+
+class DriftingNode:
+    """A node whose clock runs too fast by `ppm`, behind a channel with unequal delays; time is made up."""
+
+    def __init__(self, monkeypatch, *, ppm, there_ns, back_ns):
+        self.now_ns, self.ppm, self.there_ns, self.back_ns = 10**12, ppm, there_ns, back_ns
+        monkeypatch.setattr("testbed.clock.time.monotonic_ns", lambda: self.now_ns)
+
+    def node_ns(self, at_ns):
+        return at_ns + int((at_ns - 10**12) * self.ppm / 1e6) - 77_000
+
+    def ask(self):
+        self.now_ns += self.there_ns
+        answer = self.node_ns(self.now_ns)
+        self.now_ns += self.back_ns
+        return answer
+
+
+@given(
+    ppm=st.floats(-500, 500),
+    minutes=st.floats(0, 60),
+    there_ns=DELAYS,
+    back_ns=DELAYS,
+    share=st.floats(0, 1),
+)
+def test_widened_offset_of_a_drifting_clock_covers_the_truth_all_the_way(ppm, minutes, there_ns, back_ns, share):
+    """A node's stamp at any moment between the two measurements, in the controller's time."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        node = DriftingNode(monkeypatch, ppm=ppm, there_ns=there_ns, back_ns=back_ns)
+        first = measure_by(node.ask)
+        begin_ns = node.now_ns
+        node.now_ns += int(minutes * 60e9)
+        end_ns = node.now_ns
+        found = widened(first, measure_by(node.ask))
+    at_ns = begin_ns + int(share * (end_ns - begin_ns))
+
+    assert found.offset_ns == first.offset_ns
+    assert abs(found.to_controller(node.node_ns(at_ns)) - at_ns) <= found.error_ns + 2  # ns of rounding
+
+
+def test_first_offset_alone_does_not_cover_a_clock_that_drifts(monkeypatch):
+    """50 ppm over 20 minutes are 60 ms, with a round trip of 2 ms: that is what `widened` is for."""
+    node = DriftingNode(monkeypatch, ppm=50, there_ns=10**6, back_ns=10**6)
+    first = measure_by(node.ask)
+    node.now_ns += 20 * 60 * 10**9
+    at_ns = node.now_ns
+    wrong_ns = abs(first.to_controller(node.node_ns(at_ns)) - at_ns)
+
+    assert wrong_ns > 10 * first.error_ns
+    assert widened(first, measure_by(node.ask)).error_ns >= wrong_ns
+    assert renewed(first, measure_by(node.ask)).error_ns <= 2 * 10**6
+
+
+def drifting_engines(monkeypatch, lab):
+    """Engines whose hosts' clocks jump ahead by 50 ms after they were measured first."""
+    engines = Engines.start(lab, ["host1", "host3"])
+    plain = engine_labs.node_ns
+    monkeypatch.setattr(engine_labs, "node_ns", lambda: plain() + 50_000_000)
+    return engines
+
+
+def test_engines_widen_clocks_holds_the_drift_of_every_host(monkeypatch):
+    with drifting_engines(monkeypatch, engine_labs.Lab(lambda _: None)) as engines:
+        before = dict(engines.offsets)
+        engines.widen_clocks(timeout_s=20.0)
+        for host, offset in engines.offsets.items():
+            assert offset.offset_ns == before[host].offset_ns
+            assert offset.error_ns >= 50_000_000
+        assert engines.events.empty(), "answers about clocks are no events of the traffic"
+
+
+def test_engines_widen_clocks_ignores_an_answer_of_an_earlier_round(monkeypatch):
+    """It would look like a clock that is behind by as much as it is late."""
+    with Engines.start(engine_labs.Lab(lambda _: None), ["host1"]) as engines:
+        before = engines.offsets["host1"]
+        channel = engines._channels["host1"]
+        channel.out.put({"event": "clock", "monotonic_ns": engine_labs.node_ns() - 10**10, "seq": 0})
+        engines.widen_clocks(timeout_s=20.0)
+        assert engines.offsets["host1"].error_ns < before.error_ns + 10**9
+
+
+def test_run_clock_error_holds_the_drift_during_the_run(monkeypatch):
+    """The result of a flow says how wrong its times may be after the hosts' clocks have moved by 50 ms."""
+    plain = engine_labs.node_ns
+
+    def on_start(engine):
+        monkeypatch.setattr(engine_labs, "node_ns", lambda: plain() + 50_000_000)
+        engine.done()
+
+    result = engine_labs.Lab(on_start).start().wait(60.0)
+
+    assert min(result.clock_error_ns.values()) >= 50_000_000
+
+
+def test_after_clear_interval_holds_the_error_of_the_target_clock():
+    """The removal is stamped by the clock of the target that the fault was on."""
+    run = synthetic_run()
+    faults = tuple(
+        msgspec.structs.replace(
+            one,
+            receipt=msgspec.structs.replace(one.receipt, cleared={**one.receipt.cleared, "clock_error_ns": 70_000_000}),
+        )
+        for one in run.faults
+    )
+    plain, told = observe(run).metrics, observe(msgspec.structs.replace(run, faults=faults)).metrics
+    names = [name for name, one in plain.items() if name.startswith("after_clear.") and one.value and one.interval]
+
+    assert names
+    for name in names:
+        assert told[name].interval.high == pytest.approx(plain[name].interval.high + 0.07)

@@ -124,9 +124,9 @@ class Engine:
             if conn is not None:  # else: what a destroyed QP left in the queue
                 conn.task.completion(conn, completion, now_ns)
 
-    def do_clock(self, _request: dict[str, Any]) -> None:
+    def do_clock(self, request: dict[str, Any]) -> None:
         """Tell the time."""
-        self.emit("clock", monotonic_ns=time.monotonic_ns(), pid=os.getpid())
+        self.emit("clock", monotonic_ns=time.monotonic_ns(), pid=os.getpid(), seq=request.get("seq"))
 
     def do_task(self, request: dict[str, Any]) -> None:
         """Make a task: memory, but no QP yet."""
