@@ -22,6 +22,7 @@ from inject.node.claim import claim_file
 from inject.node.holder import REVERT_DIR
 from inject.node.qmp import DEADLINE_S
 from testbed.errors import Unreachable
+from testbed.fingerprint import stored_reverts
 from testbed.jsonlines import next_message
 from testbed.paths import home_dir
 
@@ -105,7 +106,7 @@ def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> 
 
 def revert_dir(lab: Lab) -> Path:
     """Where reverts of local holders are stored while their faults are in place."""
-    return lab.state_dir / "faults"
+    return stored_reverts(lab.state_dir)
 
 
 def revert_file(lab: Lab, instance: str) -> Path:

@@ -1,8 +1,10 @@
 """What a lab looks like, in every respect that a fault could change: taken before and after, and compared.
 
-Each machine's watcher tells (`testbed.onnode.state`). A fingerprint holds states, never counters: links (flags, MTU,
-qdisc), addresses, routes, learnt path MTUs, rules, qdiscs, filters, nftables tables, RDMA links, provisioned sysctls,
-`cpu.max`, faultbed's units and stored reverts, and the routing daemons.
+Each machine's watcher tells (`testbed.onnode.state`, `testbed.onnode.settings`). A fingerprint holds states, never
+counters: links (flags, MTU, qdisc), addresses, routes, learnt path MTUs, rules, qdiscs, filters, configured neighbours,
+nftables by content, DCB and ethtool settings of hardware, RDMA links, GIDs, queue pairs and memory regions that ours
+hold, provisioned sysctls, `cpu.max`, what runs in faultbed's cgroups, GPU clocks, power and modes, faultbed's units,
+processes and stored reverts (those beside QEMU under the node `controller`), routing daemons and their configuration.
 
 Of a rack that others use, too, only what is held is looked at (`Lab.ours`): a host or a switch as a whole, but for the
 routes that it learns, which others' faults change; of a link that is held alone, the interfaces at its ends. What
@@ -20,15 +22,21 @@ from typing import TYPE_CHECKING
 from testbed.reservation import WHOLE_LAB
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from testbed.lab import Lab
     from testbed.topology import Topology
 
-__all__ = ["SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle"]
+__all__ = ["CONTROLLER", "SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle", "stored_reverts"]
 
 SETTLE_S = 30.0
 """BGP with timers of 1 and 3 s is back well before, also on a starved machine."""
-_OF_INTERFACES = {"link", "address", "qdisc", "filter"}
+CONTROLLER = "controller"
+"""Name under which the stored reverts of this machine are facts."""
+_OF_INTERFACES = {"link", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool"}
+_OF_RDMA = {"rdma", "gid"}
 _LEARNT = {"bgp", "zebra"}
+_MAY_END = ("program ", "rdma resources ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +71,14 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
 
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
         found = {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
+    if here := {f"revert {path.name}": "there" for path in stored_reverts(lab.state_dir).glob("*.revert")}:
+        found[CONTROLLER] = here
     return Fingerprint(nodes=part(found, lab.topology, covers), covers=covers)
+
+
+def stored_reverts(state_dir: Path) -> Path:
+    """The folder in which reverts of faults beside QEMU are stored while their faults are in place."""
+    return state_dir / "faults"
 
 
 def part(
@@ -77,7 +92,7 @@ def part(
         node: {
             subject: text
             for subject, text in facts.items()
-            if (subject.rpartition(" ")[2] not in _LEARNT if node in covers else _of_ends(subject, ends[node]))
+            if (not _is_learnt(subject) if node in covers else _of_ends(subject, ends[node]))
         }
         for node, facts in nodes.items()
         if node in ends
@@ -95,10 +110,14 @@ def _nodes(topology: Topology, covers: Collection[str]) -> dict[str, set[str]]:
     return found
 
 
+def _is_learnt(subject: str) -> bool:
+    return subject.startswith("route ") and subject.rpartition(" ")[2] in _LEARNT
+
+
 def _of_ends(subject: str, ends: Collection[str]) -> bool:
     what, _, rest = subject.partition(" ")
-    named = rest.partition("/" if what == "rdma" else " ")[0]
-    return what in {*_OF_INTERFACES, "rdma"} and named in ends
+    named = rest.partition("/" if what in _OF_RDMA else " ")[0]
+    return what in _OF_INTERFACES | _OF_RDMA and named in ends
 
 
 def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
@@ -110,7 +129,7 @@ def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
     for node in sorted({*before.nodes, *after.nodes}):
         was, now = before.nodes.get(node, {}), after.nodes.get(node, {})
         for subject in sorted({*was, *now}):
-            if subject.startswith("program ") and _running(now, subject) <= _running(was, subject):
+            if subject.startswith(_MAY_END) and _held(now, subject) <= _held(was, subject):
                 continue
             if subject not in now:
                 lines.append(f"{node}: {subject} is gone (was {was[subject]})")
@@ -121,9 +140,9 @@ def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
     return lines
 
 
-def _running(facts: Mapping[str, str], program: str) -> int:
-    """How many of a program run: `2 running` (`testbed.onnode.state`)."""
-    return int(facts.get(program, "0").partition(" ")[0])
+def _held(facts: Mapping[str, str], subject: str) -> int:
+    """How many of a program run, or how many things it holds: the numbers of `2 running` or `3 mr, 2 qp`."""
+    return sum(int(part.split()[0]) for part in facts.get(subject, "0").split(", "))
 
 
 def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-__all__ = ["TOP_SHARE", "NoNvml", "clocks_set", "compute_mode", "computing", "counts", "look"]
+__all__ = ["TOP_SHARE", "NoNvml", "clocks_set", "compute_mode", "computing", "counts", "look", "settings"]
 
 _DRIVER = "/proc/driver/nvidia/version"
 """There while the kernel's part of the driver is loaded: asked first, for without a GPU that costs nothing."""
 _APPLICATIONS, _POWER = 0x2, 0x4  # nvmlClocksEventReasonApplicationsClocksSetting, nvmlClocksEventReasonSwPowerCap
+_LOOKS, _LOOK_EVERY_S = 3, 0.1
 TOP_SHARE = 0.95
 """A clock below this share of the highest is not as high as it could be."""
 _HELD_NS = {"power_capped_us": (74,), "thermal_slowdown_us": (269, 270), "power_brake_us": (271,)}
@@ -79,6 +81,42 @@ def counts(is_ours: Callable[[str], bool] | None) -> Iterator[tuple[str, int]]:
                 yield from ((f"gpu{index}.{name}", value) for name, value in _counts(nvml, gpu))
                 if is_ours is not None and (pids := _told(nvml, _pids, nvml, gpu)) is not None:
                     yield f"gpu{index}.neighbours", sum(is_ours(str(pid)) for pid in pids)
+
+
+def settings() -> list[dict[str, Any]]:
+    """What a person or a fault may have set of each GPU: `bus_id`, `power_w`, `clocks`, `persistence`, `mode`.
+
+    A clock that only rises just then looks locked for a moment: it counts as set when several looks agree.
+    """
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(NoNvml), _session() as nvml:
+        for index, gpu, why in _handles(nvml):
+            facts = _facts(nvml, index, gpu, why)
+            mode = None if why else _told(nvml, nvml.nvmlDeviceGetComputeMode, gpu)
+            found.append(
+                {
+                    "bus_id": facts.get("bus_id") or f"number {index}",
+                    "answers": why or "yes",
+                    "power_w": facts.get("power_limit_w"),
+                    "clocks": "set" if why is None and _are_set(nvml, gpu) else "not set",
+                    "persistence": facts.get("persistence"),
+                    "mode": _MODES[mode] if mode is not None and mode < len(_MODES) else mode,
+                }
+            )
+    return found
+
+
+def _are_set(nvml: ModuleType, gpu: Any) -> bool:
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_LOOK_EVERY_S)
+        reasons = _told(nvml, _reasons, nvml, gpu)
+        clock, top = (
+            _told(nvml, call, gpu, _SM) for call in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
+        )
+        if reasons is None or not clocks_set(reasons, clock, top):
+            return False
+    return True
 
 
 def compute_mode(pcie: str) -> str:

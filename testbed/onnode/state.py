@@ -17,7 +17,7 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from testbed.onnode import netns
+from testbed.onnode import netns, settings
 from testbed.onnode.counts import is_full, stepped_s
 from testbed.onnode.netlink import Netlink, attributes
 
@@ -48,11 +48,12 @@ SYSCTLS = (
 )
 DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
 _OURS = ("traffic.", "inject.", "testbed.")
+_NAMED = "faultbed-"
+"""How processes of faults begin that have a name of their own (`inject.node.hog`)."""
 UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "faultbed-*")
 
 _ROUTE, _NETFILTER = 0, 12
-_GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC, _GETTFILTER = 18, 22, 26, 34, 38, 46
-_GETTABLE = (10 << 8) | 1
+_GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC, _GETTFILTER, _GETNEIGH = 18, 22, 26, 34, 38, 46, 30
 _FLAGS = {1 << 0: "UP", 1 << 7: "NOARP", 1 << 8: "PROMISC", 1 << 16: "LOWER_UP"}
 _PERMANENT = 0x80
 _ROOT, _CLSACT = 0xFFFFFFFF, 0xFFFFFFF1
@@ -74,11 +75,10 @@ _TYPES = {
 _RULE_KNOWN = (1, 2, 6, 15, 21)
 _TABLES = {254: "main", 255: "local", 253: "default"}
 _DEAD, _LINKDOWN = 1, 16
-_NFPROTO = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 
 
 def network_facts() -> Facts:
-    """Links, addresses, routes, path MTUs, rules, qdiscs, filters, nftables tables and sysctls of this namespace."""
+    """Links, addresses, routes, path MTUs, rules, qdiscs, filters, neighbours, nftables and sysctls of a namespace."""
     with contextlib.closing(Netlink(_ROUTE)) as route:
         links = {
             struct.unpack_from("=i", body, 4)[0]: (struct.unpack_from("=I", body, 8)[0], attributes(body[16:]))
@@ -104,9 +104,13 @@ def network_facts() -> Facts:
             filters = route.dump(_GETTFILTER, _TCMSG.pack(0, index, 0, hook, 0))
             # One filter of u32 is a table and its entries.
             yield from dict.fromkeys(filter_fact(body, names) for _, body in filters)
+        for _, body in route.dump(_GETNEIGH, bytes(12)):
+            yield from settings.neighbour_facts(body, names)
+        for netdev in filter(settings.is_hardware, names.values()):
+            yield from settings.dcb_fact(route, netdev)
+            yield from settings.ethtool_fact(netdev)
     with contextlib.closing(Netlink(_NETFILTER)) as netfilter:
-        for _, body in netfilter.dump(_GETTABLE, bytes(4)):
-            yield f"nft table {_NFPROTO.get(body[0], body[0])} {_text(attributes(body[4:])[1])}", "there"
+        yield from settings.nft_facts(netfilter)
     for name in SYSCTLS:
         with contextlib.suppress(OSError):
             yield f"sysctl {name}", " ".join(Path("/proc/sys", *name.split(".")).read_text().split())
@@ -259,6 +263,7 @@ def _machine_facts() -> Facts:
         below = netdevs.get(device.name)
         words = [(port / name).read_text().split(":")[-1].strip() for name in ("state", "phys_state")]
         yield f"rdma {device.name}/{port.name}", " ".join(filter(None, [*words, below and f"netdev {below}"]))
+        yield from settings.gid_facts(device.name, port.name)
     for quota in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cpu.max")):
         yield f"cpu.max {quota.parent.name}", quota.read_text().strip()
     for folder, what, pattern in (("/run/faultbed/faults", "revert", "*.revert"), ("/run/netns", "netns", "*")):
@@ -267,8 +272,19 @@ def _machine_facts() -> Facts:
     yield "disk", "full" if is_full("/var/lib") else "not full"
     with contextlib.suppress(FileNotFoundError):
         yield "receives", f"late by {Path('/run/faultbed/late-receives').read_text().strip()} ms"
+    yield from _process_facts()
+    yield from settings.gpu_facts()
+    yield from settings.sonic_facts()
+    for group in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cgroup.procs")):
+        yield f"processes {group.parent.name}", str(len(group.read_text().split()))
+
+
+def _process_facts() -> Facts:
+    """Routing daemons, programs of ours with the RDMA resources that they hold, and processes of faults."""
     running, stopped = dict.fromkeys(DAEMONS, 0), dict.fromkeys(DAEMONS, 0)
-    programs: dict[str, int] = {}
+    programs: dict[int, str] = {}
+    halted: list[str] = []
+    ours: dict[str, int] = {}
     for process in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # "pid (name) state ...": proc_pid_stat(5)
@@ -276,13 +292,19 @@ def _machine_facts() -> Facts:
             if name in running:
                 (stopped if rest.split()[0] == "T" else running)[name] += 1
             elif name.startswith("python") and (program := program_of(process.with_name("cmdline").read_bytes())):
-                programs[program] = programs.get(program, 0) + 1
-    for program, count in programs.items():
-        yield f"program {program}", f"{count} running"
+                programs[int(process.parent.name)] = program
+                halted += [program] if rest.split()[0] == "T" else []
+            elif name.startswith(_NAMED):
+                ours[name] = ours.get(name, 0) + 1
+    for program in sorted({*programs.values()}):
+        yield f"program {program}", f"{[*programs.values()].count(program)} running"
+    for program in sorted({*halted}):
+        yield f"stopped {program}", f"{halted.count(program)} stopped"
+    for name, count in ours.items():
+        yield f"process {name}", f"{count} running"
+    yield from settings.resource_facts(programs)
     for name, count in running.items():
         yield f"daemon {name}", f"{count} running" + (f", {stopped[name]} stopped" if stopped[name] else "")
-    for group in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cgroup.procs")):
-        yield f"processes {group.parent.name}", str(len(group.read_text().split()))
 
 
 def program_of(command: bytes) -> str | None:
@@ -320,7 +342,7 @@ def look(nodes: dict[str, str | None]) -> dict[str, dict[str, str]]:
     for node, namespace in nodes.items():
         netns.enter(namespace)
         try:
-            facts = network_facts()
+            facts = itertools.chain(network_facts(), settings.frr_facts(namespace))
             if namespace is None:
                 facts = itertools.chain(facts, _machine_facts(), _units(units))
             found[node] = gathered(facts)

@@ -174,6 +174,7 @@ def shared(covers, nodes):
 
     lab = SimpleNamespace(
         nodes=lambda: tuple(nodes), topology=RACK.topology, netns=lambda _: None, ask=ask, ours=covers,
+        state_dir=Path("/nowhere"),
         carried=lambda names: {name: {name: None} for name in names},
     )  # fmt: skip
     return fingerprint.capture(lab), sorted(asked)

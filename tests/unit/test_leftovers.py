@@ -1,0 +1,117 @@
+"""What each kind of fault could leave behind is a fact of the fingerprint; a new kind without one fails here."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+from planned_faults import SAMPLES, SOFT
+from test_rack_actuators import CASES, HOPS, LINUX, RACK
+
+from inject.catalogue import CATALOGUE
+from inject.node.actuator import _ACTUATORS
+from inject.plan import FaultSpec, plan
+from inject.rack import WAYS
+from testbed import fingerprint
+from testbed.onnode import settings, state
+
+# A child of the holder does the work: what is left of it is a process of that program.
+CHILD = ("program",)
+LEFTOVERS = {
+    "background": CHILD,
+    "bgp_reset": ("daemon", "route"),
+    "burst": CHILD,
+    "cgroup": ("cpu.max",),
+    "clock_step": ("clock",),
+    "detour": ("link", "qdisc", "filter", "nft table"),
+    "disk": ("disk",),
+    "forge": CHILD,
+    "frr": ("frr",),
+    "gpu_neighbour": ("process",),
+    "hog": ("process", "processes"),
+    "hop": ("nft table",),
+    "late_receives": ("receives",),
+    "limit": ("cpu.max", "processes"),
+    "link": ("link",),
+    "memory": CHILD,
+    "mtu": ("link",),
+    "process": ("daemon", "stopped", "program"),
+    "qmp": ("link", "revert"),
+    "reboot": ("link", "daemon", "netns"),
+    "rnic_remove": ("rdma", "gid"),
+    "rnic_reset": ("link", "route", "rdma"),
+    "service": ("unit", "cpu.max"),
+    "steer": ("rule", "route"),
+    "sysctl": ("sysctl",),
+    "tamper": ("link", "nft table", "program"),
+    "vm_reset": ("rdma", "revert"),
+}
+# A line of a log: nothing is changed.
+NOTHING = {"xid", "gpu.xid"}
+# On a rack commands of the target's own: by kind.
+BY_COMMAND = {
+    "link.down": ("link",),
+    "link.flap": ("link",),
+    "link.oneway": ("config_db",),
+    "link.rate": ("config_db",),
+    "link.mtu": ("link", "config_db"),
+    "packet.drop": ("config_db",),
+    "switch.bgp-kill": ("frr",),
+    "switch.freeze": ("frr",),
+    "switch.withdraw": ("frr",),
+    "switch.hash-policy": ("config_db",),
+    "gpu.throttle": ("gpu",),
+    "gpu.power-cap": ("gpu",),
+    "gpu.lost": ("gpu",),
+    "rnic.reset": ("link", "rdma"),
+    "rnic.remove": ("link", "rdma", "gid"),
+}
+
+
+def facts_made():
+    """The words with which subjects begin, of every fact that the code makes."""
+    found = set()
+    for module in (state, settings, fingerprint):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+                found.add(str(node.values[0].value).strip())
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def made_from(fault):
+    """The facts in which what a planned fault leaves would be seen; None: nobody has said."""
+    actuator = fault.request["actuator"]
+    if actuator in NOTHING or fault.kind in NOTHING:
+        return ("nothing to leave",)
+    return BY_COMMAND.get(fault.kind) if actuator == "commands" else LEFTOVERS.get(actuator)
+
+
+def planned():
+    """Each kind as it is done on a soft lab, on a rack, and at a rack's Linux switches."""
+    for kind, (target, params) in SAMPLES.items():
+        yield plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), SOFT, lab_kind="soft")
+    for topology, cases in ((RACK, CASES), (LINUX, [case[:3] for case in HOPS])):
+        for kind, target, params in cases:
+            if kind in CATALOGUE:
+                yield plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), topology, lab_kind="rack")
+
+
+def test_every_actuator_has_said_what_it_could_leave():
+    assert LEFTOVERS.keys() | {"xid", "commands"} == _ACTUATORS.keys()
+
+
+def test_every_kind_leaves_what_the_fingerprint_sees():
+    faults = list(planned())
+    assert {fault.kind for fault in faults} == CATALOGUE.keys(), "a kind has no sample"
+    assert {fault.kind for fault in faults if fault.lab_kind == "rack"} == WAYS.keys() & CATALOGUE.keys()
+    assert [f"{fault.kind} on a {fault.lab_kind}" for fault in faults if not made_from(fault)] == []
+
+
+@pytest.mark.parametrize(
+    "subject", sorted({fact for facts in (*LEFTOVERS.values(), *BY_COMMAND.values()) for fact in facts})
+)
+def test_every_such_fact_is_made(subject):
+    assert subject in facts_made()

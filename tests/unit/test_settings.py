@@ -1,0 +1,273 @@
+"""Settings that a fault could leave changed: each is a fact, and what counts or ages is none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+
+import pytest
+from nvml_library import Card, install
+
+from testbed.onnode import settings
+from testbed.onnode.netlink import attribute
+
+NETDEV, INET, IP = 5, 1, 2
+TABLE, CHAIN, RULE, SET = 0xA01, 0xA04, 0xA07, 0xA0A
+
+
+class Kernel:
+    """A netlink socket whose dumps are given, by request."""
+
+    def __init__(self, **dumps):
+        self.dumps = {int(name[1:], 16): bodies for name, bodies in dumps.items()}
+
+    def dump(self, request, _body):
+        return ((0, body) for body in self.dumps.get(request, ()))
+
+    def close(self):
+        pass
+
+
+def message(family, *attributes):
+    return struct.pack(">BBH", family, 0, 0) + b"".join(attribute(kind, value) for kind, value in attributes)
+
+
+def expression(name, data=b""):
+    return attribute(1, attribute(1, name + b"\0") + attribute(2, data))
+
+
+def nft(*rules, name=b"hop\0", family=NETDEV, policy=1, used=3):
+    chain = message(family, (1, name), (3, b"c\0"), (5, struct.pack(">I", policy)), (6, struct.pack(">I", used)))
+    written = [message(family, (1, name), (2, b"c\0"), (3, bytes([n] * 8)), (4, rule)) for n, rule in enumerate(rules)]
+    kernel = Kernel(xA01=[message(family, (1, name))], xA04=[chain], xA07=written)
+    return dict(settings.nft_facts(kernel))
+
+
+def test_nft_facts_count_no_packets_and_no_handles():
+    """What a rule has counted, and how often its chain is used, is no setting."""
+    one, two = (nft(expression(b"counter", bytes([count])), used=count) for count in (1, 9))
+    assert one == two
+    assert list(one) == ["nft table netdev hop"]
+
+
+def test_nft_facts_see_a_rule_that_changed_in_a_table_that_stays():
+    """The table is there before and after; one rule more, another limit, another order or policy is a difference."""
+    drop, limit = expression(b"immediate", b"drop"), expression(b"limit", b"7")
+    seen = [nft(drop, limit), nft(drop), nft(limit, drop), nft(drop, expression(b"limit", b"8")), nft(drop, policy=0)]
+    assert len({one["nft table netdev hop"] for one in seen}) == len(seen)
+
+
+def test_nft_facts_of_tables_of_iptables_are_not_looked_into():
+    """Container engines change theirs at any time."""
+    said = nft(expression(b"immediate", b"drop"), name=b"nat\0", family=IP)
+    assert said == {"nft table ip nat": "there"}
+
+
+@pytest.mark.parametrize(("state", "told"), [(0x80, True), (0x02, False), (0x04, False), (0x20, False), (0x40, False)])
+def test_neighbour_facts_are_the_configured_ones(state, told):
+    """Permanent; not reachable, stale, failed or multicast ones, which age."""
+    body = struct.pack("=B3xiHBB", socket.AF_INET, 2, state, 0, 1)
+    body += attribute(1, socket.inet_aton("10.77.1.2")) + attribute(2, bytes.fromhex("020000000001"))
+    expected = [("neighbour be0 10.77.1.2", "02:00:00:00:00:01")] if told else []
+    assert list(settings.neighbour_facts(body, {2: "be0"})) == expected
+
+
+def test_dcb_fact_has_the_settings_without_the_pfc_counters():
+    class Route:
+        def __init__(self, enabled, frames):
+            self.pfc = struct.pack("=BBBxH", 8, enabled, 0, 0) + struct.pack("=16Q", *[frames] * 16)
+
+        def ask(self, kind, body):
+            assert (kind, body[1]) == (78, 21)
+            return bytes(4) + attribute(13, attribute(2, self.pfc) + attribute(1, b"\1" * 59))
+
+    (one,), (two,), (three,) = (list(settings.dcb_fact(Route(*case), "eth0")) for case in ((8, 0), (8, 5), (0, 5)))
+    assert one == two != three
+    assert one[0] == "dcb eth0"
+
+
+def test_dcb_fact_of_a_driver_without_dcb_is_none():
+    class Route:
+        def ask(self, *_):
+            raise OSError(95, "Operation not supported")
+
+    assert list(settings.dcb_fact(Route(), "eth0")) == []
+
+
+def test_ethtool_fact_leaves_out_what_a_link_negotiates(monkeypatch):
+    """Of FEC the configured mode counts; what is active comes and goes with the link."""
+
+    def told(active):
+        numbers = {0x12: (1, 1, 0), 0x10: tuple(range(8)), 0x50: (active, 4, 0)}
+
+        def asked(_control, _netdev, command, _count):
+            if command not in numbers:
+                raise OSError(95, "Operation not supported")
+            return numbers[command]
+
+        monkeypatch.setattr(settings, "_ethtool", asked)
+        return list(settings.ethtool_fact("eth0"))
+
+    assert told(4) == told(0) == [("ethtool eth0", "pause 1 1 0, rings 0 1 2 3 4 5 6 7, fec 4")]
+
+
+def test_ethtool_fact_of_an_interface_without_such_settings_is_none():
+    """Asked of a real kernel: the loopback interface has none of them, and refuses each question."""
+    assert list(settings.ethtool_fact("lo")) == []
+
+
+def test_gid_facts_do_not_depend_on_the_order_of_the_table(monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "_INFINIBAND", str(tmp_path))
+    at = tmp_path / "rxe0" / "ports" / "1"
+    for folder in ("gids", "gid_attrs/types"):
+        (at / folder).mkdir(parents=True)
+    gids = ["fe80:0000:0000:0000:0000:0000:0000:0001", "0000:0000:0000:0000:0000:ffff:0a4d:0101"]
+
+    def table(*order):
+        for index in range(4):
+            gid = gids[order[index]] if index < len(order) else "0000:0000:0000:0000:0000:0000:0000:0000"
+            (at / "gids" / str(index)).write_text(f"{gid}\n")
+            (at / "gid_attrs" / "types" / str(index)).write_text("RoCE v2\n")
+        return sorted(settings.gid_facts("rxe0", "1"))
+
+    assert table(0, 1) == table(1, 0) == sorted((f"gid rxe0/1 {gid}", "RoCE v2") for gid in gids)
+    assert len(table(0)) == 1
+
+
+def test_resource_facts_are_of_programs_of_ours_and_of_dead_processes(monkeypatch):
+    """A queue pair of the kernel's own, or of somebody's program that runs, is no leftover."""
+    gone, here = 2**22 + 1, os.getpid()
+    table = {0x140A: (19, [41, 41, gone, None, here]), 0x140D: (40, [41])}
+    dumps = {}
+    for request, (kind, pids) in table.items():
+        entries = b"".join(attribute(1, attribute(28, struct.pack("=I", pid)) if pid else b"") for pid in pids)
+        dumps[f"x{request:x}"] = [attribute(kind, entries)]
+    device = attribute(1, struct.pack("=I", 0)) + attribute(2, b"rxe0\0")
+    monkeypatch.setattr(settings, "Netlink", lambda _: Kernel(x1401=[device], **dumps))
+    assert dict(settings.resource_facts({41: "traffic.node.engine"})) == {
+        "rdma resources traffic.node.engine": "1 mr, 2 qp",
+        f"rdma resources process {gone}, which has ended": "1 qp",
+    }
+
+
+CONFIG = """\
+frr version 10.3
+!
+router bgp 65001
+ neighbor fabric peer-group
+ neighbor 10.0.0.1 password hunter2
+ !
+ address-family ipv4 unicast
+  network 10.77.1.0/31
+ exit-address-family
+exit
+!
+end
+"""
+
+
+def test_frr_lines_stand_with_what_they_are_nested_in():
+    subjects = [subject for subject, _ in settings.config_facts("bgpd", CONFIG.splitlines())]
+    assert subjects[0] == "frr bgpd frr version 10.3"
+    assert subjects[2] == "frr bgpd router bgp 65001 / neighbor fabric peer-group"
+    assert subjects[-1] == "frr bgpd router bgp 65001 / address-family ipv4 unicast / network 10.77.1.0/31"
+
+
+def test_frr_passwords_are_told_by_their_checksum():
+    """They would stand in journals and reports; a changed one is still a difference."""
+    texts = [
+        [subject for subject, _ in settings.config_facts("bgpd", CONFIG.replace("hunter2", word).splitlines())]
+        for word in ("hunter2", "other")
+    ]
+    assert texts[0] != texts[1]
+    assert not any("hunter2" in line for line in texts[0])
+
+
+@contextlib.contextmanager
+def daemon(folder, name, answer):
+    """A daemon behind the socket that vtysh uses; with no answer, one that is stopped."""
+    folder.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(folder / f"{name}.vty"))
+        server.listen()
+
+        def serve():
+            with contextlib.suppress(OSError):
+                client, _ = server.accept()
+                with client:
+                    for said in ("", answer):
+                        assert client.recv(4096).endswith(b"\0")
+                        client.sendall(said.encode()[:7])
+                        client.sendall(said.encode()[7:] + bytes(4))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        if answer is not None:
+            thread.start()
+        yield
+        if answer is not None:
+            thread.join(timeout=5)
+
+
+def test_frr_facts_are_read_from_the_daemons_sockets(monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "_FRR", str(tmp_path))
+    with daemon(tmp_path / "rtsw1", "bgpd", CONFIG), daemon(tmp_path / "rtsw1", "watchfrr", None):
+        found = dict(settings.frr_facts("rtsw1"))
+    assert "frr bgpd router bgp 65001 / address-family ipv4 unicast / network 10.77.1.0/31" in found
+    assert set(found.values()) == {"configured"}
+
+
+def test_frr_facts_of_a_daemon_that_does_not_answer_say_so(monkeypatch, tmp_path):
+    """Stopped by a fault: it accepts, and is silent."""
+    monkeypatch.setattr(settings, "_FRR", str(tmp_path))
+    monkeypatch.setattr(settings, "_ANSWER_S", 0.05)
+    with daemon(tmp_path / "rtsw1", "bgpd", None):
+        assert list(settings.frr_facts("rtsw1")) == [("frr bgpd", "does not answer: timed out")]
+
+
+def test_frr_facts_of_a_machine_without_daemons_are_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "_FRR", str(tmp_path))
+    assert list(settings.frr_facts(None)) == list(settings.frr_facts("rtsw1")) == []
+
+
+def test_sonic_facts_see_a_row_that_stays_in_its_configuration(monkeypatch, tmp_path):
+    """An ACL rule drops in the ASIC: the kernel knows nothing of it."""
+    monkeypatch.setattr(settings, "_SONIC", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    tool = tmp_path / "sonic-cfggen"
+
+    def told(rows):
+        tool.write_text(f"#!/bin/sh\necho '{rows}'\n")
+        tool.chmod(0o755)
+        return dict(settings.sonic_facts())
+
+    one, two = told('{"ACL_RULE": {"A|1": {"PRIORITY": "9"}}}'), told('{"ACL_RULE": {"A|1": {"PRIORITY": "8"}}}')
+    assert list(one) == ["config_db ACL_RULE"]
+    assert one != two
+    monkeypatch.setattr(settings, "_SONIC", "/nowhere")
+    assert told("{}") == {}
+
+
+def test_gpu_facts_see_power_clocks_and_modes(monkeypatch, tmp_path):
+    monkeypatch.setattr("testbed.onnode.nvml._LOOK_EVERY_S", 0.0)
+    texts = []
+    for card in (Card(), Card(limit_mw=500_000), Card(sm_mhz=1410), Card(persistence=0), Card(mode=3), Card(lost=True)):
+        install(monkeypatch, tmp_path, [card])
+        texts.append(tuple(settings.gpu_facts()))
+    assert texts[0] == (
+        (
+            "gpu 00000000:19:00.0",
+            "answers yes, clocks not set, mode Default, persistence True, power_w 700",
+        ),
+    )
+    assert len(set(texts)) == len(texts)
+
+
+def test_gpu_clocks_that_rise_are_not_taken_for_set(monkeypatch, tmp_path):
+    """Low without a reason in one look alone: the GPU had just begun to work."""
+    card = Card(sm_mhz=345)
+    install(monkeypatch, tmp_path, [card])
+    monkeypatch.setattr("testbed.onnode.nvml.time.sleep", lambda _: setattr(card, "sm_mhz", 1980))
+    assert "clocks not set" in dict(settings.gpu_facts())["gpu 00000000:19:00.0"]
