@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.plugin.kernel_guard import KernelGuard
 from harness.plugin.keys import FAILED, RUNNING
 from harness.plugin.session_lab import keeper_of, or_give_up
 from harness.plugin.skips import skip
@@ -41,6 +42,7 @@ def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
     with or_give_up(config):
         keeper.refuse_dirty()
         before = keeper.into_known_state(always=config.getoption("--faultbed-reset-each"))
+    kernels = KernelGuard(keeper.lab)
     yield keeper.lab
     with or_give_up(config):
         try:
@@ -54,6 +56,9 @@ def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
         keeper.mark(left, before)
         request.node.user_properties.append(("lab_state", "DIRTY"))
         pytest.fail("the lab is not as the test found it:\n" + "\n".join(left), pytrace=False)
+    if unhealthy := kernels.found():
+        keeper.distrust()
+        pytest.fail("a kernel of the lab reported a problem:\n" + "\n".join(unhealthy), pytrace=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from testbed.telemetry import Change
 
-__all__ = ["broken", "errors"]
+__all__ = ["broken", "errors", "unhealthy"]
 
 _BROKEN = re.compile(
     r"\bBUG:|kernel BUG at|\bOops\b|Kernel panic|general protection fault|double fault|Unable to handle"
@@ -23,6 +23,12 @@ _PASSED_OVER = (
     re.compile(r"^\d (watchdog: )?BUG: soft lockup"),
     re.compile(r"^\d (clocksource|hrtimer|perf|sched): "),
 )
+_UNHEALTHY = re.compile(
+    rf"{_BROKEN.pattern}|^\d WARNING: |(soft|hard) (lockup|LOCKUP)|\brcu: .*stall|INFO: task .* blocked|NETDEV WATCHDOG"
+)
+# VMs that share two CPUs, or stand still for a while (host.freeze), miss what these watch.
+_MOST = 5
+_STARVED = re.compile(r"lockup|LOCKUP|rcu: |INFO: task .* blocked|NETDEV WATCHDOG")
 
 
 def errors(log: Sequence[Change]) -> tuple[Change, ...]:
@@ -38,3 +44,19 @@ def broken(log: Sequence[Change]) -> list[str]:
             said = f"{one.node}: its kernel broke: {(one.text or '').partition(' ')[2]}"
             found.setdefault(one.node, f"{said}; run `faultbed reset`, and see its console log")
     return list(found.values())
+
+
+def unhealthy(log: Sequence[Change], *, lab_kind: str) -> list[str]:
+    """Return a sentence for each warning, bug or lockup that a kernel has reported, each machine's first ones.
+
+    Of the machines of a soft lab, which starve each other, lockups and stalls are passed over.
+    """
+    found: dict[str, list[str]] = {}
+    for one in log:
+        text = one.text or ""
+        if not _UNHEALTHY.search(text) or (lab_kind == "soft" and _STARVED.search(text)):
+            continue
+        said = found.setdefault(one.node, [])
+        if len(said) < _MOST and (sentence := f"{one.node}: kernel: {text.partition(' ')[2]}") not in said:
+            said.append(sentence)
+    return [sentence for said in found.values() for sentence in said]

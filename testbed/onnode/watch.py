@@ -6,6 +6,7 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
     {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed.onnode.nvml)
+    {"do":"kernel_log"}                     {"event":"kernel_log","messages":["LEVEL TEXT",..]} since the last one
     {"do":"ways","flows":{NODE:[NETNS,[..]]}}  {"event":"ways","ports":{NODE:[PORT or null,..]}}  (testbed.onnode.ways)
     {"do":"follow","nodes":{..},"every_ms":100,"tell_ms":4000}
                                     {"event":"following"}, and from then on
@@ -58,6 +59,7 @@ class Watch:
         self.places: dict[str | None, Place] = {}
         self.followed: dict[str, str | None] = {}
         self.news: dict[int, News | KernelLog] = {}
+        self.log: KernelLog | None = None
         self.every_ns = self.tell_ns = self.due_ns = self.told_ns = self.busy_ns = 0
         self.samples: list[tuple[int, dict[str, dict[str, int]]]] = []
 
@@ -83,6 +85,12 @@ class Watch:
     def state(self, request: dict[str, Any]) -> dict[str, Any]:
         """What some nodes look like."""
         return {"nodes": state.look(request["nodes"])}
+
+    def kernel_log(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """Return what the kernel has logged since the last such request; the first one begins to listen."""
+        if self.log is None:
+            self.log = KernelLog()
+        return {"messages": self.log.read()}
 
     def gpus(self, _request: dict[str, Any]) -> dict[str, Any]:
         """What the host's NVIDIA GPUs are."""
@@ -212,17 +220,23 @@ class KernelLog:
     def tell(self) -> None:
         """Read what there is and tell what matters."""
         now_ns = time.monotonic_ns()
+        for text in self.read():
+            say("change", at_ns=now_ns, node=None, subject="kernel", text=text)
+
+    def read(self) -> list[str]:
+        """Return level and text of each message since the last call that matters."""
+        found: list[str] = []
         while True:
             try:
                 record = os.read(self.file, 8192)
             except BlockingIOError:
-                return
+                return found
             except BrokenPipeError:  # more came than the kernel keeps
-                say("change", at_ns=now_ns, node=None, subject="kernel", text=f"{self._ERROR} messages were lost")
+                found.append(f"{self._ERROR} messages were lost")
                 continue
             text = self.told(record)
             if text is not None:
-                say("change", at_ns=now_ns, node=None, subject="kernel", text=text)
+                found.append(text)
 
     @classmethod
     def told(cls, record: bytes) -> str | None:
@@ -243,6 +257,7 @@ _EVENTS = {
     "counters": "counters",
     "state": "state",
     "gpus": "gpus",
+    "kernel_log": "kernel_log",
     "ways": "ways",
     "follow": "following",
     "unfollow": "unfollowed",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from harness.plugin.kernel_guard import KernelGuard
 from harness.record import kernel_log
+from testbed.errors import Unreachable
 from testbed.onnode import watch
 from testbed.telemetry import Change
 
@@ -50,3 +54,79 @@ def test_a_kernel_that_broke_is_named_once_with_what_to_do(text):
     found = kernel_log.broken([said(text), said(text), said("3 worse"), said("UP mtu 1500", subject="link be0")])
     assert len(found) == 1
     assert found[0].startswith(f"host1: its kernel broke: {text[2:]}; run `faultbed reset`")
+
+
+@pytest.mark.parametrize(
+    ("text", "soft", "rack"),
+    [
+        ("4 WARNING: CPU: 0 PID: 7 at drivers/infiniband/sw/rxe/rxe_qp.c:1", True, True),
+        ("1 BUG: kernel NULL pointer dereference, address: 0000000000000000", True, True),
+        ("0 watchdog: BUG: soft lockup - CPU#0 stuck for 26s!", False, True),
+        ("3 rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:", False, True),
+        ("3 INFO: task kworker/0:1 blocked for more than 120 seconds.", False, True),
+        ("2 mlx5_core 0000:19:00.0 eth2: NETDEV WATCHDOG: CPU: 1: transmit queue 0 timed out", False, True),
+        ("3 rxe0: link lost", False, False),
+        ("3 messages were lost", False, False),
+    ],
+)
+def test_unhealthy_kernel_log_lines_by_kind_of_lab(text, soft, rack):
+    """VMs that starve each other report lockups of which no machine is ill."""
+    for kind, counts in (("soft", soft), ("rack", rack)):
+        assert bool(kernel_log.unhealthy([said(text)], lab_kind=kind)) is counts
+
+
+def test_unhealthy_kernel_names_the_machine_and_says_each_thing_once():
+    warning = said("4 WARNING: CPU: 0 PID: 7 at net/core/dev.c:1")
+    assert kernel_log.unhealthy([warning, warning], lab_kind="soft") == [
+        "host1: kernel: WARNING: CPU: 0 PID: 7 at net/core/dev.c:1"
+    ]
+
+
+class Kernels:
+    """A lab whose machines answer with what their kernels have logged since the last question."""
+
+    kind = "rack"
+
+    def __init__(self):
+        self.logged = {"host1": [], "host2": []}
+
+    def nodes(self):
+        return ("host1", "host2", "gone")
+
+    def ask(self, machine, request):
+        assert request == {"do": "kernel_log"}
+        if machine == "gone":
+            raise Unreachable("gone does not answer")
+        messages, self.logged[machine] = self.logged[machine], []
+        return {"messages": messages}
+
+
+def test_kernel_guard_counts_only_what_came_while_it_listened():
+    lab = Kernels()
+    lab.logged["host1"] = ["4 WARNING: CPU: 0 PID: 7 at before.c:1"]
+    guard = KernelGuard(lab)
+    assert guard.found() == []
+    lab.logged["host2"] = ["4 WARNING: CPU: 0 PID: 7 at during.c:1", "3 eth0: link lost"]
+    assert guard.found() == ["host2: kernel: WARNING: CPU: 0 PID: 7 at during.c:1"]
+
+
+def test_watcher_answers_with_the_kernel_log_since_the_last_question(monkeypatch, tmp_path):
+    """The first question begins to listen; each later one has what came between."""
+    log = tmp_path / "kmsg"
+    log.write_text("")
+    monkeypatch.setattr(watch.os, "open", lambda path, flags, real=os.open: real(log, flags))
+    records = [b"4,1,1,-;WARNING: CPU: 0 PID: 7 at a.c:1\n", b"6,2,2,-;ready\n"]
+
+    def read(_file, _most):
+        if not records:
+            raise BlockingIOError
+        return records.pop(0)
+
+    watching = watch.Watch()
+    with monkeypatch.context() as patch:
+        patch.setattr(watch.os, "read", read)
+        assert watching.kernel_log({}) == {"messages": ["4 WARNING: CPU: 0 PID: 7 at a.c:1"]}
+        assert watching.kernel_log({}) == {"messages": []}
+        records.append(b"3,3,3,-;rxe0: link lost\n")
+        assert watching.kernel_log({}) == {"messages": ["3 rxe0: link lost"]}
+    watching.log.close()

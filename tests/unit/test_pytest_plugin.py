@@ -188,10 +188,16 @@ DEBRIS = fingerprint.Fingerprint(nodes={"host1": {"link mlx5_0": "down"}})
 @pytest.fixture
 def rack(monkeypatch, tmp_path):
     """A rack that looks as `rack.now` says, and keeps its state in a folder that is not there yet."""
-    state = SimpleNamespace(now=CLEAN, folder=tmp_path / "state", resets=0)
+    state = SimpleNamespace(now=CLEAN, folder=tmp_path / "state", resets=0, kernel=[])
+
+    def ask(_machine, _request):
+        messages, state.kernel = state.kernel, []
+        return {"messages": messages}
+
     lab = SimpleNamespace(
-        kind="rack", name="r", state_dir=state.folder, forget_connections=lambda: None, close=lambda: None
-    )
+        kind="rack", name="r", state_dir=state.folder, forget_connections=lambda: None, close=lambda: None,
+        nodes=lambda: ("host1",), ask=ask,
+    )  # fmt: skip
     state.keeper = pytest_lab.Keeper(lab=lab)
 
     def look(lab):
@@ -210,6 +216,28 @@ def rack(monkeypatch, tmp_path):
 
 def on_rack(pytester, *argv):
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=rack-h100.example", *argv)
+
+
+WARNS = """
+from harness.plugin import hooks
+
+def test_warns(lab):
+    hooks.rack_of_this_test.kernel.append("4 WARNING: CPU: 0 PID: 7 at drivers/net/x.c:1")
+
+def test_next(lab): ...
+"""
+
+
+def test_a_kernel_warning_is_an_error_of_the_test_in_which_it_came(pytester, rack):
+    rack.kernel.append("4 WARNING: CPU: 0 PID: 7 at before.c:1")
+    pytester.makepyfile(test_x=WARNS)
+    result = on_rack(pytester)
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*ERROR at teardown of test_warns*", "host1: kernel: WARNING: CPU: 0 PID: 7 at drivers/net/x.c:1"]
+    )
+    assert "before.c" not in result.stdout.str()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
 LEAVES = """
