@@ -71,7 +71,7 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
 
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
         found = {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
-    if here := {f"revert {path.name}": "there" for path in stored_reverts(lab.state_dir).glob("*.revert")}:
+    if here := {f"revert {path.stem}": "there" for path in stored_reverts(lab.state_dir).glob("*.revert")}:
         found[CONTROLLER] = here
     return Fingerprint(nodes=part(found, lab.topology, covers), covers=covers)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import socket
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from testbed import dirty, fingerprint, shipped
 from testbed import inventory as inventory_module
@@ -217,3 +223,50 @@ def test_the_mark_of_a_dirty_lab_remembers_what_was_held(tmp_path):
     taken_of_part = Fingerprint(nodes={"host1": {"link be0": "UP"}}, covers=("host1",))
     dirty.mark(tmp_path, ["x"], taken_of_part)
     assert dirty.baseline(tmp_path) == taken_of_part
+
+
+def test_busy_processes_of_faults_and_stopped_programs_are_facts(tmp_path):
+    """Real processes: one that has the name of all busy processes of faults, and a program that is stopped."""
+    hog = tmp_path / "faultbed-hog"
+    shutil.copy(shutil.which("sleep"), hog)
+    before = dict(state._process_facts())
+    with subprocess.Popen([hog, "60"]) as busy, subprocess.Popen([sys.executable, "-c", "input()"]) as program:
+        program.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
+        until(lambda: "process faultbed-hog" in dict(state._process_facts()), within_s=5)
+        lines = fingerprint.diff(*(Fingerprint(nodes={"h": facts}) for facts in (before, dict(state._process_facts()))))
+        for process in (busy, program):
+            process.kill()
+    assert any(line.startswith("h: process faultbed-hog") for line in lines)
+    assert any(line.startswith("h: stopped -c") for line in lines)
+
+
+def test_resources_of_a_program_that_is_over_are_no_difference_and_more_are():
+    """As the program itself: traffic by hand may end before the fault by hand that began under it."""
+    none, some, more = (
+        Fingerprint(nodes={"h": {"rdma resources traffic.node.engine": said} if said else {}})
+        for said in ("", "2 mr, 4 qp", "2 mr, 5 qp")
+    )
+    assert fingerprint.diff(some, none) == fingerprint.diff(more, some) == []
+    assert fingerprint.diff(some, more) == ["h: rdma resources traffic.node.engine was 2 mr, 4 qp, is 2 mr, 5 qp"]
+    assert len(fingerprint.diff(none, some)) == 1
+
+
+def test_a_revert_stored_beside_qemu_is_a_difference(tmp_path):
+    """A holder that died with its guardian: the target may look as before, and its revert waits for `heal`."""
+    lab = SimpleNamespace(
+        nodes=lambda: (), topology=RACK.topology, netns=lambda _: None, ours=(WHOLE_LAB,), carried=lambda _: {},
+        state_dir=tmp_path,
+    )  # fmt: skip
+    before = fingerprint.capture(lab)
+    fingerprint.stored_reverts(tmp_path).mkdir()
+    for name in ("a.revert", "a.claim", "rejoin.lock"):
+        (fingerprint.stored_reverts(tmp_path) / name).touch()
+    assert fingerprint.diff(before, fingerprint.capture(lab)) == ["controller: revert a is new (there)"]
+
+
+def test_of_a_part_the_learnt_routes_are_left_out_and_configuration_is_not():
+    """Others' faults change what a switch learns; a line of its configuration may end with the same word."""
+    facts = {"route main unicast 10.0.0.0/8 metric 20 bgp": "via x", "frr bgpd router bgp 1 / redistribute bgp": "y"}
+    held = fingerprint.part({"rtsw1": facts}, RACK.topology, ("rtsw1",))
+    assert list(held["rtsw1"]) == ["frr bgpd router bgp 1 / redistribute bgp"]
