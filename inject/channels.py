@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inject.node.claim import claim_file
 from inject.node.holder import REVERT_DIR
 from inject.node.qmp import DEADLINE_S
 from testbed.errors import Unreachable
 from testbed.fingerprint import stored_reverts
 from testbed.jsonlines import next_message
+from testbed.onnode.holders import claim_file
 from testbed.paths import home_dir
 
 if TYPE_CHECKING:

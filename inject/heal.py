@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from inject import rejoin
 from inject.channels import REJOIN, revert_dir
 from inject.node.cgroup import UNLIMITED
-from inject.node.claim import claim_file, end_holder, locked, read_claim
 from inject.node.detour import GUEST, OWN
 from inject.node.hog import NAME as HOG
 from inject.node.holder import REVERT_DIR
@@ -36,6 +35,7 @@ from inject.node.steer import PRIORITY, TABLE
 from testbed import counters, dirty
 from testbed.errors import LabError, RevertFailed
 from testbed.fingerprint import Fingerprint
+from testbed.onnode.holders import claim_file, end_holder, locked, read_claim
 from testbed.topology import Port
 
 if TYPE_CHECKING:

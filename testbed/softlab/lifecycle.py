@@ -20,7 +20,9 @@ import msgspec
 from testbed import dirty, nodecode, provision
 from testbed import lab as lab_module
 from testbed.errors import DirtyLab, LabError, UsageError
+from testbed.fingerprint import stored_reverts
 from testbed.inventory import Inventory
+from testbed.onnode import holders
 from testbed.paths import lab_dir, private_dir, short_dir, socket_dir
 from testbed.softlab import accel, console, fleet, image, keys, madefrom, room, vm
 from testbed.softlab.image import Image
@@ -177,6 +179,12 @@ def reset(inventory: Inventory, progress: Progress) -> None:
         raise LabError(f"the VM image of {inventory.name} is gone from {image.images_dir()}: `faultbed up --fresh`")
     with locked(folder):
         progress("going back to the snapshot")
+        try:
+            holders.discard_all(str(stored_reverts(folder)))
+        except OSError as error:
+            raise LabError(
+                f"{inventory.name}: a fault's holder cannot be ended: {error}; end it by hand, then reset again"
+            ) from error
         fleet.end(vms(inventory), state)
         _remove_sockets(folder)
         try:
@@ -339,6 +347,8 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
             state = read_state(folder)
         except LabError:  # damaged, or of another version: what runs is found by its disks
             state = None
+        with contextlib.suppress(OSError):  # of another user's; the lab has to end all the same
+            holders.discard_all(str(stored_reverts(folder)))
         ended = fleet.end(vms(inventory), state)
         _remove_sockets(folder)
         for name in ("state.json", "runtime.yml", "known_hosts"):

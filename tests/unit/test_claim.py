@@ -19,8 +19,11 @@ from inject.channels import LocalChannel, local_python
 from inject.injector import Injector
 from inject.node import claim as claim_module
 from inject.node.actuator import Refused
-from inject.node.claim import Claim, end_holder, locked, read_claim
+from inject.node.claim import Claim
 from inject.plan import FaultSpec, plan
+from testbed import fingerprint
+from testbed.onnode.holders import end_holder, identity, locked, read_claim
+from testbed.softlab import lifecycle
 
 LINK = [{"path": ["host", "host1", "rnic", "rxe0", "link", "l"], "thing": "link l"}]
 FLAP = [[second + part, on] for second in range(40) for part, on in ((0.0, True), (0.5, False))]
@@ -103,7 +106,7 @@ def test_heal_ends_a_flap_that_has_more_edges(qemu, tmp_path):
         pid = holder_pid(flap)
         lines = here(tmp_path)
         assert lines[0] == "here: healed: ended the holder of kind-a on host1:rxe0"
-        assert claim_module._identity(pid)["started"] is None
+        assert identity(pid)["started"] is None
         assert qemu.links[-1] is True
         assert list((tmp_path / "faults").iterdir()) == []
         flap._process.wait(timeout=10)
@@ -183,3 +186,30 @@ def test_injector_claims_what_the_planner_compares(tmp_path):
     assert one["paths"] == two["paths"]
     assert any(each["path"][:4] == ["host", "host1", "rnic", "rxe0"] for each in one["paths"])
     assert one["session"] != two["session"]
+
+
+@pytest.mark.parametrize("how", ["reset", "down"])
+def test_reset_and_down_end_local_holders_before_the_vms(qemu, tmp_path, monkeypatch, how):
+    """A flap by hand went on at the new VMs, without a stored revert: its socket has the same path."""
+    seen = []
+    state, snapshot = SimpleNamespace(key="k", accelerator="tcg", vms={}), SimpleNamespace(key="k", complete=True)
+    for name, value in {
+        "lab_dir": lambda _: tmp_path, "_check_owner": lambda _: None, "read_state": lambda _: state,
+        "read_snapshot": lambda _: snapshot, "_remove_sockets": lambda _: None, "vms": lambda _: [],
+        "_resume": lambda *_, **__: None,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(lifecycle, name, value)
+    monkeypatch.setattr(lifecycle.image, "find", object)
+    with holder(tmp_path, "a") as flap:
+        prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
+        ask(flap, "arm")
+        pid = holder_pid(flap)
+
+        def end(_vms, _state):
+            seen.extend([identity(pid)["started"], *fingerprint.stored_reverts(tmp_path).iterdir()])
+            return 0
+
+        monkeypatch.setattr(lifecycle.fleet, "end", end)
+        getattr(lifecycle, how)(*(SOFT, print)[: 2 if how == "reset" else 1])
+        assert seen == [None]
+        flap._process.wait(timeout=10)

@@ -1,0 +1,141 @@
+"""The processes that hold faults on this machine, known by the claims that they have locked (`inject.node.claim`).
+
+    FOLDER/INSTANCE.revert   the stored revert, there exactly while the target is changed
+    FOLDER/INSTANCE.claim    JSON: who claims what, and the process that holds it
+
+A holder locks its claim (flock(2)) for as long as it lives, so that the kernel releases it however the process ends.
+Whoever runs a stored revert locks the claim first: reverts of one fault never run side by side.
+"""
+
+# A holder's start-up time is what its speed is made of: no pathlib.
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import select
+import signal
+import time
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+__all__ = ["claim_file", "discard_all", "end_holder", "identity", "lock", "locked", "read_claim"]
+
+_END_S = 5.0
+_TRY_EVERY_S = 0.02
+_REVERT_S = 3.0
+
+
+def claim_file(revert_file: str) -> str:
+    """Path of the claim beside a stored revert."""
+    return f"{revert_file.removesuffix('.revert')}.claim"
+
+
+def read_claim(path: str) -> dict[str, Any]:
+    """What a claim file says; empty when it is gone or broken."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            said = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+@contextlib.contextmanager
+def locked(path: str, *, within_s: float) -> Iterator[None]:
+    """Hold the lock of a claim file; a file that is not there is not locked: its fault is over, or was never claimed.
+
+    Raises:
+        TimeoutError: another process holds it all that time.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        lock(fd, path, within_s)
+        yield
+    finally:
+        os.close(fd)
+
+
+def end_holder(path: str) -> bool:
+    """Kill the process that holds a claim, and wait for its end; whether there was one.
+
+    The process is known by its pid, its start time and its boot, and is signalled through a pidfd: a number that was
+    given to another process is never killed.
+
+    Raises:
+        OSError: it may not be killed, or is still there.
+    """
+    said = read_claim(path)
+    pid = int(said.get("pid", 0))
+    if pid <= 0:
+        return False
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if identity(pid) != {name: said.get(name) for name in ("pid", "started", "boot")}:
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        if not select.select([handle], [], [], _END_S)[0]:
+            raise OSError(f"process {pid} is still there {_END_S:g} s after SIGKILL")
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def discard_all(folder: str) -> None:
+    """End every holder that has a claim in a folder, and forget all stored reverts: what they are for is gone.
+
+    A revert that a guardian runs just then finds the thing gone, or as new; it is not waited for long.
+
+    Raises:
+        OSError: a holder may not be killed, or is still there.
+    """
+    for path in sorted(glob.glob(f"{folder}/*.claim")):
+        end_holder(path)
+        with contextlib.suppress(TimeoutError), locked(path, within_s=_REVERT_S):
+            pass
+    for path in (*glob.glob(f"{folder}/*.revert"), *glob.glob(f"{folder}/*.claim")):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def lock(fd: int, path: str, within_s: float) -> None:
+    """Lock an open file.
+
+    Raises:
+        TimeoutError: another process holds its lock all that time.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{path} is locked by another process after {within_s:g} s") from None
+            time.sleep(_TRY_EVERY_S)
+        else:
+            return
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """Pid, start time in ticks since boot (proc_pid_stat(5)) and boot; without a start time when it has ended."""
+    started = None
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        words = file.read().rpartition(")")[2].split()
+        started = int(words[19]) if words[0] not in "ZX" else None
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return {"pid": pid, "started": started, "boot": file.read().strip()}
