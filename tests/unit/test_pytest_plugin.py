@@ -211,6 +211,7 @@ def rack(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "keeper_of", lambda config: state.keeper)
     plugin.rack_of_this_test = state
     yield state
+    state.keeper.end_work()
     del plugin.rack_of_this_test
 
 
@@ -463,13 +464,7 @@ def test_plugin_without_configured_experiments_leaves_toml_files_alone(pytester)
     [
         ("mine", {"a", "deep"}),
         ("mine/a.toml", {"a"}),
-        [
-            ("mine", {"a", "deep"}),
-            ("mine/a.toml", {"a"}),
-            ("mine/deeper other", {"deep", "o"}),
-            ("other/../mine/deeper", {"deep"}),
-            ("", set()),
-        ],
+        ("mine/deeper other", {"deep", "o"}),
         ("other/../mine/deeper", {"deep"}),
         ("", set()),
     ],
