@@ -8,8 +8,9 @@ The rules, in the order in which they are applied:
    while the workload ran, and on for as long as planned (`harness.proof`). Everything else, including no receipt at
    all, is INCONCLUSIVE: the question was never put.
 3. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
-   INCONCLUSIVE without one. A count or a name, and a share of which all is asked: PASS inside the bound, FAIL outside.
-   A censored value (the truth is at least it) fails a maximum that it already exceeds, else it is INCONCLUSIVE.
+   INCONCLUSIVE without one; several noisy checks share a risk of 1 % of a wrong FAIL (Bonferroni). A count or a name,
+   and a share of which all is asked: PASS inside the bound, FAIL outside. A censored value (the truth is at least it)
+   fails a maximum that it already exceeds, else it is INCONCLUSIVE.
 4. A check whose metric is *about faults* is INCONCLUSIVE, whichever way it fell, unless the faults it is about provably
    fired. A check that is not (wrong data is wrong data) stands.
 5. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it.
@@ -31,13 +32,18 @@ from harness.experiment.metrics import PER_FAULT_PREFIXES, Metric
 from harness.experiment.plan import Plan
 from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements
-from harness.statistics import Interval, decide
+from harness.statistics import Interval, decide, tail_of
 from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, worst
 from inject import proof
 from traffic.flight import Flight
 from traffic.rtt import Trip
 
-__all__ = ["check_expectation", "judge"]
+__all__ = ["NO_INTERVAL", "check_expectation", "is_noisy", "judge", "noisy_checks", "risk"]
+
+NO_INTERVAL = (
+    "too few independent values to know how much of it is noise, or its level moved meanwhile: a longer run on a quiet "
+    "machine has an interval, and so have several runs (run --repeat, run --until-decided)"
+)
 
 _LATE_NS = 500_000_000
 
@@ -58,6 +64,7 @@ def judge(
     flight recorders of a job that failed.
     """
     observed = allow_for(observed, floor)
+    noisy = noisy_checks(expectations)
     problems = {fault.plan.id: why_unproven_in(run, fault) for fault in run.faults}
     checks = [
         *_error_checks(run.errors),
@@ -70,6 +77,7 @@ def judge(
                 expectation,
                 observed.metrics.get(expectation.metric.name),
                 _unproven_for(expectation.metric, problems),
+                noisy=noisy,
             )
         ),
         *_lab_checks(run.lab_state, run.lab_diff),
@@ -89,21 +97,36 @@ def judge(
     )
 
 
+def noisy_checks(expectations: Sequence[Expectation]) -> int:
+    """Return how many checks of a run are decided by an interval, so that chance alone can make each of them wrong.
+
+    `harness.statistics.level_for` turns it into the level that each interval needs.
+    """
+    return sum(is_noisy(one.metric, sign, bound) for one in expectations for sign, bound in _bounds(one))
+
+
+def is_noisy(metric: Metric, sign: str, bound: float | str) -> bool:
+    """Return whether a check is decided by an interval; a share of which all is demanded is not."""
+    return metric.is_noisy and not (sign == "min" and metric.most is not None and bound == metric.most)
+
+
 def check_expectation(
-    expectation: Expectation, observation: Observation | None, problems: Sequence[str]
+    expectation: Expectation, observation: Observation | None, problems: Sequence[str], *, noisy: int = 1
 ) -> tuple[Check, ...]:
     """One check for each bound of an expectation.
 
-    `problems` say why the faults it is about are not proven; they matter only for metrics about faults.
+    `problems` say why the faults it is about are not proven; they matter only for metrics about faults. `noisy` is how
+    many noisy checks the run has in all.
     """
-    bounds: list[tuple[str, float | int | str]] = []
-    if expectation.minimum is not None:
-        bounds.append(("min", expectation.minimum))
-    if expectation.maximum is not None:
-        bounds.append(("max", expectation.maximum))
-    if expectation.equals is not None:
-        bounds.append(("equals", expectation.equals))
-    return tuple(_bound_check(expectation.metric, sign, bound, observation, problems) for sign, bound in bounds)
+    return tuple(
+        _bound_check(expectation.metric, sign, bound, observation, problems, noisy)
+        for sign, bound in _bounds(expectation)
+    )
+
+
+def _bounds(expectation: Expectation) -> list[tuple[str, float | int | str]]:
+    given = ("min", expectation.minimum), ("max", expectation.maximum), ("equals", expectation.equals)
+    return [(sign, bound) for sign, bound in given if bound is not None]
 
 
 _SIGNS = {"min": "observed >= bound", "max": "observed <= bound", "equals": "observed = bound"}
@@ -115,20 +138,21 @@ def _bound_check(
     bound: float | str,
     observation: Observation | None,
     problems: Sequence[str],
+    noisy: int,
 ) -> Check:
     value = None if observation is None else observation.value
     detail = "not measured in this run" if observation is None else observation.detail
     rule = _SIGNS[sign]
     if value is None or observation is None:
         verdict = Verdict.INCONCLUSIVE
-    elif sign == "min" and metric.most is not None and bound == metric.most:
+    elif metric.is_noisy and not is_noisy(metric, sign, bound):
         verdict = _compare(sign, value, bound, censored=observation.censored)
     elif (interval := _deciding(sign, observation)) is not None and not isinstance(bound, str):
         verdict = decide("max" if sign == "max" else "min", bound, interval)
-        rule, detail = f"{rule}, {interval.rule}", f"{detail}; {interval}"
+        rule, detail = f"{rule}, {interval.rule}{risk(interval.level, noisy)}", f"{detail}; {interval}"
     elif metric.is_noisy and observation.interval is None:
         verdict = Verdict.INCONCLUSIVE
-        detail = f"{detail}; too few values to know how much of it is noise: a longer run has an interval"
+        detail = f"{detail}; {NO_INTERVAL}"
     else:
         verdict = _compare(sign, value, bound, censored=observation.censored)
     if observation is not None and (reason := disturbed(metric.name, observation)) is not None:
@@ -146,6 +170,15 @@ def _bound_check(
         rule=f"{rule}. {metric.meaning}",
         detail=detail,
     )
+
+
+def risk(level: float, noisy: int) -> str:
+    """Return what a rule says of its risk, which is shared by all noisy checks of a run; nothing for a certain one."""
+    if level == 1:
+        return ""
+    tail = 100 * tail_of(level)
+    of_all = f"{tail:.3g} % for each of {noisy} noisy checks" if noisy > 1 else f"{tail:.3g} %"
+    return f"; wrong FAIL at most {of_all}"
 
 
 def _deciding(sign: str, observation: Observation) -> Interval | None:

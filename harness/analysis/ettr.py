@@ -22,7 +22,7 @@ import numpy as np
 
 from harness.analysis.timeline import Baseline, Impact, finished_iterations
 from harness.record.measurements import Measurements
-from harness.statistics import Interval, mean_interval
+from harness.statistics import LEVEL, Interval, mean_interval
 
 __all__ = ["Ettr", "ettr"]
 
@@ -35,7 +35,7 @@ class Ettr:
     """Of a job: `ratio` of `wall_ns` was productive, in `iterations` of `healthy_ns` each.
 
     `lost_ns` are what faults cost, `storage_ns` what an iteration waits for storage, on average. `predicted` is None
-    where goodput has no fault-free start. `noise` is how well `healthy_ns` is known, in ns; None: too few iterations.
+    where goodput has no fault-free start. `alone_ns` are the fault-free iterations that `healthy_ns` is the mean of.
     """
 
     iterations: int
@@ -44,20 +44,20 @@ class Ettr:
     lost_ns: float
     storage_ns: float
     predicted: float | None
-    noise: Interval | None = None
+    alone_ns: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> float:
         """Productive time over wall time; noise may lift it above 1."""
         return self.iterations * self.healthy_ns / self.wall_ns
 
-    @property
-    def interval(self) -> Interval | None:
-        """How well `ratio` is known: as well as the time that an iteration takes when nothing is wrong."""
-        if self.noise is None:
+    def interval(self, level: float = LEVEL) -> Interval | None:
+        """Return how well `ratio` is known: as well as the mean fault-free iteration. None: too few of them."""
+        noise = mean_interval(np.array(self.alone_ns), of="fault-free iterations", level=level)
+        if noise is None:
             return None
         share = self.iterations / self.wall_ns
-        return replace(self.noise, low=share * self.noise.low, high=share * self.noise.high)
+        return replace(noise, low=share * noise.low, high=share * noise.high)
 
 
 def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *, first_fault_ns: int) -> Ettr | None:
@@ -85,5 +85,5 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
         lost_ns=lost_ns,
         storage_ns=waits_ns,
         predicted=None if base is None else (1 - lost_ns / wall_ns) / (1 + waits_ns / alone_ns),
-        noise=mean_interval(alone, of="fault-free iterations"),
+        alone_ns=tuple(alone.tolist()),
     )

@@ -7,6 +7,7 @@ Counts and names have none: they are what they are; of times of recovery see `ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from harness import statistics
 from harness.analysis import timeline
 from harness.record.measurements import Measurements, RankSeries, Serving
-from harness.statistics import Interval
+from harness.statistics import LEVEL, Interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,19 +31,21 @@ def find(
     base: timeline.Baseline | None,
     impacts: Mapping[str, timeline.Impact],
     training: Ettr | None = None,
+    *,
+    level: float = LEVEL,
 ) -> dict[str, Interval]:
-    """Intervals by metric, for those that have one in this run."""
+    """Return intervals of this `level` by metric, for those that have one in this run."""
     found: dict[str, Interval | None] = {
-        "jct_ratio": _jct(run, impacts),
-        "busbw.mean": _busbw(run),
-        "ettr": None if training is None else training.interval,
-        **({} if run.serving is None else _serving(run.serving)),
+        "jct_ratio": _jct(run, impacts, level),
+        "busbw.mean": _busbw(run, level),
+        "ettr": None if training is None else training.interval(level),
+        **({} if run.serving is None else _serving(run.serving, level)),
     }
     if whole is not None:
         bits = whole.bytes_per_s * 8 / 1e9
-        found["goodput.mean"] = statistics.mean_interval(bits, of="bins of goodput")
+        found["goodput.mean"] = statistics.mean_interval(bits, of="bins of goodput", level=level)
         if base is not None and impacts:
-            found |= _dips(whole, base, impacts)
+            found |= _dips(whole, base, impacts, level)
     return {name: interval for name, interval in found.items() if interval is not None}
 
 
@@ -67,7 +70,7 @@ def operation_times(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
     return shortest
 
 
-def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> Interval | None:
+def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float) -> Interval | None:
     if run.twin is None:
         return None
     count = min(timeline.finished_iterations(run.series), timeline.finished_iterations(run.twin))
@@ -76,7 +79,7 @@ def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> Interval 
         return None
     touched = disturbed(run, impacts, times)
     before = int(np.argmax(touched)) if touched.any() else count
-    return statistics.total_ratio(times, iteration_times(run.twin, count), quiet=~touched, before=before)
+    return statistics.total_ratio(times, iteration_times(run.twin, count), quiet=~touched, before=before, level=level)
 
 
 def disturbed(
@@ -106,38 +109,55 @@ def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> 
     return found
 
 
-def _busbw(run: Measurements) -> Interval | None:
+def _busbw(run: Measurements, level: float) -> Interval | None:
     mean = run.summary.busbw_gbps
     times = operation_times(run.series)
-    interval = statistics.mean_interval(times, of="collectives")
+    interval = statistics.mean_interval(times, of="collectives", level=level)
     if mean is None or interval is None or interval.low <= 0:
         return None
     middle = float(times.mean())
-    return Interval(low=mean * middle / interval.high, high=mean * middle / interval.low, method=interval.method)
+    return replace(interval, low=mean * middle / interval.high, high=mean * middle / interval.low)
 
 
-def _serving(serving: Serving) -> dict[str, Interval | None]:
-    """Requests are taken for independent of each other; the tokens of one request are not: it is slow or it is not."""
-    asked, tokens = len(serving.ttft_ns), [time_ns for one in serving.tpot_ns for time_ns in one]
+def _serving(serving: Serving, level: float) -> dict[str, Interval | None]:
+    """Return the intervals of an inference job, from its requests in the order of time.
+
+    Tokens of one request are worth one value at most: a request is slow or it is not.
+    """
+    first = np.array(serving.ttft_ns, dtype=np.float64) / 1e9
+    requests = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in serving.tpot_ns if times_ns]
+    of_requests = np.array([times.mean() for times in requests])
+    tokens = np.concatenate(requests) if requests else np.zeros(0)
     found: dict[str, Interval | None] = {}
-    for name, times_ns in (("ttft", serving.ttft_ns), ("tpot", tokens)):
-        times = np.array(times_ns, dtype=np.float64) / 1e9
+    worths = []
+    for name, times, each in (("ttft", first, first), ("tpot", tokens, of_requests)):
+        independent = statistics.independent_of(each)
+        if len(each):
+            worths.append(independent)
+        if independent is None:
+            continue
         for percent in (50, 99):
-            alone = min(asked, len(times))
-            interval = statistics.percentile_bounds(times, percent, independent=alone, least=0.0)
-            found[f"{name}.p{percent}"] = interval
-    if serving.slo_attainment is not None and asked:
-        found["slo_attainment"] = statistics.share_interval(round(serving.slo_attainment * asked), asked)
+            found[f"{name}.p{percent}"] = statistics.percentile_bounds(
+                times, percent, independent=int(independent), least=0.0, level=level
+            )
+    known = [worth for worth in worths if worth is not None]
+    if serving.slo_attainment is not None and known and len(known) == len(worths):
+        kept = round(serving.slo_attainment * len(first))
+        found["slo_attainment"] = statistics.share_interval(kept, len(first), level=level, independent=min(known))
     return found
 
 
 def _dips(
-    whole: timeline.Goodput, base: timeline.Baseline, impacts: Mapping[str, timeline.Impact]
+    whole: timeline.Goodput, base: timeline.Baseline, impacts: Mapping[str, timeline.Impact], level: float
 ) -> dict[str, Interval | None]:
     bins = whole.bytes[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
     value = min(one.min_ratio for one in impacts.values())
-    interval = statistics.window_ratio(value, bins, width=base.window_ns // whole.step_ns)
+    windows = sum(
+        (max(one.end_ns, one.cleared_ns + timeline.HOLD_NS) - one.fired_ns) // whole.step_ns + 1
+        for one in impacts.values()
+    )
+    width = base.window_ns // whole.step_ns
+    interval = statistics.lowest_window(value, bins, width=width, windows=windows, level=level)
     if interval is None:
         return {}
-    dip = Interval(low=1 - interval.high, high=1 - interval.low, method=interval.method)
-    return {"goodput_min_ratio": interval, "dip": dip}
+    return {"goodput_min_ratio": interval, "dip": replace(interval, low=1 - interval.high, high=1 - interval.low)}

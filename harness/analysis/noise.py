@@ -10,7 +10,6 @@ cannot be decided on this lab, however long the run is. The judge widens `jct_ra
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from harness.analysis.intervals import iteration_times, operation_times
 from harness.analysis.observe import Observed
 from harness.analysis.timeline import finished_iterations
 from harness.record.measurements import Measurements, RankSeries
-from harness.statistics import LEVEL, student_over_normal, widened
+from harness.statistics import LEVEL, student, widened
 from testbed.errors import UsageError
 
 __all__ = ["FILE", "MIN_RUNS", "NoiseFloor", "Spread", "allow_for", "decode", "encode", "load", "measure"]
@@ -44,8 +43,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pair(self) -> float:
         """Ratio (above 1) that two such runs exceed, one way or the other, in 1 - `LEVEL` of cases."""
-        z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * student_over_normal(self.runs - 1)
-        return math.exp(z * math.sqrt(2) * self.log_sd)
+        return math.exp(student(self.runs - 1, LEVEL) * math.sqrt(2) * self.log_sd)
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +94,7 @@ def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
     if one is None or one.interval is None or spread is None:
         return observed
     source = f"the lab's noise floor of {spread.runs} fault-free runs"
-    interval = widened(one.interval, math.sqrt(2) * spread.log_sd, source=source)
+    interval = widened(one.interval, math.sqrt(2) * spread.log_sd, freedom=spread.runs - 1, source=source)
     return replace(observed, metrics={**observed.metrics, "jct_ratio": replace(one, interval=interval)})
 
 

@@ -14,6 +14,7 @@ from harness.analysis.phases import Phase, phases
 from harness.analysis.resolutions import Firing
 from harness.analysis.routing import Routing, routing
 from harness.record.measurements import FaultRun, Measurements
+from harness.statistics import LEVEL
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,8 +44,8 @@ class Observed:
     pace: NDArray[np.float64] | None = None
 
 
-def observe(run: Measurements) -> Observed:
-    """Compute every metric of one run."""
+def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
+    """Compute every metric of one run; noisy ones have intervals of this `level`."""
     per_rank = {
         series.rank: timeline.goodput(series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
         for series in run.series
@@ -84,7 +85,7 @@ def observe(run: Measurements) -> Observed:
         **observations.rnic_counters(run),
         **observations.captured_packets(run),
     }
-    found = intervals.find(run, whole, base, impacts, training)
+    found = intervals.find(run, whole, base, impacts, training, level=level)
     if whole is not None:
         found |= resolutions.find(run, whole.step_ns, impacts, by_phase, by_routing, firing)
     return Observed(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 
+from harness.bench import calibration as bench_calibration
 from harness.bench import faults as bench_faults
 from harness.bench import packets as bench_packets
 from harness.bench import pages as bench_pages
@@ -42,7 +43,20 @@ __all__ = ["main"]
 COLUMNS = ("what", "median", "spread", "goal", "")
 RESETS, RESUMES, REPEATS = 5, 3, 3
 PARTS = (
-    *("packets", "soft-errors", "schedule", "lab", "flow", "rate", "collective", "mpi", "telemetry", "lease", "faults"),
+    *(
+        "packets",
+        "soft-errors",
+        "calibration",
+        "schedule",
+        "lab",
+        "flow",
+        "rate",
+        "collective",
+        "mpi",
+        "telemetry",
+        "lease",
+        "faults",
+    ),
 )
 SLOW = ("memory", "report")
 TTL_S = 10.0
@@ -84,6 +98,9 @@ def bench(*, cold: bool, drops: int, lab: Path | None, parts: tuple[str, ...]) -
     if "soft-errors" in wanted:  # needs no lab
         wanted.remove("soft-errors")
         _show(session, list(bench_soft_errors.measure()))
+    if "calibration" in wanted:  # needs no lab
+        wanted.remove("calibration")
+        _calibration(session)
     if "schedule" in wanted:  # needs no lab
         wanted.remove("schedule")
         _show(session, list(_schedule()), columns=("what", "slowest", "which", "goal", ""))
@@ -129,6 +146,19 @@ def _show(session: Session, rows: Sequence[Row], *, columns: Sequence[str] = COL
     colours = {REACHED: "green", MISSED: "red", OPEN: "yellow"}
     session.table(columns, [(*row[:-1], styled(row[-1], colours.get(row[-1], ""))) for row in rows])
     session.out.print()
+
+
+def _calibration(session: Session) -> None:
+    """Show how often intervals lie wholly above or below the truth, and how many there are not, in percent."""
+    rows, summary = [], []
+    with session.progress() as told:
+        for of_metric, worst in bench_calibration.measure(told):
+            rows += of_metric
+            summary.append(worst)
+    session.out.print("wholly above / below the truth, in % of all series (of which without an interval)")
+    session.table(bench_calibration.COLUMNS, rows)
+    session.out.print()
+    _show(session, summary, columns=("at the true value: wrong by", "above / below", "", "goal", ""))
 
 
 def _schedule() -> Iterator[Row]:

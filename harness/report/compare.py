@@ -136,7 +136,9 @@ def _widened(name: str, interval: Interval | None, floor: NoiseFloor | None) -> 
     if interval is None or spread is None:
         return interval
     source = f"the lab's noise floor of {spread.runs} fault-free runs"
-    return statistics.widened(interval, math.sqrt(_RUNS.get(name, 2)) * spread.log_sd, source=source)
+    return statistics.widened(
+        interval, math.sqrt(_RUNS.get(name, 2)) * spread.log_sd, freedom=spread.runs - 1, source=source
+    )
 
 
 def _once(one: Observation) -> bool:

@@ -28,7 +28,7 @@ import msgspec
 from harness.analysis.observe import observe
 from harness.record.rundir import open_run
 from harness.report.compare import HIGHER_IS_BETTER
-from harness.statistics import LEVEL, student_over_normal
+from harness.statistics import LEVEL, student
 from testbed.errors import UsageError
 
 __all__ = ["FILE", "MIN_EARLIER", "TRACKED", "History", "Past", "Regression", "read", "regressions", "update"]
@@ -159,8 +159,7 @@ def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
         return ""
     logs = [math.log(one) for one in earlier]
     middle, spread = statistics.fmean(logs), statistics.stdev(logs)
-    z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * student_over_normal(len(logs) - 1)
-    reach = z * spread * math.sqrt(1 + 1 / len(logs))
+    reach = student(len(logs) - 1, LEVEL) * spread * math.sqrt(1 + 1 / len(logs))
     sign = -1 if metric in HIGHER_IS_BETTER else 1
     if sign * (math.log(value) - middle) <= reach + _ROUNDING:
         return ""

@@ -37,6 +37,7 @@ from harness.run.fit import needs_baseline
 from harness.run.found import Found, measurements_of, windows
 from harness.run.live import Live, Watching
 from harness.run.online import Online
+from harness.statistics import level_for
 from harness.verdict import Check, Verdict, VerdictFile
 from inject import plan as fault_plan
 from inject.injector import Injector, Mutation, Prepared, longest_lease_s
@@ -411,7 +412,8 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: 
             left_out=decided.left_out,
         )
     )
-    observed = observe_module.observe(measured)
+    level = level_for(judge.noisy_checks(decided.experiment.expectations))
+    observed = observe_module.observe(measured, level=level)
     verdict = judge.judge(
         plan=decided.plan,
         expectations=decided.experiment.expectations,

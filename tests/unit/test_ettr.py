@@ -69,10 +69,10 @@ def test_what_has_no_healthy_iterations_has_none():
 
 
 def test_it_is_known_as_well_as_the_iterations_of_the_fault_free_start():
-    one = ettr(job(30, stall_ns=S, at=20), BASE, (), first_fault_ns=T0 + 10 * 100 * MS)
-    assert one.interval.low == pytest.approx(one.ratio)
-    assert "10 fault-free iterations" in one.interval.method
-    assert ettr(job(30), BASE, (), first_fault_ns=T0 + 400 * MS).interval is None, "four know nothing of their noise"
+    one = ettr(job(40, stall_ns=S, at=30), BASE, (), first_fault_ns=T0 + 20 * 100 * MS)
+    assert one.interval().low == pytest.approx(one.ratio)
+    assert "20 fault-free iterations" in one.interval().method
+    assert ettr(job(30), BASE, (), first_fault_ns=T0 + 400 * MS).interval() is None, "four know nothing of their noise"
 
 
 def test_it_is_a_metric_and_stands_beside_its_prediction():

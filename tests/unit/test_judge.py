@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+import numpy as np
 import pytest
 from synthetic_run import synthetic_run
 
@@ -13,9 +14,9 @@ from harness.analysis.observe import observe
 from harness.experiment import plan as plans
 from harness.experiment.file import Expectation
 from harness.experiment.metrics import METRICS, lookup
-from harness.judge import check_expectation, judge
+from harness.judge import check_expectation, judge, noisy_checks
 from harness.record.measurements import Serving
-from harness.statistics import Interval
+from harness.statistics import Interval, level_for
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, unproven, worst
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
@@ -59,12 +60,12 @@ def test_one_number_of_a_performance_decides_nothing(name, value):
     """Two iterations took half of the twin's time, and that passed; seven took a tenth more, and that failed."""
     (check,) = check_expectation(at_most(name, 1.0), Observation(value=value, detail="2 iterations"), ())
     assert check.verdict is INCONCLUSIVE
-    assert "too few values" in check.detail
+    assert "too few independent values" in check.detail
 
 
 def served(*ttft_s, kept=1.0):
     """An inference job whose requests waited so long for their first token, and a tenth for each of three others."""
-    times = [round(1e9 * time_s) for time_s in ttft_s]
+    times = [round(1e9 * float(time_s)) for time_s in np.random.default_rng(1).permutation(ttft_s)]
     tokens = tuple((time // 10,) * 3 for time in times)
     serving = Serving(ttft_ns=tuple(times), tpot_ns=tokens, slo_attainment=kept)
     return msgspec.structs.replace(synthetic_run(), serving=serving, faults=())
@@ -73,15 +74,15 @@ def served(*ttft_s, kept=1.0):
 @pytest.mark.parametrize(
     ("metric", "bound", "requests", "expected"),
     [
-        ("ttft.p50", 2.0, 20, PASS),
-        ("ttft.p50", 1.0, 20, INCONCLUSIVE),
-        ("ttft.p50", 0.4, 20, FAIL),
+        ("ttft.p50", 2.0, 40, PASS),
+        ("ttft.p50", 1.0, 40, INCONCLUSIVE),
+        ("ttft.p50", 0.4, 40, FAIL),
         ("ttft.p50", 2.0, 4, INCONCLUSIVE),
-        ("ttft.p99", 2.0, 20, INCONCLUSIVE),
-        ("ttft.p99", 0.4, 20, FAIL),
-        ("ttft.p99", 2.0, 600, PASS),
-        ("tpot.p50", 0.2, 20, PASS),
-        ("tpot.p99", 0.2, 20, INCONCLUSIVE),
+        ("ttft.p99", 2.0, 40, INCONCLUSIVE),
+        ("ttft.p99", 0.4, 40, FAIL),
+        ("ttft.p99", 2.0, 700, PASS),
+        ("tpot.p50", 0.2, 40, PASS),
+        ("tpot.p99", 0.2, 40, INCONCLUSIVE),
     ],
 )
 def test_a_percentile_of_requests_is_decided_by_as_many_as_there_were(metric, bound, requests, expected):
@@ -356,3 +357,25 @@ def test_the_counters_of_the_demo_are_summed_over_rnics():
     assert observed.metrics["nak_episodes"].value == 61
     assert observed.metrics["go_back_n"].value == 65
     assert observed.metrics["straggler"].value == "host2"
+
+
+def test_judge_with_four_noisy_checks_shares_the_risk_between_them():
+    run = synthetic_run()
+    bounds = [at_most(name, 2.0) for name in ("jct_ratio", "goodput.mean", "dip", "ettr")]
+    exact = [at_most("wrong_elements", 0)]
+    assert (noisy_checks(bounds), noisy_checks([*bounds, *exact]), noisy_checks(exact)) == (4, 4, 0)
+    level = level_for(noisy_checks(bounds))
+    assert level == pytest.approx(0.995)
+    found = judge(plan=PLAN, expectations=[*bounds, *exact], run=run, observed=observe(run, level=level))
+    rules = {check.name: check.rule for check in found.checks}
+    decided = [rule for rule in rules.values() if "interval" in rule]
+    assert decided
+    assert all("wrong FAIL at most 0.25 % for each of 4 noisy checks" in rule for rule in decided)
+    assert all("99.5 % interval" in rule for rule in decided)
+    assert "noisy" not in rules["wrong_elements"]
+
+
+def test_noisy_checks_are_counted_by_bound_and_without_a_demand_for_all():
+    assert noisy_checks([Expectation(metric=METRICS["jct_ratio"], minimum=0.9, maximum=1.1)]) == 2
+    assert noisy_checks([Expectation(metric=METRICS["slo_attainment"], minimum=1.0)]) == 0
+    assert noisy_checks([Expectation(metric=METRICS["slo_attainment"], minimum=0.9)]) == 1

@@ -53,7 +53,8 @@ LABS = [
 def test_no_a_a_run_fails_wrongly(lab):
     """None of 50 pairs of fault-free runs fails a bound of 1.02; of 1.00, their true ratio, each side 0.5 % may."""
     rng = np.random.default_rng(5)
-    found = [pair(rng, count=150, **lab) for _ in range(400)]
+    found = [one for _ in range(400) if (one := pair(rng, count=150, **lab)) is not None]
+    assert len(found) > 200
     assert sum(decide("max", 1.02, one) is Verdict.FAIL for one in found[:50]) == 0
     assert sum(decide("max", 1.00, one) is Verdict.FAIL for one in found) <= 6
     assert sum(decide("min", 1.00, one) is Verdict.FAIL for one in found) <= 6
@@ -62,7 +63,9 @@ def test_no_a_a_run_fails_wrongly(lab):
 def test_the_interval_is_as_narrow_as_the_noise_allows():
     """A quiet lab decides within 2 %: an interval that is always wide would never fail wrongly, nor ever decide."""
     rng = np.random.default_rng(6)
-    found = [pair(rng, count=150, spread=0.02, memory=0.3, drift=0.0, before=0, tail=0.0) for _ in range(20)]
+    pairs = [pair(rng, count=150, spread=0.02, memory=0.3, drift=0.0, before=0, tail=0.0) for _ in range(20)]
+    found = [one for one in pairs if one is not None]
+    assert len(found) >= 15
     assert np.median([one.high - one.low for one in found]) < 0.04
 
 
@@ -81,7 +84,7 @@ def test_the_faults_own_effect_is_no_noise():
 
 def test_a_run_on_a_slower_lab_than_its_twins_is_not_held_against_the_fault():
     rng = np.random.default_rng(8)
-    run, twin = 1.3 * noisy(rng, 100, spread=0.02), noisy(rng, 100, spread=0.02)
+    run, twin = 1.3 * noisy(rng, 100, spread=0.02, tail=0.0), noisy(rng, 100, spread=0.02, tail=0.0)
     interval = statistics.total_ratio(run, twin, quiet=np.ones(100, dtype=bool), before=30)
     assert interval.low < 1.0
     assert interval.high > 1.3
@@ -90,30 +93,32 @@ def test_a_run_on_a_slower_lab_than_its_twins_is_not_held_against_the_fault():
 
 def test_a_drift_that_is_known_from_few_iterations_is_allowed_for_too():
     rng = np.random.default_rng(8)
-    run, twin = 1.3 * noisy(rng, 40, spread=0.02, tail=0.0), noisy(rng, 40, spread=0.02, tail=0.0)
+    run, twin = (scale * noisy(rng, 40, spread=0.02, memory=0.0, tail=0.0) for scale in (1.3, 1.0))
     quiet = np.ones(40, dtype=bool)
     assert statistics.total_ratio(run, twin, quiet=quiet, before=3).low < 1.02
     assert statistics.total_ratio(run, twin, quiet=quiet, before=0).low > 1.2
 
 
 def test_too_few_iterations_have_no_interval():
-    few = np.ones(7)
-    assert statistics.total_ratio(few, few, quiet=np.ones(7, dtype=bool), before=0) is None
+    few = np.ones(15)
+    assert statistics.total_ratio(few, few, quiet=np.ones(15, dtype=bool), before=0) is None
     assert statistics.mean_interval(few) is None
-    assert statistics.window_ratio(0.5, few, width=2) is None
+    assert statistics.lowest_window(0.5, few, width=2, windows=9) is None
 
 
 def test_the_mean_of_what_remembers_is_held_too():
     rng = np.random.default_rng(9)
-    found = [statistics.mean_interval(noisy(rng, 200, spread=0.1, memory=0.6, tail=0.0)) for _ in range(200)]
+    means = [statistics.mean_interval(noisy(rng, 200, spread=0.1, memory=0.6, tail=0.0)) for _ in range(200)]
+    found = [one for one in means if one is not None]
+    assert len(found) > 150
     truth = np.exp(0.1**2 / 2)
     assert sum(not one.low <= truth <= one.high for one in found) <= 6
 
 
 def test_a_silent_window_is_silent_for_certain():
-    baseline = noisy(np.random.default_rng(1), 60, spread=0.1)
-    assert statistics.window_ratio(0.0, baseline, width=10).high == 0
-    half = statistics.window_ratio(0.5, baseline, width=10)
+    baseline = noisy(np.random.default_rng(1), 100, spread=0.1, memory=0.0, tail=0.0)
+    assert statistics.lowest_window(0.0, baseline, width=10, windows=50).high == 0
+    half = statistics.lowest_window(0.5, baseline, width=10, windows=50)
     assert half.low < 0.5 < half.high
 
 
@@ -180,7 +185,57 @@ def test_where_the_outermost_values_do_not_hold_a_percentile_an_end_is_open():
 
 
 def test_widening_adds_the_spread_between_runs():
-    interval = statistics.widened(Interval(low=0.99, high=1.01, method="m"), 0.05, source="the lab's noise floor")
-    assert interval.high == pytest.approx(np.exp(np.hypot(0.01, 2.5758 * 0.05)), rel=1e-3)
+    interval = statistics.widened(Interval(low=0.99, high=1.01, method="m"), 0.05, freedom=9, source="noise floor")
+    assert interval.high == pytest.approx(np.exp(np.hypot(0.01, 3.2498 * 0.05)), rel=1e-3)
     assert interval.low == pytest.approx(1 / interval.high, rel=1e-3)
     assert "noise floor" in interval.method
+
+
+def test_student_quantiles_of_few_degrees_of_freedom_are_exact():
+    """Tables: t at 0.995. The series expansion that stood here was 27 % too low at 2 degrees of freedom."""
+    for freedom, quantile in ((1, 63.657), (2, 9.925), (3, 5.841), (9, 3.250), (1000, 2.581)):
+        assert statistics.student(freedom) == pytest.approx(quantile, abs=6e-4)
+
+
+@pytest.mark.parametrize(("checks", "level"), [(0, 0.99), (1, 0.99), (2, 0.99), (4, 0.995), (10, 0.998)])
+def test_level_for_several_noisy_checks_keeps_the_risk_of_the_run(checks, level):
+    assert statistics.level_for(checks) == pytest.approx(level)
+
+
+def test_share_of_dependent_trials_is_known_as_well_as_of_fewer_independent_ones():
+    assert share_interval(90, 100, independent=10.0).low == pytest.approx(share_interval(9, 10).low)
+    assert share_interval(90, 100, independent=10.0).high == pytest.approx(share_interval(9, 10).high)
+    assert share_interval(9, 10, independent=99.0) == share_interval(9, 10)
+
+
+def test_series_whose_level_moves_has_no_interval():
+    rng = np.random.default_rng(4)
+    steady = 1 + 0.05 * rng.normal(size=60)
+    assert statistics.mean_interval(steady) is not None
+    assert statistics.mean_interval(steady + 0.2 * (np.arange(60) >= 30)) is None
+
+
+def test_machine_that_slows_with_the_fault_is_no_fail_of_the_fault():
+    """From iteration 15 on all is 20 % slower, for another reason: the bound of 1.1 is never called broken."""
+    rng = np.random.default_rng(4)
+    quiet = np.ones(60, dtype=bool)
+    quiet[15:21] = False
+    found = []
+    for _ in range(100):
+        run, twin = 1 + 0.05 * rng.normal(size=60), 1 + 0.05 * rng.normal(size=60)
+        run[15:] *= 1.2
+        found.append(statistics.total_ratio(run, twin, quiet=quiet, before=15))
+    assert not any(one is not None and decide("max", 1.1, one) is Verdict.FAIL for one in found)
+
+
+def test_equal_values_have_no_noise():
+    assert statistics.independent_of(np.ones(20)) == 20
+    interval = statistics.mean_interval(np.full(20, 3.0))
+    assert (interval.low, interval.high) == (3.0, 3.0)
+
+
+def test_percentile_bounds_stay_within_the_values_for_any_number_of_independent_ones():
+    values = np.arange(1.0, 101.0)
+    for independent in range(1, 101):
+        one = statistics.percentile_bounds(values, 50, independent=independent)
+        assert one.low <= 50.5 <= one.high

@@ -1,0 +1,224 @@
+"""How often intervals err: made-up noise with the truth known, and a bound that lies exactly on it.
+
+A bound on the truth leaves 0.5 % for a wrong FAIL and 0.5 % for a wrong PASS; INCONCLUSIVE is never wrong. Noise is
+AR(1) with lag-1 correlation φ, its values normal, heavy-tailed (Student's t with 3 degrees of freedom), or lognormal
+(deviation of the logarithm 0.5). With *shift* the level of normal noise moves once, by two deviations, somewhere in the
+middle half of the series; the truth is half way between the levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from scipy import optimize, special
+
+from harness import statistics
+from harness.bench.rows import Row, mark
+from harness.statistics import Interval
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+__all__ = ["COLUMNS", "LENGTHS", "MEMORIES", "METRICS", "SHAPES", "Cell", "cell", "measure", "noise", "worst"]
+
+Shape = Literal["normal", "heavy tail", "lognormal", "shift"]
+SHAPES: tuple[Shape, ...] = ("normal", "heavy tail", "lognormal", "shift")
+MEMORIES = (0.0, 0.5, 0.8, 0.9, 0.95)
+LENGTHS = (8, 16, 30, 100, 300)
+SERIES = 1000
+"""Series of one cell."""
+ALLOWED = 0.005
+COLUMNS = ("metric, noise", "n", *(f"φ = {memory:g}" for memory in MEMORIES))
+
+_SPREAD = 0.1
+"""Deviation of normal and heavy-tailed noise around a mean of 1."""
+_LOG_SPREAD = 0.5
+_SHIFT = 2.0
+_CHANCE = 1e-4
+"""Probability below which more errors than allowed are no longer the simulation's own chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Of `series` intervals: how many lie wholly above the truth, wholly below it, and how many there are not."""
+
+    series: int
+    above: int
+    below: int
+    refused: int
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether chance alone explains an error more often than allowed."""
+        return float(special.bdtrc(max(self.above, self.below) - 1, self.series, ALLOWED)) > _CHANCE
+
+    def __str__(self) -> str:
+        above, below, refused = (100 * one / self.series for one in (self.above, self.below, self.refused))
+        return f"{above:.2f} / {below:.2f} ({refused:.0f})"
+
+
+def noise(shape: Shape, rng: np.random.Generator, series: int, count: int, memory: float) -> Floats:
+    """Return AR(1) noise around 1, array of (series, count), whose true mean is 1."""
+    values = np.empty((series, count))
+    value = rng.normal(size=series)
+    for index in range(count):
+        values[:, index] = value
+        value = memory * value + math.sqrt(1 - memory**2) * rng.normal(size=series)
+    if shape == "heavy tail":
+        return 1 + _SPREAD * _heavy(values)
+    if shape == "lognormal":
+        return _lognormal(values)
+    if shape == "shift":
+        at = count * rng.uniform(0.25, 0.75, size=(series, 1))
+        sign = rng.choice([-1.0, 1.0], size=(series, 1))
+        values = values + sign * _SHIFT * ((np.arange(count) >= at) - 0.5)
+    shifted: Floats = 1 + _SPREAD * values
+    return shifted
+
+
+def cell(metric: str, shape: Shape, count: int, memory: float, *, series: int = SERIES, seed: int = 1) -> Cell:
+    """Compute the intervals of one metric for one kind of noise."""
+    key = (seed, list(METRICS).index(metric), SHAPES.index(shape), count, round(100 * memory))
+    rng = np.random.default_rng(key)
+    above = below = refused = 0
+    for interval, truth in METRICS[metric](rng, shape, count, memory, series):
+        if interval is None:
+            refused += 1
+        else:
+            above += interval.low > truth
+            below += interval.high < truth
+    return Cell(series=series, above=above, below=below, refused=refused)
+
+
+def measure(progress: Callable[[str], None] = lambda _: None) -> Iterator[tuple[list[Row], Row]]:
+    """Yield by metric and noise: a row for each length, and one with the worst cell of all."""
+    for metric in METRICS:
+        for shape in SHAPES:
+            progress(f"{metric}, {shape}")
+            cells = {(count, memory): cell(metric, shape, count, memory) for count in LENGTHS for memory in MEMORIES}
+            rows: list[Row] = [
+                (f"{metric}, {shape}", str(count), *(str(cells[count, memory]) for memory in MEMORIES))
+                for count in LENGTHS
+            ]
+            yield rows, worst(f"{metric}, {shape}", list(cells.values()))
+
+
+def worst(what: str, cells: list[Cell]) -> Row:
+    """Return a row of the bench for cells: the largest share of errors on either side."""
+    series = cells[0].series
+    above, below = (100 * max(getattr(one, side) for one in cells) / series for side in ("above", "below"))
+    error = 100 * math.sqrt(ALLOWED * (1 - ALLOWED) / series)
+    return (
+        what,
+        f"{above:.2f} % / {below:.2f} %",
+        f"worst of {len(cells)} cells of {series:,} series, ± {error:.2f} %",
+        f"<= {100 * ALLOWED:g} %",
+        mark(reached=all(one.is_calibrated for one in cells)),
+    )
+
+
+_Pairs = Iterator[tuple[Interval | None, float]]
+
+
+def _mean(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+    for values in noise(shape, rng, series, count, memory):
+        yield statistics.mean_interval(values), 1.0
+
+
+def _jct(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+    """One iteration in ten bears the fault, which costs a tenth of the job's time: the ratio is 1.1."""
+    hit = slice(count // 2, count // 2 + max(1, count // 10))
+    quiet = np.ones(count, dtype=np.bool_)
+    quiet[hit] = False
+    runs, twins = noise(shape, rng, series, count, memory), noise("normal", rng, series, count, memory)
+    if shape != "shift":
+        twins = noise(shape, rng, series, count, memory)
+    runs[:, hit] += 0.1 * count / (hit.stop - hit.start)
+    for run, twin in zip(runs, twins, strict=True):
+        yield statistics.total_ratio(run, twin, quiet=quiet, before=count // 2), 1.1
+
+
+def _lowest(dip: float) -> Callable[[np.random.Generator, Shape, int, float, int], _Pairs]:
+    """A baseline of `count` bins, then a fault of 12 s under which one second carries the share `dip` of it."""
+
+    def pairs(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+        width, after = 10, 120
+        for values in noise(shape, rng, series, count + after, memory):
+            bins = np.maximum(values, 0.0)  # no bin carries less than nothing
+            if shape == "shift":  # in the baseline, which the fault is held against
+                bins[: count // 2] += _SPREAD * _SHIFT * rng.choice([-1.0, 1.0])
+            bins[count + 60 : count + 60 + width] *= dip
+            baseline, cumulated = bins[:count], np.cumsum(np.concatenate([[0.0], bins[count:]]))
+            rolling = (cumulated[width:] - cumulated[:-width]) / width
+            value = float(rolling.min() / max(baseline.mean(), 1e-9))
+            yield statistics.lowest_window(value, baseline, width=width, windows=len(rolling)), dip
+
+    return pairs
+
+
+def _percentile(percent: float) -> Callable[[np.random.Generator, Shape, int, float, int], _Pairs]:
+    def pairs(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+        truth = _quantile(shape, percent / 100)
+        for values in noise(shape, rng, series, count, memory):
+            independent = statistics.independent_of(values)
+            if independent is None:
+                yield None, truth
+            else:
+                yield statistics.percentile_bounds(values, percent, independent=int(independent), least=0.0), truth
+
+    return pairs
+
+
+def _share(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+    """Nine in ten are kept; the truth is 0.9."""
+    most = _quantile(shape, 0.9)
+    for values in noise(shape, rng, series, count, memory):
+        independent = statistics.independent_of(values)
+        if independent is None:
+            yield None, 0.9
+        else:
+            yield statistics.share_interval(int((values <= most).sum()), count, independent=independent), 0.9
+
+
+def _heavy(normal: Floats) -> Floats:
+    heavy: Floats = special.stdtrit(3, special.ndtr(normal))
+    return heavy
+
+
+def _lognormal(normal: Floats) -> Floats:
+    skewed: Floats = np.exp(_LOG_SPREAD * normal - _LOG_SPREAD**2 / 2)
+    return skewed
+
+
+def _quantile(shape: Shape, share: float) -> float:
+    """Return the true quantile of one value."""
+    normal = np.array([special.ndtri(share)])
+    if shape == "heavy tail":
+        return float(1 + _SPREAD * _heavy(normal)[0])
+    if shape == "lognormal":
+        return float(_lognormal(normal)[0])
+    if shape == "shift":
+
+        def missing(x: float) -> float:
+            return float((special.ndtr(x - _SHIFT / 2) + special.ndtr(x + _SHIFT / 2)) / 2 - share)
+
+        return float(1 + _SPREAD * optimize.brentq(missing, -10, 10))
+    return float(1 + _SPREAD * normal[0])
+
+
+METRICS: dict[str, Callable[[np.random.Generator, Shape, int, float, int], _Pairs]] = {
+    "goodput.mean, busbw.mean, ettr": _mean,
+    "jct_ratio": _jct,
+    "goodput_min_ratio, dip: no dip": _lowest(1.0),
+    "goodput_min_ratio, dip: 0.8": _lowest(0.8),
+    "ttft.p50, tpot.p50": _percentile(50),
+    "ttft.p99, tpot.p99": _percentile(99),
+    "slo_attainment": _share,
+}
+"""What is made up for each kind of metric: pairs of an interval (None: refused) and the truth."""

@@ -1,0 +1,71 @@
+"""Intervals that lie wholly beside the truth are as rare as they say: a part of `python -m harness.bench calibration`.
+
+Seeds are fixed. The limit of each test is what a right interval exceeds with a probability below 1e-6, and one that
+takes dependent values for independent exceeds many times over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import special
+
+from harness import statistics
+from harness.bench import calibration
+
+SERIES = 150
+CASES = [(n, memory) for n in (16, 100, 300) for memory in (0.0, 0.8, 0.95)]
+
+
+def most_errors(series, allowed):
+    """The number of errors that a right interval exceeds once in a million."""
+    return int(np.argmax(special.bdtrc(np.arange(series), series, allowed) < 1e-6))
+
+
+@pytest.mark.parametrize("shape", calibration.SHAPES)
+@pytest.mark.parametrize("metric", calibration.METRICS)
+def test_metric_at_its_true_value_is_rarely_decided(metric, shape):
+    cells = [calibration.cell(metric, shape, n, memory, series=SERIES, seed=7) for n, memory in CASES]
+    series = SERIES * len(CASES)
+    for side in ("above", "below"):
+        assert sum(getattr(cell, side) for cell in cells) <= most_errors(series, calibration.ALLOWED)
+
+
+@pytest.mark.parametrize("metric", calibration.METRICS)
+def test_metric_of_few_values_is_never_decided(metric):
+    assert calibration.cell(metric, "normal", 8, 0.0, series=50).refused == 50
+
+
+@pytest.mark.parametrize("metric", calibration.METRICS)
+def test_metric_of_many_independent_values_has_an_interval(metric):
+    """Always refusing would be calibrated, and useless."""
+    assert calibration.cell(metric, "normal", 300, 0.0, series=50).refused < 10
+
+
+def test_errors_beyond_chance_miss_the_goal():
+    assert calibration.Cell(series=2000, above=14, below=0, refused=0).is_calibrated
+    assert not calibration.Cell(series=2000, above=0, below=40, refused=0).is_calibrated
+    assert calibration.worst("x", [calibration.Cell(series=2000, above=0, below=40, refused=0)])[-1] == "missed"
+
+
+def test_run_of_four_noisy_checks_fails_wrongly_in_one_percent_at_most():
+    """All four lie on their bounds. With intervals of 99 % each, twice as many runs fail."""
+    level, runs = statistics.level_for(4), 600
+    rng = np.random.default_rng(5)
+    failed = sum(
+        any(
+            interval is not None and interval.low > 1
+            for _ in range(4)
+            for interval in [statistics.mean_interval(1 + 0.1 * rng.normal(size=100), level=level)]
+        )
+        for _ in range(runs)
+    )
+    assert failed <= most_errors(runs, statistics.RUN_RISK)
+
+
+def test_made_up_noise_has_the_mean_and_the_memory_that_it_says():
+    rng = np.random.default_rng(1)
+    for shape in calibration.SHAPES:
+        assert calibration.noise(shape, rng, 400, 200, 0.5).mean() == pytest.approx(1, abs=0.02)
+    values = calibration.noise("normal", rng, 400, 200, 0.8)
+    assert np.corrcoef(values[:, 1:].ravel(), values[:, :-1].ravel())[0, 1] == pytest.approx(0.8, abs=0.01)
