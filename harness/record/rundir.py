@@ -51,6 +51,7 @@ from traffic.probed import Probed
 
 __all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights"]
 
+_ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
 
 T = TypeVar("T")
@@ -308,16 +309,25 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_describe() -> str | None:
-    """The commit this code was taken from, marked when it was changed; None outside a checkout."""
+def _git_describe(root: Path = _ROOT) -> str | None:
+    """Return the commit of this code, marked when it was changed; None outside a checkout of faultbed.
+
+    A package installed below some other project's checkout (its `.venv`, a vendored copy) is no part of that: the
+    commit counts only where `root` is the repository's own root and holds this file under version control.
+    """
     try:
-        done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--tags"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        top = _git(root, "rev-parse", "--show-toplevel")
+        if Path(top).resolve() != root or not _git(root, "ls-files", "harness/record/rundir.py"):
+            return None
+        return _git(root, "describe", "--always", "--dirty", "--tags") or None
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+
+
+def _git(root: Path, *words: str) -> str:
+    # GIT_DIR and its like, which a hook sets, name the repository of somebody else.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    done = subprocess.run(
+        ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True, env=environment
+    )
+    return done.stdout.strip()

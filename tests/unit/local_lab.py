@@ -1,6 +1,6 @@
 """A lab of which only what runs beside QEMU is there, for processes that are cut short in the middle of a fault.
 
-python local_lab.py FOLDER       `faultbed inject link.flap host1:rxe0` on it
+python local_lab.py FOLDER [WORD...]     `faultbed inject WORD...` on it; default: link.flap host1:rxe0 --for 60s
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from harness.cli.context import Session
 from testbed import counters, fingerprint
 from testbed.fingerprint import Fingerprint
 from testbed.inventory import load
+from testbed.reservation import WHOLE_LAB
 from testbed.shipped import inventories
 
 SOFT = load(inventories() / "soft.yml")
@@ -26,11 +27,11 @@ def lab_at(folder: Path) -> SimpleNamespace:
     """The lab whose QMP socket is `folder`/qmp; its counters say that the carrier went and is back."""
     changes = itertools.count()
     counters.read = lambda *_, **__: {"host1": {"be0.carrier": 1, "be0.carrier_changes": next(changes)}}
-    fingerprint.capture = lambda _: Fingerprint(nodes={"host1": {"link be0": "UP"}})
+    fingerprint.capture = lambda lab: Fingerprint(nodes={"host1": {"link be0": (lab.state_dir / "link").read_text()}})
     return SimpleNamespace(
         inventory_model=SOFT, topology=SOFT.topology, name="soft", kind="soft", state_dir=folder,
         qmp_socket=lambda _: folder / "qmp", nic_id=lambda _, netdev: f"nic-{netdev}", guard=lambda: None,
-        heartbeat=lambda: None,
+        heartbeat=lambda: None, ours=(WHOLE_LAB,),
     )  # fmt: skip
 
 
@@ -48,5 +49,5 @@ class Here(Session):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests in the background ignores it
-    words, here = ["link.flap", "host1:rxe0", "--for", "60s"], Here(Path(sys.argv[1]))
+    words, here = sys.argv[2:] or ["link.flap", "host1:rxe0", "--for", "60s"], Here(Path(sys.argv[1]))
     ending.end_with(SimpleNamespace(main=lambda **options: faults.inject.main(words, obj=here, **options)), "faultbed")

@@ -17,6 +17,8 @@ class Qemu:
 
     def __init__(self, path: Path) -> None:
         self.links: list[bool] = []
+        self._shown = path.with_name("link")  # what a guest would show of it, for processes beside this one
+        self._show("UP")
         self.resets, self.status, self.tells = 0, "running", True
         self.late_s, self.mute_s, self.is_asked = 0.0, 0.0, threading.Event()
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -24,6 +26,11 @@ class Qemu:
         self._server.listen()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+
+    def _show(self, text: str) -> None:
+        whole = self._shown.with_name("link.new")
+        whole.write_text(text)
+        whole.replace(self._shown)
 
     def close(self) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
@@ -58,6 +65,7 @@ class Qemu:
                 self.is_asked.set()
                 threading.Event().wait(self.late_s)
             self.links.append(arguments["up"])
+            self._show("UP" if arguments["up"] else "DOWN")
             if not arguments["up"]:
                 threading.Event().wait(self.mute_s)
         return [{"return": {}}]

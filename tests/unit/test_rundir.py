@@ -230,3 +230,45 @@ def test_measurements_that_contradict_themselves_are_refused(whole, edit, words)
 
     with pytest.raises(UsageError, match=rf"measurements\.json: .*{words}"):
         whole.read_measurements()
+
+
+def git(folder, *words):
+    identity = ("-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *identity, "-C", str(folder), *words], check=True, capture_output=True)
+
+
+def checkout(folder, place="."):
+    """A repository with one commit, and something that looks like this package in `place`."""
+    git(folder, "init")
+    module = folder / place / "harness" / "record" / "rundir.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    (folder / "README").write_text("")
+    return module
+
+
+def test_environment_of_a_checkout_names_its_commit_and_that_it_was_changed(tmp_path, monkeypatch):
+    module = checkout(tmp_path)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "x")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other"))  # as in a hook of another repository
+    commit = rundir._git_describe(tmp_path)
+    assert len(commit) >= 7
+    module.write_text("changed")
+    assert rundir._git_describe(tmp_path) == f"{commit}-dirty"
+
+
+def test_environment_of_a_package_in_a_foreign_checkout_names_no_commit(tmp_path):
+    """A virtual environment in a project's repository; before, that project's commit was taken for faultbed's."""
+    checkout(tmp_path, ".venv/lib/site-packages")
+    git(tmp_path, "add", "README")
+    git(tmp_path, "commit", "-m", "x")
+    assert rundir._git_describe(tmp_path / ".venv/lib/site-packages") is None
+
+
+def test_environment_of_a_package_that_is_not_under_version_control_names_no_commit(tmp_path):
+    """`pip install --target .` in a project's root: its files lie in the repository's root and are not tracked."""
+    checkout(tmp_path)
+    git(tmp_path, "add", "README")
+    git(tmp_path, "commit", "-m", "x")
+    assert rundir._git_describe(tmp_path) is None

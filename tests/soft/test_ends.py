@@ -1,0 +1,173 @@
+"""Commands ended by a random signal at a random moment: what faultbed says of the lab is what the lab is.
+
+After each end the lab's fingerprint is taken beside faultbed and compared with the one before; what the command and the
+marks say is held against that. A lab that faultbed says nothing bad of and that differs is a false CLEAN; a DIRTY mark
+on a lab that is as it was is a false DIRTY, unless the end of a fault was not seen (a second signal while it cleared).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from waiting import until, wait_s
+
+from testbed import dirty, fingerprint, in_progress
+from testbed.errors import DirtyLab
+from testbed.lab import Lab
+from testbed.softlab import lifecycle
+
+pytestmark = pytest.mark.soft
+
+SEED = 25
+COUNT = int(os.environ.get("FAULTBED_TEST_ENDS", "25"))
+"""Ends of each command."""
+END_S, LEASE_S = 300.0, 12.0
+ENDS = {
+    "SIGINT": (signal.SIGINT,),
+    "SIGTERM": (signal.SIGTERM,),
+    "SIGKILL": (signal.SIGKILL,),
+    "SIGINT twice": (signal.SIGINT, signal.SIGINT),
+    "SIGTERM and SIGKILL": (signal.SIGTERM, signal.SIGKILL),
+}
+PHASES = {
+    "inject": ("", "preparing", "armed", "clearing"),
+    "run": ("going back", "preparing", "workload is running", "armed", "cleared", "comparing"),
+    "heal": ("",),
+    "reset": ("", "going back"),
+}
+"""Words of the progress lines that a moment is counted from; the empty one is the start."""
+INJECTED = (("link.flap", "rtsw1:ctsw1"), ("link.flap", "host1:rxe1"), ("gpu.throttle", "host1:gpu0"))
+EXPERIMENT = """
+name = "ends"
+lab = { kind = "soft" }
+[workload]
+collective = "all-reduce"
+algorithm = "ring"
+size = "64KiB"
+duration = "14s"
+[[faults]]
+id = "uplink"
+kind = "link.flap"
+target = "rtsw1:ctsw1"
+at = "7s"
+for = "3s"
+[[expect]]
+metric = "wrong_elements"
+max = 0
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """What is done to a command: signals, `after_s` its progress told `phase`, `apart_s` from each other."""
+
+    command: str
+    words: tuple[str, ...]
+    how: str
+    phase: str
+    after_s: float
+    apart_s: float
+
+
+def drawn(command: str, folder: Path) -> Iterator[End]:
+    """The ends of one command, the same ones each time."""
+    chance = random.Random(f"{SEED} {command}")
+    experiment = folder / "ends.toml"
+    experiment.write_text(EXPERIMENT)
+    for index in range(COUNT):
+        kind, target = chance.choice(INJECTED)
+        words = {
+            "inject": ("inject", kind, target, "--for", "3s"),
+            "run": ("run", str(experiment), "--out", str(folder / "runs")),
+        }.get(command, (command,))
+        yield End(
+            command=command,
+            words=words,
+            how=list(ENDS)[index % len(ENDS)],
+            phase=chance.choice(PHASES[command]),
+            after_s=chance.uniform(0.0, 3.0),
+            apart_s=chance.uniform(0.0, 0.5),
+        )
+
+
+def ended(lab: Lab, end: End, folder: Path) -> tuple[int, str]:
+    """Start the command, end it so, and give back its exit code and what it said."""
+    said = folder / "said"
+    argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *end.words]
+    with said.open("wb") as out, subprocess.Popen(argv, stdout=out, stderr=out, start_new_session=True) as process:
+        until(lambda: end.phase in said.read_text() or process.poll() is not None, within_s=END_S)
+        moment = time.monotonic() + end.after_s
+        for number in ENDS[end.how]:
+            wait_s(max(0.0, moment - time.monotonic()))
+            if process.poll() is None:
+                process.send_signal(number)
+            moment = time.monotonic() + end.apart_s
+        process.wait(END_S)
+    return process.returncode, said.read_text()
+
+
+def differences(lab: Lab, before: fingerprint.Fingerprint) -> list[str]:
+    """How the lab differs, looked at beside faultbed; a reset has ended the connections."""
+    lab.forget_connections()
+    return fingerprint.diff(before, fingerprint.capture(lab))
+
+
+def lies(lab: Lab, before: fingerprint.Fingerprint, end: End, rc: int, said: str) -> Iterator[str]:
+    """What faultbed said, or left unsaid, that is not so; afterwards the lab is as before."""
+    inventory, folder = lab.inventory_model, lab.state_dir
+    marked, unfinished = dirty.reasons(folder), [mark.name for mark in in_progress.dead(folder)]
+    about = f"{end}: exit code {rc}, marked {marked}, unfinished {unfinished}, said {said!r}"
+    if (state := lifecycle.status(inventory).state) != "up":
+        if end.command not in ("run", "reset"):  # these two end the lab's machines, and `status` shows it
+            yield f"the lab is {state}: {about}"
+        lifecycle.up(inventory, lambda _: None)
+        marked = dirty.reasons(folder)
+    elif not marked and not unfinished and rc != DirtyLab.exit_code and (left := differences(lab, before)):
+        yield f"false CLEAN, {left}: {about}"
+    if marked:
+        wait_s(LEASE_S)
+        lab.forget_connections()
+        is_unseen = len(ENDS[end.how]) > 1 and "end was not seen" in marked[0]
+        if end.command != "heal" and not is_unseen and not fingerprint.settle(lab, before):
+            yield f"false DIRTY: {about}"
+        done = faultbed(lab, "heal")
+        if done.returncode:
+            yield f"heal ends with {done.returncode}, {done.stdout}{done.stderr}: {about}"
+    try:
+        lab.forget_connections()
+        dirty.admit(lab)
+    except DirtyLab as error:
+        if not fingerprint.settle(lab, before):
+            yield f"false DIRTY for the next command, {error}: {about}"
+    if left := differences(lab, before):
+        yield f"false CLEAN after the next command, {left}: {about}"
+        lifecycle.reset(inventory, lambda _: None)
+
+
+def faultbed(lab: Lab, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=END_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PHASES)
+def test_command_ended_at_random_says_of_the_lab_what_it_is(lab, tmp_path, command):
+    before = fingerprint.capture(lab)
+    found = []
+    for end in drawn(command, tmp_path):
+        if command == "heal":  # something to heal: a port that a fault has left down
+            lab.node("rtsw1").run(["ip", "link", "set", "dev", "ctsw1", "down"])
+            dirty.mark(lab.state_dir, ["rtsw1: link ctsw1 is down"], before)
+        rc, said = ended(lab, end, tmp_path)
+        found += lies(lab, before, end, rc, said)
+    assert found == []

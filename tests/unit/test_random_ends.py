@@ -1,0 +1,134 @@
+"""`faultbed inject` ended by a random signal at a random moment: what it says of the lab is what the lab is.
+
+Real processes: the command line, its holder, and the guardian of that. Only what stands for QEMU is ours, and its link
+is looked at beside everything that faultbed says.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from house import HOUSE
+from local_lab import lab_at
+from qmp_server import Qemu
+from waiting import until
+
+from testbed import counters, dirty, fingerprint
+
+SEED = 25
+LEASE_S, END_S = 12.0, 120.0
+ENDS = {
+    "SIGINT": (signal.SIGINT,),
+    "SIGTERM": (signal.SIGTERM,),
+    "SIGHUP": (signal.SIGHUP,),
+    "SIGKILL": (signal.SIGKILL,),
+    "SIGINT twice": (signal.SIGINT, signal.SIGINT),
+    "SIGTERM and SIGKILL": (signal.SIGTERM, signal.SIGKILL),
+    "none": (),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """What is done to one command: signals, `after_s` its start or its fault's, `apart_s` from each other."""
+
+    how: str
+    in_fault: bool
+    after_s: float
+    apart_s: float
+
+
+def drawn(count):
+    chance = random.Random(SEED)
+    names = list(ENDS)
+    return [
+        End(
+            how=names[index % len(names)],
+            in_fault=(in_fault := chance.random() < 0.7),
+            after_s=chance.uniform(0.0, 1.6 if in_fault else 3.0),
+            apart_s=chance.uniform(0.0, 0.5),
+        )
+        for index in range(count)
+    ]
+
+
+def wrong(end):
+    """What faultbed said and was not so, after one such end; nothing when all of it was."""
+    with tempfile.TemporaryDirectory() as name:
+        qemu = Qemu(Path(name) / "qmp")
+        try:
+            return _wrong(end, Path(name), qemu)
+        finally:
+            qemu.close()
+
+
+def _wrong(end, folder, qemu):
+    path = os.pathsep.join((str(HOUSE), str(Path(__file__).parent)))
+    words = (str(HOUSE / "tests/unit/local_lab.py"), str(folder), "link.down", "host1:rxe0", "--for", "1s")
+    with subprocess.Popen(
+        [sys.executable, *words], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env={**os.environ, "PYTHONPATH": path},
+    ) as process:  # fmt: skip
+        if end.in_fault:
+            until(lambda: qemu.links or process.poll() is not None, within_s=END_S)
+        moment = time.monotonic() + end.after_s
+        for number in ENDS[end.how]:
+            threading.Event().wait(max(0.0, moment - time.monotonic()))
+            if process.poll() is None:
+                process.send_signal(number)
+            moment = time.monotonic() + end.apart_s
+        said = process.communicate(timeout=END_S)[0]
+    is_up = not qemu.links or qemu.links[-1]
+    return list(_lies(end, folder, qemu, rc=process.returncode, said=said, is_up=is_up))
+
+
+def _lies(end, folder, qemu, *, rc, said, is_up):
+    is_marked, unfinished = dirty.is_marked(folder), dirty.unfinished(folder)
+    about = f"{end}: exit code {rc}, marked {is_marked}, unfinished {unfinished}, up {is_up}, said {said!r}"
+    if "cleared and verified" in said and not is_up:
+        yield f"claims that it has cleared: {about}"
+    if not is_marked and not unfinished and (not is_up or rc == 5):
+        yield f"false CLEAN: {about}"
+    if is_marked and (len(ENDS[end.how]) < 2 or "end was not seen" not in dirty.reasons(folder)[0]):
+        yield f"false DIRTY: {about}"
+    if is_marked and rc not in (5, -signal.SIGKILL):
+        yield f"DIRTY with another exit code: {about}"
+    until(lambda: not qemu.links or qemu.links[-1], within_s=LEASE_S)
+    lab = lab_at(folder)
+    if is_marked:
+        if left := dirty.settle(lab):
+            yield f"stays DIRTY after its lease, {left}: {about}"
+        return
+    try:
+        dirty.admit(lab)
+    except dirty.DirtyLab as error:
+        yield f"false DIRTY for the next command, {error}: {about}"
+    if dirty.unfinished(folder):
+        yield f"the next command did not look: {about}"
+
+
+def campaign(count, monkeypatch):
+    monkeypatch.setattr(counters, "read", counters.read)  # `lab_at` replaces these
+    monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return [line for lines in pool.map(wrong, drawn(count)) for line in lines]
+
+
+def test_inject_ended_at_random_says_of_the_lab_what_it_is(monkeypatch):
+    assert campaign(len(ENDS), monkeypatch) == []
+
+
+@pytest.mark.slow
+def test_inject_ended_at_random_a_hundred_times_says_of_the_lab_what_it_is(monkeypatch):
+    assert campaign(100, monkeypatch) == []
