@@ -137,7 +137,8 @@ def locked(folder: Path) -> Iterator[None]:
     path = _folder(folder) / "lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_S
-    with path.open("a") as handle:
+    # Not for writing: a file that is there can be opened on a full disk, too.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)) as handle:
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

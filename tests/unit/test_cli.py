@@ -228,3 +228,17 @@ def test_the_list_of_commands_says_whole_sentences(group):
     listed = said.partition("Commands:\n")[2].partition("\n\n")[0]
     assert listed
     assert "..." not in listed.replace('"..."', "")
+
+
+def test_console_whose_reader_leaves_does_not_end_the_command():
+    """`faultbed run ... | head`: rich would end the process, in the middle of a fault, with 1, which is a FAIL."""
+    code = (
+        "import os; from pathlib import Path; from harness.cli.context import Session\n"
+        "out = Session(Path('soft')).out\n"
+        "for _ in range(2000): out.print('x' * 200)\n"
+        "os._exit(7)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+    assert process.returncode == 7

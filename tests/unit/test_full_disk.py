@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from pathlib import Path
 
 import pytest
-from local_lab import SOFT, lab_at
+from local_lab import SOFT, Here, lab_at
+from qmp_server import Qemu
 
+from harness.cli import faults
+from harness.verdict import ExitCode
 from inject.injector import Injector
 from inject.journal import Journal, read
 from inject.plan import FaultSpec, plan
-from testbed import auditlog, counters, fingerprint
-from testbed.errors import FaultError
+from testbed import auditlog, counters, dirty, fingerprint
+from testbed.errors import FaultbedError, FaultError
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -122,3 +127,67 @@ def test_clear_with_witnesses_that_raise_is_not_cleared_and_gives_a_receipt(qemu
     assert not receipt.cleared.ok
     assert not receipt.proved
     assert "no such counter" in injector.not_cleared[0]
+
+
+class FullFromTheNth:
+    """Every write of this process fails from the n-th on, as on a disk that has become full; `count` counts them."""
+
+    def __init__(self, monkeypatch, nth):
+        self.count, self.nth = 0, nth
+        for owner, name in ((os, "write"), (Path, "write_text"), (Path, "write_bytes"), (Path, "open")):
+            monkeypatch.setattr(owner, name, self._failing(getattr(owner, name), name))
+
+    def _failing(self, real, name):
+        def one(*args, **options):
+            mode = str((*args[1:], options.get("mode", ""))[0])
+            is_elsewhere = threading.current_thread() is not threading.main_thread()  # what stands for QEMU
+            reads = is_elsewhere or (name == "open" and not set("wax") & set(mode))
+            if not reads:
+                self.count += 1
+            if not reads and self.count >= self.nth:
+                raise OSError(errno.ENOSPC, "No space left on device", "disk")
+            return real(*args, **options)
+
+        return one
+
+
+def injected(folder):
+    """`faultbed inject` in this process on the lab in `folder`; its exit code, and what it says when it ends badly."""
+    words = ["link.flap", "host1:rxe0", "--for", "100ms"]
+    try:
+        return int(faults.inject.main(words, obj=Here(folder), standalone_mode=False) or 0), ""
+    except FaultbedError as error:
+        return error.exit_code, str(error)
+    except OSError as error:  # the command line's one sentence (`harness.cli.ending`)
+        return ExitCode.ERROR, str(error)
+
+
+def test_inject_on_a_disk_that_fills_up_at_any_write_clears_and_tells_no_lie(monkeypatch, tmp_path):
+    """The n-th write and all after it fail, for every n: the fault is cleared, the lab compared, nothing is claimed."""
+    monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
+    monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
+    ends = {}
+    for nth in range(1, 100):
+        folder = tmp_path / str(nth)
+        folder.mkdir()
+        qemu = Qemu(folder / "qmp")
+        with monkeypatch.context() as patch:
+            disk = FullFromTheNth(patch, nth)
+            rc, said = injected(folder)
+        is_up = not qemu.links or qemu.links[-1]
+        left = [path.name for path in (folder / "faults").glob("*.revert")]
+        ends[nth] = (rc, is_up, left, dirty.is_marked(folder), dirty.unfinished(folder), said)
+        qemu.close()
+        if disk.count < nth:
+            break
+    else:
+        pytest.fail("there is no end to what it writes")
+    assert len(ends) > 6
+    for nth, (rc, is_up, left, is_marked, unfinished, said) in ends.items():
+        about = f"write {nth} of {len(ends)}: {ends[nth]}"
+        assert is_up, about
+        assert not left, about
+        assert not is_marked, about  # the lab is as it was
+        assert not unfinished, about
+        assert rc in (0, 2, 3), about  # 2: what could not be recorded was not done
+        assert "No space left" in said or rc != ExitCode.ERROR, about
