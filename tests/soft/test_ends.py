@@ -170,6 +170,6 @@ def test_command_ended_at_random_says_of_the_lab_what_it_is(lab, tmp_path, comma
             dirty.mark(lab.state_dir, ["rtsw1: link ctsw1 is down"], before)
         rc, said = ended(lab, end, tmp_path)
         wrong = list(lies(lab, before, end, rc, said))
-        print(f"{end}: exit code {rc}; {wrong or 'true'}")  # noqa: T201 (with -s, how far it is)
+        print(f"{end}: exit code {rc}; {wrong or 'true'}")
         found += wrong
     assert found == []
