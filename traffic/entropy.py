@@ -23,7 +23,7 @@ from testbed.lab import Lab
 from testbed.topology import Topology
 from traffic.results import Connection
 
-__all__ = ["ASK_S", "ROCE_PORT", "Flow5", "datagram_sport", "paths", "sport_of", "udp_sport", "ways"]
+__all__ = ["ASK_S", "ROCE_PORT", "Flow5", "datagram_sport", "paths", "sport_of", "udp_sport", "ways", "ways_both"]
 
 ROCE_PORT = 4791
 GOLDEN_RATIO_32 = 0x61C88647
@@ -97,6 +97,20 @@ def ways(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ..
     flows = {one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one)) for one in connections}
     found = paths(lab, flows.values())
     return {index: found.get(five, ()) for index, five in flows.items()}
+
+
+def ways_both(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The path of each connection's data and that of its ACKs, by index; empty where it has none.
+
+    ACKs come from the port that the data comes from: rxe computes it from both QPNs, whichever end sends.
+
+    Raises:
+        LabError: a switch could not tell.
+    """
+    flows = {one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one)) for one in connections}
+    acks = {index: Flow5(src_ip=one.dst_ip, dst_ip=one.src_ip, sport=one.sport) for index, one in flows.items()}
+    found = paths(lab, [*flows.values(), *acks.values()])
+    return {index: (found.get(five, ()), found.get(acks[index], ())) for index, five in flows.items()}
 
 
 def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.attribution.gaps import match_gaps, match_kept
 from harness.attribution.places import place_of_link, place_of_switch
-from harness.attribution.signatures import Signs, crosses, match, out_of_retries
+from harness.attribution.signatures import Signs, crosses, match, match_acks, out_of_retries
 from harness.findings import Finding, Place
 from harness.record.measurements import Deltas, Measurements
 from testbed.topology import Link, Topology
@@ -19,6 +20,8 @@ _AWAY = frozenset({"hung-rank", "host-reboot"})
 """Causes by which a host no longer answers its peers."""
 _HALF = 0.5
 _SOMEWHERE = 0.4
+_CANDIDATES = 6
+"""Queue pairs that are named as those that one lost packet may have been of."""
 _FEW = 3
 """Gaps fewer than these may follow from a link that went down."""
 
@@ -121,8 +124,11 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
         )
     best = match(run, signs.losses(), among=run.topology.links, hosts=True)
     best = match_gaps(run, signs, among=run.topology.links, other=best)
+    acks = match_acks(run, signs, among=run.topology.links)
+    if acks is not None and (best is None or acks.likeness > best.likeness):
+        best = acks
     if best is None and not (known or found):
-        return _lost_within(run, signs)
+        return _lost_within(run, signs) or _one_lost(run, signs)
     if best is None or _explained(best.link, signs, known, some_died=some_died):
         return found
     if best.link is None:
@@ -165,6 +171,38 @@ def _lost_within(run: Measurements, signs: Signs) -> list[Finding]:
     place = place_of_switch(run.topology, name)
     words += "; the RNICs do not tell which ones"
     return [Finding(cause="loss", place=place, name=name, confidence=_SOMEWHERE, evidence=(words,))]
+
+
+def _one_lost(run: Measurements, signs: Signs) -> list[Finding]:
+    """One lost packet: one gap at a receiver and one NAK at the sender of a queue pair that leads there.
+
+    One packet does not tell links apart, so all of its possible paths are the evidence. The name is the link to the
+    receiver, which all of them share.
+    """
+    gaps, naks = (
+        [(end, count) for (sign, end), count in signs.counts.items() if sign == wanted and count]
+        for wanted in ("gap", "nak")
+    )
+    if [count for _, count in gaps] != [1] or [count for _, count in naks] != [1]:
+        return []
+    (dst, _), (src, _) = *gaps, *naks
+    candidates = [one for one in run.connections if (one.src, one.dst) == (src, dst)]
+    if not candidates:
+        return []
+    host, _, rnic = dst.partition(":")
+    link = run.topology.rnic_link(host, rnic)
+    links = {hop for one in candidates for hop in itertools.pairwise(one.path)}
+    evidence = (
+        f"one packet was lost: {dst} saw one gap in the PSNs of what it received, {src} got one NAK for it",
+        *(
+            f"it may have been of QP {one.rqpn}, whose data goes {' -> '.join(one.path) or 'a way that is not known'}"
+            for one in candidates[:_CANDIDATES]
+        ),
+        *([f"and {len(candidates) - _CANDIDATES} more queue pairs"] if len(candidates) > _CANDIDATES else ()),
+    )
+    confidence = min(_SOMEWHERE, 1 / max(1, len(links)))
+    place = place_of_link(run.topology, link)
+    return [Finding(cause="loss", place=place, name=link.name, confidence=confidence, evidence=evidence)]
 
 
 def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:

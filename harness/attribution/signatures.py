@@ -11,10 +11,14 @@ RNIC). The hypothesis whose vector has the smallest angle to the one
 that was counted explains it best (cosine, 0..1). What a busy machine adds everywhere alike (timers, duplicates) is
 taken out as the median over RNICs first, and what is not well above it counts as nothing. A switch that took in more
 packets than it sent out is where they went: its links are preferred, above all those on the way out, where queues
-are; on a link that delivered fewer than went in, they were lost on the wire. ACKs are taken to come back on the way
-that the data went; a few that are lost show nowhere, for the next one says the same, so that their signs count for
-less. Of hypotheses that are nearly as like, that one is best whose queue pairs explain which gaps belong to which
-NAKs.
+are; on a link that delivered fewer than went in, they were lost on the wire. ACKs come back on their own path, where
+the run recorded it, else on the way that the data went. A few that are lost show nowhere, for the next one says the
+same, so that their signs count for less. Of hypotheses that are nearly as like, that one is best whose queue pairs
+explain which gaps belong to which NAKs.
+
+Where a switch or a link is known to have lost packets and no receiver saw a gap, they may have been ACKs alone. That
+hypothesis is tried for the ways out of, into and over this place only: timers and duplicates by themselves are what a
+busy machine makes, too.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from testbed.counters import MLX5
 from testbed.topology import Link
 from traffic.results import QpError
 
-__all__ = ["Match", "Signs", "crosses", "match", "out_of_retries"]
+__all__ = ["Match", "Signs", "acks_cross", "acks_lost", "crosses", "match", "match_acks", "out_of_retries"]
 
 _WEIGHTS = {"gap": 1.0, "nak": 0.7, "timer": 0.5, "duplicate": 0.3, "mark": 1.0, "passed": 1.0, "dead": 1.0}
 _RXE = {
@@ -71,10 +75,12 @@ class Signs:
 
     `dead`: from which RNIC to which one queue pairs ran out of retries, however often they were rebuilt in vain.
     `lost_in`: by how much a switch took in more packets than it sent out, `kept` those of which it is known exactly;
-    `lost_on`: how many a link took in and did not deliver, by the nodes that it leads from and to.
+    `lost_on`: how many a link took in and did not deliver, by the nodes that it leads from and to. `counted` are the
+    counts before what a busy machine adds was taken out.
     """
 
     counts: Mapping[_Key, float]
+    counted: Mapping[_Key, float] = field(default_factory=dict)
     dead: frozenset[tuple[str, str]] = frozenset()
     lost_in: Mapping[str, int] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
@@ -91,6 +97,7 @@ class Signs:
             for sign, names in _COUNTERS.items():
                 counts[sign, end] = float(max((seen.get(f"{rnic}.{name}", 0) for name in names), default=0))
             counts["mark", end] = float(seen.get("ip.InCEPkts", 0))
+        counted = dict(counts)
         for sign in _BACKGROUND:
             usual = float(np.median([counts[sign, end] for end in used])) if used else 0.0
             noise = max(_FEW, 5 * math.sqrt(usual), usual / 2)
@@ -104,7 +111,9 @@ class Signs:
         }
         lost_in = _lost_in(run, deltas)
         kept = frozenset(name for name in lost_in if _IS_EXACT in deltas.get(name, {}))
-        return cls(counts=counts, dead=_dead(run), lost_in=lost_in, kept=kept, lost_on=_lost_on(run, deltas))
+        return cls(
+            counts=counts, counted=counted, dead=_dead(run), lost_in=lost_in, kept=kept, lost_on=_lost_on(run, deltas)
+        )
 
     @property
     def gaps(self) -> float:
@@ -148,6 +157,11 @@ class Match:
     evidence: tuple[str, ...]
 
 
+def acks_lost(u: str, v: str) -> str:
+    """A line of evidence."""
+    return f"only ACKs were lost, from {u} to {v}: senders' timers ran out, receivers got duplicates and saw no gap"
+
+
 def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool = False) -> Match | None:
     """The hypothesis that is most like the signs; None: nothing moved, or nothing is like it."""
     if not (seen := signs.vector()):
@@ -186,6 +200,30 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
     return Match(link=best[1], host=best[2], likeness=min(1.0, best[0]), evidence=evidence)
 
 
+def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Match | None:
+    """The link and direction on which the loss of ACKs alone is most like the signs; None: nothing is like it.
+
+    Only places are tried that are known to have lost packets, and only where no receiver saw a gap.
+    """
+    if any(count for (sign, _), count in signs.counts.items() if sign in ("gap", "nak")):
+        return None
+    if not (seen := _late_acks(signs)):
+        return None
+    lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
+    found: list[tuple[float, Link, tuple[str, str]]] = []
+    for link in among:
+        for u, v in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
+            prefer = _WIRE if (u, v) in signs.lost_on else _OUT if u == lossy else _IN if v == lossy else 0.0
+            if prefer:
+                likeness = _cosine(seen, _predicted_of_acks(run, u, v, signs, rnic=link.rnic))
+                found.append((prefer * likeness, link, (u, v)))
+    best = max(found, key=lambda one: one[0], default=None)
+    if best is None or best[0] < _LEAST:
+        return None
+    evidence = (acks_lost(*best[2]), *_evidence(signs, lossy))
+    return Match(link=best[1], host="", likeness=min(1.0, best[0]), evidence=evidence)
+
+
 def _likeness(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> float:
     """Of what was counted to a loss on u→v: of everything, or where gaps show that it still carries, of some."""
     seen = signs.vector()
@@ -209,9 +247,9 @@ def _predicted(
 
     marks = all(sign in _MARKS for sign, _ in signs.counts)
     for one in run.connections:
-        forth, back = crosses(one, u, v, rnic=rnic), crosses(one, v, u, rnic=rnic)
+        forth, back = crosses(one, u, v, rnic=rnic), acks_cross(one, u, v, rnic=rnic)
         if marks and (forth or back):
-            path, share = (one.path, 1.0) if forth else (one.path[::-1], _ACKS)
+            path, share = (one.path, 1.0) if forth else (ack_path(one), _ACKS)
             add("mark", one.dst if forth else one.src, share)
             for node in path[path.index(v) :]:
                 if ("passed", node) in signs.counts:
@@ -227,6 +265,41 @@ def _predicted(
             add("timer", one.src, _ACKS)
             add("duplicate", one.dst, _ACKS)
     return found
+
+
+def _late_acks(signs: Signs) -> dict[_Key, float]:
+    """Timers and duplicates above those of the RNIC that has the fewest but one in four, and dead queue pairs.
+
+    The median would do for many RNICs; of a handful, half may have lost ACKs.
+    """
+    found: dict[_Key, float] = {}
+    for sign in _BACKGROUND:
+        values = {end: count for (each, end), count in signs.counted.items() if each == sign}
+        if not values:
+            continue
+        usual = float(np.percentile(list(values.values()), 25, method="lower"))
+        noise = max(_FEW, 5 * math.sqrt(usual))
+        found |= {(sign, end): count - usual for end, count in values.items() if count - usual > noise}
+    return _weighed(found, signs.dead)
+
+
+def _weighed(counts: Mapping[_Key, float], dead: Iterable[tuple[str, str]]) -> dict[_Key, float]:
+    """Each sign relative to its own largest count and weighted, and the queue pairs that died."""
+    largest: dict[str, float] = {}
+    for (sign, _), count in counts.items():
+        largest[sign] = max(largest.get(sign, 0.0), count)
+    found = {(sign, end): _WEIGHTS[sign] * count / largest[sign] for (sign, end), count in counts.items()}
+    return found | {_died(*pair): _WEIGHTS["dead"] for pair in dead}
+
+
+def _predicted_of_acks(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
+    """What the loss of ACKs alone on u→v would leave: so many timers and duplicates as queue pairs are hit."""
+    hit = [one for one in run.connections if acks_cross(one, u, v, rnic=rnic)]
+    counts: Counter[_Key] = Counter()
+    for one in hit:
+        counts["timer", one.src] += 1
+        counts["duplicate", one.dst] += 1
+    return _weighed(counts, {(one.src, one.dst) for one in hit} if signs.dead else ())
 
 
 def _unfit(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> float:
@@ -304,6 +377,18 @@ def crosses(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
     if rnic is not None and f"{u}:{rnic}" != one.src and f"{v}:{rnic}" != one.dst:
         return False
     return (u, v) in itertools.pairwise(one.path)
+
+
+def ack_path(one: Connection) -> tuple[str, ...]:
+    """The nodes that its ACKs cross; where the run did not record them, its data's backwards."""
+    return one.ack_path or one.path[::-1]
+
+
+def acks_cross(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
+    """Whether its ACKs go from u to v next; a host's link only if it is the link of the RNIC in use."""
+    if rnic is not None and f"{u}:{rnic}" != one.dst and f"{v}:{rnic}" != one.src:
+        return False
+    return (u, v) in itertools.pairwise(ack_path(one))
 
 
 def _died(src: str, dst: str) -> _Key:

@@ -89,7 +89,10 @@ class RankSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue pair of the workload. `path` are the nodes it crosses, as each switch's kernel routes it."""
+    """A queue pair of the workload. `path` are the nodes that its data crosses, as each switch's kernel routes it.
+
+    `ack_path` are those that its ACKs cross, from `dst` to `src`; empty in runs that did not record it.
+    """
 
     src: str
     dst: str
@@ -97,6 +100,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     rqpn: int
     udp_sport: int | None
     path: tuple[str, ...]
+    ack_path: tuple[str, ...] = ()
 
 
 class FaultRun(msgspec.Struct, frozen=True, kw_only=True):

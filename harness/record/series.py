@@ -42,8 +42,10 @@ def series_of(result: Result | None) -> tuple[RankSeries, ...]:
     )
 
 
-def connections_of(result: Result | None, paths: Mapping[int, tuple[str, ...]]) -> tuple[Connection, ...]:
-    """The queue pairs of a workload; `paths` by index of the connection."""
+def connections_of(
+    result: Result | None, paths: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]
+) -> tuple[Connection, ...]:
+    """The queue pairs of a workload; `paths` of data and of ACKs by index of the connection."""
     return tuple(
         Connection(
             src=item.src,
@@ -51,7 +53,8 @@ def connections_of(result: Result | None, paths: Mapping[int, tuple[str, ...]]) 
             lqpn=item.lqpn,
             rqpn=item.rqpn,
             udp_sport=sport_of(item),
-            path=paths.get(item.index, ()),
+            path=paths.get(item.index, ((), ()))[0],
+            ack_path=paths.get(item.index, ((), ()))[1],
         )
         for item in (result.connections if result else ())
     )

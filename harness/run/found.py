@@ -51,7 +51,7 @@ class Found:
     before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     standstills: tuple[Standstill, ...] = ()
-    paths: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    paths: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
     captured: Captured | None = None
     packets: Evidence | None = None
     probed: Probed | None = None

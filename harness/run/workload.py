@@ -13,7 +13,7 @@ from testbed.errors import LabError
 from testbed.lab import Lab
 from traffic import collective, flow, inference, job, ranking, replay
 from traffic.collective import CollectiveSpec
-from traffic.entropy import ways
+from traffic.entropy import ways_both
 from traffic.flow import FlowSpec
 from traffic.inference import InferenceSpec
 from traffic.job import JobSpec
@@ -109,8 +109,8 @@ def patience_s(experiment: Experiment, running: Running[Any]) -> float:
     return 10 * GRACE_S if length_ns is None else length_ns / 1e9 + GRACE_S
 
 
-def paths_of(lab: Lab, running: Running[Any]) -> dict[int, tuple[str, ...]]:
-    """Which way each connection goes, by index; what cannot be found out is left out of the report, not made up."""
+def paths_of(lab: Lab, running: Running[Any]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The paths of each connection's data and ACKs, by index; empty when a switch could not tell."""
     with contextlib.suppress(LabError):
-        return ways(lab, running.connections)
+        return ways_both(lab, running.connections)
     return {}

@@ -73,7 +73,8 @@ class Network:
         for one in connections():
             (src, dst) = (end.partition(":")[0] for end in (one.src, one.dst))
             lost = PACKETS - self.move(one.path, PACKETS, hurt, share, what)
-            unheard = PACKETS // 4 - self.move(one.path[::-1], PACKETS // 4, hurt, share, what)
+            what_of_acks = "drop" if what == "ack" else what
+            unheard = PACKETS // 4 - self.move(one.path[::-1], PACKETS // 4, hurt, share, what_of_acks)
             self.counts[dst, "rxe0.out_of_seq_request"] += lost
             self.counts[src, "rxe0.rcvd_seq_err"] += int(self.rng.binomial(lost, 0.9))
             timers = int(self.rng.binomial(lost, 0.1)) + int(self.rng.binomial(unheard, 0.05))

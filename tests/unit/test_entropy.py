@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from testbed import inventory
 from testbed.shipped import inventories
-from traffic.entropy import datagram_sport, sport_of, udp_sport, ways
+from traffic.entropy import datagram_sport, sport_of, udp_sport, ways, ways_both
 from traffic.probe_ways import _turned
 from traffic.results import Connection
 
@@ -73,3 +73,24 @@ def test_the_way_of_a_flow_with_a_label_is_asked_with_its_port():
     datagrams = Connection(index=2, **MADE, transport="ud")
     ways(lab, [Connection(index=0, **MADE), Connection(index=1, **MADE, flow_label=2), datagrams])
     assert asked == [0xD081, 0xC002, 0xF4FA]
+
+
+def test_the_ways_of_data_and_acks_are_asked_with_one_port_and_swapped_addresses():
+    """The switches hash addresses, too: ACKs may go over another spine."""
+    topology = inventory.load(inventories() / "soft.yml").topology
+    one = Connection(index=4, **MADE)
+
+    def ask(machine, question, *, timeout_s):
+        def port(node, src, sport):
+            over = "ctsw1" if src == one.src_ip else "ctsw2"
+            links = {link.other(node).node: link.end(node).netdev for link in topology.links_of(node)}
+            assert sport == 0xD081
+            return links.get(over)
+
+        flows = question["flows"].items()
+        return {"ports": {node: [port(node, five[0], five[3]) for five in fives] for node, (_, fives) in flows}}
+
+    lab = SimpleNamespace(topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask)
+    data, acks = ways_both(lab, [one])[4]
+    assert (data[0], data[2], acks[2]) == (one.src.partition(":")[0], "ctsw1", "ctsw2")
+    assert acks[0] == one.dst.partition(":")[0]

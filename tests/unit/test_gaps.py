@@ -66,3 +66,18 @@ def test_three_gaps_at_one_host_on_a_machine_whose_timers_run_everywhere_are_a_l
     assert attribute(counting(host4_out_of_seq_request=1)) == (NOTHING,)
     (found,) = attribute(counting(host4_out_of_seq_request=3, host1_rcvd_seq_err=1, host3_rcvd_seq_err=1))
     assert (found.cause, found.name) == ("loss", "rtsw2:host4:rxe0")
+
+
+def test_one_gap_and_one_nak_are_one_lost_packet_with_its_possible_paths():
+    """Not "nothing out of the ordinary", and not more than is known: a confidence below one half."""
+    (found,) = attribute(counting(host3_out_of_seq_request=1, host1_rcvd_seq_err=1))
+    (one,) = (each for each in RUN.connections if (each.src, each.dst) == ("host1:rxe0", "host3:rxe0"))
+    assert (found.cause, found.name) == ("loss", "rtsw2:host3:rxe0")
+    assert found.confidence < 0.5
+    assert "one packet was lost: host3:rxe0 saw one gap" in found.evidence[0]
+    assert found.evidence[1].endswith(f"of QP {one.rqpn}, whose data goes host1 -> rtsw1 -> ctsw1 -> rtsw2 -> host3")
+
+
+def test_one_gap_and_one_nak_of_hosts_without_a_queue_pair_are_no_lost_packet():
+    """host4 sends to host1 and host2 only: the gap at host3 and the NAK at host4 are not one packet."""
+    assert attribute(counting(host3_out_of_seq_request=1, host4_rcvd_seq_err=1)) == (NOTHING,)

@@ -292,3 +292,44 @@ def test_a_queue_pair_that_a_flap_has_cost_says_nothing_of_a_loss_elsewhere():
     run = msgspec.structs.replace(network.measured(None, ""), connections=around)
     found = attribute(with_dead(run, [("host4", "host1")]))
     assert [(one.cause, one.name) for one in found] == [("link-down", "rtsw1:ctsw1"), ("loss", "rtsw2:host3:rxe0")]
+
+
+ACK_LINKS = sorted(
+    {pair for one in connections() for pair in itertools.pairwise(one.path[::-1]) if "host" not in pair[0]}
+)
+
+
+@pytest.mark.parametrize(("u", "v"), ACK_LINKS)
+def test_loss_of_acks_alone_is_blamed_on_its_link_and_direction(u, v):
+    """Timers at senders, duplicates at receivers, no gap: of what a switch lost, ACKs alone."""
+    network = Network(21).run((u, v), 0.2, "ack")
+    (found, *others) = attribute(network.measured(None, ""))
+    assert found.cause == "loss"
+    assert {u, v} <= set(found.name.split(":"))
+    assert f"only ACKs were lost, from {u} to {v}" in found.evidence[0]
+    assert others == []
+
+
+def test_loss_of_acks_goes_by_their_own_path_where_the_run_recorded_it():
+    """ECMP may send the ACKs over the other spine than the data."""
+    other = {"ctsw1": "ctsw2", "ctsw2": "ctsw1"}
+    run = Network(22).run(("rtsw2", "ctsw1"), 0.2, "ack").measured(None, "")
+    turned = tuple(
+        msgspec.structs.replace(
+            one,
+            path=tuple(other.get(node, node) for node in one.path),
+            ack_path=one.path[::-1],
+        )
+        for one in run.connections
+    )
+    found = attribute(msgspec.structs.replace(run, connections=turned))[0]
+    assert (found.cause, found.name) == ("loss", "rtsw2:ctsw1")
+
+
+def test_timers_and_duplicates_where_no_packet_is_known_to_be_lost_are_no_loss_of_acks():
+    """A busy host answers late: the same signs, and every packet that came into a switch went out."""
+    network = Network(23).run()
+    network.counts["host1", "rxe0.completer_retry_err"] += 80
+    for host in ("host2", "host3"):
+        network.counts[host, "rxe0.duplicate_request"] += 80
+    assert all("only ACKs" not in line for one in attribute(network.measured(None, "")) for line in one.evidence)
