@@ -4,7 +4,7 @@ Bounds are ratios within one run, or counts; nothing here depends on how fast th
 """
 
 import pytest
-from waiting import wait_s
+from waiting import until, wait_s
 
 from testbed.selectors import select_one
 from traffic.plan import QpParams
@@ -50,15 +50,27 @@ def test_results_stay_right_under_loss(lab, traffic, inject):
     assert result.outcome in ("completed", "recovered")
 
 
+def wait_for_iterations(job, count):
+    """Wait until every rank has ended so many more iterations, however long they take on this machine."""
+
+    def ended():
+        names = [event.message["task"] for event in list(job.events) if event.name == "iteration"]
+        return min(names.count(task.name) for task in job.plan.tasks)
+
+    wanted = ended() + count
+    until(lambda: ended() >= wanted, within_s=120.0)
+
+
 @pytest.mark.needs("rdma", "gpu", "hosts >= 4")
 def test_one_slow_gpu_slows_the_whole_job_and_is_named(lab, traffic, inject):
     """A GPU at half speed: everybody's iterations take longer, and the straggler is that rank."""
-    fault = inject("gpu.throttle", "host[1]:gpu[0]", percent=50)
-    job = traffic.collective(ranks=RANKS, size_bytes=1 << 16, duration_s=20.0, compute_units=24, qp=PATIENT)
-    wait_s(8.0)
+    fault = inject("gpu.throttle", "host[1]:gpu[0]", for_s=120.0, percent=50)
+    job = traffic.collective(ranks=RANKS, size_bytes=1 << 16, duration_s=300.0, compute_units=24, qp=PATIENT)
+    wait_for_iterations(job, 4)
     armed = fault.arm()
-    wait_s(8.0)
+    wait_for_iterations(job, 5)  # the first of them had begun before the fault
     receipt = fault.clear()
+    job.stop()
     result = job.wait(120.0)
 
     assert receipt.proved, receipt.doubts
