@@ -34,6 +34,8 @@ ATOMIC_BYTES = 8
 
 MAX_QPS = 64
 MAX_ENTROPY = 4096
+CQ_ENTRIES = 32_767
+"""Completion queue of an RNIC, as in `traffic.node.completions`."""
 MAX_MESSAGE_BYTES = 1 << 30
 CHAIN_BYTES = 256 * 1024
 MAX_CHAIN = 32
@@ -187,6 +189,12 @@ def _check_qps(spec: FlowSpec) -> None:
         raise UsageError(f"{spec.messages} messages cannot be spread over {spec.qps} QPs")
     if spec.depth < 0 or spec.chain < 0 or (spec.depth and spec.chain > spec.depth):
         raise UsageError(f"chain ({spec.chain}) cannot be longer than depth ({spec.depth}), nor either be negative")
+    needed = spec.qps * requests_a_qp(shape(spec)[0])
+    if needed > CQ_ENTRIES:
+        raise UsageError(
+            f"depth {spec.depth} on {spec.qps} QPs: up to {needed} requests complete at once when they die, and the "
+            f"completion queue of an RNIC has {CQ_ENTRIES} entries; take a smaller depth or fewer QPs"
+        )
     if not 0 <= spec.entropy <= MAX_ENTROPY:
         raise UsageError(f"QPs can share 1 to {MAX_ENTROPY} source ports (0: each its own), got entropy {spec.entropy}")
     check_qp(spec.qp)
@@ -236,6 +244,11 @@ def _check_check(spec: FlowSpec) -> None:
             f"a checked flow has memory for each message under way: {needed} bytes, and {MAX_CHECKED_BYTES} are the "
             "most; take a smaller depth"
         )
+
+
+def requests_a_qp(depth: int) -> int:
+    """Return the most requests that are posted on either end of a QP: twice the depth, or what datagrams need."""
+    return max(2 * depth, 256) + 32
 
 
 def shape(spec: FlowSpec) -> tuple[int, int]:

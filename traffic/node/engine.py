@@ -30,6 +30,7 @@ import selectors
 import sys
 import time
 
+from traffic.node.completions import refuse_overrun
 from traffic.node.late import Late
 from traffic.node.task import Conn, Task
 from traffic.node.verbs import Rnic
@@ -186,6 +187,9 @@ class Engine:
             self.by_qpn.pop((task.rnic.name, conn.rc.qpn), None)
             conn.rc.close()
         sends, receives = task.capacity(conn)
+        others = [one for each in self.tasks.values() if each.rnic is task.rnic for one in each.conns.values()]
+        held = sum(sum(one.task.capacity(one)) for one in others if one is not conn and one.rc is not None)
+        refuse_overrun(task.rnic.name, held, sends + receives, entries=task.rnic.cq_entries)
         params = {**task.spec["qp"], "flow_label": request["flow_label"]}
         conn.rc = task.make_qp(sends=sends, receives=receives, psn=request["psn"], params=params)
         conn.generation = request["generation"]

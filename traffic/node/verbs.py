@@ -24,6 +24,8 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
+from traffic.node.completions import CQ_ENTRIES
+
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
@@ -57,7 +59,6 @@ VERBS = {
     "read": e.IBV_WR_RDMA_READ,
     "atomic": e.IBV_WR_ATOMIC_FETCH_AND_ADD,
 }
-CQ_ENTRIES = 4096
 POLL = 32
 SYSFS = "/sys/class/infiniband"
 
@@ -98,7 +99,8 @@ class Rnic:
         self.context = Context(name=name)
         self.pd = PD(self.context)
         self.channel, self.fd = _comp_channel(self.context)
-        self.cq = CQ(self.context, CQ_ENTRIES, None, self.channel, 0)
+        self.cq_entries = min(CQ_ENTRIES, self.context.query_device().max_cqe)
+        self.cq = CQ(self.context, self.cq_entries, None, self.channel, 0)
         self.cq.req_notify()
 
     def gid_index(self) -> int:
