@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from inject import blast, proof, safety
 from inject.channels import local_args, revert_dir
 from inject.claims import claims_of
+from inject.elsewhere import refuse_elsewhere
 from inject.learned import learn
 from inject.lease import ANSWER_S, Lease
 from inject.receipt import Armed, Cleared, Fired, Receipt, end_sentence, judge_fired, not_cleared
@@ -277,7 +278,10 @@ class Prepared:
         """
         if self._looked is None:
             try:
-                self._looked = dict(self.lease.ask(self._request())["before"])
+                request = self._request()
+                looked = dict(self.lease.ask(request)["before"])
+                refuse_elsewhere(self._lab, self.planned, request["claim"], where=self.lease.where)
+                self._looked = looked
             except FaultbedError as error:
                 self._armed = Armed(ok=False, error=str(error))
                 raise

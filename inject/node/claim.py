@@ -5,7 +5,7 @@ not locked counts only while the stored revert is there. While claims are compar
 """
 
 # A holder's start-up time is what its speed is made of: no pathlib.
-# ruff: noqa: PTH103, PTH108, PTH110, PTH118, PTH120, PTH208
+# ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH118, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from inject.node.actuator import Refused
 from testbed.onnode.holders import claim_file, identity, lock, read_claim
 
-__all__ = ["Claim"]
+__all__ = ["Claim", "conflict", "held_by", "refuse_conflicts"]
 
 _COMPARING_S = 10.0
 
@@ -48,15 +48,12 @@ class Claim:
         folder = os.path.dirname(path)
         os.makedirs(folder, exist_ok=True)
         with _comparing(folder):
-            for name in sorted(os.listdir(folder)):
-                other = os.path.join(folder, name)
-                if name.endswith(".claim") and other != path:
-                    _refuse_conflict(other, told)
+            _refuse_conflicts(folder, told)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(fd, 0)
-                os.write(fd, json.dumps({**told, **identity(os.getpid())}).encode())
+                os.write(fd, f"{json.dumps({**told, **identity(os.getpid())})}\n".encode())
             except BlockingIOError:
                 os.close(fd)
                 raise Refused(f"{path} is locked by another process: run `faultbed heal`") from None
@@ -74,8 +71,39 @@ class Claim:
             self._fd = -1
 
 
+def refuse_conflicts(folder: str, told: dict[str, Any]) -> None:
+    """Refuse what a claim in a folder has already; remove claims of faults that are over.
+
+    Raises:
+        Refused: another session holds it, or its fault has not been reverted.
+    """
+    if os.path.isdir(folder):
+        with _comparing(folder):
+            _refuse_conflicts(folder, told)
+
+
+def conflict(said: dict[str, Any], told: dict[str, Any]) -> str | None:
+    """What two claims both have, in words; None: they go together."""
+    for mine in told.get("paths", ()):
+        for theirs in said.get("paths", ()):
+            shorter = min(len(mine["path"]), len(theirs["path"]))
+            if mine["path"][:shorter] == theirs["path"][:shorter]:
+                return str(max(mine, theirs, key=lambda each: len(each["path"]))["thing"])
+    return None
+
+
+def held_by(said: dict[str, Any]) -> str:
+    """Say which fault holds something, and what to do about it."""
+    return f"is held by {_fault(said)}; end that fault first, or run `faultbed heal`"
+
+
+def _refuse_conflicts(folder: str, told: dict[str, Any]) -> None:
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".claim"):
+            _refuse_conflict(os.path.join(folder, name), told)
+
+
 def _refuse_conflict(path: str, told: dict[str, Any]) -> None:
-    """Refuse what another claim has; remove that of a fault that is over."""
     is_held, is_left = _is_locked(path), os.path.exists(f"{path.removesuffix('.claim')}.revert")
     said = read_claim(path)
     if not is_held and not is_left:
@@ -84,20 +112,16 @@ def _refuse_conflict(path: str, told: dict[str, Any]) -> None:
         return
     if is_held and said.get("session") == told.get("session"):
         return
-    for mine in told.get("paths", ()):
-        for theirs in said.get("paths", ()):
-            shorter = min(len(mine["path"]), len(theirs["path"]))
-            if mine["path"][:shorter] == theirs["path"][:shorter]:
-                thing = max(mine, theirs, key=lambda each: len(each["path"]))["thing"]
-                raise Refused(f"{thing} {_held_by(said, is_held=is_held)}")
+    if thing := conflict(said, told):
+        left = (
+            f"is as {_fault(said)} left it: its holder has ended and its revert has not succeeded; run `faultbed heal`"
+        )
+        raise Refused(f"{thing} {held_by(said) if is_held else left}")
 
 
-def _held_by(said: dict[str, Any], *, is_held: bool) -> str:
+def _fault(said: dict[str, Any]) -> str:
     fault = f"{said.get('kind')} on {said.get('target')} (fault {said.get('fault')}"
-    fault += f", by {said.get('controller')}, since {said.get('since')})"
-    if is_held:
-        return f"is held by {fault}; end that fault first, or run `faultbed heal`"
-    return f"is as {fault} left it: its holder has ended and its revert has not succeeded; run `faultbed heal`"
+    return f"{fault}, by {said.get('controller')}, since {said.get('since')})"
 
 
 def _is_locked(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -16,12 +17,14 @@ from waiting import until
 
 from inject import heal as heal_module
 from inject.channels import LocalChannel, local_python
+from inject.elsewhere import refuse_elsewhere
 from inject.injector import Injector
 from inject.node import claim as claim_module
 from inject.node.actuator import Refused
 from inject.node.claim import Claim
 from inject.plan import FaultSpec, plan
 from testbed import fingerprint
+from testbed.errors import FaultError
 from testbed.onnode.holders import end_holder, identity, locked, read_claim
 from testbed.softlab import lifecycle
 
@@ -213,3 +216,58 @@ def test_reset_and_down_end_local_holders_before_the_vms(qemu, tmp_path, monkeyp
         getattr(lifecycle, how)(*(SOFT, print)[: 2 if how == "reset" else 1])
         assert seen == [None]
         flap._process.wait(timeout=10)
+
+
+def planned_of(kind, target, **params):
+    return plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), SOFT.topology, lab_kind="soft")
+
+
+def two_places(tmp_path, there=""):
+    """A soft lab whose guests' claims are `there`."""
+    asked = []
+
+    def run(argv, **_):
+        asked.append(argv)
+        return SimpleNamespace(stdout=there)
+
+    lab = SimpleNamespace(
+        kind="soft", topology=SOFT.topology, state_dir=tmp_path, node=lambda _: SimpleNamespace(run=run)
+    )
+    return lab, asked
+
+
+def test_fault_in_a_guest_is_refused_while_another_session_reboots_it_from_outside(tmp_path):
+    """The reboot is held beside QEMU: the guest knows nothing of it."""
+    lab, _ = two_places(tmp_path)
+    outside, inside = planned_of("host.reboot", "host1"), planned_of("gpu.throttle", "host1:gpu0", percent=50)
+    mine, theirs = (Injector(lab, journal=None).claim_of(fault) for fault in (inside, outside))
+    held = Claim.take(str(tmp_path / "faults" / "a.revert"), theirs)
+    with pytest.raises(FaultError, match=r"gpu.throttle: .* is held by host\.reboot on host1"):
+        refuse_elsewhere(lab, inside, mine, where="gpu.throttle")
+    refuse_elsewhere(lab, inside, {**mine, "session": theirs["session"]}, where="gpu.throttle")
+    other = planned_of("gpu.throttle", "host2:gpu0", percent=50)
+    refuse_elsewhere(lab, other, Injector(lab, journal=None).claim_of(other), where="gpu.throttle")
+    held.release()
+    refuse_elsewhere(lab, inside, mine, where="gpu.throttle")
+
+
+@pytest.mark.parametrize("kind", ["host.reboot", "host.freeze"])
+def test_whole_host_fault_is_refused_while_another_session_holds_a_fault_inside(tmp_path, kind):
+    inside = planned_of("gpu.throttle", "host1:gpu0", percent=50)
+    lab, asked = two_places(tmp_path)
+    theirs = Injector(lab, journal=None).claim_of(inside)
+    lab, asked = two_places(tmp_path, there=f"{json.dumps(theirs)}\n{{broken\n")
+    outside = planned_of(kind, "host1")
+    mine = Injector(lab, journal=None).claim_of(outside)
+    with pytest.raises(FaultError, match=r"is held by gpu\.throttle on host1:gpu0"):
+        refuse_elsewhere(lab, outside, mine, where=kind)
+    refuse_elsewhere(lab, outside, {**mine, "session": theirs["session"]}, where=kind)
+    assert asked
+
+
+def test_fault_of_one_link_asks_no_guest(tmp_path):
+    """An SSH round trip is dear under emulation, and nothing in a guest is undone by its link."""
+    lab, asked = two_places(tmp_path)
+    planned = planned_of("link.flap", "host1:rxe0")
+    refuse_elsewhere(lab, planned, Injector(lab, journal=None).claim_of(planned), where="link.flap")
+    assert asked == []
