@@ -22,7 +22,7 @@ from inject.injector import Injector, Mutation, Prepared
 from inject.journal import Journal
 from inject.plan import FaultSpec, plan_beside
 from testbed import fingerprint
-from testbed.errors import FaultbedError, Unsupported
+from testbed.errors import Unsupported
 from testbed.lab import Lab
 from traffic import collective as collective_module
 from traffic import flow as flow_module
@@ -43,13 +43,15 @@ def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
         keeper.refuse_dirty()
         before = keeper.into_known_state(always=config.getoption("--faultbed-reset-each"))
     kernels = KernelGuard(keeper.lab)
+    keeper.is_compared = False
     yield keeper.lab
     with or_give_up(config):
         try:
             left = fingerprint.settle(keeper.lab, before)
-        except FaultbedError as error:  # nobody can tell
-            keeper.mark([str(error)], before)
+        except Exception as error:
+            keeper.mark([f"could not compare: {error or type(error).__name__}"], before)
             raise
+    keeper.is_compared = True
     if request.node.stash.get(FAILED, False):
         keeper.distrust()
     if left:

@@ -97,12 +97,14 @@ class Keeper:
     """The session's lab between tests: open, with what it looked like when it was last put back into its snapshot.
 
     Every test ends with a look at the lab, against the same baseline: while nothing is found, nothing is put back.
-    `work` marks the session on disk from its first test to its end, so that what a killed session leaves is found.
+    `work` marks the session on disk from its first test to its end, so that what a killed session leaves is found;
+    `is_compared` is whether the last test's end has looked at the lab.
     """
 
     lab: Lab
     baseline: fingerprint.Fingerprint | None = None
     work: dirty.Work | None = None
+    is_compared: bool = True
 
     def into_known_state(self, *, always: bool) -> fingerprint.Fingerprint:
         """Reset where that is due: for the first test, after a test that failed, or always when asked to."""
@@ -118,10 +120,10 @@ class Keeper:
         return self.baseline
 
     def end_work(self) -> None:
-        """Remove the mark of the session: every test has compared the lab. After one that could not, it stays."""
+        """Remove the mark of the session, or, after a test that was cut off, leave it to the next command."""
         if self.work is None:
             return
-        if self.baseline is not None or dirty.is_marked(self.lab.state_dir):
+        if self.is_compared:
             self.work.mark.remove()
         else:
             self.work.mark.abandon()
@@ -133,6 +135,7 @@ class Keeper:
     def mark(self, reasons: list[str], before: fingerprint.Fingerprint) -> None:
         """The lab is DIRTY, for whoever works with it next, too: a rack has no snapshot to go back to."""
         dirty.mark(self.lab.state_dir, reasons, before)
+        self.is_compared = True
         self.distrust()
 
     def refuse_dirty(self) -> None:

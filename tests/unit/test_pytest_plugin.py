@@ -13,7 +13,7 @@ from harness.plugin import hooks as plugin
 from harness.plugin import items as plugin_items
 from harness.plugin import session_lab as pytest_lab
 from harness.verdict import Fired, Receipt, Verdict, VerdictFile
-from testbed import dirty, fingerprint
+from testbed import dirty, fingerprint, in_progress
 from testbed.errors import Unreachable, UsageError
 from testbed.holding import INHERITED
 
@@ -196,7 +196,7 @@ def rack(monkeypatch, tmp_path):
 
     lab = SimpleNamespace(
         kind="rack", name="r", state_dir=state.folder, forget_connections=lambda: None, close=lambda: None,
-        nodes=lambda: ("host1",), ask=ask,
+        nodes=lambda: ("host1",), ask=ask, ours=("*",),
     )  # fmt: skip
     state.keeper = pytest_lab.Keeper(lab=lab)
 
@@ -206,7 +206,7 @@ def rack(monkeypatch, tmp_path):
         return state.now
 
     monkeypatch.setattr(fingerprint, "capture", look)
-    monkeypatch.setattr(fingerprint, "settle", lambda lab, before: fingerprint.diff(before, look(lab)))
+    monkeypatch.setattr(fingerprint, "settle", lambda lab, before, **_: fingerprint.diff(before, look(lab)))
     for module in (plugin_fixtures, plugin_items):
         monkeypatch.setattr(module, "keeper_of", lambda config: state.keeper)
     plugin.rack_of_this_test = state
@@ -261,6 +261,49 @@ def test_a_rack_that_a_test_left_dirty_takes_no_further_test(pytester, rack, deb
     result.assert_outcomes(passed=1, errors=2)
     result.stdout.fnmatch_lines(["*r is DIRTY and refuses work*"])
     assert dirty.baseline(rack.folder) == CLEAN
+
+
+@pytest.mark.parametrize(("left", "outcomes"), [(CLEAN, {"passed": 1}), (DEBRIS, {"errors": 1})])
+def test_session_after_one_that_was_killed_compares_the_rack_with_what_was_before_it(pytester, rack, left, outcomes):
+    """What the killed session's test left is not the baseline of the next session."""
+    killed = in_progress.write(rack.folder, why="pytest", before=CLEAN, lease_s=0.0)
+    killed.abandon()
+    rack.now = left
+    pytester.makepyfile(test_x="def test_it(lab): ...")
+    on_rack(pytester).assert_outcomes(**outcomes)
+    assert dirty.is_marked(rack.folder) == (left is DEBRIS)
+
+
+def test_session_is_marked_while_it_works_and_not_after_it(pytester, rack):
+    pytester.makepyfile(
+        test_x="""
+from harness.plugin import hooks
+from testbed import in_progress
+
+def test_it(lab):
+    assert [one.why for one in in_progress.live(lab.state_dir)] == ["pytest"]
+"""
+    )
+    on_rack(pytester).assert_outcomes(passed=1)
+    rack.keeper.end_work()
+    assert dirty.unfinished(rack.folder) == ()
+
+
+def test_session_whose_last_test_was_cut_off_leaves_the_comparison_to_the_next_command(rack):
+    rack.keeper.into_known_state(always=False)
+    rack.keeper.is_compared = False
+    rack.keeper.end_work()
+    assert "the next command compares the lab first" in dirty.unfinished(rack.folder)[0]
+
+
+def test_comparison_after_a_test_that_fails_for_any_reason_marks_the_rack_dirty(pytester, rack, monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("no such subject")
+
+    monkeypatch.setattr(fingerprint, "settle", broken)
+    pytester.makepyfile(test_x="def test_it(lab): ...")
+    on_rack(pytester).assert_outcomes(passed=1, errors=1)
+    assert dirty.reasons(rack.folder) == ("could not compare: no such subject",)
 
 
 def test_a_rack_that_is_dirty_already_takes_no_test(pytester, rack):
