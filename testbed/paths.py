@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 from pathlib import Path
 
 from testbed.errors import LabError
 
-__all__ = ["SOCKET_PATH_MAX", "cache_dir", "home_dir", "lab_dir", "private_dir", "short_dir", "socket_dir"]
+__all__ = [
+    "SOCKET_PATH_MAX",
+    "act_as_owner",
+    "cache_dir",
+    "home_dir",
+    "lab_dir",
+    "private_dir",
+    "short_dir",
+    "socket_dir",
+]
 
 SOCKET_PATH_MAX = 107
 """Bytes in the path of a unix socket (unix(7))."""
@@ -22,6 +32,39 @@ _LONGEST_SOCKET_NAME = 40
 def home_dir() -> Path:
     """Folder of all lab state."""
     return _from_environment("FAULTBED_HOME", "XDG_STATE_HOME", ".local/state")
+
+
+def act_as_owner() -> str | None:
+    """Become the user who owns the state of labs, if root runs a command on it (sudo), and return that user's name.
+
+    Root would leave files there that the owner cannot replace, and VMs that the owner cannot end. Returns None, and
+    changes nothing, for every other user and for root's own state.
+    """
+    if os.geteuid() != 0:
+        return None
+    home = home_dir()
+    try:
+        found = home.stat()
+    except OSError:
+        return None
+    if found.st_uid == 0:
+        return None
+    os.environ["FAULTBED_HOME"] = str(home)
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
+        os.environ.pop(name, None)
+    try:
+        user = pwd.getpwuid(found.st_uid)
+    except KeyError:  # a user of a container, say
+        os.environ["HOME"] = str(home)
+        name, group = str(found.st_uid), found.st_gid
+        os.setgroups([])
+    else:
+        os.environ |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+        name, group = user.pw_name, user.pw_gid
+        os.initgroups(name, group)
+    os.setresgid(group, group, group)
+    os.setresuid(found.st_uid, found.st_uid, found.st_uid)
+    return name
 
 
 def cache_dir() -> Path:

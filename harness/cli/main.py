@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
@@ -33,6 +34,7 @@ from harness.cli import (
 from harness.cli.commands import Commands
 from harness.cli.context import Session, lab_option
 from harness.cli.ending import end_with
+from testbed.paths import act_as_owner, home_dir
 from traffic import asking
 
 __all__ = ["cli", "main"]
@@ -92,4 +94,6 @@ for module in (
 def main() -> NoReturn:
     """Entry point of the console command."""
     signal.signal(signal.SIGUSR1, asking.note)  # its default is to end the process
+    if (user := act_as_owner()) is not None:
+        sys.stderr.write(f"faultbed: acting as {user}, who owns {home_dir()}\n")
     end_with(cli, "faultbed")

@@ -406,7 +406,7 @@ def _check_owner(folder: Path) -> None:
     if owner != os.getuid():
         raise UsageError(
             f"{folder}: the lab belongs to user {owner}, this is user {os.getuid()}; run the command as user {owner} "
-            f"(`sudo -u '#{owner}'`). `faultbed status` and `faultbed down` work for root, too"
+            f"(`sudo -u '#{owner}'`)"
         )
 
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -215,7 +216,7 @@ def test_end_zombie_returns_at_once(machine, qemu):
 
 
 def test_up_and_reset_in_another_users_lab_are_refused(mini, folder, monkeypatch):
-    """Root would leave files that the lab's user cannot replace; looking and ending work for root, too."""
+    """Files of one user, root's too, could not be replaced by the other."""
     monkeypatch.setattr(lifecycle.os, "getuid", lambda: folder.stat().st_uid + 1)
     for work in (lifecycle.up, lifecycle.reset):
         with pytest.raises(UsageError, match=r"the lab belongs to user \d+, this is user \d+; run the command as"):
@@ -252,3 +253,52 @@ def test_machines_have_socket_names_that_fit():
         for one in machines(inventory):
             names = [f"{one.name}.holder", *(f"{nic.wire}.{nic.end}" for nic in one.nics if nic.wire)]
             assert max(map(len, names)) <= 40, path
+
+
+@pytest.fixture
+def identity(monkeypatch):
+    """What the process is asked to become, instead of becoming it: tests run as root and as others."""
+    done = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for name in ("setgroups", "initgroups", "setresgid", "setresuid"):
+        monkeypatch.setattr(os, name, lambda *given, name=name: done.append((name, *given)))
+    for name in ("HOME", "USER", "LOGNAME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "/of/root")
+    return done
+
+
+def owned_by(monkeypatch, home, uid):
+    stat = os.stat_result((0o40700, 1, 1, 1, uid, 4712, 0, 0, 0, 0))
+    monkeypatch.setattr(type(home), "stat", lambda *_, **__: stat)
+
+
+def test_root_acts_as_the_owner_of_the_state(tmp_path, monkeypatch, identity):
+    """`sudo faultbed down` failed, and `sudo faultbed up` would have left root's files in the user's lab."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    owned_by(monkeypatch, tmp_path, 1234567)
+    monkeypatch.setattr(
+        paths.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="ada", pw_gid=77, pw_dir="/home/ada")
+    )
+    assert paths.act_as_owner() == "ada"
+    assert identity == [("initgroups", "ada", 77), ("setresgid", 77, 77, 77), ("setresuid", *[1234567] * 3)]
+    assert (os.environ["HOME"], os.environ["FAULTBED_HOME"]) == ("/home/ada", str(tmp_path))
+    assert "XDG_CACHE_HOME" not in os.environ
+
+
+def test_root_acts_as_an_owner_without_a_name(tmp_path, monkeypatch, identity):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    owned_by(monkeypatch, tmp_path, 1234567)
+    assert paths.act_as_owner() == "1234567"
+    assert identity == [("setgroups", []), ("setresgid", *[4712] * 3), ("setresuid", *[1234567] * 3)]
+
+
+@pytest.mark.parametrize("case", ["own state", "no state yet", "not root"])
+def test_identity_stays_where_nothing_is_to_change(tmp_path, monkeypatch, identity, case):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "none" if case == "no state yet" else tmp_path))
+    if case != "no state yet":
+        owned_by(monkeypatch, tmp_path, 0 if case == "own state" else 1234567)
+    if case == "not root":
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert paths.act_as_owner() is None
+    assert identity == []
+    assert os.environ["HOME"] == "/of/root"
