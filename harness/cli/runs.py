@@ -61,6 +61,11 @@ _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "y
 @click.option(
     "--leave-out", is_flag=True, help="Look first (preflight without burn-in), and do without the hosts that are unfit."
 )
+@click.option(
+    "--control",
+    is_flag=True,
+    help="Arm every fault with zero intensity: measures what the harness itself costs. Never a PASS.",
+)
 @json_option
 @pass_session
 def run(
@@ -73,6 +78,7 @@ def run(
     repeat: int,
     without: tuple[str, ...],
     leave_out: bool,
+    control: bool,
     as_json: bool,
 ) -> int:
     """Run an EXPERIMENT: steady state, faults, recovery, verdict.
@@ -110,7 +116,7 @@ def run(
             lifecycle.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
             left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
             trials = _decide(loaded, source, inventory, seeds, left_out)
-        runs = _execute_all(trials, inventory, out, progress, holding)
+        runs = _execute_all(trials, inventory, out, progress, holding, control=control)
     if repeat == 1:
         _show(session, runs[0], as_json=as_json)
     else:
@@ -134,11 +140,19 @@ def _decide(
 
 
 def _execute_all(
-    trials: Sequence[Decided], inventory: Inventory, out: Path, progress: run_module.Progress, holding: Holding
+    trials: Sequence[Decided],
+    inventory: Inventory,
+    out: Path,
+    progress: run_module.Progress,
+    holding: Holding,
+    *,
+    control: bool,
 ) -> list[Finished]:
     runs: list[Finished] = []
     for one in trials:
-        runs.append(run_module.execute(one, inventory, out=out, progress=progress, guard=holding.refresh))
+        runs.append(
+            run_module.execute(one, inventory, out=out, progress=progress, guard=holding.refresh, control=control)
+        )
         said = runs[-1].verdict
         if len(trials) > 1:
             progress(f"run {len(runs)} of {len(trials)}, seed {said.seed}: {said.verdict}, lab {said.lab_state}")

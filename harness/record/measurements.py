@@ -189,6 +189,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     `changes` are those of the switches while the workload ran; `telemetry.parquet` has what was counted.
     `reads` are (begin, end) of every time at which the harness itself read counters or looked something up on the lab
     while the workload ran; they are no part of the baseline.
+    `is_control`: every fault was armed with zero intensity (`harness.run.control`).
     `load` and `twin_load` are how busy the controller was during the run's workload and its twin's.
     `failure` says where the workload stood when it failed; None: it did not, or there was none.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
@@ -227,6 +228,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     lab_state: LabState
     lab_diff: tuple[str, ...] = ()
     reads: tuple[tuple[int, int], ...] = ()
+    is_control: bool = False
     load: MachineLoad | None = None
     twin_load: MachineLoad | None = None
     failure: str | None = None

@@ -220,7 +220,15 @@ def _whole(path: Path) -> Iterator[Path]:
 
 
 def create(
-    root: Path, *, experiment: bytes, name: str, seed: int, lab: str, started: datetime, without: Sequence[str] = ()
+    root: Path,
+    *,
+    experiment: bytes,
+    name: str,
+    seed: int,
+    lab: str,
+    started: datetime,
+    without: Sequence[str] = (),
+    control: bool = False,
 ) -> RunDir:
     """Make the directory of a new run under `root`, with `experiment.toml` and `repro.sh` in it.
 
@@ -241,7 +249,7 @@ def create(
             raise UsageError(f"{path}: {error.strerror or error}; choose another place with --out") from error
         run = RunDir(path)
         run._write("experiment.toml", experiment)  # noqa: SLF001 - the class's own module
-        run._write("repro.sh", repro_script(seed=seed, lab=lab, without=without), mode=0o755)  # noqa: SLF001
+        run._write("repro.sh", repro_script(seed=seed, lab=lab, without=without, control=control), mode=0o755)  # noqa: SLF001
         return run
     raise UsageError(f"{root / stem}: a hundred runs in one second; choose another place with --out")
 
@@ -272,9 +280,9 @@ exec faultbed --lab "${FAULTBED_LAB:-$lab}" run "$here/experiment.toml" --seed @
 """
 
 
-def repro_script(*, seed: int, lab: str, without: Sequence[str] = ()) -> bytes:
+def repro_script(*, seed: int, lab: str, without: Sequence[str] = (), control: bool = False) -> bytes:
     """`repro.sh`: the same experiment with the same seed and hosts, on `lab` (an inventory) unless told otherwise."""
-    missing = "".join(f" --without {shlex.quote(host)}" for host in without)
+    missing = "".join(f" --without {shlex.quote(host)}" for host in without) + (" --control" if control else "")
     return _REPRO.replace("@LAB@", shlex.quote(lab)).replace("@SEED@@WITHOUT@", f"{seed}{missing}").encode()
 
 

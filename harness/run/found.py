@@ -62,6 +62,7 @@ class Found:
     lab_diff: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
     reads: list[tuple[int, int]] = field(default_factory=list)
+    is_control: bool = False
     load: MachineLoad | None = None
     twin_load: MachineLoad | None = None
 
@@ -112,6 +113,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         lab_state=found.lab_state,
         lab_diff=found.lab_diff,
         reads=tuple(sorted(found.reads)),
+        is_control=found.is_control,
         load=found.load,
         twin_load=found.twin_load,
         failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",

@@ -32,6 +32,7 @@ from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
 from harness.record.series import series_of
 from harness.run import asked, beside, ends, workload
+from harness.run.control import as_control
 from harness.run.decide import Decided, decide, refusal, touched
 from harness.run.fit import needs_baseline
 from harness.run.found import Found, measurements_of, windows
@@ -79,6 +80,7 @@ def execute(
     progress: Progress,
     mutate: Mutation | None = None,
     guard: Callable[[], None] = lambda: None,
+    control: bool = False,
 ) -> Finished:
     """Do what was decided, judge it, write it all down.
 
@@ -89,6 +91,7 @@ def execute(
         progress: told what is being done.
         guard: asked before the lab is touched and while the workload comes forward; raises when the lab is not ours.
         mutate: make every fault a no-op; for the tests that prove that such a run is never a PASS.
+        control: arm every fault with zero intensity, to measure what the harness itself costs (`harness.run.control`).
 
     Raises:
         LabError: the lab is not up. Anything later ends in the verdict.
@@ -96,6 +99,7 @@ def execute(
         DirtyLab: it is marked DIRTY.
         Forbidden: the lab's owner does not allow one of the faults, or not as many at one time.
     """
+    mutate = "noop" if control else mutate
     if reason := refusal(decided, inventory):
         what = {"kind": "run", "target": decided.experiment.name}
         auditlog.append(lab_dir(inventory.name), "forbidden", **what, detail=str(reason))
@@ -117,12 +121,15 @@ def execute(
             lab=str(inventory.path),
             started=datetime.now(UTC),
             without=[one.host for one in decided.left_out],
+            control=control,
         )
         code.digest()  # read now: somebody may edit it while the run goes on
         run_dir.write_plan(decided.plan)
         if isinstance(decided.experiment.workload, Replay):
             replayed.keep(decided.experiment.workload, decided.experiment.source, run_dir.path)
-        found = Found(stops=Guard(decided.experiment.stops), lease_s=longest_lease_s(decided.faults))
+        found = Found(
+            stops=Guard(decided.experiment.stops), lease_s=longest_lease_s(decided.faults), is_control=control
+        )
         with Journal(run_dir.journal) as journal:
             on_flights = asked.writer(run_dir.path, asked.STEM, progress)
             _guarded(decided, lab, journal, found, progress, mutate, on_flights)
@@ -156,7 +163,7 @@ def _guarded(
     try:
         _to_known_state(lab, journal, progress)
         work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=found.lease_s, progress=progress)
-        if _wants_twin(decided):
+        if found.is_control or _wants_twin(decided):
             found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)
         _with_faults(decided, lab, journal, found, progress, mutate, on_flights)
@@ -424,6 +431,8 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: 
         trips=found.probed.trips if found.probed else (),
     )
     verdict = judged(verdict, found.stops, t0_ns=found.t0_ns)
+    if found.is_control:
+        verdict = as_control(verdict, observed.metrics.get("jct_ratio"))
     verdict = msgspec.structs.replace(verdict, left_out=decided.left_out)
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.

@@ -49,11 +49,11 @@ max = 0
 
 
 def test_a_run_whose_faults_do_nothing_is_inconclusive_for_each_of_them(lab, tmp_path):
-    """Everything else is as it should be, and still the verdict is INCONCLUSIVE, with each fault as a reason."""
+    """A control run: all is as it should be, and still the verdict is INCONCLUSIVE, with each fault as a reason."""
     path = tmp_path / "noop.toml"
     path.write_text(EXPERIMENT)
     decided = run_module.decide(experiment_module.load(path), EXPERIMENT.encode(), lab.inventory_model)
-    finished = run_module.execute(decided, lab.inventory_model, out=tmp_path, progress=lambda _: None, mutate="noop")
+    finished = run_module.execute(decided, lab.inventory_model, out=tmp_path, progress=lambda _: None, control=True)
     verdict = finished.verdict
     assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
     assert exit_code(verdict.verdict, verdict.lab_state) == 2
@@ -64,4 +64,8 @@ def test_a_run_whose_faults_do_nothing_is_inconclusive_for_each_of_them(lab, tmp
         ("flap", "drop", "throttle"), Verdict.INCONCLUSIVE
     )
     assert checks["wrong_elements"] is Verdict.PASS
+    cost = verdict.checks[0]
+    assert (cost.name, cost.verdict) == ("control_run", Verdict.INCONCLUSIVE)
+    assert cost.observed is not None, "the twin is run for it, though no expectation asks for one"
+    assert "armed, zero intensity" in cost.detail
     assert "<title>" in finished.report.read_text()

@@ -1,0 +1,93 @@
+"""Control runs, whose faults have zero intensity, measure the harness and decide nothing about faults."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from synthetic_run import synthetic_run
+
+from harness.analysis.observations import Observation
+from harness.analysis.observe import observe
+from harness.experiment.file import Expectation
+from harness.experiment.metrics import METRICS
+from harness.experiment.plan import Plan
+from harness.judge import judge
+from harness.record import measurements, rundir
+from harness.run.control import CHECK, as_control
+from harness.statistics import Interval
+from harness.verdict import Check, Verdict, VerdictFile
+
+
+def verdict_of(*verdicts):
+    checks = tuple(
+        Check(name=f"c{at}", verdict=one, observed=1, bound=1, unit="", rule="observed = bound")
+        for at, one in enumerate(verdicts)
+    )
+    return VerdictFile(
+        experiment="x", seed=1, lab="soft", verdict=Verdict.PASS, checks=checks, faults=(), lab_state="CLEAN"
+    )
+
+
+COST = Observation(value=1.012, detail="60.7 s for 90 iterations", interval=Interval(low=0.99, high=1.03, method="m"))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "whole"),
+    [
+        ([Verdict.PASS, Verdict.PASS], Verdict.INCONCLUSIVE),
+        ([Verdict.PASS, Verdict.FAIL], Verdict.FAIL),
+        ([Verdict.ERROR], Verdict.ERROR),
+        ([], Verdict.INCONCLUSIVE),
+    ],
+)
+def test_as_control_is_never_a_pass(verdicts, whole):
+    found = as_control(verdict_of(*verdicts), COST)
+
+    assert found.verdict is whole
+    assert found.checks[0].name == CHECK
+    assert found.checks[0].verdict is Verdict.INCONCLUSIVE
+
+
+def test_as_control_says_what_the_harness_cost_with_its_interval():
+    (check,) = as_control(verdict_of(), COST).checks
+
+    assert check.observed == 1.012
+    assert "armed, zero intensity: no fault did anything; the harness alone cost 1.012" in check.detail
+    assert "99 % interval 0.99..1.03" in check.detail
+
+
+@pytest.mark.parametrize("cost", [None, Observation(value=None, detail="this run has no fault-free twin")])
+def test_as_control_without_a_measurement_says_so(cost):
+    (check,) = as_control(verdict_of(), cost).checks
+
+    assert check.observed is None
+    assert "its cost is not known" in check.detail
+
+
+def test_control_run_with_good_numbers_is_inconclusive():
+    """Judged like any run whose faults did not fire, and marked on top of that."""
+    run = msgspec.structs.replace(synthetic_run(fired=False), is_control=True)
+    plan = Plan(
+        experiment="x",
+        seed=1,
+        faultbed="0",
+        inventory="0",
+        workload=run.workload,
+        faults=tuple(fault.plan for fault in run.faults),
+    )
+    observed = observe(run)
+    bounds = [
+        Expectation(metric=METRICS["wrong_elements"], maximum=0),
+        Expectation(metric=METRICS["iterations"], minimum=1),
+    ]
+    found = as_control(judge(plan=plan, expectations=bounds, run=run, observed=observed), observed.metrics["jct_ratio"])
+
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert {check.verdict for check in found.checks if check.name.startswith("fired.")} == {Verdict.INCONCLUSIVE}
+    assert measurements.decode(measurements.encode(run)).is_control
+
+
+def test_repro_script_of_a_control_run_does_a_control_run():
+    """Otherwise a copy of the directory would do the faults."""
+    assert b"--control" in rundir.repro_script(seed=1, lab="x.yml", control=True)
+    assert b"--control" not in rundir.repro_script(seed=1, lab="x.yml")
