@@ -32,6 +32,7 @@ def why_unproven(
     *,
     workloads: Sequence[Span] = (),
     planned: Span | None = None,
+    overlap: bool = False,
 ) -> tuple[str, ...]:
     """Say why a receipt does not prove its fault; empty when it does.
 
@@ -40,6 +41,7 @@ def why_unproven(
         doubts: the injector's own.
         workloads: when workloads ran (controller ns); the fault is to lie within one of them. None at all: not judged.
         planned: from when to when after its onset the fault was to be on; for receipts of before `on_time`.
+        overlap: it is enough that it fired at some time while a workload ran: a test may begin with the fault.
     """
     problems = unproven(receipt)
     if receipt is None:
@@ -48,23 +50,24 @@ def why_unproven(
     problems = tuple(doubts) or problems
     if receipt.fired.first_ns is None or receipt.armed.get("ok") is not True:
         return problems
-    times = [_why_outside(receipt, receipt.fired.first_ns, workload, planned) for workload in workloads]
-    if not workloads:
-        times = [proof.why_not_as_planned(on_time) if (on_time := _on_time(receipt, planned)) else ()]
+    on_time, first_ns = _on_time(receipt, planned), receipt.fired.first_ns
+    between = receipt.fired.between_ns or (first_ns, first_ns)
+    last_ns = max(receipt.fired.last_ns or first_ns, between[1])
+    times: list[tuple[str, ...]] = []
+    workload: Span | None
+    for workload in workloads or (None,):
+        if workload is not None and overlap and between[0] <= workload[1] and last_ns >= workload[0]:
+            workload = None  # noqa: PLW2901 (nothing more is asked of it)
+        if workload is not None and (outside := proof.why_outside(between, workload)):
+            times.append((outside,))
+        else:
+            times.append(proof.why_not_as_planned(on_time, workload) if on_time else ())
     return (*problems, *(reason for reason in min(times, key=len) if reason not in problems))
 
 
 def recorded(receipt: FaultReceipt, *, fault_id: str | None = None) -> Receipt:
     """Return an injector's receipt as `verdict.json` has it."""
     return msgspec.convert({**receipt.to_json(), "id": fault_id or receipt.id}, Receipt)
-
-
-def _why_outside(receipt: Receipt, first_ns: int, workload: Span, planned: Span | None) -> tuple[str, ...]:
-    fired = receipt.fired
-    if outside := proof.why_outside(fired.between_ns or (first_ns, first_ns), workload):
-        return (outside,)
-    on_time = _on_time(receipt, planned)
-    return proof.why_not_as_planned(on_time, workload) if on_time else ()
 
 
 def _on_time(receipt: Receipt, planned: Span | None) -> OnTime | None:

@@ -25,6 +25,7 @@ from inject.claims import claims_of
 from inject.elsewhere import refuse_elsewhere
 from inject.learned import learn
 from inject.lease import ANSWER_S, Lease
+from inject.overlap import TAIL_S, own_evidence
 from inject.receipt import Armed, Cleared, Fired, Receipt, end_sentence, judge_fired, not_cleared
 from inject.witnesses import Witnesses, booting
 from testbed import auditlog
@@ -98,17 +99,18 @@ class Injector:
         self.abandoned: tuple[str, ...] = ()
         """Faults whose end was not seen; their targets revert by themselves when the lease runs out."""
         self._open: list[Prepared] = []
+        self._all: list[Prepared] = []
         self._ended: tuple[PlannedFault, float] | None = None
         self._opening = threading.Lock()
         self._is_over = False
         self._idle: list[Lease] = []
         self._session = secrets.token_hex(8)
 
-    def prepare(self, planned: PlannedFault, *, later: bool = False) -> Prepared:
+    def prepare(self, planned: PlannedFault, *, later: bool = False, until_cleared: bool | None = None) -> Prepared:
         """Start the holder on its target and let it look: capability, ownership, the revert. Changes nothing.
 
         With `later`, a fault of a workload looks when it is told to (`Prepared.look`) or armed: what it is to change
-        may not be there yet.
+        may not be there yet. `until_cleared` is that of the injector, for this fault alone.
 
         Raises:
             Forbidden: the lab's owner does not allow it, or not beside the faults that are there.
@@ -116,6 +118,7 @@ class Injector:
             Unreachable: it does not answer.
         """
         prepared = Prepared(self, planned)
+        prepared.until_cleared = self.until_cleared if until_cleared is None else until_cleared
         try:
             safety.check(planned, self.lab.inventory_model, confirmed=self.confirmed)
             with self._opening:
@@ -126,6 +129,7 @@ class Injector:
                 safety.check_spacing(beside, self.lab.inventory_model)
                 self._check_last_end(planned)
                 self._open.append(prepared)
+                self._all.append(prepared)
         except safety.Forbidden as error:
             self.audit("forbidden", planned, detail=str(error))
             raise
@@ -195,6 +199,15 @@ class Injector:
         """Faults that have been prepared and not cleared."""
         return tuple(self._open)
 
+    def overlapping(self, prepared: Prepared, *, only_ended: bool = False) -> list[Prepared]:
+        """Return the other faults whose effect may be in what `prepared` compares (`inject.overlap`)."""
+        since_ns = prepared.baseline_ns or time.monotonic_ns()
+        return [
+            each
+            for each in self._all
+            if each is not prepared and each.may_act_after(since_ns) and not (only_ended and each.ended_ns is None)
+        ]
+
     def forget(self, prepared: Prepared, receipt: Receipt | None = None) -> None:
         """Take a fault off the list: it was never prepared, or this receipt tells its end."""
         if receipt is not None:
@@ -255,6 +268,13 @@ class Prepared:
         self.lease = Lease(injector.lab, planned, ttl_s=injector.ttl_s)
         self._injector = injector
         self._lab = injector.lab
+        self.until_cleared = False
+        self.baseline_ns: int | None = None
+        """When its baseline was read."""
+        self.began_ns: int | None = None
+        """When it was to begin; None: it was never to."""
+        self.ended_ns: int | None = None
+        """When it was cleared, by readback."""
         self._looked: dict[str, Any] | None = None
         self._witnesses = Witnesses(self._lab, planned)
         self._armed = Armed(ok=False, error="never armed")
@@ -292,6 +312,7 @@ class Prepared:
         with self._reading():
             self.look()
             with self._injector.journal.doing("baseline", fault=self.planned.id):
+                self.baseline_ns = time.monotonic_ns()
                 self._witnesses.baseline(self.planned)
 
     @contextlib.contextmanager
@@ -323,6 +344,8 @@ class Prepared:
             FaultError: the target could not do it, or it was given up.
         """
         if self._witnesses.before is None:
+            if at_ns is None:
+                self._wait_for_own_evidence()
             self.baseline()
         with self._reading():
             self.lease.renew_clock()
@@ -331,6 +354,7 @@ class Prepared:
         if at_ns is not None:
             request["at_ns"] = self.lease.to_node(at_ns)
         self._injector.audit_change("arming", self.planned)
+        self.began_ns = max(at_ns or 0, time.monotonic_ns())
         with self._injector.journal.doing("arm", fault=self.planned.id, at_ns=at_ns, **learned) as outcome:
             try:
                 answer = self.lease.ask(request)
@@ -366,6 +390,21 @@ class Prepared:
             }
         return self._armed
 
+    def may_act_after(self, since_ns: int) -> bool:
+        """Whether its effect may still be seen at some time between a moment and now."""
+        if self.began_ns is None or self.began_ns > time.monotonic_ns():
+            return False
+        return self.ended_ns is None or self.ended_ns + int(TAIL_S * 1e9) > since_ns
+
+    def _wait_for_own_evidence(self) -> None:
+        """Wait until what a fault before this one may still move can no longer be taken for this one's doing."""
+        deadline = time.monotonic() + TAIL_S
+        while time.monotonic() < deadline:
+            others = [each.planned for each in self._injector.overlapping(self, only_ended=True)]
+            if not others or not own_evidence(self.planned, others, self._lab.topology)[1]:
+                return
+            self.lease.pause(0.1)
+
     def _states_while_on(self) -> dict[str, int | None]:
         """States by another way than through the holder; none when its window was over before they could be read."""
         wanted = dict(self.planned.while_on)
@@ -381,6 +420,19 @@ class Prepared:
             Unreachable: the holder is gone; its target reverts by itself.
         """
         return self.lease.in_our_time(self.lease.ask({"do": "observe"}))
+
+    def wait(self) -> None:
+        """Wait until its window is over.
+
+        Raises:
+            FaultError: it is not over long after its time.
+            Unreachable: the holder is gone; its target reverts by itself.
+        """
+        deadline = time.monotonic() + self.planned.for_s + ANSWER_S
+        while self.observe()["state"] != "over":
+            if time.monotonic() > deadline:
+                raise FaultError(f"{self.lease.where}: its window of {self.planned.for_s:g} s is not over; clear it")
+            self.lease.pause(0.1)
 
     def call_off(self, reason: str) -> None:
         """Do not arm it any more; its receipt gives the reason."""
@@ -401,6 +453,8 @@ class Prepared:
     def _cleared_and_judged(self, *, keep_holder: bool) -> Receipt:
         with self._injector.journal.reverting("clear", fault=self.planned.id) as outcome:
             cleared, observed = self._clear()
+            if cleared.ok:
+                self.ended_ns = cleared.at_ns or time.monotonic_ns()
             cleared, fired, doubts = self._judge(cleared, observed)
             receipt = Receipt(
                 id=self.planned.id,
@@ -430,14 +484,21 @@ class Prepared:
                 # What led to a host before its reboot leads nowhere.
                 for host in booting(self.planned):
                     self._lab.forget(host)
+            others = [each.planned for each in self._injector.overlapping(self)]
+            own, _ = own_evidence(self.planned, others, self._lab.topology)
             after, restored, unsettled = self._witnesses.settle(
-                self.planned, needs_witness=bool(observed.get("count")), pause=self.lease.pause
+                own, needs_witness=bool(observed.get("count")), pause=self.lease.pause
             )
+            # Another fault may have begun meanwhile.
+            others = [each.planned for each in self._injector.overlapping(self)]
+            own, shared = own_evidence(self.planned, others, self._lab.topology)
             wrong = unsettled if cleared.ok else None
             cleared = replace(cleared, ok=cleared.ok and not wrong, restored=restored, error=wrong or cleared.error)
             fired, doubts = judge_fired(
-                self.planned, armed=self._armed, observed=observed, before=self._witnesses.before or {}, after=after
+                own, armed=self._armed, observed=observed, before=self._witnesses.before or {}, after=after
             )
+            if self._armed.ok and fired.count:
+                doubts += shared
         except Exception as error:  # noqa: BLE001 (the fault is reverted: whatever fails now must not hide that)
             said = f"its witnesses could not be read: {_said(error)}"
             fired = Fired(
@@ -452,7 +513,7 @@ class Prepared:
         planned, changes = self.planned, observed.get("changes", ())
         edges, window_ns = planned.request["edges"], int(planned.for_s * 1e9)
         asked_ns = observed.get("clear_ns")
-        if self._injector.until_cleared and changes and asked_ns is not None:
+        if self.until_cleared and changes and asked_ns is not None:
             # The window of one change begins when it is there, that of a train when its first change begins.
             begin_ns = changes[0][1 if len(edges) == 1 else 0]
             window_ns = min(window_ns, max(0, asked_ns - begin_ns))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from harness.plugin import receipts
 from harness.plugin.kernel_guard import KernelGuard
-from harness.plugin.keys import FAILED, RUNNING
+from harness.plugin.keys import FAILED, NOT_CLEARED, RUNNING
 from harness.plugin.session_lab import keeper_of, or_give_up
 from harness.plugin.skips import skip
 from inject import safety
@@ -47,7 +47,7 @@ def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
     yield keeper.lab
     with or_give_up(config):
         try:
-            left = fingerprint.settle(keeper.lab, before)
+            left = [*request.node.stash.get(NOT_CLEARED, ()), *fingerprint.settle(keeper.lab, before)]
         except Exception as error:
             keeper.mark([f"could not compare: {error or type(error).__name__}"], before)
             raise
@@ -99,35 +99,47 @@ def workloads_on(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
 
 
 Inject = Callable[..., Prepared]
-"""`inject(kind, target, for_s=…, **params)` gives a prepared fault: `arm()`, `observe()`, `clear()`."""
+"""`inject(kind, target, for_s=…, prove=True, **params)` gives a prepared fault: `arm()`, `wait()`, `clear()`."""
+
+_MOST_S = 60.0
 
 
 def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: Mutation | None) -> Iterator[Inject]:
-    """Yield the maker of faults, clear what the test does not clear, and write the receipts to JUnit properties.
+    """Yield the maker of faults, clear what the test does not clear, and fail the test where a fault is not proven.
 
+    A fault lasts for `for_s`, and one without lasts until the test clears it, a minute at most. With `prove=False` its
+    receipt need not prove it.
     Faults that are there together are planned together: one that would change what another one changes is refused. A
     fault that this lab cannot do, or that its owner does not allow, skips the test with that reason.
     """
     made: list[Prepared] = []
-    with Journal(folder / "journal.jsonl") as journal, Injector(lab, journal, mutate=mutation) as injector:
+    prove_of: list[bool] = []
+    with (
+        Journal(folder / "journal.jsonl") as journal,
+        Injector(lab, journal, mutate=mutation) as injector,
+    ):
 
-        def prepare(kind: str, target: str, *, for_s: float = 60.0, seed: int = 1, **params: Any) -> Prepared:
-            spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params, seed=seed)
+        def prepare(
+            kind: str, target: str, *, for_s: float | None = None, prove: bool = True, seed: int = 1, **params: Any
+        ) -> Prepared:
+            length_s = _MOST_S if for_s is None else for_s
+            spec = FaultSpec(kind=kind, target=target, for_s=length_s, params=params, seed=seed)
             active = injector.active()
             try:
                 *before, planned = plan_beside(
                     spec, [each.planned for each in active], lab.topology, lab_kind=lab.kind, index=len(made)
                 )
-                prepared = injector.prepare(planned)
+                prepared = injector.prepare(planned, until_cleared=for_s is None)
             except (Unsupported, safety.Forbidden) as reason:
                 skip(request.config, f"{lab.name}: {reason}")
             made.append(prepared)
+            prove_of.append(prove)
             # What the new one moves on purpose no longer speaks against those that are there.
             for each, anew in zip(active, before, strict=True):
                 each.planned = anew
             return made[-1]
 
         yield prepare
-        for prepared in made:
-            receipt = prepared.clear()
-            request.node.user_properties.append((f"receipt.{receipt.id}", json.dumps(receipt.to_json(), default=str)))
+        cleared = [prepared.clear() for prepared in made]
+    if made:
+        receipts.conclude(request.node, list(zip(cleared, prove_of, strict=True)))

@@ -11,7 +11,14 @@
 * A session that skipped for the lab's sake and ran nothing ends with 5: no tests. A lab or a need that is not known
   ends it at once, with 4.
 * Quarantine excuses a failure, and never a lab that is DIRTY.
-* Receipts (JSON) and checks go to JUnit properties, and `quarantine` to those of a test that is in it.
+* A test whose `inject` receipts do not all prove their faults fails when it ends, with the reasons. Proven is a fault
+  that was armed, fired (while traffic of this test ran, if it started some), was witnessed, was on for its `for_s`
+  (without one: until it was cleared), and is gone. `inject(..., prove=False)` exempts one fault, as JUnit and the
+  session's summary tell.
+* Receipts (JSON) and checks go to JUnit properties, and `quarantine` to those of a test that is in it. The property
+  `faultbed_exit_code` is what the command line would end with: 0 PASS, 1 FAIL, 2 INCONCLUSIVE (a fault is not proven),
+  3 ERROR, 5 DIRTY (one is not cleared). The session itself ends with pytest's own codes, of which 2 and 5 mean other
+  things.
 
 Markers: `soft` (a soft lab), `lab` (a rack), `gpu`, `needs("uplinks >= 2")`.
 """
@@ -28,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.plugin.keys import EXPERIMENTS, EXPIRED, FAILED, QUARANTINED, RAN, RUNNING
+from harness.plugin.keys import EXPERIMENTS, EXPIRED, FAILED, NOT_REQUIRED, QUARANTINED, RAN, RUNNING
 from harness.plugin.skips import lines, reasons, skip
 from testbed.errors import DirtyLab, FaultbedError, RevertFailed
 
@@ -273,6 +280,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(line)
     if _proved_nothing(config):
         terminalreporter.write_line("what needs the lab was skipped and nothing else ran: that is no pass", red=True)
+    if tests := config.stash.get(NOT_REQUIRED, []):
+        terminalreporter.write_line(f"faults that need not be proven (prove=False): {', '.join(tests)}", yellow=True)
 
 
 def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
@@ -332,7 +341,7 @@ def fault_mutation() -> Mutation | None:
 def inject(
     lab: Lab, tmp_path: Path, request: pytest.FixtureRequest, fault_mutation: Mutation | None
 ) -> Iterator[Inject]:
-    """Faults on the lab; what a test does not clear is cleared for it. Receipts go to JUnit properties.
+    """Faults on the lab; what a test does not clear is cleared for it. A fault that is not proven fails the test.
 
     Faults that are there together are planned together: one that would change what another one changes is refused.
     """
@@ -351,7 +360,10 @@ def pytest_runtest_makereport(
     if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
         item.stash[FAILED] = True
         excused = item.stash.get(QUARANTINED, False) and hasattr(report, "wasxfail")
-        if excused and (report.when == "teardown" or _leaves_dirty(call.excinfo.value)):
+        error = call.excinfo.value
+        # Whatever goes wrong at the end of a test may leave something behind, unless the error itself knows better.
+        knows_clean = getattr(error, "lab_state", None) == "CLEAN"
+        if excused and (_leaves_dirty(error) or (report.when == "teardown" and not knows_clean)):
             report.outcome = "failed"
             del report.wasxfail
     if report.when == "call" and not report.skipped:

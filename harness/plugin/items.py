@@ -13,7 +13,7 @@ from harness.experiment import file as experiment_module
 from harness.plugin.session_lab import held, inventory_of, keeper_of, or_give_up
 from harness.plugin.skips import skip
 from harness.run import loop as run_module
-from harness.verdict import Verdict
+from harness.verdict import Verdict, exit_code
 from testbed.errors import FaultbedError, Unsupported
 
 __all__ = ["ExperimentFailed", "ExperimentFile", "ExperimentItem"]
@@ -58,6 +58,7 @@ class ExperimentItem(pytest.Item):
         if verdict.lab_state != "CLEAN":
             keeper.distrust()
         self.user_properties.append(("verdict", str(verdict.verdict)))
+        self.user_properties.append(("faultbed_exit_code", int(exit_code(verdict.verdict, verdict.lab_state))))
         self.user_properties.append(("report", str(finished.report)))
         for check in verdict.checks:
             said = f"{check.verdict} observed {check.observed} bound {check.bound}"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from harness.plugin.quarantine import Entry
     from traffic.run import Running
 
-__all__ = ["EXPERIMENTS", "EXPIRED", "FAILED", "QUARANTINED", "RAN", "RUNNING"]
+__all__ = ["EXPERIMENTS", "EXPIRED", "FAILED", "NOT_CLEARED", "NOT_REQUIRED", "QUARANTINED", "RAN", "RUNNING"]
 
 EXPERIMENTS: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
 """On the session's configuration: the files and folders of experiments that it asks for, resolved."""
@@ -27,6 +27,12 @@ FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
 RUNNING: pytest.StashKey[list[Running[Any]]] = pytest.StashKey()
 """On an item: the workloads that it has started."""
+
+NOT_CLEARED: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
+"""On an item: one sentence for each of its faults that may still be in place."""
+
+NOT_REQUIRED: pytest.StashKey[list[str]] = pytest.StashKey()
+"""On the session's configuration: tests with faults that need not be proven (`prove=False`)."""
 
 RAN: pytest.StashKey[bool] = pytest.StashKey()
 """On the session's configuration: an item has run."""

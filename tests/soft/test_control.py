@@ -81,7 +81,7 @@ def busy(lab):
 def test_every_other_kind_is_proved(lab, tmp_path, busy):
     """Armed, fired with a witness, cleared; a doubt is named by its kind."""
     found = {}
-    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True) as injector:
         for index, (kind, target, for_s, params) in enumerate(CASES):
             assert not busy.is_over, f"the flow has ended before {kind}"
             spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
@@ -102,7 +102,11 @@ def test_a_host_sends_as_before_when_a_path_has_its_mtu_again(lab, tmp_path):
         src=f"{one.name}:{rnic}", dst=f"{three.name}:{three.rnics[0].name}", message_bytes=16384, qps=2, depth=2,
         duration_s=300.0, op_deadline_s=60.0, peer_deadline_s=60.0, qp=QpParams(timeout=17, retry_cnt=6),
     )  # fmt: skip
-    with flow.start(lab, spec) as running, Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+    with (
+        flow.start(lab, spec) as running,
+        Journal(tmp_path / "j") as journal,
+        Injector(lab, journal, until_cleared=True) as injector,
+    ):
         fault = FaultSpec(kind="link.mtu", target=spec.dst, for_s=1.5)
         prepared = injector.prepare(plan(fault, lab.topology, lab_kind="soft"))
         assert prepared.arm().ok
@@ -129,7 +133,7 @@ def test_a_killed_rank_is_proved(lab, tmp_path):
         ),
     )  # fmt: skip
     threading.Event().wait(2.0)
-    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True) as injector:
         spec = FaultSpec(kind="host.rank-kill", target="host3", for_s=3.0)
         prepared = injector.prepare(plan(spec, lab.topology, lab_kind="soft"))
         assert prepared.arm().ok
@@ -150,7 +154,11 @@ def test_a_job_on_a_host_that_reboots_fails_and_the_host_comes_back(lab, tmp_pat
         src=f"{one.name}:{one.rnics[0].name}", dst=f"{gone.name}:{gone.rnics[0].name}", message_bytes=16384,
         qps=2, depth=2, duration_s=600.0, peer_deadline_s=20.0, qp=QpParams(timeout=14, retry_cnt=6),
     )  # fmt: skip
-    with flow.start(lab, spec) as running, Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+    with (
+        flow.start(lab, spec) as running,
+        Journal(tmp_path / "j") as journal,
+        Injector(lab, journal, until_cleared=True) as injector,
+    ):
         prepared = injector.prepare(fault.planned)
         begin = time.monotonic()
         armed = prepared.arm()
@@ -172,7 +180,7 @@ def test_a_job_on_a_host_that_reboots_fails_and_the_host_comes_back(lab, tmp_pat
 def test_what_did_nothing_is_never_proved(lab, tmp_path, busy):
     """Every kind with its action replaced by nothing."""
     believed = []
-    with Journal(tmp_path / "j") as journal, Injector(lab, journal, mutate="noop") as injector:
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True, mutate="noop") as injector:
         for index, (kind, target, for_s, params) in enumerate(CASES):
             spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
             prepared = injector.prepare(plan(spec, lab.topology, lab_kind="soft", index=index))
@@ -200,7 +208,7 @@ def test_what_was_done_elsewhere_is_never_proved(lab, tmp_path, busy):
         "host4": "host2",
     }
     others |= {"host2:rxe1": "host4:rxe1", "host2:gpu0": "host4:gpu0"}
-    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True) as injector:
         for index, (kind, target, for_s, params) in enumerate(CASES):
             if kind == "host.rank-hang":
                 continue  # the other host has no rank: the holder refuses

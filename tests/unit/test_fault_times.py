@@ -13,6 +13,7 @@ from waiting import until
 from harness import proof
 from inject.injector import Injector
 from inject.journal import Journal
+from inject.overlap import TAIL_S
 from inject.plan import FaultSpec, plan
 from testbed import clock, counters, fingerprint
 
@@ -127,3 +128,21 @@ def test_fault_that_is_called_off_says_why(lab, injecting):
     assert not receipt.proved
     assert "not armed: the workload ended 2.1 s before the fault was due" in receipt.unproven
     assert "the workload ended 2.1 s" in proof.why_unproven(proof.recorded(receipt), receipt.doubts)[0]
+
+
+def test_fault_right_behind_another_one_waits_for_evidence_of_its_own(lab, injecting):
+    """The first one's carrier comes back while the second one's counters are compared: whose it was nobody can tell."""
+    planned, found = flap(lab, HOLD_S), []
+    with injecting() as injector:
+        for hasty in (False, False, True):
+            prepared = injector.prepare(planned)
+            if hasty:
+                prepared.baseline()
+            prepared.arm()
+            until(lambda one=prepared: is_over(one), within_s=10)
+            found.append(prepared.clear())
+    first, second, hurried = found
+    assert first.unproven == second.unproven == ()
+    assert second.armed.at_ns - first.cleared.at_ns >= TAIL_S * S
+    assert "no evidence of its own" in hurried.unproven[0]
+    assert "link.flap on host1:rxe0" in hurried.unproven[0]

@@ -90,6 +90,7 @@ THROTTLES = """
 import pytest
 from types import SimpleNamespace
 from harness.plugin import fixtures
+from inject.receipt import Armed, Cleared, Fired, Receipt
 from testbed import inventory
 from testbed.errors import UsageError
 from testbed.shipped import inventories
@@ -107,8 +108,12 @@ class Stand:
     def active(self):
         return tuple(self.open)
 
-    def prepare(self, planned):
-        receipt = SimpleNamespace(id=planned.id, to_json=dict)
+    def prepare(self, planned, *, until_cleared):
+        receipt = Receipt(
+            id=planned.id, kind=planned.kind, target=planned.target.text, fidelity=planned.fidelity,
+            armed=Armed(ok=True), cleared=Cleared(ok=True),
+            fired=Fired(count=1, first_ns=1, last_ns=1, witness="w", must_move={"w": 1}, must_not_move={}),
+        )
         prepared = SimpleNamespace(planned=planned)
         prepared.clear = lambda: prepared in self.open and self.open.remove(prepared) or receipt
         self.open.append(prepared)

@@ -1,0 +1,158 @@
+"""The witness of one fault is never the effect of another one: every pair of kinds, one of which does nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from planned_faults import RNICS, SAMPLES, SOFT, soft
+
+from inject.claims import both_claim
+from inject.overlap import may_move, own_evidence
+from inject.receipt import Armed, judge_fired
+
+DONE = {"count": 1_000_000, "first_ns": 10, "last_ns": 20}
+
+# Two targets for each kind, so that a kind is also beside itself: one as in the samples, one elsewhere.
+_ELSEWHERE = {
+    "host1:rxe0": "host3:rxe0",
+    "rtsw1:ctsw1": "rtsw2:ctsw2",
+    "host1:gpu0": "host2:gpu0",
+    "host1": "host2",
+    "host4": "host3",
+    "rtsw1": "rtsw2",
+    "ctsw1": "ctsw2",
+}
+LONG = {"for_s": 30.0}
+PLANNED = {
+    f"{kind} on {at}": soft(kind, at, **LONG, **params)
+    for kind, (target, params) in SAMPLES.items()
+    for at in (target, _ELSEWHERE[target])
+}
+ONE_WAY = {
+    "drop to host1": soft("packet.drop", "host1:rxe0", share=0.1, **LONG),
+    "drop to host3": soft("packet.drop", "host3:rxe0", share=0.1, **LONG),
+    "drop from host1": soft("packet.drop", "host1:rxe0", share=0.1, direction="from", **LONG),
+    "drop to host3 by dst": soft("packet.drop", "rtsw1:ctsw1", share=0.1, dst="host3:rxe0", **LONG),
+    "ACKs to host1": soft("packet.drop", "host1:rxe0", share=0.1, opcode="ack", **LONG),
+}
+PAIRS = [
+    (one, two)
+    for one, two in itertools.permutations(PLANNED | ONE_WAY, 2)
+    if not both_claim((PLANNED | ONE_WAY)[one], (PLANNED | ONE_WAY)[two], SOFT)
+]
+TROUBLE = ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "duplicate_request", "rcvd_rnr_err")
+PACKETS = ("packet.", "link.", "switch.", "congestion.", "host.", "rnic.", "data.", "storage.", "gpu.noisy-neighbour")
+HARMLESS = {"packet.mark", "host.clock-step", "host.disk-full"}
+
+
+def effect(fault):
+    """What a fault moves, told by what it does to packets and not by what the code under test says.
+
+    Loss on the way to one RNIC opens gaps there and nowhere else; whoever sends, or waits, may count anything else.
+    """
+    moved = {key for witness in fault.must_move for key in witness.any_of if not key.endswith("out_of_seq_request")}
+    if fault.kind.startswith(PACKETS) and fault.kind not in HARMLESS:
+        moved |= {
+            f"{rnic.replace(':', '/')}.{name}" for rnic in RNICS for name in TROUBLE if name != "out_of_seq_request"
+        }
+        hit = [rnic for rnic in RNICS if _loses_on_the_way_to(fault, rnic)]
+        moved |= {f"{rnic.replace(':', '/')}.out_of_seq_request" for rnic in hit}
+        moved |= {f"{switch.name}/{port}.tx_packets" for switch in SOFT.switches for port in _ports(switch.name)}
+    if fault.kind.startswith(("host.", "gpu.", "storage.", "congestion.slow", "congestion.late")):
+        moved |= {f"{fault.target.node}/{name}" for name in ("cpu0.wait_us", "gpu0.wait_us", "memory.stalled_us")}
+    if fault.kind.startswith(("link.", "switch.")):
+        moved |= {
+            f"{switch.name}/{name}"
+            for switch in SOFT.switches
+            for name in ("tcp.ActiveOpens", "tcp.PassiveOpens", "tcp.RetransSegs", "ip.InNoRoutes")
+        }
+    return moved
+
+
+def _loses_on_the_way_to(fault, rnic):
+    if fault.kind.startswith(("packet.", "data.")) or fault.kind in (
+        "link.oneway", "link.rate", "congestion.shallow-queue",
+    ):  # fmt: skip
+        if fault.params.get("direction", "to") == "to" and fault.params.get("dst"):
+            return fault.params["dst"] == rnic
+        if fault.params.get("direction", "to") == "to" and fault.target.kind == "rnic":
+            return fault.target.text == rnic
+    return True
+
+
+def _ports(switch):
+    return [link.end(switch).netdev for link in SOFT.links_of(switch)]
+
+
+def nothing_done(fault, other):
+    """The doubts about a fault that did nothing and says that it did, beside another one that did its worst."""
+    own, shared = own_evidence(fault, [other], SOFT)
+    moved = effect(other)
+    keys = {key for one in (fault, other) for key in one.reads_keys}
+    before, after = {}, {}
+    for key in keys:
+        node, _, name = key.partition("/")
+        before.setdefault(node, {})[name] = 0
+        # Nothing that must not move is moved here: that would be another reason to doubt.
+        after.setdefault(node, {})[name] = 10**9 if key in moved and key not in own.must_not_move else 0
+    looked = dict(other.while_on)
+    armed = Armed(
+        ok=True,
+        readback={"applied": True, **fault.shows},
+        while_on={key: looked.get(key, -7) for key, _ in own.while_on},
+    )
+    _, doubts = judge_fired(own, armed=armed, observed=DONE, before=before, after=after)
+    return (*doubts, *shared)
+
+
+@pytest.mark.parametrize("kind", sorted({fault.kind for fault in (PLANNED | ONE_WAY).values()}))
+def test_fault_that_does_nothing_is_never_proven_by_another_one(kind):
+    faults = PLANNED | ONE_WAY
+    believed = [
+        f"{one} by {two}"
+        for one, two in PAIRS
+        if faults[one].kind == kind and not nothing_done(faults[one], faults[two])
+    ]
+    assert believed == []
+
+
+def test_pairs_are_many_and_some_keep_evidence_of_their_own():
+    """The rule must not be that two faults never go together: what direction, hop or device tells is kept."""
+    faults = PLANNED | ONE_WAY
+    assert len(PAIRS) > 3000
+    kept = [pair for pair in PAIRS if not own_evidence(faults[pair[0]], [faults[pair[1]]], SOFT)[1]]
+    assert len(kept) > len(PAIRS) / 3
+    for one, two in (("drop to host1", "drop to host3"), ("link.down on host1:rxe0", "drop to host3")):
+        assert own_evidence(faults[one], [faults[two]], SOFT)[1] == ()
+    own, _ = own_evidence(faults["drop to host3"], [faults["drop to host1"]], SOFT)
+    assert own.must_move[0].any_of == tuple(
+        key for key in faults["drop to host3"].must_move[0].any_of
+        if key.endswith("out_of_seq_request") and not key.startswith("host1/rxe0.")
+    )  # fmt: skip
+
+
+def test_doubt_names_the_fault_that_may_have_moved_the_witness():
+    faults = PLANNED | ONE_WAY
+    _, (doubt,) = own_evidence(faults["drop from host1"], [faults["link.down on host3:rxe0"]], SOFT)
+    assert "no evidence of its own" in doubt
+    assert "link.down on host3:rxe0" in doubt
+
+
+def test_state_that_two_faults_make_proves_neither_and_is_restored_by_the_last():
+    """A stopped rank and stopped storage are one stopped process each, and the look counts no further than that."""
+    hang, stall = soft("host.rank-hang", "host4", **LONG), soft("storage.stall", "host4", **LONG)
+    own, (doubt,) = own_evidence(hang, [stall], SOFT)
+    assert "host4/processes.stopped" in doubt
+    assert own.while_on == own.restored == ()
+
+
+def test_fault_alone_keeps_all_its_witnesses():
+    for fault in PLANNED.values():
+        assert own_evidence(fault, [], SOFT) == (fault, ())
+
+
+def test_what_every_fault_itself_says_it_moves_it_may_move():
+    for fault in PLANNED.values():
+        keys = [key for witness in fault.must_move for key in witness.any_of]
+        assert any(may_move(fault, key, SOFT) for key in keys) or not keys, fault.kind

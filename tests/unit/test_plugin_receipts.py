@@ -1,0 +1,209 @@
+"""A pytest test is only as good as its faults: one whose receipt proves nothing fails. Only QEMU is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from house import HOUSE
+from qmp_server import Qemu
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = """
+import itertools, pathlib, time, types
+import pytest
+from local_lab import lab_at
+from harness.plugin.keys import RUNNING
+from testbed import counters
+
+@pytest.fixture
+def lab():
+    return lab_at(pathlib.Path(__file__).parent)
+
+@pytest.fixture
+def traffic(lab, request):
+    \"\"\"Workloads that ran from and to so many seconds from now.\"\"\"
+    running = request.node.stash[RUNNING] = []
+    def ran(begin_s, end_s):
+        now_ns = time.monotonic_ns()
+        running.append(types.SimpleNamespace(
+            started_ns=now_ns + int(begin_s * 1e9), ended_ns=now_ns + int(end_s * 1e9), is_over=True, what="w",
+        ))
+    return ran
+
+@pytest.fixture
+def still(lab, monkeypatch):
+    \"\"\"Counters that no fault moves.\"\"\"
+    monkeypatch.setattr(counters, "read", lambda *_, **__: {"host1": {"be0.carrier": 1, "be0.carrier_changes": 0}})
+    monkeypatch.setattr("inject.witnesses.SETTLE_S", 0.1)
+"""
+
+
+@pytest.fixture
+def session(pytester, monkeypatch):
+    """Run tests in a process of their own; the properties of each by its name, and pytest's result."""
+    server = Qemu(pytester.path / "qmp")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(HOUSE), str(Path(__file__).parent))))
+    pytester.makeconftest(CONFTEST)
+
+    def run(text, *options):
+        pytester.makepyfile(test_it=text)
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--junitxml=junit.xml", *options)
+        cases = ET.parse(pytester.path / "junit.xml").iter("testcase")
+        found = {
+            one.get("name"): {each.get("name"): each.get("value") for each in one.iter("property")} for one in cases
+        }
+        return found, result
+
+    yield run
+    server.close()
+
+
+def receipt_of(properties):
+    (content,) = (json.loads(value) for name, value in properties.items() if name.startswith("receipt."))
+    return content
+
+
+def test_proven_fault_passes_and_says_what_the_command_line_would(session):
+    found, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0').arm()\n")
+    result.assert_outcomes(passed=1)
+    assert found["test_it"]["faultbed_exit_code"] == "0"
+    receipt = receipt_of(found["test_it"])
+    assert receipt["unproven"] == []
+    assert receipt["on_time"]["planned_ns"] > 0
+
+
+NOOP = """
+import pytest
+
+@pytest.fixture
+def fault_mutation():
+    return "HOW"
+
+@pytest.mark.parametrize("params", [{}, {"for_s": 0.2}, {"period": 0.2, "count": 2}], ids=str)
+@pytest.mark.parametrize("kind", ["link.flap", "link.down"])
+def test_it(still, inject, kind, params):
+    if kind == "link.down":
+        params.pop("period", None), params.pop("count", None)
+    fault = inject(kind, "host1:rxe0", **params)
+    fault.arm()
+"""
+
+
+@pytest.mark.parametrize("how", ["noop", "lie"])
+def test_every_test_fails_whose_fault_is_replaced_by_nothing(session, how):
+    """They all passed: the receipt was a property, and nobody read it."""
+    found, result = session(NOOP.replace("HOW", how))
+    result.assert_outcomes(passed=6, errors=6)
+    assert len(found) == 6
+    assert {one["faultbed_exit_code"] for one in found.values()} == {"2"}
+    assert all(receipt_of(one)["unproven"] for one in found.values())
+    result.stdout.fnmatch_lines(["*on host1:rxe0 is not proven: *"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_fault_that_is_prepared_and_never_armed_fails_its_test(session):
+    found, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0')\n")
+    result.assert_outcomes(passed=1, errors=1)
+    assert "never armed" in receipt_of(found["test_it"])["unproven"][0]
+
+
+def test_fault_that_need_not_be_proven_is_told(session):
+    text = "def test_it(inject):\n    inject('link.flap', 'host1:rxe0', prove=False)\n"
+    found, result = session(text)
+    result.assert_outcomes(passed=1)
+    assert [name for name in found["test_it"] if name.startswith("prove.")]
+    assert receipt_of(found["test_it"])["unproven"]
+    result.stdout.fnmatch_lines(["faults that need not be proven (prove=False): test_it.py::test_it*link.flap*"])
+
+
+TIMES = """
+def test_during(inject, traffic):
+    traffic(-5, 60)
+    inject("link.flap", "host1:rxe0").arm()
+
+def test_first(inject, traffic):
+    inject("link.flap", "host1:rxe0").arm()
+    traffic(0, 60)
+
+def test_after(inject, traffic):
+    traffic(-60, -8)
+    inject("link.flap", "host1:rxe0").arm()
+
+def test_before(inject, traffic):
+    fault = inject("link.flap", "host1:rxe0")
+    fault.arm()
+    fault.clear()
+    traffic(5, 60)
+"""
+
+
+def test_fault_that_fired_when_no_traffic_of_the_test_ran_fails_it(session):
+    found, result = session(TIMES)
+    result.assert_outcomes(passed=4, errors=2)
+    codes = {name: one["faultbed_exit_code"] for name, one in found.items()}
+    assert codes == {"test_during": "0", "test_first": "0", "test_after": "2", "test_before": "2"}
+    assert "after the workload ended" in receipt_of(found["test_after"])["unproven"][0]
+    assert "before the workload started" in receipt_of(found["test_before"])["unproven"][0]
+
+
+WINDOWS = """
+def test_cut(inject):
+    fault = inject("link.flap", "host1:rxe0", for_s=30.0)
+    fault.arm()
+    fault.clear()
+
+def test_full(inject):
+    fault = inject("link.flap", "host1:rxe0", for_s=0.5)
+    fault.arm()
+    fault.wait()
+    fault.clear()
+
+def test_open(inject):
+    fault = inject("link.flap", "host1:rxe0")
+    fault.arm()
+    fault.clear()
+"""
+
+
+def test_window_that_a_test_names_and_cuts_short_is_not_proven(session):
+    """Half a minute was asked for, and it was cleared at once: a fault of a millisecond is not what was tested."""
+    found, result = session(WINDOWS)
+    result.assert_outcomes(passed=3, errors=1)
+    assert "of 30 s" in receipt_of(found["test_cut"])["unproven"][0]
+    assert {name: one["faultbed_exit_code"] for name, one in found.items()} == {
+        "test_cut": "2", "test_full": "0", "test_open": "0",
+    }  # fmt: skip
+
+
+NOT_CLEARED = """
+from inject.injector import Prepared
+from inject.receipt import Cleared
+
+def test_it(inject, monkeypatch):
+    fault = inject("link.flap", "host1:rxe0", prove=PROVE)
+    fault.arm()
+    real = Prepared._clear
+    def failed(self):
+        _, observed = real(self)
+        return Cleared(ok=False, error="the port is still down"), observed
+    Prepared._clear = failed
+"""
+
+
+@pytest.mark.parametrize("prove", ["True", "False"])
+def test_fault_not_cleared_fails_its_test_with_prove_false_too(session, prove):
+    found, result = session(NOT_CLEARED.replace("PROVE", prove))
+    result.assert_outcomes(passed=1, errors=1)
+    assert found["test_it"]["faultbed_exit_code"] == "5"
+    result.stdout.fnmatch_lines(["*link.flap on host1:rxe0 is not cleared: the port is still down*"])
+
+
+def test_test_that_has_failed_is_not_failed_again_by_its_unproven_fault(session):
+    found, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0')\n    assert False\n")
+    result.assert_outcomes(failed=1)
+    assert found["test_it"]["faultbed_exit_code"] == "2"
