@@ -1,4 +1,4 @@
-"""Preflight on a real lab: nothing is wrong with a healthy one."""
+"""Preflight on a real lab of either kind: nothing is wrong with a healthy one. Not yet run on hardware."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Recovery and performance bounds, with real queue pairs through a real fabric.
 
-Bounds are ratios within one run, or counts; nothing here depends on how fast the machine is.
+Bounds are ratios within one run, or counts; nothing here depends on how fast the machine is. Not yet run on hardware.
 """
 
 import pytest

@@ -1,4 +1,7 @@
-"""Traffic over real queue pairs: collectives by every algorithm, ranks that go away, a job, flows of every kind."""
+"""Traffic over real queue pairs: collectives by every algorithm, ranks that go away, a job, flows of every kind.
+
+For both kinds of lab; not yet run on hardware.
+"""
 
 import json
 import subprocess
