@@ -19,6 +19,7 @@ class Case:
     under_job: bool = False
 
 
+# Where a state proves a fault (15 s), a second look has to fall into the window, and it is late on a starved machine.
 CASES = {
     "link.down": Case(kind="link.down", target="host[0]:downlink[1]", for_s=1.5),
     "link.flap": Case(kind="link.flap", target="host[0]:rnic[1]", for_s=3.0, params={"period": 1.0, "duty": 0.3}),
@@ -30,17 +31,17 @@ CASES = {
     "host.clock-step": Case(kind="host.clock-step", target="host[1]", for_s=2.0, params={"step": 60}),
     "host.disk-full": Case(kind="host.disk-full", target="host[1]", for_s=2.0),
     "host.cpu-steal": Case(kind="host.cpu-steal", target="host[1]", for_s=2.0, params={"share": 0.5}, under_job=True),
-    "host.rank-hang": Case(kind="host.rank-hang", target="host[1]", for_s=5.0, under_job=True),
+    "host.rank-hang": Case(kind="host.rank-hang", target="host[1]", for_s=15.0, under_job=True),
     "storage.stall": Case(kind="storage.stall", target="host[1]", for_s=3.0, under_job=True),
     "storage.burst": Case(kind="storage.burst", target="host[1]", for_s=4.0, under_job=True),
     "rnic.reset": Case(kind="rnic.reset", target="host[1]:rnic[1]", for_s=1.5),
-    "rnic.remove": Case(kind="rnic.remove", target="host[1]:rnic[1]", for_s=5.0),
+    "rnic.remove": Case(kind="rnic.remove", target="host[1]:rnic[1]", for_s=15.0),
     "gpu.throttle": Case(
         kind="gpu.throttle", target="host[1]:gpu[0]", for_s=3.0, params={"percent": 50}, under_job=True
     ),
     "gpu.noisy-neighbour": Case(
         kind="gpu.noisy-neighbour", target="host[1]:gpu[0]", for_s=3.0, params={"neighbours": 2}, under_job=True
     ),
-    "gpu.lost": Case(kind="gpu.lost", target="host[0]:gpu[0]", for_s=5.0),
+    "gpu.lost": Case(kind="gpu.lost", target="host[0]:gpu[0]", for_s=15.0),
     "gpu.xid": Case(kind="gpu.xid", target="host[0]:gpu[0]", for_s=2.0, params={"xid": 63, "period": 0.5, "count": 3}),
 }

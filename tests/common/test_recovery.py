@@ -64,7 +64,7 @@ def wait_for_iterations(job, count):
 @pytest.mark.needs("rdma", "gpu", "hosts >= 4")
 def test_one_slow_gpu_slows_the_whole_job_and_is_named(lab, traffic, inject):
     """A GPU at half speed: everybody's iterations take longer, and the straggler is that rank."""
-    fault = inject("gpu.throttle", "host[1]:gpu[0]", for_s=120.0, percent=50)
+    fault = inject("gpu.throttle", "host[1]:gpu[0]", percent=50)
     job = traffic.collective(ranks=RANKS, size_bytes=1 << 16, duration_s=300.0, compute_units=24, qp=PATIENT)
     wait_for_iterations(job, 4)
     armed = fault.arm()
