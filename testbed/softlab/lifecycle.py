@@ -29,7 +29,7 @@ from testbed.softlab.image import Image
 from testbed.softlab.state import LabState, Snapshot, VmState, locked, read_snapshot, read_state, sockets_of, write
 from testbed.softlab.undisturbed import undisturbed
 from testbed.softlab.vm import Vm
-from testbed.softlab.wiring import machines
+from testbed.softlab.wiring import Machine, machines
 
 __all__ = [
     "Progress",
@@ -86,6 +86,21 @@ def vms(inventory: Inventory) -> tuple[Vm, ...]:
     return _vms(inventory, folder, sockets)
 
 
+def _all_vms(inventory: Inventory, folder: Path) -> tuple[Vm, ...]:
+    """The VMs of a lab, and those that it had under an earlier version of its inventory: they have folders."""
+    now = vms(inventory)
+    names = {one.machine.name for one in now}
+    earlier = sorted(path for path in folder.glob("vms/*") if path.name not in names)
+    return now + tuple(
+        Vm(
+            machine=Machine(name=path.name, memory_mib=0, vcpus=0, nics=()),
+            folder=path,
+            sockets=now[0].sockets,
+        )
+        for path in earlier
+    )
+
+
 def _vms(inventory: Inventory, folder: Path, sockets: Path) -> tuple[Vm, ...]:
     return tuple(
         Vm(machine=machine, folder=folder / "vms" / machine.name, sockets=sockets) for machine in machines(inventory)
@@ -112,7 +127,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
         running = read_state(folder)
         if running is not None and not fresh and _is_same(running, inventory, progress):
             return "already up"
-        if running is not None or any(fleet.unrecorded(machine) for machine in vms(inventory)):
+        if running is not None or any(fleet.unrecorded(machine) for machine in _all_vms(inventory, folder)):
             progress("ending what is left of an earlier lab")
             _end_all(inventory, folder)
         room.check_memory(inventory)
@@ -349,13 +364,16 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
             state = None
         with contextlib.suppress(OSError):  # of another user's; the lab has to end all the same
             holders.discard_all(str(stored_reverts(folder)))
-        ended = fleet.end(vms(inventory), state)
+        ended = fleet.end(_all_vms(inventory, folder), state)
         _remove_sockets(folder)
         for name in ("state.json", "runtime.yml", "known_hosts"):
             (folder / name).unlink(missing_ok=True)
         for name in ("artifacts", "control", "faults"):
             shutil.rmtree(folder / name, ignore_errors=True)
-        snapshot = read_snapshot(folder)
+        try:
+            snapshot = read_snapshot(folder)
+        except LabError:
+            snapshot = None
         if snapshot is None or not snapshot.complete:
             (folder / "snapshot.json").unlink(missing_ok=True)
             (folder / "id_ed25519").unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from testbed.softlab import fleet, lifecycle, process, vm
 from testbed.softlab.image import Image
 from testbed.softlab.state import LabState, VmState, read_state, sockets_of, write
 from testbed.softlab.vm import Vm
-from testbed.softlab.wiring import machines
+from testbed.softlab.wiring import Machine, machines
 
 MINI = shipped.inventories() / "soft-mini.yml"
 
@@ -82,13 +82,13 @@ def recorded(child):
     return VmState(pid=child.pid, ssh_port=1, start_ticks=process.start_ticks(child.pid), boot_id=process.boot_id())
 
 
-def record(folder, child, **changes):
+def record(folder, child, *, name="host1"):
     state = LabState(
         inventory=str(MINI.resolve()),
         key="k",
         accelerator="tcg",
         image="0" * 12,
-        vms={"host1": recorded(child)},
+        vms={name: recorded(child)},
         ready=True,
         sockets=str(socket_dir(folder)),
     )
@@ -155,6 +155,30 @@ def test_lost_record_qemu_is_found_by_its_disk_and_ended(mini, folder, machine, 
     assert process.start_ticks(child.pid) == 0, "the process is still there"
     assert innocent.poll() is None
     assert lifecycle.status(mini).state == "down"
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_vm_that_the_inventory_has_no_more_is_ended(mini, folder, machine, qemu, is_recorded):
+    """A host removed from the inventory of a running lab: its VM stayed, and nothing knew of it any more."""
+    earlier = Vm(
+        machine=Machine(name="host9", memory_mib=512, vcpus=1, nics=()),
+        folder=machine.folder.with_name("host9"),
+        sockets=machine.sockets,
+    )
+    private_dir(earlier.folder)
+    child = qemu(earlier)
+    if is_recorded:
+        record(folder, child, name="host9")
+    assert lifecycle.down(mini)
+    assert process.start_ticks(child.pid) == 0, "the process is still there"
+
+
+def test_purge_damaged_files_removes_the_lab(mini, folder):
+    """It is the remedy that their error names."""
+    for name in ("state.json", "snapshot.json"):
+        (folder / name).write_text("{")
+    assert lifecycle.purge(mini)
+    assert not folder.exists()
 
 
 def test_find_qemu_that_mentions_the_disk_elsewhere_is_not_ours(machine, tmp_path, run):
