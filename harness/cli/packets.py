@@ -27,19 +27,25 @@ _TOLD = 20
 
 @click.command()
 @click.argument("capture", type=click.Path(path_type=Path))
+@click.option("--explain", "frame", type=click.IntRange(min=1), metavar="FRAME", help="Dissect this frame instead.")
 @json_option
 @pass_session
-def packets(session: Session, *, capture: Path, as_json: bool) -> int:
+def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool) -> int:
     """Check RoCEv2 packets against go-back-N: a CAPTURE (pcap or pcapng), or a run directory with one.
 
     Per flow: what was missing, what was sent again and why (NAK, RNR or timer), and which rules were broken. Ends with
     1 when one was, and with 2 when the capture cannot prove that none was: empty, damaged, cut too short, or of queue
     pairs that cannot be told apart.
+
+    With --explain: every header of one frame and whether its ICRC is right, by scapy; ends with 1 where it is wrong.
     """
     path = capture / CAPTURE if capture.is_dir() else capture
     if capture.is_dir() and not path.exists():
         raise UsageError(f"{capture}: this run captured no packets; give its experiment a [capture] with ports")
-    analysis, missed = analyse(capture_file.read(path)), _missed(capture) if capture.is_dir() else 0
+    frames = capture_file.read(path)
+    if frame is not None:
+        return _explain(session, frames, frame, as_json=as_json)
+    analysis, missed = analyse(frames), _missed(capture) if capture.is_dir() else 0
     if missed:
         doubt = (
             f"{missed:,} frames that the ports counted are missing from the capture, which can look like a broken rule"
@@ -52,6 +58,31 @@ def packets(session: Session, *, capture: Path, as_json: bool) -> int:
     if analysis.violations and not missed:
         return ExitCode.FAIL
     return ExitCode.INCONCLUSIVE if analysis.doubts else ExitCode.PASS
+
+
+def _explain(session: Session, frames: capture_file.Frames, frame: int, *, as_json: bool) -> int:
+    # Imported here: scapy takes half a second, and one frame in a million is looked at this way.
+    from testbed.packets.explain import explain  # noqa: PLC0415
+
+    found = explain(frames, frame)
+    if as_json:
+        session.json(msgspec.to_builtins(found))
+    else:
+        where = {None: "", True: ", sent by the port", False: ", received by the port"}[found.outbound]
+        at = f" at {found.port}" if found.port else ""
+        session.out.print(
+            f"frame {found.frame}{at}{where}, {found.time_ns / 1e9:.9f} s: {found.length:,} bytes, "
+            f"{found.captured:,} of them captured",
+            soft_wrap=True,
+        )
+        rows = [
+            (layer.name if first else "", name, value)
+            for layer in found.layers
+            for first, (name, value) in zip((True, *[False] * len(layer.fields)), layer.fields.items(), strict=False)
+        ]
+        session.table(("header", "field", "value"), rows)
+        session.out.print(f"payload: {found.payload_bytes:,} bytes; ICRC: {found.icrc}")
+    return ExitCode.FAIL if found.icrc == "wrong" else ExitCode.PASS
 
 
 def _missed(run: Path) -> int:
