@@ -226,4 +226,6 @@ class Watching:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._done.set()
+        if error is not None:
+            self.stopped.set()  # Ctrl-C: faults are cleared now, not when the workload has been ended
         self._thread.join(10.0)

@@ -1,7 +1,7 @@
-"""`faultbed inject` ended by a random signal at a random moment: what it says of the lab is what the lab is.
+"""`faultbed inject` and a run, ended by a random signal at a random moment: what is said of the lab is what the lab is.
 
 Real processes: the command line, its holder, and the guardian of that. Only what stands for QEMU is ours, and its link
-is looked at beside everything that faultbed says.
+is looked at beside everything that faultbed says. The run has a workload that only lasts (`local_run`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ from testbed import counters, dirty, fingerprint
 
 SEED = 25
 LEASE_S, END_S = 12.0, 120.0
+COMMANDS = {
+    "inject": ("local_lab.py", "link.down", "host1:rxe0", "--for", "1s"),
+    "run": ("local_run.py",),
+}
 ENDS = {
     "SIGINT": (signal.SIGINT,),
     "SIGTERM": (signal.SIGTERM,),
@@ -43,17 +47,19 @@ ENDS = {
 class End:
     """What is done to one command: signals, `after_s` its start or its fault's, `apart_s` from each other."""
 
+    command: str
     how: str
     in_fault: bool
     after_s: float
     apart_s: float
 
 
-def drawn(count):
-    chance = random.Random(SEED)
+def drawn(command, count):
+    chance = random.Random(f"{SEED} {command}")
     names = list(ENDS)
     return [
         End(
+            command=command,
             how=names[index % len(names)],
             in_fault=(in_fault := chance.random() < 0.7),
             after_s=chance.uniform(0.0, 1.6 if in_fault else 3.0),
@@ -75,7 +81,8 @@ def wrong(end):
 
 def _wrong(end, folder, qemu):
     path = os.pathsep.join((str(HOUSE), str(Path(__file__).parent)))
-    words = (str(HOUSE / "tests/unit/local_lab.py"), str(folder), "link.down", "host1:rxe0", "--for", "1s")
+    script, *more = COMMANDS[end.command]
+    words = (str(HOUSE / "tests/unit" / script), str(folder), *more)
     with subprocess.Popen(
         [sys.executable, *words], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, env={**os.environ, "PYTHONPATH": path},
@@ -118,17 +125,19 @@ def _lies(end, folder, qemu, *, rc, said, is_up):
         yield f"the next command did not look: {about}"
 
 
-def campaign(count, monkeypatch):
+def campaign(command, count, monkeypatch):
     monkeypatch.setattr(counters, "read", counters.read)  # `lab_at` replaces these
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
     with ThreadPoolExecutor(max_workers=4) as pool:
-        return [line for lines in pool.map(wrong, drawn(count)) for line in lines]
+        return [line for lines in pool.map(wrong, drawn(command, count)) for line in lines]
 
 
-def test_inject_ended_at_random_says_of_the_lab_what_it_is(monkeypatch):
-    assert campaign(len(ENDS), monkeypatch) == []
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_ended_at_random_says_of_the_lab_what_it_is(monkeypatch, command):
+    assert campaign(command, len(ENDS), monkeypatch) == []
 
 
 @pytest.mark.slow
-def test_inject_ended_at_random_a_hundred_times_says_of_the_lab_what_it_is(monkeypatch):
-    assert campaign(100, monkeypatch) == []
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_ended_at_random_a_hundred_times_says_of_the_lab_what_it_is(monkeypatch, command):
+    assert campaign(command, 100, monkeypatch) == []

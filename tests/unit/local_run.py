@@ -1,0 +1,103 @@
+"""A run on the lab of `local_lab`: real injector, holders, threads and marks; a workload that only lasts.
+
+python local_run.py FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
+
+import click
+from local_lab import SOFT, Here, lab_at
+
+from harness.cli import ending
+from harness.run import loop
+from harness.run.found import Found
+from inject.injector import longest_lease_s
+from inject.journal import Journal
+from inject.plan import FaultSpec, plan
+
+LASTS_S = 1.6
+FAULT_AT_S, FAULT_S = 0.3, 0.8
+
+
+class Workload:
+    """Nothing, for a while."""
+
+    def __init__(self) -> None:
+        self.started_ns, self.ended_ns, self.standstills = time.monotonic_ns(), 0, ()
+        self._is_over = threading.Event()
+        self._timer = threading.Timer(LASTS_S, self.stop)
+        self._timer.daemon = True
+        self._timer.start()
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
+
+    def stop(self) -> None:
+        self.ended_ns = self.ended_ns or time.monotonic_ns()
+        self._is_over.set()
+
+    def wait(self, _timeout_s: float) -> None:
+        while not self._is_over.wait(0.1):
+            pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        time.sleep(0.2)  # the end of a real one takes a while, too
+
+
+@contextlib.contextmanager
+def following(*_, **__):
+    yield SimpleNamespace(heard_ns=dict, stop=lambda: None)
+
+
+def run(folder: Path) -> int:
+    """Run one experiment with one fault; the exit code."""
+    lab = lab_at(folder)
+    loop._to_known_state = lambda *_: None
+    loop._wants_twin = lambda _: False
+    loop.telemetry.start = following
+    loop.workload.start = lambda *_: Workload()
+    loop.workload.paths_of = lambda *_: {}
+    loop.workload.patience_s = lambda *_: 60.0
+    loop.needs_baseline = lambda _: False
+    loop.LEAD_S = 0.3
+    spec = FaultSpec(kind="link.down", target="host1:rxe0", for_s=FAULT_S)
+    planned = plan(spec, SOFT.topology, lab_kind="soft")
+    times = SimpleNamespace(
+        id=planned.id, kind=planned.kind, target=planned.target.text,
+        at_ns=int(FAULT_AT_S * 1e9), duration_ns=int(FAULT_S * 1e9),
+    )  # fmt: skip
+    decided = SimpleNamespace(
+        experiment=SimpleNamespace(capture=(), probe=None, workload=SimpleNamespace(ranks=())),
+        plan=SimpleNamespace(workload="nothing", faults=(times,)), faults=(replace(planned, at_s=FAULT_AT_S),),
+    )  # fmt: skip
+    found = Found(lease_s=longest_lease_s([planned]))
+    with Here(folder).progress() as progress, Journal(folder / "run" / "journal.jsonl") as journal:
+        loop._guarded(decided, lab, journal, found, progress, None, lambda _: None)
+    click.echo(f"lab {found.lab_state}; errors {found.errors}")
+    return 5 if found.lab_state == "DIRTY" else 3 if found.errors else 0
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def main(folder: Path) -> int:
+    """Run it."""
+    return run(folder)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests in the background ignores it
+    ending.end_with(main, "faultbed")
