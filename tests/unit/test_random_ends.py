@@ -45,13 +45,17 @@ ENDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """What is done to one command: signals, `after_s` its start or its fault's, `apart_s` from each other."""
+    """What is done to one command: signals, `after_s` its start or its fault's, `apart_s` from each other.
+
+    The target takes `late_s` to revert, so that there is a time in which it has not.
+    """
 
     command: str
     how: str
     in_fault: bool
     after_s: float
     apart_s: float
+    late_s: float
 
 
 def drawn(command, count):
@@ -64,6 +68,7 @@ def drawn(command, count):
             in_fault=(in_fault := chance.random() < 0.7),
             after_s=chance.uniform(0.0, 1.6 if in_fault else 3.0),
             apart_s=chance.uniform(0.0, 0.5),
+            late_s=chance.choice((0.0, 0.7)),
         )
         for index in range(count)
     ]
@@ -73,6 +78,7 @@ def wrong(end):
     """What faultbed said and was not so, after one such end; nothing when all of it was."""
     with tempfile.TemporaryDirectory() as name:
         qemu = Qemu(Path(name) / "qmp")
+        qemu.late_s = end.late_s
         try:
             return _wrong(end, Path(name), qemu)
         finally:
