@@ -166,6 +166,9 @@ def _recovery(fault_id: str, one: timeline.Impact, prefix: str, slowest: float) 
     value_ns = one.recovery_ns if prefix == "recovery" else one.after_clear_ns
     if one.censored:
         detail = f"{fault_id}: at least {format_duration(value_ns)}: {one.reason}"
+    elif one.most_ns is not None:
+        most_ns = one.most_ns[0 if prefix == "recovery" else 1]
+        detail = f"{fault_id}: {format_duration(value_ns)} to {format_duration(most_ns)}: {one.reason}"
     elif one.recovery_ns == 0:
         detail = f"{fault_id}: goodput never left its noise floor"
     else:
@@ -173,7 +176,7 @@ def _recovery(fault_id: str, one: timeline.Impact, prefix: str, slowest: float) 
             f"{fault_id}: goodput back {format_duration(one.recovery_ns)} after it fired, "
             f"{format_bytes(one.lost_bytes)} not carried"
         )
-    if slowest < _SLOW and one.recovery_ns and not one.censored:
+    if slowest < _SLOW and one.recovery_ns and not one.reason:
         detail += f"; measured against the machine's pace, which fell to {slowest:.2f} of that before the faults"
     return Observation(value=value_ns / 1e9, detail=detail, censored=one.censored)
 

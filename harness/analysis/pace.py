@@ -81,7 +81,9 @@ def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDAr
 def doubt_slow_downs(
     run: Measurements, steady: Mapping[str, Impact], raw: Mapping[str, Impact], windows: Mapping[str, Window]
 ) -> dict[str, Impact]:
-    """Return `steady`, with each recovery censored that only holds because the machine became slower with its fault.
+    """Return `steady`, with each recovery marked that only holds if the machine became slower with its fault by chance.
+
+    Where goodput as it was came back later, `Impact.most_ns` says when; where it did not come back, it is censored.
 
     `steady` are the impacts on steadied goodput, `raw` those on goodput as it was. Where both agree, the machine's pace
     made no difference. Where they do not, the pace must have been the same before and after the fault.
@@ -93,7 +95,12 @@ def doubt_slow_downs(
         agrees = unsteadied is not None and not unsteadied.censored and unsteadied.recovery_ns <= one.recovery_ns
         growth = None if agrees or one.censored else _slower_since(begin, phases, windows, fault_id)
         found[fault_id] = one
-        if growth is not None:
+        if growth is None:
+            continue
+        if unsteadied is not None and not unsteadied.censored:
+            most_ns = (unsteadied.recovery_ns, unsteadied.after_clear_ns)
+            found[fault_id] = replace(one, reason=growth, slowed_ratio=unsteadied.min_ratio, most_ns=most_ns)
+        else:
             slowed = None if unsteadied is None else min(unsteadied.min_ratio, one.min_ratio)
             found[fault_id] = replace(one, recovered_ns=None, censored=True, reason=growth, slowed_ratio=slowed)
     return found

@@ -81,7 +81,11 @@ def _recoveries(
                 # A removal is stamped when it is done, by the clock of its target.
                 off_ns = cleared.get(fault_id, {}).get("clock_error_ns") or 0
                 length_ns, when = one.after_clear_ns, Firing(early_ns=off_ns, late_ns=off_ns)
-            spans[fault_id] = when.since(length_ns, error_ns) if length_ns else (0, 0)
+            least, most = when.since(length_ns, error_ns) if length_ns else (0, 0)
+            if one.most_ns is not None:
+                longest_ns = one.most_ns[0 if prefix == "recovery" else 1]
+                most = when.since(longest_ns, error_ns)[1] if longest_ns > length_ns else most
+            spans[fault_id] = (least, most)
         of = "one bin, the clocks' error and when the fault was seen to fire"
         for name, each in (*((name, [span]) for name, span in spans.items()), ("total", [*spans.values()])):
             if any(most for _, most in each):

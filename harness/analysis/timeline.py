@@ -175,11 +175,14 @@ class Impact:
     acted_until_ns: int = 0
     is_back: bool = True
     slowed_ratio: float | None = None
+    most_ns: tuple[int, int] | None = None
+    """Longest recovery and time after the removal, where the fault or the machine may have made all ranks slower."""
 
     @property
     def end_ns(self) -> int:
         """Last moment at which the fault is known to have acted on goodput."""
-        return max(self.cleared_ns, self.fired_ns + self.recovery_ns, self.acted_until_ns)
+        longest_ns = self.recovery_ns if self.most_ns is None else max(self.recovery_ns, self.most_ns[0])
+        return max(self.cleared_ns, self.fired_ns + longest_ns, self.acted_until_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

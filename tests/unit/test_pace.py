@@ -135,6 +135,37 @@ def test_observe_slow_down_of_all_ranks_that_begins_with_a_fault_is_not_recovere
     assert not found.metrics["recovery.slow-gpu"].censored, "it was as slow before this one"
 
 
+def test_observe_slow_down_with_a_fault_that_ends_bounds_the_recovery_from_both_sides():
+    """All ranks compute half as fast from the second fault's firing until 6 s after its end, then as before."""
+    run = synthetic_run()
+    one = observe(run).impacts["loss"]
+    begin_ns, end_ns = one.fired_ns, one.cleared_ns + 6 * S
+    half = slowed_from(run, begin_ns)
+    mixed = msgspec.structs.replace(
+        run,
+        series=tuple(
+            msgspec.structs.replace(
+                slow,
+                samples=tuple(b if b.t_ns >= end_ns else a for a, b in zip(slow.samples, plain.samples, strict=True)),
+                iterations=tuple(
+                    b if b.start_ns >= end_ns else a for a, b in zip(slow.iterations, plain.iterations, strict=True)
+                ),
+            )
+            for slow, plain in zip(half.series, run.series, strict=True)
+        ),
+    )
+    found = observe(mixed)
+    impact, metric = found.impacts["loss"], found.metrics["recovery.loss"]
+
+    assert not metric.censored
+    assert impact.most_ns is not None
+    assert impact.most_ns[0] >= impact.recovery_ns + 5 * S
+    assert metric.interval.low <= impact.recovery_ns / 1e9
+    assert metric.interval.high >= impact.most_ns[0] / 1e9
+    assert "all ranks compute" in metric.detail
+    assert found.metrics["goodput_min_ratio"].value is None
+
+
 @given(st.floats(0.4, 1.0), st.floats(0.3, 0.5))
 def test_phases_that_a_slower_machine_stretches_are_no_dips(speed, silent):
     """Iterations of 0.55 s, of which a part computes and carries nothing, and a window of two of them.
