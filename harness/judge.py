@@ -38,7 +38,7 @@ from inject import proof
 from traffic.flight import Flight
 from traffic.rtt import Trip
 
-__all__ = ["NO_INTERVAL", "check_expectation", "is_noisy", "judge", "noisy_checks", "risk"]
+__all__ = ["NO_INTERVAL", "bounds_of", "check_expectation", "is_noisy", "judge", "noisy_checks", "risk"]
 
 NO_INTERVAL = (
     "too few independent values to know how much of it is noise, or its level moved meanwhile: a longer run on a quiet "
@@ -102,7 +102,7 @@ def noisy_checks(expectations: Sequence[Expectation]) -> int:
 
     `harness.statistics.level_for` turns it into the level that each interval needs.
     """
-    return sum(is_noisy(one.metric, sign, bound) for one in expectations for sign, bound in _bounds(one))
+    return sum(is_noisy(one.metric, sign, bound) for one in expectations for sign, bound in bounds_of(one))
 
 
 def is_noisy(metric: Metric, sign: str, bound: float | str) -> bool:
@@ -120,11 +120,12 @@ def check_expectation(
     """
     return tuple(
         _bound_check(expectation.metric, sign, bound, observation, problems, noisy)
-        for sign, bound in _bounds(expectation)
+        for sign, bound in bounds_of(expectation)
     )
 
 
-def _bounds(expectation: Expectation) -> list[tuple[str, float | int | str]]:
+def bounds_of(expectation: Expectation) -> list[tuple[str, float | int | str]]:
+    """Return the bounds of an expectation, each with its sign: min, max or equals."""
     given = ("min", expectation.minimum), ("max", expectation.maximum), ("equals", expectation.equals)
     return [(sign, bound) for sign, bound in given if bound is not None]
 

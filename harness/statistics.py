@@ -75,7 +75,7 @@ RUN_RISK = 0.01
 """Most wrong FAILs of a run whose values all lie on their bounds."""
 MIN_VALUES = 16
 """Fewer values than these say nothing about how they depend on each other."""
-MIN_INDEPENDENT = 6.0
+MIN_INDEPENDENT = 4.0
 """Fewer independent values than these give no interval."""
 
 _CAUTION = 1.75

@@ -159,6 +159,7 @@ def _calibration(session: Session) -> None:
     session.table(bench_calibration.COLUMNS, rows)
     session.out.print()
     _show(session, summary, columns=("at the true value: wrong by", "above / below", "", "goal", ""))
+    _show(session, list(bench_calibration.measure_until_decided()), columns=("run --until-decided", "", "", "goal", ""))
 
 
 def _schedule() -> Iterator[Row]:

@@ -15,16 +15,17 @@ from harness.cli.history import PAIR, show_comparison
 from harness.experiment import file as experiment_module
 from harness.experiment import plan as plan_module
 from harness.experiment.file import Experiment
+from harness.judge import noisy_checks
 from harness.record import rundir
 from harness.report import summary
 from harness.report.judged_by import judged_by
 from harness.run import leave_out as leave_out_module
+from harness.run import looks, pooled, repeated
 from harness.run import loop as run_module
-from harness.run import repeated
 from harness.run.loop import Decided, Finished
 from harness.run.preflight import ALL_CHECKS
 from harness.statistics import Interval
-from harness.verdict import LeftOut, Verdict, exit_code, worst
+from harness.verdict import Check, LeftOut, Verdict, exit_code
 from testbed.errors import Unsupported, UsageError
 from testbed.holding import Holding, hold
 from testbed.inventory import Inventory
@@ -32,6 +33,8 @@ from testbed.softlab import lifecycle
 
 __all__ = ["COMMANDS"]
 
+_MOST = 10
+"""Runs that `--until-decided` makes at most, unless told otherwise."""
 _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "magenta"}
 
 
@@ -53,7 +56,17 @@ _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "y
     default=1,
     show_default=True,
     type=click.IntRange(1, 1000),
-    help="Run it so many times, each with the seed after the one before, and say how often each check held.",
+    help="Run it so many times, each with the seed after the one before, and decide once over all of them.",
+)
+@click.option(
+    "--until-decided",
+    is_flag=True,
+    help="Run it again, each time with the next seed, until all runs together are inside or outside every bound.",
+)
+@click.option(
+    "--most",
+    type=click.IntRange(looks.FIRST, looks.MOST),
+    help=f"Of --until-decided: runs at most. More cost a little power each.  [default: {_MOST}]",
 )
 @click.option(
     "--without", multiple=True, metavar="HOST", help="Do without this host; ranks are placed on the others. Repeatable."
@@ -76,6 +89,8 @@ def run(
     only_plan: bool,
     out: Path,
     repeat: int,
+    until_decided: bool,
+    most: int | None,
     without: tuple[str, ...],
     leave_out: bool,
     control: bool,
@@ -90,6 +105,7 @@ def run(
     """
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
+    most = _most(loaded, repeat, until_decided=until_decided, most=most)
     left_out = leave_out_module.by_hand(inventory, without)
     (decided,) = _decide(loaded, source, inventory, [seed], left_out)
     if only_plan:
@@ -99,7 +115,7 @@ def run(
         if reason := run_module.refusal(decided, inventory):  # on stderr, so that a plan in JSON stays one document
             session.err.print(f"would be refused: {reason}", soft_wrap=True)
         return 0
-    seeds = range(decided.plan.seed, decided.plan.seed + repeat)
+    seeds = range(decided.plan.seed, decided.plan.seed + (most or repeat))
     soft = inventory.kind == "soft"
     if leave_out and not soft:  # before anything is reserved: that depends on which hosts take part
         with session.progress() as progress:
@@ -116,13 +132,32 @@ def run(
             lifecycle.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
             left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
             trials = _decide(loaded, source, inventory, seeds, left_out)
-        runs = _execute_all(trials, inventory, out, progress, holding, control=control)
-    if repeat == 1:
+        runs = _execute_all(trials, inventory, out, progress, holding, most=most, control=control)
+    if len(trials) == 1:
         _show(session, runs[0], as_json=as_json)
-    else:
-        _show_repeated(session, runs, repeat, as_json=as_json)
-    dirty = runs[-1].verdict.lab_state == "DIRTY"
-    return exit_code(worst(one.verdict.verdict for one in runs), "DIRTY" if dirty else "CLEAN")
+        return exit_code(runs[0].verdict.verdict, runs[0].verdict.lab_state)
+    pool = pooled.pool([_trial(one) for one in runs], loaded.expectations, most=most)
+    written = rundir.write_pooled(runs[0].run_dir, pooled.encode(pool))
+    _show_repeated(session, runs, pool, written, wanted=None if most else repeat, as_json=as_json)
+    return exit_code(pool.verdict, pool.lab_state)
+
+
+def _most(loaded: Experiment, repeat: int, *, until_decided: bool, most: int | None) -> int | None:
+    """Return how many runs `--until-decided` makes at most; None: it was not given."""
+    if not until_decided:
+        if most is not None:
+            raise UsageError("--most is of --until-decided; give that too, or --repeat for a fixed number of runs")
+        return None
+    if repeat != 1:
+        raise UsageError("--repeat makes a fixed number of runs, --until-decided as many as it takes; give one of them")
+    if not noisy_checks(loaded.expectations):
+        raise UsageError(f"{loaded.source}: expects nothing that an interval decides; use --repeat")
+    return most or _MOST
+
+
+def _trial(run: Finished) -> pooled.Trial:
+    metrics = observe(run.run_dir.read_measurements()).metrics
+    return pooled.Trial(run_dir=str(run.run_dir.path), verdict=run.verdict, metrics=metrics)
 
 
 def _decide(
@@ -146,9 +181,12 @@ def _execute_all(
     progress: run_module.Progress,
     holding: Holding,
     *,
+    most: int | None,
     control: bool,
 ) -> list[Finished]:
+    """Execute the runs, one after the other; with `most`, until all of them together decide."""
     runs: list[Finished] = []
+    pool: list[pooled.Trial] = []
     for one in trials:
         runs.append(
             run_module.execute(one, inventory, out=out, progress=progress, guard=holding.refresh, control=control)
@@ -158,6 +196,13 @@ def _execute_all(
             progress(f"run {len(runs)} of {len(trials)}, seed {said.seed}: {said.verdict}, lab {said.lab_state}")
         if said.lab_state == "DIRTY":
             break  # nothing after it could be trusted
+        if most is None:
+            continue
+        pool.append(_trial(runs[-1]))
+        found = pooled.pool(pool, one.experiment.expectations, most=most)
+        progress(f"after {len(runs)} runs: {found.verdict}{_open_checks(found)}")
+        if not pooled.undecided(found):
+            break
     return runs
 
 
@@ -196,7 +241,20 @@ def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html:
     _show(session, Finished(run_dir=found, verdict=verdict, report=report_module.render(found.path)), as_json=as_json)
 
 
-def _show_repeated(session: Session, runs: Sequence[Finished], wanted: int, *, as_json: bool) -> None:
+def _open_checks(found: pooled.PooledFile) -> str:
+    still = [check for check in found.checks if check.verdict is Verdict.INCONCLUSIVE]
+    return "".join(f"; {check.name}: {check.detail}" for check in still[:1])
+
+
+def _show_repeated(
+    session: Session,
+    runs: Sequence[Finished],
+    pool: pooled.PooledFile,
+    written: Path,
+    *,
+    wanted: int | None,
+    as_json: bool,
+) -> None:
     found = repeated.over([one.verdict for one in runs])
     if as_json:
         done = [
@@ -204,7 +262,10 @@ def _show_repeated(session: Session, runs: Sequence[Finished], wanted: int, *, a
             for one in runs
             for said in [one.verdict]
         ]
-        session.json({"runs": done, "checks": [{**msgspec.to_builtins(one), "median": one.median} for one in found]})
+        checks = [{**msgspec.to_builtins(one), "median": one.median} for one in found]
+        session.json(
+            {"runs": done, "checks": checks, "pooled": {**msgspec.to_builtins(pool), "file": written}},
+        )
         return
     session.table(
         ("seed", "", "run"),
@@ -226,8 +287,39 @@ def _show_repeated(session: Session, runs: Sequence[Finished], wanted: int, *, a
         ],
     )
     session.out.print(f"\nshares and medians with {repeated.LEVEL:.0%} intervals: exact binomial, order statistics")
-    if len(runs) < wanted:
+    if wanted is not None and len(runs) < wanted:
         session.out.print(f"ended after {len(runs)} of {wanted}: the lab is DIRTY, `faultbed reset` mends it")
+    session.out.print()
+    _show_pool(session, pool)
+    session.out.print(f"written to {written}", soft_wrap=True)
+
+
+def _show_pool(session: Session, pool: pooled.PooledFile) -> None:
+    session.table(
+        ("", "all runs together", "observed", "bound", "why"),
+        [
+            (
+                _marked(check.verdict),
+                check.name,
+                summary.format_value(check.observed, check.unit),
+                _bound(check),
+                check.detail,
+            )
+            for check in pool.checks
+        ],
+    )
+    for run in pool.runs:
+        if run.left_out is not None:
+            session.out.print(f"seed {run.seed} is left out: {run.left_out}", soft_wrap=True)
+    decided = Text.assemble((str(pool.verdict), f"bold {_COLOURS[pool.verdict]}"), f"  {len(pool.runs)} runs together")
+    session.out.print(decided)
+
+
+def _bound(check: Check) -> str:
+    if check.bound is None:
+        return ""
+    sign = check.rule.partition(".")[0].split()[1:2]
+    return " ".join([*sign, summary.format_value(check.bound, check.unit)])
 
 
 def _span(median: float | None, interval: Interval | None, unit: str) -> str:
@@ -276,9 +368,7 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
             _marked(check.verdict),
             check.name,
             summary.format_value(check.observed, check.unit),
-            ""
-            if check.bound is None
-            else f"{check.rule.split()[1].rstrip('.')} {summary.format_value(check.bound, check.unit)}",
+            _bound(check),
             "" if check.verdict is Verdict.PASS else check.detail,
         )
         for check in verdict.checks

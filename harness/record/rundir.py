@@ -49,7 +49,7 @@ from testbed.telemetry import Recorded
 from traffic.flight import Flight
 from traffic.probed import Probed
 
-__all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights"]
+__all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights", "write_pooled"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
@@ -200,6 +200,22 @@ def write_flights(path: Path, flights: Sequence[Flight]) -> None:
     content = [dataclasses.asdict(flight) for flight in flights]
     with _whole(path) as temporary:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
+def write_pooled(first: RunDir, content: bytes) -> Path:
+    """Write `pooled.json` into a folder beside the run directories that it is of, named after the first one.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    folder = first.path.with_name(f"{first.path.name}-pooled")
+    try:
+        folder.mkdir(exist_ok=True)
+        with _whole(folder / "pooled.json") as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror or error}; choose another place with --out") from error
+    return folder / "pooled.json"
 
 
 @contextlib.contextmanager

@@ -112,8 +112,15 @@ LONG = {
     ),
     f"{_DEMO} --seed 8 --out runs": Expected(says="PASS", makes="runs/*-demo-8/report.html", resets=True),
     f"{_DEMO} --leave-out": Expected(says="PASS", resets=True),
+    f"{_DEMO} --until-decided": Expected(
+        says="nothing is done yet", more="--plan", why="three runs and more of two minutes each"
+    ),
     f"{_DEMO} --repeat 10": Expected(
-        says="of all runs", more="--repeat 2", resets=True, why="ten runs are half an hour"
+        says="all runs together",
+        codes=(0, 2),
+        more="--repeat 3",
+        resets=True,
+        why="ten runs are half an hour; three may differ too much to decide",
     ),
     "faultbed shrink tests/experiments/demo.toml": Expected(
         says="does not fail", codes=(2,), resets=True, why="the demo passes: there is nothing to make smaller"

@@ -158,7 +158,7 @@ def looked(monkeypatch, tmp_path):
         (silent if silent is not None else {}).update({k: v for k, v in told.silent.items() if k in hosts})
         return {name: facts for name, facts in told.state.items() if name not in told.silent}
 
-    def execute(decided, inventory, *, out, progress, guard):
+    def execute(decided, inventory, *, out, progress, guard, control=False):
         told.decided.append(decided)
         run = written(tmp_path / str(len(told.decided)), synthetic_run())
         said = verdict(decided.plan.seed, ("dip", PASS, 0.1, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,7 @@ from synthetic_run import synthetic_run
 from harness.cli.main import cli
 from harness.run import repeated
 from harness.run.loop import Finished
+from harness.run.pooled import decode
 from harness.verdict import Check, Verdict, VerdictFile
 
 PASS, FAIL, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.ERROR
@@ -51,7 +53,7 @@ def executed(monkeypatch, tmp_path):
     """`faultbed run` without a lab: what it decides and in which order, and verdicts that are given to it."""
     seeds = []
 
-    def execute(decided, inventory, *, out, progress, guard):
+    def execute(decided, inventory, *, out, progress, guard, control=False):
         seeds.append(decided.plan.seed)
         run = written(tmp_path / str(len(seeds)), synthetic_run())
         said = verdict(decided.plan.seed, ("dip", PASS, 0.1 * len(seeds), 1.0), **executed.more.get(len(seeds), {}))
@@ -80,11 +82,58 @@ def test_each_run_has_the_next_seed(executed):
     assert done.return_value == 0
 
 
-def test_the_worst_run_is_the_exit_code_and_a_dirty_lab_ends_it(executed):
+def test_run_repeated_is_decided_once_and_written_beside_the_runs(executed):
+    done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "3", "--json"], standalone_mode=False)
+    pool = json.loads(done.stdout)["pooled"]
+    assert Path(pool["file"]).parent.name == f"{Path(pool['runs'][0]['run_dir']).name}-pooled"
+    written = decode(Path(pool["file"]).read_bytes())
+    assert (written.verdict, len(written.runs)) == (PASS, 3)
+    assert {check.name for check in written.checks} >= {"pooled_runs", "dip", "jct_ratio"}
+    text = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "3"], standalone_mode=False).output
+    assert "all runs together" in text
+    assert "3 runs together" in text
+
+
+def test_the_pool_is_the_exit_code_and_a_dirty_lab_ends_it(executed):
     executed.more = {1: {"said": FAIL}}
-    assert CliRunner().invoke(cli, ["run", DEMO, "--repeat", "2"], standalone_mode=False).return_value == 1
+    done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "2"], standalone_mode=False)
+    assert done.return_value == 2, "two runs are too few to pool what is noisy"
     executed.more = {3: {"lab_state": "DIRTY"}}
     done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "5"], standalone_mode=False)
     assert len(executed()) == 3
     assert "ended after 1 of 5: the lab is DIRTY" in done.output
     assert done.return_value == 5
+
+
+def test_run_until_decided_ends_as_soon_as_all_runs_together_decide(executed):
+    """These runs are all alike: the first look that has any risk to spend decides."""
+    done = CliRunner().invoke(cli, ["run", DEMO, "--seed", "7", "--until-decided"], standalone_mode=False)
+    assert executed() == [7, 8, 9]
+    assert done.return_value == 0
+    assert "after 3 runs: PASS" in done.output
+
+
+def test_run_until_decided_ends_at_most(executed, monkeypatch):
+    monkeypatch.setattr("harness.run.pooled.undecided", lambda pool: True)
+    done = CliRunner().invoke(cli, ["run", DEMO, "--until-decided", "--most", "4"], standalone_mode=False)
+    assert (len(executed()), done.return_value) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--until-decided", "--repeat", "3"], "give one of them"),
+        (["--most", "5"], "--most is of --until-decided"),
+    ],
+)
+def test_options_of_repeated_runs_that_contradict_each_other_are_refused(executed, words, says):
+    done = CliRunner().invoke(cli, ["run", DEMO, *words], standalone_mode=False)
+    assert says in str(done.exception)
+    assert executed() == []
+
+
+def test_run_until_decided_without_a_noisy_check_is_refused(executed, tmp_path):
+    text = 'name = "x"\n[workload]\ncollective = "all-reduce"\nsize = "1MiB"\niterations = 3\n'
+    (tmp_path / "x.toml").write_text(text + '[[expect]]\nmetric = "wrong_elements"\nmax = 0\n')
+    done = CliRunner().invoke(cli, ["run", str(tmp_path / "x.toml"), "--until-decided"], standalone_mode=False)
+    assert "expects nothing that an interval decides" in str(done.exception)

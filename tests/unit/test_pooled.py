@@ -1,0 +1,185 @@
+"""Several runs are decided once, by what runs differ by; and looking after each of them costs no certainty."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_calibration import most_errors
+
+from harness.analysis.observations import Observation
+from harness.experiment.file import Expectation
+from harness.experiment.metrics import METRICS
+from harness.run import looks
+from harness.run.pooled import Trial, decode, encode, pool, undecided
+from harness.statistics import Interval
+from harness.verdict import Check, Verdict, VerdictFile
+
+PASS, FAIL, INCONCLUSIVE, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.ERROR
+SPREAD = 0.027
+"""Deviation of the logarithm of jct_ratio between fault-free runs on a soft lab (docs/numbers.md)."""
+JCT = [Expectation(metric=METRICS["jct_ratio"], maximum=1.05)]
+
+
+def check(name, verdict, observed=0, bound=0, rule="observed <= bound. Words", detail="as said"):
+    return Check(name=name, verdict=verdict, observed=observed, bound=bound, unit="count", rule=rule, detail=detail)
+
+
+def trial(number, metrics=(), *checks, lab_state="CLEAN", said=INCONCLUSIVE):
+    made = (check("fired.uplink", PASS), *checks)
+    verdict = VerdictFile(
+        experiment="x", seed=number, lab="soft", verdict=said, checks=made, faults=(), lab_state=lab_state
+    )
+    values = {name: Observation(value=value, detail="", interval=own) for name, value, own in metrics}
+    return Trial(run_dir=f"runs/{number}", verdict=verdict, metrics=values)
+
+
+def trials(ratios):
+    return [trial(number, [("jct_ratio", float(value), None)]) for number, value in enumerate(ratios)]
+
+
+def ratios(rng, truth, runs):
+    return truth * np.exp(SPREAD * rng.normal(size=runs))
+
+
+def named(found, name):
+    return next(one for one in found.checks if one.name == name)
+
+
+def test_pool_of_undecided_runs_decides():
+    found = pool(trials([1.10, 1.12, 1.09, 1.11, 1.10]), JCT)
+    assert (found.verdict, named(found, "jct_ratio").verdict) == (FAIL, FAIL)
+    assert named(found, "jct_ratio").observed == pytest.approx(1.104, abs=1e-3)
+    assert "Student's t of 5 runs" in named(found, "jct_ratio").detail
+    assert pool(trials([1.00, 1.01, 0.99, 1.00, 1.01]), JCT).verdict is PASS
+
+
+def test_pool_has_the_exact_quantile_of_few_runs():
+    """t at 0.995 with 2 degrees of freedom is 9.925."""
+    detail = named(pool(trials([1.0, 1.01, 1.02]), JCT), "jct_ratio").detail
+    logs = np.log([1.0, 1.01, 1.02])
+    high = np.exp(logs.mean() + 9.9248 * logs.std(ddof=1) / np.sqrt(3))
+    assert f"..{high:.4g} " in detail
+
+
+@pytest.mark.parametrize("runs", [3, 20])
+def test_pool_at_its_bound_errs_no_more_often_the_more_runs_there_are(runs):
+    """The worst of 20 runs failed wrongly 20 times as often as one."""
+    rng = np.random.default_rng(3)
+    found = [pool(trials(ratios(rng, 1.05, runs)), JCT).verdict for _ in range(600)]
+    assert found.count(FAIL) <= most_errors(600, 0.005)
+    assert found.count(PASS) <= most_errors(600, 0.005)
+
+
+@pytest.mark.parametrize("most", [3, 10])
+def test_looks_after_every_run_err_no_more_often_than_one(most):
+    rng = np.random.default_rng(4)
+    found = [pool(trials(ratios(rng, 1.05, most)), JCT, most=most).verdict for _ in range(600)]
+    assert found.count(FAIL) <= most_errors(600, 0.005)
+    assert found.count(PASS) <= most_errors(600, 0.005)
+
+
+def test_looks_decide_a_ratio_of_110_against_105_within_ten_runs():
+    rng = np.random.default_rng(5)
+    found = [pool(trials(ratios(rng, 1.10, 10)), JCT, most=10).verdict for _ in range(300)]
+    assert found.count(FAIL) >= 260
+    assert found.count(PASS) == 0
+
+
+def test_looks_that_are_clear_end_early():
+    """A ratio of 1.5 needs no ten runs."""
+    assert pool(trials([1.5, 1.52, 1.49, 1.5]), JCT, most=10).verdict is FAIL
+    assert undecided(pool(trials([1.06, 1.02, 1.09, 1.05]), JCT, most=10))
+    assert not undecided(pool(trials([1.5, 1.52, 1.49, 1.5]), JCT, most=10))
+
+
+def test_tails_of_looks_spend_late_and_stay_within_the_risk():
+    found = looks.tails(10, 0.005)
+    assert len(found) == 8
+    assert list(found) == sorted(found)
+    assert 0.003 < found[-1] < 0.005
+    with pytest.raises(ValueError, match="looks are made after 3 to 100 runs"):
+        looks.tails(2, 0.005)
+    assert looks.tails(100, 0.005)[0] == 0, "nothing is spent where it would decide nothing"
+
+
+def test_tails_hold_for_normal_increments():
+    """Paths of sums that cross a boundary at any look, against what is spent."""
+    tail, most = 0.05, 8
+    spent = looks.tails(most, tail)
+    rng = np.random.default_rng(6)
+    paths = np.cumsum(rng.normal(size=(20_000, most)), axis=1) / np.sqrt(np.arange(1, most + 1))
+    from scipy import special
+
+    crossed = (paths[:, looks.FIRST - 1 :] > -special.ndtri(np.array(spent))).any(axis=1).mean()
+    assert crossed == pytest.approx(0.85 * tail, abs=0.006)
+
+
+def test_run_with_an_unproven_fault_is_left_out_and_named():
+    unproven = Trial(
+        run_dir="runs/bad",
+        verdict=trial(9, [], check("fired.loss", INCONCLUSIVE, detail="it never fired")).verdict,
+        metrics={"jct_ratio": Observation(value=0.5, detail="")},
+    )
+    found = pool([*trials([1.10, 1.12, 1.09, 1.11]), unproven], JCT)
+    assert [one.left_out for one in found.runs][-1] == "loss is not proven: it never fired"
+    assert named(found, "jct_ratio").observed == pytest.approx(1.105, abs=1e-3)
+    assert (named(found, "pooled_runs").observed, named(found, "pooled_runs").verdict) == (4, PASS)
+
+
+def test_pool_of_mostly_unproven_runs_is_inconclusive():
+    unproven = [trial(n, [], check("fired.loss", INCONCLUSIVE)) for n in range(10, 15)]
+    found = pool([*trials([1.0, 1.001, 0.999]), *unproven], JCT)
+    assert found.verdict is INCONCLUSIVE
+    assert named(found, "pooled_runs").verdict is INCONCLUSIVE
+
+
+def test_exact_checks_count_in_every_run_also_in_one_that_is_left_out():
+    wrong = trial(9, [], check("fired.loss", INCONCLUSIVE), check("wrong_elements", FAIL, observed=7))
+    found = pool([*trials([1.0, 1.001, 0.999]), wrong], JCT)
+    assert found.verdict is FAIL
+    assert named(found, "wrong_elements").detail == "worst of 1 runs, seed 9: as said"
+    assert not undecided(found)
+
+
+def test_error_of_the_harness_in_one_run_is_an_error_of_the_pool():
+    broken = trial(9, [], check("harness", ERROR))
+    assert pool([*trials([1.0, 1.001, 0.999]), broken], JCT).verdict is ERROR
+
+
+def test_dirty_lab_of_one_run_is_that_of_the_pool():
+    dirty = trial(9, [], check("lab_restored", INCONCLUSIVE), lab_state="DIRTY")
+    found = pool([*trials([1.0, 1.001, 0.999]), dirty], JCT)
+    assert (found.lab_state, found.verdict) == ("DIRTY", INCONCLUSIVE)
+    assert not undecided(found)
+
+
+def test_two_runs_are_too_few_to_pool_and_enough_where_nothing_is_noisy():
+    assert pool(trials([1.0, 1.0]), JCT).verdict is INCONCLUSIVE
+    exact = [trial(n, [], check("wrong_elements", PASS)) for n in range(2)]
+    assert pool(exact, [Expectation(metric=METRICS["wrong_elements"], maximum=0)]).verdict is PASS
+
+
+def test_minimum_over_windows_is_not_decided_more_boldly_by_more_runs():
+    """Each run's minimum lies below the truth by chance: their mean is not where the truth is, however many runs."""
+    own = Interval(low=0.85, high=1.02, method="")
+    expected = [Expectation(metric=METRICS["goodput_min_ratio"], minimum=0.95)]
+    many = [trial(n, [("goodput_min_ratio", 0.9 + 0.001 * (n % 3), own)]) for n in range(30)]
+    assert named(pool(many, expected), "goodput_min_ratio").verdict is INCONCLUSIVE
+    deep = Interval(low=0.1, high=0.3, method="")
+    many = [trial(n, [("goodput_min_ratio", 0.2 + 0.001 * (n % 3), deep)]) for n in range(5)]
+    assert named(pool(many, expected), "goodput_min_ratio").verdict is FAIL
+    without = [trial(n, [("goodput_min_ratio", 0.2, None)]) for n in range(5)]
+    assert named(pool(without, expected), "goodput_min_ratio").verdict is INCONCLUSIVE
+
+
+def test_pool_of_several_noisy_checks_shares_the_risk():
+    four = [Expectation(metric=METRICS[name], minimum=0.5, maximum=2.0) for name in ("jct_ratio", "ettr")]
+    metrics = [("jct_ratio", 1.0, None), ("ettr", 0.9, None)]
+    found = pool([trial(n, metrics) for n in range(3)], four)
+    assert "0.25 % for each of 4 noisy checks" in named(found, "ettr").rule
+    assert "99.5 %" in named(found, "ettr").rule
+
+
+def test_pooled_file_is_read_as_it_was_written():
+    found = pool(trials([1.10, 1.12, 1.09]), JCT, most=10)
+    assert decode(encode(found)) == found
