@@ -159,7 +159,8 @@ def _calibration(session: Session) -> None:
     session.table(bench_calibration.COLUMNS, rows)
     session.out.print()
     _show(session, summary, columns=("at the true value: wrong by", "above / below", "", "goal", ""))
-    _show(session, list(bench_calibration.measure_until_decided()), columns=("run --until-decided", "", "", "goal", ""))
+    rows = [*bench_calibration.measure_until_decided(), *bench_calibration.measure_a_a()]
+    _show(session, rows, columns=("run --until-decided", "", "", "goal", ""))
 
 
 def _schedule() -> Iterator[Row]:

@@ -40,6 +40,7 @@ __all__ = [
     "Cell",
     "cell",
     "measure",
+    "measure_a_a",
     "measure_until_decided",
     "noise",
     "worst",
@@ -274,6 +275,26 @@ def measure_until_decided() -> Iterator[Row]:
             refused=0,
         )
         yield worst(f"jct_ratio of 1.05 against 1.05, {said}: wrong FAIL / wrong PASS", [wrong])
+
+
+def measure_a_a() -> Iterator[Row]:
+    """Yield a row about made-up fault-free runs against their fault-free twins, which drift by `RUN_SPREAD` overall."""
+    count, rng = 60, np.random.default_rng(1)
+    found = []
+    for run, twin in zip(*(noise("normal", rng, _POOLS, count, 0.5) for _ in range(2)), strict=True):
+        drifted = run * math.exp(RUN_SPREAD * rng.normal())
+        found.append(statistics.total_ratio(drifted, twin, quiet=np.ones(count, dtype=np.bool_), before=count))
+    decided = [one for one in found if one is not None]
+    wrong = Cell(
+        series=_POOLS,
+        above=sum(one.low > 1 for one in decided),
+        below=sum(one.high < 1 for one in decided),
+        refused=len(found) - len(decided),
+    )
+    share = 100 * wrong.refused / _POOLS
+    yield worst(
+        f"jct_ratio of a fault-free run and its twin, bound 1.0 (A/A; {share:.0f} % without an interval)", [wrong]
+    )
 
 
 def _until_decided(truth: float, spread: float, seed: int) -> tuple[Verdict, int]:
