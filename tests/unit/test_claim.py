@@ -198,7 +198,7 @@ def test_reset_and_down_end_local_holders_before_the_vms(qemu, tmp_path, monkeyp
     state, snapshot = SimpleNamespace(key="k", accelerator="tcg", vms={}), SimpleNamespace(key="k", complete=True)
     for name, value in {
         "lab_dir": lambda _: tmp_path, "_check_owner": lambda _: None, "read_state": lambda _: state,
-        "read_snapshot": lambda _: snapshot, "_remove_sockets": lambda _: None, "vms": lambda _: [],
+        "read_snapshot": lambda _: snapshot, "_remove_sockets": lambda _: None, "vms": lambda *_: (),
         "_resume": lambda *_, **__: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(lifecycle, name, value)

@@ -285,7 +285,7 @@ def test_the_commands(faultbed, tmp_path):  # noqa: F811 - a fixture
     assert "would be refused" not in shown.stderr
     text = (inventories() / "../tests/experiments/rack-link.toml").read_text()
     forbidden = tmp_path / "forbidden.toml"
-    forbidden.write_text(text.replace('target = "host1:mlx5_0"', 'target = "host3:mlx5_0"'))
+    forbidden.write_text(text.replace('target = "host[0]:rnic[0]"', 'target = "host3:mlx5_0"'))
     shown = faultbed(*rack, "run", str(forbidden), "--plan")
     assert (shown.returncode, "would be refused" in shown.stderr) == (0, True), shown.stderr
     assert faultbed(*rack, "power-cycle", "host1").returncode == 4
