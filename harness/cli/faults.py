@@ -335,7 +335,7 @@ def _show_receipt(session: Session, receipt: Receipt, outcome: dirty.Outcome, *,
         ("cleared", _yes(receipt.cleared.ok), receipt.cleared.error or _short(receipt.cleared.readback)),
     ]
     session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
-    for doubt in receipt.doubts:
+    for doubt in receipt.unproven:
         session.out.print(Text.assemble(("not proved", "yellow"), f": {doubt}"), soft_wrap=True)
     session.out.print(outcome.said, soft_wrap=True)
     if outcome.state == "DIRTY":

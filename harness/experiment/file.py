@@ -142,6 +142,9 @@ class _ExperimentFile(Section, frozen=True, kw_only=True):
     expect: tuple[_ExpectFile, ...] = ()
 
 
+_LONGEST_ID = 63
+"""Characters of a fault's id: `capture-<id>.pcapng` has to be a file name, and an id is a column of reports."""
+
 _KEYS = {
     "": ("name", "seed", "lab", "workload", "faults", "stop", "expect", "capture", "probe"),
     "capture": ("ports",),
@@ -222,6 +225,9 @@ def _fault_id(item: _FaultFile, seen: dict[str, str]) -> str:
 def _fault(item: _FaultFile, path: str, source: str, fault_id: str) -> Fault:
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", fault_id):
         raise fail(source, f"{path}.id", f'"{fault_id}" must be lower-case letters, digits, dots and dashes')
+    if len(fault_id) > _LONGEST_ID:
+        said = f"has {len(fault_id)} characters, and at most {_LONGEST_ID} fit; files of the run are named by it"
+        raise fail(source, f"{path}.id", f'"{fault_id[:16]}..." {said}: shorten it')
     if f"recovery.{fault_id}" in METRICS:
         raise fail(source, f"{path}.id", f"recovery.{fault_id} is a metric of its own; call the fault something else")
     targets = (item.target,) if isinstance(item.target, str) else item.target

@@ -76,7 +76,8 @@ class _FaultView:
     colour: str
     run: FaultRun
     receipt: Receipt | None
-    proven: bool
+    reasons: tuple[str, ...]
+    """Why it is not proven; empty when it is."""
     impact: Impact | None
     band: Band | None
     fidelity_means: str
@@ -305,7 +306,7 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
                 colour=fault_bands.colour(fault, index),
                 run=fault,
                 receipt=fault.receipt,
-                proven=not why_unproven_in(run, fault),
+                reasons=why_unproven_in(run, fault),
                 impact=one,
                 band=fault_bands.band(run, fault, index),
                 fidelity_means=_FIDELITY[fault.receipt.fidelity] if fault.receipt else "",
