@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -13,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.main import cli
-from testbed import dirty, rackstatus
+from testbed import dirty, in_progress, rackstatus
+from testbed.fingerprint import Fingerprint
 from testbed.inventory import load
 from testbed.paths import lab_dir
 from testbed.shipped import inventories
@@ -118,3 +120,15 @@ def test_a_soft_lab_tells_that_it_is_dirty_too():
     dirty.mark(folder, [], None)
     done = CliRunner().invoke(cli, ["--lab", "soft-mini", "status", "--json"])
     assert json.loads(done.stdout)["dirty"] == ["nobody can tell what it is like"]
+
+
+def test_status_and_doctor_name_a_command_that_was_killed():
+    folder = lab_dir("soft-mini")
+    before = Fingerprint(nodes={"host1": {"link be0": "UP"}})
+    in_progress.write(folder, why="run demo", before=before, lease_s=10.0).abandon()
+    said = f"`run demo` (process {os.getpid()}) was killed: the next command compares the lab first"
+    shown = CliRunner().invoke(cli, ["--lab", "soft-mini", "status", "--json"])
+    assert json.loads(shown.stdout)["unfinished"] == [said]
+    assert said in CliRunner().invoke(cli, ["--lab", "soft-mini", "status"]).stdout
+    findings = json.loads(CliRunner().invoke(cli, ["--lab", "soft-mini", "doctor", "--json"]).stdout)
+    assert said in [each["found"] for each in findings if each["what"] == "unfinished"]
