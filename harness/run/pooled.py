@@ -12,7 +12,8 @@ noise within a run only adds to what runs differ by.
 * Every other check counts in each run, and the worst one stands.
 
 A run with an error of the harness, or whose faults are not all proven, is left out, with the reason. At least `FIRST`
-runs, and half of all, must remain. A run that was faster than its twin stays in: to drop it would raise the mean.
+runs, and half of all, must remain. A run that was faster than its twin stays in: to drop it would raise the mean. Where
+all runs together are faster than their twins, the machine was disturbed, and the pool decides nothing either.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from harness.analysis.observations import Observation
+from harness.analysis.observations import Observation, disturbed
 from harness.experiment.file import Expectation
 from harness.experiment.metrics import Metric
 from harness.judge import NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
@@ -189,6 +190,9 @@ def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial],
     elif interval is not None:
         verdict = decide("max" if sign == "max" else "min", bound, interval)
         detail = f"{100 * level:.5g} % interval {interval.low:.4g}..{interval.high:.4g} ({interval.method})"
+        pooled = Observation(value=_middle(metric, observations), detail=detail, interval=interval)
+        if (reason := disturbed(metric.name, pooled)) is not None:
+            verdict, detail = Verdict.INCONCLUSIVE, f"{detail}; {reason}"
     if missing:
         detail = f"{detail}; {missing} runs have no value"
     looks = f"; looked at after every run, at most {most} (alpha spending)" if most else ""

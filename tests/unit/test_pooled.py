@@ -183,3 +183,15 @@ def test_pool_of_several_noisy_checks_shares_the_risk():
 def test_pooled_file_is_read_as_it_was_written():
     found = pool(trials([1.10, 1.12, 1.09]), JCT, most=10)
     assert decode(encode(found)) == found
+
+
+def test_pool_of_runs_faster_than_their_twins_is_no_pass():
+    """No fault makes a job faster: the machine was disturbed while the twins ran."""
+    found = named(pool(trials([0.79, 0.80, 0.81, 0.80, 0.79]), JCT), "jct_ratio")
+    assert found.verdict is INCONCLUSIVE
+    assert "the machine was disturbed" in found.detail
+
+
+def test_pool_that_differs_by_nothing_but_one_run_is_not_decided_by_it():
+    """Nine runs at the bound and one far above it: the odd one widens the interval more than it lifts it."""
+    assert named(pool(trials([1.05] * 9 + [3.0]), JCT), "jct_ratio").verdict is INCONCLUSIVE
