@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from inject.plan import PlannedFault
     from testbed.topology import Link, Topology
 
-__all__ = ["TAIL_S", "may_move", "own_evidence"]
+__all__ = ["NOT_OWN", "TAIL_S", "may_move", "own_evidence"]
 
 TAIL_S = 4.0
 """How long a fault that has ended may still move counters: retransmission timers, and BGP's hold time of 3 s."""
+
+NOT_OWN = "no evidence of its own"
+"""How the doubt begins that all of a fault's evidence may be another fault's doing."""
 
 _GAP = {"out_of_seq_request", MLX5["out_of_seq_request"]}
 # Counters that say that packets were lost, late, or not answered; each by the name of rxe and of mlx5.
@@ -104,8 +107,7 @@ def own_evidence(
 
 def _doubt(key: str, other: PlannedFault) -> str:
     return (
-        f"no evidence of its own: {key} may have been moved by {other.kind} on {other.target.text}, which overlaps; "
-        "move one of them"
+        f"{NOT_OWN}: {key} may have been moved by {other.kind} on {other.target.text}, which overlaps; move one of them"
     )
 
 
