@@ -277,7 +277,7 @@ def baseline(
     None: what is left is silent, or shorter than 3 s or two rolling windows.
     """
     first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(first_fault_ns)
-    parts = _without(series, first, last, reads, least=window_ns // series.step_ns)
+    parts = _without(series, first, last, reads)
     if (known := _floor_and_mean(parts, window_ns)) is None or known[0] <= 0:
         return None
     floor, mean = known
@@ -291,7 +291,7 @@ def steadiness(
 ) -> float | None:
     """Return noise floor over mean of the start of a run, 0 to 1; None: it is too short yet."""
     first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(until_ns)
-    known = _floor_and_mean(_without(series, first, last, reads, least=window_ns // series.step_ns), window_ns)
+    known = _floor_and_mean(_without(series, first, last, reads), window_ns)
     return None if known is None else known[0] / known[1] if known[1] > 0 else 0.0
 
 
@@ -299,12 +299,14 @@ def _floor_and_mean(parts: Sequence[Goodput], window_ns: int) -> tuple[float, fl
     if sum(part.end_ns - part.t0_ns for part in parts) < max(2 * window_ns, MIN_BASELINE_NS - WARMUP_NS):
         return None
     means = np.concatenate([rolling(part, window_ns) for part in parts])
+    if not len(means):
+        return None
     mean = float(np.concatenate([part.bytes_per_s for part in parts]).mean())
     return float(np.percentile(means, FLOOR_PERCENTILE)), mean
 
 
-def _without(series: Goodput, first: int, last: int, reads: Iterable[tuple[int, int]], *, least: int) -> list[Goodput]:
-    """Return the stretches of bins [first, last) outside all reads that hold at least `least` bins."""
+def _without(series: Goodput, first: int, last: int, reads: Iterable[tuple[int, int]]) -> list[Goodput]:
+    """Return the stretches of bins [first, last) outside all reads."""
     quiet = np.zeros(len(series.bytes) + 1, dtype=np.bool_)
     quiet[first:last] = True
     for begin_ns, end_ns in reads:
@@ -314,7 +316,6 @@ def _without(series: Goodput, first: int, last: int, reads: Iterable[tuple[int, 
     return [
         Goodput(t0_ns=series.time_of(int(start)), step_ns=series.step_ns, bytes=series.bytes[start:end])
         for start, end in edges.reshape(-1, 2)
-        if end - start >= max(least, 1)
     ]
 
 

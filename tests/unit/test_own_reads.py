@@ -57,7 +57,7 @@ def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(mon
         raise FaultError("not now")
 
     monkeypatch.setattr(loop, "_drive", refuse)
-    receipt = SimpleNamespace(proved=False, doubts=["not now"])
+    receipt = Mock(proved=False, doubts=("not now",), unproven=("not now",))
     fault = SimpleNamespace(reads=[(5, 9)], clear=lambda keep_holder: receipt)
     plan = SimpleNamespace(faults=[SimpleNamespace(id="one", at_ns=0, duration_ns=1, kind="link.down", target="x")])
     found = Found()

@@ -340,6 +340,17 @@ def test_baseline_reads_that_leave_too_little_is_none():
     assert timeline.baseline(steady(30), first_fault_ns=9 * S, window_ns=S, reads=reads) is not None
 
 
+def test_baseline_stretch_shorter_than_a_window_counts_for_the_mean_only():
+    """A read splits 9 s into 4.4 s and 3.1 s; two windows of 3.5 s fit into both together, and one into the first."""
+    one = steady(30, [(6.5, 9.6, 0.8)])
+    base = timeline.baseline(
+        one, first_fault_ns=int(9.6 * S), window_ns=int(3.5 * S), reads=[(int(5.4 * S), int(6.4 * S))]
+    )
+
+    assert base.floor == pytest.approx(RATE)
+    assert 0.9 * RATE < base.mean < RATE
+
+
 @given(st.lists(st.tuples(st.integers(-20, 320), st.integers(0, 50)), max_size=6))
 def test_baseline_whatever_happens_in_reads_does_not_move_it(reads):
     """Other bytes in the bins of reads change neither mean nor floor."""
