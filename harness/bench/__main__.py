@@ -159,7 +159,11 @@ def _calibration(session: Session) -> None:
     session.table(bench_calibration.COLUMNS, rows)
     session.out.print()
     _show(session, summary, columns=("at the true value: wrong by", "above / below", "", "goal", ""))
-    rows = [*bench_calibration.measure_until_decided(), *bench_calibration.measure_a_a()]
+    rows = [
+        *bench_calibration.measure_until_decided(),
+        *bench_calibration.measure_a_a(),
+        *bench_calibration.measure_limits(),
+    ]
     _show(session, rows, columns=("run --until-decided", "", "", "goal", ""))
 
 

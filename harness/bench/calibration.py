@@ -41,6 +41,7 @@ __all__ = [
     "cell",
     "measure",
     "measure_a_a",
+    "measure_limits",
     "measure_until_decided",
     "noise",
     "worst",
@@ -295,6 +296,24 @@ def measure_a_a() -> Iterator[Row]:
     yield worst(
         f"jct_ratio of a fault-free run and its twin, bound 1.0 (A/A; {share:.0f} % without an interval)", [wrong]
     )
+
+
+def measure_limits() -> Iterator[Row]:
+    """Yield rows about noise that no interval here is made for; they have no goal."""
+    count, often, rng = 100, 0.02, np.random.default_rng(2)
+    white, slow = (noise("normal", rng, _POOLS, count, memory) - 1 for memory in (0.0, 0.98))
+    rare = np.where(rng.random((_POOLS, count)) < often, 0.5, 0.0) + noise("normal", rng, _POOLS, count, 0.0) / 5 + 0.8
+    for what, series, truth in (
+        ("white noise that hides a slow one as large (φ = 0.98)", 1 + (white + slow) / math.sqrt(2), 1.0),
+        ("one iteration in fifty takes half as long again", rare, 1 + 0.5 * often),
+    ):
+        found = [statistics.mean_interval(values) for values in series]
+        decided = [one for one in found if one is not None]
+        wrong = sum(one.low > truth for one in decided), sum(one.high < truth for one in decided)
+        above, below = (100 * one / _POOLS for one in wrong)
+        refused = 100 * (_POOLS - len(decided)) / _POOLS
+        said = f"{refused:.0f} % without an interval, n = {count}, {_POOLS:,} series"
+        yield f"known limit: {what}", f"{above:.1f} % / {below:.1f} %", said, "", ""
 
 
 def _until_decided(truth: float, spread: float, seed: int) -> tuple[Verdict, int]:
