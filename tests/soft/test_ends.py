@@ -20,9 +20,12 @@ from pathlib import Path
 import pytest
 from waiting import until, wait_s
 
-from testbed import dirty, fingerprint, in_progress
+from testbed import dirty, fingerprint, in_progress, shipped
+from testbed import inventory as inventory_module
 from testbed.errors import DirtyLab
-from testbed.lab import Lab
+from testbed.inventory import Inventory
+from testbed.lab import Lab, open_lab
+from testbed.paths import lab_dir
 from testbed.softlab import lifecycle
 
 pytestmark = pytest.mark.soft
@@ -45,7 +48,11 @@ PHASES = {
     "reset": ("", "going back"),
 }
 """Words of the progress lines that a moment is counted from; the empty one is the start."""
-INJECTED = (("link.flap", "rtsw1:ctsw1"), ("link.flap", "host1:rxe1"), ("gpu.throttle", "host1:gpu0"))
+INJECTED = (
+    ("link.flap", "rtsw1:ctsw1"),
+    ("link.flap", "host1:rxe1"),
+    ("gpu.throttle", "host1:gpu0", "--set", "percent=50"),
+)
 EXPERIMENT = """
 name = "ends"
 lab = { kind = "soft" }
@@ -84,9 +91,9 @@ def drawn(command: str, folder: Path) -> Iterator[End]:
     experiment = folder / "ends.toml"
     experiment.write_text(EXPERIMENT)
     for index in range(COUNT):
-        kind, target = chance.choice(INJECTED)
+        injected = chance.choice(INJECTED)
         words = {
-            "inject": ("inject", kind, target, "--for", "3s"),
+            "inject": ("inject", *injected, "--for", "3s"),
             "run": ("run", str(experiment), "--out", str(folder / "runs")),
         }.get(command, (command,))
         yield End(
@@ -99,10 +106,21 @@ def drawn(command: str, folder: Path) -> Iterator[End]:
         )
 
 
-def ended(lab: Lab, end: End, folder: Path) -> tuple[int, str]:
+@pytest.fixture(scope="module")
+def mini() -> Iterator[Inventory]:
+    """A small lab of its own: a reset that is cut off ends its machines."""
+    inventory = inventory_module.load(shipped.inventories() / "soft-mini.yml")
+    if lifecycle.status(inventory).state == "up":
+        pytest.skip("soft-mini is up already: it may be in use")
+    lifecycle.up(inventory, lambda _: None)
+    yield inventory
+    lifecycle.down(inventory)
+
+
+def ended(inventory: Inventory, end: End, folder: Path) -> tuple[int, str]:
     """Start the command, end it so, and give back its exit code and what it said."""
     said = folder / "said"
-    argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *end.words]
+    argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(inventory.path), *end.words]
     with said.open("wb") as out, subprocess.Popen(argv, stdout=out, stderr=out, start_new_session=True) as process:
         until(lambda: end.phase in said.read_text() or process.poll() is not None, within_s=END_S)
         moment = time.monotonic() + end.after_s
@@ -116,60 +134,64 @@ def ended(lab: Lab, end: End, folder: Path) -> tuple[int, str]:
 
 
 def differences(lab: Lab, before: fingerprint.Fingerprint) -> list[str]:
-    """How the lab differs, looked at beside faultbed; a reset has ended the connections."""
-    lab.forget_connections()
+    """How the lab differs, looked at beside faultbed."""
     return fingerprint.diff(before, fingerprint.capture(lab))
 
 
-def lies(lab: Lab, before: fingerprint.Fingerprint, end: End, rc: int, said: str) -> Iterator[str]:
+def lies(inventory: Inventory, before: fingerprint.Fingerprint, end: End, rc: int, said: str) -> Iterator[str]:
     """What faultbed said, or left unsaid, that is not so; afterwards the lab is as before."""
-    inventory, folder = lab.inventory_model, lab.state_dir
+    folder = lab_dir(inventory.name)
     marked, unfinished = dirty.reasons(folder), [mark.name for mark in in_progress.dead(folder)]
     about = f"{end}: exit code {rc}, marked {marked}, unfinished {unfinished}, said {said!r}"
-    if (state := lifecycle.status(inventory).state) != "up":
+    was_up = (state := lifecycle.status(inventory).state) == "up"
+    if not was_up:
         if end.command not in ("run", "reset"):  # these two end the lab's machines, and `status` shows it
             yield f"the lab is {state}: {about}"
         lifecycle.up(inventory, lambda _: None)
-        marked = dirty.reasons(folder)
-    elif not marked and not unfinished and rc != DirtyLab.exit_code and (left := differences(lab, before)):
-        yield f"false CLEAN, {left}: {about}"
-    if marked:
-        wait_s(LEASE_S)
-        lab.forget_connections()
-        is_unseen = len(ENDS[end.how]) > 1 and "end was not seen" in marked[0]
-        if end.command != "heal" and not is_unseen and not fingerprint.settle(lab, before):
-            yield f"false DIRTY: {about}"
-        done = faultbed(lab, "heal")
-        if done.returncode:
-            yield f"heal ends with {done.returncode}, {done.stdout}{done.stderr}: {about}"
-    try:
-        lab.forget_connections()
-        dirty.admit(lab)
-    except DirtyLab as error:
-        if not fingerprint.settle(lab, before):
-            yield f"false DIRTY for the next command, {error}: {about}"
-    if left := differences(lab, before):
+    with open_lab(inventory) as lab:
+        says_clean = was_up and not marked and not unfinished and rc != DirtyLab.exit_code
+        if says_clean and (left := differences(lab, before)):
+            yield f"false CLEAN, {left}: {about}"
+        if marked and was_up:
+            wait_s(LEASE_S)
+            is_unseen = len(ENDS[end.how]) > 1 and "end was not seen" in marked[0]
+            if end.command != "heal" and not is_unseen and not fingerprint.settle(lab, before):
+                yield f"false DIRTY: {about}"
+            done = faultbed(inventory, "heal")
+            if done.returncode:
+                yield f"heal ends with {done.returncode}, {done.stdout}{done.stderr}: {about}"
+        try:
+            dirty.admit(lab)
+        except DirtyLab as error:
+            if not fingerprint.settle(lab, before):
+                yield f"false DIRTY for the next command, {error}: {about}"
+        left = differences(lab, before)
+    if left:
         yield f"false CLEAN after the next command, {left}: {about}"
+    if left or dirty.is_marked(folder):
         lifecycle.reset(inventory, lambda _: None)
 
 
-def faultbed(lab: Lab, *words: str) -> subprocess.CompletedProcess[str]:
+def faultbed(inventory: Inventory, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words]
+    argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(inventory.path), *words]
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=END_S)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", PHASES)
-def test_command_ended_at_random_says_of_the_lab_what_it_is(lab, tmp_path, command):
-    before = fingerprint.capture(lab)
+def test_command_ended_at_random_says_of_the_lab_what_it_is(mini, tmp_path, command):
+    lifecycle.reset(mini, lambda _: None)
+    with open_lab(mini) as lab:
+        before = fingerprint.capture(lab)
     found = []
     for end in drawn(command, tmp_path):
         if command == "heal":  # something to heal: a port that a fault has left down
-            lab.node("rtsw1").run(["ip", "link", "set", "dev", "ctsw1", "down"])
-            dirty.mark(lab.state_dir, ["rtsw1: link ctsw1 is down"], before)
-        rc, said = ended(lab, end, tmp_path)
-        wrong = list(lies(lab, before, end, rc, said))
+            with open_lab(mini) as lab:
+                lab.node("rtsw1").run(["ip", "link", "set", "dev", "ctsw1", "down"])
+            dirty.mark(lab_dir(mini.name), ["rtsw1: link ctsw1 is down"], before)
+        rc, said = ended(mini, end, tmp_path)
+        wrong = list(lies(mini, before, end, rc, said))
         print(f"{end}: exit code {rc}; {wrong or 'true'}")
         found += wrong
     assert found == []
