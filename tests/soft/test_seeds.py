@@ -55,9 +55,10 @@ def offered_and_lost(lab, params, seed, journal):
     assert receipt.cleared.ok
     assert all(proof.is_whole for proof in captured.proofs), captured.proofs
     packets = decode(captured.frames)
+    at_src, at_dst = (captured.frames.interfaces.index(name) for name in names)
     requests = packets.take((packets.opcode < 0x0D) & (packets.dqpn == sent.connections[0].rqpn))
-    came = requests.take((requests.port == 0) & (requests.outbound == 0))
-    left = requests.take((requests.port == 1) & (requests.outbound == 1))
+    came = requests.take((requests.port == at_src) & (requests.outbound == 0))
+    left = requests.take((requests.port == at_dst) & (requests.outbound == 1))
     assert len(came) >= MESSAGES
     assert receipt.fired.count == len(came) - len(left)
     ends_ns = [*came.time_ns[1:], np.iinfo(np.int64).max]
