@@ -66,7 +66,7 @@ def busy(lab):
         lab,
         FlowSpec(
             src=f"{one.name}:{one.rnics[0].name}", dst=f"{three.name}:{three.rnics[0].name}", message_bytes=16384,
-            qps=2, depth=2, duration_s=600.0, op_deadline_s=90.0, peer_deadline_s=90.0, stall_deadline_s=120.0,
+            qps=2, depth=2, duration_s=900.0, op_deadline_s=90.0, peer_deadline_s=90.0, stall_deadline_s=120.0,
             qp=QpParams(timeout=18, retry_cnt=6),
         ),
     )  # fmt: skip
