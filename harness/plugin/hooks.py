@@ -258,13 +258,16 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return ExperimentFile.from_parent(parent, path=file_path)
 
 
-# After the fixtures' own end, which an interrupted session leaves to the end of the session.
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Leave the lab as it was found, and say where nothing was proved."""
-    # A session that has not loaded the module has used no lab.
-    if session_lab := sys.modules.get("harness.plugin.session_lab"):
-        session_lab.leave(session.config)
+# Around all others: an interrupted session ends its fixtures in this hook, and one of them may fail (unproven fault).
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    """Leave the lab as it was found, whatever the fixtures do at their end; and say where nothing was proved."""
+    try:
+        yield
+    finally:
+        # A session that has not loaded the module has used no lab.
+        if session_lab := sys.modules.get("harness.plugin.session_lab"):
+            session_lab.leave(session.config)
     if _proved_nothing(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 

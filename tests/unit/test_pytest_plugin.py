@@ -580,3 +580,25 @@ def test_plugin_options_carry_its_prefix():
     assert "--lab" in names
     assert all(name == "--lab" or name.startswith("--faultbed-") for name in names)
     assert all(name.startswith("faultbed_") for name in parser._inidict)
+
+
+INTERRUPTED = """
+import pytest
+
+@pytest.fixture
+def unproven():
+    yield
+    raise RuntimeError("not proven")
+
+def test_stopped(unproven):
+    raise KeyboardInterrupt
+"""
+
+
+def test_interrupted_session_leaves_its_lab_although_a_fixture_fails_at_its_end(pytester, monkeypatch):
+    """Ctrl-C amid a fault: the fixture said that it was not proven, and five VMs went on after the session."""
+    left = []
+    monkeypatch.setattr(pytest_lab, "leave", left.append)
+    pytester.makepyfile(test_x=INTERRUPTED)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    assert len(left) == 1
