@@ -12,6 +12,7 @@ from documented import LONG, NO_LAB, NOT_RUN, ON_LAB, TABLES, TOGETHER
 from house import HOUSE, TRACES
 from pages import NAMED, PAGES, blocks, commands
 
+from harness.cli import document
 from harness.experiment.file import decode
 from harness.run.loop import decide
 from testbed import inventory
@@ -121,3 +122,8 @@ def test_every_part_of_an_experiment_would_be_accepted(text, tmp_path):
 def test_the_pages_have_parts_of_experiments():
     """Or the test above would hold none of them."""
     assert {one.id.rpartition("-")[0] for one in EXPERIMENTS} == {"replay-a-trace", "write-an-experiment"}
+
+
+def test_command_reference_is_up_to_date():
+    """Regenerate it with `python -m harness.cli.document > docs/commands.md`."""
+    assert (HOUSE / "docs" / "commands.md").read_text() == document.markdown()

@@ -346,8 +346,8 @@ CASES = [
     (
         "fault without end",
         everywhere("safety", lambda one: one.update(longest_fault_s=float("inf"))),
-        "all.safety.longest_fault_s",
-        "no bound",
+        "hosts.host1.safety.longest_fault_s",
+        "inf is not a finite number",
     ),
     (
         "one outlet for two machines",
