@@ -89,7 +89,7 @@ TOUCHED = [
     ("host1", "ip route add blackhole 10.98.0.0/16", "ip route del blackhole 10.98.0.0/16", "blackhole 10.98.0.0/16"),
     ("host1", "ip rule add priority 77 lookup 7", "ip rule del priority 77", "rule 77"),
     ("host1", "ip netns add stray", "ip netns del stray", "netns stray"),
-    ("host1", "mkdir -p /run/faultbed/faults/x", "rmdir /run/faultbed/faults/x", "revert x"),
+    ("host1", "mkdir -p /run/faultbed/faults/x.revert", "rmdir /run/faultbed/faults/x.revert", "revert x.revert"),
     ("host1", "systemd-run -q --unit=faultbed-x sleep 99", "systemctl stop faultbed-x", "unit faultbed-x.service"),
     ("host1", "rdma link delete rxe1", "rdma link add rxe1 type rxe netdev be1", "rdma rxe1/1"),
     (
