@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,11 +85,14 @@ def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = 
     folder = lab.state_dir
     try:
         with in_progress.locked(folder):
+            at_work = in_progress.live(folder, beside=True)  # one that is killed from now on is at work all the same
             _finish_for_the_dead(lab, progress)
             refuse(folder, lab.name)
             before = fingerprint.capture(lab)
-            for other in _others(folder, before.covers):
-                before = _without(before, other, lab.topology)
+            # The faults of those that died just now, or that nobody has compared yet, may still be on.
+            for other in {each.path: each for each in (*at_work, *in_progress.dead(folder))}.values():
+                if overlap(other.covers, before.covers):
+                    before = _without(before, other, lab.topology)
             own = in_progress.write(folder, why=why, before=before, lease_s=lease_s)
     except OSError as error:
         raise LabError(
@@ -168,9 +173,14 @@ def mark(folder: Path, reasons: Sequence[str], before: Fingerprint | None) -> bo
     said = {"since": time.time(), "reasons": list(reasons), "before": before.to_json() if before else None}
     said["covers"] = before.covers if before else (WHOLE_LAB,)
     folder.mkdir(parents=True, exist_ok=True)  # of a rack, nothing else may have been kept here
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(said, indent=1))
-    temporary.replace(path)
+    temporary = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}.new")
+    try:
+        temporary.write_text(json.dumps(said, indent=1))
+        os.link(temporary, path)  # unlike a rename, it never replaces the mark that another command writes just now
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
     return True
 
 
@@ -186,7 +196,10 @@ def is_unknown(folder: Path) -> bool:
 
 def reasons(folder: Path) -> tuple[str, ...]:
     """Why the lab is marked; empty when it is not."""
-    return tuple(_read(folder).get("reasons") or [_UNKNOWN]) if is_marked(folder) else ()
+    if not is_marked(folder):
+        return ()
+    said = _read(folder).get("reasons")
+    return tuple(map(str, said)) if said and isinstance(said, list) else (_UNKNOWN,)
 
 
 def refuse(folder: Path, name: str) -> None:
@@ -207,9 +220,7 @@ def baseline(folder: Path) -> Fingerprint | None:
     """What a lab looked like before the command that left it DIRTY, or was killed; None: there is none, or unknown."""
     if not is_marked(folder):
         return next((one.before for one in in_progress.dead(folder)), None)
-    said = _read(folder)
-    before, covers = said.get("before"), tuple(said.get("covers", (WHOLE_LAB,)))
-    return None if before is None else Fingerprint(nodes=before, covers=covers)
+    return in_progress.before_of(_read(folder))
 
 
 def settle(lab: Lab) -> list[str]:

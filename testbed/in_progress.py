@@ -1,7 +1,7 @@
 """Marks of commands that are changing a lab: one file each, written before the first change, removed at the end.
 
-    working/PID-N.json   what the command is, what the lab looked like before it, how long its faults' leases last
-    working/lock         held while a command begins or ends, so that two of them cannot miss each other
+    working/PID-TOKEN.json   what the command is, what the lab looked like before it, how long its faults' leases last
+    working/lock             held while a command begins or ends, so that two of them cannot miss each other
 
 The owner holds a flock(2) on its mark. The kernel releases it however the process ends, also across a reboot and in
 another PID namespace: a mark that can be locked belongs to a process that is dead. A mark has the fields of
@@ -13,34 +13,38 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
-import itertools
 import json
 import os
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from testbed.errors import LabError
 from testbed.fingerprint import Fingerprint
+from testbed.onnode.holders import identity
 from testbed.reservation import WHOLE_LAB
 
-__all__ = ["Mark", "Own", "dead", "live", "locked", "write"]
+__all__ = ["Mark", "Own", "before_of", "dead", "live", "locked", "write"]
 
 LOCK_S = 180.0
 """Longer than any comparison of a lab that another command may be at."""
 _MOST_ANCESTORS = 64
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One command's mark, as found on disk. `before` is None when the mark cannot be read."""
+    """One command's mark, as found on disk. `before` is None when the mark cannot be read.
+
+    `started` is the start time of process `pid` in clock ticks; None: the mark does not say.
+    """
 
     path: Path
     why: str
     pid: int
+    started: int | None
     before: Fingerprint | None
     lease_s: float
     is_live: bool
@@ -85,7 +89,8 @@ def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own
     Raises:
         OSError: the mark cannot be written; nothing may be changed then.
     """
-    path = _folder(folder) / f"{os.getpid()}-{next(_numbers)}.json"
+    # A process id alone is not unique: processes of several containers may share this folder.
+    path = _folder(folder) / f"{os.getpid()}-{secrets.token_hex(4)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     said = {
         "since": time.time(),
@@ -94,6 +99,7 @@ def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own
         "covers": before.covers,
         "why": why,
         "pid": os.getpid(),
+        "started": identity(os.getpid())["started"],
         "lease_s": lease_s,
     }
     temporary = path.with_suffix(".new")
@@ -117,8 +123,8 @@ def live(folder: Path, *, beside: bool = False) -> tuple[Mark, ...]:
 
     With `beside`, without those of this process and of its ancestors: a test session oversees the commands it starts.
     """
-    own = _ancestors() if beside else frozenset()
-    return tuple(mark for mark in _marks(folder) if mark.is_live and mark.pid not in own)
+    own = _ancestors() if beside else {}
+    return tuple(mark for mark in _marks(folder) if mark.is_live and not _is_of(mark, own))
 
 
 def dead(folder: Path) -> tuple[Mark, ...]:
@@ -170,15 +176,29 @@ def _read(path: Path) -> Mark | None:
             said, is_live = _decoded(file.read()), _is_locked(file.fileno())
     except FileNotFoundError:
         return None
-    before = said.get("before")
+    pid, started, lease_s = (said.get(name) for name in ("pid", "started", "lease_s"))
     return Mark(
         path=path,
         why=str(said.get("why", "a command")),
-        pid=int(said.get("pid", 0)),
-        before=None if before is None else Fingerprint(nodes=before, covers=tuple(said.get("covers", (WHOLE_LAB,)))),
-        lease_s=float(said.get("lease_s", 0.0)),
+        pid=pid if isinstance(pid, int) else 0,
+        started=started if isinstance(started, int) else None,
+        before=before_of(said),
+        lease_s=float(lease_s) if isinstance(lease_s, (int, float)) else 0.0,
         is_live=is_live,
     )
+
+
+def before_of(said: Mapping[str, Any]) -> Fingerprint | None:
+    """Return what a mark says that the lab looked like; None: it does not say, or not in a way that we understand."""
+    nodes, covers = said.get("before"), said.get("covers", (WHOLE_LAB,))
+    if not isinstance(nodes, dict) or not isinstance(covers, (list, tuple)):
+        return None
+    if not all(isinstance(name, str) for name in covers):
+        return None
+    for facts in nodes.values():
+        if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
+            return None
+    return Fingerprint(nodes=nodes, covers=tuple(covers))
 
 
 def _decoded(content: bytes) -> dict[str, Any]:
@@ -198,18 +218,24 @@ def _is_locked(fd: int) -> bool:
     return False
 
 
-def _ancestors() -> frozenset[int]:
-    """Process ids of this process and of those above it."""
-    found: list[int] = []
+def _is_of(mark: Mark, processes: Mapping[int, int]) -> bool:
+    """Whether a mark is that of one of these processes, and not of one with the same number in another container."""
+    return mark.pid in processes and mark.started in (None, processes[mark.pid])
+
+
+def _ancestors() -> dict[int, int]:
+    """Ids of this process and of those above it, each with its start time in clock ticks."""
+    found: dict[int, int] = {}
     pid = os.getpid()
     while pid > 0 and len(found) < _MOST_ANCESTORS:
-        found.append(pid)
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             break
-        pid = int(stat.rpartition(")")[2].split()[1])  # field 4, the parent (proc(5)), counted after the name
-    return frozenset(found)
+        fields = stat.rpartition(")")[2].split()  # from the state on, which is field 3 (proc(5))
+        found[pid] = int(fields[19])
+        pid = int(fields[1])
+    return found
 
 
 def _folder(folder: Path) -> Path:

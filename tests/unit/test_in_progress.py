@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from house import HOUSE
 from shared_lab import CLEAN, Command, change, lab_at
 
 from testbed import dirty, fingerprint, in_progress
@@ -233,3 +237,114 @@ def test_two_dirty_commands_are_both_compared_by_heal(lab, tmp_path):
     assert "host1" in dirty.settle(lab)[0]
     change(tmp_path, "host1", "UP")
     assert dirty.settle(lab) == []
+
+
+def test_begin_during_which_another_command_is_killed_does_not_take_its_fault_for_normal(
+    lab, tmp_path, command, monkeypatch
+):
+    """Its target reverts later: what B then saw would differ from its `before` for ever."""
+    a = command("inject A")
+    change(tmp_path, "host1", "DOWN by A")
+    look = fingerprint.capture
+
+    def killed_meanwhile(lab):
+        a.kill()
+        return look(lab)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint, "capture", killed_meanwhile)
+        work = dirty.begin(lab, "inject B")
+    assert work.before.nodes == CLEAN
+    change(tmp_path, "host1", "UP")
+    assert dirty.end(lab, work).state == "CLEAN"
+    dirty.admit(lab)
+    assert dirty.unfinished(tmp_path) == ()
+
+
+def test_begin_beside_a_dead_command_that_is_not_compared_yet_does_not_take_its_fault_for_normal(
+    lab, tmp_path, command, monkeypatch
+):
+    """A living one at a part of the same keeps it from being compared; its lease may not have run out."""
+    monkeypatch.setattr(fingerprint, "part", lambda nodes, _, covers: {n: f for n, f in nodes.items() if n in covers})
+    (tmp_path / "working").mkdir()
+    both = Fingerprint(nodes=CLEAN, covers=("host1", "host2"))
+    in_progress.write(tmp_path, why="inject A", before=both, lease_s=0.0).abandon()
+    one = Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",))
+    beside = in_progress.write(tmp_path, why="inject C", before=one, lease_s=0.0)
+    monkeypatch.setattr(in_progress, "_ancestors", dict)
+    change(tmp_path, "host1", "DOWN by A")
+    lab.ours = ("host1",)
+    work = dirty.begin(lab, "inject B")
+    work.mark.remove()
+    beside.remove()
+    assert work.before.nodes == {"host1": CLEAN["host1"]}
+
+
+def test_two_marks_of_a_dirty_lab_in_the_same_moment_are_both_compared_by_heal(lab, tmp_path, monkeypatch):
+    """The second one is written while the first is: neither may replace the other."""
+    work = dirty.begin(lab, "inject here")
+    change(tmp_path, "host1", "DOWN")
+    write_text, others = Path.write_text, [Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",))]
+
+    def written_by_both(path, *args):
+        done = write_text(path, *args)
+        if others:
+            dirty.mark(tmp_path, ["host2: x"], others.pop())
+        return done
+
+    monkeypatch.setattr(Path, "write_text", written_by_both)
+    assert dirty.end(lab, work).state == "DIRTY"
+    assert dirty.reasons(tmp_path) == ("host2: x",)
+    assert "host1" in dirty.settle(lab)[0]
+    assert list(tmp_path.glob("dirty*.new")) == []
+    change(tmp_path, "host1", "UP")
+    assert dirty.settle(lab) == []
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"pid": None, "before": CLEAN}, {"pid": 1, "lease_s": "10 s", "before": CLEAN}, {"before": []},
+        {"before": {"host1": ["link be0"]}}, {"before": {"host1": {"link be0": {"is": "UP"}}}},
+        {"before": CLEAN, "covers": 2},
+    ],
+)  # fmt: skip
+def test_marks_of_another_version_are_no_traceback_and_never_a_clean_lab(lab, tmp_path, strange):
+    """With fields of other types the lab is unknown; what they do say is compared."""
+    (tmp_path / "working").mkdir()
+    (tmp_path / "working" / "1-1.json").write_text(json.dumps(strange))
+    change(tmp_path, "host1", "DOWN")
+    with pytest.raises(DirtyLab):
+        dirty.begin(lab, "run demo")
+    assert dirty.settle(lab) != []
+    (tmp_path / "dirty.json").write_text(json.dumps(strange))
+    assert dirty.settle(lab) != []
+    assert dirty.reasons(tmp_path) == ("nobody can tell what it is like",)
+
+
+def test_command_of_another_container_with_the_process_id_of_ours_is_another_command(lab, tmp_path):
+    """Process ids repeat there: its fault is not taken for normal, and its mark is not overwritten."""
+    theirs = dirty.begin(lab, "inject there")
+    said = json.loads(theirs.mark.path.read_text())
+    theirs.mark.path.write_text(json.dumps({**said, "started": said["started"] + 1}))
+    change(tmp_path, "host1", "DOWN by them")
+    ours = dirty.begin(lab, "inject here")
+    assert ours.before.nodes == CLEAN
+    assert ours.mark.path.name.split("-")[0] == theirs.mark.path.name.split("-")[0]
+    theirs.mark.abandon()  # killed
+    change(tmp_path, "host1", "UP")
+    assert dirty.end(lab, ours).state == "CLEAN"
+    dirty.admit(lab)
+    assert dirty.unfinished(tmp_path) == ()
+
+
+def test_marks_of_two_processes_with_one_id_have_two_files(tmp_path):
+    """As in two containers that share the folder; each one counts its own marks from the beginning."""
+    code = (
+        "import os, pathlib, sys; os.getpid = lambda: 7\nfrom testbed import fingerprint, in_progress\n"
+        "in_progress.write(pathlib.Path(sys.argv[1]), why='x', before=fingerprint.Fingerprint(nodes={}), lease_s=0.0)"
+    )
+    for _ in range(2):
+        env = {**os.environ, "PYTHONPATH": str(HOUSE)}
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=env, timeout=60)
+    assert len(list((tmp_path / "working").glob("7-*.json"))) == 2
