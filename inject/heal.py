@@ -275,7 +275,8 @@ def _healed_here(stored: Path, most_s: float | None) -> list[str]:
     said = read_claim(str(claim))
     try:
         if end_holder(str(claim)):
-            lines = [f"here: {_MARK} ended the holder of {said.get('kind')} on {said.get('target')}"]
+            what = f"{said.get('kind')} on {said.get('target')}" if said else stored.stem
+            lines = [f"here: {_MARK} ended the holder of {what}"]
         patience_s = most_s or (_BACK_S if stored.exists() and REJOIN in stored.read_text() else _REVERT_S)
         with locked(str(claim), within_s=patience_s):
             if stored.exists():

@@ -1,11 +1,12 @@
 """Claims of faults on their target: a controller whose fault would change what another one's fault holds is refused.
 
 The claim of a fault stands beside its stored revert and is locked by its holder (`testbed.onnode.holders`). One that is
-not locked counts only while the stored revert is there. While claims are compared the folder itself is locked.
+not locked counts only while the stored revert is there. One that cannot be read, or is missing beside a stored revert,
+counts as a claim of everything. While claims are compared the folder itself is locked.
 """
 
 # A holder's start-up time is what its speed is made of: no pathlib.
-# ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH118, PTH120, PTH208
+# ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH116, PTH118, PTH120, PTH122, PTH208
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class Claim:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(fd, 0)
-                os.write(fd, f"{json.dumps({**told, **identity(os.getpid())})}\n".encode())
+                rest = f"{json.dumps({**told, **identity(os.getpid())})}\n".encode()
+                while rest:  # a disk that fills up takes a part without an error
+                    rest = rest[os.write(fd, rest) :]
             except BlockingIOError:
                 os.close(fd)
                 raise Refused(f"{path} is locked by another process: run `faultbed heal`") from None
@@ -61,6 +64,17 @@ class Claim:
                 os.close(fd)
                 raise
         return cls(path, fd)
+
+    def check(self) -> None:
+        """Refuse to go on without it.
+
+        Raises:
+            Refused: its file has been removed or replaced: others cannot see any more what the fault changes.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                return
+        raise Refused(f"{self._path} has been removed: its fault must not begin any more")
 
     def release(self) -> None:
         """Release it: nothing of the fault is left. Safe to call twice."""
@@ -98,18 +112,20 @@ def held_by(said: dict[str, Any]) -> str:
 
 
 def _refuse_conflicts(folder: str, told: dict[str, Any]) -> None:
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".claim"):
-            _refuse_conflict(os.path.join(folder, name), told)
+    names = {os.path.splitext(name) for name in os.listdir(folder)}
+    for name in sorted(stem for stem, what in names if what in (".claim", ".revert")):
+        _refuse_conflict(os.path.join(folder, f"{name}.claim"), told)
 
 
 def _refuse_conflict(path: str, told: dict[str, Any]) -> None:
+    said = read_claim(path)  # first: the end of a fault removes the revert before the claim
     is_held, is_left = _is_locked(path), os.path.exists(f"{path.removesuffix('.claim')}.revert")
-    said = read_claim(path)
     if not is_held and not is_left:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         return
+    if not said:
+        raise Refused(f"{path} does not tell what its fault holds: run `faultbed heal`")
     if is_held and said.get("session") == told.get("session"):
         return
     if thing := conflict(said, told):

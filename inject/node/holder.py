@@ -31,6 +31,7 @@ from typing import Any
 
 from inject.node.actuator import Actuator, Refused, make
 from inject.node.claim import Claim
+from testbed.onnode.holders import HELD_BY, identity
 
 __all__ = ["Holder", "main"]
 
@@ -129,6 +130,8 @@ class Holder:
         aim = getattr(self.actuator, "aim", None)
         if aim is not None:
             aim(qp=request.get("qp"), psn=request.get("psn"), ahead=request.get("ahead"))
+        if self.claim is not None:
+            self.claim.check()
         self.store_revert()
         self.watchdog.take_precedence()
         # Some changes take a while by themselves: not to be taken for dead meanwhile.
@@ -335,7 +338,8 @@ class Holder:
         os.makedirs(os.path.dirname(self.revert_file), exist_ok=True)  # noqa: PTH103, PTH120 - start-up time
         temporary = f"{self.revert_file}.new"
         with open(temporary, "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(f"{self.actuator.revert_script()}\n")
+            # Whoever heals ends the holder first, also without its claim.
+            file.write(f"{self.actuator.revert_script()}\n{HELD_BY}{json.dumps(identity(os.getpid()))}\n")
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, self.revert_file)  # noqa: PTH104

@@ -1,6 +1,6 @@
 """The processes that hold faults on this machine, known by the claims that they have locked (`inject.node.claim`).
 
-    FOLDER/INSTANCE.revert   the stored revert, there exactly while the target is changed
+    FOLDER/INSTANCE.revert   the stored revert, there exactly while the target is changed; it names its holder
     FOLDER/INSTANCE.claim    JSON: who claims what, and the process that holds it
 
 A holder locks its claim (flock(2)) for as long as it lives, so that the kernel releases it however the process ends.
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["claim_file", "discard_all", "end_holder", "identity", "lock", "locked", "read_claim"]
+__all__ = ["HELD_BY", "claim_file", "discard_all", "end_holder", "identity", "lock", "locked", "read_claim"]
 
+HELD_BY = "# held by "
+"""What the last line of a stored revert begins with; the identity of the holder follows, as JSON."""
 _END_S = 5.0
 _TRY_EVERY_S = 0.02
 _REVERT_S = 3.0
@@ -45,6 +47,16 @@ def read_claim(path: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _named_by(revert_file: str) -> dict[str, Any]:
+    """The holder that a stored revert names; empty when it names none."""
+    with contextlib.suppress(OSError, ValueError), open(revert_file, encoding="utf-8") as file:
+        last = file.read().splitlines()[-1:]
+        if last and last[0].startswith(HELD_BY):
+            said = json.loads(last[0].removeprefix(HELD_BY))
+            return said if isinstance(said, dict) else {}
+    return {}
 
 
 @contextlib.contextmanager
@@ -70,14 +82,14 @@ def end_holder(path: str) -> bool:
     """Kill the process that holds a claim, and wait for its end; whether there was one.
 
     The process is known by its pid, its start time and its boot, and is signalled through a pidfd: a number that was
-    given to another process is never killed.
+    given to another process is never killed. Where the claim does not name it, the stored revert beside it does.
 
     Raises:
         OSError: it may not be killed, or is still there.
     """
-    said = read_claim(path)
-    pid = int(said.get("pid", 0))
-    if pid <= 0:
+    said = read_claim(path) or _named_by(f"{path.removesuffix('.claim')}.revert")
+    pid = said.get("pid", 0)
+    if not isinstance(pid, int) or pid <= 0:
         return False
     try:
         handle = os.pidfd_open(pid)
@@ -104,7 +116,7 @@ def discard_all(folder: str) -> None:
     Raises:
         OSError: a holder may not be killed, or is still there.
     """
-    for path in sorted(glob.glob(f"{folder}/*.claim")):
+    for path in sorted({claim_file(path) for what in ("claim", "revert") for path in glob.glob(f"{folder}/*.{what}")}):
         end_holder(path)
         with contextlib.suppress(TimeoutError), locked(path, within_s=_REVERT_S):
             pass

@@ -125,6 +125,56 @@ def test_heal_ends_a_fault_that_is_only_prepared(qemu, tmp_path):
         assert qemu.links == []
 
 
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_claim_that_is_gone_or_broken_counts_as_one_of_everything(qemu, tmp_path, how):
+    with holder(tmp_path, "a") as first, holder(tmp_path, "b") as second:
+        prepare(first, tmp_path, "a", session="anna")
+        ask(first, "arm")
+        claim = tmp_path / "faults" / "a.claim"
+        claim.unlink() if how == "removed" else os.truncate(claim, 0)
+        refused = prepare(second, tmp_path, "b", session="ben")
+        assert refused["refused"]
+        assert "a.claim does not tell what its fault holds: run `faultbed heal`" in refused["error"]
+        assert ask(first, "clear")["ok"]
+        assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_heal_ends_a_flap_whose_claim_is_gone_or_broken(qemu, tmp_path, how):
+    """Its stored revert names the holder, too."""
+    with holder(tmp_path, "a") as flap:
+        prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
+        ask(flap, "arm")
+        pid, claim = holder_pid(flap), tmp_path / "faults" / "a.claim"
+        claim.unlink() if how == "removed" else os.truncate(claim, 0)
+        assert here(tmp_path)[0].startswith("here: healed: ended the holder of ")
+        assert identity(pid)["started"] is None
+        flap._process.wait(timeout=10)
+        assert qemu.links[-1] is True
+        assert list((tmp_path / "faults").iterdir()) == []
+
+
+def test_fault_whose_claim_is_gone_does_not_begin(qemu, tmp_path):
+    """Without it `heal` would not find the holder, and a second fault would be allowed beside it."""
+    with holder(tmp_path, "a") as ready:
+        prepare(ready, tmp_path, "a", session="anna")
+        (tmp_path / "faults" / "a.claim").unlink()
+        refused = ask(ready, "arm")
+        assert refused["refused"]
+        assert "a.claim has been removed" in refused["error"]
+        assert list((tmp_path / "faults").iterdir()) == []
+    assert qemu.links == []
+
+
+def test_claim_on_a_disk_that_takes_a_part_of_it_is_written_whole(tmp_path, monkeypatch):
+    """A broken claim would hold nothing."""
+    write = os.write
+    monkeypatch.setattr(claim_module.os, "write", lambda fd, data: write(fd, data[:7]))
+    held = Claim.take(str(tmp_path / "a.revert"), {"session": "a", "paths": LINK})
+    assert read_claim(str(tmp_path / "a.claim"))["paths"] == LINK
+    held.release()
+
+
 def test_heal_waits_for_a_revert_that_is_running(tmp_path):
     """Of two that revert, the one that has the lock does; the other one finds nothing left to do."""
     folder = tmp_path / "faults"
