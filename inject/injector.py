@@ -248,10 +248,13 @@ class Injector:
             self.clear_all()
         except BaseException:
             # A second Ctrl-C, or worse: the end of its channel tells each holder to revert by itself.
-            self.abandoned += tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in self._open)
+            # One that was never to begin has changed nothing, and cannot any more.
+            begun = [each for each in self._open if each.began_ns is not None]
+            self.abandoned += tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in begun)
             for prepared in self._open[:]:
                 prepared.lease.let_go()
-                self.audit("not cleared", prepared.planned, detail="its end was not seen: the command was ended")
+                if prepared in begun:
+                    self.audit("not cleared", prepared.planned, detail="its end was not seen: the command was ended")
             self._open.clear()
             raise
         finally:

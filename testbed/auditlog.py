@@ -3,7 +3,7 @@
     {"at": "2026-11-21T15:04:05.123456Z", "who": "ann@laptop", "event": "armed", "kind": "link.flap", ...}
 
 What is done to a lab is told before (`arming`, `healing`, `provisioning`) and after, however it ends, and so is what
-the lab's owner or a target refuses. Lines are only ever added, each in one write that is synced before the caller goes
+the lab's owner or a target refuses. Lines are only ever added, each one synced before the caller goes
 on; a line that a kill has torn is passed over when the file is read. It tells of this controller only: another user's
 is in that user's home.
 """
@@ -41,7 +41,9 @@ def append(state_dir: Path, event: str, **what: Any) -> None:
         # After a torn line, a new one must begin on its own.
         size = os.fstat(file).st_size
         torn = size > 0 and _last_byte(path_of(state_dir), size) != b"\n"
-        os.write(file, (b"\n" if torn else b"") + line.encode() + b"\n")
+        rest = (b"\n" if torn else b"") + line.encode() + b"\n"
+        while rest:  # a disk that fills up takes a part without an error
+            rest = rest[os.write(file, rest) :]
         os.fsync(file)
     finally:
         os.close(file)

@@ -123,7 +123,7 @@ def inject(
         work = dirty.begin(lab, why, lease_s=longest_lease_s([planned]))
         injector = None
         try:
-            path = journal or lab.state_dir / "journal" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}.jsonl"
+            path = journal or _journal_of(lab, kind)
             with Journal(path) as written:
                 injector = Injector(lab, written, confirmed=confirmed)
                 receipt = _do(session, lab, injector, planned)
@@ -262,6 +262,12 @@ def _watch(lab: Lab, prepared: Prepared, for_s: float, progress: Any) -> None:
         if seen.get("count") != last:
             last = seen.get("count")
             progress(f"fired so far: {last}")
+
+
+def _journal_of(lab: Lab, kind: str) -> Path:
+    """A journal of its own for each command: two of them may begin in the same second."""
+    began = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    return lab.state_dir / "journal" / f"{began}-{kind}-{secrets.token_hex(3)}.jsonl"
 
 
 def _params(settings: list[str]) -> dict[str, Any]:

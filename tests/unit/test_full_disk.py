@@ -112,6 +112,30 @@ def test_arm_with_an_audit_that_cannot_be_written_changes_nothing(qemu, tmp_path
     assert False not in qemu.links
 
 
+def test_audit_on_a_disk_that_takes_a_part_of_a_line_is_written_whole_or_refused(tmp_path, monkeypatch):
+    """A short write is no error by itself; what a torn line announced must not be done."""
+    write, takes = os.write, [5, 5]
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: takes.pop() if takes else None]))
+    auditlog.append(tmp_path, "arming", id="x")
+    assert [entry["id"] for entry in auditlog.entries(tmp_path)] == ["x"]
+    takes.append(5)
+
+    def then_full(fd, data):
+        if not takes:
+            raise FULL
+        return write(fd, data[: takes.pop()])
+
+    monkeypatch.setattr(os, "write", then_full)
+    with pytest.raises(OSError, match="No space left"):
+        auditlog.append(tmp_path, "arming", id="y")
+
+
+def test_injects_of_one_kind_in_the_same_second_have_a_journal_each(tmp_path):
+    """Two writers of one file overwrite each other's records."""
+    lab = lab_at(tmp_path)
+    assert len({faults._journal_of(lab, "link.down") for _ in range(20)}) == 20
+
+
 def test_clear_with_witnesses_that_raise_is_not_cleared_and_gives_a_receipt(qemu, tmp_path, monkeypatch):
     """The fault is reverted; whether the states that had to be restored are so is unknown, and that is said."""
 

@@ -176,6 +176,28 @@ def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(s
     assert "its end was not seen" in dirty.reasons(tmp_path)[0]
 
 
+def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_path, monkeypatch):
+    """Nothing has changed, and the holder that is let go cannot change anything any more."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def with_faults(_decided, lab, journal, found, *_):
+        planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
+        found.injector = Injector(lab, journal)
+        found.injector.prepare(planned)
+        monkeypatch.setattr("inject.injector.Prepared._clear", interrupted)
+        with found.injector:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        run(soft.lab, tmp_path, monkeypatch, with_faults)
+    assert (str(caught.value), caught.value.exit_code) == ("the lab is as it was before", 3)
+    assert soft.qemu.links == []
+    assert not dirty.is_marked(tmp_path)
+    assert list((tmp_path / "faults").iterdir()) == []
+
+
 @pytest.mark.parametrize(("state", "kind"), [("CLEAN", LabError), ("DIRTY", DirtyLab)])
 def test_run_that_cannot_be_written_down_says_how_faults_and_lab_ended(tmp_path, state, kind):
     receipt = SimpleNamespace(cleared=SimpleNamespace(ok=True))
