@@ -35,6 +35,8 @@ __all__ = [
     "REJOIN",
     "UNIT_PREFIX",
     "LocalChannel",
+    "healed_file",
+    "last_heal",
     "local_args",
     "local_python",
     "open_holder",
@@ -112,6 +114,18 @@ def revert_dir(lab: Lab) -> Path:
 def revert_file(lab: Lab, instance: str) -> Path:
     """The stored revert of one local holder."""
     return revert_dir(lab) / f"{instance}.revert"
+
+
+def healed_file(lab: Lab) -> Path:
+    """A file that every `heal` writes anew, before it looks for local holders."""
+    return lab.state_dir / "healed"
+
+
+def last_heal(lab: Lab) -> str:
+    """Return what the last `heal` wrote; empty when there was none."""
+    with contextlib.suppress(OSError):
+        return healed_file(lab).read_text(encoding="ascii")
+    return ""
 
 
 def local_python() -> list[str]:

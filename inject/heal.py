@@ -15,6 +15,8 @@ stored revert. A machine of a soft lab that has booted lacks what provisioning m
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import shlex
 import subprocess
 from collections.abc import Callable, Collection
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inject import rejoin
-from inject.channels import REJOIN, revert_dir
+from inject.channels import REJOIN, healed_file, revert_dir
 from inject.node.cgroup import UNLIMITED
 from inject.node.detour import GUEST, OWN
 from inject.node.hog import NAME as HOG
@@ -263,6 +265,9 @@ def _local(lab: Lab, *, most_s: float | None) -> list[str]:
     and whoever has the lock of its claim reverts.
     """
     folder = revert_dir(lab)
+    # First: a holder that has not claimed yet, which we cannot see, reads this once it has.
+    with contextlib.suppress(OSError):
+        healed_file(lab).write_text(secrets.token_hex(8), encoding="ascii")
     names = {path.stem for what in ("revert", "claim") for path in folder.glob(f"*.{what}")}
     with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
         lines = pool.map(lambda name: _healed_here(folder / f"{name}.revert", most_s), sorted(names))

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from inject import blast, proof, safety
-from inject.channels import local_args, revert_dir
+from inject.channels import healed_file, last_heal, local_args, revert_dir
 from inject.claims import claims_of
 from inject.elsewhere import refuse_elsewhere
 from inject.learned import learn
@@ -134,6 +134,7 @@ class Injector:
             self.audit("forbidden", planned, detail=str(error))
             raise
         try:
+            prepared.last_heal = last_heal(self.lab)
             with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
                 prepared.lease.begin()
                 if not (later and planned.of_workload):
@@ -272,6 +273,8 @@ class Prepared:
         self._injector = injector
         self._lab = injector.lab
         self.until_cleared = False
+        self.last_heal = ""
+        """What the last `heal` wrote before its holder was started."""
         self.baseline_ns: int | None = None
         """When its baseline was read."""
         self.began_ns: int | None = None
@@ -541,7 +544,11 @@ class Prepared:
         if self.planned.place.local:
             args = {**request["args"], **local_args(self._lab, request)}
             revert_dir(self._lab).mkdir(parents=True, exist_ok=True)
-            request |= {"args": args, "revert_dir": str(revert_dir(self._lab))}
+            request |= {
+                "args": args,
+                "revert_dir": str(revert_dir(self._lab)),
+                "healed": {"file": str(healed_file(self._lab)), "said": self.last_heal},
+            }
         return request
 
     def _clear(self) -> tuple[Cleared, dict[str, Any]]:

@@ -100,6 +100,7 @@ class Holder:
         self.revert_file = f"{request.get('revert_dir') or REVERT_DIR}/{request['id']}.revert"
         self.claim = Claim.take(self.revert_file, request.get("claim") or {})
         try:
+            _refuse_after_heal(request.get("healed"))
             return self.look(request)
         except BaseException:
             self.claim.release()
@@ -391,6 +392,23 @@ class _Watchdog:
                 os.write(self._pipe, b".")
         except OSError:
             pass
+
+
+def _refuse_after_heal(healed: dict[str, str] | None) -> None:
+    """Refuse to prepare when `heal` has been run since this holder was started: it could not see us yet.
+
+    It writes first and looks for claims then, and we have claimed before we read: one of the two sees the other.
+
+    Raises:
+        Refused: so it is.
+    """
+    if healed is None:
+        return
+    said = ""
+    with contextlib.suppress(OSError), open(healed["file"], encoding="ascii") as file:  # noqa: PTH123 - start-up time
+        said = file.read()
+    if said != healed["said"]:
+        raise Refused("`faultbed heal` was run while this fault was prepared")
 
 
 def main() -> int:

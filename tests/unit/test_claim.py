@@ -12,18 +12,20 @@ from types import SimpleNamespace
 
 import pytest
 from held import ask, holder_pid
-from local_lab import SOFT
+from local_lab import SOFT, lab_at
 from waiting import until
 
 from inject import heal as heal_module
 from inject.channels import LocalChannel, local_python
 from inject.elsewhere import refuse_elsewhere
 from inject.injector import Injector
+from inject.journal import Journal
+from inject.lease import Lease
 from inject.node import claim as claim_module
 from inject.node.actuator import Refused
 from inject.node.claim import Claim
 from inject.plan import FaultSpec, plan
-from testbed import fingerprint
+from testbed import counters, fingerprint
 from testbed.errors import FaultError
 from testbed.onnode.holders import end_holder, identity, locked, read_claim
 from testbed.softlab import lifecycle
@@ -123,6 +125,26 @@ def test_heal_ends_a_fault_that_is_only_prepared(qemu, tmp_path):
         assert here(tmp_path) == ["here: healed: ended the holder of kind-a on host1:rxe0"]
         assert ready.receive(timeout_s=10) is None
         assert qemu.links == []
+
+
+def test_heal_ends_a_fault_whose_holder_has_not_claimed_yet(qemu, tmp_path, monkeypatch):
+    """Its holder had just been started: `heal` found nothing, and the fault came after it."""
+    for module, name in ((counters, "read"), (fingerprint, "capture")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # `lab_at` replaces these for good
+    lab, begin = lab_at(tmp_path), Lease.begin
+
+    def healed_meanwhile(lease):
+        begin(lease)
+        assert here(tmp_path) == []
+
+    monkeypatch.setattr(Lease, "begin", healed_meanwhile)
+    with Journal(tmp_path / "journal") as journal, Injector(lab, journal) as injector:
+        with pytest.raises(FaultError, match="`faultbed heal` was run while this fault was prepared"):
+            injector.prepare(planned_of("link.flap", "host1:rxe0"))
+        monkeypatch.setattr(Lease, "begin", begin)
+        prepared = injector.prepare(planned_of("link.flap", "host1:rxe0"))
+        assert prepared.arm().ok
+    assert qemu.links[-1] is True
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied"])
