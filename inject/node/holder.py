@@ -186,8 +186,7 @@ class Holder:
         """Revert and read back; again gives the same answer, unless the first try failed."""
         if self.state in ("scheduled", "active"):
             self.clear_ns = time.monotonic_ns()
-        if self.cleared is None or not self.cleared["ok"]:
-            self.finish()
+        self.finish()
         return {**(self.cleared or {}), "observed": self.do_observe({})}
 
     # What time asks
@@ -289,7 +288,12 @@ class Holder:
             self.unseen_ns = now_ns
 
     def finish(self) -> None:
-        """Revert, read back, and only then forget the revert. Never raises: what is left is for PID 1."""
+        """Revert, read back, and only then forget the revert. Never raises: what is left is for PID 1.
+
+        Once it has succeeded nothing is done any more: what the fault changed may be another fault's by now.
+        """
+        if self.cleared is not None and self.cleared["ok"]:
+            return
         if self.actuator is None:
             self.state, self.cleared = "over", {"event": "cleared", "ok": True, "at_ns": None, "readback": {}}
             return

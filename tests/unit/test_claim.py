@@ -103,6 +103,21 @@ def test_claim_of_a_dead_holder_counts_until_its_revert_has_run(qemu, tmp_path):
         assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
 
 
+def test_end_of_a_holder_whose_fault_is_over_does_not_undo_the_next_one(qemu, tmp_path):
+    """Its change failed once, and was reverted; the link is somebody else's when its controller lets it go."""
+    answer, refusals = qemu._answer, [[{"error": {"desc": "no"}}]]
+    qemu._answer = lambda *words: refusals.pop() if words[0] == "set_link" and refusals else answer(*words)
+    with holder(tmp_path, "b") as second:
+        with holder(tmp_path, "a") as first:
+            prepare(first, tmp_path, "a", session="anna")
+            assert "refused set_link" in ask(first, "arm")["error"]
+            assert ask(first, "clear")["ok"]
+            assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
+            assert ask(second, "arm")["readback"]["applied"]
+        assert qemu.links[-1] is False
+        assert ask(second, "clear")["ok"]
+
+
 def test_heal_ends_a_flap_that_has_more_edges(qemu, tmp_path):
     """After `heal` nothing changes the link: the holder is gone, no revert is left, and the link stays up."""
     with holder(tmp_path, "a") as flap:
