@@ -111,12 +111,13 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
     folder = lab.state_dir
     marked = bool(not_cleared) and _try_to_mark(folder, not_cleared, work.before)  # before anything can interrupt it
     others: Sequence[Mark] = ()
+    kept = ""
     try:
         with in_progress.locked(folder):
             others = _others(folder, work.before.covers)
             left = _compare(lab, work.before, others)
             if not left and not not_cleared:
-                work.mark.remove()
+                kept = _try_to_remove(work.mark)
     except Exception as error:  # noqa: BLE001 (a lab that cannot be compared is not known: DIRTY)
         left = [f"could not compare: {_told(error)}"]
     except BaseException:
@@ -127,9 +128,9 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
     if others:
         names = ", ".join(other.name for other in others)
         return Outcome(
-            state="CLEAN", reasons=(), said=f"the lab is compared at the end of {names}, still at work on it"
+            state="CLEAN", reasons=(), said=f"the lab is compared at the end of {names}, still at work on it{kept}"
         )
-    return Outcome(state="CLEAN", reasons=(), said="the lab is as it was before")
+    return Outcome(state="CLEAN", reasons=(), said=f"the lab is as it was before{kept}")
 
 
 def leave_unknown(lab: Lab, work: Work, reasons: Sequence[str]) -> Outcome:
@@ -314,6 +315,16 @@ def _outside(nodes: Nodes, topology: Topology, covers: Collection[str]) -> dict[
         name: {subject: text for subject, text in facts.items() if subject not in inside.get(name, {})}
         for name, facts in nodes.items()
     }
+
+
+def _try_to_remove(mark: Own) -> str:
+    """Remove the mark of a command whose lab is CLEAN; returns what to say where that fails."""
+    try:
+        mark.remove()
+    except OSError as error:
+        mark.abandon()
+        return f"; {mark.path}: {error.strerror or error}: the next command compares it again"
+    return ""
 
 
 def _try_to_mark(folder: Path, reasons: Sequence[str], before: Fingerprint) -> bool:

@@ -221,6 +221,24 @@ def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path,
     assert dirty.baseline(tmp_path).nodes == CLEAN
 
 
+def test_end_whose_mark_cannot_be_removed_is_clean_and_says_so(lab, tmp_path, monkeypatch):
+    """On a file system that has become read-only; the lab was compared, and is as it was."""
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", "there")
+
+    work = dirty.begin(lab, "run demo")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", read_only)
+        outcome = dirty.end(lab, work)
+    assert outcome.state == "CLEAN"
+    assert outcome.said.startswith("the lab is as it was before; ")
+    assert outcome.said.endswith("Read-only file system: the next command compares it again")
+    assert not dirty.is_marked(tmp_path)
+    dirty.admit(lab)
+    assert dirty.unfinished(tmp_path) == ()
+
+
 def test_a_mark_that_cannot_be_read_makes_the_lab_dirty(lab, tmp_path):
     (tmp_path / "working").mkdir()
     (tmp_path / "working" / "1-1.json").write_text('{"wh')
