@@ -258,8 +258,9 @@ def _finish_for_the_dead(lab: Lab, progress: Progress) -> None:
         if is_marked(folder) or _others(folder, one.covers):
             continue  # healing compares it; or the faults that others hold are on, and one of them ends last
         progress(f"{one.name} was killed: comparing the lab with what it was before")
-        if left := _left_by(lab, one):
-            mark(folder, [f"{one.name} was killed; {line}" for line in left], one.before)
+        left = [f"{one.name} was killed; {line}" for line in _left_by(lab, one)]
+        if left and not mark(folder, left, one.before):
+            continue  # another command has marked the lab meanwhile, for another part of it: healing compares both
         one.path.unlink(missing_ok=True)
 
 

@@ -221,6 +221,27 @@ def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path,
     assert dirty.baseline(tmp_path).nodes == CLEAN
 
 
+def test_what_a_killed_command_left_is_not_lost_when_another_one_marks_the_lab_meanwhile(
+    lab, tmp_path, command, monkeypatch
+):
+    """Its comparison waits for leases; a command at another part of a rack may end DIRTY in that time."""
+    command("inject A").kill()
+    change(tmp_path, "host1", "DOWN")
+    settle = fingerprint.settle
+
+    def marked_meanwhile(*args, **options):
+        dirty.mark(tmp_path, ["host2: x"], Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",)))
+        return settle(*args, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(DirtyLab, match="host2: x"):
+        patch.setattr(fingerprint, "settle", marked_meanwhile)
+        dirty.begin(lab, "inject B")
+    assert "host1: link be0 was UP, is DOWN" in dirty.settle(lab)[0]
+    change(tmp_path, "host1", "UP")
+    assert dirty.settle(lab) == []
+    assert dirty.unfinished(tmp_path) == ()
+
+
 def test_end_whose_mark_cannot_be_removed_is_clean_and_says_so(lab, tmp_path, monkeypatch):
     """On a file system that has become read-only; the lab was compared, and is as it was."""
 
