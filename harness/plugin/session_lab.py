@@ -134,9 +134,10 @@ class Keeper:
 
     def mark(self, reasons: list[str], before: fingerprint.Fingerprint) -> None:
         """The lab is DIRTY, for whoever works with it next, too: a rack has no snapshot to go back to."""
-        dirty.mark(self.lab.state_dir, reasons, before)
-        self.is_compared = True
         self.distrust()
+        # On a full disk, or beside the mark of another command, that of the session stays: the next command compares.
+        self.is_compared = False
+        self.is_compared = dirty.mark(self.lab.state_dir, reasons, before)
 
     def refuse_dirty(self) -> None:
         """A soft lab that is marked goes back to its snapshot; a rack takes no work until it is healed.

@@ -14,6 +14,7 @@ import pytest
 from house import HOUSE
 from shared_lab import CLEAN, Command, change, lab_at
 
+from harness.plugin.session_lab import Keeper
 from testbed import dirty, fingerprint, in_progress
 from testbed.errors import DirtyLab, LabError, Unreachable
 from testbed.fingerprint import Fingerprint
@@ -219,6 +220,22 @@ def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path,
     with pytest.raises(DirtyLab, match="did not get to the end"):
         dirty.refuse(tmp_path, "shared")
     assert dirty.baseline(tmp_path).nodes == CLEAN
+
+
+@pytest.mark.parametrize("why", ["full disk", "mark of another command"])
+def test_session_whose_lab_cannot_be_marked_leaves_its_own_mark(lab, tmp_path, monkeypatch, why):
+    """The mark of the session was removed at its end, and with it all that was known of what a test had left."""
+    keeper = Keeper(lab=lab, work=dirty.begin(lab, "pytest"))
+    change(tmp_path, "host1", "DOWN")
+    if why == "full disk":
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+            patch.setattr(Path, "write_text", full)
+            keeper.mark(["host1: link be0 was UP, is DOWN"], keeper.work.before)
+    else:
+        dirty.mark(tmp_path, ["host2: x"], Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",)))
+        keeper.mark(["host1: link be0 was UP, is DOWN"], keeper.work.before)
+    keeper.end_work()
+    assert "host1: link be0 was UP, is DOWN" in dirty.settle(lab)[0]
 
 
 def test_what_a_killed_command_left_is_not_lost_when_another_one_marks_the_lab_meanwhile(
