@@ -57,12 +57,24 @@ def why_unproven(
     workload: Span | None
     for workload in workloads or (None,):
         if workload is not None and overlap and between[0] <= workload[1] and last_ns >= workload[0]:
+            if on_time is not None and proof.is_off_during(on_time, workload):
+                times.append(("was off all the time that the workload ran",))
+                continue
             workload = None  # noqa: PLW2901 (nothing more is asked of it)
         if workload is not None and (outside := proof.why_outside(between, workload)):
             times.append((outside,))
+        elif workload is not None and (beyond := _why_beyond(receipt, on_time, last_ns, workload)):
+            times.append((beyond,))
         else:
             times.append(proof.why_not_as_planned(on_time, workload) if on_time else ())
     return (*problems, *(reason for reason in min(times, key=len) if reason not in problems))
+
+
+def _why_beyond(receipt: Receipt, on_time: OnTime | None, last_ns: int, workload: Span) -> str | None:
+    """Say why a fault that is complete by its hits did not have all of them while the workload ran; None: it had."""
+    if on_time is None or not on_time.complete or receipt.fired.count <= 1 or last_ns <= workload[1]:
+        return None
+    return f"its last hits came up to {(last_ns - workload[1]) / 1e9:.2f} s after the workload ended"
 
 
 def recorded(receipt: FaultReceipt, *, fault_id: str | None = None) -> Receipt:

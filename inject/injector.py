@@ -519,7 +519,8 @@ class Prepared:
         planned, changes = self.planned, observed.get("changes", ())
         edges, window_ns = planned.request["edges"], int(planned.for_s * 1e9)
         asked_ns = observed.get("clear_ns")
-        if self.until_cleared and changes and asked_ns is not None:
+        is_open = self.until_cleared and bool(changes) and asked_ns is not None
+        if is_open:
             # The window of one change begins when it is there, that of a train when its first change begins.
             begin_ns = changes[0][1 if len(edges) == 1 else 0]
             window_ns = min(window_ns, max(0, asked_ns - begin_ns))
@@ -530,6 +531,7 @@ class Prepared:
             switching_ns=int(1e9 * (observed.get("patience_s", 0.0) + planned.request.get("patience_s", 0.0))),
             complete=planned.complete_after is not None and count >= planned.complete_after,
             late_ns=observed.get("late_ns", 0),
+            until_cleared=is_open,
         )
 
     def _request(self) -> dict[str, Any]:

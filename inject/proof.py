@@ -5,7 +5,8 @@ A fault is proven when it was armed, counted and witnessed (`inject.receipt`), a
 * It first fired while the workload ran.
 * It was on as planned. Each phase (from the moment the change is there to the moment its removal begins) lasts as
   long as planned, and so does each pause of a train. The tolerance is 100 ms or 5 % of the planned time, whichever is
-  more. The time that a change and its removal take themselves lies outside the phase, and is reported. Each may take
+  more; 100 ms are all of a short phase, so that all phases together last for half of the planned time at least. The
+  time that a change and its removal take themselves lies outside the phase, and is reported. Each may take
   2 s (measured on an emulated switch that forwards meanwhile: 0.03 to 0.15 s), and longer where the mechanism declares
   it (`switching_ns`, a daemon that starts); beyond that it is not known how long the fault was on.
 * It was on while the workload ran: time before its start or after its end does not count.
@@ -26,6 +27,7 @@ __all__ = [
     "OnTime",
     "Span",
     "begun",
+    "is_off_during",
     "measured_spans",
     "on_time_of",
     "planned_spans",
@@ -36,9 +38,14 @@ __all__ = [
 
 _FLOOR_NS = 100_000_000
 _SHARE = 0.05
+_LEAST = 0.5
+"""Share of the planned time that a fault is on for at least, however short its phases are."""
 _SWITCHING_NS = 2_000_000_000
 
-RULE = f"on as planned within {_FLOOR_NS / 1e6:g} ms or {_SHARE:.0%}, whichever is more, while the workload ran"
+RULE = (
+    f"on as planned within {_FLOOR_NS / 1e6:g} ms or {_SHARE:.0%}, whichever is more, and for {_LEAST:.0%} of it at "
+    "least, while the workload ran"
+)
 """The rule as reports print it."""
 
 Span = tuple[int, int]
@@ -53,7 +60,8 @@ class OnTime:
     change being there to its removal being begun; `planned_ns` and `measured_ns` are their sums, `tolerance_ns` how far
     these may be apart. `changing_ns` is how long changes and removals took together, of which `switching_ns` is what
     their mechanism may need each time. `complete`: the fault has struck as often as it was to, so that its phases are
-    no matter. `late_ns` is how much later than requested it began.
+    no matter. `late_ns` is how much later than requested it began. `until_cleared`: it was to last until it was
+    cleared, however soon that was.
     """
 
     planned_ns: int
@@ -65,6 +73,7 @@ class OnTime:
     switching_ns: int = 0
     complete: bool = False
     late_ns: int = 0
+    until_cleared: bool = False
 
 
 def on_time_of(
@@ -74,6 +83,7 @@ def on_time_of(
     switching_ns: int = 0,
     complete: bool = False,
     late_ns: int = 0,
+    until_cleared: bool = False,
 ) -> OnTime:
     """Compare planned phases with the changes that a holder has read back (`measured_spans`)."""
     measured, changing_ns = measured_spans(changes)
@@ -88,6 +98,7 @@ def on_time_of(
         switching_ns=switching_ns,
         complete=complete,
         late_ns=late_ns,
+        until_cleared=until_cleared,
     )
 
 
@@ -156,6 +167,8 @@ def why_not_as_planned(on_time: OnTime, workload: Span | None = None) -> tuple[s
     if on_time.complete:
         return ()
     measured, planned = on_time.measured, on_time.planned
+    if not planned:
+        return ("was planned to be on at no time",)
     if workload is not None:
         measured = tuple(
             (max(begin, workload[0]), min(end, workload[1]))
@@ -171,6 +184,8 @@ def why_not_as_planned(on_time: OnTime, workload: Span | None = None) -> tuple[s
     wrong = [*_wrong_spans(measured, planned, during), *_wrong_spans(_gaps(measured), _gaps(planned), during, "off")]
     if len(planned) > 1 and abs(total_ns - wanted_ns) > tolerance_ns(wanted_ns) + on_time.changing_ns:
         wrong.append(f"was on for {_s(total_ns)} of {_s(wanted_ns)} in all{during}")
+    if not wrong and not on_time.until_cleared and total_ns < _LEAST * wanted_ns:
+        wrong.append(f"was on for {_s(total_ns)} of {_s(wanted_ns)}{during}, which is less than half")
     allowed_ns = 2 * len(planned) * (_SWITCHING_NS + on_time.switching_ns)
     if on_time.changing_ns > allowed_ns:
         wrong.append(
@@ -178,6 +193,17 @@ def why_not_as_planned(on_time: OnTime, workload: Span | None = None) -> tuple[s
             "it was on is not known"
         )
     return tuple(wrong)
+
+
+def is_off_during(on_time: OnTime, workload: Span) -> bool:
+    """Whether none of the phases that were read back, nor a change before or after one, lies in a workload's time.
+
+    A fault that is complete by its hits has no phases to tell it by.
+    """
+    if on_time.complete or not on_time.measured:
+        return False
+    margin_ns = on_time.changing_ns + tolerance_ns(on_time.planned_ns)
+    return all(begin - margin_ns > workload[1] or end + margin_ns < workload[0] for begin, end in on_time.measured)
 
 
 def why_outside(between_ns: Span, workload: Span) -> str | None:

@@ -117,6 +117,28 @@ def test_every_edge_of_a_train_counts(spans_s, word):
     assert (reasons[0] if reasons else None) == word or word in reasons[0]
 
 
+@pytest.mark.parametrize(("on_s", "good"), [(0.0, False), (0.0016, False), (0.02, False), (0.03, True), (0.12, True)])
+def test_fault_shorter_than_the_tolerance_was_on_for_half_of_its_time_at_least(on_s, good):
+    """100 ms are all of a window of 50 ms: a fault that was on for 1.6 ms of it was believed."""
+    reasons = why_not_as_planned(on((5, 5 + on_s), planned=[(0, 0.05)]))
+    assert (reasons == ()) is good
+    if not good:
+        assert "of 0.05 s, which is less than half" in reasons[0]
+    assert why_not_as_planned(on((5, 5 + on_s), planned=[(0, 0.05)], until_cleared=True)) == ()
+
+
+def test_train_of_short_flaps_that_switching_ate_up_is_not_as_planned():
+    """25 flaps of 100 ms, each on for 4 ms: slow switching excused all that was missing."""
+    planned = [(k * 0.2, k * 0.2 + 0.1) for k in range(25)]
+    spans = [(k * 0.2, k * 0.2 + 0.004) for k in range(25)]
+    (reason,) = why_not_as_planned(on(*spans, planned=planned, switch_ms=55))
+    assert reason == "was on for 0.10 s of 2.50 s, which is less than half"
+
+
+def test_fault_that_was_planned_to_be_on_at_no_time_is_not_as_planned():
+    assert why_not_as_planned(on_time_of((), [])) == ("was planned to be on at no time",)
+
+
 def test_train_whose_flaps_are_all_a_little_short_is_not_as_planned():
     """Each is within 100 ms; all together they are not within 5 %."""
     planned = [(k, k + 0.5) for k in range(20)]
@@ -163,7 +185,8 @@ def test_firing_outside_the_workload_is_told(between_s, word):
 def test_on_time_that_is_believed_is_within_the_tolerance(planned_s, share):
     planned_ns = int(planned_s * S)
     believed = not why_not_as_planned(on((0, planned_s * share), planned=[(0, planned_s)]))
-    assert believed == (abs(int(planned_s * share * S) - planned_ns) <= tolerance_ns(planned_ns))
+    is_near = abs(int(planned_s * share * S) - planned_ns) <= tolerance_ns(planned_ns)
+    assert believed == (is_near and int(planned_s * share * S) >= planned_ns / 2)
 
 
 ONE_SHOT = {"switch.bgp-reset", "host.reboot", "host.rank-kill", "gpu.xid", "packet.forge"}
@@ -292,3 +315,29 @@ def test_several_workloads_of_a_test_one_of_which_ran_is_enough():
     assert proof.why_unproven(receipt, workloads=[before, during]) == ()
     assert "after the workload ended" in proof.why_unproven(receipt, workloads=[before])[0]
     assert proof.why_unproven(receipt) == ()
+
+
+def test_fault_complete_by_its_hits_had_all_of_them_while_the_workload_ran():
+    """Three forged packets, the last one after the job's end: complete, but not while it ran."""
+    run = synthetic_run()
+    first_ns, beyond_ns = run.end_ns - S, run.end_ns + 2 * S
+    complete = on((first_ns / S, first_ns / S + 3), complete=True)
+    fired = {"count": 3, "first_ns": first_ns, "last_ns": beyond_ns}
+    check = checks_of(judged(with_uplink(run, on_time=complete, fired=fired)))["fired.uplink"]
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "its last hits came up to 2.00 s after the workload ended" in check.detail
+    within = with_uplink(run, on_time=complete, fired={**fired, "last_ns": run.end_ns - 1})
+    assert checks_of(judged(within))["fired.uplink"].verdict is Verdict.PASS
+
+
+def test_train_that_was_off_while_the_workload_ran_is_not_proven():
+    """Hits before and after a workload say nothing of the time in between."""
+    receipt = synthetic_run().faults[0].receipt
+    fired = msgspec.structs.replace(receipt.fired, count=2, first_ns=10 * S, last_ns=100 * S, between_ns=None)
+    train = on((10, 11), (99, 100), planned=[(0, 1), (89, 90)])
+    receipt = msgspec.structs.replace(receipt, fired=fired, on_time=train)
+    pause, first, second = (50 * S, 51 * S), (10 * S + 1, 12 * S), (98 * S, 99 * S + 1)
+    (reason,) = proof.why_unproven(receipt, workloads=[pause], overlap=True)
+    assert reason == "was off all the time that the workload ran"
+    for during in (first, second):
+        assert proof.why_unproven(receipt, workloads=[pause, during], overlap=True) == ()
