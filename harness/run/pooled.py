@@ -12,13 +12,16 @@ noise within a run only adds to what runs differ by.
 * Every other check counts in each run, and the worst one stands.
 
 A run with an error of the harness, or whose faults are not all proven, is left out, with the reason. At least `FIRST`
-runs, and half of all, must remain. A run that was faster than its twin stays in: to drop it would raise the mean. Where
-all runs together are faster than their twins, the machine was disturbed, and the pool decides nothing either.
+runs, and half of all, must remain. Where no check is pooled, all runs must: each of them has to show it. A pooled check
+is no PASS where one of the runs that remain has no value of it. A run that was faster than its twin stays in: to drop
+it would raise the mean. Where all runs together are faster than their twins, the machine was disturbed, and the pool
+decides nothing either.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -100,7 +103,7 @@ def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: 
         for sign, bound in bounds_of(one)
         if is_noisy(one.metric, sign, bound) and not isinstance(bound, str)
     ]
-    by_interval = {(check.name, str(check.bound)) for check in checks}
+    by_interval = {_question(check) for check in checks}
     checks = [_enough(trials, kept, noisy), *_exact_checks(trials, left_out, by_interval), *checks]
     dirty = any(trial.verdict.lab_state == "DIRTY" for trial in trials)
     return PooledFile(
@@ -140,7 +143,7 @@ def _why_left_out(verdict: VerdictFile) -> str | None:
 
 
 def _enough(trials: Sequence[Trial], kept: Sequence[Trial], noisy: int) -> Check:
-    least = max(FIRST if noisy else 1, -(-len(trials) // 2))
+    least = max(FIRST, -(-len(trials) // 2)) if noisy else len(trials)
     good = len(kept) >= least
     return Check(
         name="pooled_runs",
@@ -154,24 +157,28 @@ def _enough(trials: Sequence[Trial], kept: Sequence[Trial], noisy: int) -> Check
 
 
 def _exact_checks(
-    trials: Sequence[Trial], left_out: Mapping[str, str | None], by_interval: set[tuple[str, str]]
+    trials: Sequence[Trial], left_out: Mapping[str, str | None], by_interval: set[tuple[str, str, str]]
 ) -> tuple[Check, ...]:
     """Return the worst of each check that no interval decides; of a run that is left out, only what is wrong counts."""
     found: dict[tuple[str, str, str], list[tuple[Trial, Check]]] = {}
     for trial in trials:
         for check in trial.verdict.checks:
             is_wrong = check.verdict in (Verdict.FAIL, Verdict.ERROR)
-            if (check.name, str(check.bound)) in by_interval:
+            if _question(check) in by_interval:
                 continue
             if is_wrong or left_out[trial.run_dir] is None:
-                key = check.name, check.rule.split(".")[0], str(check.bound)
-                found.setdefault(key, []).append((trial, check))
+                found.setdefault(_question(check), []).append((trial, check))
     checks = []
     for each in found.values():
         trial, check = next(one for one in each if one[1].verdict is worst(check.verdict for _, check in each))
         several = f"worst of {len(each)} runs, seed {trial.verdict.seed}"
         checks.append(msgspec.structs.replace(check, detail=f"{several}: {check.detail}" if check.detail else several))
     return tuple(checks)
+
+
+def _question(check: Check) -> tuple[str, str, str]:
+    """What a check asks, in every run alike: its name, how it compares, and its bound."""
+    return check.name, re.split(r"[.,]", check.rule)[0], str(check.bound)
 
 
 def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial], noisy: int, most: int | None) -> Check:
@@ -194,7 +201,9 @@ def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial],
         if (reason := disturbed(metric.name, pooled)) is not None:
             verdict, detail = Verdict.INCONCLUSIVE, f"{detail}; {reason}"
     if missing:
-        detail = f"{detail}; {missing} runs have no value"
+        # A value may be missing just where it would have been bad.
+        verdict = Verdict.INCONCLUSIVE if verdict is Verdict.PASS else verdict
+        detail = f"{detail}; {missing} runs have no value, so it is no PASS"
     looks = f"; looked at after every run, at most {most} (alpha spending)" if most else ""
     return Check(
         name=metric.name,

@@ -195,3 +195,32 @@ def test_pool_of_runs_faster_than_their_twins_is_no_pass():
 def test_pool_that_differs_by_nothing_but_one_run_is_not_decided_by_it():
     """Nine runs at the bound and one far above it: the odd one widens the interval more than it lifts it."""
     assert named(pool(trials([1.05] * 9 + [3.0]), JCT), "jct_ratio").verdict is INCONCLUSIVE
+
+
+@pytest.mark.parametrize("most", [None, 10])
+def test_pool_of_which_runs_have_no_value_is_no_pass(most):
+    """Four of eight runs could not measure what is bounded, and the other four decided for them."""
+    good = [1.0, 1.001, 1.0, 0.999, 1.0, 1.001, 1.0]
+    found = named(pool([*trials(good), trial(20)], JCT, most=most), "jct_ratio")
+    assert found.verdict is INCONCLUSIVE
+    assert "1 runs have no value, so it is no PASS" in found.detail
+    assert named(pool(trials(good), JCT, most=most), "jct_ratio").verdict is PASS
+    slow = [1.5, 1.51, 1.5, 1.49, 1.5, 1.51, 1.5]
+    assert named(pool([*trials(slow), trial(20)], JCT, most=most), "jct_ratio").verdict is FAIL
+
+
+def test_exact_bound_counts_beside_a_noisy_one_of_the_same_number():
+    """`min = 1` of a share is about each run, `max = 1` is not: the one is not left out for the other."""
+    share = [Expectation(metric=METRICS["slo_attainment"], minimum=1.0, maximum=1.0)]
+    own = Interval(low=0.4, high=0.6, method="")
+    exact = check("slo_attainment", FAIL, 0.5, 1.0, rule="observed >= bound. Words")
+    assert pool([trial(n, [("slo_attainment", 0.5, own)], exact) for n in range(4)], share).verdict is FAIL
+
+
+def test_pool_without_a_noisy_check_needs_every_fault_proven():
+    """Two runs, and in one of them the fault never fired: that run is INCONCLUSIVE, and so are both together."""
+    exact = [Expectation(metric=METRICS["wrong_elements"], maximum=0)]
+    good = trial(0, [], check("wrong_elements", PASS))
+    bad = trial(1, [], check("wrong_elements", PASS), check("fired.loss", INCONCLUSIVE))
+    assert pool([good, bad], exact).verdict is INCONCLUSIVE
+    assert pool([good, good], exact).verdict is PASS
