@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session, styled
 from harness.packets.analysis import Analysis, FlowReport, analyse
-from harness.packets.evidence import CAPTURE
+from harness.packets.evidence import CAPTURE, with_idle_ports
 from harness.quantities import format_duration
 from harness.record.rundir import open_run
 from harness.verdict import ExitCode
@@ -46,6 +46,8 @@ def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool
     if frame is not None:
         return _explain(session, frames, frame, as_json=as_json)
     analysis, missed = analyse(frames), _missed(capture) if capture.is_dir() else 0
+    if capture.is_dir():
+        analysis = with_idle_ports(analysis)
     if missed:
         doubt = (
             f"{missed:,} frames that the ports counted are missing from the capture, which can look like a broken rule"

@@ -161,6 +161,8 @@ def _doubts(
         yield f"none of {len(frames):,} frames is RoCEv2 that can be decoded (UDP port 4791 over IPv4 or IPv6)"
     elif not flows:
         yield f"{len(packets):,} RoCEv2 packets, but no request of a reliable connection: nothing to check"
+    elif not any(one.responses or one.is_ambiguous for one in flows):
+        yield "no response to any request was captured, so rules of responses were not checked; capture both directions"
     if packets.cut:
         yield (
             f"{packets.cut:,} frames are cut before their RoCEv2 headers end, so no rule was checked; capture at least "

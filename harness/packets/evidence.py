@@ -13,7 +13,7 @@ from harness.packets.analysis import Analysis, analyse
 from testbed.capture import Captured, PortProof
 from testbed.packets.capture_file import write_pcapng
 
-__all__ = ["CAPTURE", "Evidence", "keep", "read", "write"]
+__all__ = ["CAPTURE", "Evidence", "keep", "read", "with_idle_ports", "write"]
 
 CAPTURE = "capture.pcapng"
 _BEFORE_NS, _AFTER_NS = 500_000_000, 1_500_000_000
@@ -65,11 +65,11 @@ def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]
         clock_error_ns=captured.clock_error_ns,
         proofs=captured.proofs,
         slices=slices,
-        analysis=_with_idle_ports(analyse(frames)),
+        analysis=with_idle_ports(analyse(frames)),
     )
 
 
-def _with_idle_ports(analysis: Analysis) -> Analysis:
+def with_idle_ports(analysis: Analysis) -> Analysis:
     """Add a doubt for each port that no request passed: an experiment names its ports, so silence proves nothing."""
     busy = {flow.port for flow in analysis.flows}
     idle = [port for port in analysis.ports if port not in busy] if busy else []

@@ -190,6 +190,21 @@ def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
     assert "rtsw1:ctsw1" in seen.detail
 
 
+def test_command_of_a_run_with_an_idle_port_ends_as_its_metric_does(tmp_path):
+    """The run said INCONCLUSIVE of its idle port, and `faultbed packets` of the same run said 0."""
+    from click.testing import CliRunner
+
+    from harness.cli.main import cli
+
+    one = captured()
+    frames = replace(one.frames, interfaces=(*one.frames.interfaces, "rtsw1:ctsw1"), link_types=np.array([1, 1]))
+    found = evidence.keep(replace(one, frames=frames), tmp_path, {})
+    (tmp_path / "packets.json").write_bytes(evidence.write(found))
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
+    assert done.return_value == 2
+    assert "no request of a reliable connection passed rtsw1:ctsw1" in done.output
+
+
 @pytest.mark.parametrize(
     ("broken", "bound", "verdict"), [(0, 0, "INCONCLUSIVE"), (2, 0, "FAIL"), (2, 5, "INCONCLUSIVE")]
 )

@@ -321,7 +321,7 @@ def test_a_clock_that_was_set_back_is_a_doubt():
     wire = Wire()
     for time_s, psn in ((10, 1), (11, 2), (9, 3), (10, 4)):
         wire.request(time_s * 1000 * MS, psn)
-    (doubt,) = analyse(wire.frames()).doubts
+    *_, doubt = analyse(wire.frames()).doubts
     assert "2.000 s" in doubt
 
 
@@ -362,3 +362,18 @@ def test_command_of_a_capture_that_proves_nothing_ends_with_2(tmp_path, snap, co
     assert done.return_value == 2
     assert reason in " ".join(done.output.split())
     assert "no rule of go-back-N is broken" not in done.output
+
+
+@pytest.mark.parametrize("port", ["rtsw2:host4:rxe0", ""])
+@pytest.mark.parametrize("case", ["one request", "requests alone", "responses of another queue pair"])
+def test_capture_without_a_response_to_any_request_is_a_doubt(port, case):
+    """Half of the rules are of responses; requests alone were "no rule broken"."""
+    wire = Wire(name=port)
+    for index in range(1 if case == "one request" else 50):
+        wire.request(2000 * index, 5 + index)
+    if case.startswith("responses"):
+        for index in range(50):
+            wire.response(200_000 + 2000 * index, 900_000 + index)
+    analysis = analyse(wire.frames())
+    assert analysis.violations == 0
+    assert "no response to any request was captured" in analysis.doubts[0]
