@@ -19,6 +19,7 @@ The rules, in the order in which they are applied:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -146,6 +147,8 @@ def _bound_check(
     rule = _SIGNS[sign]
     if value is None or observation is None:
         verdict = Verdict.INCONCLUSIVE
+    elif isinstance(value, float) and not math.isfinite(value):
+        value, verdict, detail = None, Verdict.INCONCLUSIVE, f"{value} is no value; {detail}"
     elif metric.is_noisy and not is_noisy(metric, sign, bound):
         verdict = _compare(sign, value, bound, censored=observation.censored)
     elif (interval := _deciding(sign, observation)) is not None and not isinstance(bound, str):

@@ -65,14 +65,8 @@ def plain(run: Measurements) -> dict[str, Observation]:
     """Counts that need no baseline, waits for storage, and what an inference job promised."""
     iterations = timeline.finished_iterations(run.series)
     wrong = sum(step.wrong for rank in run.series for step in rank.iterations)
-    checked = any(rank.iterations for rank in run.series)
     return {
-        "wrong_elements": Observation(
-            value=wrong if checked else None,
-            detail=f"every element of {iterations} iterations on {len(run.series)} ranks compared"
-            if checked
-            else "no iteration finished, so no result was checked",
-        ),
+        "wrong_elements": _wrong_elements(run, wrong, iterations),
         "iterations": Observation(value=iterations, detail=f"finished by all {len(run.series)} ranks"),
         "kernel.errors": _kernel(run),
         "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], "data"),
@@ -85,10 +79,30 @@ def plain(run: Measurements) -> dict[str, Observation]:
     }
 
 
+def _wrong_elements(run: Measurements, wrong: int, iterations: int) -> Observation:
+    """Wrong elements on all ranks; at least so many where a rank has no iteration that was checked."""
+    if not any(rank.iterations for rank in run.series):
+        return Observation(value=None, detail="no iteration finished, so no result was checked")
+    checked = {rank.rank for rank in run.series if rank.iterations}
+    missing = sorted({rank.rank for rank in run.ranks} - checked)
+    detail = f"every element of {iterations} iterations on {len(run.series)} ranks compared"
+    if missing:
+        detail = f"compared on {len(checked)} of {len(run.ranks)} ranks: nothing was checked on rank {missing[0]}"
+    return Observation(value=wrong, detail=detail, censored=bool(missing))
+
+
 def _kernel(run: Measurements) -> Observation:
     found = kernel_log.errors(run.kernel)
+    if not run.watched and not found:
+        return Observation(value=None, detail="no machine's log was followed")
     first = f"; the first: {found[0].node}: {found[0].text}" if found else ""
-    return Observation(value=len(found), detail=f"in the logs of {len(run.watched)} machines while they ran{first}")
+    lost = [f"{one.name} from some time on: {one.lost}" for one in run.watched if one.lost]
+    unknown = f"; nothing is known of {lost[0]}" if lost else ""
+    return Observation(
+        value=len(found),
+        detail=f"in the logs of {len(run.watched)} machines while they ran{first}{unknown}",
+        censored=bool(lost) or not run.watched,
+    )
 
 
 def _longest(waits_ns: Sequence[int], what: str) -> Observation:
@@ -203,6 +217,10 @@ def recovery_phases(
         if name in ENDING and endless:
             found[f"recovery.{name}"] = Observation(value=None, detail=f"{endless[0]}: it had no end in this run")
             continue
+        unknown = [fault.plan.id for fault in run.faults if fault.plan.id not in by_phase]
+        if by_phase and unknown:
+            found[f"recovery.{name}"] = Observation(value=None, detail=f"{unknown[0]}: {_why_no_impact(base)}")
+            continue
         each = [
             (one.length_ns, fault_id, one.detail)
             for fault_id, steps in by_phase.items()
@@ -218,8 +236,14 @@ def recovery_phases(
     return found
 
 
-def dips(base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]) -> dict[str, Observation]:
-    """How deep goodput fell, under the worst fault."""
+def dips(
+    run: Measurements, base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]
+) -> dict[str, Observation]:
+    """How deep goodput fell, under the worst fault; None where that is not known for each of them."""
+    without = [fault.plan.id for fault in run.faults if fault.plan.id not in impacts]
+    if impacts and without:
+        missing = Observation(value=None, detail=f"{without[0]}: {_why_no_impact(base)}")
+        return {"goodput_min_ratio": missing, "dip": missing}
     if not impacts:
         missing = Observation(value=None, detail=_why_no_impact(base))
         return {"goodput_min_ratio": missing, "dip": missing}
@@ -281,6 +305,8 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
     if not slow:
         return Observation(value=None, detail="too few iterations with a compute phase before or under the faults")
     top, is_sure = slowest(slow)
+    if top is None and (unknown := sorted(set(fired) - {one.fault_id for one in slow})):
+        return Observation(value=None, detail=f"too few iterations with a compute phase under {unknown[0]}")
     if top is None:
         return Observation(value="none", detail="no rank's compute phase stands out from the others'")
     host = next((rank.host for rank in run.ranks if rank.rank == top.rank), f"rank {top.rank}")
@@ -306,16 +332,20 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
         for fault_id, one in by_routing.items()
         if one.left
     ]
+    # A watcher of anything but a host is one of switches.
+    lost = [one for one in run.watched if one.lost and one.name not in run.topology.host_by_name]
     found = {}
     for name, of in TIMES.items():
         each = [
             (value, fault_id, one.detected_by) for fault_id, one in by_routing.items() if (value := of(one)) is not None
         ]
         why = "routing did not change for any fault" if run.watched else "the lab was not watched"
+        if lost:
+            why = f"nothing is known of {lost[0].name} from some time on: {lost[0].lost}"
         found[f"routing.{name}"] = Observation(value=None, detail=why)
         if name == "restored" and left:
             found["routing.restored"] = Observation(value=None, detail=left[0])
-        elif each:
+        elif each and not lost:
             value, fault_id, by = max(each)
             found[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}")
     return found
@@ -376,6 +406,16 @@ def rnic_counters(run: Measurements) -> dict[str, Observation]:
         if not found:
             return Observation(value=None, detail=f"no RNIC gave its {' or '.join(names)} before and after the run")
         moved = [f"{name} +{delta}" for name, delta in found.items() if delta]
-        return Observation(value=sum(found.values()), detail=", ".join(moved) or "moved nowhere")
+        detail = ", ".join(moved) or "moved nowhere"
+        # What a counter had before it was reset, or taken away with its RNIC, is not known.
+        partly = [
+            f"{node}:{name}"
+            for node, values in run.counters_before.items()
+            for name, before in values.items()
+            if re.split(r"[./:]", name)[-1] in names and run.counters_after.get(node, {}).get(name, -1) < before
+        ]
+        if partly:
+            detail = f"{detail}; {partly[0]} was reset during the run, or could not be read after it"
+        return Observation(value=sum(found.values()), detail=detail, censored=bool(partly))
 
     return {"nak_episodes": growth("out_of_seq_request"), "go_back_n": growth("rcvd_seq_err")}

@@ -76,7 +76,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         **observations.rates(run, whole),
         **observations.recoveries(run, base, impacts, _slowest(whole, of_machine, impacts)),
         **observations.recovery_phases(run, base, by_phase),
-        **observations.dips(base, impacts),
+        **observations.dips(run, base, impacts),
         "jct_ratio": observations.jct_ratio(run, job_time),
         "ettr": observations.training_ratio(training),
         "straggler": observations.straggler(run, fired),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic_run import synthetic_run
 
-from harness.analysis.observations import Observation
+from harness.analysis.observations import Observation, straggler
 from harness.analysis.observe import observe
 from harness.experiment import plan as plans
 from harness.experiment.file import Expectation
@@ -18,6 +18,7 @@ from harness.judge import check_expectation, judge, noisy_checks
 from harness.record.measurements import Serving
 from harness.statistics import Interval, level_for
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, unproven, worst
+from testbed.telemetry import Change, Machine
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
 PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=())
@@ -379,3 +380,109 @@ def test_noisy_checks_are_counted_by_bound_and_without_a_demand_for_all():
     assert noisy_checks([Expectation(metric=METRICS["jct_ratio"], minimum=0.9, maximum=1.1)]) == 2
     assert noisy_checks([Expectation(metric=METRICS["slo_attainment"], minimum=1.0)]) == 0
     assert noisy_checks([Expectation(metric=METRICS["slo_attainment"], minimum=0.9)]) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("bound", [{"maximum": 3.0}, {"minimum": 3.0}])
+def test_value_that_is_no_number_is_inconclusive(value, bound):
+    """Not a number is above no maximum, so it was within each."""
+    (check,) = check_expectation(
+        Expectation(metric=METRICS["recovery.total"], **bound), Observation(value=value, detail="d"), ()
+    )
+    assert (check.verdict, check.observed) == (INCONCLUSIVE, None)
+    assert "is no value" in check.detail
+
+
+def until(run, end_s):
+    """The run as it is when it ends so early."""
+    end_ns = run.t0_ns + int(end_s * 1e9)
+    series = [
+        msgspec.structs.replace(
+            one,
+            samples=tuple(sample for sample in one.samples if sample.t_ns < end_ns),
+            iterations=tuple(step for step in one.iterations if step.end_ns < end_ns),
+        )
+        for one in run.series
+    ]
+    return msgspec.structs.replace(run, end_ns=end_ns, series=tuple(series))
+
+
+@pytest.mark.parametrize(
+    "metric", ["goodput_min_ratio", "dip", "recovery.qp_error", "recovery.rebuild", "recovery.hold"]
+)
+def test_worst_fault_is_not_known_where_one_of_them_has_too_little_data(metric):
+    """The run ends right after its last fault began: the two before it spoke for all three."""
+    found = observe(until(synthetic_run(), 33.0))
+    assert set(found.impacts) == {"uplink", "loss"}
+    assert found.metrics[metric].value is None
+    assert found.metrics[metric].detail.startswith("slow-gpu: ")
+    assert observe(synthetic_run()).metrics[metric].value is not None
+
+
+def watched(run, *machines):
+    return msgspec.structs.replace(
+        run,
+        watched=tuple(Machine(name=name, samples=1, busy_ns=1, clock_error_ns=1, lost=lost) for name, lost in machines),
+    )
+
+
+@pytest.mark.parametrize(
+    ("machines", "expected"),
+    [((), INCONCLUSIVE), ((("host1", None),), PASS), ((("host1", None), ("host2", "gone")), INCONCLUSIVE)],
+)
+def test_kernel_logs_that_were_not_followed_have_no_count_of_errors(machines, expected):
+    run = watched(synthetic_run(), *machines)
+    assert verdict_of(run, at_most("kernel.errors", 0)).checks[-2].verdict is expected
+
+
+def test_kernel_errors_count_although_a_machine_is_lost():
+    run = watched(synthetic_run(), ("host1", None), ("host2", "gone"))
+    said = Change(node="host1", subject="kernel", at_ns=run.t0_ns, text="3 mlx5: it broke")
+    run = msgspec.structs.replace(run, kernel=(said,))
+    assert verdict_of(run, at_most("kernel.errors", 0)).checks[-2].verdict is FAIL
+
+
+def test_times_of_routing_are_not_known_where_the_switches_were_lost():
+    run = synthetic_run()
+    changes = tuple(
+        Change(
+            node="rtsw1", subject="route 10.77.2.0/24", at_ns=run.faults[0].receipt.fired.first_ns + after, text=text
+        )
+        for after, text in ((10_000_000, "dev ctsw2"), (700_000_000, "dev ctsw1"))
+    )
+    run = msgspec.structs.replace(run, changes=changes)
+    assert observe(watched(run, ("host1", "gone"))).metrics["routing.converged"].value is not None
+    lost = observe(watched(run, ("fabric", "it does not answer"))).metrics["routing.converged"]
+    assert lost.value is None
+    assert "nothing is known of fabric" in lost.detail
+
+
+def test_ranks_without_a_checked_iteration_leave_wrong_elements_open():
+    run = synthetic_run()
+    first, *others = run.series
+    part = msgspec.structs.replace(
+        run, series=(first, *(msgspec.structs.replace(one, iterations=()) for one in others))
+    )
+    for less in (part, msgspec.structs.replace(run, series=(first,))):
+        check = verdict_of(less, at_most("wrong_elements", 0)).checks[-2]
+        assert check.verdict is INCONCLUSIVE
+        assert "nothing was checked on rank 1" in check.detail
+    assert verdict_of(run, at_most("wrong_elements", 0)).checks[-2].verdict is PASS
+
+
+@pytest.mark.parametrize(("after", "expected"), [(7, PASS), (2, INCONCLUSIVE), (None, INCONCLUSIVE)])
+def test_counter_that_was_reset_or_taken_away_is_a_lower_bound(after, expected):
+    """An RNIC that is gone at the end took its NAKs with it; so did one that began again at 0."""
+    run = synthetic_run()
+    name = "rxe0.out_of_seq_request"
+    left = {"host1": {} if after is None else {name: after}, "host2": {name: 0}}
+    run = msgspec.structs.replace(run, counters_before={"host1": {name: 5}, "host2": {name: 0}}, counters_after=left)
+    assert verdict_of(run, at_most("nak_episodes", 5)).checks[-2].verdict is expected
+
+
+def test_no_straggler_is_not_known_where_a_fault_had_too_few_iterations():
+    run = synthetic_run()
+    fired = {"uplink": (run.t0_ns, run.t0_ns + 10), "loss": (run.t0_ns + 20_000_000_000, run.t0_ns + 24_000_000_000)}
+    found = straggler(run, fired)
+    assert found.value is None
+    assert "uplink" in found.detail
