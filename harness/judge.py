@@ -159,6 +159,9 @@ def _bound_check(
         detail = f"{detail}; {NO_INTERVAL}"
     else:
         verdict = _compare(sign, value, bound, censored=observation.censored)
+        if observation.censored and verdict is Verdict.FAIL and _is_within(bound, observation.interval):
+            verdict = Verdict.INCONCLUSIVE
+            detail = f"{detail}; some of it may be by chance: {observation.interval}"
     if observation is not None and (reason := disturbed(metric.name, observation)) is not None:
         verdict = Verdict.INCONCLUSIVE
         detail = f"{detail}; {reason}"
@@ -188,6 +191,11 @@ def risk(level: float, noisy: int) -> str:
 def _deciding(sign: str, observation: Observation) -> Interval | None:
     """The interval that decides; none for an exact value, for a name, and for a value whose upper end is not known."""
     return None if sign == "equals" or observation.censored else observation.interval
+
+
+def _is_within(bound: float | str, interval: Interval | None) -> bool:
+    """Whether a censored value, which is above its maximum, may be below it: its least is."""
+    return interval is not None and not isinstance(bound, str) and interval.low <= bound
 
 
 def _compare(sign: str, value: float | str, bound: float | str, *, censored: bool) -> Verdict:

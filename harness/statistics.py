@@ -56,6 +56,7 @@ __all__ = [
     "decide",
     "independent_of",
     "level_for",
+    "lowest_by_chance",
     "lowest_window",
     "mean_interval",
     "noise_of",
@@ -271,15 +272,40 @@ def lowest_window(value: float, baseline: Floats, *, width: int, windows: int, l
     noise = noise_of(baseline / mean) if mean > 0 and len(baseline) >= 2 * width else None
     if noise is None:
         return None
+    above, below = _window_reach(noise, width=width, windows=windows, level=level)
+    high = 0.0 if value == 0 else value / (1 - below) if below < 1 else math.inf
+    words = f"{noise.count} bins of the baseline, {noise}; the lowest of {windows} windows of {width} bins"
+    return Interval(low=value / (1 + above), high=high, method=words, level=level)
+
+
+def lowest_by_chance(baseline: Floats, *, width: int, windows: int, level: float = LEVEL) -> float:
+    """Return the share of the baseline's mean that none of `windows` windows falls below by chance alone.
+
+    The noise of a window is that of the baseline's bins, or what the baseline's own windows differ by, whichever is
+    less: bins of a workload that sends in bursts differ by more than windows that hold whole iterations. It is 0 where
+    noise may take all of it, or is not known.
+    """
+    mean = float(baseline.mean()) if len(baseline) else 0.0
+    if mean <= 0 or len(baseline) < 3 * width:
+        return 0.0
+    scaled = baseline / mean
+    noise = noise_of(scaled)
+    reaches = [] if noise is None else [_window_reach(noise, width=width, windows=windows, level=level)[1]]
+    rolling = np.convolve(scaled, np.full(width, 1 / width), mode="valid")
+    apart = len(baseline) / width
+    reaches.append(student(apart - 1, 1 - 2 * tail_of(level) / max(windows, 1)) * float(rolling.std(ddof=1)))
+    return max(0.0, 1 - min(reaches))
+
+
+def _window_reach(noise: Noise, *, width: int, windows: int, level: float) -> tuple[float, float]:
+    """Return how far one window strays above the mean, and the lowest of all below it, as shares of the mean."""
     freedom, error = noise.independent - 1, noise.error_of(width)
     values = max(width / _dependence(noise.memory, width), 1.0)
     shape = noise.skewness_of(values), noise.kurtosis / values
     own = student(freedom, level) * noise.error
     above = math.hypot(_stray(freedom, *shape, tail_of(level)) * error, own)
     below = math.hypot(_stray(freedom, -shape[0], shape[1], tail_of(level) / max(windows, 1)) * error, own)
-    high = 0.0 if value == 0 else value / (1 - below) if below < 1 else math.inf
-    words = f"{noise.count} bins of the baseline, {noise}; the lowest of {windows} windows of {width} bins"
-    return Interval(low=value / (1 + above), high=high, method=words, level=level)
+    return above, below
 
 
 def mean_interval(values: Floats, *, of: str = "values", level: float = LEVEL) -> Interval | None:

@@ -58,11 +58,14 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         window_ns = timeline.rolling_window_ns(run.series, whole.step_ns, until_ns=first_ns)
         base = timeline.baseline(whole, first_fault_ns=first_ns, window_ns=window_ns, reads=run.reads)
     impacts: dict[str, timeline.Impact] = {}
+    beyond_chance: dict[str, timeline.Impact] = {}
     of_machine = None
     if whole is not None and base is not None:
         of_machine = pace(run, whole, fired.values(), start_ns=base.start_ns, until_ns=base.end_ns)
         windows = _windows(run)
         impacts = timeline.impacts(steadied(whole, of_machine), base, windows)
+        beyond = resolutions.beyond_chance(whole, base, impacts, level)
+        beyond_chance = timeline.impacts(steadied(whole, of_machine), beyond, windows)
         if of_machine is not None:
             impacts = doubt_slow_downs(run, impacts, timeline.impacts(whole, base, windows), windows)
     firing = resolutions.firings(run.faults)
@@ -87,7 +90,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
     }
     found = intervals.find(run, whole, base, impacts, training, level=level)
     if whole is not None:
-        found |= resolutions.find(run, whole.step_ns, impacts, by_phase, by_routing, firing)
+        found |= resolutions.find(run, whole.step_ns, impacts, by_phase, by_routing, firing, beyond_chance)
     return Observed(
         metrics={name: replace(one, interval=found.get(name)) for name, one in metrics.items()},
         goodput=whole,

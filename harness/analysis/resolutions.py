@@ -4,21 +4,24 @@ A fault's stamp (`fired.first_ns` of its receipt) is when it was first *seen* to
 counter that are 20 ms and more apart; it fired between the two moments of `fired.between_ns`. What is measured from
 the firing is as much less sure, and what the fault caused before the stamp is its own all the same.
 
-Each interval holds the true value for certain, so far as the clocks keep to their own bounds.
+Each interval holds the true value for certain, so far as the clocks keep to their own bounds. Goodput that stays a
+little below its floor may do so by chance: the least that a recovery can be is the time until goodput was above what
+noise alone explains (`beyond_chance`), so that no noise makes a bound FAIL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from harness import statistics
 from harness.analysis.phases import Phase
 from harness.analysis.routing import TIMES, Routing
-from harness.analysis.timeline import Impact
+from harness.analysis.timeline import HEALTHY_SHARE, Baseline, Goodput, Impact
 from harness.record.measurements import FaultRun, Measurements
 from harness.statistics import Interval, resolution
 
-__all__ = ["Firing", "find", "firings"]
+__all__ = ["Firing", "beyond_chance", "find", "firings"]
 
 _Span = tuple[float, float]
 """The least and the most that a time can be, ns."""
@@ -57,17 +60,47 @@ def find(
     by_phase: Mapping[str, Sequence[Phase]],
     by_routing: Mapping[str, Routing],
     fired: Mapping[str, Firing],
+    sure: Mapping[str, Impact] | None = None,
 ) -> dict[str, Interval]:
-    """Intervals by metric; `step_ns` is the width of a bin of goodput. One that is 0 because nothing was, is exact."""
+    """Intervals by metric; `step_ns` is the width of a bin of goodput. One that is 0 because nothing was, is exact.
+
+    `sure` are the impacts that are beyond chance; None: all of each is.
+    """
+    sure = impacts if sure is None else sure
     return {
-        **_recoveries(run, step_ns, impacts, fired),
-        **_phases(run, step_ns, by_phase, fired),
+        **_recoveries(run, step_ns, impacts, fired, sure),
+        **_phases(
+            run, step_ns, by_phase, fired, {name: _by_chance_ns(one, sure, name) for name, one in impacts.items()}
+        ),
         **_routing(run, by_routing, fired),
     }
 
 
+def beyond_chance(whole: Goodput, base: Baseline, impacts: Mapping[str, Impact], level: float) -> Baseline:
+    """Return the baseline with the floor below which goodput is not by chance, in all windows of these impacts.
+
+    Goodput below half of the baseline's floor is none by chance in any case.
+    """
+    bins = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
+    width = base.window_ns // whole.step_ns
+    windows = sum((max(one.end_ns, one.cleared_ns) - one.fired_ns) // whole.step_ns + width for one in impacts.values())
+    floor = max(
+        statistics.lowest_by_chance(bins, width=width, windows=windows, level=level) * base.mean, base.floor / 2
+    )
+    return replace(base, floor=min(floor / HEALTHY_SHARE, base.floor))
+
+
+def _by_chance_ns(one: Impact, sure: Mapping[str, Impact], name: str) -> int:
+    """Return how much of a recovery chance alone may be."""
+    return max(0, one.recovery_ns - (sure[name].recovery_ns if name in sure else 0))
+
+
 def _recoveries(
-    run: Measurements, step_ns: int, impacts: Mapping[str, Impact], fired: Mapping[str, Firing]
+    run: Measurements,
+    step_ns: int,
+    impacts: Mapping[str, Impact],
+    fired: Mapping[str, Firing],
+    sure: Mapping[str, Impact],
 ) -> dict[str, Interval]:
     error_ns = step_ns + run.clock_error_ns
     cleared = {fault.plan.id: fault.receipt.cleared for fault in run.faults if fault.receipt is not None}
@@ -82,11 +115,12 @@ def _recoveries(
                 off_ns = cleared.get(fault_id, {}).get("clock_error_ns") or 0
                 length_ns, when = one.after_clear_ns, Firing(early_ns=off_ns, late_ns=off_ns)
             least, most = when.since(length_ns, error_ns) if length_ns else (0, 0)
+            least = when.since(max(0, length_ns - _by_chance_ns(one, sure, fault_id)), error_ns)[0] if least else 0
             if one.most_ns is not None:
                 longest_ns = one.most_ns[0 if prefix == "recovery" else 1]
                 most = when.since(longest_ns, error_ns)[1] if longest_ns > length_ns else most
             spans[fault_id] = (least, most)
-        of = "one bin, the clocks' error and when the fault was seen to fire"
+        of = "one bin, the clocks' error, when the fault was seen to fire, and what may be noise of goodput"
         for name, each in (*((name, [span]) for name, span in spans.items()), ("total", [*spans.values()])):
             if any(most for _, most in each):
                 found[f"{prefix}.{name}"] = _interval(each, of=of)
@@ -94,7 +128,11 @@ def _recoveries(
 
 
 def _phases(
-    run: Measurements, step_ns: int, by_phase: Mapping[str, Sequence[Phase]], fired: Mapping[str, Firing]
+    run: Measurements,
+    step_ns: int,
+    by_phase: Mapping[str, Sequence[Phase]],
+    fired: Mapping[str, Firing],
+    by_chance_ns: Mapping[str, int],
 ) -> dict[str, Interval]:
     spans: dict[str, list[_Span]] = {}
     inexact = set()
@@ -104,11 +142,15 @@ def _phases(
             if not one.is_exact:
                 inexact.add(one.name)
                 when = fired.get(fault_id, Firing()) if one.is_from_firing else Firing()
-                span = when.since(one.length_ns, run.clock_error_ns + (step_ns if one.name == "hold" else 0))
+                error_ns = run.clock_error_ns + (step_ns if one.name == "hold" else 0)
+                span = when.since(one.length_ns, error_ns)
+                if one.name == "hold":
+                    least_ns = max(0, one.length_ns - by_chance_ns.get(fault_id, 0))
+                    span = when.since(least_ns, error_ns)[0], span[1]
             spans.setdefault(one.name, []).append(span)
     of = "the clocks' error and when the fault was seen to fire"
     return {
-        f"recovery.{name}": _interval(each, of=f"one bin, {of}" if name == "hold" else of)
+        f"recovery.{name}": _interval(each, of=f"one bin, what may be noise of goodput, {of}" if name == "hold" else of)
         for name, each in spans.items()
         if name in inexact
     }

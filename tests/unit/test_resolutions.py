@@ -1,0 +1,82 @@
+"""Times of recovery: noise alone does not make a bound fail, and what is no noise still does."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from synthetic_run import MS, T0, S, Window, _fault, synthetic_run
+from test_calibration import most_errors
+
+from harness.analysis.observe import observe
+from harness.experiment.file import Expectation
+from harness.experiment.metrics import METRICS
+from harness.judge import check_expectation
+from harness.record.measurements import RankSeries, Sample
+from harness.verdict import Verdict
+
+SECONDS = 40
+BOUND_S = 2.0
+
+
+def made(rng, *, sd, phi, start_s, length_s, share=1.0):
+    """A run of one flow with AR(1) noise; the fault leaves `share` of its goodput for as long as it is on."""
+    count = SECONDS * 10
+    noise = rng.normal(size=count)
+    for at in range(1, count):
+        noise[at] = phi * noise[at - 1] + np.sqrt(1 - phi**2) * noise[at]
+    carried = 1e6 * np.maximum(1 + sd * noise, 0)
+    carried[int(start_s * 10) : int((start_s + length_s) * 10)] *= share
+    samples = tuple(Sample(T0 + at * 100 * MS, int(value)) for at, value in enumerate(carried))
+    fault = _fault(
+        "uplink", "link.rate", "rtsw1:ctsw1", Window(start_s, start_s + length_s), length_s, {}, "#8f5aa8",
+        ("host2:rxe0.rcvd_seq_err", 118, "emulated"), {}, fired=True,
+    )  # fmt: skip
+    base = synthetic_run()
+    series = (RankSeries(rank=0, samples=samples, iterations=()),)
+    return replace(base, series=series, twin=None, faults=(fault,), end_ns=T0 + SECONDS * S, ranks=base.ranks[:1])
+
+
+def verdict_of(run, name):
+    expectation = Expectation(metric=METRICS[name], maximum=BOUND_S)
+    return check_expectation(expectation, observe(run).metrics[name], ())[0].verdict
+
+
+@pytest.mark.parametrize("name", ["recovery.total", "after_clear.total", "recovery.hold"])
+@pytest.mark.parametrize(("sd", "phi"), [(0.05, 0.8), (0.1, 0.5), (0.2, 0.0), (0.2, 0.8)])
+def test_recovery_from_a_harmless_fault_fails_no_bound_by_chance(name, sd, phi):
+    """Goodput went below its floor by itself in every second such run, and recovery was "12 s"."""
+    rng = np.random.default_rng(5)
+    found = Counter(verdict_of(made(rng, sd=sd, phi=phi, start_s=15, length_s=10), name) for _ in range(60))
+    assert found[Verdict.FAIL] <= most_errors(60, 0.005)
+
+
+@pytest.mark.parametrize(
+    ("start_s", "sd", "phi", "share"), [(6, 0.1, 0.5, 0.0), (6, 0.05, 0.0, 0.6), (20, 0.1, 0.5, 0.5)]
+)
+def test_recovery_from_an_outage_that_is_no_noise_fails_its_bound(start_s, sd, phi, share):
+    rng = np.random.default_rng(6)
+    found = [verdict_of(made(rng, sd=sd, phi=phi, start_s=start_s, length_s=10, share=share), "recovery.total")
+             for _ in range(20)]  # fmt: skip
+    assert found.count(Verdict.FAIL) >= 19
+
+
+def test_recovery_that_is_censored_by_noise_alone_fails_no_bound():
+    """The run ends under the fault: "at least 12 s" until goodput was above a floor that noise alone goes below."""
+    rng = np.random.default_rng(7)
+    runs = [made(rng, sd=0.1, phi=0.5, start_s=20, length_s=19.5) for _ in range(60)]
+    assert all(observe(run).metrics["recovery.total"].censored for run in runs[:5])
+    assert Counter(verdict_of(run, "recovery.total") for run in runs) == {Verdict.INCONCLUSIVE: 60}
+    dead = made(rng, sd=0.1, phi=0.5, start_s=20, length_s=19.5, share=0.0)
+    assert verdict_of(dead, "recovery.total") is Verdict.FAIL
+
+
+def test_interval_of_a_recovery_begins_where_goodput_is_no_noise():
+    """An RNIC at 70 % in noise of 20 %: it may have been back at any time, and was by its floor after 10 s."""
+    rng = np.random.default_rng(8)
+    seen = observe(made(rng, sd=0.2, phi=0.5, start_s=15, length_s=10, share=0.7)).metrics["recovery.total"]
+    assert seen.interval is not None
+    assert seen.interval.low < 1
+    assert seen.interval.high > 9
