@@ -51,6 +51,8 @@ def why_unproven(
     if receipt.fired.first_ns is None or receipt.armed.get("ok") is not True:
         return problems
     on_time, first_ns = _on_time(receipt, planned), receipt.fired.first_ns
+    if on_time is None and planned is not None:
+        problems = (*problems, "how long it was on is not known: nothing says when it was armed and cleared")
     between = receipt.fired.between_ns or (first_ns, first_ns)
     last_ns = max(receipt.fired.last_ns or first_ns, between[1])
     times: list[tuple[str, ...]] = []

@@ -159,7 +159,7 @@ def unproven(receipt: Receipt | None) -> tuple[str, ...]:
         problems.append("no readback shows that it was armed")
     if fired.count <= 0 or fired.first_ns is None:
         problems.append(f"it never fired ({fired.witness or 'no witness'} counts {fired.count})")
-    if fired.must_move and not any(fired.must_move.values()):
+    if fired.must_move and not any(delta is not None and delta > 0 for delta in fired.must_move.values()):
         problems.append(f"what must move did not ({', '.join(fired.must_move)})")
     # Some kinds move no counter: a second look while it was on saw the state that it makes, and its value is judged
     # where it was read (`inject.receipt`).

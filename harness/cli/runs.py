@@ -24,7 +24,7 @@ from harness.run import looks, pooled, repeated
 from harness.run import loop as run_module
 from harness.run.loop import Decided, Finished
 from harness.run.preflight import ALL_CHECKS
-from harness.statistics import Interval
+from harness.statistics import Interval, level_for
 from harness.verdict import Check, LeftOut, Verdict, exit_code
 from testbed.errors import Unsupported, UsageError
 from testbed.holding import Holding, hold
@@ -136,7 +136,7 @@ def run(
     if len(trials) == 1:
         _show(session, runs[0], as_json=as_json)
         return exit_code(runs[0].verdict.verdict, runs[0].verdict.lab_state)
-    pool = pooled.pool([_trial(one) for one in runs], loaded.expectations, most=most)
+    pool = pooled.pool([_trial(one, loaded) for one in runs], loaded.expectations, most=most)
     written = rundir.write_pooled(runs[0].run_dir, pooled.encode(pool))
     _show_repeated(session, runs, pool, written, wanted=None if most else repeat, as_json=as_json)
     return exit_code(pool.verdict, pool.lab_state)
@@ -155,8 +155,10 @@ def _most(loaded: Experiment, repeat: int, *, until_decided: bool, most: int | N
     return most or _MOST
 
 
-def _trial(run: Finished) -> pooled.Trial:
-    metrics = observe(run.run_dir.read_measurements()).metrics
+def _trial(run: Finished, loaded: Experiment) -> pooled.Trial:
+    """Return a run for the pool; the intervals of its own are as wide as all of its noisy checks together need."""
+    level = level_for(noisy_checks(loaded.expectations))
+    metrics = observe(run.run_dir.read_measurements(), level=level).metrics
     return pooled.Trial(run_dir=str(run.run_dir.path), verdict=run.verdict, metrics=metrics)
 
 
@@ -198,7 +200,7 @@ def _execute_all(
             break  # nothing after it could be trusted
         if most is None:
             continue
-        pool.append(_trial(runs[-1]))
+        pool.append(_trial(runs[-1], one.experiment))
         found = pooled.pool(pool, one.experiment.expectations, most=most)
         progress(f"after {len(runs)} runs: {found.verdict}{_open_checks(found)}")
         if not pooled.undecided(found):

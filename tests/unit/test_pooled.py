@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from test_calibration import most_errors
+from test_judge import served
 
 from harness.analysis.observations import Observation
 from harness.experiment.file import Expectation
 from harness.experiment.metrics import METRICS
 from harness.run import looks
 from harness.run.pooled import Trial, decode, encode, pool, undecided
-from harness.statistics import Interval
+from harness.statistics import Interval, level_for
 from harness.verdict import Check, Verdict, VerdictFile
 
 PASS, FAIL, INCONCLUSIVE, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.ERROR
@@ -224,3 +227,15 @@ def test_pool_without_a_noisy_check_needs_every_fault_proven():
     bad = trial(1, [], check("wrong_elements", PASS), check("fired.loss", INCONCLUSIVE))
     assert pool([good, bad], exact).verdict is INCONCLUSIVE
     assert pool([good, good], exact).verdict is PASS
+
+
+def test_intervals_of_a_run_in_the_pool_share_the_risk_of_all_noisy_checks():
+    """The pool never decides more boldly than its runs: theirs are wider than 99 % where several checks are noisy."""
+    from harness.cli.runs import _trial
+
+    measured = served(*np.linspace(0.5, 1.5, 40))
+    names = ["ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"]
+    loaded = SimpleNamespace(expectations=[Expectation(metric=METRICS[name], maximum=2.0) for name in names])
+    folder = SimpleNamespace(read_measurements=lambda: measured, path="runs/1")
+    found = _trial(SimpleNamespace(run_dir=folder, verdict=trial(1).verdict), loaded)
+    assert found.metrics["ttft.p50"].interval.level == level_for(len(names)) > 0.99

@@ -341,3 +341,18 @@ def test_train_that_was_off_while_the_workload_ran_is_not_proven():
     assert reason == "was off all the time that the workload ran"
     for during in (first, second):
         assert proof.why_unproven(receipt, workloads=[pause, during], overlap=True) == ()
+
+
+@pytest.mark.parametrize("part", ["armed", "cleared"])
+def test_judge_fault_of_unknown_on_time_is_inconclusive(part):
+    """A receipt without times of its own, and without a moment of arming or clearing, was taken for as planned."""
+    check = checks_of(judged(with_uplink(synthetic_run(), **{part: {"ok": True}})))["fired.uplink"]
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "how long it was on is not known" in check.detail
+
+
+@pytest.mark.parametrize("delta", [0, -3, float("nan"), None])
+def test_judge_witness_that_did_not_grow_is_none(delta):
+    check = checks_of(judged(with_uplink(synthetic_run(), fired={"must_move": {"host1/x": delta}})))["fired.uplink"]
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "what must move did not (host1/x)" in check.detail
