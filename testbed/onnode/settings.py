@@ -1,4 +1,4 @@
-"""Settings that a fault could leave changed, as facts: nftables rules, DCB, ethtool, neighbours, GIDs, FRR, RDMA, GPUs.
+"""Facts of a fingerprint about settings that a fault could leave changed: nftables, DCB, FRR, RDMA and GPUs.
 
 Every question is one to the kernel, to a daemon's own socket or to the driver: a command costs an emulated machine a
 tenth of a second, and is run on SONiC alone. What counts or comes and goes by itself (packet counters, learnt
@@ -155,7 +155,7 @@ def _ethtool(control: socket.socket, netdev: str, command: int, count: int) -> t
 
 
 def gid_facts(device: str, port: str) -> Facts:
-    """The GIDs of an RDMA device's port, without their places in the table: a device that comes back may order anew."""
+    """Return the GIDs of an RDMA device's port. Table indexes are left out: a device that returns may reorder them."""
     at = f"{_INFINIBAND}/{device}/ports/{port}"
     for index in range(_GIDS):
         with contextlib.suppress(OSError):
@@ -185,7 +185,7 @@ def resource_facts(programs: Mapping[int, str]) -> Facts:
 
 
 def _owner(found: Mapping[int, bytes], programs: Mapping[int, str]) -> str | None:
-    """Who holds a resource: a program of ours, or a process that has ended; None: the kernel, or another program."""
+    """Return the owner of an RDMA resource if it is a faultbed program or an ended process; otherwise None."""
     pid = int.from_bytes(found.get(_PID, b""), "little")
     if pid in programs:
         return programs[pid]
@@ -232,7 +232,7 @@ def _printed(argv: list[str]) -> str:
 
 
 def config_facts(daemon: str, lines: Iterable[str]) -> Facts:
-    """A configuration's lines. A password is told by its checksum alone."""
+    """Return one fact per configuration line. A password appears only as its checksum."""
     nested: list[tuple[int, str]] = []
     for line in lines:
         text, indent = line.strip(), len(line) - len(line.lstrip())
@@ -266,7 +266,7 @@ def _vty(path: str, command: str) -> str:
 
 
 def gpu_facts() -> Facts:
-    """What may be set of each NVIDIA GPU: power limit, locked or application clocks, persistence; nothing without."""
+    """Return the settings of each NVIDIA GPU: power limit, locked or application clocks, persistence mode."""
     for gpu in nvml.settings():
         yield f"gpu {gpu['bus_id']}", ", ".join(f"{name} {gpu[name]}" for name in sorted(gpu) if name != "bus_id")
 
