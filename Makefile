@@ -25,7 +25,7 @@ unit: setup-tests ## what needs no lab (seconds)
 	@$(RUN)python -m pytest tests/unit
 
 bench: setup ## the numbers of docs/numbers.md, as ratios within one run
-	@$(RUN)python -m harness.bench
+	@$(RUN)python -m bench
 
 lint: setup ## style, types, and the playbooks by ansible-lint's profile production
 	@$(RUN)ruff check .

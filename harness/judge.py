@@ -28,16 +28,16 @@ from harness.analysis.noise import NoiseFloor, allow_for
 from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import Observed
 from harness.attribution.attribute import attribute
-from harness.experiment.file import Expectation
+from harness.confidence import Interval, decide, tail_of
+from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import PER_FAULT_PREFIXES, Metric
-from harness.experiment.plan import Plan
+from harness.experiment.run_plan import Plan
 from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements
-from harness.statistics import Interval, decide, tail_of
 from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, worst
-from inject import proof
-from traffic.flight import Flight
-from traffic.rtt import Trip
+from inject.evidence import firing_times
+from traffic.engine.flight_recorder import Flight
+from traffic.probes.rtt import Trip
 
 __all__ = ["NO_INTERVAL", "bounds_of", "check_expectation", "is_noisy", "judge", "noisy_checks", "risk"]
 
@@ -101,7 +101,7 @@ def judge(
 def noisy_checks(expectations: Sequence[Expectation]) -> int:
     """Return how many checks of a run are decided by an interval, so that chance alone can make each of them wrong.
 
-    `harness.statistics.level_for` turns it into the level that each interval needs.
+    `harness.confidence.level_for` turns it into the level that each interval needs.
     """
     return sum(is_noisy(one.metric, sign, bound) for one in expectations for sign, bound in bounds_of(one))
 
@@ -236,7 +236,7 @@ def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
         bound=1,
         unit="count",
         rule="observed >= bound. Armed, fired, seen by a counter or a look, nothing moved that must not, cleared, "
-        f"{proof.RULE}",
+        f"{firing_times.RULE}",
         detail="; ".join(said),
     )
 

@@ -1,7 +1,8 @@
 """The rule by which a fault is proven: the judge, reports, the pytest plugin and the command line share it. Pure.
 
-The receipt itself must prove that the fault happened (`harness.verdict.unproven`, and the doubts of `inject.receipt`),
-and its times must be those of the plan, while the workload ran (`inject.proof`).
+The receipt itself must prove that the fault happened (`harness.verdict.unproven`, and the doubts of
+`inject.evidence.receipt`), and its times must be those of the plan, while the workload ran
+(`inject.evidence.firing_times`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import msgspec
 
 from harness.record.measurements import FaultRun, Measurements
 from harness.verdict import Receipt, unproven
-from inject import proof
-from inject.proof import OnTime, Span
-from inject.receipt import Receipt as FaultReceipt
+from inject.evidence import firing_times
+from inject.evidence.firing_times import OnTime, Span
+from inject.evidence.receipt import Receipt as FaultReceipt
 
 __all__ = ["recorded", "why_unproven", "why_unproven_in"]
 
@@ -59,16 +60,16 @@ def why_unproven(
     workload: Span | None
     for workload in workloads or (None,):
         if workload is not None and overlap and between[0] <= workload[1] and last_ns >= workload[0]:
-            if on_time is not None and proof.is_off_during(on_time, workload):
+            if on_time is not None and firing_times.is_off_during(on_time, workload):
                 times.append(("was off all the time that the workload ran",))
                 continue
             workload = None  # noqa: PLW2901 (nothing more is asked of it)
-        if workload is not None and (outside := proof.why_outside(between, workload)):
+        if workload is not None and (outside := firing_times.why_outside(between, workload)):
             times.append((outside,))
         elif workload is not None and (beyond := _why_beyond(receipt, on_time, last_ns, workload)):
             times.append((beyond,))
         else:
-            times.append(proof.why_not_as_planned(on_time, workload) if on_time else ())
+            times.append(firing_times.why_not_as_planned(on_time, workload) if on_time else ())
     return (*problems, *(reason for reason in min(times, key=len) if reason not in problems))
 
 
@@ -95,4 +96,4 @@ def _on_time(receipt: Receipt, planned: Span | None) -> OnTime | None:
     longest = planned[1] - planned[0]
     # How long the removal took is not known: only too short a time is.
     end = min(end, begin + longest)
-    return proof.on_time_of((planned,), [(begin, begin, True), (end, end, False)])
+    return firing_times.on_time_of((planned,), [(begin, begin, True), (end, end, False)])

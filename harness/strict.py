@@ -13,7 +13,7 @@ import msgspec
 
 from testbed.errors import ConfigError
 from testbed.finite import wrong_number
-from testbed.nearest import hint
+from testbed.suggestions import hint
 
 __all__ = ["Section", "convert", "fail", "one_of", "positive", "read"]
 

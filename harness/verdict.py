@@ -25,7 +25,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.findings import Finding
-from inject.proof import OnTime
+from inject.evidence.firing_times import OnTime
 
 __all__ = [
     "Check",
@@ -112,8 +112,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     `armed` and `cleared` are the readbacks after the change and after its removal, as the fault kind gives
     them, with two keys that every kind has: `ok` (bool) and `at_ns` (controller's monotonic clock).
-    `on_time` is how long it was on, and was to be (`inject.proof`); None: nothing was read, or the run is older than
-    that. `unproven` are the reasons why it does not prove its fault.
+    `on_time` is how long it was on, and was to be (`inject.evidence.firing_times`); None: nothing was read, or the run
+    is older than that. `unproven` are the reasons why it does not prove its fault.
     """
 
     id: str
@@ -162,7 +162,7 @@ def unproven(receipt: Receipt | None) -> tuple[str, ...]:
     if fired.must_move and not any(delta is not None and delta > 0 for delta in fired.must_move.values()):
         problems.append(f"what must move did not ({', '.join(fired.must_move)})")
     # Some kinds move no counter: a second look while it was on saw the state that it makes, and its value is judged
-    # where it was read (`inject.receipt`).
+    # where it was read (`inject.evidence.receipt`).
     if not fired.must_move and fired.witness not in receipt.armed.get("while_on", {}):
         problems.append("nobody but its holder has seen it: no counter moved, and no state was looked at")
     for name, delta in fired.must_not_move.items():

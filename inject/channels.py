@@ -1,7 +1,7 @@
 """How the injector reaches a holder: a transient unit on the target, or a guarded process beside QEMU.
 
-Both give a `testbed.node.Channel` and both are watched by someone who reverts when the holder dies or stops: PID 1
-through `ExecStopPost` and `WatchdogSec` (systemd.service(5)), `inject.node.guardian` through a pipe.
+Both give a `testbed.remote.remote_node.Channel` and both are watched by someone who reverts when the holder dies or
+stops: PID 1 through `ExecStopPost` and `WatchdogSec` (systemd.service(5)), `inject.node.guardian` through a pipe.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from inject.node.holder import REVERT_DIR
 from inject.node.qmp import DEADLINE_S
+from testbed.directories import home_dir
 from testbed.errors import Unreachable
-from testbed.fingerprint import stored_reverts
-from testbed.jsonlines import next_message
-from testbed.onnode.holders import claim_file
-from testbed.paths import home_dir
+from testbed.node.holders import claim_file
+from testbed.observe.fingerprint import stored_reverts
+from testbed.remote.jsonlines import next_message
 
 if TYPE_CHECKING:
-    from inject.plan import PlannedFault
+    from inject.fault_plan import PlannedFault
     from testbed.lab import Lab
-from testbed.node import Channel
+from testbed.remote.remote_node import Channel
 
 __all__ = [
     "REJOIN",
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 MODULE = "inject.node.holder"
-REJOIN = "inject.rejoin"
+REJOIN = "inject.reprovision"
 """The program that brings a host back that has booted."""
 # Longest life of a unit beyond its fault's window: preparing, waiting for its moment, clearing.
 SLACK_S = 600.0
@@ -152,7 +152,10 @@ def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LocalChannel:
-    """A guardian and its holder on this machine, in a session of their own. Implements `testbed.node.Channel`."""
+    """A guardian and its holder on this machine, in a session of their own.
+
+    Implements `testbed.remote.remote_node.Channel`.
+    """
 
     def __init__(self, name: str, stored: Path, *, watchdog_s: float) -> None:
         self._what = f"holder of {name}"
@@ -177,7 +180,7 @@ class LocalChannel:
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """See `testbed.node.Channel.send`."""
+        """See `testbed.remote.remote_node.Channel.send`."""
         try:
             with self._lock:
                 if self._process.stdin is None:
@@ -188,7 +191,7 @@ class LocalChannel:
             raise Unreachable(f"{self._what} is gone") from error
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
-        """See `testbed.node.Channel.receive`."""
+        """See `testbed.remote.remote_node.Channel.receive`."""
         return next_message(self._lines, what=self._what, said="", timeout_s=timeout_s)
 
     def close(self) -> None:

@@ -24,21 +24,22 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inject import rejoin
+from inject import reprovision
 from inject.channels import REJOIN, healed_file, revert_dir
-from inject.node.cgroup import UNLIMITED
-from inject.node.detour import GUEST, OWN
-from inject.node.hog import NAME as HOG
 from inject.node.holder import REVERT_DIR
-from inject.node.latereceives import FILE as LATE
-from inject.node.limit import CGROUPS
+from inject.node.machine.cgroup import UNLIMITED
+from inject.node.machine.hog import NAME as HOG
+from inject.node.machine.limit import CGROUPS
+from inject.node.network.detour import GUEST, OWN
+from inject.node.network.latereceives import FILE as LATE
+from inject.node.network.steer import PRIORITY, TABLE
 from inject.node.qmp import set_link
-from inject.node.steer import PRIORITY, TABLE
-from testbed import counters, dirty
 from testbed.errors import LabError, RevertFailed
-from testbed.fingerprint import Fingerprint
-from testbed.onnode.holders import claim_file, end_holder, locked, read_claim
-from testbed.topology import Port
+from testbed.model.topology import Port
+from testbed.node.holders import claim_file, end_holder, locked, read_claim
+from testbed.observe import counters
+from testbed.observe.fingerprint import Fingerprint
+from testbed.tenancy import dirty
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
@@ -301,7 +302,7 @@ def _provisioned(lab: Lab, lines: list[str]) -> list[str]:
     """Machines of a soft lab that have told of things that provisioning makes and that are not there: after a boot."""
     bare = sorted({line.partition(":")[0] for line in lines if f": {_UNMADE}" in line})
     if bare:
-        rejoin.provision_machines(lab, bare)
+        reprovision.provision_machines(lab, bare)
     return [f"{machine}: {_MARK} provisioned it again: it has booted" for machine in bare]
 
 

@@ -19,23 +19,24 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject import blast, proof, safety
 from inject.channels import healed_file, last_heal, local_args, revert_dir
-from inject.claims import claims_of
-from inject.elsewhere import refuse_elsewhere
-from inject.learned import learn
+from inject.claims_elsewhere import refuse_elsewhere
+from inject.evidence import firing_times
+from inject.evidence.receipt import Armed, Cleared, Fired, Receipt, end_sentence, judge_fired, not_cleared
+from inject.evidence.witnesses import Witnesses, booting
 from inject.lease import ANSWER_S, Lease
-from inject.overlap import TAIL_S, own_evidence
-from inject.receipt import Armed, Cleared, Fired, Receipt, end_sentence, judge_fired, not_cleared
-from inject.witnesses import Witnesses, booting
-from testbed import auditlog
+from inject.mechanisms.late_binding import learn
+from inject.policy import blast_radius, safety
+from inject.policy.conflicts import claims_of
+from inject.policy.overlap import TAIL_S, own_evidence
 from testbed.errors import FaultbedError, FaultError, LabError, RevertFailed
-from testbed.holding import who
+from testbed.tenancy import audit_log
+from testbed.tenancy.lab_lease import who
 
 if TYPE_CHECKING:
+    from inject.evidence.firing_times import OnTime
+    from inject.fault_plan import PlannedFault
     from inject.journal import Journal
-    from inject.plan import PlannedFault
-    from inject.proof import OnTime
     from testbed.lab import Lab
 
 __all__ = ["TTL_S", "Injector", "Mutation", "Prepared", "longest_lease_s", "told_of"]
@@ -125,7 +126,7 @@ class Injector:
                 if self._is_over:
                     raise FaultError(f"{planned.kind} on {planned.target.text}: the command is ending")
                 beside = [*(each.planned for each in self._open), planned]
-                blast.check(beside, self.lab.inventory_model)
+                blast_radius.check(beside, self.lab.inventory_model)
                 safety.check_spacing(beside, self.lab.inventory_model)
                 self._check_last_end(planned)
                 self._open.append(prepared)
@@ -142,7 +143,7 @@ class Injector:
         except BaseException as error:
             self.forget(prepared)
             prepared.lease.let_go()
-            self.audit("not prepared", planned, detail=auditlog.told(error))
+            self.audit("not prepared", planned, detail=audit_log.told(error))
             raise
         return prepared
 
@@ -168,7 +169,7 @@ class Injector:
 
     def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
         """Record for the lab's owner what has been done, and how it is undone."""
-        auditlog.try_to_append(self.lab.state_dir, event, **told_of(planned), **more)
+        audit_log.try_to_append(self.lab.state_dir, event, **told_of(planned), **more)
 
     def audit_change(self, event: str, planned: PlannedFault) -> None:
         """Record for the lab's owner what is about to be done.
@@ -177,10 +178,10 @@ class Injector:
             FaultError: it cannot be written, so it must not be done.
         """
         try:
-            auditlog.append(self.lab.state_dir, event, **told_of(planned))
+            audit_log.append(self.lab.state_dir, event, **told_of(planned))
         except OSError as error:
             raise FaultError(
-                f"{auditlog.path_of(self.lab.state_dir)}: {error.strerror or error}; nothing is changed without a "
+                f"{audit_log.path_of(self.lab.state_dir)}: {error.strerror or error}; nothing is changed without a "
                 "record: make room"
             ) from error
 
@@ -201,7 +202,7 @@ class Injector:
         return tuple(self._open)
 
     def overlapping(self, prepared: Prepared, *, only_ended: bool = False) -> list[Prepared]:
-        """Return the other faults whose effect may be in what `prepared` compares (`inject.overlap`)."""
+        """Return the other faults whose effect may be in what `prepared` compares (`inject.policy.overlap`)."""
         since_ns = prepared.baseline_ns or time.monotonic_ns()
         return [
             each
@@ -524,9 +525,9 @@ class Prepared:
             # The window of one change begins when it is there, that of a train when its first change begins.
             begin_ns = changes[0][1 if len(edges) == 1 else 0]
             window_ns = min(window_ns, max(0, asked_ns - begin_ns))
-            edges = proof.begun(edges, window_ns, changes)
-        return proof.on_time_of(
-            proof.planned_spans(edges, window_ns),
+            edges = firing_times.begun(edges, window_ns, changes)
+        return firing_times.on_time_of(
+            firing_times.planned_spans(edges, window_ns),
             changes,
             switching_ns=int(1e9 * (observed.get("patience_s", 0.0) + planned.request.get("patience_s", 0.0))),
             complete=planned.complete_after is not None and count >= planned.complete_after,

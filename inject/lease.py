@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from inject.channels import START_S, UNIT_PREFIX, open_holder, revert_file
 from inject.node.holder import REVERT_DIR
-from testbed import clock
 from testbed.errors import FaultbedError, FaultError, Unreachable
+from testbed.observe import clock
 
 if TYPE_CHECKING:
-    from inject.plan import PlannedFault
+    from inject.fault_plan import PlannedFault
     from testbed.lab import Lab
-    from testbed.node import Channel
+    from testbed.remote.remote_node import Channel
 
 __all__ = ["ANSWER_S", "Lease"]
 

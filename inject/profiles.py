@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from inject.plan import FaultSpec
+from inject.fault_plan import FaultSpec
 from testbed.errors import UsageError
-from testbed.topology import Topology
+from testbed.model.topology import Topology
 
 __all__ = ["LLAMA3_54D", "PROFILES", "Category", "Profile", "digest", "schedule"]
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from inject.catalogue import CATALOGUE, FaultKind, Param
-from inject.plan import FaultSpec, plan, plan_all
+from inject.fault_plan import FaultSpec, plan, plan_all
+from inject.kinds.catalogue import CATALOGUE, FaultKind, Param
 from testbed.errors import FaultbedError
-from testbed.topology import Topology
+from testbed.model.topology import Topology
 
 __all__ = ["fault_specs", "schedules"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from inject.catalogue import CATALOGUE, FaultKind
-from inject.document import rows
+from inject.fault_page import rows
+from inject.kinds.catalogue import CATALOGUE, FaultKind
 
 __all__ = ["markdown"]
 
@@ -39,7 +39,7 @@ has been run on rack hardware yet.** The day it has, the kind says so in the cat
 | GPUs | emulated: a busy process in a cgroup | real | not yet |
 | GPU memory in transfers (GPUDirect) | none: host memory | real | not yet |
 | latency and bandwidth | emulated: those of a VM's CPU | real | not yet |
-| cost of 24,576 ranks (`python -m harness.bench schedule`) | modelled | modelled | not meant to be |
+| cost of 24,576 ranks (`python -m bench schedule`) | modelled | modelled | not meant to be |
 | training jobs: sizes and order of collectives | modelled from published shapes | modelled | not yet |
 
 ## Faults

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from testbed import dirty
-from testbed.inventory import Inventory
-from testbed.paths import SOCKET_PATH_MAX, cache_dir, home_dir, lab_dir
-from testbed.softlab import accel, image, lifecycle, room
+from testbed.backends.soft import accel, capacity, image, lifecycle
+from testbed.directories import SOCKET_PATH_MAX, cache_dir, home_dir, lab_dir
+from testbed.inventory.lab_inventory import Inventory
+from testbed.tenancy import dirty
 
 __all__ = ["Finding", "examine"]
 
@@ -58,8 +58,8 @@ def _tool(name: str, package: str, purpose: str) -> Finding:
 
 
 def _memory(inventory: Inventory) -> Finding:
-    needed = room.needed_mib(inventory) if inventory.kind == "soft" else 0
-    available = room.available_mib()
+    needed = capacity.needed_mib(inventory) if inventory.kind == "soft" else 0
+    available = capacity.available_mib()
     running = inventory.kind == "soft" and lifecycle.status(inventory).state == "up"
     if available >= needed or running:
         return Finding(what="memory", state="ok", found=f"{available} MiB available, {inventory.name} takes {needed}")

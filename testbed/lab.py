@@ -1,6 +1,6 @@
 """A lab to work with: its topology, and a way to each of its machines.
 
-`open_lab` takes an inventory and gives a `Lab`; a soft lab must be up (`testbed.softlab.lifecycle`).
+`open_lab` takes an inventory and gives a `Lab`; a soft lab must be up (`testbed.backends.soft.lifecycle`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Literal, Self
 import paramiko
 import yaml
 
-from testbed import inventory as inventory_module
-from testbed import nodecode
+from testbed.backends.soft import serial_console
+from testbed.backends.soft.lab_state import LabState, read_snapshot, read_state, sockets_of
+from testbed.directories import lab_dir
 from testbed.errors import FaultbedError, LabError, Unreachable, UsageError
-from testbed.inventory import Inventory, Management
-from testbed.node import Node
-from testbed.paths import lab_dir
-from testbed.reservation import WHOLE_LAB
-from testbed.softlab import console
-from testbed.softlab.state import LabState, read_snapshot, read_state, sockets_of
-from testbed.ssh import Address, SshConnection, SshNode
-from testbed.topology import Topology
-from testbed.watcher import Watcher, WatcherGone
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.inventory.lab_inventory import Inventory, Management
+from testbed.model.topology import Topology
+from testbed.observe.watcher import Watcher, WatcherGone
+from testbed.remote import node_archive
+from testbed.remote.remote_node import Node
+from testbed.remote.ssh import Address, SshConnection, SshNode
+from testbed.tenancy.reservation import WHOLE_LAB
 
 __all__ = ["Lab", "open_keeper", "open_lab", "open_machine", "runtime_inventory", "write_runtime_inventory"]
 
@@ -50,7 +50,10 @@ class Lab:
         self.guard: Callable[[], None] = lambda: None
         """Asked before the lab is touched; raises when it is not ours (any more). What holds the lab sets it."""
         self.ours: tuple[str, ...] = (WHOLE_LAB,)
-        """Names of hosts, switches and links that are ours, as in `testbed.reservation`. What holds the lab sets it."""
+        """Names of hosts, switches and links that are ours, as in `testbed.tenancy.reservation`.
+
+        What holds the lab sets it.
+        """
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +151,7 @@ class Lab:
 
     def python(self, module: str) -> list[str]:
         """The command that runs a node-side module (`inject.node.holder`); `ensure_code` puts the code there."""
-        return ["env", f"PYTHONPATH={nodecode.archive().folder}", "python3", "-m", module]
+        return ["env", f"PYTHONPATH={node_archive.archive().folder}", "python3", "-m", module]
 
     def ensure_code(self, name: str) -> None:
         """Make sure that the machine behind a node has the node code; asked once for each open lab."""
@@ -156,7 +159,7 @@ class Lab:
         with self._lock:
             known = machine.name in self._have_code
         if not known:
-            nodecode.ensure(machine)
+            node_archive.ensure(machine)
             with self._lock:
                 self._have_code.add(machine.name)
 
@@ -288,7 +291,7 @@ def _soft_addresses(inventory: Inventory, state: LabState, folder: Path) -> dict
             user=SOFT_USER,
             identity=folder / "id_ed25519",
             host_key=snapshot.host_keys[name],
-            remedy=functools.partial(_remedy_of_a_vm, folder / "vms" / name / console.FILE),
+            remedy=functools.partial(_remedy_of_a_vm, folder / "vms" / name / serial_console.FILE),
         )
         for name in inventory.machines
     }
@@ -296,7 +299,7 @@ def _soft_addresses(inventory: Inventory, state: LabState, folder: Path) -> dict
 
 def _remedy_of_a_vm(path: Path) -> str:
     usual = "`faultbed status` tells whether its VM lives, `faultbed reset` starts it again"
-    return console.panic_told(path) or usual
+    return serial_console.panic_told(path) or usual
 
 
 def open_keeper(inventory: Inventory) -> Node:

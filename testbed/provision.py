@@ -25,11 +25,11 @@ from typing import Any, Literal
 
 import ansible_runner
 
-from testbed import nodecode
+from testbed.directories import private_dir, short_dir
 from testbed.errors import LabError
-from testbed.inventory import Inventory
+from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab, runtime_inventory
-from testbed.paths import private_dir, short_dir
+from testbed.remote import node_archive
 from testbed.shipped import playbooks
 
 __all__ = [
@@ -347,7 +347,7 @@ def _run_folder(artifacts: Path, name: str) -> Path:
 
 def _node_code(folder: Path) -> dict[str, str]:
     """The node code as a file for Ansible to send."""
-    code = nodecode.archive()
+    code = node_archive.archive()
     path = folder / "node-code.tar"
     path.write_bytes(code.content)
     return {

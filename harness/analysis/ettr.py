@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.timeline import Baseline, Impact, finished_iterations
+from harness.confidence import LEVEL, Interval, mean_interval
 from harness.record.measurements import Measurements
-from harness.statistics import LEVEL, Interval, mean_interval
 
 __all__ = ["Ettr", "ettr"]
 

@@ -1,7 +1,7 @@
 """The interval of each metric that is a performance: which noise it has, and where in a run that noise shows. Pure.
 
 Counts and names have none: they are what they are; of times of recovery see `harness.analysis.resolutions`.
-`harness.statistics` has the rule.
+`harness.confidence` has the rule.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness import statistics
+from harness import confidence
 from harness.analysis import timeline
+from harness.confidence import LEVEL, Interval
 from harness.record.measurements import Measurements, RankSeries, Serving
-from harness.statistics import LEVEL, Interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ def find(
     }
     if whole is not None:
         bits = whole.bytes_per_s * 8 / 1e9
-        found["goodput.mean"] = statistics.mean_interval(bits, of="bins of goodput", level=level)
+        found["goodput.mean"] = confidence.mean_interval(bits, of="bins of goodput", level=level)
         if base is not None and impacts:
             found |= _dips(whole, base, impacts, level)
     return {name: interval for name, interval in found.items() if interval is not None}
@@ -79,7 +79,7 @@ def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float
         return None
     touched = disturbed(run, impacts, times)
     before = int(np.argmax(touched)) if touched.any() else count
-    return statistics.total_ratio(times, iteration_times(run.twin, count), quiet=~touched, before=before, level=level)
+    return confidence.total_ratio(times, iteration_times(run.twin, count), quiet=~touched, before=before, level=level)
 
 
 def disturbed(
@@ -112,7 +112,7 @@ def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> 
 def _busbw(run: Measurements, level: float) -> Interval | None:
     mean = run.summary.busbw_gbps
     times = operation_times(run.series)
-    interval = statistics.mean_interval(times, of="collectives", level=level)
+    interval = confidence.mean_interval(times, of="collectives", level=level)
     if mean is None or interval is None or interval.low <= 0:
         return None
     middle = float(times.mean())
@@ -131,19 +131,19 @@ def _serving(serving: Serving, level: float) -> dict[str, Interval | None]:
     found: dict[str, Interval | None] = {}
     worths = []
     for name, times, each in (("ttft", first, first), ("tpot", tokens, of_requests)):
-        independent = statistics.independent_of(each)
+        independent = confidence.independent_of(each)
         if len(each):
             worths.append(independent)
         if independent is None:
             continue
         for percent in (50, 99):
-            found[f"{name}.p{percent}"] = statistics.percentile_bounds(
+            found[f"{name}.p{percent}"] = confidence.percentile_bounds(
                 times, percent, independent=int(independent), least=0.0, level=level
             )
     known = [worth for worth in worths if worth is not None]
     if serving.slo_attainment is not None and known and len(known) == len(worths):
         kept = round(serving.slo_attainment * len(first))
-        found["slo_attainment"] = statistics.share_interval(kept, len(first), level=level, independent=min(known))
+        found["slo_attainment"] = confidence.share_interval(kept, len(first), level=level, independent=min(known))
     return found
 
 
@@ -157,7 +157,7 @@ def _dips(
         for one in impacts.values()
     )
     width = base.window_ns // whole.step_ns
-    interval = statistics.lowest_window(value, bins, width=width, windows=windows, level=level)
+    interval = confidence.lowest_window(value, bins, width=width, windows=windows, level=level)
     if interval is None:
         return {}
     return {"goodput_min_ratio": interval, "dip": replace(interval, low=1 - interval.high, high=1 - interval.low)}

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.record.measurements import Measurements
-from testbed.counters import delta
-from testbed.topology import Link, Port, Topology
-from traffic.metrics import jain_index
+from testbed.model.topology import Link, Port, Topology
+from testbed.observe.counters import delta
+from traffic.engine.traffic_metrics import jain_index
 
 __all__ = ["Fan", "Layer", "LinkLoad", "Way", "fans", "jain", "layers", "link_loads", "max_over_mean"]
 

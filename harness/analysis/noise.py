@@ -21,8 +21,8 @@ import numpy as np
 from harness.analysis.intervals import iteration_times, operation_times
 from harness.analysis.observe import Observed
 from harness.analysis.timeline import finished_iterations
+from harness.confidence import LEVEL, student, widened
 from harness.record.measurements import Measurements, RankSeries
-from harness.statistics import LEVEL, student, widened
 from testbed.errors import UsageError
 
 __all__ = ["FILE", "MIN_RUNS", "NoiseFloor", "Spread", "allow_for", "decode", "encode", "load", "measure"]

@@ -16,14 +16,14 @@ import numpy as np
 from harness.analysis import timeline
 from harness.analysis.ettr import Ettr
 from harness.analysis.phases import ENDING, NAMES, Phase
+from harness.analysis.ranks.slow_ranks import slow_ranks
+from harness.analysis.ranks.straggler import LEVEL, slowdowns, slowest
 from harness.analysis.routing import TIMES, Routing
-from harness.analysis.slow_ranks import slow_ranks
-from harness.analysis.straggler import LEVEL, slowdowns, slowest
+from harness.confidence import Interval
 from harness.quantities import format_bytes, format_duration
 from harness.record import kernel_log
 from harness.record.measurements import Measurements, Serving, counter_deltas
-from harness.statistics import Interval
-from testbed import counters, machine_load
+from testbed.observe import counters, machine_load
 
 __all__ = [
     "Observation",

@@ -13,8 +13,8 @@ from harness.analysis.pace import doubt_slow_downs, pace, steadied
 from harness.analysis.phases import Phase, phases
 from harness.analysis.resolutions import Firing
 from harness.analysis.routing import Routing, routing
+from harness.confidence import LEVEL
 from harness.record.measurements import FaultRun, Measurements
-from harness.statistics import LEVEL
 
 if TYPE_CHECKING:
     import numpy as np

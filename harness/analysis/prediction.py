@@ -1,6 +1,7 @@
 """What theory says beside what was measured: where the two differ, one of them is wrong. Pure.
 
-**Collective.** The alpha-beta time of the schedule (`traffic.cost`), against the median of the run's collectives.
+**Collective.** The alpha-beta time of the schedule (`traffic.schedules.cost`), against the median of the run's
+collectives.
 
 **Uplinks.** Maximum over mean of the queue pairs on the uplinks of an RTSW, were each put on one at random (simulated),
 against where the switches' kernels say that they went.
@@ -37,10 +38,9 @@ from harness.record.measurements import FaultRun, Measurements
 from harness.verdict import Receipt
 from testbed.errors import UsageError
 from testbed.packets.bth import timeout_ns
-from traffic import cost
-from traffic.collective import AUTO
-from traffic.plan import QpParams
-from traffic.schedules import build
+from traffic.engine.task_specs import QpParams
+from traffic.schedules import build, cost
+from traffic.workloads.collective import AUTO
 
 __all__ = ["Prediction", "goodput_share", "losses", "max_over_mean", "predictions", "qp_error_ns"]
 

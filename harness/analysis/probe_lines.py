@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traffic import probed
-from traffic.probed import Seen
-from traffic.rtt import Trip
+from traffic.probes import results
+from traffic.probes.results import Seen
+from traffic.probes.rtt import Trip
 
 __all__ = ["WINDOW_NS", "At", "Line", "lines"]
 
@@ -62,7 +62,7 @@ class Line:
 def lines(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> tuple[Line, ...]:
     """Every directed link that probes or answers took, by name. What was lost on a path counts for all of its links."""
     found: dict[tuple[str, str], list[At]] = {}
-    for window in probed.windows(trips, length_ns=WINDOW_NS, start_ns=start_ns, end_ns=end_ns):
+    for window in results.windows(trips, length_ns=WINDOW_NS, start_ns=start_ns, end_ns=end_ns):
         for link, at in _of(window).items():
             found.setdefault(link, []).append(at)
     return tuple(Line(link=link, windows=tuple(each)) for link, each in sorted(found.items()))

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness import statistics
+from harness import confidence
 from harness.analysis.phases import Phase
 from harness.analysis.routing import TIMES, Routing
 from harness.analysis.timeline import HEALTHY_SHARE, Baseline, Goodput, Impact
+from harness.confidence import Interval, resolution
 from harness.record.measurements import FaultRun, Measurements
-from harness.statistics import Interval, resolution
 
 __all__ = ["Firing", "beyond_chance", "find", "firings"]
 
@@ -85,7 +85,7 @@ def beyond_chance(whole: Goodput, base: Baseline, impacts: Mapping[str, Impact],
     width = base.window_ns // whole.step_ns
     windows = sum((max(one.end_ns, one.cleared_ns) - one.fired_ns) // whole.step_ns + width for one in impacts.values())
     floor = max(
-        statistics.lowest_by_chance(bins, width=width, windows=windows, level=level) * base.mean, base.floor / 2
+        confidence.lowest_by_chance(bins, width=width, windows=windows, level=level) * base.mean, base.floor / 2
     )
     return replace(base, floor=min(floor / HEALTHY_SHARE, base.floor))
 

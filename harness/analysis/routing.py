@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.telemetry import Change
+from testbed.observe.telemetry import Change
 
 __all__ = ["STAGES", "TAIL_NS", "TIMES", "Routing", "Stage", "routing"]
 

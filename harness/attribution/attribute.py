@@ -12,12 +12,12 @@ How each is told:
     mtu            a switch had packets that it could neither send nor fragment
     loss           gaps at receivers (out_of_seq_request), NAKs at senders (rcvd_seq_err), timers and duplicates,
                    against the signature that each link would leave (`harness.attribution.signatures`); or probes
-                   that did not arrive (`harness.attribution.probed_ways`)
+                   that did not arrive (`harness.attribution.probe_findings`)
     silent-host    the same, of a host that hangs: timers at its peers, no gap anywhere, no packet missing in a switch
     congestion     CE marks, placed by the same signatures; or, of a run with probes, a link or switch that makes
                    round trips long (a queue, a delay, a limited rate: the same)
-    slow-rank      the detector of slow ranks (`harness.analysis.slow_ranks`), or the one GPU that counted throttling
-    gpu-error      a GPU's driver told the kernel's log of errors (XID events)
+    slow-rank      the detector of slow ranks (`harness.analysis.ranks.slow_ranks`), or the one GPU that counted
+    throttling gpu-error      a GPU's driver told the kernel's log of errors (XID events)
     lost-rank      a flight recorder ends before the others' (`harness.attribution.stalls`)
     hung-rank      the engine of one host did not run for a while in which those of the others did
     host-reboot    what a host's kernel counts from its boot on, and never takes back, stands lower than before
@@ -35,11 +35,11 @@ from collections.abc import Sequence
 import msgspec
 
 from harness.attribution import host_causes, network_causes
-from harness.attribution.probed_ways import with_probes
+from harness.attribution.probe_findings import with_probes
 from harness.findings import NOTHING, Finding
 from harness.record.measurements import Measurements, counter_deltas
-from traffic.flight import Flight
-from traffic.rtt import Trip
+from traffic.engine.flight_recorder import Flight
+from traffic.probes.rtt import Trip
 
 __all__ = ["attribute"]
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inject.plan import FaultSpec, plan
+from inject.fault_plan import FaultSpec, plan
 from testbed.errors import FaultbedError
-from testbed.topology import Topology
+from testbed.model.topology import Topology
 
 __all__ = ["Label", "experiment", "in_turn", "labels"]
 

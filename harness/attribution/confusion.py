@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from harness.attribution.attribute import attribute
 from harness.attribution.places import place_of_link, place_of_switch
+from harness.confidence import Interval, share_interval
 from harness.findings import Finding
 from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements
-from harness.statistics import Interval, share_interval
-from testbed.topology import Topology
-from traffic.flight import Flight
-from traffic.rtt import Trip
+from testbed.model.topology import Topology
+from traffic.engine.flight_recorder import Flight
+from traffic.probes.rtt import Trip
 
 __all__ = ["CONFIDENT", "Score", "Truth", "score", "truths_of"]
 

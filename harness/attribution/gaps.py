@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from harness.attribution.signatures import Match, Signs, crosses
 from harness.record.measurements import Measurements
-from testbed.topology import Link
+from testbed.model.topology import Link
 
 __all__ = ["match_gaps", "match_kept"]
 

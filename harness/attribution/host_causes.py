@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from harness.analysis.slow_ranks import slow_ranks
+from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.attribution.stalls import culprit
 from harness.findings import Finding
 from harness.record.measurements import Deltas, Measurements
-from testbed.counters import MLX5, STATES
-from testbed.onnode.xid import event
-from testbed.topology import Topology
-from traffic.flight import Flight
-from traffic.results import Standstill
+from testbed.model.topology import Topology
+from testbed.node.xid import event
+from testbed.observe.counters import MLX5, STATES
+from traffic.engine.flight_recorder import Flight
+from traffic.engine.run_results import Standstill
 
 __all__ = [
     "busy",
@@ -44,7 +44,7 @@ _STALLED_US, _SHORT = 200_000, 0.8
 _RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
 """From so many RNR NAKs on a host's receives are late; and how sure they make us."""
 _HOLDS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "power_brake_us": "a power brake"}
-"""Counters of a GPU's clocks (testbed.onnode.nvml) and what they tell. Not yet run on hardware."""
+"""Counters of a GPU's clocks (testbed.node.nvml) and what they tell. Not yet run on hardware."""
 _BOOT_COUNTERS, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
 """Counters that only a boot sets back, and how many of them have to stand lower: one may have been torn in reading."""
 

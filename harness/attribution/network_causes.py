@@ -12,7 +12,7 @@ from harness.attribution.places import place_of_link, place_of_switch
 from harness.attribution.signatures import Signs, crosses, match, match_acks, out_of_retries
 from harness.findings import Finding, Place
 from harness.record.measurements import Deltas, Measurements
-from testbed.topology import Link, Topology
+from testbed.model.topology import Link, Topology
 
 __all__ = ["carriers", "control_plane", "packets", "withdrawn"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.findings import Place
-from testbed.topology import Link, Topology
+from testbed.model.topology import Link, Topology
 
 __all__ = ["place_of_link", "place_of_switch"]
 

@@ -32,9 +32,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from harness.record.measurements import Connection, Deltas, Measurements
-from testbed.counters import MLX5
-from testbed.topology import Link
-from traffic.results import QpError
+from testbed.model.topology import Link
+from testbed.observe.counters import MLX5
+from traffic.engine.run_results import QpError
 
 __all__ = ["Match", "Signs", "acks_cross", "acks_lost", "crosses", "match", "match_acks", "out_of_retries"]
 

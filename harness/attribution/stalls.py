@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from harness.quantities import format_duration
 from harness.record.measurements import Measurements
-from traffic.flight import Flight
+from traffic.engine.flight_recorder import Flight
 
 __all__ = ["Culprit", "Stall", "culprit", "stalls"]
 

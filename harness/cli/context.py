@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from testbed import dirty, shipped
-from testbed import inventory as inventory_module
-from testbed.holding import hold
-from testbed.inventory import Inventory
+from testbed import shipped
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab, open_lab
+from testbed.tenancy import dirty
+from testbed.tenancy.lab_lease import hold
 
 __all__ = ["Session", "json_option", "lab_option", "pass_session", "styled"]
 

@@ -10,32 +10,23 @@ from typing import NoReturn
 
 import click
 
-from harness.cli import (
+from harness.cli.command_group import Commands
+from harness.cli.context import Session, lab_option
+from harness.cli.ending import end_with
+from harness.cli.experiments import (
     attribution,
     ci,
     faults,
-    history,
-    inventories,
-    jobs,
-    labs,
+    histories,
     packets,
-    preflights,
-    probing,
-    profiles,
-    provisioning,
-    replay,
+    profile_commands,
     runs,
-    safety,
-    serving,
-    sharing,
     shrinking,
-    watching,
 )
-from harness.cli.commands import Commands
-from harness.cli.context import Session, lab_option
-from harness.cli.ending import end_with
-from testbed.paths import act_as_owner, home_dir
-from traffic import asking
+from harness.cli.lab import audits, inventories, labs, preflights, provisioning, sharing, watching
+from harness.cli.traffic import jobs, probing, replays, serving
+from testbed.directories import act_as_owner, home_dir
+from traffic.engine import dump_signal
 
 __all__ = ["cli", "main"]
 
@@ -74,16 +65,16 @@ for module in (
     preflights,
     probing,
     sharing,
-    safety,
+    audits,
     faults,
-    profiles,
+    profile_commands,
     jobs,
-    replay,
+    replays,
     serving,
     runs,
     shrinking,
     attribution,
-    history,
+    histories,
     packets,
     ci,
 ):
@@ -93,7 +84,7 @@ for module in (
 
 def main() -> NoReturn:
     """Entry point of the console command."""
-    signal.signal(signal.SIGUSR1, asking.note)  # its default is to end the process
+    signal.signal(signal.SIGUSR1, dump_signal.note)  # its default is to end the process
     if (user := act_as_owner()) is not None:
         sys.stderr.write(f"faultbed: acting as {user}, who owns {home_dir()}\n")
     end_with(cli, "faultbed")

@@ -11,8 +11,8 @@ import dataclasses
 
 from harness.experiment.job_words import Reader
 from harness.quantities import parse_duration_ns, parse_size_bytes
-from traffic.flow import ATOMIC_BYTES, FlowSpec
-from traffic.plan import QpParams
+from traffic.engine.task_specs import QpParams
+from traffic.flows.flow_run import ATOMIC_BYTES, FlowSpec
 
 __all__ = ["between", "flow_of"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from harness.quantities import parse_size_bytes
-from traffic.collective import AUTO
-from traffic.job import JobPhase
-from traffic.storage import MODES, Storage
+from traffic.workloads.collective import AUTO
+from traffic.workloads.job import JobPhase
+from traffic.workloads.storage_service import MODES, Storage
 
 __all__ = ["Reader", "parse_grid", "parse_phase", "storage_of"]
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from testbed.nearest import nearest as nearest_word
+from testbed.suggestions import nearest as nearest_word
 
 __all__ = ["METRICS", "PER_FAULT_PREFIXES", "Metric", "lookup", "nearest"]
 

@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from testbed.nearest import hint
-from testbed.topology import Topology
+from testbed.model.topology import Topology
+from testbed.suggestions import hint
 
 __all__ = ["Need", "parse_need", "unmet"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from testbed.errors import UsageError
 from traffic import traces
-from traffic.plan import QpParams
-from traffic.replay_batches import ReplaySpec
+from traffic.engine.task_specs import QpParams
 from traffic.traces import Trace
+from traffic.workloads.replay_batches import ReplaySpec
 
 __all__ = ["COPY", "Replay", "digest", "keep", "spec_of", "trace_of"]
 

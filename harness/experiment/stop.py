@@ -6,14 +6,15 @@
     for = "5s"
 
 While a run's faults are on, each condition is held against what is seen live, at least once a second
-(`harness.run.live`). The first that holds for its time ends the faults at once, and the run: as FAIL, or INCONCLUSIVE
-where the experiment says so. A condition that could never be looked at is INCONCLUSIVE: nobody stood guard.
+(`harness.run.live_guard`). The first that holds for its time ends the faults at once, and the run: as FAIL, or
+INCONCLUSIVE where the experiment says so. A condition that could never be looked at is INCONCLUSIVE: nobody stood
+guard.
 
 Missing data are a breach, too: where the value of a condition is not known for more than `MISSING_NS` although it was
 known before, or has to be by now, the faults are ended and the run is INCONCLUSIVE. An experiment without `[[stop]]`
 runs unguarded.
 
-Before the first fault the workload must be healthy (`harness.run.live`); where it is not, no fault is armed
+Before the first fault the workload must be healthy (`harness.run.live_guard`); where it is not, no fault is armed
 (`Guard.refused`) and the run is INCONCLUSIVE.
 """
 

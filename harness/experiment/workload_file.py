@@ -14,19 +14,19 @@ from harness.experiment.replayed import Replay, digest, spec_of
 from harness.quantities import parse_duration_ns, parse_size_bytes
 from harness.strict import Section, convert, fail, one_of, positive, read
 from testbed.errors import UsageError
-from traffic.collective import AUTO, REDOPS
-from traffic.flow import SPREADS, TRANSPORTS, VERBS, FlowSpec, check
-from traffic.inference import InferenceSpec
-from traffic.job import JobPhase, JobSpec
-from traffic.job import check as check_job
-from traffic.matrix import PATTERNS
-from traffic.plan import QpParams, check_qp
-from traffic.ranking import RankingSpec
-from traffic.ranks import ITEM_BYTES, WARMUP
-from traffic.replay_batches import check as check_replay
+from traffic.engine.task_specs import QpParams, check_qp
+from traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, FlowSpec, check
+from traffic.flows.matrix import PATTERNS
 from traffic.schedules import COLLECTIVES, algorithms_for
-from traffic.storage import Storage
 from traffic.traces import FORMATS
+from traffic.workloads.collective import AUTO, REDOPS
+from traffic.workloads.inference import InferenceSpec
+from traffic.workloads.job import JobPhase, JobSpec
+from traffic.workloads.job import check as check_job
+from traffic.workloads.ranking import RankingSpec
+from traffic.workloads.ranks import ITEM_BYTES, WARMUP
+from traffic.workloads.replay_batches import check as check_replay
+from traffic.workloads.storage_service import Storage
 
 __all__ = ["KEYS", "OF_SPEC", "Collective", "Flow", "Job", "Workload", "duration_ns", "workload_of"]
 
@@ -40,7 +40,7 @@ class Collective:
     `ranks` are RNICs (`host1:rxe0`) in rank order; empty: one a host, on its first RNIC. `compute_units` is
     the work each rank's GPU does before each iteration (0: none); a unit is one block of the soft GPU's
     matrix product. `warmup` iterations come first and are not counted. The other words are those of
-    `traffic.collective.CollectiveSpec`.
+    `traffic.workloads.collective.CollectiveSpec`.
     """
 
     collective: str
@@ -63,11 +63,11 @@ class Collective:
 class Flow:
     """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
 
-    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flow.FlowSpec`, and so are
-    `transport` to `check`. With a `probe` each has a flow of small timed writes beside it
+    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flows.flow_run.FlowSpec`, and
+    so are `transport` to `check`. With a `probe` each has a flow of small timed writes beside it
     (`harness.experiment.flow_words`).
-    With a `pattern` (`traffic.matrix`) there are several alike, between `pairs` that `harness.run.fit` finds; `src` and
-    `dst` are empty then.
+    With a `pattern` (`traffic.flows.matrix`) there are several alike, between `pairs` that
+    `harness.run.prepare.bind_to_lab` finds; `src` and `dst` are empty then.
     """
 
     flow: str
@@ -95,7 +95,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job on a grid of ranks (`traffic.job.JobSpec`); it goes by iterations."""
+    """A training job on a grid of ranks (`traffic.workloads.job.JobSpec`); it goes by iterations."""
 
     grid: tuple[tuple[str, int], ...]
     phases: tuple[JobPhase, ...]

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from harness.packets import gobackn
-from harness.packets.congestion import Congestion, congestion
+from harness.packets.congestion_signals import Congestion, congestion
 from harness.packets.duplicates import without_copies
 from harness.packets.episodes import Episode, episodes
 from harness.packets.flows import Flow, Side, Unpaired, flows_of

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.packets.gobackn import TIMERS_FROM_NS, answers
-from inject.aim.hop import CORRUPTED_ID
+from inject.mechanisms.soft.hop import CORRUPTED_ID
 from testbed.packets.bth import COMPARE_SWAP, FETCH_ADD, NAK_SEQUENCE, READ_REQUEST, is_rnr
 
 if TYPE_CHECKING:

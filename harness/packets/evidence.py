@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from harness.packets.analysis import Analysis, analyse
-from testbed.capture import Captured, PortProof
+from testbed.observe.packet_capture import Captured, PortProof
 from testbed.packets.capture_file import write_pcapng
 
 __all__ = ["CAPTURE", "Evidence", "keep", "read", "with_idle_ports", "write"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from testbed.telemetry import Change
+from testbed.observe.telemetry import Change
 
 __all__ = ["broken", "errors", "unhealthy"]
 

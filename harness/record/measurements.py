@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness.experiment.plan import PlannedFault
+from harness.experiment.run_plan import PlannedFault
 from harness.verdict import LabState, LeftOut, Receipt
-from testbed import counters
-from testbed.machine_load import MachineLoad
-from testbed.telemetry import Change as NetworkChange
-from testbed.telemetry import Machine
-from testbed.topology import Topology
-from traffic.results import QpError, Standstill
+from testbed.model.topology import Topology
+from testbed.observe import counters
+from testbed.observe.machine_load import MachineLoad
+from testbed.observe.telemetry import Change as NetworkChange
+from testbed.observe.telemetry import Machine
+from traffic.engine.run_results import QpError, Standstill
 
 __all__ = [
     "Connection",

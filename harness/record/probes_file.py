@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 
 from harness.record import parquet
 from testbed.errors import UsageError
-from traffic.probed import Probed
-from traffic.rtt import STAMPS, Echo, Trip
+from traffic.probes.results import Probed
+from traffic.probes.rtt import STAMPS, Echo, Trip
 
 __all__ = ["PROBES_SCHEMA", "read", "write"]
 

@@ -12,8 +12,8 @@ environment.json    what it ran on
 verdict.json        the verdict (harness.verdict)
 report.html         all of it for people, in one file
 repro.sh            runs the same thing again
-flights.json        what each rank's flight recorder held, of a job that failed (traffic.flight)
-flights-asked-N.json  the same, each time that somebody asked for it while the run went on (harness.run.asked)
+flights.json        what each rank's flight recorder held, of a job that failed (traffic.engine.flight_recorder)
+flights-asked-N.json  the same, each time that somebody asked for it while the run went on (harness.run.flight_dump)
 probes.parquet      probes beside the workload, of an experiment with [probe] (harness.record.probes_file)
 packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
 """
@@ -36,8 +36,8 @@ from typing import TypeVar
 import msgspec
 
 from harness import verdict as verdict_file
-from harness.experiment import plan as plan_file
-from harness.experiment.plan import Plan
+from harness.experiment import run_plan as plan_file
+from harness.experiment.run_plan import Plan
 from harness.packets import evidence
 from harness.packets.evidence import Evidence
 from harness.record import code
@@ -45,9 +45,9 @@ from harness.record import measurements as measurements_file
 from harness.record.measurements import Environment, Measurements
 from harness.verdict import LeftOut, VerdictFile
 from testbed.errors import UsageError
-from testbed.telemetry import Recorded
-from traffic.flight import Flight
-from traffic.probed import Probed
+from testbed.observe.telemetry import Recorded
+from traffic.engine.flight_recorder import Flight
+from traffic.probes.results import Probed
 
 __all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights", "write_pooled"]
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.record import parquet
-from testbed.telemetry import Change, Recorded, Sample
+from testbed.observe.telemetry import Change, Recorded, Sample
 
 __all__ = ["CHANGES_SCHEMA", "TELEMETRY_SCHEMA", "read", "write"]
 

@@ -26,9 +26,9 @@ from pathlib import Path
 import msgspec
 
 from harness.analysis.observe import observe
+from harness.confidence import LEVEL, student
 from harness.record.rundir import open_run
-from harness.report.compare import HIGHER_IS_BETTER
-from harness.statistics import LEVEL, student
+from harness.report.comparison.compare import HIGHER_IS_BETTER
 from testbed.errors import UsageError
 
 __all__ = ["FILE", "MIN_EARLIER", "TRACKED", "History", "Past", "Regression", "read", "regressions", "update"]

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from harness.quantities import format_bytes, format_duration, format_rate
 from harness.report import summary
-from harness.report.charts import Chart
+from harness.report.plots.charts import Chart
 
 __all__ = ["MARKS", "environment", "markup"]
 

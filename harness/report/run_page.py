@@ -19,7 +19,7 @@ from markupsafe import Markup
 from harness.analysis import link_load, probe_lines
 from harness.analysis.observe import Observed, observe
 from harness.analysis.prediction import predictions
-from harness.analysis.slow_ranks import slow_ranks
+from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.analysis.timeline import Impact
 from harness.attribution import packet_stalls
 from harness.attribution.attribute import attribute
@@ -30,28 +30,33 @@ from harness.packets.evidence import Evidence
 from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements, counter_deltas
 from harness.record.rundir import RunDir, describe_environment, open_run
-from harness.report import (
+from harness.report import page, summary
+from harness.report.fabric import drawing_states, fabric_states
+from harness.report.fabric.drawing import Mark, fabric_svg
+from harness.report.judged_by import judged_by
+from harness.report.plots import (
     counter_plot,
     counter_timeline,
-    drawing_states,
-    fabric_states,
     fault_bands,
     gantt_plot,
-    page,
-    plots,
+    goodput_plot,
     probe_plot,
     step_gantt,
-    summary,
 )
-from harness.report.charts import Band
-from harness.report.drawing import Mark, fabric_svg
-from harness.report.judged_by import judged_by
-from harness.report.recovery_bars import PhaseBar, RecoveryBar, phase_bars, reach_ns, recovery_bar, recovery_check
+from harness.report.plots.charts import Band
+from harness.report.plots.recovery_bars import (
+    PhaseBar,
+    RecoveryBar,
+    phase_bars,
+    reach_ns,
+    recovery_bar,
+    recovery_check,
+)
 from harness.verdict import Receipt, VerdictFile
 from testbed.errors import UsageError
-from testbed.telemetry import Change, Recorded
-from traffic.flight import Flight
-from traffic.probed import Probed
+from testbed.observe.telemetry import Change, Recorded
+from traffic.engine.flight_recorder import Flight
+from traffic.probes.results import Probed
 
 __all__ = ["render", "render_html"]
 
@@ -129,13 +134,13 @@ def render_html(run: RunDir) -> str:
             facts=_facts(measured, observed),
             faults=faults,
             fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
-            goodput=page.markup(plots.goodput_chart(measured, observed, bands)),
+            goodput=page.markup(goodput_plot.goodput_chart(measured, observed, bands)),
             **_loads(measured),
             **_over_time(measured, recorded, bands),
             **_probes(measured, probed, bands),
             **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
             gantts=_gantts(measured, observed, (faults, bands), flights=flights, waits=waits, findings=findings),
-            iterations=page.markup(plots.iterations_chart(measured, bands)),
+            iterations=page.markup(goodput_plot.iterations_chart(measured, bands)),
             cut=_cut(measured),
             kernel=measured.kernel,
             most_lost=_MOST_LOST,
@@ -289,7 +294,7 @@ def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:
 
 def _cut(run: Measurements) -> float | None:
     """Where the iterations chart cuts its bars, if it cuts any (ms)."""
-    top_ms = plots.iteration_cut_ms(run.series)
+    top_ms = goodput_plot.iteration_cut_ms(run.series)
     cut = any(step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for one in run.series for step in one.iterations)
     return top_ms if cut else None
 

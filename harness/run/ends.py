@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from harness.verdict import ExitCode
+from inject.evidence.receipt import Receipt, not_cleared
 from inject.injector import Injector
-from inject.receipt import Receipt, not_cleared
-from testbed import dirty
-from testbed.dirty import Outcome, Work
 from testbed.errors import DirtyLab, FaultbedError, Interrupted
 from testbed.lab import Lab
+from testbed.tenancy import dirty
+from testbed.tenancy.dirty import Outcome, Work
 
 __all__ = ["describe", "finish", "interrupted", "reraise", "show_unforeseen"]
 

@@ -22,6 +22,7 @@ import msgspec
 from harness import judge
 from harness.analysis import noise
 from harness.analysis import observe as observe_module
+from harness.confidence import level_for
 from harness.experiment import replayed
 from harness.experiment.replayed import Replay
 from harness.experiment.stop import Guard, judged
@@ -30,31 +31,31 @@ from harness.packets import evidence
 from harness.record import code, rundir
 from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
-from harness.record.series import series_of
-from harness.run import asked, beside, ends, workload
+from harness.record.workload_series import series_of
+from harness.run import background_probes, ends, flight_dump, workload
+from harness.run.collect_measurements import Found, measurements_of, windows
 from harness.run.control import as_control
-from harness.run.decide import Decided, decide, refusal, touched
-from harness.run.fit import needs_baseline
-from harness.run.found import Found, measurements_of, windows
-from harness.run.live import Live, Watching
+from harness.run.live_guard import Live, Watching
 from harness.run.online import Online
-from harness.statistics import level_for
+from harness.run.prepare.bind_to_lab import needs_baseline
+from harness.run.prepare.resolve import Decided, decide, refusal, touched
 from harness.verdict import Check, Verdict, VerdictFile
-from inject import plan as fault_plan
+from inject import fault_plan
+from inject.evidence.receipt import Receipt as FaultReceipt
 from inject.injector import Injector, Mutation, Prepared, longest_lease_s
 from inject.journal import Journal
-from inject.receipt import Receipt as FaultReceipt
-from testbed import auditlog, capture, counters, dirty, telemetry
-from testbed.dirty import Work
+from testbed.backends.soft import image, lifecycle, vm
+from testbed.directories import lab_dir
 from testbed.errors import DirtyLab, FaultbedError, LabError
-from testbed.inventory import Inventory
-from testbed.inventory_part import without_hosts
+from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.subset import without_hosts
 from testbed.lab import Lab, open_lab
-from testbed.machine_load import MachineLoad
-from testbed.paths import lab_dir
-from testbed.reservation import covered
-from testbed.softlab import image, lifecycle, vm
-from traffic.run import OnEvent, Running
+from testbed.observe import counters, packet_capture, telemetry
+from testbed.observe.machine_load import MachineLoad
+from testbed.tenancy import audit_log, dirty
+from testbed.tenancy.dirty import Work
+from testbed.tenancy.reservation import covered
+from traffic.engine.running_traffic import OnEvent, Running
 
 __all__ = ["Decided", "Finished", "decide", "execute", "refusal", "touched"]
 
@@ -102,7 +103,7 @@ def execute(
     mutate = "noop" if control else mutate
     if reason := refusal(decided, inventory):
         what = {"kind": "run", "target": decided.experiment.name}
-        auditlog.append(lab_dir(inventory.name), "forbidden", **what, detail=str(reason))
+        audit_log.append(lab_dir(inventory.name), "forbidden", **what, detail=str(reason))
         raise reason
     if inventory.kind == "rack":  # a soft lab is one snapshot: it is reset, and compared, as a whole
         others = [host for host in inventory.topology.host_by_name if host not in decided.hosts]
@@ -131,7 +132,7 @@ def execute(
             stops=Guard(decided.experiment.stops), lease_s=longest_lease_s(decided.faults), is_control=control
         )
         with Journal(run_dir.journal) as journal:
-            on_flights = asked.writer(run_dir.path, asked.STEM, progress)
+            on_flights = flight_dump.writer(run_dir.path, flight_dump.STEM, progress)
             _guarded(decided, lab, journal, found, progress, mutate, on_flights)
         if journal.failure is not None:
             found.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
@@ -200,7 +201,7 @@ def _run_twin(
     # Watched and probed as the run is: their ratio must not hold what that costs.
     with (
         journal.doing("twin", workload=decided.plan.workload),
-        beside.probing(decided.experiment, lab),
+        background_probes.probing(decided.experiment, lab),
         telemetry.start(lab),
     ):
         running = workload.start(decided.experiment, lab, on_flights)
@@ -234,19 +235,19 @@ def _with_faults(
     with found.injector as injector, contextlib.ExitStack() as taps:
         if ports:
             progress(f"capturing at {', '.join(ports)}")
-            capturing = taps.enter_context(capture.start(lab, ports))
+            capturing = taps.enter_context(packet_capture.start(lab, ports))
         if decided.faults:
             progress(f"preparing {len(decided.faults)} faults on their targets")
         ready = _prepare_all(injector, decided.faults)
-        probing = taps.enter_context(beside.probing(decided.experiment, lab, progress))
-        following = taps.enter_context(telemetry.start(lab, on_change=beside.both(live.on_change, probing)))
+        probing = taps.enter_context(background_probes.probing(decided.experiment, lab, progress))
+        following = taps.enter_context(telemetry.start(lab, on_change=background_probes.both(live.on_change, probing)))
         live.heard_ns = following.heard_ns
         # What it costs to start all these is not what the run did: an emulated host waits ten seconds for a holder.
         found.before = counters.read(lab)
         work = decided.experiment.workload
         online = taps.enter_context(Online(() if isinstance(work, Flow) else work.ranks, lab.topology, progress))
         live.slow_ranks = online.count
-        on_event = asked.both(online.on_event, asked.both(live.on_event, on_flights))
+        on_event = flight_dump.both(online.on_event, flight_dump.both(live.on_event, on_flights))
         with journal.doing("workload", workload=decided.plan.workload):
             running = workload.start(decided.experiment, lab, on_event)
             with running:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from harness.experiment.file import Experiment
+from harness.experiment.experiment_file import Experiment
 from harness.experiment.flow_words import between
 from harness.experiment.replayed import Replay, spec_of, trace_of
 from harness.experiment.workload_file import OF_SPEC, Collective, Flow, Job, duration_ns
 from testbed.errors import LabError
 from testbed.lab import Lab
-from traffic import collective, flow, inference, job, ranking, replay
-from traffic.collective import CollectiveSpec
-from traffic.entropy import ways_both
-from traffic.flow import FlowSpec
-from traffic.inference import InferenceSpec
-from traffic.job import JobSpec
-from traffic.ranking import RankingSpec
-from traffic.run import OnEvent, Running
+from traffic.engine.running_traffic import OnEvent, Running
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+from traffic.probes.ecmp_entropy import ways_both
+from traffic.workloads import collective, inference, job, ranking, replay
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.inference import InferenceSpec
+from traffic.workloads.job import JobSpec
+from traffic.workloads.ranking import RankingSpec
 
 __all__ = ["collective_spec", "job_spec", "paths_of", "patience_s", "start"]
 
@@ -46,7 +47,7 @@ def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None)
     if isinstance(work, Replay):
         return replay.start(lab, spec_of(work), trace_of(work, experiment.source, len(work.ranks)), on_event=beat)
     if isinstance(work, Flow):
-        return flow.start_all(lab, _flows(work), on_event=beat)
+        return flow_run.start_all(lab, _flows(work), on_event=beat)
     if isinstance(work, Job):
         return job.start(lab, job_spec(work), on_event=beat)
     return collective.start(lab, collective_spec(work), on_event=beat)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kind import Param, described
+from inject.kinds.kind import Param, described
 from inject.kinds.processes import CPU_LEFT, LIMIT_SEEN, LIMITED_BY
 
 __all__ = ["KINDS"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kind import described
+from inject.kinds.kind import described
 from inject.kinds.packet import FILTERS
 
 __all__ = ["KINDS"]

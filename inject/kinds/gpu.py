@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kind import Param, described
+from inject.kinds.kind import Param, described
 
 __all__ = ["KINDS"]
 

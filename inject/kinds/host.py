@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kind import Param, described
+from inject.kinds.kind import Param, described
 from inject.kinds.processes import STOP_SEEN
 
 __all__ = ["KINDS"]

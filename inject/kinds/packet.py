@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kind import Binding, FaultKind, Param, described
+from inject.kinds.kind import Binding, FaultKind, Param, described
 from inject.kinds.link import DIRECTION
 
 __all__ = ["FILTERS", "KINDS"]

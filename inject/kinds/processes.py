@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kind import Param
+from inject.kinds.kind import Param
 
 __all__ = ["CPU_LEFT", "LIMITED_BY", "LIMIT_SEEN", "STOP_SEEN"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kind import FaultKind, described
+from inject.kinds.kind import FaultKind, described
 
 __all__ = ["KINDS"]
 

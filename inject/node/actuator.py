@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Protocol
 
-from testbed.onnode.netns import enter
+from testbed.node.netns import enter
 
 __all__ = ["Actuator", "Refused", "enter_netns", "make"]
 
@@ -49,35 +49,35 @@ class Actuator(Protocol):
 
 
 _ACTUATORS = {
-    "background": ("background", "BackgroundActuator"),
-    "bgp_reset": ("frr", "BgpResetActuator"),
-    "clock_step": ("clockstep", "ClockStepActuator"),
-    "burst": ("burst", "BurstActuator"),
-    "cgroup": ("cgroup", "CgroupActuator"),
+    "background": ("network.background", "BackgroundActuator"),
+    "bgp_reset": ("network.frr", "BgpResetActuator"),
+    "clock_step": ("machine.clockstep", "ClockStepActuator"),
+    "burst": ("machine.burst", "BurstActuator"),
+    "cgroup": ("machine.cgroup", "CgroupActuator"),
     "commands": ("commands", "CommandsActuator"),
-    "detour": ("detour", "DetourActuator"),
-    "disk": ("disk", "DiskActuator"),
-    "late_receives": ("latereceives", "LateReceivesActuator"),
-    "forge": ("forge", "ForgeActuator"),
-    "frr": ("frr", "FrrActuator"),
-    "gpu_neighbour": ("gpuneighbour", "GpuNeighbourActuator"),
-    "hog": ("hog", "HogActuator"),
-    "hop": ("hop", "HopActuator"),
-    "link": ("link", "LinkActuator"),
-    "memory": ("memory", "MemoryActuator"),
-    "mtu": ("link", "MtuActuator"),
-    "process": ("process", "ProcessActuator"),
+    "detour": ("network.detour", "DetourActuator"),
+    "disk": ("machine.disk", "DiskActuator"),
+    "late_receives": ("network.latereceives", "LateReceivesActuator"),
+    "forge": ("network.forge", "ForgeActuator"),
+    "frr": ("network.frr", "FrrActuator"),
+    "gpu_neighbour": ("machine.gpuneighbour", "GpuNeighbourActuator"),
+    "hog": ("machine.hog", "HogActuator"),
+    "hop": ("network.packet_rules", "HopActuator"),
+    "link": ("network.interface", "LinkActuator"),
+    "memory": ("machine.memory", "MemoryActuator"),
+    "mtu": ("network.interface", "MtuActuator"),
+    "process": ("machine.process", "ProcessActuator"),
     "qmp": ("qmp", "QmpActuator"),
-    "limit": ("limit", "LimitActuator"),
-    "reboot": ("reboot", "RebootActuator"),
-    "rnic_remove": ("rnic", "RnicRemoveActuator"),
-    "rnic_reset": ("rnic", "RnicResetActuator"),
-    "service": ("service", "ServiceActuator"),
-    "vm_reset": ("vmreset", "VmResetActuator"),
-    "tamper": ("tamper", "TamperActuator"),
-    "steer": ("steer", "SteerActuator"),
-    "sysctl": ("sysctl", "SysctlActuator"),
-    "xid": ("xid", "XidActuator"),
+    "limit": ("machine.limit", "LimitActuator"),
+    "reboot": ("machine.reboot", "RebootActuator"),
+    "rnic_remove": ("network.rnic_reset", "RnicRemoveActuator"),
+    "rnic_reset": ("network.rnic_reset", "RnicResetActuator"),
+    "service": ("machine.service", "ServiceActuator"),
+    "vm_reset": ("machine.vmreset", "VmResetActuator"),
+    "tamper": ("network.tamper", "TamperActuator"),
+    "steer": ("network.steer", "SteerActuator"),
+    "sysctl": ("network.sysctl", "SysctlActuator"),
+    "xid": ("machine.xid_event", "XidActuator"),
 }
 
 

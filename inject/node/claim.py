@@ -1,6 +1,6 @@
 """Claims of faults on their target: a controller whose fault would change what another one's fault holds is refused.
 
-The claim of a fault stands beside its stored revert and is locked by its holder (`testbed.onnode.holders`). One that is
+The claim of a fault stands beside its stored revert and is locked by its holder (`testbed.node.holders`). One that is
 not locked counts only while the stored revert is there. One that cannot be read, or is missing beside a stored revert,
 counts as a claim of everything. While claims are compared the folder itself is locked.
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from inject.node.actuator import Refused
-from testbed.onnode.holders import claim_file, identity, lock, read_claim
+from testbed.node.holders import claim_file, identity, lock, read_claim
 
 __all__ = ["Claim", "conflict", "held_by", "refuse_conflicts"]
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from testbed.onnode.holders import claim_file, locked
+from testbed.node.holders import claim_file, locked
 
 __all__ = ["main"]
 

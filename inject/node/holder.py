@@ -31,7 +31,7 @@ from typing import Any
 
 from inject.node.actuator import Actuator, Refused, make
 from inject.node.claim import Claim
-from testbed.onnode.holders import HELD_BY, identity
+from testbed.node.holders import HELD_BY, identity
 
 __all__ = ["Holder", "main"]
 

@@ -12,7 +12,7 @@ WRED = "FAULTBED_ROCE"
 PAUSED_IN, PAUSED_OUT = "FAULTBED_LOSSLESS_IN", "FAULTBED_LOSSLESS_OUT"
 QP_FIELD = "RDMA_BTH_DEST_QP"
 BUFFER = {"alpha": 0, "egress_alpha": 3, "ingress_pool": "ingress_lossless_pool", "egress_pool": "egress_lossless_pool"}
-"""What an inventory need not say (testbed/inventory_schema.py, BufferVars): Ansible sees its text, not our structs."""
+"""What an inventory need not say (testbed/inventory/schema.py, BufferVars): Ansible sees its text, not our structs."""
 RESTORE_FACTOR = 2
 DETECT_MS, POLL_MS = (100, 5000), 1000
 """What the watchdog takes (sonic-yang-models, sonic-pfcwd.yang): detection, and the longest interval of its looks."""

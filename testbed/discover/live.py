@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from testbed.discover.answers import SCRIPT, split, stir
 from testbed.discover.facts import Machine, broadcast, machine_of
 from testbed.errors import LabError, UsageError
-from testbed.inventory import Management
-from testbed.node import Node
+from testbed.inventory.lab_inventory import Management
+from testbed.remote.remote_node import Node
 
 __all__ = ["ask", "seed"]
 

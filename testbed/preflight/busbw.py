@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from testbed.errors import UsageError
-from testbed.inventory_schema import BusbwVars
+from testbed.inventory.schema import BusbwVars
 
 __all__ = ["Measured", "Run", "Short", "compare", "read"]
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.inventory import Inventory
-from testbed.preflight.looks import FAR_ADDRESS, Facts
-from testbed.topology import Link, Port, Topology
+from testbed.inventory.lab_inventory import Inventory
+from testbed.model.topology import Link, Port, Topology
+from testbed.preflight.collect import FAR_ADDRESS, Facts
 
 __all__ = ["CHECKS", "Check", "NotLooked", "State", "Wrong", "not_looked", "run_checks", "ways"]
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from testbed.inventory import Inventory
-from testbed.preflight.looks import Facts
+from testbed.inventory.lab_inventory import Inventory
+from testbed.preflight.collect import Facts
 from testbed.preflight.rack_formats import RAW_BER_MAX
 
 __all__ = ["FecLook", "fec_wrong", "read", "unseen", "wrong"]
@@ -38,7 +38,7 @@ class FecLook:
 
 
 def read(text: str) -> FecLook:
-    """What `testbed.preflight.looks` prints of one port; what it does not tell is missing."""
+    """What `testbed.preflight.collect` prints of one port; what it does not tell is missing."""
     labels = {found[1]: found[2] for found in _LABEL.finditer(text)}
     active = _ACTIVE.search(text)
     counters = {found[1]: int(found[2]) for found in _COUNTER.finditer(text) if found[1] in (*_BEYOND, *_MENDED)}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from testbed.inventory import Inventory
-from testbed.inventory_schema import GoldenVars
-from testbed.preflight.looks import Facts
+from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.schema import GoldenVars
+from testbed.preflight.collect import Facts
 from testbed.preflight.rack_formats import gpus, key_values
 
 __all__ = ["unseen", "wrong"]

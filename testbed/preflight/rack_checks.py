@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from testbed.inventory import Inventory
-from testbed.preflight import affinity, fec, golden, switch_qos
+from testbed.inventory.lab_inventory import Inventory
+from testbed.preflight import affinity_check, fec, golden, switch_qos
 from testbed.preflight.checks import Check, State
 from testbed.preflight.rack_formats import (
     Gpu,
@@ -298,8 +298,8 @@ RACK_CHECKS: tuple[Check, ...] = (
         how="paths and numa_node in /sys/bus/pci of each RNIC and of the GPU that the inventory pairs with it",
         right="both below the same PCIe switch, at the inventory's addresses",
         do="correct the pairing (`gpu` of the RNIC) in the inventory, or move the card to the other slot",
-        wrong=affinity.wrong,
-        unseen=affinity.unseen,
+        wrong=affinity_check.wrong,
+        unseen=affinity_check.unseen,
         labs=("rack",),
         elsewhere="soft RNICs and GPUs are on no PCI bus",
     ),

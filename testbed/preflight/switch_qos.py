@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from testbed.inventory import Inventory
-from testbed.inventory_schema import QosVars
-from testbed.preflight.looks import Facts
+from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.schema import QosVars
+from testbed.model.topology import Switch
+from testbed.preflight.collect import Facts
 from testbed.preflight.rack_formats import complaint
-from testbed.topology import Switch
 
 __all__ = ["unseen", "wrong"]
 

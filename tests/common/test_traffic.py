@@ -12,18 +12,21 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from testbed.selectors import select_one
-from traffic import collective, flow, inference, job, matrix, metrics, ranking, ranks, recording, replay, traces
-from traffic.collective import CollectiveSpec
-from traffic.engine import Engines
-from traffic.flow import FlowSpec
-from traffic.inference import InferenceSpec
-from traffic.job import JobPhase, JobSpec
-from traffic.plan import QpParams
-from traffic.ranking import RankingSpec
-from traffic.replay_batches import ReplaySpec
+from testbed.model.selectors import select_one
+from traffic import traces
+from traffic.engine import traffic_metrics
+from traffic.engine.engine_client import Engines
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run, matrix
+from traffic.flows.flow_run import FlowSpec
 from traffic.schedules import ALGORITHMS
-from traffic.storage import Storage
+from traffic.workloads import collective, inference, job, ranking, ranks, recording, replay
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.inference import InferenceSpec
+from traffic.workloads.job import JobPhase, JobSpec
+from traffic.workloads.ranking import RankingSpec
+from traffic.workloads.replay_batches import ReplaySpec
+from traffic.workloads.storage_service import Storage
 
 pytestmark = [pytest.mark.needs("rdma", "hosts >= 4")]
 
@@ -159,7 +162,7 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
 
     def run(*specs):
         asked = [FlowSpec(**{"src": src, "dst": dst, "qp": PATIENT, **spec}) for spec in specs]
-        result = flow.start_all(lab, asked, engines=engines).wait(120.0)
+        result = flow_run.start_all(lab, asked, engines=engines).wait(120.0)
         assert result.outcome == "completed", result.where
         return result.flows
 
@@ -170,7 +173,7 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
                 assert one.messages == 240
                 assert one.size_bytes == 240 * 16384
                 assert [total.messages for total in one.totals] == [120, 120]
-        for verb in flow.CHECKED["rc"]:
+        for verb in flow_run.CHECKED["rc"]:
             with subtests.test(verb=verb, check=True):
                 (one,) = run(
                     {"verb": verb, "message_bytes": 10_007, "qps": 2, "depth": 4, "messages": 120, "check": True}
@@ -196,7 +199,7 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
             # Everybody has a turn after every turn: who begins last is not through much later than who begins first.
             asked |= {"messages": None, "duration_s": 3.0, "dst": src}
             timed = run(*({**asked, "src": rnic} for rnic in rnics[1:]))
-            assert metrics.jain_index([one.messages for one in timed]) > 0.9
+            assert traffic_metrics.jain_index([one.messages for one in timed]) > 0.9
         with subtests.test(verb="atomic"):
             (one,) = run({"verb": "atomic", "message_bytes": 8, "messages": 200})
             assert (one.messages, one.last_value) == (200, 199)

@@ -15,10 +15,10 @@ import pytest
 from waiting import until
 
 from inject.node.actuator import make
-from inject.node.hog import named
-from testbed.onnode import nvml
+from inject.node.machine.hog import named
+from testbed.node import nvml
 from testbed.preflight.rack_formats import gpus
-from traffic.node.gpu import GpuClient
+from traffic.node.gpu_client import GpuClient
 
 pytestmark = pytest.mark.gpu
 

@@ -6,15 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from inject.plan import FaultSpec, PlannedFault, plan
-from testbed import counters
+from inject.fault_plan import FaultSpec, PlannedFault, plan
 from testbed.lab import Lab
-from traffic import flow, job
-from traffic.flow import FlowSpec
-from traffic.job import JobPhase, JobResult, JobSpec
-from traffic.plan import QpParams
-from traffic.run import Running
-from traffic.storage import Storage
+from testbed.observe import counters
+from traffic.engine.running_traffic import Running
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+from traffic.workloads import job
+from traffic.workloads.job import JobPhase, JobResult, JobSpec
+from traffic.workloads.storage_service import Storage
 
 KINDS = ("uplink", "rnic", "drop", "throttle")
 
@@ -72,7 +73,7 @@ def work(lab: Lab, name: str) -> Iterator[None]:
             depth=2,
             duration_s=300.0,
         )
-        running = flow.start(lab, spec)
+        running = flow_run.start(lab, spec)
         try:
             yield
         finally:

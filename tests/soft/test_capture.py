@@ -9,10 +9,10 @@ import pytest
 from waiting import until, wait_s
 
 from harness.packets.analysis import analyse
-from testbed import capture, counters
+from testbed.observe import counters, packet_capture
 from testbed.packets import capture_file
 from testbed.packets.capture_file import write_pcapng
-from traffic.plan import QpParams
+from traffic.engine.task_specs import QpParams
 
 pytestmark = pytest.mark.soft
 
@@ -27,8 +27,8 @@ def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back_on_the_wire(lab, 
     is sent again; one NAK asks for it; and of go-back-N's rules none is broken, by real RNICs.
     """
     last = lab.topology.hosts[-1].name
-    port, _ = capture.port_named(lab.topology, f"{last}:rxe0")
-    with capture.start(lab, [port]) as running:
+    port, _ = packet_capture.port_named(lab.topology, f"{last}:rxe0")
+    with packet_capture.start(lab, [port]) as running:
         # Longer than any machine needs to get the fault in place: it is stopped when it has been hit.
         flow = traffic.flow(
             "host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=120.0, qp=PATIENT
@@ -82,7 +82,7 @@ def test_a_capture_leaves_nothing_behind_when_its_controller_goes(lab):
         taps = fabric.run(["ip", "netns", "exec", "rtsw1", "cat", "/proc/net/packet"]).stdout.splitlines()[1:]
         return len(files), len(taps)
 
-    running = capture.start(lab, ["host1:rxe0"])
+    running = packet_capture.start(lab, ["host1:rxe0"])
     try:
         assert there() == (1, 1)
     finally:

@@ -9,13 +9,13 @@ import time
 import pytest
 from faults import case, work
 
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
-from testbed import counters
-from traffic import flow
-from traffic.flow import FlowSpec
-from traffic.plan import QpParams
+from testbed.observe import counters
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 
@@ -62,7 +62,7 @@ LONGEST_S = 5.0
 def busy(lab):
     """A flow between racks, light so that SSH gets its turn, whose queue pairs live through silence; and a busy GPU."""
     one, _, three, _ = lab.topology.hosts[:4]
-    running = flow.start(
+    running = flow_run.start(
         lab,
         FlowSpec(
             src=f"{one.name}:{one.rnics[0].name}", dst=f"{three.name}:{three.rnics[0].name}", message_bytes=16384,
@@ -103,7 +103,7 @@ def test_a_host_sends_as_before_when_a_path_has_its_mtu_again(lab, tmp_path):
         duration_s=300.0, op_deadline_s=60.0, peer_deadline_s=60.0, qp=QpParams(timeout=17, retry_cnt=6),
     )  # fmt: skip
     with (
-        flow.start(lab, spec) as running,
+        flow_run.start(lab, spec) as running,
         Journal(tmp_path / "j") as journal,
         Injector(lab, journal, until_cleared=True) as injector,
     ):
@@ -125,7 +125,7 @@ def test_a_host_sends_as_before_when_a_path_has_its_mtu_again(lab, tmp_path):
 def test_a_killed_rank_is_proved(lab, tmp_path):
     """The watcher of its host finds no engine there any more."""
     one, _, three, _ = lab.topology.hosts[:4]
-    running = flow.start(
+    running = flow_run.start(
         lab,
         FlowSpec(
             src=f"{one.name}:{one.rnics[0].name}", dst=f"{three.name}:{three.rnics[0].name}", message_bytes=16384,
@@ -155,7 +155,7 @@ def test_a_job_on_a_host_that_reboots_fails_and_the_host_comes_back(lab, tmp_pat
         qps=2, depth=2, duration_s=600.0, peer_deadline_s=20.0, qp=QpParams(timeout=14, retry_cnt=6),
     )  # fmt: skip
     with (
-        flow.start(lab, spec) as running,
+        flow_run.start(lab, spec) as running,
         Journal(tmp_path / "j") as journal,
         Injector(lab, journal, until_cleared=True) as injector,
     ):
@@ -172,7 +172,7 @@ def test_a_job_on_a_host_that_reboots_fails_and_the_host_comes_back(lab, tmp_pat
     assert result.outcome == "failed"
     assert gone.name in result.where, result.where
     # A flow on a host that has come back carries on as any other.
-    with flow.start(lab, dataclasses.replace(spec, duration_s=2.0)) as again:
+    with flow_run.start(lab, dataclasses.replace(spec, duration_s=2.0)) as again:
         assert again.wait(60.0).outcome == "completed"
 
 

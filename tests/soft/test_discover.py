@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from testbed import inventory
 from testbed.discover import live
 from testbed.discover.draft import draft, text
+from testbed.inventory import lab_inventory
 
 pytestmark = pytest.mark.soft
 
@@ -21,6 +21,6 @@ def test_a_lab_is_rebuilt_from_what_its_machines_say(lab, tmp_path):
     path = tmp_path / "drafted.yml"
     path.write_text(text(found))
     known = lab.inventory_model
-    assert replace(inventory.load(path), path=known.path) == known
+    assert replace(lab_inventory.load(path), path=known.path) == known
     links = lab.topology.links
     assert sum(found.cables.values()) == len(links)

@@ -21,7 +21,8 @@ from house import HOUSE
 from pages import NAMED
 from waiting import until
 
-from testbed import dirty, fingerprint
+from testbed.observe import fingerprint
+from testbed.tenancy import dirty
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts == 4", "uplinks == 2", "rnics == 2")]
 

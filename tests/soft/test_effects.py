@@ -10,11 +10,11 @@ import time
 import pytest
 from waiting import wait_s
 
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
-from testbed import counters
-from traffic.plan import QpParams
+from testbed.observe import counters
+from traffic.engine.task_specs import QpParams
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow]
 

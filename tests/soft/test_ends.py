@@ -20,13 +20,15 @@ from pathlib import Path
 import pytest
 from waiting import until, wait_s
 
-from testbed import dirty, fingerprint, in_progress, shipped
-from testbed import inventory as inventory_module
+from testbed import shipped
+from testbed.backends.soft import lifecycle
+from testbed.directories import lab_dir
 from testbed.errors import DirtyLab
-from testbed.inventory import Inventory
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab, open_lab
-from testbed.paths import lab_dir
-from testbed.softlab import lifecycle
+from testbed.observe import fingerprint
+from testbed.tenancy import dirty, in_progress
 
 pytestmark = pytest.mark.soft
 

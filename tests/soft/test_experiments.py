@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.experiment.file import decode
+from harness.experiment.experiment_file import decode
 from harness.run import loop as run
 from harness.verdict import Verdict
 

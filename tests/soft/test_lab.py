@@ -12,13 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed import dirty, fingerprint, provision, shipped
-from testbed import inventory as inventory_module
 from testbed import lab as lab_module
+from testbed import provision, shipped
+from testbed.backends.soft import lifecycle, vm
+from testbed.backends.soft.lab_state import read_snapshot, read_state, write
+from testbed.directories import lab_dir, socket_dir
 from testbed.errors import FaultbedError, Unreachable
-from testbed.paths import lab_dir, socket_dir
-from testbed.softlab import lifecycle, vm
-from testbed.softlab.state import read_snapshot, read_state, write
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.observe import fingerprint
+from testbed.tenancy import dirty
 
 pytestmark = pytest.mark.soft
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from waiting import wait_s
 
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
-from testbed import counters
-from traffic import flow
-from traffic.flow import FlowSpec
-from traffic.plan import QpParams
+from testbed.observe import counters
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 3")]
 
@@ -28,7 +28,7 @@ SENT = {
 def hold_up(lab, folder, target, spec, mutate=None):
     """The receipt of two seconds without receives, and the flow's result."""
     with (
-        flow.start(lab, spec) as running,
+        flow_run.start(lab, spec) as running,
         Journal(folder / "j") as journal,
         Injector(lab, journal, mutate=mutate) as injector,
     ):
@@ -74,7 +74,7 @@ def test_a_sender_that_may_not_loses_its_queue_pair_and_gets_another(lab, tmp_pa
 def test_what_was_not_done_or_was_done_elsewhere_is_not_believed(lab, tmp_path, target, mutate):
     """A host that nobody sends to has programs of ours, and is told; nobody meets it."""
     beside = FlowSpec(**{**SENT, "dst": "host2:rxe1", "message_bytes": 64, "rate_bps": 51200, "verb": "write"})
-    with flow.start(lab, beside) as other:
+    with flow_run.start(lab, beside) as other:
         receipt, result = hold_up(lab, tmp_path, target, FlowSpec(**SENT), mutate)
         assert not receipt.proved
         assert result.outcome == "completed"

@@ -16,15 +16,15 @@ import pytest
 from faults import KINDS, case
 from waiting import until, wait_s
 
-from inject.boots import boot_of
 from inject.channels import local_python
+from inject.evidence.reboots import boot_of
 from inject.heal import PANIC_S, heal
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.node import qmp
-from testbed import fingerprint
+from testbed.backends.soft.fleet import BOOT_DEADLINE_S
 from testbed.errors import LabError
-from testbed.softlab.fleet import BOOT_DEADLINE_S
+from testbed.observe import fingerprint
 
 pytestmark = pytest.mark.soft
 

@@ -15,17 +15,17 @@ import pytest
 from waiting import until
 
 from harness.packets.analysis import analyse
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
-from inject.rack.way import COUNTERS
-from testbed import capture
+from inject.mechanisms.rack.rack_mechanism import COUNTERS
+from testbed.model.topology import Link, Port, Switch, Topology
+from testbed.observe import packet_capture
 from testbed.packets import capture_file
 from testbed.packets.capture_file import write_pcapng
-from testbed.topology import Link, Port, Switch, Topology
-from traffic import flow
-from traffic.flow import FlowSpec
-from traffic.plan import QpParams
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run as flow
+from traffic.flows.flow_run import FlowSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
 
@@ -166,7 +166,7 @@ class AsRack:
 def test_what_passes_the_box_is_captured_there_whole(lab, tmp_path, box):
     """Every packet by both ports' own counts; the one dropped between them is missing once, and asked for once."""
     with (
-        capture.start(AsRack(lab, box), ["host1:rxe0", "host3:rxe0"]) as running,
+        packet_capture.start(AsRack(lab, box), ["host1:rxe0", "host3:rxe0"]) as running,
         Journal(tmp_path / "j") as journal,
         Injector(lab, journal) as injector,
     ):

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from testbed import nodecode
+from testbed.remote import node_archive
 
 pytestmark = pytest.mark.soft
 
@@ -31,7 +31,7 @@ def test_the_members_of_a_bond_below_a_vlan_that_people_come_in_by_are_guarded(l
     lab.ensure_code(host)
     # Without being told otherwise, the module makes a bond of its own in the machine's namespace.
     lab.node(host).run(["modprobe", "bonding", "max_bonds=0"])
-    look = shlex.join(["env", f"PYTHONPATH={nodecode.archive().folder}", "python3", "-c", LOOK])
+    look = shlex.join(["env", f"PYTHONPATH={node_archive.archive().folder}", "python3", "-c", LOOK])
     # sysfs shows the interfaces of whose namespace it was mounted in.
     text = f"mount -t sysfs sysfs /sys && {look}"
     told = json.loads(lab.node(host).run(["unshare", "--net", "--mount", "sh", "-c", text]).stdout)

@@ -12,9 +12,9 @@ import pytest
 from faults import stored_job
 from waiting import until
 
-from inject.catalogue import CATALOGUE
 from inject.channels import revert_dir
-from inject.plan import FaultSpec, plan
+from inject.fault_plan import FaultSpec, plan
+from inject.kinds.catalogue import CATALOGUE
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 
@@ -80,7 +80,7 @@ import json, sys, time
 from pathlib import Path
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
+from inject.fault_plan import FaultSpec, plan
 from testbed.lab import open_lab
 inventory, kind, target, params, phase, journal, ttl_s = sys.argv[1:]
 with open_lab(Path(inventory)) as lab, Journal(Path(journal)) as written:

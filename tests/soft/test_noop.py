@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.experiment import file as experiment_module
+from harness.experiment import experiment_file as experiment_module
 from harness.run import loop as run_module
 from harness.verdict import Verdict, exit_code
 

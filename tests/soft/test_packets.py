@@ -8,14 +8,15 @@ import threading
 import pytest
 from waiting import until
 
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
-from testbed import counters
-from traffic import collective, flow
-from traffic.collective import CollectiveSpec
-from traffic.flow import FlowSpec
-from traffic.plan import QpParams
+from testbed.observe import counters
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveSpec
 
 pytestmark = pytest.mark.soft
 
@@ -56,7 +57,7 @@ def ends(lab):
 def warm(lab):
     """A flow that goes on until the test is over; its queue pairs outlive seconds of silence."""
     src, dst = ends(lab)
-    running = flow.start(
+    running = flow_run.start(
         lab,
         FlowSpec(
             src=src, dst=dst, message_bytes=16384, depth=4, duration_s=600.0, op_deadline_s=60.0,
@@ -107,7 +108,7 @@ def test_bystanders_lose_nothing(lab, tmp_path):
     The one that is silenced waits longer for its ACK than the fault lasts, so that every retry would be the other's.
     """
     src, dst = ends(lab)
-    two = flow.start(
+    two = flow_run.start(
         lab,
         FlowSpec(
             src=src, dst=dst, message_bytes=16384, depth=2, qps=2, duration_s=600.0, op_deadline_s=60.0,

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from harness.run.preflight import BURNIN, RESERVATIONS, preflight, suspects
-from testbed.holding import book_of
-from testbed.reservation import Entry
-from testbed.softlab import lifecycle
+from harness.run.prepare.preflight import BURNIN, RESERVATIONS, preflight, suspects
+from testbed.backends.soft import lifecycle
+from testbed.tenancy.lab_lease import book_of
+from testbed.tenancy.reservation import Entry
 
 pytestmark = pytest.mark.soft
 
@@ -86,7 +86,7 @@ def test_a_stale_reservation_is_found_and_blocks_nobody(lab):
     """A user of the same session's lab, killed: what he held is told as stale."""
     store = book_of(lab.inventory_model)
     dead = subprocess.run(
-        [sys.executable, "-c", "from testbed.holding import this_process; print(this_process())"],
+        [sys.executable, "-c", "from testbed.tenancy.lab_lease import this_process; print(this_process())"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     stale = Entry(

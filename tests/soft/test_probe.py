@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from harness.experiment.file import decode
+from harness.experiment.experiment_file import decode
 from harness.record.rundir import open_run
 from harness.run import loop as run
-from traffic import probe
-from traffic.plan import QpParams
-from traffic.probe import ProbeSpec
+from traffic.engine.task_specs import QpParams
+from traffic.probes import prober
+from traffic.probes.prober import ProbeSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 
@@ -21,12 +21,12 @@ def test_probes_name_the_link_that_loses_and_nothing_else(lab, inject, traffic):
 
     A datagram that is lost is missed by nobody but who counts: a flow is what the receipt's witness sees it by.
     """
-    healthy = probe.run(lab, SPEC)
+    healthy = prober.run(lab, SPEC)
     assert healthy.suspects == (), healthy.suspects
     assert healthy.uncovered == ()
     fault = inject("packet.drop", "host3:rxe1", share=0.2)
     fault.arm()
-    hurt = probe.run(lab, SPEC)
+    hurt = prober.run(lab, SPEC)
     flow = traffic.flow("host1:rxe1", "host3:rxe1", message_bytes=1024, messages=100, qp=QpParams(timeout=16))
     assert flow.wait(60.0).outcome == "completed"
     (found,) = hurt.suspects
@@ -37,14 +37,14 @@ def test_probes_name_the_link_that_loses_and_nothing_else(lab, inject, traffic):
 
 def test_probes_name_the_link_that_delays_and_tell_the_network_from_its_ends(lab, inject):
     """First a healthy fabric; then one direction of one RNIC's link takes 200 ms longer, which no process does."""
-    healthy = probe.run(lab, SPEC)
+    healthy = prober.run(lab, SPEC)
     assert healthy.suspects == (), healthy.suspects
     answered = sum(one.answered for one in healthy.paths)
     assert answered > 0.9 * sum(one.sent for one in healthy.paths)
     assert not any("host3:rxe1" in name for one in healthy.slow for name in one.names), healthy.slow
     fault = inject("packet.delay", "host3:rxe1", delay=200)
     fault.arm()
-    hurt = probe.run(lab, SPEC)
+    hurt = prober.run(lab, SPEC)
     fault.clear()
     place = {"rtsw2 -> host3:rxe1", "host3:rxe1 -> rtsw2"}
     found = [one for one in hurt.slow if place & set(one.names)]

@@ -10,10 +10,10 @@ import dataclasses
 import pytest
 from waiting import until
 
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
-from inject.rack.way import Commands
+from inject.mechanisms.rack.rack_mechanism import Commands
 
 pytestmark = pytest.mark.soft
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from testbed import fingerprint, provision
+from testbed import provision
+from testbed.observe import fingerprint
 
 pytestmark = pytest.mark.soft
 

@@ -10,14 +10,14 @@ from faults import KINDS, case, work
 from waiting import until
 
 from inject import heal as heal_module
+from inject.fault_plan import FaultSpec, plan
 from inject.heal import heal
 from inject.injector import Injector
 from inject.journal import Journal, pending, read
-from inject.node.limit import RANKS_CGROUP
-from inject.node.steer import PRIORITY, TABLE
-from inject.plan import FaultSpec, plan
-from testbed import counters
+from inject.node.machine.limit import RANKS_CGROUP
+from inject.node.network.steer import PRIORITY, TABLE
 from testbed.errors import FaultError
+from testbed.observe import counters
 
 pytestmark = pytest.mark.soft
 

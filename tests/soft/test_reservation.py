@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from testbed.reservation import Entry, Reserved, release, take
-from testbed.reservation_book import FOLDER, node_store
+from testbed.tenancy.reservation import Entry, Reserved, release, take
+from testbed.tenancy.reservation_store import FOLDER, node_store
 
 pytestmark = pytest.mark.soft
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from waiting import until
 
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
-from testbed import capture
+from testbed.observe import packet_capture
 from testbed.packets.columns import decode
-from traffic import flow
-from traffic.flow import FlowSpec
-from traffic.plan import QpParams
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
 
 pytestmark = pytest.mark.soft
 
@@ -39,11 +39,11 @@ def offered_and_lost(lab, params, seed, journal):
     planned = plan(
         FaultSpec(kind="packet.drop", target=dst, for_s=120.0, params=params, seed=seed), lab.topology, lab_kind="soft"
     )
-    names = [capture.port_named(lab.topology, end)[0] for end in (src, dst)]
-    with Journal(journal) as written, Injector(lab, written) as injector, capture.start(lab, names) as running:
+    names = [packet_capture.port_named(lab.topology, end)[0] for end in (src, dst)]
+    with Journal(journal) as written, Injector(lab, written) as injector, packet_capture.start(lab, names) as running:
         prepared = injector.prepare(planned)
         prepared.arm()
-        sent = flow.start(
+        sent = flow_run.start(
             lab,
             FlowSpec(src=src, dst=dst, message_bytes=512, depth=1, messages=MESSAGES, op_deadline_s=60.0, qp=PATIENT),
         )

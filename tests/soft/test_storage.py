@@ -7,9 +7,9 @@ import threading
 import pytest
 from faults import stored_job
 
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from waiting import until
 
-from testbed import counters, telemetry
+from testbed.observe import counters, telemetry
 
 pytestmark = pytest.mark.soft
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from testbed import capture
 from testbed.errors import LabError
+from testbed.observe import packet_capture
 from testbed.packets.columns import decode
-from traffic import flow
-from traffic.engine import Engines
-from traffic.entropy import sport_of
-from traffic.flow import FlowSpec
-from traffic.plan import QpParams
+from traffic.engine.engine_client import Engines
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+from traffic.probes.ecmp_entropy import sport_of
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
 
@@ -31,12 +31,12 @@ def test_of_unreliable_messages_that_are_lost_what_comes_is_right(lab, inject, s
         for transport, verb in (("uc", "write"), ("uc", "send"), ("ud", "send")):
             with subtests.test(transport=transport, verb=verb):
                 spec = FlowSpec(**asked, transport=transport, verb=verb, rate_bps=2e6, depth=16, check=True)
-                (one,) = flow.start_all(lab, [spec], engines=engines).wait(120.0).flows
+                (one,) = flow_run.start_all(lab, [spec], engines=engines).wait(120.0).flows
                 assert one.outcome == "completed", one.where
                 assert one.sent == 200
                 assert 120 < one.messages < 200
                 assert (one.checked_bytes, one.wrong_bytes) == (one.messages * 2048, 0)
-        reliable = flow.start_all(lab, [FlowSpec(**asked)], engines=engines).wait(120.0)
+        reliable = flow_run.start_all(lab, [FlowSpec(**asked)], engines=engines).wait(120.0)
         assert reliable.outcome == "completed", reliable.where
         assert fault.clear().proved
 
@@ -48,8 +48,8 @@ def test_packets_go_by_the_udp_source_ports_that_are_predicted(lab, subtests):
     kinds = (("rc", 0), ("rc", 77), ("uc", 0), ("uc", 78), ("ud", 0))
     specs = [FlowSpec(**asked, transport=name, qp=QpParams(timeout=18, flow_label=label)) for name, label in kinds]
     specs.append(FlowSpec(**asked, entropy=2, qp=QpParams(timeout=18)))
-    with capture.start(lab, [src]) as running:
-        result = flow.start_all(lab, specs).wait(60.0)
+    with packet_capture.start(lab, [src]) as running:
+        result = flow_run.start_all(lab, specs).wait(60.0)
         seen = decode(running.stop().frames)
     for one in result.connections:
         with subtests.test(transport=one.transport, flow_label=one.flow_label, lqpn=one.lqpn, rqpn=one.rqpn):
@@ -68,7 +68,7 @@ def test_late_receives_are_met_as_receivers_that_are_not_ready(lab, subtests):
 
         def run(verb, late_ms, qp, **change):
             spec = FlowSpec(**{**late, **change}, verb=verb, late_receives_ms=late_ms, qp=qp)
-            return flow.start_all(lab, [spec], engines=engines).wait(120.0).flows[0]
+            return flow_run.start_all(lab, [spec], engines=engines).wait(120.0).flows[0]
 
         for verb in ("send", "write-imm"):
             with subtests.test(verb=verb):
@@ -95,6 +95,6 @@ def test_a_path_mtu_that_a_port_does_not_carry_is_refused_with_its_name(lab):
     lab.node(host.name).run(["ip", "link", "set", rnic.netdev, "mtu", "1500"])
     try:
         with pytest.raises(LabError, match=rf"path MTU of 4096 is more than the 1024 of {rnic.name}'s port"):
-            flow.start(lab, spec)
+            flow_run.start(lab, spec)
     finally:
         lab.node(host.name).run(["ip", "link", "set", rnic.netdev, "mtu", before])

@@ -6,13 +6,13 @@ import time
 
 from memory_fabric import Rnic, modules
 
-from traffic import flow
+from traffic.flows import flow_run
 
 
 def flow_on(monkeypatch, fabric, **change):
     """The two ends of a flow on a fabric, joined; their done comes into its events."""
     node = modules(monkeypatch)
-    told = flow.engine_spec(flow.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change}))
+    told = flow_run.engine_spec(flow_run.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change}))
     kinds = node.flow.FlowSender, node.flow.FlowReceiver
     if change.get("check"):
         kinds = node.checked.CheckedSender, node.checked.CheckedReceiver

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from testbed import inventory
 from testbed.errors import CommandFailed
-from traffic import flow
+from testbed.inventory import lab_inventory
+from traffic.flows import flow_run
 
 
 def node_ns():
@@ -91,7 +91,7 @@ class Lab:
     engine = Engine
     kind = "soft"
     rnr = None
-    topology = inventory.load(Path("inventory/soft.yml")).topology
+    topology = lab_inventory.load(Path("inventory/soft.yml")).topology
 
     def __init__(self, on_start, dead_from=None):
         self.on_start, self.dead_from = on_start, dead_from
@@ -112,7 +112,7 @@ class Lab:
 
     def start(self, on_event=None, **change):
         spec = {"src": "host1", "dst": "host3", "message_bytes": 4096, "duration_s": 1.0, "peer_deadline_s": 0.6}
-        return flow.start(self, flow.FlowSpec(**{**spec, **change}), on_event)
+        return flow_run.start(self, flow_run.FlowSpec(**{**spec, **change}), on_event)
 
 
 RANK_OF = {"host1": 0, "host2": 1, "host3": 2, "host4": 3}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from synthetic_run import soft_topology
 
-from harness.experiment.file import decode
-from harness.run.fit import fit
+from harness.experiment.experiment_file import decode
+from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError
 
 

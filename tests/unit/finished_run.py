@@ -10,10 +10,10 @@ from synthetic_run import soft_topology
 
 from harness import judge
 from harness.analysis.observe import observe
-from harness.experiment import plan
-from harness.experiment.file import load
+from harness.experiment import run_plan as plan
+from harness.experiment.experiment_file import load
 from harness.record import rundir
-from harness.run.fit import fit
+from harness.run.prepare.bind_to_lab import fit
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from synthetic_run import S, soft_topology, synthetic_run
 
-from harness.experiment.plan import PlannedFault
+from harness.experiment.run_plan import PlannedFault
 from harness.record.measurements import Connection
 
 PACKETS = 20_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from traffic import schedules
-from traffic.node.plan import make_plan
+from traffic.node.ranks.segments import make_plan
 
 
 def inputs_of(rank, elements):

@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness.cli import ending, faults
+from harness.cli import ending
 from harness.cli.context import Session
-from testbed import counters, fingerprint
-from testbed.fingerprint import Fingerprint
-from testbed.inventory import load
-from testbed.reservation import WHOLE_LAB
+from harness.cli.experiments import faults
+from testbed.inventory.lab_inventory import load
+from testbed.observe import counters, fingerprint
+from testbed.observe.fingerprint import Fingerprint
 from testbed.shipped import inventories
+from testbed.tenancy.reservation import WHOLE_LAB
 
 SOFT = load(inventories() / "soft.yml")
 

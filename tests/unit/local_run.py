@@ -19,10 +19,10 @@ from local_lab import SOFT, Here, lab_at
 
 from harness.cli import ending
 from harness.run import loop
-from harness.run.found import Found
+from harness.run.collect_measurements import Found
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import longest_lease_s
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan
 
 LASTS_S = 1.6
 FAULT_AT_S, FAULT_S = 0.3, 0.8

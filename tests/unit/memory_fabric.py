@@ -18,7 +18,10 @@ from types import SimpleNamespace
 
 VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4, "send-imm": 5}
 TICK_NS = 50_000_000
-USERS = ("task", "lane", "rank", "flow", "admission", "checked", "unreliable", "numbered", "echo")
+USERS = (
+    "task", "ranks.lane", "ranks.rank", "flows.flow", "flows.admission", "flows.checked", "flows.unreliable",
+    "flows.numbered", "flows.echo",
+)  # fmt: skip
 PYVERBS = {
     "pyverbs": (),
     "pyverbs.enums": ("IBV_QPT_UC", "IBV_QPT_UD"),
@@ -96,10 +99,10 @@ def modules(monkeypatch):
             setattr(sys.modules[parent], last, made)
     for name in USERS:
         monkeypatch.delitem(sys.modules, f"traffic.node.{name}", raising=False)
-    found = SimpleNamespace(**{name: importlib.import_module(f"traffic.node.{name}") for name in USERS})
+    made = {name: importlib.import_module(f"traffic.node.{name}") for name in USERS}
     for name in USERS:  # and so do those that were there, or none
-        monkeypatch.setitem(sys.modules, f"traffic.node.{name}", getattr(found, name))
-    return found
+        monkeypatch.setitem(sys.modules, f"traffic.node.{name}", made[name])
+    return SimpleNamespace(**{name.rpartition(".")[2]: module for name, module in made.items()})
 
 
 class Fabric:

@@ -6,12 +6,12 @@ import subprocess
 
 from hypothesis import strategies as st
 
-from inject.catalogue import CATALOGUE
-from inject.plan import FaultSpec, plan
-from testbed import inventory
+from inject.fault_plan import FaultSpec, plan
+from inject.kinds.catalogue import CATALOGUE
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
-SOFT = inventory.load(inventories() / "soft.yml").topology
+SOFT = lab_inventory.load(inventories() / "soft.yml").topology
 PORTS = [link.name for link in SOFT.links]
 SOFT_KINDS = [name for name, kind in CATALOGUE.items() if "soft" in kind.fidelity]
 RNICS = [f"{host.name}:{rnic.name}" for host in SOFT.hosts for rnic in host.rnics]

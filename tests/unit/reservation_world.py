@@ -14,11 +14,12 @@ from types import SimpleNamespace
 
 import msgspec
 
-from testbed import holding, reservation_book, shipped
-from testbed import inventory as inventory_module
+from testbed import shipped
 from testbed.errors import FaultbedError
-from testbed.reservation import conflicts, live, release
-from testbed.reservation_book import BookStore
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.tenancy import lab_lease, reservation_store
+from testbed.tenancy.reservation import conflicts, live, release
+from testbed.tenancy.reservation_store import BookStore
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft-mini.yml")
 LINK = INVENTORY.topology.links[0].name
@@ -151,7 +152,7 @@ class User:
     def once(self):
         chance = self.world.chance
         if chance.random() < 0.1:
-            holding.reserve_by_hand(
+            lab_lease.reserve_by_hand(
                 INVENTORY, chance.choice(self.world.names), for_s=chance.choice((50, 5000)), why="model"
             )
             return
@@ -159,7 +160,7 @@ class User:
             self.store.change(lambda now: release(now.book, f"booking-{self.owner}"))
             return
         names, mode = chance.choice(self.world.names), chance.choice(MODES)
-        with holding.hold(INVENTORY, names, why="model", mode=mode, ttl_s=TTL_S) as held:
+        with lab_lease.hold(INVENTORY, names, why="model", mode=mode, ttl_s=TTL_S) as held:
             self.holding, self.mode, self.got = held, mode, self.got + 1
             for _ in range(chance.randrange(12)):
                 self.world.pause(self)
@@ -249,7 +250,7 @@ class World:
                     self.doubles.append((one.number, other.number))
         if self.jump.json is not None:
             try:
-                book = msgspec.json.decode(self.jump.json, type=reservation_book._File)
+                book = msgspec.json.decode(self.jump.json, type=reservation_store._File)
             except msgspec.DecodeError:
                 self.doubles.append("nobody can read the book")
                 return
@@ -262,13 +263,13 @@ LOCAL = threading.local()
 
 def install(monkeypatch):
     """Let the code that reserves ask the user whose thread it runs in."""
-    monkeypatch.setattr(holding, "book_of", lambda _: LOCAL.user.store)
-    monkeypatch.setattr(holding, "owner", lambda: LOCAL.user.owner)
-    monkeypatch.setattr(holding, "who", lambda: LOCAL.user.process)
-    monkeypatch.setattr(holding, "now_s", lambda: LOCAL.user.clock_s())  # noqa: PLW0108 (asked in each thread)
-    monkeypatch.setattr(holding, "this_process", lambda: LOCAL.user.process)
-    monkeypatch.setattr(holding, "is_dead", is_dead)
-    monkeypatch.delenv(holding.INHERITED, raising=False)
+    monkeypatch.setattr(lab_lease, "book_of", lambda _: LOCAL.user.store)
+    monkeypatch.setattr(lab_lease, "owner", lambda: LOCAL.user.owner)
+    monkeypatch.setattr(lab_lease, "who", lambda: LOCAL.user.process)
+    monkeypatch.setattr(lab_lease, "now_s", lambda: LOCAL.user.clock_s())  # noqa: PLW0108 (asked in each thread)
+    monkeypatch.setattr(lab_lease, "this_process", lambda: LOCAL.user.process)
+    monkeypatch.setattr(lab_lease, "is_dead", is_dead)
+    monkeypatch.delenv(lab_lease.INHERITED, raising=False)
 
 
 def is_dead(process):

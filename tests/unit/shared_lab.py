@@ -14,9 +14,10 @@ from types import SimpleNamespace
 
 from house import HOUSE
 
-from testbed import dirty, fingerprint
-from testbed.fingerprint import Fingerprint
-from testbed.reservation import WHOLE_LAB
+from testbed.observe import fingerprint
+from testbed.observe.fingerprint import Fingerprint
+from testbed.tenancy import dirty
+from testbed.tenancy.reservation import WHOLE_LAB
 
 CLEAN = {"host1": {"link be0": "UP"}, "host2": {"link be0": "UP"}}
 

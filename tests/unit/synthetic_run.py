@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from harness.experiment.plan import PlannedFault
+from harness.experiment.run_plan import PlannedFault
 from harness.record.measurements import (
     Connection,
     FaultRun,
@@ -19,8 +19,8 @@ from harness.record.measurements import (
     Summary,
 )
 from harness.verdict import Fired, Receipt
-from testbed.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
-from traffic.results import QpError
+from testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
+from traffic.engine.run_results import QpError
 
 S = 1_000_000_000
 MS = 1_000_000

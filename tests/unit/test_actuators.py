@@ -15,14 +15,15 @@ import pytest
 from house import HOUSE
 from waiting import until
 
-from inject.node import latereceives, memory
 from inject.node.actuator import Refused
-from inject.node.background import BackgroundActuator
-from inject.node.cgroup import CgroupActuator
-from inject.node.hog import HogActuator
-from inject.node.hop import HopActuator, psn_of
-from inject.node.memory import MemoryActuator
-from inject.node.process import ProcessActuator
+from inject.node.machine import memory
+from inject.node.machine.cgroup import CgroupActuator
+from inject.node.machine.hog import HogActuator
+from inject.node.machine.memory import MemoryActuator
+from inject.node.machine.process import ProcessActuator
+from inject.node.network import latereceives
+from inject.node.network.background import BackgroundActuator
+from inject.node.network.packet_rules import HopActuator, psn_of
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_busy_processes_come_and_go():
 def test_a_busy_process_ends_with_the_one_that_started_it():
     """A killed holder leaves nothing that is busy."""
     code = (
-        "import sys; from inject.node import hog; one = hog.HogActuator(count=1, share=0.1); one.on();"
+        "import sys; from inject.node.machine import hog; one = hog.HogActuator(count=1, share=0.1); one.on();"
         "print(*hog.named(), flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(
@@ -170,7 +171,7 @@ def test_datagrams_are_sent_until_nobody_wants_them():
         )
         assert not actuator.prepare()["applied"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("inject.node.background._DISCARD", listener.getsockname()[1])
+            patch.setattr("inject.node.network.background._DISCARD", listener.getsockname()[1])
             actuator.on()
         assert actuator.read()["applied"]
         seen = [listener.recvmsg(2000, 100) for _ in range(20)]
@@ -207,7 +208,7 @@ def test_bursts_are_followed_by_silence():
         )  # fmt: skip
         actuator.prepare()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("inject.node.background._DISCARD", listener.getsockname()[1])
+            patch.setattr("inject.node.network.background._DISCARD", listener.getsockname()[1])
             actuator.on()
         came = []
         for _ in range(120):

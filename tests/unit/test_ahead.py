@@ -7,28 +7,28 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.plugin import ahead
-from harness.plugin.ahead import Ahead
-from testbed.softlab import lifecycle
+from harness.pytest_plugin import lab_prewarm
+from harness.pytest_plugin.lab_prewarm import Ahead
+from testbed.backends.soft import lifecycle
 
 INVENTORY = SimpleNamespace(path="soft.yml")
 
 
 def test_it_is_waited_for_and_what_it_said_is_told(monkeypatch):
-    monkeypatch.setattr(ahead, "_COMMAND", "import sys; print(*sys.argv[1:])")
+    monkeypatch.setattr(lab_prewarm, "_COMMAND", "import sys; print(*sys.argv[1:])")
     told = []
     assert Ahead(INVENTORY).wait(told.append) is True
     assert told[-1] == "--lab soft.yml up"
 
 
 def test_one_that_fails_is_no_lab(monkeypatch):
-    monkeypatch.setattr(ahead, "_COMMAND", "raise SystemExit(3)")
+    monkeypatch.setattr(lab_prewarm, "_COMMAND", "raise SystemExit(3)")
     assert Ahead(INVENTORY).wait(lambda _: None) is False
 
 
 def test_it_ends_with_its_session(monkeypatch):
     """Ended, not waited for: it has no end of its own."""
-    monkeypatch.setattr(ahead, "_COMMAND", "import signal; signal.pause()")
+    monkeypatch.setattr(lab_prewarm, "_COMMAND", "import signal; signal.pause()")
     one = Ahead(INVENTORY)
     one.stop()
     assert one._process.returncode == -signal.SIGTERM
@@ -38,7 +38,7 @@ def test_it_ends_with_its_session(monkeypatch):
     ("state", "starts"), [("down", True), ("down, snapshot kept", True), ("up", False), ("broken", False)]
 )
 def test_only_a_lab_that_is_down_is_brought_up(monkeypatch, state, starts):
-    monkeypatch.setattr(ahead, "_COMMAND", "")
+    monkeypatch.setattr(lab_prewarm, "_COMMAND", "")
     monkeypatch.setattr(lifecycle, "status", lambda _: SimpleNamespace(state=state))
     one = Ahead.start(INVENTORY)
     assert (one is not None) is starts

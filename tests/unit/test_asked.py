@@ -18,21 +18,22 @@ import pytest
 from engine_labs import Lab, RankEngine, RankLab
 from test_collective_run import start
 
-from harness.cli import traffic
-from harness.cli.traffic import teller
+from harness.cli.traffic import traffic_group
+from harness.cli.traffic.traffic_group import teller
 from harness.record import rundir
-from harness.run import asked
-from traffic import asking, collective
-from traffic.flight import Flight
+from harness.run import flight_dump
+from traffic.engine import dump_signal
+from traffic.engine.flight_recorder import Flight
+from traffic.workloads import collective
 
 
 @pytest.fixture(autouse=True)
 def _handler():
-    asking.take()
-    before = signal.signal(signal.SIGUSR1, asking.note)
+    dump_signal.take()
+    before = signal.signal(signal.SIGUSR1, dump_signal.note)
     yield
     signal.signal(signal.SIGUSR1, before)
-    asking.take()
+    dump_signal.take()
 
 
 class Told:
@@ -59,7 +60,7 @@ def ask():
 
 def run_with(told, folder, lab, **change):
     spec = collective.CollectiveSpec(algorithm="ring", iterations=1, **change)
-    return collective.start(lab, spec, on_event=asked.writer(folder, asked.STEM, told))
+    return collective.start(lab, spec, on_event=flight_dump.writer(folder, flight_dump.STEM, told))
 
 
 def test_the_recorders_are_written_and_the_run_completes_as_without(tmp_path):
@@ -112,7 +113,7 @@ class MuteLab(RankLab):
 
 
 def test_who_does_not_tell_in_time_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("traffic.run.TELL_NS", 300_000_000)
+    monkeypatch.setattr("traffic.engine.running_traffic.TELL_NS", 300_000_000)
     told = Told()
     with run_with(told, tmp_path, MuteLab(lambda engine: None)):
         ask()
@@ -123,7 +124,7 @@ def test_who_does_not_tell_in_time_is_named(tmp_path, monkeypatch):
 
 def test_flows_have_none_and_a_place_that_cannot_be_written_does_not_end_a_run(tmp_path):
     told = Told()
-    running = Lab(lambda engine: None).start(asked.writer(tmp_path, asked.STEM, told))
+    running = Lab(lambda engine: None).start(flight_dump.writer(tmp_path, flight_dump.STEM, told))
     ask()
     told.until("this workload has none")
     running.stop()
@@ -150,7 +151,7 @@ def test_commands_write_it_where_they_were_started(tmp_path, monkeypatch):
 
 
 def test_commands_tell_no_amount_before_anything_was_heard_of(monkeypatch):
-    monkeypatch.setattr(traffic, "TELL_EVERY_S", -1.0)
+    monkeypatch.setattr(traffic_group, "TELL_EVERY_S", -1.0)
     said = []
     tell = teller(SimpleNamespace(heartbeat=lambda: None), said.append)
     tell({"event": "ready"})

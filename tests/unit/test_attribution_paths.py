@@ -15,12 +15,12 @@ from synthetic_run import T0
 from test_rtt import round_trips
 
 from harness.attribution.attribute import attribute
-from harness.attribution.probed_ways import with_probes
+from harness.attribution.probe_findings import with_probes
 from harness.cli.main import cli
 from harness.findings import NOTHING, Finding
 from harness.report.run_page import render
-from traffic.probed import Probed
-from traffic.tomography import Probes
+from traffic.probes.results import Probed
+from traffic.probes.tomography import Probes
 
 WHILE_NS = 16_000_000_000
 

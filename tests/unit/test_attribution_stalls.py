@@ -13,7 +13,7 @@ from synthetic_run import synthetic_run
 from harness.attribution import stalls
 from harness.attribution.attribute import attribute
 from harness.report.run_page import render
-from traffic.flight import Entry, Flight
+from traffic.engine.flight_recorder import Entry, Flight
 
 
 def entry(what, at_ms, *, iteration=7, step=2, peer=-1, segment=-1, psn=-1):

@@ -12,7 +12,7 @@ def test_what_stops_it_is_a_sentence(tmp_path):
     """A lab that is not there: no traceback, the file named, exit code 4."""
     missing = tmp_path / "no-such-lab.yml"
     ended = subprocess.run(
-        [sys.executable, "-m", "harness.bench", "--lab", missing, "flow"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "bench", "--lab", missing, "flow"], capture_output=True, text=True, check=False
     )
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr.startswith("faultbed: ")

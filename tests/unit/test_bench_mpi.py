@@ -7,9 +7,9 @@ import json
 import pytest
 from engine_labs import RankLab
 
+from bench import openmpi
 from testbed.errors import CommandFailed, LabError
-from testbed.node import Completed
-from traffic import bench_mpi
+from testbed.remote.remote_node import Completed
 
 HOSTS = ("host1", "host2", "host3", "host4")
 
@@ -38,7 +38,7 @@ class MpiLab(RankLab):
 def answers(sizes, *, right=True):
     rows = [
         {"collective": name, "size_bytes": size, "times_ns": [3000, 1000, 2000], "right": right}
-        for name in bench_mpi.COLLECTIVES
+        for name in openmpi.COLLECTIVES
         for size in sizes
     ]
     return "a banner\n" + "\n".join(json.dumps(row) for row in rows)
@@ -46,7 +46,7 @@ def answers(sizes, *, right=True):
 
 def test_a_ratio_above_one_means_that_ours_is_quicker():
     lab = MpiLab(answers([4096]))
-    rows = bench_mpi.against_open_mpi(lab, HOSTS, transport="tcp", sizes=[4096], iterations=1)
+    rows = openmpi.against_open_mpi(lab, HOSTS, transport="tcp", sizes=[4096], iterations=1)
     assert [(row.collective, row.size_bytes, row.ours_ns, row.mpi_ns) for row in rows] == [
         ("all-reduce", 4096, 1000, 2000),
         ("all-to-all", 4096, 1000, 2000),
@@ -60,11 +60,11 @@ def test_a_ratio_above_one_means_that_ours_is_quicker():
 
 def test_what_does_not_run_or_is_wrong_is_told():
     with pytest.raises(LabError, match="Open MPI over ucx does not run here: no rc_verbs"):
-        bench_mpi.against_open_mpi(MpiLab(CommandFailed("no rc_verbs")), HOSTS, transport="ucx", sizes=[4096])
+        openmpi.against_open_mpi(MpiLab(CommandFailed("no rc_verbs")), HOSTS, transport="ucx", sizes=[4096])
     with pytest.raises(LabError, match="wrong result: all-reduce"):
-        bench_mpi.against_open_mpi(MpiLab(answers([4096], right=False)), HOSTS, transport="tcp", sizes=[4096])
+        openmpi.against_open_mpi(MpiLab(answers([4096], right=False)), HOSTS, transport="tcp", sizes=[4096])
 
 
 def test_packages_that_cannot_be_fetched_are_told_with_their_suite(tmp_path):
     with pytest.raises(LabError, match=r"Open MPI's packages \(trixie\) could not be fetched"):
-        bench_mpi.fetch(tmp_path, mirror="http://127.0.0.1:9/debian", suite="trixie")
+        openmpi.fetch(tmp_path, mirror="http://127.0.0.1:9/debian", suite="trixie")

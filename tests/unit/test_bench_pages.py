@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from harness.bench.__main__ import _show
-from harness.bench.pages import name_of, with_faults
-from harness.bench.rows import ratio
+from bench.__main__ import _show
+from bench.pages import name_of, with_faults
+from bench.rows import ratio
 from harness.cli.context import Session
-from harness.experiment.file import decode
+from harness.experiment.experiment_file import decode
 from harness.run.loop import decide
-from testbed.inventory import load
+from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventory_named
 
 

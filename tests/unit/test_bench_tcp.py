@@ -6,16 +6,16 @@ import json
 import subprocess
 import sys
 
-from traffic import bench_tcp
+from bench import tcp_goodput
 
 
 def test_what_a_source_sends_is_what_the_sink_counts():
     here = "127.0.0.1"
     sink = subprocess.Popen(
-        [sys.executable, "-c", bench_tcp._SINK, here, "18593", "20"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", tcp_goodput._SINK, here, "18593", "20"], stdout=subprocess.PIPE, text=True
     )
     subprocess.run(
-        [sys.executable, "-c", bench_tcp._SOURCE, here, "18593", here, "0.2", "65536"], check=True, timeout=30
+        [sys.executable, "-c", tcp_goodput._SOURCE, here, "18593", here, "0.2", "65536"], check=True, timeout=30
     )
     said = json.loads(sink.communicate(timeout=30)[0])
     assert said["bytes"] > 0

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from harness.bench.rows import MISSED, OPEN, REACHED, decided
-from harness.bench.telemetry import cpu_s, goodput_bps
-from harness.statistics import Interval
+from bench.rows import MISSED, OPEN, REACHED, decided
+from bench.telemetry import cpu_s, goodput_bps
+from harness.confidence import Interval
 from testbed.errors import LabError
-from traffic.results import Sample
+from traffic.engine.run_results import Sample
 
 S = 10**9
 

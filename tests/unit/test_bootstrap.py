@@ -7,7 +7,7 @@ from house import HOUSE
 
 from testbed import doctor
 
-CUSTOMIZE = HOUSE / "testbed/softlab/guest/customize"
+CUSTOMIZE = HOUSE / "testbed/backends/soft/guest/customize"
 ESSENTIAL = {
     *("awk", "basename", "cat", "chmod", "chroot", "cp", "dirname", "find", "install", "ln", "ls", "mkdir", "mount"),
     *("mv", "rm", "rmdir", "sed", "sort", "truncate", "umount"),

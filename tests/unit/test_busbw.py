@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_cli import faultbed  # noqa: F401 - a fixture
 
 from testbed.errors import UsageError
-from testbed.inventory_schema import BusbwVars
+from testbed.inventory.schema import BusbwVars
 from testbed.preflight.busbw import compare, read
 
 HEAD = """\

@@ -1,4 +1,4 @@
-"""Intervals that lie wholly beside the truth are as rare as they say: a part of `python -m harness.bench calibration`.
+"""Intervals that lie wholly beside the truth are as rare as they say: a part of `python -m bench calibration`.
 
 Seeds are fixed. The limit of each test is what a right interval exceeds with a probability below 1e-6, and one that
 takes dependent values for independent exceeds many times over.
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from harness import statistics
-from harness.bench import calibration
+from bench import calibration
+from harness import confidence
 
 SERIES = 150
 CASES = [(n, memory) for n in (16, 100, 300) for memory in (0.0, 0.8, 0.95)]
@@ -50,17 +50,17 @@ def test_errors_beyond_chance_miss_the_goal():
 
 def test_run_of_four_noisy_checks_fails_wrongly_in_one_percent_at_most():
     """All four lie on their bounds. With intervals of 99 % each, twice as many runs fail."""
-    level, runs = statistics.level_for(4), 600
+    level, runs = confidence.level_for(4), 600
     rng = np.random.default_rng(5)
     failed = sum(
         any(
             interval is not None and interval.low > 1
             for _ in range(4)
-            for interval in [statistics.mean_interval(1 + 0.1 * rng.normal(size=100), level=level)]
+            for interval in [confidence.mean_interval(1 + 0.1 * rng.normal(size=100), level=level)]
         )
         for _ in range(runs)
     )
-    assert failed <= most_errors(runs, statistics.RUN_RISK)
+    assert failed <= most_errors(runs, confidence.RUN_RISK)
 
 
 def test_made_up_noise_has_the_mean_and_the_memory_that_it_says():

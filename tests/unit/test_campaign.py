@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from harness.attribution import campaign
-from harness.cli import attribution
+from harness.cli.experiments import attribution
 from harness.cli.main import cli
-from harness.experiment.file import decode
+from harness.experiment.experiment_file import decode
 from harness.run import loop as run
-from harness.run.fit import fit
+from harness.run.prepare.bind_to_lab import fit
 from harness.verdict import Check, Verdict, VerdictFile
-from inject.catalogue import CATALOGUE
+from inject.kinds.catalogue import CATALOGUE
 from testbed.errors import LabError
-from testbed.inventory import load
+from testbed.inventory.lab_inventory import load
 
 SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
 LABS = ("soft", "soft-mini", "soft-3rack")

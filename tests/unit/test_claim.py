@@ -17,18 +17,18 @@ from waiting import until
 
 from inject import heal as heal_module
 from inject.channels import LocalChannel, local_python
-from inject.elsewhere import refuse_elsewhere
+from inject.claims_elsewhere import refuse_elsewhere
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.lease import Lease
 from inject.node import claim as claim_module
 from inject.node.actuator import Refused
 from inject.node.claim import Claim
-from inject.plan import FaultSpec, plan
-from testbed import counters, fingerprint
+from testbed.backends.soft import lifecycle
 from testbed.errors import FaultError
-from testbed.onnode.holders import end_holder, identity, locked, read_claim
-from testbed.softlab import lifecycle
+from testbed.node.holders import end_holder, identity, locked, read_claim
+from testbed.observe import counters, fingerprint
 
 LINK = [{"path": ["host", "host1", "rnic", "rxe0", "link", "l"], "thing": "link l"}]
 FLAP = [[second + part, on] for second in range(40) for part, on in ((0.0, True), (0.5, False))]

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from house import HOUSE
 
 from harness import console
-from harness.cli import labs
 from harness.cli.ending import end_with
+from harness.cli.lab import labs
 from harness.cli.main import cli
 
 

@@ -11,11 +11,14 @@ import pytest
 from engine_labs import RANK_OF, RankLab
 
 from testbed.errors import UsageError
-from traffic import collective, cost, flight, schedules
-from traffic.collective import CollectiveSpec
-from traffic.engine import Engines
-from traffic.ranks import rank_plan
-from traffic.results import Endpoint
+from traffic import schedules
+from traffic.engine import flight_recorder
+from traffic.engine.engine_client import Engines
+from traffic.engine.run_results import Endpoint
+from traffic.schedules import cost
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.ranks import rank_plan
 
 
 def start(on_start, *, engines=None, lab=None, **change):
@@ -106,7 +109,7 @@ def test_engines_on_too_few_hosts_are_refused():
     ],
 )
 def test_a_rank_that_waits_for_nobody_says_so(message, says):
-    assert flight.standing(message) == says
+    assert flight_recorder.standing(message) == says
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 16, 32])

@@ -20,12 +20,12 @@ from test_noise import without_faults
 
 from harness.analysis.noise import NoiseFloor, Spread
 from harness.cli.main import cli
-from harness.experiment.plan import Plan
+from harness.confidence import Interval
+from harness.experiment.run_plan import Plan
 from harness.record.measurements import Serving
 from harness.report import history
-from harness.report.compare import _says, compare, differences
+from harness.report.comparison.compare import _says, compare, differences
 from harness.report.history import Past, regressions
-from harness.statistics import Interval
 from testbed.errors import UsageError
 
 PLAN = Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={"size_bytes": 1}, faults=())

@@ -15,9 +15,9 @@ from test_noise import without_faults
 from harness.analysis import noise
 from harness.cli.main import cli
 from harness.record.measurements import RebuildMark
-from harness.report import compare_page as compare_report
-from harness.report import comparison
-from harness.report.compare import compare
+from harness.report.comparison import compare_page as compare_report
+from harness.report.comparison import compared_runs
+from harness.report.comparison.compare import compare
 from testbed.errors import UsageError
 
 
@@ -107,7 +107,7 @@ def test_the_check_whose_verdict_changed_stands_first_with_its_reason(html):
 
 def test_both_recoveries_share_a_scale_and_so_do_their_phases(pair):
     a, b = (compare_report._side(letter, one) for letter, one in zip("AB", pair, strict=True))
-    uplink = next(one for one in comparison.recovery_pairs(a, b) if one.fault_id == "uplink")
+    uplink = next(one for one in compared_runs.recovery_pairs(a, b) if one.fault_id == "uplink")
     phases = {name: (left, right) for name, left, right in uplink.phases}
     left, right = phases["rebuild"]
     assert right.width == pytest.approx(4 * left.width)

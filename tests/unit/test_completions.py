@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memory_fabric import Rnic, modules
 
 from testbed.errors import UsageError
-from traffic import flow, flow_spec
+from traffic.flows import flow_run, flow_spec
 from traffic.node import completions
 
 KINDS = {
@@ -31,7 +31,7 @@ def spec_of(kind, qps, depth, size=64):
     transport, verb, check = kind
     verb = {"uc": "send-imm" if "send-imm" in flow_spec.TRANSPORTS["uc"] else verb}.get(transport, verb)
     made = {"src": "host1", "dst": "host3", "message_bytes": size, "duration_s": 1.0, "qps": qps, "depth": depth}
-    return flow.FlowSpec(**made, transport=transport, verb=verb, check=check)
+    return flow_run.FlowSpec(**made, transport=transport, verb=verb, check=check)
 
 
 def test_completion_queue_has_one_size_for_planner_and_engine():
@@ -49,7 +49,7 @@ def test_flow_accepted_by_the_planner_fits_into_the_completion_queue(monkeypatch
         return
     node = modules(monkeypatch)
     module, name = KINDS[kind]
-    told = flow.engine_spec(spec)
+    told = flow_run.engine_spec(spec)
     for end in ("Sender", "Receiver"):
         task = getattr(getattr(node, module), f"{name}{end}")("t", Rnic("rxe0"), told, lambda *_, **__: None)
         per_qp = sum(task.capacity(SimpleNamespace(number=0)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from testbed.softlab.console import panic
+from testbed.backends.soft.serial_console import panic
 
 # As a guest of ours printed it, shortened: an emulated instruction had left garbage in EFLAGS.
 DOUBLE_FAULT = """[  OK  ] Reached target multi-user.target\r

@@ -8,13 +8,13 @@ from synthetic_run import synthetic_run
 
 from harness.analysis.observations import Observation
 from harness.analysis.observe import observe
-from harness.experiment.file import Expectation
+from harness.confidence import Interval
+from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS
-from harness.experiment.plan import Plan
+from harness.experiment.run_plan import Plan
 from harness.judge import judge
 from harness.record import measurements, rundir
 from harness.run.control import CHECK, as_control
-from harness.statistics import Interval
 from harness.verdict import Check, Verdict, VerdictFile
 
 

@@ -12,9 +12,9 @@ from synthetic_run import T0, S, synthetic_run
 
 from harness.record import telemetry_file
 from harness.report import run_page as report
-from harness.report.charts import Band
-from harness.report.counter_plot import counters_chart
-from harness.report.counter_timeline import Step, link_state, news, series, thinned
+from harness.report.plots.charts import Band
+from harness.report.plots.counter_plot import counters_chart
+from harness.report.plots.counter_timeline import Step, link_state, news, series, thinned
 from testbed.errors import UsageError
 
 NO_CARRIER = "UP mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"

@@ -9,9 +9,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed import counters
-from testbed.onnode import counts, xid
-from testbed.onnode.netlink import attribute
+from testbed.node import counts, xid
+from testbed.node.netlink import attribute
+from testbed.observe import counters
 
 UP = 1
 

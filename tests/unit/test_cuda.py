@@ -16,16 +16,17 @@ import time
 
 import pytest
 
-from testbed import inventory, shipped
+from testbed import shipped
 from testbed.errors import UsageError
-from testbed.onnode.cuda import CudaWork, NoCuda
-from traffic import flow
-from traffic.collective import CollectiveSpec
-from traffic.flow import FlowSpec
+from testbed.inventory import lab_inventory
+from testbed.node.cuda import CudaWork, NoCuda
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
 from traffic.node import cudagpu
-from traffic.node.cuda import CudaMemory
-from traffic.node.gpu import GpuClient
-from traffic.ranks import gpus_of, place
+from traffic.node.gpu_client import GpuClient
+from traffic.node.gpu_memory import CudaMemory
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.ranks import gpus_of, place
 
 
 class Driver:
@@ -83,7 +84,7 @@ def test_a_host_without_a_driver_says_so():
 
 class Lab:
     def __init__(self, name):
-        model = inventory.load(shipped.inventories() / name)
+        model = lab_inventory.load(shipped.inventories() / name)
         self.topology, self.kind = model.topology, model.kind
 
 
@@ -171,10 +172,10 @@ def test_each_end_takes_the_gpu_at_the_place_of_its_rnic():
     spec = FlowSpec(
         src=f"{one.name}:{one.rnics[3].name}", dst=f"{two.name}:{two.rnics[0].name}", memory="cuda", messages=1
     )
-    sender, receiver = flow._tasks(lab, spec, "")
+    sender, receiver = flow_run._tasks(lab, spec, "")
     assert sender.spec["gpu"] == {"number": 3, "pcie": one.gpus[3].pcie}
     assert receiver.spec["gpu"] == {"number": 0, "pcie": two.gpus[0].pcie}
-    assert flow._tasks(lab, dataclasses.replace(spec, memory="host"), "")[0].spec["gpu"] is None
+    assert flow_run._tasks(lab, dataclasses.replace(spec, memory="host"), "")[0].spec["gpu"] is None
 
 
 @pytest.mark.parametrize(
@@ -189,4 +190,4 @@ def test_each_end_takes_the_gpu_at_the_place_of_its_rnic():
 def test_a_soft_lab_has_no_such_memory(change, says):
     spec = FlowSpec(**{"src": "host1:rxe0", "dst": "host3:rxe0", "memory": "cuda", "messages": 1, **change})
     with pytest.raises(UsageError, match=says):
-        flow._tasks(Lab("soft.yml"), spec, "")
+        flow_run._tasks(Lab("soft.yml"), spec, "")

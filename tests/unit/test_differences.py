@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from synthetic_run import synthetic_run
 
-from harness.experiment.plan import Plan
+from harness.experiment.run_plan import Plan
 from harness.record.measurements import Environment
-from harness.report.differences import of_environments, of_labs, of_plans, words
+from harness.report.comparison.differences import of_environments, of_labs, of_plans, words
 
 RUN = synthetic_run()
 PLAN = Plan(

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed import dirty, fingerprint
 from testbed.errors import DirtyLab
-from testbed.fingerprint import Fingerprint
+from testbed.observe import fingerprint
+from testbed.observe.fingerprint import Fingerprint
+from testbed.tenancy import dirty
 
 BEFORE = Fingerprint(nodes={"rtsw1": {"link ctsw1": "UP"}})
 AFTER = Fingerprint(nodes={"rtsw1": {"link ctsw1": "down"}})

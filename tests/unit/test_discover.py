@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from testbed import inventory as inventory_module
 from testbed import shipped
 from testbed.discover import live
 from testbed.discover.affinity import gpu_beside
@@ -16,6 +15,7 @@ from testbed.discover.answers import SCRIPT, Answers, split
 from testbed.discover.draft import draft, text
 from testbed.discover.facts import machine_of
 from testbed.errors import LabError, Unreachable, UsageError
+from testbed.inventory import lab_inventory as inventory_module
 
 INVENTORIES = ["soft.yml", "soft-mini.yml", "soft-3rack.yml", "rack-h100.example.yml"]
 

@@ -13,9 +13,9 @@ from house import HOUSE, TRACES
 from pages import NAMED, PAGES, blocks, commands
 
 from harness.cli import document
-from harness.experiment.file import decode
+from harness.experiment.experiment_file import decode
 from harness.run.loop import decide
-from testbed import inventory
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
@@ -110,7 +110,7 @@ def test_every_part_of_an_experiment_would_be_accepted(text, tmp_path):
     asked = tomllib.loads(text)
 
     experiment = decode(text.encode(), source=str(tmp_path / "page.toml"))
-    decided = decide(experiment, text.encode(), inventory.load(inventories() / "soft.yml"))
+    decided = decide(experiment, text.encode(), lab_inventory.load(inventories() / "soft.yml"))
 
     assert [fault.kind for fault in decided.faults] == [fault["kind"] for fault in asked["faults"]]
     assert len(experiment.needs) == len(asked.get("lab", {}).get("needs", ()))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from inject import what_is_real
-from inject.catalogue import CATALOGUE
-from inject.document import markdown, table
+from inject.fault_page import markdown, table
+from inject.kinds.catalogue import CATALOGUE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 
 
 def test_the_page_is_up_to_date():
-    """Mend with `python -m inject.document > docs/faults.md`."""
+    """Mend with `python -m inject.fault_page > docs/faults.md`."""
     assert PAGE.read_text() == markdown()
 
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_fabric import VERBS, Fabric
 
-from traffic import flow
-from traffic.node.content import Content, Looker, nearest
+from traffic.flows import flow_run
+from traffic.node.flows.content import Content, Looker, nearest
 
 MS = 1_000_000
 
 
-@pytest.mark.parametrize("verb", flow.CHECKED["rc"])
+@pytest.mark.parametrize("verb", flow_run.CHECKED["rc"])
 @pytest.mark.parametrize("size", [1, 7, 8, 512, 70_001])
 def test_every_byte_of_every_message_is_looked_at(verb, size, monkeypatch):
     """Also where there are few slots, and a receiver that is slow to look: no slot is used again before."""
@@ -66,7 +66,7 @@ def test_what_comes_again_after_a_rebuild_is_right_and_what_is_of_another_place_
     assert looker.wrong > before + 50, "one of another queue pair"
 
 
-UNRELIABLE = [(transport, verb) for transport in ("uc", "ud") for verb in flow.CHECKED[transport]]
+UNRELIABLE = [(transport, verb) for transport in ("uc", "ud") for verb in flow_run.CHECKED[transport]]
 
 
 @pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)

@@ -11,12 +11,15 @@ from types import SimpleNamespace
 import pytest
 from memory_fabric import Fabric, Rc, Rnic, modules
 
-from traffic import collective, cost, flow, schedules
-from traffic.cabling import Cabling
-from traffic.collective import CollectiveSpec
-from traffic.plan import Cable
-from traffic.ranks import rank_plan
-from traffic.results import Endpoint
+from traffic import schedules
+from traffic.engine.connections import Cabling
+from traffic.engine.run_results import Endpoint
+from traffic.engine.task_specs import Cable
+from traffic.flows import flow_run
+from traffic.schedules import cost
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.ranks import rank_plan
 
 SEEDS = 60
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
@@ -175,13 +178,13 @@ def test_flows_to_one_rnic_end_whatever_is_lost(monkeypatch, change):
     elif "check" in change:
         kinds = node.checked.CheckedSender, node.checked.CheckedReceiver
     common = {"src": "host2", "dst": "host1", "message_bytes": 512, "depth": 8, "chain": 2, "messages": 48}
-    spec = flow.FlowSpec(**common | change)
+    spec = flow_run.FlowSpec(**common | change)
     for seed in range(SEEDS):
         choice, rnic = random.Random(seed), Rnic("rxe0")
         fabric, cables = Chaos(choice, losses=choice.randint(1, 12)), []
         for number in range(3):
             for name, kind, place in ((f"tx{number}", kinds[0], Rnic("rxe0")), (f"rx{number}", kinds[1], rnic)):
-                fabric.tasks[name] = kind(name, place, flow.engine_spec(spec), fabric.emit_for(name))
+                fabric.tasks[name] = kind(name, place, flow_run.engine_spec(spec), fabric.emit_for(name))
             for _ in range(spec.qps):
                 cables.append(tuple(fabric.cable(node, len(cables), f"tx{number}", f"rx{number}")))
         fabric.connect(cables)

@@ -12,16 +12,19 @@ import pytest
 from engine_flows import flow_on
 from memory_fabric import Fabric, Rnic, modules
 
-from inject.node import latereceives
-from traffic import collective, cost, flow, inference, ranking, replay, replay_batches, schedules, traces
-from traffic.collective import CollectiveSpec
-from traffic.inference import InferenceSpec
-from traffic.node import late, rnr
-from traffic.ranking import RankingSpec
-from traffic.ranks import rank_plan
-from traffic.replay_batches import ReplaySpec
-from traffic.results import Endpoint
+from inject.node.network import latereceives
+from traffic import schedules, traces
+from traffic.engine.run_results import Endpoint
+from traffic.flows import flow_run
+from traffic.node.flows import late, rnr
+from traffic.schedules import cost
 from traffic.traces import Operation, Trace
+from traffic.workloads import collective, inference, ranking, replay, replay_batches
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.inference import InferenceSpec
+from traffic.workloads.ranking import RankingSpec
+from traffic.workloads.ranks import rank_plan
+from traffic.workloads.replay_batches import ReplaySpec
 
 MS = 1_000_000
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
@@ -90,11 +93,11 @@ def test_no_more_chains_are_under_way_than_a_receiver_grants(senders, admit, mes
     node, fabric = modules(monkeypatch), Fabric(random.Random(7), delay_ns=300_000)
     rnic, names, cables = Rnic("rxe0"), [], []
     for number in range(senders):
-        spec = flow.FlowSpec(
+        spec = flow_run.FlowSpec(
             src=f"host{number + 2}", dst="host1", message_bytes=4096, chain=4, depth=16, admit=admit,
             messages=messages, duration_s=None if messages else 0.4,
         )  # fmt: skip
-        told = flow.engine_spec(spec)
+        told = flow_run.engine_spec(spec)
         tx, rx = f"tx{number}", f"rx{number}"
         fabric.tasks[tx] = node.admission.AdmittedSender(tx, Rnic("rxe0"), told, fabric.emit_for(tx))
         fabric.tasks[rx] = node.admission.AdmittedReceiver(rx, rnic, told, fabric.emit_for(rx))
@@ -113,8 +116,8 @@ def test_no_more_chains_are_under_way_than_a_receiver_grants(senders, admit, mes
 def test_queue_pairs_that_share_a_pace_send_alike(monkeypatch):
     """The first one had it all: probes on the others never left."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
-    spec = flow.FlowSpec(src="host1", dst="host2", message_bytes=512, qps=4, rate_bps=512 * 8 * 400, duration_s=0.5)
-    told = flow.engine_spec(spec)
+    spec = flow_run.FlowSpec(src="host1", dst="host2", message_bytes=512, qps=4, rate_bps=512 * 8 * 400, duration_s=0.5)
+    told = flow_run.engine_spec(spec)
     fabric.tasks["tx"] = node.flow.FlowSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
     fabric.tasks["rx"] = node.flow.FlowReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
     fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(4)])

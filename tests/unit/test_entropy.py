@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed import inventory
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
-from traffic.entropy import datagram_sport, sport_of, udp_sport, ways, ways_both
-from traffic.probe_ways import _turned
-from traffic.results import Connection
+from traffic.engine.run_results import Connection
+from traffic.probes.ecmp_entropy import datagram_sport, sport_of, udp_sport, ways, ways_both
+from traffic.probes.paths import _turned
 
 MADE = {"src": "host1:rxe0", "dst": "host3:rxe0", "src_ip": "10.77.1.1", "dst_ip": "10.77.2.1", "lqpn": 65, "rqpn": 65,
         "sq_psn": 1, "rq_psn": 1, "generation": 0}  # fmt: skip
@@ -68,7 +68,7 @@ def test_the_way_of_a_flow_with_a_label_is_asked_with_its_port():
         asked.extend(five[3] for _, fives in question["flows"].values() for five in fives)
         return {"ports": {node: [None] * len(fives) for node, (_, fives) in question["flows"].items()}}
 
-    topology = inventory.load(inventories() / "soft.yml").topology
+    topology = lab_inventory.load(inventories() / "soft.yml").topology
     lab = SimpleNamespace(topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask)
     datagrams = Connection(index=2, **MADE, transport="ud")
     ways(lab, [Connection(index=0, **MADE), Connection(index=1, **MADE, flow_label=2), datagrams])
@@ -77,7 +77,7 @@ def test_the_way_of_a_flow_with_a_label_is_asked_with_its_port():
 
 def test_the_ways_of_data_and_acks_are_asked_with_one_port_and_swapped_addresses():
     """The switches hash addresses, too: ACKs may go over another spine."""
-    topology = inventory.load(inventories() / "soft.yml").topology
+    topology = lab_inventory.load(inventories() / "soft.yml").topology
     one = Connection(index=4, **MADE)
 
     def ask(machine, question, *, timeout_s):

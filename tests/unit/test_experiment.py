@@ -10,13 +10,13 @@ from experiment_text import COLLECTIVE, FLOW, JOB, read, refused
 from house import DEMO
 from synthetic_run import soft_topology
 
-from harness.experiment.file import decode, load
+from harness.experiment.experiment_file import decode, load
 from harness.experiment.needs import parse_need, unmet
 from harness.experiment.workload_file import Collective
-from harness.run.fit import fit
 from harness.run.loop import decide
-from testbed import inventory
+from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError, FaultbedError
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
 GOOD = """
@@ -241,6 +241,6 @@ def test_a_fault_that_does_not_fit_is_told_by_its_place_in_the_file(kind, target
     text = TWO_FAULTS.format(kind=kind, target=target, at=at, more=more).encode()
 
     with pytest.raises(FaultbedError) as caught:
-        decide(decode(text, source="x.toml"), text, inventory.load(inventories() / "soft.yml"))
+        decide(decode(text, source="x.toml"), text, lab_inventory.load(inventories() / "soft.yml"))
 
     assert str(caught.value).startswith(says)

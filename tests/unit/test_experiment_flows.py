@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness.cli.traffic import flow as flow_command
-from harness.cli.traffic import flow_specs
-from harness.experiment.file import decode
+from harness.cli.traffic.traffic_group import flow as flow_command
+from harness.cli.traffic.traffic_group import flow_specs
+from harness.experiment.experiment_file import decode
 from harness.experiment.workload_file import KEYS, Flow, workload_of
 from harness.run import workload
-from harness.run.fit import fit
+from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError, UsageError
-from traffic.flow import SPREADS, TRANSPORTS, VERBS, check
-from traffic.plan import QpParams
+from traffic.engine.task_specs import QpParams
+from traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, check
 
 
 def test_a_flow_is_a_workload_too():

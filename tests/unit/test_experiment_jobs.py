@@ -8,16 +8,17 @@ import pytest
 from experiment_text import JOB, read
 from synthetic_run import soft_topology
 
-from harness.experiment.file import decode
-from harness.experiment.plan import decode as plan_decode
-from harness.experiment.plan import encode, plan
+from harness.experiment.experiment_file import decode
+from harness.experiment.run_plan import decode as plan_decode
+from harness.experiment.run_plan import encode, plan
 from harness.experiment.workload_file import duration_ns
 from harness.run import loop as run
-from harness.run.fit import fit
-from testbed import inventory, shipped
+from harness.run.prepare.bind_to_lab import fit
+from testbed import shipped
 from testbed.errors import ConfigError
-from traffic.inference import InferenceSpec
-from traffic.ranking import RankingSpec
+from testbed.inventory import lab_inventory
+from traffic.workloads.inference import InferenceSpec
+from traffic.workloads.ranking import RankingSpec
 
 
 def test_a_job_is_a_workload_and_its_plan_is_plain():
@@ -123,7 +124,7 @@ def test_a_fault_of_a_program_that_will_not_be_there_is_refused(kind, target, sa
     )
     text = two_ranks + 'ingest = "1KiB"' + FAULT_OF_A_PROGRAM.format(kind=kind, target=target)
     made = decode(text.encode(), source="job.toml")
-    lab = inventory.load(shipped.inventories() / "soft.yml")
+    lab = lab_inventory.load(shipped.inventories() / "soft.yml")
     if said is None:
         assert [fault.of_workload for fault in run.decide(made, text.encode(), lab).faults] == [True]
     else:

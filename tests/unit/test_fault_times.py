@@ -11,11 +11,11 @@ from test_holder import prepare
 from waiting import until
 
 from harness import proof
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.overlap import TAIL_S
-from inject.plan import FaultSpec, plan
-from testbed import clock, counters, fingerprint
+from inject.policy.overlap import TAIL_S
+from testbed.observe import clock, counters, fingerprint
 
 S = 1_000_000_000
 HOLD_S = 0.5

@@ -17,13 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from testbed import dirty, fingerprint, shipped
-from testbed import inventory as inventory_module
+from testbed import shipped
 from testbed.errors import Unreachable
-from testbed.fingerprint import Fingerprint
-from testbed.onnode import state
-from testbed.onnode.netlink import attribute
-from testbed.reservation import WHOLE_LAB, covered
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.node import state
+from testbed.node.netlink import attribute
+from testbed.observe import fingerprint
+from testbed.observe.fingerprint import Fingerprint
+from testbed.tenancy import dirty
+from testbed.tenancy.reservation import WHOLE_LAB, covered
 
 UP, LOWER_UP = 1, 1 << 16
 BGP, RA = 186, 9
@@ -148,7 +150,7 @@ def test_programs_of_ours_are_told_by_their_module_and_a_watcher_is_none():
         ("python3 -m traffic.node.engine", "traffic.node.engine"),
         ("/usr/bin/python3 -m inject.node.holder 0.5 17", "inject.node.holder"),
         ("python3 -c import time", "-c"),
-        ("python3 -m testbed.onnode.watch", None),
+        ("python3 -m testbed.node.watch", None),
         ("python3 -m http.server", None),
         ("python3 /usr/lib/frr/frr-reload.py -m", None),
     ):

@@ -8,21 +8,20 @@ import pytest
 from click.testing import CliRunner
 from experiment_text import refused
 
-import traffic.collective
-import traffic.flow_spec
-import traffic.inference
-import traffic.job
-import traffic.probe
-import traffic.ranking
-import traffic.replay_batches
+import traffic.flows.flow_spec
+import traffic.probes.prober
+import traffic.workloads.collective
+import traffic.workloads.inference
+import traffic.workloads.job
+import traffic.workloads.ranking
+import traffic.workloads.replay_batches
 from harness.cli.main import cli
-from harness.cli.numbers import FiniteRange
-from harness.experiment import file as experiment_file
-from harness.experiment import workload_file
+from harness.cli.options.numbers import FiniteRange
+from harness.experiment import experiment_file, workload_file
 from harness.strict import Section, convert
-from testbed import inventory_schema
 from testbed.errors import ConfigError, FaultbedError
 from testbed.finite import wrong_number
+from testbed.inventory import schema
 
 COLLECTIVE = 'collective = "all-reduce"\nsize = "1MiB"\niterations = 10\n'
 WORKLOADS = {
@@ -138,15 +137,15 @@ def test_strict_files_all_refuse_what_is_not_finite():
 
 
 INVENTORY = [
-    (inventory_schema.CarrierVars, "faultbed_safety", {"longest_fault_s": float("nan")}, "safety.longest_fault_s"),
-    (inventory_schema.HostVars, "faultbed_busbw", [{"at_least_gbytes_per_s": float("inf")}], "busbw[0].at_least"),
+    (schema.CarrierVars, "faultbed_safety", {"longest_fault_s": float("nan")}, "safety.longest_fault_s"),
+    (schema.HostVars, "faultbed_busbw", [{"at_least_gbytes_per_s": float("inf")}], "busbw[0].at_least"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "variable", "value", "path"), INVENTORY)
 def test_inventory_float_that_is_not_finite_is_refused_with_its_place(kind, variable, value, path, tmp_path):
     with pytest.raises(ConfigError, match="is not a finite number") as caught:
-        inventory_schema.decode({variable: value}, kind, file=tmp_path / "lab.yml", place="hosts.host1")
+        schema.decode({variable: value}, kind, file=tmp_path / "lab.yml", place="hosts.host1")
     assert f"hosts.host1.{path}" in str(caught.value)
 
 
@@ -173,7 +172,9 @@ def test_command_line_has_float_options():
 @pytest.mark.parametrize(("words", "param"), float_options(), ids=str)
 @pytest.mark.parametrize("number", ["nan", "inf"])
 def test_float_option_that_is_not_finite_is_a_usage_error(words, param, number):
-    assert isinstance(param.type, FiniteRange), f"{' '.join(words)} {param.name}: use harness.cli.numbers.FiniteRange"
+    assert isinstance(param.type, FiniteRange), (
+        f"{' '.join(words)} {param.name}: use harness.cli.options.numbers.FiniteRange"
+    )
     with pytest.raises(click.BadParameter):
         param.type.convert(number, param, None)
 
@@ -197,12 +198,18 @@ def test_command_with_a_number_that_is_not_finite_is_refused(words, tmp_path, mo
 
 
 SPECS = [
-    (traffic.collective.check, traffic.collective.CollectiveSpec, {}, "deadline_s", ()),
-    (traffic.inference.check, traffic.inference.InferenceSpec, {"requests": 1}, "prefill_ms", (4,)),
-    (traffic.ranking.check, traffic.ranking.RankingSpec, {"embedding_bytes": 4, "iterations": 1}, "skew", (4,)),
-    (traffic.replay_batches.check, traffic.replay_batches.ReplaySpec, {}, "speed", ()),
-    (traffic.probe.check, traffic.probe.ProbeSpec, {}, "per_s", ()),
-    (traffic.flow_spec.check, traffic.flow_spec.FlowSpec, {"src": "a", "dst": "b"}, "rate_bps", ()),
+    (traffic.workloads.collective.check, traffic.workloads.collective.CollectiveSpec, {}, "deadline_s", ()),
+    (traffic.workloads.inference.check, traffic.workloads.inference.InferenceSpec, {"requests": 1}, "prefill_ms", (4,)),
+    (
+        traffic.workloads.ranking.check,
+        traffic.workloads.ranking.RankingSpec,
+        {"embedding_bytes": 4, "iterations": 1},
+        "skew",
+        (4,),
+    ),
+    (traffic.workloads.replay_batches.check, traffic.workloads.replay_batches.ReplaySpec, {}, "speed", ()),
+    (traffic.probes.prober.check, traffic.probes.prober.ProbeSpec, {}, "per_s", ()),
+    (traffic.flows.flow_spec.check, traffic.flows.flow_spec.FlowSpec, {"src": "a", "dst": "b"}, "rate_bps", ()),
 ]
 
 

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import UsageError
-from traffic import matrix, metrics
-from traffic.node.grants import Grants
-from traffic.node.pacer import CATCH_UP_NS, Pacer
+from traffic.engine import traffic_metrics
+from traffic.flows import matrix
+from traffic.node.flows.grants import Grants
+from traffic.node.flows.pacer import CATCH_UP_NS, Pacer
 
 MS = 1_000_000
 
@@ -88,8 +89,8 @@ def test_refusals(arguments, says):
 
 
 def test_jain_index():
-    assert metrics.jain_index([5.0, 5.0, 5.0]) == pytest.approx(1.0)
-    assert metrics.jain_index([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert traffic_metrics.jain_index([5.0, 5.0, 5.0]) == pytest.approx(1.0)
+    assert traffic_metrics.jain_index([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
 
 
 @given(

@@ -7,8 +7,8 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from inject.catalogue import CATALOGUE
-from inject.node.forge import WHATS, _fits, changed, forge, request_after
+from inject.kinds.catalogue import CATALOGUE
+from inject.node.network.forge import WHATS, _fits, changed, forge, request_after
 from testbed.packets.layers import AETH, BTH
 
 ETHER = Ether(src="02:fb:02:01:01:00", dst="02:fb:01:01:01:00")

@@ -11,13 +11,14 @@ import pytest
 from local_lab import SOFT, Here, lab_at
 from qmp_server import Qemu
 
-from harness.cli import faults
+from harness.cli.experiments import faults
 from harness.verdict import ExitCode
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal, read
-from inject.plan import FaultSpec, plan
-from testbed import auditlog, counters, dirty, fingerprint
 from testbed.errors import FaultbedError, FaultError
+from testbed.observe import counters, fingerprint
+from testbed.tenancy import audit_log, dirty
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -106,7 +107,7 @@ def test_arm_with_an_audit_that_cannot_be_written_changes_nothing(qemu, tmp_path
 
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(tmp_path), journal) as injector:
         prepared = injector.prepare(flapping())
-        monkeypatch.setattr(auditlog, "append", full)
+        monkeypatch.setattr(audit_log, "append", full)
         with pytest.raises(FaultError, match=r"No space left.*make room"):
             prepared.arm()
     assert False not in qemu.links
@@ -116,8 +117,8 @@ def test_audit_on_a_disk_that_takes_a_part_of_a_line_is_written_whole_or_refused
     """A short write is no error by itself; what a torn line announced must not be done."""
     write, takes = os.write, [5, 5]
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: takes.pop() if takes else None]))
-    auditlog.append(tmp_path, "arming", id="x")
-    assert [entry["id"] for entry in auditlog.entries(tmp_path)] == ["x"]
+    audit_log.append(tmp_path, "arming", id="x")
+    assert [entry["id"] for entry in audit_log.entries(tmp_path)] == ["x"]
     takes.append(5)
 
     def then_full(fd, data):
@@ -127,7 +128,7 @@ def test_audit_on_a_disk_that_takes_a_part_of_a_line_is_written_whole_or_refused
 
     monkeypatch.setattr(os, "write", then_full)
     with pytest.raises(OSError, match="No space left"):
-        auditlog.append(tmp_path, "arming", id="y")
+        audit_log.append(tmp_path, "arming", id="y")
 
 
 def test_injects_of_one_kind_in_the_same_second_have_a_journal_each(tmp_path):
@@ -145,7 +146,7 @@ def test_clear_with_witnesses_that_raise_is_not_cleared_and_gives_a_receipt(qemu
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(tmp_path), journal) as injector:
         prepared = injector.prepare(flapping())
         prepared.arm()
-        monkeypatch.setattr("inject.witnesses.Witnesses.settle", broken)
+        monkeypatch.setattr("inject.evidence.witnesses.Witnesses.settle", broken)
         receipt = prepared.clear()
     assert qemu.links[-1] is True
     assert not receipt.cleared.ok

@@ -14,10 +14,10 @@ from waiting import until
 from inject import heal as heal_module
 from inject.heal import PANIC_S, heal, script
 from inject.node.holder import REVERT_DIR
-from inject.node.steer import PRIORITY, TABLE
+from inject.node.network.steer import PRIORITY, TABLE
 from testbed.errors import RevertFailed
-from testbed.inventory import load
-from testbed.node import Completed
+from testbed.inventory.lab_inventory import load
+from testbed.remote.remote_node import Completed
 from testbed.shipped import inventories
 
 SOFT = load(inventories() / "soft.yml").topology
@@ -118,7 +118,7 @@ def test_a_revert_that_fails_keeps_no_other_from_being_done(tmp_path):
 def test_what_a_boot_has_taken_is_provisioned_again(tmp_path, monkeypatch):
     """The machine says what it lacks, and is not blamed for ports that it does not have; no other is touched."""
     provisioned = []
-    monkeypatch.setattr(heal_module.rejoin, "provision_machines", lambda _, names: provisioned.extend(names))
+    monkeypatch.setattr(heal_module.reprovision, "provision_machines", lambda _, names: provisioned.extend(names))
     monkeypatch.setattr(heal_module, "_carriers", lambda _: [])
 
     def does(name, text, _):

@@ -12,8 +12,8 @@ import pytest
 from planned_faults import SOFT, assert_shell
 
 from inject.heal import script
-from testbed import dirty
-from testbed.fingerprint import Fingerprint
+from testbed.observe.fingerprint import Fingerprint
+from testbed.tenancy import dirty
 
 
 def healed(tmp_path, kind="soft", topology=SOFT):

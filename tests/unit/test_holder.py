@@ -21,8 +21,8 @@ from inject.channels import local_python, open_holder
 from inject.node import holder
 from inject.node.qmp import DEADLINE_S
 from inject.node.qmp import ask as qmp_ask
-from testbed import clock
 from testbed.errors import Unreachable
+from testbed.observe import clock
 
 TTL_S = 1.5
 

@@ -11,8 +11,8 @@ from harness.attribution.attribute import attribute
 from harness.attribution.confusion import score
 from harness.findings import NOTHING
 from harness.record.measurements import Iteration, RankSeries
-from testbed.telemetry import Change
-from traffic.results import Standstill
+from testbed.observe.telemetry import Change
+from traffic.engine.run_results import Standstill
 
 
 def test_a_host_that_counts_anew_has_rebooted():

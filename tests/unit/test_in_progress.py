@@ -14,10 +14,11 @@ import pytest
 from house import HOUSE
 from shared_lab import CLEAN, Command, change, lab_at
 
-from harness.plugin.session_lab import Keeper
-from testbed import dirty, fingerprint, in_progress
+from harness.pytest_plugin.session_lab import Keeper
 from testbed.errors import DirtyLab, LabError, Unreachable
-from testbed.fingerprint import Fingerprint
+from testbed.observe import fingerprint
+from testbed.observe.fingerprint import Fingerprint
+from testbed.tenancy import dirty, in_progress
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from inject.node.frr import FrrActuator
-from inject.node.limit import RANKS_CGROUP
-from inject.plan import FaultSpec, plan, plan_all
-from testbed import inventory
+from inject.fault_plan import FaultSpec, plan, plan_all
+from inject.node.machine.limit import RANKS_CGROUP
+from inject.node.network.frr import FrrActuator
 from testbed.errors import UsageError
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
-SOFT = inventory.load(inventories() / "soft.yml").topology
-MINI = inventory.load(inventories() / "soft-mini.yml").topology
+SOFT = lab_inventory.load(inventories() / "soft.yml").topology
+MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
 
 
 def soft(kind, target, *, for_s=1.0, topology=SOFT, **params):
@@ -75,7 +75,7 @@ def test_what_is_left_to_a_slow_receiver_is_a_share_of_a_cpu():
         assert planned.request["args"]["value"] == value
         assert planned.while_on == (("host1/ranks.quota_us", int(value.split()[0])),)
         assert planned.restored == (("host1/ranks.quota_us", None),)
-    # The counters know it under this name by its place and ending (`testbed.counters`).
+    # The counters know it under this name by its place and ending (`testbed.observe.counters`).
     assert Path(RANKS_CGROUP).parent.name == "faultbed.slice"
     assert Path(RANKS_CGROUP).name == "faultbed-ranks.service"
 

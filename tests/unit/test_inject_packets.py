@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_faults import SOFT, packets, soft
 
-from inject.plan import FaultSpec, plan, plan_all
+from inject.fault_plan import FaultSpec, plan, plan_all
 from testbed.errors import UsageError
 
 

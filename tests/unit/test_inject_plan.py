@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from planned_faults import SAMPLES, SOFT, SOFT_KINDS, assert_shell, flaps, soft, specs
 
-from inject.catalogue import CATALOGUE, find
+from inject.fault_plan import FaultSpec, plan
+from inject.kinds.catalogue import CATALOGUE, find
 from inject.node.actuator import make
-from inject.plan import FaultSpec, plan
 from testbed.errors import Unsupported, UsageError
 from testbed.shipped import inventories
 
@@ -32,8 +32,9 @@ def test_the_same_spec_gives_the_same_bytes(spec):
 def test_the_same_bytes_in_another_process():
     """No hash order and no clock leaks into a plan."""
     code = (
-        "import json;from testbed import inventory;from testbed.shipped import inventories;from inject.plan import *;"
-        "t=inventory.load(inventories()/'soft.yml').topology;"
+        "import json;from testbed.inventory.lab_inventory import load;"
+        "from testbed.shipped import inventories;from inject.fault_plan import *;"
+        "t=load(inventories()/'soft.yml').topology;"
         "p=plan(FaultSpec(kind='packet.drop',target='host1:rxe0',for_s=2.0,params={'share':0.01}),t,lab_kind='soft');"
         "print(json.dumps(p.to_json(),sort_keys=True))"
     )
@@ -199,7 +200,7 @@ def test_every_kind_can_be_planned_and_made(kind):
     if planned.request["actuator"] == "qmp":
         args |= {"socket": "/none", "nic": "nic-be0", "python": ["python3"]}
     if planned.request["actuator"] == "vm_reset":
-        args |= {"socket": "/none", "rejoin": ["python3", "-m", "inject.rejoin", "soft.yml", "host1"]}
+        args |= {"socket": "/none", "rejoin": ["python3", "-m", "inject.reprovision", "soft.yml", "host1"]}
     actuator = make(planned.request["actuator"], args)
     assert planned.target.kind in CATALOGUE[kind].targets
     assert actuator.hits() in (None, 0)

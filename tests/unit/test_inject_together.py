@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from planned_faults import SAMPLES, SOFT, SOFT_KINDS, samples
 
-from inject.plan import FaultSpec, plan_all
+from inject.fault_plan import FaultSpec, plan_all
 from testbed.errors import UsageError
 
 

@@ -19,8 +19,8 @@ from waiting import until
 
 from inject.injector import Injector
 from inject.journal import Journal
-from testbed import dirty
 from testbed.errors import RevertFailed
+from testbed.tenancy import dirty
 
 START_S = 60.0
 TTL_S = 10.0
@@ -126,7 +126,7 @@ def test_a_test_that_is_killed_inside_a_fault_leaves_nothing(qemu, tmp_path, how
 
 HOLDS = """
 import pathlib, threading
-from harness.plugin.session_lab import held
+from harness.pytest_plugin.session_lab import held
 def test_it(request):
     held(request.config)
     pathlib.Path("held").touch()

@@ -8,10 +8,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from testbed import inventory_listing
 from testbed.errors import ConfigError, UsageError
-from testbed.inventory import load
-from testbed.presets import PRESETS, _tree
+from testbed.inventory import ansible_listing
+from testbed.inventory.lab_inventory import load
+from testbed.inventory.soft_presets import PRESETS, _tree
 from testbed.shipped import inventories, inventory_named
 
 MINI = _tree(PRESETS["soft-mini"])
@@ -31,7 +31,7 @@ def told(tmp_path, monkeypatch):
     def change(edit):
         tree = copy.deepcopy(MINI)
         edit(tree["all"]["children"], tree["all"]["vars"])
-        monkeypatch.setattr(inventory_listing, "_ask", lambda _path: _listing(tree))
+        monkeypatch.setattr(ansible_listing, "_ask", lambda _path: _listing(tree))
         path = tmp_path / "lab.yml"
         path.write_text(yaml.safe_dump(tree, sort_keys=False))
         with pytest.raises(ConfigError) as error:
@@ -304,7 +304,7 @@ def test_second_load_does_not_ask_ansible_again(tmp_path, monkeypatch):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
     first = load(path)
-    monkeypatch.setattr(inventory_listing, "_ask", lambda _path: pytest.fail("asked again"))
+    monkeypatch.setattr(ansible_listing, "_ask", lambda _path: pytest.fail("asked again"))
     assert load(path) == first
 
 
@@ -331,7 +331,7 @@ def test_any_broken_value_is_a_config_error_with_file_and_place(tmp_path, monkey
     node, key = data.draw(st.sampled_from(leaves))
     node[key] = data.draw(st.none() | st.integers() | st.text(max_size=8) | st.lists(st.integers(), max_size=2))
     path = tmp_path / "lab.yml"
-    monkeypatch.setattr(inventory_listing, "_ask", lambda _path: _listing(tree))
+    monkeypatch.setattr(ansible_listing, "_ask", lambda _path: _listing(tree))
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     try:
         load(path)
@@ -367,7 +367,7 @@ def _listing(tree):
 def test_our_stand_in_for_ansible_answers_as_ansible_does(tmp_path):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
-    asked, ours = inventory_listing.listing(path), _listing(copy.deepcopy(MINI))
+    asked, ours = ansible_listing.listing(path), _listing(copy.deepcopy(MINI))
     assert asked["_meta"]["hostvars"] == ours["_meta"]["hostvars"]
     for group in ("hosts", "switches", "rtsw", "ctsw", "carriers"):
         assert asked[group].get("hosts", []) == ours[group]["hosts"]

@@ -14,11 +14,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from testbed import inventory_audit, inventory_json_schema, inventory_listing, preset_rack
 from testbed.errors import ConfigError
-from testbed.inventory import Management, load
-from testbed.inventory_audit import audit, unreachable
-from testbed.inventory_schema import BmcVars, PduVars
+from testbed.inventory import ansible_listing, json_schema, rack_preset
+from testbed.inventory import audit as inventory_audit
+from testbed.inventory.audit import audit, unreachable
+from testbed.inventory.lab_inventory import Management, load
+from testbed.inventory.schema import BmcVars, PduVars
 from testbed.shipped import inventories
 
 RACK = inventories() / "rack-h100.example.yml"
@@ -29,7 +30,7 @@ LISTING = {}
 def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAULTBED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        LISTING.update(inventory_listing.listing(RACK))
+        LISTING.update(ansible_listing.listing(RACK))
         yield
 
 
@@ -506,7 +507,7 @@ def test_a_bmc_or_a_pdu_that_does_not_answer(monkeypatch):
 
 
 def test_the_rack_example_is_what_its_generator_writes_and_has_the_size_it_says():
-    assert RACK.read_text() == preset_rack.inventory_text()
+    assert RACK.read_text() == rack_preset.inventory_text()
     inventory = load(RACK)
     topology = inventory.topology
     assert inventory.kind == "rack"
@@ -519,17 +520,17 @@ def test_the_rack_example_is_what_its_generator_writes_and_has_the_size_it_says(
 
 
 def test_the_schema_for_editors_is_up_to_date():
-    assert (inventories() / "schema.json").read_text() == inventory_json_schema.schema_text()
+    assert (inventories() / "schema.json").read_text() == json_schema.schema_text()
 
 
 @pytest.mark.parametrize("path", sorted(inventories().glob("*.yml")), ids=lambda path: path.stem)
 def test_the_schema_takes_our_inventories(path):
-    schema = json.loads(inventory_json_schema.schema_text())
+    schema = json.loads(json_schema.schema_text())
     assert refused(yaml.safe_load(path.read_text()), schema) == []
 
 
 def test_the_schema_refuses_what_the_loader_refuses():
-    schema = json.loads(inventory_json_schema.schema_text())
+    schema = json.loads(json_schema.schema_text())
     tree = yaml.safe_load((inventories() / "soft-mini.yml").read_text())
     host = tree["all"]["children"]["hosts"]["hosts"]["host1"]
     for edit in (

@@ -12,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import Lanes, inputs_of
 
-from testbed import inventory
 from testbed.errors import UsageError
-from traffic import collective, cost, job, schedules
-from traffic.collective import CollectiveSpec
-from traffic.job import JobPhase, JobSpec
-from traffic.ranks import group_size, host_group_size
-from traffic.results import Endpoint
+from testbed.inventory import lab_inventory
+from traffic import schedules
+from traffic.engine.run_results import Endpoint
+from traffic.schedules import cost
+from traffic.workloads import collective, job
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.job import JobPhase, JobSpec
+from traffic.workloads.ranks import group_size, host_group_size
 
-TOPOLOGY = inventory.load(Path("inventory/soft.yml")).topology
+TOPOLOGY = lab_inventory.load(Path("inventory/soft.yml")).topology
 NETWORK = cost.NETWORKS["soft"]
 
 

@@ -11,14 +11,14 @@ from synthetic_run import synthetic_run
 
 from harness.analysis.observations import Observation, straggler
 from harness.analysis.observe import observe
-from harness.experiment import plan as plans
-from harness.experiment.file import Expectation
+from harness.confidence import Interval, level_for
+from harness.experiment import run_plan as plans
+from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS, lookup
 from harness.judge import check_expectation, judge, noisy_checks
 from harness.record.measurements import Serving
-from harness.statistics import Interval, level_for
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, unproven, worst
-from testbed.telemetry import Change, Machine
+from testbed.observe.telemetry import Change, Machine
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
 PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=())

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from harness.plugin.kernel_guard import KernelGuard
+from harness.pytest_plugin.kernel_guard import KernelGuard
 from harness.record import kernel_log
 from testbed.errors import Unreachable
-from testbed.onnode import watch
-from testbed.telemetry import Change
+from testbed.node import watch
+from testbed.observe.telemetry import Change
 
 
 def said(text, node="host1", subject="kernel"):

@@ -1,6 +1,7 @@
 """The house has three floors, and imports only go down."""
 
 import ast
+import collections
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +10,22 @@ from pathlib import Path
 import pytest
 from house import HOUSE
 
-FLOORS = {"testbed": set(), "inject": {"testbed"}, "traffic": {"testbed"}, "harness": {"testbed", "inject", "traffic"}}
-ROOMS = ("experiment", "packets", "record", "analysis", "attribution", "report", "run", "plugin", "cli", "bench")
+FLOORS = {
+    "testbed": set(),
+    "inject": {"testbed"},
+    "traffic": {"testbed"},
+    "harness": {"testbed", "inject", "traffic"},
+    "bench": {"testbed", "inject", "traffic", "harness"},
+}
+PRODUCT = [floor for floor in FLOORS if floor != "bench"]
+ROOMS = ("experiment", "packets", "record", "analysis", "attribution", "report", "run", "pytest_plugin", "cli")
+MODULES_MAX = 14
+FAMILY = "a family of fault kinds has one file among the kinds and one among the mechanisms of each backend"
+SHARED_NAMES = {
+    **dict.fromkeys(("congestion", "data", "gpu", "host", "link", "packet", "processes", "rnic", "switch"), FAMILY),
+    "storage": f"{FAMILY}; `traffic.node.storage` is the name of a process, which faults on it find by that name",
+}
+FAMILY_FOLDERS = ("inject/kinds", "inject/mechanisms/soft", "inject/mechanisms/rack")
 ON_THE_NODE = {"pyverbs", "numpy", "nftables", "pynvml"}
 
 
@@ -61,7 +76,28 @@ def test_under_the_roof_imports_only_go_down_too():
     assert not wrong
 
 
-@pytest.mark.parametrize("package", ["inject.node", "testbed.onnode", "traffic.node"])
+def test_no_package_has_more_modules_than_one_reads_at_a_glance():
+    """No package has more than 14 modules beside its packages; what would be the 15th makes a package."""
+    loose = collections.Counter(
+        str(path.parent.relative_to(HOUSE)) for floor in FLOORS for path in files(floor) if path.name != "__init__.py"
+    )
+    assert {folder: count for folder, count in loose.items() if count > MODULES_MAX} == {}
+
+
+def test_modules_differ_when_an_editor_shows_only_the_file_name():
+    """Two modules share a file name only for a reason listed in `SHARED_NAMES`, and no listed name is unused."""
+    places = collections.defaultdict(list)
+    for floor in PRODUCT:
+        for path in files(floor):
+            if path.stem not in {"__init__", "__main__"}:
+                places[path.stem].append(str(path.parent.relative_to(HOUSE)))
+    shared = {name: folders for name, folders in places.items() if len(folders) > 1}
+    assert shared.keys() == SHARED_NAMES.keys()
+    others = [folder for folders in shared.values() for folder in folders if folder not in FAMILY_FOLDERS]
+    assert others == ["traffic/node"]
+
+
+@pytest.mark.parametrize("package", ["inject.node", "testbed.node", "traffic.node"])
 def test_node_code_needs_only_what_a_node_has(package):
     """Node-side code imports the standard library, the node's own packages and itself: nothing of the controller."""
     wrong = [
@@ -69,7 +105,7 @@ def test_node_code_needs_only_what_a_node_has(package):
         for path in files(package.replace(".", "/"))
         for module, _ in imports_of(path)
         if module.partition(".")[0] not in sys.stdlib_module_names | ON_THE_NODE
-        and not module.startswith((package, "testbed.onnode"))
+        and not module.startswith((package, "testbed.node"))
     ]
     assert not wrong
 
@@ -91,6 +127,6 @@ def test_the_check_sees_a_forbidden_import(tmp_path):
 
 def test_a_command_does_not_pay_for_pictures_it_does_not_draw():
     """matplotlib, pyarrow and scapy together take seconds to import; only what needs one of them imports it."""
-    code = "import sys, harness.cli, harness.plugin.hooks; print(*sys.modules)"
+    code = "import sys, harness.cli, harness.pytest_plugin.hooks; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HOUSE)
     assert not {"matplotlib", "pyarrow", "scapy"} & set(done.stdout.split())

@@ -17,18 +17,18 @@ from harness.cli.main import cli
 from harness.record import rundir
 from harness.report import run_page as report
 from harness.report import summary
-from harness.run import leave_out, preflight
 from harness.run import loop as run_module
-from harness.run.leave_out import of_outliers, unfit
 from harness.run.loop import Finished
+from harness.run.prepare import exclusions, preflight
+from harness.run.prepare.exclusions import of_outliers, unfit
 from harness.verdict import LeftOut, VerdictFile, decode, encode
 from testbed.errors import LabError, Unreachable, UsageError
-from testbed.holding import book_of, hold
-from testbed.inventory_part import without_hosts
-from testbed.preflight import looks
+from testbed.inventory.subset import without_hosts
+from testbed.preflight import collect
 from testbed.preflight.checks import CHECKS
-from testbed.reservation import Reserved
-from traffic.burnin import Burnin, Outlier, Pair
+from testbed.tenancy.lab_lease import book_of, hold
+from testbed.tenancy.reservation import Reserved
+from traffic.flows.burnin import Burnin, Outlier, Pair
 
 EXPERIMENT = """\
 name = "x"
@@ -138,12 +138,12 @@ class FakeLab:
 
 def test_a_host_that_does_not_answer_is_noted_only_where_that_is_asked_for():
     with pytest.raises(Unreachable):
-        looks.look(FakeLab(INVENTORY))
+        collect.look(FakeLab(INVENTORY))
     silent = {}
-    assert set(looks.look(FakeLab(INVENTORY), silent=silent)) == {"host1", "host2", "host4", "fabric"}
+    assert set(collect.look(FakeLab(INVENTORY), silent=silent)) == {"host1", "host2", "host4", "fabric"}
     assert silent == {"host3": "host3 does not answer: no route to host"}
     with pytest.raises(Unreachable):
-        looks.look(FakeLab(INVENTORY, silent=("fabric",)), silent={})
+        collect.look(FakeLab(INVENTORY, silent=("fabric",)), silent={})
 
 
 @pytest.fixture
@@ -164,14 +164,14 @@ def looked(monkeypatch, tmp_path):
         said = verdict(decided.plan.seed, ("dip", PASS, 0.1, None))
         return Finished(run_dir=run, verdict=said, report=run.report)
 
-    for module in (leave_out, preflight):
+    for module in (exclusions, preflight):
         monkeypatch.setattr(module, "look", look)
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(leave_out, "open_lab", FakeLab)
-    monkeypatch.setattr("harness.cli.preflights.open_lab", FakeLab)
+    monkeypatch.setattr(exclusions, "open_lab", FakeLab)
+    monkeypatch.setattr("harness.cli.lab.preflights.open_lab", FakeLab)
     monkeypatch.setattr(run_module, "execute", execute)
     for step in ("up", "reset"):
-        monkeypatch.setattr(f"testbed.softlab.lifecycle.{step}", lambda inventory, progress: None)
+        monkeypatch.setattr(f"testbed.backends.soft.lifecycle.{step}", lambda inventory, progress: None)
     return told
 
 

@@ -9,12 +9,12 @@ import pytest
 from planned_faults import SAMPLES, SOFT
 from test_rack_actuators import CASES, HOPS, LINUX, RACK
 
-from inject.catalogue import CATALOGUE
+from inject.fault_plan import FaultSpec, plan
+from inject.kinds.catalogue import CATALOGUE
+from inject.mechanisms.rack import WAYS
 from inject.node.actuator import _ACTUATORS
-from inject.plan import FaultSpec, plan
-from inject.rack import WAYS
-from testbed import fingerprint
-from testbed.onnode import settings, state
+from testbed.node import settings, state
+from testbed.observe import fingerprint
 
 # A child of the holder does the work: what is left of it is a process of that program.
 CHILD = ("program",)

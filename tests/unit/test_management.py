@@ -7,10 +7,10 @@ import sys
 import pytest
 from house import HOUSE
 
+from inject.fault_plan import FaultSpec, plan
 from inject.node import commands, management
 from inject.node.actuator import Refused
-from inject.plan import FaultSpec, plan
-from testbed import inventory
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
 LOOK = """\
@@ -101,7 +101,7 @@ def test_a_device_has_the_interfaces_of_its_virtual_functions(tmp_path):
 @pytest.mark.parametrize("netdev", ["ens1f0np0", "a_name_of_before"])
 def test_an_rnic_that_people_come_in_by_is_no_target_whatever_it_is_called(monkeypatch, netdev):
     """The inventory's name may be that of before a renaming: the PCIe device decides."""
-    rack = inventory.load(inventories() / "rack-h100.example.yml").topology
+    rack = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
     spec = FaultSpec(kind="rnic.remove", target="host1:mlx5_0", for_s=5.0)
     args = {**plan(spec, rack, lab_kind="rack").request["args"], "guard": netdev, "needs": []}
     monkeypatch.setattr(commands, "on_device", lambda pcie: {"ens1f0np0"} if pcie == "0000:18:00.0" else set())

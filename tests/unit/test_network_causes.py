@@ -15,8 +15,8 @@ from harness.attribution.attribute import attribute
 from harness.attribution.signatures import Signs
 from harness.findings import NOTHING
 from harness.record.measurements import counter_deltas
-from testbed.telemetry import Change
-from traffic.results import QpError, Standstill
+from testbed.observe.telemetry import Change
+from traffic.engine.run_results import QpError, Standstill
 
 
 def test_marks_are_placed_as_losses_are():

@@ -6,9 +6,9 @@ import pynvml
 import pytest
 from nvml_library import Card, Library, install
 
-from testbed.counters import STATES
-from testbed.onnode import nvml
-from testbed.onnode.watch import Watch
+from testbed.node import nvml
+from testbed.node.watch import Watch
+from testbed.observe.counters import STATES
 from testbed.preflight.rack_formats import Gpu, gpu_wrong, gpus
 
 

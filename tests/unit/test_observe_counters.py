@@ -8,11 +8,11 @@ from rich.text import Text
 from synthetic_run import synthetic_run
 
 from harness.analysis.observe import observe
-from harness.cli.screen import Screen
-from harness.cli.watching import _moved
+from harness.cli.lab.screen import Screen
+from harness.cli.lab.watching import _moved
 from harness.record.measurements import counter_deltas
-from inject.rack.way import COUNTERS
-from testbed.telemetry import Sample
+from inject.mechanisms.rack.rack_mechanism import COUNTERS
+from testbed.observe.telemetry import Sample
 
 S = 1_000_000_000
 

@@ -16,19 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_run import MS, T0, S, soft_topology, synthetic_run
 
-from harness.analysis.slow_ranks import slow_ranks
-from harness.analysis.soft_errors import detect
-from harness.bench.soft_errors import Noise, made_up
-from harness.experiment.file import decode
+from bench.fail_slow import Noise, made_up
+from harness.analysis.ranks.fail_slow import detect
+from harness.analysis.ranks.slow_ranks import slow_ranks
+from harness.experiment.experiment_file import decode
 from harness.experiment.stop import METRICS, Condition, Guard
 from harness.record.measurements import Iteration, Rank, RankSeries
 from harness.run import loop as run_module
-from harness.run.fit import fit
-from harness.run.found import Found
-from harness.run.live import Live, Watching
+from harness.run.collect_measurements import Found
+from harness.run.live_guard import Live, Watching
 from harness.run.online import Online
+from harness.run.prepare.bind_to_lab import fit
 from inject.journal import Journal
-from testbed.telemetry import Recorded
+from testbed.observe.telemetry import Recorded
 
 RNICS = [f"host{host}:rxe{number}" for number in (0, 1) for host in (1, 2, 3, 4)]
 SLOW = Condition(metric=METRICS["slow_ranks"], bound=0)

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from planned_faults import RNICS, SAMPLES, SOFT, soft
 
-from inject.claims import both_claim
-from inject.overlap import may_move, own_evidence
-from inject.receipt import Armed, judge_fired
+from inject.evidence.receipt import Armed, judge_fired
+from inject.policy.conflicts import both_claim
+from inject.policy.overlap import may_move, own_evidence
 
 DONE = {"count": 1_000_000, "first_ns": 10, "last_ns": 20}
 

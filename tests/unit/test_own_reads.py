@@ -14,9 +14,9 @@ from synthetic_run import T0, soft_topology, synthetic_run
 
 from harness.analysis.observe import observe
 from harness.run import loop
-from harness.run.found import Found
+from harness.run.collect_measurements import Found
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Prepared
-from inject.plan import FaultSpec, plan
 from testbed.errors import FaultError
 
 S = 1_000_000_000

@@ -9,7 +9,7 @@ from synthetic_run import synthetic_run
 from harness.attribution.packet_stalls import told
 from harness.findings import Finding
 from harness.packets import evidence
-from testbed.capture import Captured, PortProof
+from testbed.observe.packet_capture import Captured, PortProof
 
 LOST = Finding(cause="loss", place="rtsw-ctsw-link", name="rtsw1:ctsw1", confidence=0.9, evidence=("x",))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness.cli.main import cli
 from harness.packets.analysis import analyse
 from harness.packets.evidence import Evidence
-from harness.run.found import _packets
+from harness.run.collect_measurements import _packets
 from testbed.packets.capture_file import write_pcapng
 
 US, MS = 1000, 1_000_000

@@ -11,14 +11,14 @@ from synthetic_run import soft_topology, synthetic_run
 
 from harness import judge
 from harness.analysis.observe import observe
-from harness.experiment import file as experiments
-from harness.experiment import plan as plans
+from harness.experiment import experiment_file as experiments
+from harness.experiment import run_plan as plans
 from harness.packets import evidence
 from harness.record.measurements import PacketSummary
-from harness.run.fit import fit
-from harness.run.found import _packets
-from testbed.capture import Captured, PortProof, frames_of, port_named
+from harness.run.collect_measurements import _packets
+from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError, LabError, UsageError
+from testbed.observe.packet_capture import Captured, PortProof, frames_of, port_named
 from testbed.packets import capture_file
 
 EPOCH = 1_700_000_000_000_000_000

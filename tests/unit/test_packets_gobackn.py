@@ -257,7 +257,7 @@ def test_the_analysis_survives_its_file():
 
 def test_the_made_up_capture_of_the_benchmark_is_understood():
     """Interleaved flows between two addresses: each is found, every loss is counted, no rule is broken."""
-    from harness.bench.packets import made_up
+    from bench.packets import made_up
 
     frames, lost = made_up(20_000, flows=4, loss=0.01)
     analysis = analyse(frames)

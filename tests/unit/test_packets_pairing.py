@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.packets.analysis import analyse
-from traffic.cabling import first_psn
+from traffic.engine.connections import first_psn
 
 US = 1000
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traffic.node import elements, pattern
-from traffic.node.memory import Memory
-from traffic.node.pattern import Pattern
+from traffic.node.ranks import elements, pattern
+from traffic.node.ranks.pattern import Pattern
+from traffic.node.ranks.rank_memory import Memory
 
 TYPES = st.sampled_from(sorted(elements.STORED))
 
@@ -146,6 +146,6 @@ def test_count_wrong_sees_averages_that_are_not_rounded(dtype, monkeypatch):
             pattern.fill(part, memory.pattern.period(rank, 5))
             memory.reduce(memory.array, part)
         if break_it:
-            monkeypatch.setattr("traffic.node.memory.average", cut_off)
+            monkeypatch.setattr("traffic.node.ranks.rank_memory.average", cut_off)
         memory.divide()
         assert (memory.count_wrong(5) > 500) == break_it

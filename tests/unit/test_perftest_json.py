@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.main import cli
-from traffic import perftest_json
-from traffic.flow import FlowResult, FlowSpec, Latency
-from traffic.results import Window
+from traffic.engine.run_results import Window
+from traffic.flows import perftest_json
+from traffic.flows.flow_run import FlowResult, FlowSpec, Latency
 
 INFO = [
     "test",

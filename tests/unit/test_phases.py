@@ -6,7 +6,7 @@ from synthetic_run import fired_between, lost_at, synthetic_run
 
 from harness.analysis.observe import observe
 from harness.analysis.phases import NAMES
-from harness.experiment.file import decode
+from harness.experiment.experiment_file import decode
 from harness.experiment.metrics import METRICS
 from harness.record.measurements import PacketSummary, RebuildMark
 from testbed.errors import ConfigError

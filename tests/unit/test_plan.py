@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness.experiment import plan as plans
-from harness.experiment.file import decode, load
-from harness.run.fit import fit
+from harness.experiment import run_plan as plans
+from harness.experiment.experiment_file import decode, load
+from harness.run.prepare.bind_to_lab import fit
 
 OPEN = b"""
 name = "open"

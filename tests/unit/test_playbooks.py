@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testbed.presets import PRESETS, _tree
+from testbed.inventory.soft_presets import PRESETS, _tree
 from testbed.provision import RACK_DEADLINE_S, roles_of
 from testbed.shipped import inventories, playbooks
 

@@ -17,8 +17,8 @@ CONFTEST = """
 import itertools, pathlib, time, types
 import pytest
 from local_lab import lab_at
-from harness.plugin.keys import RUNNING
-from testbed import counters
+from harness.pytest_plugin.keys import RUNNING
+from testbed.observe import counters
 
 @pytest.fixture
 def lab():
@@ -39,7 +39,7 @@ def traffic(lab, request):
 def still(lab, monkeypatch):
     \"\"\"Counters that no fault moves.\"\"\"
     monkeypatch.setattr(counters, "read", lambda *_, **__: {"host1": {"be0.carrier": 1, "be0.carrier_changes": 0}})
-    monkeypatch.setattr("inject.witnesses.SETTLE_S", 0.1)
+    monkeypatch.setattr("inject.evidence.witnesses.SETTLE_S", 0.1)
 """
 
 
@@ -182,7 +182,7 @@ def test_window_that_a_test_names_and_cuts_short_is_not_proven(session):
 
 NOT_CLEARED = """
 from inject.injector import Prepared
-from inject.receipt import Cleared
+from inject.evidence.receipt import Cleared
 
 def test_it(inject, monkeypatch):
     fault = inject("link.flap", "host1:rxe0", prove=PROVE)

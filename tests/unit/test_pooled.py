@@ -10,11 +10,11 @@ from test_calibration import most_errors
 from test_judge import served
 
 from harness.analysis.observations import Observation
-from harness.experiment.file import Expectation
+from harness.confidence import Interval, level_for
+from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS
-from harness.run import looks
-from harness.run.pooled import Trial, decode, encode, pool, undecided
-from harness.statistics import Interval, level_for
+from harness.run.repeats import alpha_spending
+from harness.run.repeats.pooled import Trial, decode, encode, pool, undecided
 from harness.verdict import Check, Verdict, VerdictFile
 
 PASS, FAIL, INCONCLUSIVE, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.ERROR
@@ -96,24 +96,24 @@ def test_looks_that_are_clear_end_early():
 
 
 def test_tails_of_looks_spend_late_and_stay_within_the_risk():
-    found = looks.tails(10, 0.005)
+    found = alpha_spending.tails(10, 0.005)
     assert len(found) == 8
     assert list(found) == sorted(found)
     assert 0.003 < found[-1] < 0.005
     with pytest.raises(ValueError, match="looks are made after 3 to 100 runs"):
-        looks.tails(2, 0.005)
-    assert looks.tails(100, 0.005)[0] == 0, "nothing is spent where it would decide nothing"
+        alpha_spending.tails(2, 0.005)
+    assert alpha_spending.tails(100, 0.005)[0] == 0, "nothing is spent where it would decide nothing"
 
 
 def test_tails_hold_for_normal_increments():
     """Paths of sums that cross a boundary at any look, against what is spent."""
     tail, most = 0.05, 8
-    spent = looks.tails(most, tail)
+    spent = alpha_spending.tails(most, tail)
     rng = np.random.default_rng(6)
     paths = np.cumsum(rng.normal(size=(20_000, most)), axis=1) / np.sqrt(np.arange(1, most + 1))
     from scipy import special
 
-    crossed = (paths[:, looks.FIRST - 1 :] > -special.ndtri(np.array(spent))).any(axis=1).mean()
+    crossed = (paths[:, alpha_spending.FIRST - 1 :] > -special.ndtri(np.array(spent))).any(axis=1).mean()
     assert crossed == pytest.approx(0.85 * tail, abs=0.006)
 
 
@@ -231,7 +231,7 @@ def test_pool_without_a_noisy_check_needs_every_fault_proven():
 
 def test_intervals_of_a_run_in_the_pool_share_the_risk_of_all_noisy_checks():
     """The pool never decides more boldly than its runs: theirs are wider than 99 % where several checks are noisy."""
-    from harness.cli.runs import _trial
+    from harness.cli.experiments.runs import _trial
 
     measured = served(*np.linspace(0.5, 1.5, 40))
     names = ["ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"]

@@ -14,9 +14,9 @@ from synthetic_run import MS, fired_between, lost_at, synthetic_run
 from harness.analysis.observe import observe
 from harness.analysis.prediction import goodput_share, losses, max_over_mean, predictions, qp_error_ns
 from harness.report.run_page import render
-from harness.run.passed import passed
-from testbed.telemetry import Sample
-from traffic.plan import QpParams
+from harness.run.hop_packet_bounds import passed
+from testbed.observe.telemetry import Sample
+from traffic.engine.task_specs import QpParams
 
 
 def test_two_flows_on_two_links_collide_half_the_time():

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.run.preflight import broken
-from testbed import inventory as inventory_module
+from harness.run.prepare.preflight import broken
 from testbed import shipped
 from testbed.errors import LabError
-from testbed.preflight import looks
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.preflight import collect
 from testbed.preflight.checks import CHECKS, not_looked, run_checks, ways
-from testbed.preflight.looks import Facts, Interface, look, parse, script
-from traffic import burnin
-from traffic.burnin import Pair, _better, outliers, pairs_of
+from testbed.preflight.collect import Facts, Interface, look, parse, script
+from traffic.flows import burnin
+from traffic.flows.burnin import Pair, _better, outliers, pairs_of
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
 
@@ -134,7 +134,7 @@ def test_a_slow_question_is_no_skew():
 def test_the_clock_of_a_rack_is_not_asked_together_with_what_takes_seconds(monkeypatch):
     """One that was 2 s off was right as long as the tools took 5 s; and what SSH hides is told."""
     now = [1000.0]
-    monkeypatch.setattr(looks.time, "time", lambda: now[0])
+    monkeypatch.setattr(collect.time, "time", lambda: now[0])
 
     class Node:
         def run(self, argv, **_options):
@@ -433,8 +433,8 @@ def test_the_better_of_two_measurements_counts():
 
 
 def test_the_answer_is_json():
-    from harness.run.preflight import Preflight, names
-    from traffic.burnin import Burnin
+    from harness.run.prepare.preflight import Preflight, names
+    from traffic.flows.burnin import Burnin
 
     wrong = run_checks(INVENTORY, healthy() | {"host1": dataclasses.replace(healthy()["host1"], rdma={})})
     done = Burnin(pairs=(pair(),), outliers=tuple(outliers([pair(goodput_bps=None)], worse_than=4)), rounds=1)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import UsageError
-from testbed.inventory import load
-from testbed.presets import PRESETS, Preset, _tree, inventory_text
+from testbed.inventory.lab_inventory import load
+from testbed.inventory.soft_presets import PRESETS, Preset, _tree, inventory_text
 from testbed.shipped import inventories
 
 

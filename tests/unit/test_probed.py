@@ -16,20 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_rtt import echo
 
-from harness.experiment import plan
-from harness.experiment.file import decode
-from harness.report.differences import of_plans
+from harness.experiment import run_plan
+from harness.experiment.experiment_file import decode
+from harness.report.comparison.differences import of_plans
 from harness.run import loop
-from harness.run.beside import both
+from harness.run.background_probes import both
 from testbed.errors import ConfigError, LabError
-from testbed.inventory import load
-from testbed.telemetry import Change
-from traffic import probe_ways
-from traffic.probe import Probing
-from traffic.probe_ways import Asked, Ways, trips
-from traffic.probed import Probed, lossy, one_way, windows
-from traffic.results import Connection
-from traffic.rtt import Trip
+from testbed.inventory.lab_inventory import load
+from testbed.observe.telemetry import Change
+from traffic.engine.run_results import Connection
+from traffic.probes import paths
+from traffic.probes.paths import Asked, Ways, trips
+from traffic.probes.prober import Probing
+from traffic.probes.results import Probed, lossy, one_way, windows
+from traffic.probes.rtt import Trip
 
 THERE = ("host1:rxe0", "rtsw1", "ctsw1", "rtsw2", "host3:rxe0")
 OTHER = ("host1:rxe0", "rtsw1", "ctsw2", "rtsw2", "host3:rxe0")
@@ -103,8 +103,8 @@ def test_ways_are_asked_for_at_the_beginning_at_each_change_and_at_the_end(monke
             raise way
         return {0: (way[0].partition(":")[0], *way[1:-1], way[-1].partition(":")[0])}
 
-    monkeypatch.setattr(probe_ways, "ways", told)
-    monkeypatch.setattr(probe_ways, "SPACING_S", 0.01)
+    monkeypatch.setattr(paths, "ways", told)
+    monkeypatch.setattr(paths, "SPACING_S", 0.01)
     following = Ways(None, lambda: [connection()])
     following.open()
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_ways_are_asked_for_at_the_beginning_at_each_change_and_at_the_end(monke
 
 @pytest.mark.parametrize("way", [("host1", "rtsw1"), ("host1", "rtsw1", "ctsw1"), ()])
 def test_a_way_that_ends_at_a_switch_is_none(monkeypatch, way):
-    monkeypatch.setattr(probe_ways, "ways", lambda _lab, _connections: {0: way})
+    monkeypatch.setattr(paths, "ways", lambda _lab, _connections: {0: way})
     following = Ways(None, lambda: [connection()])
     following.ask()
     assert following.asked[0].ways == {}
@@ -202,7 +202,7 @@ def test_a_run_with_probes_says_so_in_its_plan_and_takes_all_hosts_of_a_rack():
         assert len(set(loop.touched(decided, lab.topology))) == count
     assert (decided.plan.probe.per_s, decided.plan.probe.qps) == (5.0, 4)
     plain = loop.decide(decode(text.format("").encode(), source="x.toml"), source, lab).plan
-    assert "probe" not in json.loads(plan.encode(plain))
+    assert "probe" not in json.loads(run_plan.encode(plain))
     (found,) = of_plans(plain, decided.plan)
     assert (found.what, found.b) == ("probes", "5 a second, 4 queue pairs")
 

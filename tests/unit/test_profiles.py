@@ -10,15 +10,15 @@ import pytest
 from hypothesis import find, given
 from hypothesis import strategies as st
 
-from inject.catalogue import CATALOGUE
-from inject.plan import plan_all
+from inject.fault_plan import plan_all
+from inject.kinds.catalogue import CATALOGUE
 from inject.profiles import HPN_FLAPS_S, LLAMA3_54D, PROFILES, digest, schedule
 from inject.strategies import fault_specs, schedules
-from testbed import inventory
 from testbed.errors import UsageError
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
-SOFT = inventory.load(inventories() / "soft.yml").topology
+SOFT = lab_inventory.load(inventories() / "soft.yml").topology
 names = st.sampled_from(sorted(PROFILES))
 
 
@@ -78,8 +78,9 @@ def test_every_profile_has_known_digests():
 def test_the_same_digest_in_another_process():
     """No hash order leaks into a schedule."""
     code = (
-        "from testbed import inventory;from testbed.shipped import inventories;from inject.profiles import *;"
-        "t=inventory.load(inventories()/'soft.yml').topology;"
+        "from testbed.inventory.lab_inventory import load;"
+        "from testbed.shipped import inventories;from inject.profiles import *;"
+        "t=load(inventories()/'soft.yml').topology;"
         "print(digest(schedule('llama3-54d',t,seed=7,duration_s=60)))"
     )
     other = subprocess.run(

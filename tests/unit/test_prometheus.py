@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_top import Watched
 
-from harness.cli import watching
+from harness.cli.lab import watching
+from harness.cli.lab.prometheus import exposition
 from harness.cli.main import cli
-from harness.cli.prometheus import exposition
-from testbed.counters import STATES
+from testbed.observe.counters import STATES
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\\\|\\"|\\n)*"'

@@ -15,11 +15,11 @@ from test_judge import PLAN
 
 from harness import proof
 from harness.analysis.observe import observe
-from harness.experiment.file import Expectation
+from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import lookup
 from harness.judge import judge
 from harness.verdict import Verdict
-from inject.proof import (
+from inject.evidence.firing_times import (
     OnTime,
     begun,
     measured_spans,

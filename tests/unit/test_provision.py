@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from testbed.errors import LabError
-from testbed.inventory import load
+from testbed.inventory.lab_inventory import load
 from testbed.provision import Event, Site, _environment, _is_ours, _Seen, provision
 from testbed.shipped import inventories
 

@@ -7,15 +7,16 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+from harness.cli.lab.provisioning import allow, machines_of, playbook_of
 from harness.cli.main import cli
-from harness.cli.provisioning import allow, machines_of, playbook_of
-from inject.safety import Forbidden
-from testbed import auditlog, holding, lab, provision
+from inject.policy.safety import Forbidden
+from testbed import lab, provision
+from testbed.directories import lab_dir
 from testbed.errors import UsageError
-from testbed.inventory import load
-from testbed.paths import lab_dir
-from testbed.reservation_book import local_store
+from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventories
+from testbed.tenancy import audit_log, lab_lease
+from testbed.tenancy.reservation_store import local_store
 
 RACK = load(inventories() / "rack-h100.example.yml")
 SOFT = load(inventories() / "soft-mini.yml")
@@ -55,7 +56,7 @@ def rack(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(lab, "_rack_addresses", lambda _inventory: {})
-    monkeypatch.setattr(holding, "book_of", lambda one: local_store(tmp_path / "book", lab=one.name))
+    monkeypatch.setattr(lab_lease, "book_of", lambda one: local_store(tmp_path / "book", lab=one.name))
     shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
     path = tmp_path / "rack.yml"
     path.write_text(re.sub(r"ansible_host: 192\.0\.2\.[0-9]+", "ansible_host: 127.0.0.1", RACK.path.read_text()))
@@ -73,7 +74,7 @@ def test_a_rack_needs_no_runtime_file_and_failure_is_written_down(rack, tmp_path
     assert "host1: " in str(done.exception)
     assert "refused" in str(done.exception)
     assert "rtsw1" not in str(done.exception)
-    audit = list(auditlog.entries(lab_dir("rack-h100")))
+    audit = list(audit_log.entries(lab_dir("rack-h100")))
     assert [entry["event"] for entry in audit] == ["provisioning", "provisioning failed"]
     assert audit[0]["kind"] == "rack base_host split_host"
     assert audit[0]["target"] == "host1 host2"
@@ -89,7 +90,7 @@ def test_a_check_is_no_change_and_is_not_written_down(rack):
     done = call(rack, "--check")
     assert "host4: " in str(done.exception)
     assert "--check" in json.loads(next(lab_dir("rack-h100").rglob("command")).read_text())["command"]
-    assert list(auditlog.entries(lab_dir("rack-h100"))) == []
+    assert list(audit_log.entries(lab_dir("rack-h100"))) == []
 
 
 def test_it_is_refused_before_anything_is_asked(rack):

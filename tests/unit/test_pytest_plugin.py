@@ -8,14 +8,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from harness.plugin import fixtures as plugin_fixtures
-from harness.plugin import hooks as plugin
-from harness.plugin import items as plugin_items
-from harness.plugin import session_lab as pytest_lab
+from harness.pytest_plugin import fixtures as plugin_fixtures
+from harness.pytest_plugin import hooks as plugin
+from harness.pytest_plugin import items as plugin_items
+from harness.pytest_plugin import session_lab as pytest_lab
 from harness.verdict import Fired, Receipt, Verdict, VerdictFile
-from testbed import dirty, fingerprint, in_progress
 from testbed.errors import Unreachable, UsageError
-from testbed.holding import INHERITED
+from testbed.observe import fingerprint
+from testbed.tenancy import dirty, in_progress
+from testbed.tenancy.lab_lease import INHERITED
 
 pytest_plugins = ["pytester"]
 
@@ -89,9 +90,9 @@ def test_a_lab_that_is_lost_is_opened_anew_by_the_next_test(monkeypatch):
 THROTTLES = """
 import pytest
 from types import SimpleNamespace
-from harness.plugin import fixtures
-from inject.receipt import Armed, Cleared, Fired, Receipt
-from testbed import inventory
+from harness.pytest_plugin import fixtures
+from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from testbed.inventory import lab_inventory as inventory
 from testbed.errors import UsageError
 from testbed.shipped import inventories
 
@@ -150,8 +151,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from inject.safety import Forbidden
-from testbed import inventory
+from inject.policy.safety import Forbidden
+from testbed.inventory import lab_inventory as inventory
 from testbed.shipped import inventories
 
 
@@ -225,7 +226,7 @@ def on_rack(pytester, *argv):
 
 
 WARNS = """
-from harness.plugin import hooks
+from harness.pytest_plugin import hooks
 
 def test_warns(lab):
     hooks.rack_of_this_test.kernel.append("4 WARNING: CPU: 0 PID: 7 at drivers/net/x.c:1")
@@ -247,8 +248,8 @@ def test_a_kernel_warning_is_an_error_of_the_test_in_which_it_came(pytester, rac
 
 
 LEAVES = """
-from harness.plugin import hooks
-from testbed.fingerprint import Fingerprint
+from harness.pytest_plugin import hooks
+from testbed.observe.fingerprint import Fingerprint
 
 def test_leaves(lab):
     state = hooks.rack_of_this_test
@@ -282,8 +283,8 @@ def test_session_after_one_that_was_killed_compares_the_rack_with_what_was_befor
 def test_session_is_marked_while_it_works_and_not_after_it(pytester, rack):
     pytester.makepyfile(
         test_x="""
-from harness.plugin import hooks
-from testbed import in_progress
+from harness.pytest_plugin import hooks
+from testbed.tenancy import in_progress
 
 def test_it(lab):
     assert [one.why for one in in_progress.live(lab.state_dir)] == ["pytest"]
@@ -555,10 +556,10 @@ def test_plugin_loads_nothing_of_the_product_without_lab_tests(pytester):
         loaded.append(set((pytester.path / "modules.txt").read_text().split()))
     ours = {
         "harness",
-        "harness.plugin",
-        "harness.plugin.hooks",
-        "harness.plugin.keys",
-        "harness.plugin.skips",
+        "harness.pytest_plugin",
+        "harness.pytest_plugin.hooks",
+        "harness.pytest_plugin.keys",
+        "harness.pytest_plugin.skips",
         "testbed",
         "testbed.errors",
     }

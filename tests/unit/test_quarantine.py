@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.plugin.quarantine import LONGEST, Entry, match, read
+from harness.pytest_plugin.quarantine import LONGEST, Entry, match, read
 from testbed.errors import ConfigError
 
 pytest_plugins = ["pytester"]

@@ -19,21 +19,21 @@ from nvml_library import Card
 from nvml_library import install as install_nvml
 from waiting import until
 
-from inject.aim.shot import Request
-from inject.catalogue import CATALOGUE
-from inject.node import gpuneighbour
+from inject.fault_plan import FaultSpec, plan
+from inject.kinds.catalogue import CATALOGUE
+from inject.mechanisms.mechanism import Request
+from inject.mechanisms.rack import WAYS, gpu, linux, take
+from inject.mechanisms.rack.rack_mechanism import COUNTERS
 from inject.node.actuator import Refused, make
 from inject.node.commands import CommandsActuator
-from inject.node.hog import named
-from inject.plan import FaultSpec, plan
-from inject.rack import WAYS, gpu, linux, take
-from inject.rack.way import COUNTERS
-from testbed import inventory
+from inject.node.machine import gpuneighbour
+from inject.node.machine.hog import named
 from testbed.errors import Unsupported, UsageError
-from testbed.onnode import nvml
+from testbed.inventory import lab_inventory
+from testbed.node import nvml
 from testbed.shipped import inventories
 
-RACK = inventory.load(inventories() / "rack-h100.example.yml").topology
+RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
 
 
 def running(*nos):
@@ -494,12 +494,12 @@ def test_patterns_mean_the_same_to_grep(kind, target, params):
 
 def test_who_is_not_root_on_a_rack_uses_sudo(tmp_path):
     from testbed.lab import Lab
-    from testbed.ssh import Address
+    from testbed.remote.ssh import Address
 
     def address(user):
         return Address(host="192.0.2.11", port=22, user=user, identity=tmp_path / "key", host_key="ssh-ed25519 AAAA")
 
-    model = inventory.load(inventories() / "rack-h100.example.yml")
+    model = lab_inventory.load(inventories() / "rack-h100.example.yml")
     with Lab(model, {"host1": address("faultbed"), "host2": address("root")}, accelerator=None) as lab:
         assert lab.node("host1")._prefix == ("sudo", "-n", "--")
         assert lab.node("host2")._prefix == ()

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.experiment import file as experiment_module
-from harness.experiment.plan import encode
+from harness.experiment import experiment_file as experiment_module
+from harness.experiment.run_plan import encode
 from harness.report.step_summary import markdown, read_junit
 from harness.run import loop as run
-from inject import safety
+from inject.policy import safety
+from testbed.directories import cache_dir
 from testbed.errors import Unsupported, UsageError
-from testbed.inventory import load
-from testbed.paths import cache_dir
+from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventories
 
 pytest_plugins = ["pytester"]

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_preflight import healthy
 
-from testbed import inventory as inventory_module
-from testbed import inventory_listing, shipped
+from testbed import shipped
 from testbed.errors import LabError
-from testbed.inventory_schema import GoldenVars
-from testbed.node import Completed
+from testbed.inventory import ansible_listing
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.inventory.schema import GoldenVars
 from testbed.preflight import fec
 from testbed.preflight.checks import CHECKS, not_looked, run_checks
-from testbed.preflight.looks import Facts, look, parse, script
+from testbed.preflight.collect import Facts, look, parse, script
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.preflight.rack_formats import (
     chrony_offset_s,
@@ -33,6 +33,7 @@ from testbed.preflight.rack_formats import (
     qos_untold,
     qos_wrong,
 )
+from testbed.remote.remote_node import Completed
 
 # The sections and names of mlxlink 4.x; values of a healthy 100 Gb/s port.
 MLXLINK = """\
@@ -72,7 +73,7 @@ tc: 0 ratelimit: unlimited, tsa: ets, bw: 10%
 \t priority:  1
 """
 
-# As a host's watcher tells of a healthy H100 (testbed.onnode.nvml.look, which test_nvml.py holds to NVML's functions).
+# As a host's watcher tells of a healthy H100 (testbed.node.nvml.look, which test_nvml.py holds to NVML's functions).
 GPU = {
     "index": 0,
     "bus_id": "00000000:19:00.0",
@@ -550,7 +551,7 @@ def test_what_the_role_writes_is_what_the_check_wants(tmp_path):
     spec = importlib.util.spec_from_file_location("faultbed_sonic", path)
     role = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(role)
-    hostvars = inventory_listing.listing(RACK.path)["_meta"]["hostvars"]
+    hostvars = ansible_listing.listing(RACK.path)["_meta"]["hostvars"]
     state = rack_state()
     for switch in RACK.topology.switches:
         made = role.sonic_config_db(hostvars[switch.name], switch.name)

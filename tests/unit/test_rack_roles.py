@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed import provision
-from testbed.inventory_listing import listing
+from testbed.inventory.ansible_listing import listing
 from testbed.shipped import inventories, playbooks
 
 

@@ -14,11 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.main import cli
-from testbed import dirty, in_progress, rackstatus
-from testbed.fingerprint import Fingerprint
-from testbed.inventory import load
-from testbed.paths import lab_dir
+from testbed.backends.rack import rack_status
+from testbed.directories import lab_dir
+from testbed.inventory.lab_inventory import load
+from testbed.observe.fingerprint import Fingerprint
 from testbed.shipped import inventories
+from testbed.tenancy import dirty, in_progress
 
 RACK = inventories() / "rack-h100.example.yml"
 
@@ -71,7 +72,7 @@ def test_machines_that_answer_and_machines_that_do_not(tmp_path):
         ways = {name: replace(way, address="127.0.0.1", port=ports.get(name, good))
                 for name, way in [*inventory.management.items(), inventory.jump]}  # fmt: skip
         jump = ("jump1", ways.pop("jump1"))
-        found = rackstatus.status(replace(inventory, management=ways, jump=jump))
+        found = rack_status.status(replace(inventory, management=ways, jump=jump))
         by_name = {machine.name: machine for machine in found.machines}
         assert (found.state, len(found.machines)) == ("broken", 11)
         assert [by_name[x].role for x in ("host1", "rtsw1", "ctsw1", "jump1")] == ["host", "rtsw", "ctsw", "jump"]
@@ -83,7 +84,7 @@ def test_machines_that_answer_and_machines_that_do_not(tmp_path):
         assert "refused" in by_name["rtsw1"].why
         pin(tmp_path, good)
         all_well = {name: replace(way, port=good) for name, way in ways.items()}
-        assert rackstatus.status(replace(inventory, management=all_well, jump=jump)).state == "up"
+        assert rack_status.status(replace(inventory, management=all_well, jump=jump)).state == "up"
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from common_faults import CASES
 from house import HOUSE
 
-from harness.experiment.file import load as load_experiment
-from inject import safety
-from inject.plan import FaultSpec, plan
-from testbed.inventory import load
+from harness.experiment.experiment_file import load as load_experiment
+from inject.fault_plan import FaultSpec, plan
+from inject.policy import safety
+from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventories
 
 SOFT, RACK = load(inventories() / "soft.yml"), load(inventories() / "rack-h100.example.yml")

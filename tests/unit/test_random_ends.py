@@ -24,7 +24,8 @@ from local_lab import lab_at
 from qmp_server import Qemu
 from waiting import until
 
-from testbed import counters, dirty, fingerprint
+from testbed.observe import counters, fingerprint
+from testbed.tenancy import dirty
 
 SEED = 25
 LEASE_S, END_S = 12.0, 120.0

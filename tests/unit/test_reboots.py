@@ -16,14 +16,14 @@ import pytest
 from held import ask, holder_pid
 from waiting import until
 
-from inject.boots import Boots, boot_of
 from inject.channels import local_args, patience_s
-from inject.plan import FaultSpec, plan
-from inject.rejoin import look, rejoin
-from inject.safety import Forbidden, check
-from testbed import inventory
+from inject.evidence.reboots import Boots, boot_of
+from inject.fault_plan import FaultSpec, plan
+from inject.policy.safety import Forbidden, check
+from inject.reprovision import look, rejoin
 from testbed.errors import CommandFailed, RevertFailed, Unreachable, UsageError
-from testbed.inventory_schema import SafetyVars
+from testbed.inventory import lab_inventory as inventory
+from testbed.inventory.schema import SafetyVars
 from testbed.shipped import inventories
 
 SOFT = inventory.load(inventories() / "soft.yml")
@@ -161,7 +161,7 @@ def test_a_host_that_never_rebooted_is_left_as_it_is():
 
 
 def test_a_host_that_does_not_come_back_is_said(monkeypatch):
-    monkeypatch.setattr("inject.rejoin.BOOT_DEADLINE_S", {"kvm": 0.0})
+    monkeypatch.setattr("inject.reprovision.BOOT_DEADLINE_S", {"kvm": 0.0})
     with pytest.raises(RevertFailed, match="host1 is not back after 0 s: no answer"):
         rejoin(lab_of(Machine(Unreachable("no answer"))), "host1", unless="a", provision_it=lambda *_: None)
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inject.plan import FaultSpec, plan
-from inject.proof import on_time_of
-from inject.receipt import Armed, Cleared, Receipt, judge_fired
+from inject.evidence.firing_times import on_time_of
+from inject.evidence.receipt import Armed, Cleared, Receipt, judge_fired
+from inject.fault_plan import FaultSpec, plan
 from inject.selection import MOST_SEED
-from testbed import inventory
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
-MINI = inventory.load(inventories() / "soft-mini.yml").topology
+MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
 FLAP = plan(FaultSpec(kind="link.flap", target="rtsw1:ctsw1", for_s=1.0), MINI, lab_kind="soft")
 DROP = plan(FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params={"share": 0.1}), MINI, lab_kind="soft")
 DONE = {"count": 1, "first_ns": 10, "last_ns": 20}

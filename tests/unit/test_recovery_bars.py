@@ -10,7 +10,7 @@ from synthetic_run import T0, S, synthetic_run
 from harness.analysis.phases import Phase
 from harness.analysis.timeline import Impact
 from harness.report import run_page as report
-from harness.report.recovery_bars import phase_bars
+from harness.report.plots.recovery_bars import phase_bars
 from harness.verdict import Check
 
 

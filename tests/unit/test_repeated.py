@@ -11,9 +11,9 @@ from finished_run import finished as written
 from synthetic_run import synthetic_run
 
 from harness.cli.main import cli
-from harness.run import repeated
 from harness.run.loop import Finished
-from harness.run.pooled import decode
+from harness.run.repeats import repeated
+from harness.run.repeats.pooled import decode
 from harness.verdict import Check, Verdict, VerdictFile
 
 PASS, FAIL, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.ERROR
@@ -65,7 +65,7 @@ def executed(monkeypatch, tmp_path):
     executed.more = {}
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("harness.run.loop.execute", execute)
-    monkeypatch.setattr("testbed.softlab.lifecycle.up", lambda inventory, progress: "already up")
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda inventory, progress: "already up")
     return executed
 
 
@@ -114,7 +114,7 @@ def test_run_until_decided_ends_as_soon_as_all_runs_together_decide(executed):
 
 
 def test_run_until_decided_ends_at_most(executed, monkeypatch):
-    monkeypatch.setattr("harness.run.pooled.undecided", lambda pool: True)
+    monkeypatch.setattr("harness.run.repeats.pooled.undecided", lambda pool: True)
     done = CliRunner().invoke(cli, ["run", DEMO, "--until-decided", "--most", "4"], standalone_mode=False)
     assert (len(executed()), done.return_value) == (4, 0)
 

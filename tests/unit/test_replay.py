@@ -17,15 +17,17 @@ from made_traces import by_rank, made, operations
 
 from harness.cli.context import Session
 from harness.cli.main import cli
-from harness.cli.replay import _tell
+from harness.cli.traffic.replays import _tell
 from testbed.errors import UsageError
-from traffic import collective, cost, recording, replay, replay_batches, traces
-from traffic.collective import CollectiveSpec
-from traffic.job import JobPhase, JobSpec
-from traffic.node.gate import Gate
-from traffic.replay_batches import ReplaySpec
-from traffic.replay_result import ReplayResult
-from traffic.results import Iteration
+from traffic import traces
+from traffic.engine.run_results import Iteration
+from traffic.node.ranks.gate import Gate
+from traffic.schedules import cost
+from traffic.workloads import collective, recording, replay, replay_batches
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.job import JobPhase, JobSpec
+from traffic.workloads.replay_batches import ReplaySpec
+from traffic.workloads.replay_result import ReplayResult
 
 NETWORK = cost.NETWORKS["soft"]
 

@@ -14,13 +14,13 @@ from synthetic_run import soft_topology
 from test_replay import TraceLab
 
 from harness.experiment import replayed
-from harness.experiment.file import decode, load
-from harness.experiment.plan import encode, plan
+from harness.experiment.experiment_file import decode, load
+from harness.experiment.run_plan import encode, plan
 from harness.experiment.workload_file import duration_ns
-from harness.record import measurements, series
+from harness.record import measurements, workload_series
 from harness.report import summary
 from harness.run import workload
-from harness.run.fit import fit, hosts_of
+from harness.run.prepare.bind_to_lab import fit, hosts_of
 from testbed.errors import ConfigError, UsageError
 from traffic import traces
 
@@ -144,12 +144,12 @@ def test_it_runs_round_after_round_and_measures_as_other_jobs_do(folder):
     result = running.wait(20)
     assert (result.outcome, result.iterations_completed, result.wrong_elements) == ("completed", 2, 0)
     assert [one.record for one in result.operations] == [1, 4, 5, 6, 7, 8]
-    assert [len(one.iterations) for one in series.series_of(result)] == [2] * 4
+    assert [len(one.iterations) for one in workload_series.series_of(result)] == [2] * 4
     assert lab.beats
     decided = plan(experiment, inventory_digest="0", version="1")
     said = summary.describe_workload(type("Run", (), {"workload": decided.workload, "ranks": result.ranks}))
     assert said == "trace traces/ranking.json, replayed 2 times on 4 ranks"
-    assert msgspec.json.encode(series.summary_of(result)) == msgspec.json.encode(measurements.Summary())
+    assert msgspec.json.encode(workload_series.summary_of(result)) == msgspec.json.encode(measurements.Summary())
 
 
 def test_a_trace_that_is_not_that_of_the_plan_any_more_is_not_replayed(folder):

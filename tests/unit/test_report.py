@@ -15,10 +15,10 @@ from harness.analysis.observe import observe
 from harness.cli.main import cli
 from harness.packets import evidence
 from harness.report import run_page as report
-from harness.report.drawing import Mark, fabric_svg
-from harness.report.plots import goodput_chart, iterations_chart
-from testbed.capture import Captured, PortProof
+from harness.report.fabric.drawing import Mark, fabric_svg
+from harness.report.plots.goodput_plot import goodput_chart, iterations_chart
 from testbed.errors import UsageError
+from testbed.observe.packet_capture import Captured, PortProof
 
 
 @pytest.fixture(scope="module")

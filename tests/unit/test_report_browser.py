@@ -10,10 +10,10 @@ from recorded import RECORDED
 from synthetic_run import T0, synthetic_run
 from test_compare_report import otherwise, with_loads
 
-from harness.bench import chromium
-from harness.report import compare_page as compare_report
+from bench import chromium
 from harness.report import run_page as report
-from harness.report.compare import compare
+from harness.report.comparison import compare_page as compare_report
+from harness.report.comparison.compare import compare
 
 PROGRAM = chromium.installed()
 MOST_BYTES = 3 << 20

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from testbed import dirty, shipped
-from testbed import holding as holding_module
-from testbed import inventory as inventory_module
+from testbed import shipped
+from testbed.directories import lab_dir
 from testbed.errors import LabError, UsageError
-from testbed.holding import Holding, hold, is_dead, reserve_by_hand, this_process
-from testbed.paths import lab_dir
-from testbed.reservation import (
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.tenancy import dirty
+from testbed.tenancy import lab_lease as holding_module
+from testbed.tenancy.lab_lease import Holding, hold, is_dead, reserve_by_hand, this_process
+from testbed.tenancy.reservation import (
     WHOLE_LAB,
     Entry,
     ReservationLost,
@@ -27,7 +28,7 @@ from testbed.reservation import (
     release,
     take,
 )
-from testbed.reservation_book import BookStore, Reading, local_store
+from testbed.tenancy.reservation_store import BookStore, Reading, local_store
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
 
@@ -190,8 +191,8 @@ _HAMMER = """
 import sys
 import time
 from pathlib import Path
-from testbed.reservation import Entry, Reserved, release, take
-from testbed.reservation_book import local_store
+from testbed.tenancy.reservation import Entry, Reserved, release, take
+from testbed.tenancy.reservation_store import local_store
 store, got, number = local_store(Path(sys.argv[1]), lab="x"), 0, 0
 while got < int(sys.argv[3]):
     number += 1
@@ -280,8 +281,9 @@ def test_a_holding_ends_with_its_block_and_excludes_meanwhile(home, other_user):
 
 def test_a_dead_process_of_this_machine_holds_nothing(home):
     code = (
-        "import os, sys; from testbed import inventory, shipped; from testbed.holding import hold\n"
-        "hold(inventory.load(shipped.inventories() / 'soft.yml'), why='killed', mode='exclusive').__enter__()\n"
+        "import os, sys; from testbed import shipped; from testbed.inventory.lab_inventory import load\n"
+        "from testbed.tenancy.lab_lease import hold\n"
+        "hold(load(shipped.inventories() / 'soft.yml'), why='killed', mode='exclusive').__enter__()\n"
         "os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9

@@ -16,10 +16,10 @@ import pytest
 import reservation_world
 from reservation_world import JumpHost, World
 
-from testbed import holding, reservation
 from testbed.errors import LabError
-from testbed.reservation import Entry
-from testbed.reservation_book import _WRITE, local_store
+from testbed.tenancy import lab_lease, reservation
+from testbed.tenancy.reservation import Entry
+from testbed.tenancy.reservation_store import _WRITE, local_store
 
 STEPS = 60
 
@@ -59,7 +59,7 @@ def test_so_is_the_rule_of_conflict(monkeypatch):
 
 @pytest.mark.usefixtures("world")
 def test_so_is_the_part_of_the_lease_that_nobody_is_sure_of(monkeypatch):
-    monkeypatch.setattr(holding, "_SURE", 1.0)
+    monkeypatch.setattr(lab_lease, "_SURE", 1.0)
     assert any(World(seed).run(100).doubles for seed in range(3_000))
 
 

@@ -11,7 +11,7 @@ from synthetic_run import MS, T0, S, Window, _fault, synthetic_run
 from test_calibration import most_errors
 
 from harness.analysis.observe import observe
-from harness.experiment.file import Expectation
+from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS
 from harness.judge import check_expectation
 from harness.record.measurements import RankSeries, Sample

@@ -7,9 +7,9 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
-from harness.cli import rows_file
 from harness.cli.main import cli
-from traffic.results import Iteration, Sample
+from harness.cli.options import rows_file
+from traffic.engine.run_results import Iteration, Sample
 
 READ = {".csv": pyarrow.csv.read_csv, ".parquet": pyarrow.parquet.read_table}
 

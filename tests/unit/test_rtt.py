@@ -15,13 +15,14 @@ from memory_fabric import Fabric, Rnic, modules
 from rich.console import Console
 from test_tomography import SOFT, TOR
 
-from harness.cli import probing
 from harness.cli.context import Session
+from harness.cli.traffic import probing
 from testbed.errors import UsageError
-from traffic import flow, probe
-from traffic.probe import ProbeResult, ProbeSpec
-from traffic.rtt import SLOW, Echo, Trip, echoes, locate, times_of
-from traffic.tomography import Probes
+from traffic.flows import flow_run
+from traffic.probes import prober
+from traffic.probes.prober import ProbeResult, ProbeSpec
+from traffic.probes.rtt import SLOW, Echo, Trip, echoes, locate, times_of
+from traffic.probes.tomography import Probes
 
 US = 1000
 NS = st.integers(min_value=0, max_value=10**9)
@@ -60,7 +61,7 @@ def test_a_probe_is_lost_on_its_way_there_or_its_answer_on_the_way_back():
 def round_trips(*, place=(), times=1.0, seed=1, count=60, scale=1.0, spread=0.25):
     """Round trips on the default lab, four queue pairs a pair, of which a place makes each so many times as long."""
     rng, found = np.random.default_rng(seed), []
-    for src, dst in probe.pairs(SOFT):
+    for src, dst in prober.pairs(SOFT):
         one, two = (TOR[end.partition(":")[0]] for end in (src, dst))
         for _ in range(4):
             ways = []
@@ -187,11 +188,11 @@ class Lossy(Fabric):
 @pytest.mark.parametrize("made", [Fabric, Lossy])
 def test_probes_are_numbered_answered_and_stamped_by_both_ends(made, monkeypatch):
     node, fabric = modules(monkeypatch), made(random.Random(7), delay_ns=2_000_000)
-    spec = flow.FlowSpec(
+    spec = flow_run.FlowSpec(
         src="host1", dst="host2", message_bytes=64, verb="send", transport="ud", qps=3, spread="round-robin",
         rate_bps=64 * 8 * 300, duration_s=0.4, echo=True,
     )  # fmt: skip
-    told = flow.engine_spec(spec)
+    told = flow_run.engine_spec(spec)
     fabric.tasks["tx"] = node.echo.EchoSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
     fabric.tasks["rx"] = node.echo.EchoReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
     fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(3)])
@@ -224,7 +225,7 @@ def test_probes_are_numbered_answered_and_stamped_by_both_ends(made, monkeypatch
 def test_only_datagrams_of_a_duration_are_answered(change):
     spec = {"src": "host1:rxe0", "dst": "host3:rxe0", "verb": "send", "transport": "ud", "message_bytes": 64}
     with pytest.raises(UsageError, match="an echo is of datagrams"):
-        flow.check(flow.FlowSpec(**{**spec, "duration_s": 1.0, "echo": True, **change}))
+        flow_run.check(flow_run.FlowSpec(**{**spec, "duration_s": 1.0, "echo": True, **change}))
 
 
 def result(**change):

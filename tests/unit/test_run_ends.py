@@ -11,12 +11,13 @@ from local_lab import lab_at as soft_lab_at
 from shared_lab import change, lab_at
 
 from harness.run import loop
-from harness.run.found import Found
+from harness.run.collect_measurements import Found
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal, read
-from inject.plan import FaultSpec, plan
-from testbed import counters, dirty, fingerprint, in_progress
 from testbed.errors import DirtyLab, Interrupted, LabError
+from testbed.observe import counters, fingerprint
+from testbed.tenancy import dirty, in_progress
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "samples.parquet")
 
@@ -105,7 +106,7 @@ def soft(qemu, tmp_path, monkeypatch):
     """A lab whose fault acts on what stands for QEMU, which no fingerprint sees."""
     monkeypatch.setattr(counters, "read", counters.read)
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
-    monkeypatch.setattr("inject.witnesses.SETTLE_S", 0.0)
+    monkeypatch.setattr("inject.evidence.witnesses.SETTLE_S", 0.0)
     lab = soft_lab_at(tmp_path)
     lab.ours = ("*",)
     monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)

@@ -15,9 +15,9 @@ from synthetic_run import T0, synthetic_run
 from harness.record import code, rundir
 from harness.record.samples_file import SAMPLES_SCHEMA
 from testbed.errors import UsageError
-from testbed.telemetry import Change, Recorded, Sample
-from traffic.flight import Entry, Flight
-from traffic.probed import Probed
+from testbed.observe.telemetry import Change, Recorded, Sample
+from traffic.engine.flight_recorder import Entry, Flight
+from traffic.probes.results import Probed
 
 RECORDED = Recorded(
     samples=(Sample(at_ns=T0, node="host1", values={"rxe0.rcvd_pkts": 1}),),
@@ -86,14 +86,14 @@ def test_the_digest_of_the_code_is_of_what_is_in_it_and_where(tmp_path):
             (tmp_path / name / path).write_text(content)
         return code.digest_of(tmp_path / name)
 
-    files = {"harness/judge.py": "a = 1\n", "traffic/node/late.py": "b = 1\n"}
+    files = {"harness/judge.py": "a = 1\n", "traffic/node/flows/late.py": "b = 1\n"}
     first = house("first", files)
 
     assert house("elsewhere", files) == first
     assert house("page", files | {"harness/report/templates/a.css": "x"}) == first
     assert house("changed", files | {"harness/judge.py": "a = 2\n"}) != first
     assert house("more", files | {"inject/new.py": ""}) != first
-    assert house("moved", {"harness/judge2.py": "a = 1\n", "traffic/node/late.py": "b = 1\n"}) != first
+    assert house("moved", {"harness/judge2.py": "a = 1\n", "traffic/node/flows/late.py": "b = 1\n"}) != first
 
 
 def test_repro_runs_the_same_experiment_and_seed_from_anywhere(tmp_path):

@@ -13,18 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import faultbed  # noqa: F401 - a fixture
 
-from inject import blast, safety
-from inject.claims import touches
+from inject.fault_plan import FaultSpec, plan, plan_all
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan, plan_all
-from inject.safety import Forbidden
-from testbed import auditlog, powercycle
-from testbed import inventory as inventory_module
+from inject.policy import blast_radius, safety
+from inject.policy.conflicts import touches
+from inject.policy.safety import Forbidden
+from testbed.backends.rack import power_cycle
 from testbed.errors import FaultError, Unsupported, UsageError
-from testbed.inventory_audit import audit
-from testbed.inventory_schema import SafetyVars
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.inventory.audit import audit
+from testbed.inventory.schema import SafetyVars
 from testbed.shipped import inventories
+from testbed.tenancy import audit_log
 
 RACK = inventory_module.load(inventories() / "rack-h100.example.yml")
 SOFT = inventory_module.load(inventories() / "soft.yml")
@@ -116,7 +117,7 @@ def together(inventory, *faults):
     """Faults (kind, target, at, for) of one run, or why they are refused."""
     specs = [FaultSpec(kind=kind, target=target, at_s=at_s, for_s=for_s) for kind, target, at_s, for_s in faults]
     try:
-        blast.check(plan_all(specs, inventory.topology, lab_kind=inventory.kind), inventory)
+        blast_radius.check(plan_all(specs, inventory.topology, lab_kind=inventory.kind), inventory)
     except Forbidden as refused:
         return str(refused)
     return None
@@ -184,7 +185,7 @@ def test_the_injector_asks_before_it_does_anything(tmp_path):
         with pytest.raises(Forbidden):
             injector.prepare(planned("link.down", "host3:mlx5_0"))
         assert injector.active() == ()
-    (line,) = auditlog.entries(lab.state_dir)
+    (line,) = audit_log.entries(lab.state_dir)
     assert (line["event"], line["kind"], line["target"]) == ("forbidden", "link.down", "host3:mlx5_0")
     assert line["revert"] == ["mlxlink -d 0000:18:00.0 --port_state UP"]
     assert "@" in line["who"]
@@ -216,7 +217,7 @@ def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
             ready = injector.prepare(planned("link.down", "host1:mlx5_0"))
             with pytest.raises(FaultError):
                 ready.arm()
-    found = [(line["event"], line.get("detail", "")) for line in auditlog.entries(lab.state_dir)]
+    found = [(line["event"], line.get("detail", "")) for line in audit_log.entries(lab.state_dir)]
     assert found == [
         ("not prepared", "it is not as it must be before"), ("arming", ""), ("not armed", "no such program"),
         ("not cleared", "its end was not seen: the command was ended"),
@@ -224,23 +225,23 @@ def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
 
 
 def test_the_audit_log_only_grows_and_survives_a_torn_line(tmp_path):
-    auditlog.append(tmp_path, "arming", kind="a")
-    first = auditlog.path_of(tmp_path).read_bytes()
-    with auditlog.path_of(tmp_path).open("ab") as file:
+    audit_log.append(tmp_path, "arming", kind="a")
+    first = audit_log.path_of(tmp_path).read_bytes()
+    with audit_log.path_of(tmp_path).open("ab") as file:
         file.write(b'{"at": "2026-')
-    auditlog.append(tmp_path, "cleared", kind="a")
-    assert auditlog.path_of(tmp_path).read_bytes().startswith(first)
-    assert [entry["event"] for entry in auditlog.entries(tmp_path)] == ["arming", "cleared"]
+    audit_log.append(tmp_path, "cleared", kind="a")
+    assert audit_log.path_of(tmp_path).read_bytes().startswith(first)
+    assert [entry["event"] for entry in audit_log.entries(tmp_path)] == ["arming", "cleared"]
 
 
 def test_many_writers_lose_no_line(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from testbed import auditlog\n"
+        "import sys; from pathlib import Path; from testbed.tenancy import audit_log as auditlog\n"
         "for n in range(50): auditlog.append(Path(sys.argv[1]), 'arming', n=n, text='x' * 3000)"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)]
     assert [writer.wait(120) for writer in writers] == [0] * 4
-    assert len(list(auditlog.entries(tmp_path))) == 200
+    assert len(list(audit_log.entries(tmp_path))) == 200
 
 
 def test_a_policy_that_names_nothing_is_found(tmp_path):
@@ -264,14 +265,16 @@ def test_a_power_cycle_needs_policy_need_and_bmc():
         (replace(allowed, bmcs={}), True, "no faultbed_bmc"),
     ):
         with pytest.raises(Unsupported, match=words):
-            powercycle.plan(inventory, "host1", dirty=dirty)
+            power_cycle.plan(inventory, "host1", dirty=dirty)
     with pytest.raises(UsageError, match="no host"):
-        powercycle.plan(allowed, "rtsw1", dirty=True)
-    found = powercycle.plan(allowed, "host1", dirty=True)
+        power_cycle.plan(allowed, "rtsw1", dirty=True)
+    found = power_cycle.plan(allowed, "host1", dirty=True)
     assert "https://198.51.100.11/redfish/v1/Systems/1/Actions/ComputerSystem.Reset" in found.commands[1]
     assert "password" not in " ".join(found.commands).lower()
     ipmi = {name: type(bmc)(address=bmc.address, protocol="ipmi") for name, bmc in RACK.bmcs.items()}
-    assert powercycle.plan(replace(allowed, bmcs=ipmi), "host2", dirty=True).commands[1].endswith("chassis power cycle")
+    assert (
+        power_cycle.plan(replace(allowed, bmcs=ipmi), "host2", dirty=True).commands[1].endswith("chassis power cycle")
+    )
 
 
 def test_the_commands(faultbed, tmp_path):  # noqa: F811 - a fixture

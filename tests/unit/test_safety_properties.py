@@ -13,19 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inject import blast, safety
-from inject.catalogue import CATALOGUE
+from inject.fault_plan import FaultSpec, plan_all
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.plan import FaultSpec, plan_all
-from inject.safety import Forbidden
+from inject.kinds.catalogue import CATALOGUE
+from inject.policy import blast_radius, safety
+from inject.policy.safety import Forbidden
 from inject.strategies import schedules
-from testbed import inventory as inventory_module
-from testbed import presets
-from testbed.inventory_schema import SafetyVars
-from testbed.presets import Preset
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.inventory import soft_presets
+from testbed.inventory.schema import SafetyVars
+from testbed.inventory.soft_presets import Preset
+from testbed.model.topology import Topology
 from testbed.shipped import inventories
-from testbed.topology import Topology
 
 RACK = inventory_module.load(inventories() / "rack-h100.example.yml")
 MANAGEMENT = {"mgmt0", "lo", "eth0"}
@@ -45,8 +45,8 @@ def soft_labs(tmp_path_factory):
         )
         path = folder / f"{name}.yml"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(presets, "PRESETS", {**presets.PRESETS, name: sized})
-            path.write_text(presets.inventory_text(name))
+            patch.setattr(soft_presets, "PRESETS", {**soft_presets.PRESETS, name: sized})
+            path.write_text(soft_presets.inventory_text(name))
         return inventory_module.load(path)
 
     return lab
@@ -81,7 +81,7 @@ def accepted(specs, inventory):
     try:
         for fault in faults:
             safety.check(fault, inventory)
-        blast.check(faults, inventory)
+        blast_radius.check(faults, inventory)
         safety.check_spacing(faults, inventory)
     except Forbidden:
         return None

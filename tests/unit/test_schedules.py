@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lanes import Lanes, inputs_of, memories
 
 from testbed.errors import UsageError
-from traffic import check, cost, schedules
-from traffic.schedules import ALGORITHMS, ALL, Layout, Shape, build, expanded, programs, results
+from traffic import schedules
+from traffic.schedules import ALGORITHMS, ALL, Layout, Shape, build, cost, expanded, programs, results, schedule_check
 from traffic.schedules.rooted import _trees
 
 EVERY = pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS, ids=[f"{c}-{a}" for c, a in ALGORITHMS])
@@ -42,7 +42,7 @@ def may_run_in_place(schedule):
 @given(data=st.data())
 @settings(max_examples=40)
 def test_every_rank_ends_with_what_the_collective_means(collective, algorithm, data):
-    assert check.faults(build(collective, algorithm, data.draw(shapes()))) == []
+    assert schedule_check.faults(build(collective, algorithm, data.draw(shapes()))) == []
 
 
 @EVERY
@@ -52,7 +52,7 @@ def test_without_any_one_of_its_moves_it_is_wrong(collective, algorithm, data):
     """The checker bites: nothing in a schedule is there for nothing."""
     whole = build(collective, algorithm, data.draw(shapes(most=9)))
     row = data.draw(st.integers(0, len(whole.moves) - 1))
-    assert check.faults(dataclasses.replace(whole, moves=np.delete(whole.moves, row)))
+    assert schedule_check.faults(dataclasses.replace(whole, moves=np.delete(whole.moves, row)))
 
 
 @EVERY
@@ -69,18 +69,18 @@ def test_a_move_that_goes_wrong_is_found(collective, algorithm, data):
         moves["target"][row] = (moves["target"][row] + 1) % whole.chunks
     if what == "target" and moves["span"][row] == whole.chunks:
         return  # all blocks, moved round by one, at every rank alike: may be right again
-    assert check.faults(dataclasses.replace(whole, moves=moves))
+    assert schedule_check.faults(dataclasses.replace(whole, moves=moves))
 
 
 def test_what_is_wrong_is_said():
     good = build("all-reduce", "ring", Shape(ranks=3))
     lacking = dataclasses.replace(good, moves=good.moves[:-1])
-    assert "it has 1 times rank" in check.faults(lacking)[0]
+    assert "it has 1 times rank" in schedule_check.faults(lacking)[0]
     twice = dataclasses.replace(good, moves=np.append(good.moves, good.moves[-1:]))
-    assert any("twice" in fault for fault in check.faults(twice))
+    assert any("twice" in fault for fault in schedule_check.faults(twice))
     lost = good.moves.copy()
     lost["dst"] = 0
-    said = check.faults(dataclasses.replace(good, moves=lost, period=3))
+    said = schedule_check.faults(dataclasses.replace(good, moves=lost, period=3))
     assert any("sends to itself" in fault for fault in said)
 
 

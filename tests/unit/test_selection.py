@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_faults import SOFT, soft
 
-from harness.experiment import file
-from harness.experiment.plan import plan as plan_experiment
-from inject.plan import FaultSpec, plan
+from harness.experiment import experiment_file
+from harness.experiment.run_plan import plan as plan_experiment
+from inject.fault_plan import FaultSpec, plan
 from inject.selection import MOST_POSITIONS, MOST_SEED, by_share, netem_seed
 
 SHARES = st.floats(1e-6, 1 - 1e-6)
@@ -126,16 +126,17 @@ def test_fault_without_a_draw_says_nothing_of_a_seed(kind, params):
 
 def test_seed_of_the_experiment_reaches_the_rule(tmp_path):
     """`plan.json` gave each fault a seed that nothing read: two runs of one seed dropped different packets."""
-    from harness.run import decide
-    from testbed import inventory, shipped
+    from harness.run.prepare import resolve
+    from testbed import shipped
+    from testbed.inventory import lab_inventory
 
     path = tmp_path / "x.toml"
     path.write_text(EXPERIMENT)
-    experiment, lab = file.load(path), inventory.load(shipped.inventories() / "soft.yml")
+    experiment, lab = experiment_file.load(path), lab_inventory.load(shipped.inventories() / "soft.yml")
     rules = {}
     for seed in (1, 1, 2):
         planned = plan_experiment(experiment, seed=seed, inventory_digest="", version="")
-        (fault,) = decide._planned(experiment, planned, lab)
+        (fault,) = resolve._planned(experiment, planned, lab)
         assert fault.selection.seed == planned.faults[0].seed
         rules.setdefault(seed, set()).add(fault.request["args"]["ruleset"])
     assert [len(each) for each in rules.values()] == [1, 1]

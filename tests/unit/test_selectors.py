@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.file import decode
-from harness.experiment.plan import encode
+from harness.experiment.experiment_file import decode
+from harness.experiment.run_plan import encode
 from harness.run import loop as run
-from inject.plan import FaultSpec
-from inject.plan import plan as plan_fault
-from testbed.capture import port_named
+from inject.fault_plan import FaultSpec
+from inject.fault_plan import plan as plan_fault
 from testbed.errors import ConfigError, UsageError
-from testbed.inventory import load
-from testbed.selectors import CLASSES, is_selector, resolve, select, select_one
+from testbed.inventory.lab_inventory import load
+from testbed.model.selectors import CLASSES, is_selector, resolve, select, select_one
+from testbed.observe.packet_capture import port_named
 from testbed.shipped import inventories
-from traffic.engine import endpoint
-from traffic.ranks import RanksSpec, place
+from traffic.engine.engine_client import endpoint
+from traffic.workloads.ranks import RanksSpec, place
 
 NAMES = ("soft.yml", "soft-mini.yml", "soft-3rack.yml", "rack-h100.example.yml", "linux-box.example.yml")
 LABS = {name: load(inventories() / name) for name in NAMES}

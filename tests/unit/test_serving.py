@@ -8,10 +8,11 @@ import pytest
 from engine_labs import RANK_OF, NothingStarts, RankEngine, RankLab
 
 from testbed.errors import UsageError
-from traffic import cost, inference, ranking, replay_batches
-from traffic.inference import InferenceSpec
-from traffic.ranking import RankingSpec
-from traffic.replay_batches import ReplaySpec
+from traffic.schedules import cost
+from traffic.workloads import inference, ranking, replay_batches
+from traffic.workloads.inference import InferenceSpec
+from traffic.workloads.ranking import RankingSpec
+from traffic.workloads.replay_batches import ReplaySpec
 
 NETWORK = cost.NETWORKS["soft"]
 MS = 1_000_000

@@ -11,8 +11,8 @@ import threading
 import pytest
 from nvml_library import Card, install
 
-from testbed.onnode import settings
-from testbed.onnode.netlink import attribute
+from testbed.node import settings
+from testbed.node.netlink import attribute
 
 NETDEV, INET, IP = 5, 1, 2
 TABLE, CHAIN, RULE, SET = 0xA01, 0xA04, 0xA07, 0xA0A
@@ -251,7 +251,7 @@ def test_sonic_facts_see_a_row_that_stays_in_its_configuration(monkeypatch, tmp_
 
 
 def test_gpu_facts_see_power_clocks_and_modes(monkeypatch, tmp_path):
-    monkeypatch.setattr("testbed.onnode.nvml._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("testbed.node.nvml._LOOK_EVERY_S", 0.0)
     texts = []
     for card in (Card(), Card(limit_mw=500_000), Card(sm_mhz=1410), Card(persistence=0), Card(mode=3), Card(lost=True)):
         install(monkeypatch, tmp_path, [card])
@@ -269,5 +269,5 @@ def test_gpu_clocks_that_rise_are_not_taken_for_set(monkeypatch, tmp_path):
     """Low without a reason in one look alone: the GPU had just begun to work."""
     card = Card(sm_mhz=345)
     install(monkeypatch, tmp_path, [card])
-    monkeypatch.setattr("testbed.onnode.nvml.time.sleep", lambda _: setattr(card, "sm_mhz", 1980))
+    monkeypatch.setattr("testbed.node.nvml.time.sleep", lambda _: setattr(card, "sm_mhz", 1980))
     assert "clocks not set" in dict(settings.gpu_facts())["gpu 00000000:19:00.0"]

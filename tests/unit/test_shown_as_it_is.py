@@ -8,11 +8,12 @@ import pytest
 from click.testing import CliRunner
 from house import HOUSE
 
-from harness.cli import labs, traffic
 from harness.cli.context import Session, styled
+from harness.cli.lab import labs
 from harness.cli.main import cli
-from testbed import auditlog
-from testbed.paths import lab_dir
+from harness.cli.traffic import traffic_group
+from testbed.directories import lab_dir
+from testbed.tenancy import audit_log
 
 DATA = ("[red]x[/red]", "[/x]", "[a-z]*", "[/path]", "[#1]", "[@here]", "[bold", ":warning:")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -39,7 +40,7 @@ def session(place):
 
 @pytest.mark.parametrize(
     "columns",
-    [traffic.FLOW_COLUMNS, traffic.COLUMNS, ("TTFT P50/P99[ms]", "dense[ms]"), DATA],
+    [traffic_group.FLOW_COLUMNS, traffic_group.COLUMNS, ("TTFT P50/P99[ms]", "dense[ms]"), DATA],
     ids=["flow", "collective", "times", "data"],
 )
 def test_a_table_keeps_its_title_headers_and_cells(session, capsys, columns):
@@ -55,7 +56,7 @@ def test_a_table_keeps_its_title_headers_and_cells(session, capsys, columns):
 def test_a_line_is_printed_as_it_is(session, place, capsys, data):
     session.out.print(data)
     labs._show_dirty(session, (data,))
-    traffic.exit_code(session, "failed", data)
+    traffic_group.exit_code(session, "failed", data)
     said = capsys.readouterr()
     assert ANSI.sub("", said.out).splitlines() == [
         data,
@@ -86,7 +87,7 @@ def test_a_style_is_of_the_cell_and_not_of_its_words(session, place, capsys):
 def test_a_command_shows_what_it_has_read(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     for one in DATA:
-        auditlog.append(lab_dir("soft"), "armed", kind="rdma", target=one, detail=f"rm {one}")
+        audit_log.append(lab_dir("soft"), "armed", kind="rdma", target=one, detail=f"rm {one}")
     done = CliRunner().invoke(cli, ["--lab", "soft", "audit"], standalone_mode=False)
     assert done.exception is None
     assert [line.rpartition("armed")[2].split() for line in ANSI.sub("", done.output).splitlines()[1:]] == [

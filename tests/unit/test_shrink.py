@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment import file as experiment
-from harness.run.shrink import smallest, without
+from harness.experiment import experiment_file as experiment
+from harness.run.repeats.shrink import smallest, without
 from testbed.errors import UsageError
 
 DEMO = house.DEMO.read_bytes()

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_run import synthetic_run
 
+from bench.fail_slow import Noise, made_up
 from harness.analysis.observe import observe
-from harness.analysis.slow_ranks import slow_ranks
-from harness.analysis.soft_errors import MEAN_ITERATIONS, Detector, _against_others, detect
-from harness.bench.soft_errors import Noise, made_up
-from harness.statistics import share_interval
+from harness.analysis.ranks.fail_slow import MEAN_ITERATIONS, Detector, _against_others, detect
+from harness.analysis.ranks.slow_ranks import slow_ranks
+from harness.confidence import share_interval
 
 QUIET = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=8)
 HARD = Noise(deviation=0.02, memory=0.5, long=0.02, ranks=8)

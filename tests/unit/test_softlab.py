@@ -11,14 +11,14 @@ import tarfile
 
 import pytest
 
-from testbed import inventory as inventory_module
 from testbed import shipped
+from testbed.backends.soft import accel, capacity, image, lab_state, lifecycle, ssh_keys, vm
+from testbed.backends.soft.ignored_signals import undisturbed
+from testbed.backends.soft.image import Image
+from testbed.backends.soft.vm import Vm
+from testbed.backends.soft.wiring import machines
 from testbed.errors import LabError, UsageError
-from testbed.softlab import accel, image, keys, lifecycle, room, state, vm
-from testbed.softlab.image import Image
-from testbed.softlab.undisturbed import undisturbed
-from testbed.softlab.vm import Vm
-from testbed.softlab.wiring import machines
+from testbed.inventory import lab_inventory as inventory_module
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_both_ends_of_a_wire_name_each_other(soft, tmp_path):
 
 
 def test_a_seed_disk_carries_the_identity_and_keeps_the_key_private(soft):
-    pair = keys.generate()
+    pair = ssh_keys.generate()
     disk = vm.seed_disk(machines(soft)[1], host_key=pair.private, authorized_key=pair.public)
     assert len(disk) % 512 == 0
     with tarfile.open(fileobj=io.BytesIO(disk)) as tar:
@@ -94,7 +94,7 @@ def test_private_files_are_never_readable_by_others(tmp_path):
     path = tmp_path / "id"
     path.write_text("old")
     path.chmod(0o644)
-    keys.write_private(path, "secret")
+    ssh_keys.write_private(path, "secret")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text() == "secret"
 
@@ -123,7 +123,7 @@ def test_no_space_is_found_before_building(monkeypatch, tmp_path):
 
 def test_no_memory_is_found_before_booting(monkeypatch, soft, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
-    monkeypatch.setattr(room, "available_mib", lambda: 100)
+    monkeypatch.setattr(capacity, "available_mib", lambda: 100)
     with pytest.raises(LabError, match=r"soft needs \d+ MiB of memory, 100 MiB are available.*--lab soft-mini"):
         lifecycle.up(soft, lambda _: None)
 
@@ -132,7 +132,7 @@ def test_no_room_for_the_vms_is_found_before_booting(monkeypatch, soft, tmp_path
     """It was found when the snapshot was taken, as an I/O error, after two minutes."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 150 << 20))
     with pytest.raises(LabError, match=r"soft needs 1500 MiB of disk .* 150 MiB are free .*FAULTBED_HOME"):
-        room.check_disk(soft, tmp_path)
+        capacity.check_disk(soft, tmp_path)
 
 
 def test_an_unknown_accelerator_is_refused(monkeypatch):
@@ -146,14 +146,14 @@ def test_one_lab_has_one_keeper(tmp_path):
     import os
 
     told = rf"another faultbed \(process {os.getpid()}\)"
-    with state.locked(tmp_path), pytest.raises(LabError, match=told), state.locked(tmp_path):
+    with lab_state.locked(tmp_path), pytest.raises(LabError, match=told), lab_state.locked(tmp_path):
         pass
 
 
 def test_state_of_another_version_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "state.json").write_text('{"schema": 1, "surprise": true}')
     with pytest.raises(LabError, match="faultbed down --purge"):
-        state.read_state(tmp_path)
+        lab_state.read_state(tmp_path)
 
 
 def test_reset_of_a_lab_that_is_down_says_so(monkeypatch, soft, tmp_path):

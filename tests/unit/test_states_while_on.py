@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from inject.evidence.receipt import Armed, judge_fired
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Prepared
-from inject.plan import FaultSpec, plan
-from inject.receipt import Armed, judge_fired
-from testbed.inventory import load
+from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventory_named
 
 TOPOLOGY = load(inventory_named("soft")).topology

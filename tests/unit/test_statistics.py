@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import statistics
-from harness.statistics import Interval, decide, share_interval
+from harness import confidence
+from harness.confidence import Interval, decide, share_interval
 from harness.verdict import Verdict
 
 
@@ -24,7 +24,7 @@ def noisy(rng, count, *, spread, memory=0.5, tail=0.02):
 def pair(rng, *, count, spread, memory, drift, before, tail=0.02):
     run = noisy(rng, count, spread=spread, memory=memory, tail=tail) * np.exp(drift * rng.normal())
     twin = noisy(rng, count, spread=spread, memory=memory, tail=tail)
-    return statistics.total_ratio(run, twin, quiet=np.ones(count, dtype=bool), before=before)
+    return confidence.total_ratio(run, twin, quiet=np.ones(count, dtype=bool), before=before)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_the_faults_own_effect_is_no_noise():
     rng = np.random.default_rng(7)
     run, twin = noisy(rng, 100, spread=0.02, tail=0.0), noisy(rng, 100, spread=0.02, tail=0.0)
     quiet = np.ones(100, dtype=bool)
-    calm = statistics.total_ratio(run, twin, quiet=quiet, before=0)
+    calm = confidence.total_ratio(run, twin, quiet=quiet, before=0)
     run[50], quiet[50] = run[50] + 10, False
-    hit = statistics.total_ratio(run, twin, quiet=quiet, before=0)
+    hit = confidence.total_ratio(run, twin, quiet=quiet, before=0)
     assert hit.low > 1.05
     assert hit.high < 1.15
     assert hit.high - hit.low == pytest.approx(calm.high - calm.low, rel=0.2)
@@ -85,7 +85,7 @@ def test_the_faults_own_effect_is_no_noise():
 def test_a_run_on_a_slower_lab_than_its_twins_is_not_held_against_the_fault():
     rng = np.random.default_rng(8)
     run, twin = 1.3 * noisy(rng, 100, spread=0.02, tail=0.0), noisy(rng, 100, spread=0.02, tail=0.0)
-    interval = statistics.total_ratio(run, twin, quiet=np.ones(100, dtype=bool), before=30)
+    interval = confidence.total_ratio(run, twin, quiet=np.ones(100, dtype=bool), before=30)
     assert interval.low < 1.0
     assert interval.high > 1.3
     assert "1.3" in interval.method
@@ -95,20 +95,20 @@ def test_a_drift_that_is_known_from_few_iterations_is_allowed_for_too():
     rng = np.random.default_rng(8)
     run, twin = (scale * noisy(rng, 40, spread=0.02, memory=0.0, tail=0.0) for scale in (1.3, 1.0))
     quiet = np.ones(40, dtype=bool)
-    assert statistics.total_ratio(run, twin, quiet=quiet, before=3).low < 1.02
-    assert statistics.total_ratio(run, twin, quiet=quiet, before=0).low > 1.2
+    assert confidence.total_ratio(run, twin, quiet=quiet, before=3).low < 1.02
+    assert confidence.total_ratio(run, twin, quiet=quiet, before=0).low > 1.2
 
 
 def test_too_few_iterations_have_no_interval():
     few = np.ones(15)
-    assert statistics.total_ratio(few, few, quiet=np.ones(15, dtype=bool), before=0) is None
-    assert statistics.mean_interval(few) is None
-    assert statistics.lowest_window(0.5, few, width=2, windows=9) is None
+    assert confidence.total_ratio(few, few, quiet=np.ones(15, dtype=bool), before=0) is None
+    assert confidence.mean_interval(few) is None
+    assert confidence.lowest_window(0.5, few, width=2, windows=9) is None
 
 
 def test_the_mean_of_what_remembers_is_held_too():
     rng = np.random.default_rng(9)
-    means = [statistics.mean_interval(noisy(rng, 200, spread=0.1, memory=0.6, tail=0.0)) for _ in range(200)]
+    means = [confidence.mean_interval(noisy(rng, 200, spread=0.1, memory=0.6, tail=0.0)) for _ in range(200)]
     found = [one for one in means if one is not None]
     assert len(found) > 150
     truth = np.exp(0.1**2 / 2)
@@ -117,8 +117,8 @@ def test_the_mean_of_what_remembers_is_held_too():
 
 def test_a_silent_window_is_silent_for_certain():
     baseline = noisy(np.random.default_rng(1), 100, spread=0.1, memory=0.0, tail=0.0)
-    assert statistics.lowest_window(0.0, baseline, width=10, windows=50).high == 0
-    half = statistics.lowest_window(0.5, baseline, width=10, windows=50)
+    assert confidence.lowest_window(0.0, baseline, width=10, windows=50).high == 0
+    half = confidence.lowest_window(0.5, baseline, width=10, windows=50)
     assert half.low < 0.5 < half.high
 
 
@@ -151,16 +151,16 @@ def test_no_share_of_nothing():
 @given(st.integers(30, 400), st.floats(10, 90), st.integers(0, 100))
 def test_percentiles_lie_between_two_of_the_values(count, percent, seed):
     values = np.random.default_rng(seed).exponential(size=count)
-    interval = statistics.percentile_interval(values, percent, level=0.95)
+    interval = confidence.percentile_interval(values, percent, level=0.95)
     if interval is not None:
         assert interval.low <= np.percentile(values, percent) <= interval.high
 
 
 def test_percentiles_hold_the_truth_as_often_as_they_say():
     rng = np.random.default_rng(2)
-    found = [statistics.percentile_interval(rng.exponential(size=100), 50) for _ in range(500)]
+    found = [confidence.percentile_interval(rng.exponential(size=100), 50) for _ in range(500)]
     assert sum(not one.low <= np.log(2) <= one.high for one in found) <= 10
-    assert statistics.percentile_interval(np.arange(5.0), 99) is None
+    assert confidence.percentile_interval(np.arange(5.0), 99) is None
 
 
 def test_what_one_request_makes_alike_is_not_counted_twice():
@@ -169,7 +169,7 @@ def test_what_one_request_makes_alike_is_not_counted_twice():
     for _ in range(300):
         tokens = (rng.exponential(size=(20, 1)) + 0.01 * rng.normal(size=(20, 30))).ravel()
         for independent in missed:
-            one = statistics.percentile_bounds(tokens, 50, independent=independent)
+            one = confidence.percentile_bounds(tokens, 50, independent=independent)
             missed[independent] += not one.low <= np.log(2) <= one.high
     assert missed[20] <= 6
     assert missed[20 * 30] > 100
@@ -177,15 +177,15 @@ def test_what_one_request_makes_alike_is_not_counted_twice():
 
 def test_where_the_outermost_values_do_not_hold_a_percentile_an_end_is_open():
     """Sixteen requests say nothing of how long the slowest in a hundred takes, but that it takes as long as these."""
-    high = statistics.percentile_bounds(np.arange(1.0, 17.0), 99, independent=16, least=0.0)
+    high = confidence.percentile_bounds(np.arange(1.0, 17.0), 99, independent=16, least=0.0)
     assert (high.low > 10, high.high) == (True, np.inf)
-    low = statistics.percentile_bounds(np.arange(1.0, 17.0), 1, independent=16, least=0.0)
+    low = confidence.percentile_bounds(np.arange(1.0, 17.0), 1, independent=16, least=0.0)
     assert (low.low, low.high < 7) == (0.0, True)
-    assert statistics.percentile_bounds(np.zeros(0), 50, independent=0) is None
+    assert confidence.percentile_bounds(np.zeros(0), 50, independent=0) is None
 
 
 def test_widening_adds_the_spread_between_runs():
-    interval = statistics.widened(Interval(low=0.99, high=1.01, method="m"), 0.05, freedom=9, source="noise floor")
+    interval = confidence.widened(Interval(low=0.99, high=1.01, method="m"), 0.05, freedom=9, source="noise floor")
     assert interval.high == pytest.approx(np.exp(np.hypot(0.01, 3.2498 * 0.05)), rel=1e-3)
     assert interval.low == pytest.approx(1 / interval.high, rel=1e-3)
     assert "noise floor" in interval.method
@@ -194,12 +194,12 @@ def test_widening_adds_the_spread_between_runs():
 def test_student_quantiles_of_few_degrees_of_freedom_are_exact():
     """Tables: t at 0.995. The series expansion that stood here was 27 % too low at 2 degrees of freedom."""
     for freedom, quantile in ((1, 63.657), (2, 9.925), (3, 5.841), (9, 3.250), (1000, 2.581)):
-        assert statistics.student(freedom) == pytest.approx(quantile, abs=6e-4)
+        assert confidence.student(freedom) == pytest.approx(quantile, abs=6e-4)
 
 
 @pytest.mark.parametrize(("checks", "level"), [(0, 0.99), (1, 0.99), (2, 0.99), (4, 0.995), (10, 0.998)])
 def test_level_for_several_noisy_checks_keeps_the_risk_of_the_run(checks, level):
-    assert statistics.level_for(checks) == pytest.approx(level)
+    assert confidence.level_for(checks) == pytest.approx(level)
 
 
 def test_share_of_dependent_trials_is_known_as_well_as_of_fewer_independent_ones():
@@ -211,8 +211,8 @@ def test_share_of_dependent_trials_is_known_as_well_as_of_fewer_independent_ones
 def test_series_whose_level_moves_has_no_interval():
     rng = np.random.default_rng(4)
     steady = 1 + 0.05 * rng.normal(size=60)
-    assert statistics.mean_interval(steady) is not None
-    assert statistics.mean_interval(steady + 0.2 * (np.arange(60) >= 30)) is None
+    assert confidence.mean_interval(steady) is not None
+    assert confidence.mean_interval(steady + 0.2 * (np.arange(60) >= 30)) is None
 
 
 def test_machine_that_slows_with_the_fault_is_no_fail_of_the_fault():
@@ -224,18 +224,18 @@ def test_machine_that_slows_with_the_fault_is_no_fail_of_the_fault():
     for _ in range(100):
         run, twin = 1 + 0.05 * rng.normal(size=60), 1 + 0.05 * rng.normal(size=60)
         run[15:] *= 1.2
-        found.append(statistics.total_ratio(run, twin, quiet=quiet, before=15))
+        found.append(confidence.total_ratio(run, twin, quiet=quiet, before=15))
     assert not any(one is not None and decide("max", 1.1, one) is Verdict.FAIL for one in found)
 
 
 def test_equal_values_have_no_noise():
-    assert statistics.independent_of(np.ones(20)) == 20
-    interval = statistics.mean_interval(np.full(20, 3.0))
+    assert confidence.independent_of(np.ones(20)) == 20
+    interval = confidence.mean_interval(np.full(20, 3.0))
     assert (interval.low, interval.high) == (3.0, 3.0)
 
 
 def test_percentile_bounds_stay_within_the_values_for_any_number_of_independent_ones():
     values = np.arange(1.0, 101.0)
     for independent in range(1, 101):
-        one = statistics.percentile_bounds(values, 50, independent=independent)
+        one = confidence.percentile_bounds(values, 50, independent=independent)
         assert one.low <= 50.5 <= one.high

@@ -15,10 +15,10 @@ from harness.attribution.stalls import stalls
 from harness.findings import Finding
 from harness.record.measurements import Iteration, Rank, RankSeries
 from harness.report import run_page as report
-from harness.report.charts import Band
-from harness.report.gantt_plot import gantt_chart
-from harness.report.step_gantt import MOST_ROWS, Bar, gantts
-from traffic.flight import Entry, Flight
+from harness.report.plots.charts import Band
+from harness.report.plots.gantt_plot import gantt_chart
+from harness.report.plots.step_gantt import MOST_ROWS, Bar, gantts
+from traffic.engine.flight_recorder import Entry, Flight
 
 LONG_S = 2.0
 

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness.experiment.file import decode
+from harness.experiment.experiment_file import decode
 from harness.experiment.stop import METRICS, Condition, Guard, judged
 from harness.run import loop as run_module
-from harness.run.fit import fit
-from harness.run.live import Live, Watching
+from harness.run.live_guard import Live, Watching
+from harness.run.prepare.bind_to_lab import fit
 from harness.verdict import Check, Verdict, VerdictFile
+from inject.fault_plan import FaultSpec, plan
 from inject.injector import Prepared
-from inject.plan import FaultSpec, plan
 from testbed.errors import ConfigError, FaultError, LabError
-from testbed.telemetry import Change
-from traffic.results import Standstill
+from testbed.observe.telemetry import Change
+from traffic.engine.run_results import Standstill
 
 S = 1_000_000_000
 FILE = """

@@ -15,14 +15,14 @@ import pytest
 from waiting import until
 
 from inject.node.actuator import Refused
-from inject.node.burst import BurstActuator, listening
+from inject.node.machine.burst import BurstActuator, listening
 from testbed.errors import UsageError
-from traffic import storage
-from traffic.flight import standing
-from traffic.node.feed import Feed, StorageClient
+from traffic.engine.flight_recorder import standing
+from traffic.engine.run_results import Checkpoint, Iteration
+from traffic.node.ranks.feed import Feed, StorageClient
 from traffic.node.storage import blocks, checksum
-from traffic.results import Checkpoint, Iteration
-from traffic.storage import Storage
+from traffic.workloads import storage_service
+from traffic.workloads.storage_service import Storage
 
 OURS = f"of-test-{os.getpid()}"
 """An argument that no other server on this machine has."""
@@ -206,7 +206,7 @@ def test_staggered_checkpoints_take_turns(server, loop):
 )
 def test_storage_that_makes_no_sense_is_refused(changes, said):
     with pytest.raises(UsageError, match=said):
-        storage.check(Storage(**{"host": "host4", "ingest_bytes": 1} | changes))
+        storage_service.check(Storage(**{"host": "host4", "ingest_bytes": 1} | changes))
 
 
 def test_times_are_of_all_ranks():
@@ -215,9 +215,9 @@ def test_times_are_of_all_ranks():
     stored = [
         Checkpoint(rank=rank, iteration=0, start_ns=0, end_ns=10 + rank, waited_ns=5, size_bytes=1) for rank in (0, 1)
     ]
-    times = storage.times_of(iterations, stored)
+    times = storage_service.times_of(iterations, stored)
     assert (times.ingest_wait_p50_ns, times.checkpoints, times.stored_max_ns) == (2, 2, 11)
-    assert storage.times_of([], []).checkpoints == 0
+    assert storage_service.times_of([], []).checkpoints == 0
 
 
 def test_a_rank_that_waits_for_storage_says_so():

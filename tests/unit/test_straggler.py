@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.straggler import LEVEL, chance, slowdowns, slowest
+from harness.analysis.ranks.straggler import LEVEL, chance, slowdowns, slowest
 from harness.record.measurements import Iteration, RankSeries
 
 STEP_NS = 3_000_000_000
@@ -123,5 +123,5 @@ def test_many_iterations_have_the_chance_of_few(monkeypatch):
         during = (rng.standard_normal(19) + shift).tolist()
         exact = chance(before, during)
         with monkeypatch.context() as patched:
-            patched.setattr("harness.analysis.straggler._EXACT", 0)
+            patched.setattr("harness.analysis.ranks.straggler._EXACT", 0)
             assert chance(before, during) == pytest.approx(exact, rel=0.25)

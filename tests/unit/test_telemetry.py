@@ -17,16 +17,16 @@ from house import HOUSE
 from waiting import until
 
 from harness.record import telemetry_file
-from testbed import telemetry
-from testbed.clock import ClockOffset
 from testbed.errors import CommandFailed, Unreachable
-from testbed.jsonlines import next_message
 from testbed.lab import Lab
-from testbed.watcher import WatcherGone
+from testbed.observe import telemetry
+from testbed.observe.clock import ClockOffset
+from testbed.observe.watcher import WatcherGone
+from testbed.remote.jsonlines import next_message
 
 
 class Pipe:
-    """A program on this machine behind the seam of `testbed.node.Channel`."""
+    """A program on this machine behind the seam of `testbed.remote.remote_node.Channel`."""
 
     def __init__(self, argv):
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=HOUSE)

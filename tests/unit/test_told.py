@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from harness.plugin.told import told
-from traffic.engine import Event
-from traffic.results import QpError
+from harness.pytest_plugin.failure_summary import told
+from traffic.engine.engine_client import Event
+from traffic.engine.run_results import QpError
 
 S = 1_000_000_000
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed import inventory
 from testbed.errors import UsageError
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
-from traffic import probe, probed
-from traffic.probe import ProbeSpec
-from traffic.tomography import BACKGROUND, Probes, links_of, locate
+from traffic.probes import prober, results
+from traffic.probes.prober import ProbeSpec
+from traffic.probes.tomography import BACKGROUND, Probes, links_of, locate
 
-SOFT = inventory.load(inventories() / "soft.yml").topology
-MINI = inventory.load(inventories() / "soft-mini.yml").topology
+SOFT = lab_inventory.load(inventories() / "soft.yml").topology
+MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
 RACK = {host.name: host.rack for host in SOFT.hosts}
 TOR = {host.name: SOFT.rnic_link(host.name, host.rnics[0].name).a.node for host in SOFT.hosts}
 
@@ -21,7 +21,7 @@ TOR = {host.name: SOFT.rnic_link(host.name, host.rnics[0].name).a.node for host 
 def sent(*, place=(), share=0.0, seed=1, count=200, background=0.0005):
     """Probes of `faultbed probe` on the default lab, four queue pairs each, of which a place loses a share."""
     rng, found = np.random.default_rng(seed), []
-    for src, dst in probe.pairs(SOFT):
+    for src, dst in prober.pairs(SOFT):
         one, two = (TOR[end.partition(":")[0]] for end in (src, dst))
         for _ in range(4):
             middle = (one,) if one == two else (one, str(rng.choice(["ctsw1", "ctsw2"])), two)
@@ -72,7 +72,7 @@ def test_links_add_up_what_crosses_them():
 
 @pytest.mark.parametrize("topology", [SOFT, MINI])
 def test_every_rnic_sends_and_is_sent_to_in_every_rack(topology):
-    chosen = probe.pairs(topology)
+    chosen = prober.pairs(topology)
     rnics = {f"{host.name}:{rnic.name}" for host in topology.hosts for rnic in host.rnics}
     racks = {host.rack for host in topology.hosts}
     assert {src for src, _ in chosen} == {dst for _, dst in chosen} == rnics
@@ -82,15 +82,15 @@ def test_every_rnic_sends_and_is_sent_to_in_every_rack(topology):
 
 def test_what_no_probe_took_is_told():
     only = (Probes(path=("host1:rxe0", "rtsw1", "host2:rxe0"), sent=1, lost=0),)
-    left = probed.uncovered(SOFT, only)
+    left = results.uncovered(SOFT, only)
     assert "rtsw1 -> ctsw1" in left
     assert "host1:rxe0 -> rtsw1" not in left
     assert "rtsw1 -> host1:rxe0" in left
     silent = (Probes(path=("host1:rxe0", "rtsw1", "host2:rxe0"), sent=0, lost=0),)
-    assert "host1:rxe0 -> rtsw1" in probed.uncovered(SOFT, silent), "a queue pair that sent nothing took no way"
+    assert "host1:rxe0 -> rtsw1" in results.uncovered(SOFT, silent), "a queue pair that sent nothing took no way"
 
 
 @pytest.mark.parametrize("spec", [ProbeSpec(duration_s=0), ProbeSpec(per_s=0), ProbeSpec(qps=0)])
 def test_probes_without_time_rate_or_queue_pairs_are_refused(spec):
     with pytest.raises(UsageError):
-        probe.check(spec)
+        prober.check(spec)

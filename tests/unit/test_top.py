@@ -12,10 +12,10 @@ from recorded import RECORDED
 from rich.console import Console
 from test_telemetry import Here
 
-from harness.cli import watching
+from harness.cli.lab import watching
+from harness.cli.lab.screen import SILENT_NS, Screen
 from harness.cli.main import cli
-from harness.cli.screen import SILENT_NS, Screen
-from testbed.telemetry import Change, Sample
+from testbed.observe.telemetry import Change, Sample
 
 S = 1_000_000_000
 BEGAN = 50 * S

@@ -12,7 +12,7 @@ import pytest
 from engine_labs import Engine, Lab, node_ns
 
 from testbed.errors import LabError
-from traffic.plan import QpParams
+from traffic.engine.task_specs import QpParams
 
 
 def test_a_clean_flow_is_completed_and_counted():
@@ -128,7 +128,7 @@ def test_waiting_has_a_deadline_and_leaves_nothing():
 
 
 def test_a_run_that_cannot_connect_does_not_start(monkeypatch):
-    monkeypatch.setattr("traffic.run.SETUP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("traffic.engine.running_traffic.SETUP_TIMEOUT_S", 0.5)
     lab = Lab(lambda engine: None, dead_from=0)
     with pytest.raises(LabError, match=r"did not start: .*host1:rxe0 -> host3:rxe0"):
         lab.start()

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from engine_labs import NothingStarts
 
-from testbed import inventory
 from testbed.errors import UsageError
-from traffic import collective, flow
-from traffic.plan import QpParams
+from testbed.inventory import lab_inventory
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.workloads import collective
 
-TOPOLOGY = inventory.load(Path("inventory/soft.yml")).topology
+TOPOLOGY = lab_inventory.load(Path("inventory/soft.yml")).topology
 
 
 FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
@@ -68,7 +69,7 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
 )
 def test_flow_refusals(change, says):
     with pytest.raises(UsageError, match=says):
-        flow.start(NothingStarts(), flow.FlowSpec(**{**FLOW, **change}))
+        flow_run.start(NothingStarts(), flow_run.FlowSpec(**{**FLOW, **change}))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_collective_refusals(change, says):
     ("lab_kind", "transport", "label"), [("soft", "rc", 7), ("soft", "uc", 7), ("soft", "ud", 0), ("rack", "ud", 7)]
 )
 def test_a_flow_label_is_taken_where_it_moves_something(lab_kind, transport, label):
-    flow.check_on(lab_kind, transport=transport, qp=QpParams(flow_label=label))
+    flow_run.check_on(lab_kind, transport=transport, qp=QpParams(flow_label=label))
 
 
 @pytest.mark.parametrize(("transport", "verb", "check", "kind"), [
@@ -119,12 +120,12 @@ def test_a_flow_label_is_taken_where_it_moves_something(lab_kind, transport, lab
 ])  # fmt: skip
 def test_only_a_flow_that_is_checked_is_run_by_what_checks(transport, verb, check, kind):
     asked = {"transport": transport, "verb": verb, "check": check, "message_bytes": 512}
-    ends = flow._tasks(NothingStarts(), flow.FlowSpec(**{**FLOW, **asked}), "")
+    ends = flow_run._tasks(NothingStarts(), flow_run.FlowSpec(**{**FLOW, **asked}), "")
     assert [end.kind for end in ends] == [f"{kind}_tx", f"{kind}_rx"]
 
 
 def test_for_ever_is_never_meant_without_being_said():
     assert QpParams().rnr_retry < 7
-    said = flow.FlowSpec(**{**FLOW, "verb": "send", "late_receives_ms": 5.0, "qp": QpParams(rnr_retry=7)})
-    flow.check(said)
-    assert flow.engine_spec(said)["qp"]["rnr_retry"] == 7
+    said = flow_run.FlowSpec(**{**FLOW, "verb": "send", "late_receives_ms": 5.0, "qp": QpParams(rnr_retry=7)})
+    flow_run.check(said)
+    assert flow_run.engine_spec(said)["qp"]["rnr_retry"] == 7

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed import inventory as inventory_module
-from testbed import paths, provision, shipped
+from testbed import directories, provision, shipped
+from testbed.backends.soft import fleet, lifecycle, vm, vm_process
+from testbed.backends.soft.image import Image
+from testbed.backends.soft.lab_state import LabState, VmState, read_state, sockets_of, write
+from testbed.backends.soft.vm import Vm
+from testbed.backends.soft.wiring import Machine, machines
+from testbed.directories import private_dir, socket_dir
 from testbed.errors import LabError, UsageError
-from testbed.paths import private_dir, socket_dir
-from testbed.softlab import fleet, lifecycle, process, vm
-from testbed.softlab.image import Image
-from testbed.softlab.state import LabState, VmState, read_state, sockets_of, write
-from testbed.softlab.vm import Vm
-from testbed.softlab.wiring import Machine, machines
+from testbed.inventory import lab_inventory as inventory_module
 
 MINI = shipped.inventories() / "soft-mini.yml"
 
@@ -30,7 +30,7 @@ def mini(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(mini):
-    return private_dir(paths.lab_dir(mini.name))
+    return private_dir(directories.lab_dir(mini.name))
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def run():
 @pytest.fixture
 def qemu(tmp_path, run):
     """Start a process with a VM's own arguments whose executable has QEMU's name (a copy of the shell)."""
-    binary = tmp_path / process.QEMU
+    binary = tmp_path / vm_process.QEMU
     shutil.copy(os.path.realpath("/bin/sh"), binary)
 
     def start(machine):
@@ -79,7 +79,9 @@ def decoy(run, machine, *, executable=sys.executable):
 
 
 def recorded(child):
-    return VmState(pid=child.pid, ssh_port=1, start_ticks=process.start_ticks(child.pid), boot_id=process.boot_id())
+    return VmState(
+        pid=child.pid, ssh_port=1, start_ticks=vm_process.start_ticks(child.pid), boot_id=vm_process.boot_id()
+    )
 
 
 def record(folder, child, *, name="host1"):
@@ -107,10 +109,10 @@ def test_socket_dir_other_environment_is_the_same(folder, monkeypatch, variable,
 
 def test_socket_dir_long_state_path_moves_to_a_short_folder(tmp_path):
     """A unix socket's path ends at 107 bytes."""
-    assert socket_dir(tmp_path) in (tmp_path / "sockets", paths.short_dir(tmp_path))
+    assert socket_dir(tmp_path) in (tmp_path / "sockets", directories.short_dir(tmp_path))
     long = tmp_path / ("x" * 90)
-    assert socket_dir(long) == paths.short_dir(long)
-    assert len(os.fsencode(socket_dir(long))) + 41 <= paths.SOCKET_PATH_MAX
+    assert socket_dir(long) == directories.short_dir(long)
+    assert len(os.fsencode(socket_dir(long))) + 41 <= directories.SOCKET_PATH_MAX
 
 
 def test_running_lab_keeps_the_sockets_it_was_started_with(mini, folder, machine, run, tmp_path):
@@ -136,7 +138,7 @@ def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machin
     now = next(one for one in lifecycle.status(mini).vms if one.name == "host1")
     assert (now.pid, now.alive) == (child.pid, True)
     assert lifecycle.down(mini)
-    assert process.start_ticks(child.pid) == 0, "the process is still there"
+    assert vm_process.start_ticks(child.pid) == 0, "the process is still there"
     assert not (folder / "state.json").exists()
 
 
@@ -152,7 +154,7 @@ def test_lost_record_qemu_is_found_by_its_disk_and_ended(mini, folder, machine, 
         assert now.state == "broken"
         assert next(one for one in now.vms if one.name == "host1").pid == child.pid
     assert lifecycle.down(mini)
-    assert process.start_ticks(child.pid) == 0, "the process is still there"
+    assert vm_process.start_ticks(child.pid) == 0, "the process is still there"
     assert innocent.poll() is None
     assert lifecycle.status(mini).state == "down"
 
@@ -170,7 +172,7 @@ def test_vm_that_the_inventory_has_no_more_is_ended(mini, folder, machine, qemu,
     if is_recorded:
         record(folder, child, name="host9")
     assert lifecycle.down(mini)
-    assert process.start_ticks(child.pid) == 0, "the process is still there"
+    assert vm_process.start_ticks(child.pid) == 0, "the process is still there"
 
 
 def test_purge_damaged_files_removes_the_lab(mini, folder):
@@ -183,7 +185,7 @@ def test_purge_damaged_files_removes_the_lab(mini, folder):
 
 def test_find_qemu_that_mentions_the_disk_elsewhere_is_not_ours(machine, tmp_path, run):
     """Only the value of a -drive option counts: another QEMU may have the path in its name or its kernel options."""
-    binary = tmp_path / process.QEMU
+    binary = tmp_path / vm_process.QEMU
     shutil.copy(os.path.realpath("/bin/sh"), binary)
     run([str(binary), "-c", "echo runs; read end", "sh", "-append", f"file={machine.disk}", f"unix:{machine.qmp}"])
     other = Vm(machine=machine.machine, folder=machine.folder.parent / "host10", sockets=machine.sockets)
@@ -227,7 +229,7 @@ def test_record_of_an_older_version_is_identified_by_disk(machine, qemu):
     known = VmState(pid=child.pid, ssh_port=1)
     assert vm.is_alive(machine, known)
     assert vm.end(machine, known)
-    assert process.start_ticks(child.pid) == 0, "the process is still there"
+    assert vm_process.start_ticks(child.pid) == 0, "the process is still there"
 
 
 def test_end_zombie_returns_at_once(machine, qemu):
@@ -301,9 +303,9 @@ def test_root_acts_as_the_owner_of_the_state(tmp_path, monkeypatch, identity):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     owned_by(monkeypatch, tmp_path, 1234567)
     monkeypatch.setattr(
-        paths.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="ada", pw_gid=77, pw_dir="/home/ada")
+        directories.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="ada", pw_gid=77, pw_dir="/home/ada")
     )
-    assert paths.act_as_owner() == "ada"
+    assert directories.act_as_owner() == "ada"
     assert identity == [("initgroups", "ada", 77), ("setresgid", 77, 77, 77), ("setresuid", *[1234567] * 3)]
     assert (os.environ["HOME"], os.environ["FAULTBED_HOME"]) == ("/home/ada", str(tmp_path))
     assert "XDG_CACHE_HOME" not in os.environ
@@ -312,7 +314,7 @@ def test_root_acts_as_the_owner_of_the_state(tmp_path, monkeypatch, identity):
 def test_root_acts_as_an_owner_without_a_name(tmp_path, monkeypatch, identity):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     owned_by(monkeypatch, tmp_path, 1234567)
-    assert paths.act_as_owner() == "1234567"
+    assert directories.act_as_owner() == "1234567"
     assert identity == [("setgroups", []), ("setresgid", *[4712] * 3), ("setresuid", *[1234567] * 3)]
 
 
@@ -323,6 +325,6 @@ def test_identity_stays_where_nothing_is_to_change(tmp_path, monkeypatch, identi
         owned_by(monkeypatch, tmp_path, 0 if case == "own state" else 1234567)
     if case == "not root":
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert paths.act_as_owner() is None
+    assert directories.act_as_owner() is None
     assert identity == []
     assert os.environ["HOME"] == "/of/root"

@@ -13,7 +13,7 @@ from house import HOUSE
 class Program:
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.onnode.watch"],
+            [sys.executable, "-m", "testbed.node.watch"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=HOUSE,

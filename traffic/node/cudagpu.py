@@ -12,7 +12,7 @@ import json
 import socket
 import sys
 
-from testbed.onnode.cuda import CudaWork, NoCuda
+from testbed.node.cuda import CudaWork, NoCuda
 from traffic.node.softgpu import answer
 
 __all__ = ["main", "serve"]

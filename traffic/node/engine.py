@@ -31,7 +31,7 @@ import sys
 import time
 
 from traffic.node.completions import refuse_overrun
-from traffic.node.late import Late
+from traffic.node.flows.late import Late
 from traffic.node.task import Conn, Task
 from traffic.node.verbs import Rnic
 
@@ -142,32 +142,32 @@ class Engine:
     def _make(self, request: dict[str, Any], rnic: Rnic) -> Task:
         kind, arguments = request["kind"], (request["task"], rnic, request["spec"], self.emit)
         if kind == "rank":
-            from traffic.node.rank import RankTask  # numpy takes seconds to load on an emulated CPU
+            from traffic.node.ranks.rank import RankTask  # numpy takes seconds to load on an emulated CPU
 
             return RankTask(*arguments, self.selector)
         ends: tuple[type[Task], type[Task]]
         if kind.startswith("echo"):
-            from traffic.node.echo import EchoReceiver, EchoSender
+            from traffic.node.flows.echo import EchoReceiver, EchoSender
 
             ends = EchoSender, EchoReceiver
         elif kind.startswith("unreliable"):
-            from traffic.node.unreliable import UnreliableReceiver, UnreliableSender
+            from traffic.node.flows.unreliable import UnreliableReceiver, UnreliableSender
 
             ends = UnreliableSender, UnreliableReceiver
         elif kind.startswith("numbered"):
-            from traffic.node.numbered import NumberedReceiver, NumberedSender
+            from traffic.node.flows.numbered import NumberedReceiver, NumberedSender
 
             ends = NumberedSender, NumberedReceiver
         elif kind.startswith("admitted"):
-            from traffic.node.admission import AdmittedReceiver, AdmittedSender
+            from traffic.node.flows.admission import AdmittedReceiver, AdmittedSender
 
             ends = AdmittedSender, AdmittedReceiver
         elif kind.startswith("checked"):
-            from traffic.node.checked import CheckedReceiver, CheckedSender
+            from traffic.node.flows.checked import CheckedReceiver, CheckedSender
 
             ends = CheckedSender, CheckedReceiver
         else:
-            from traffic.node.flow import FlowReceiver, FlowSender
+            from traffic.node.flows.flow import FlowReceiver, FlowSender
 
             ends = FlowSender, FlowReceiver
         return ends[("tx", "rx").index(kind.rpartition("_")[2])](*arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traffic.node.late import Late
+from traffic.node.flows.late import Late
 from traffic.node.series import Series
 from traffic.node.verbs import STATUS, Rc, Rnic
 

@@ -1,14 +1,14 @@
 """Collective schedules as frozen data: who sends which blocks to whom, in which step, to be reduced or copied.
 
-One schedule has three readers: the executor on the nodes (`programs` is what nodes get), the checker (`traffic.check`)
-and the cost model (`traffic.cost`). A schedule knows ranks and blocks; `Layout` says how long the blocks are.
+One schedule has three readers: the executor on the nodes (`programs` is what nodes get), the checker
+(`traffic.schedules.schedule_check`) and the cost model (`traffic.schedules.cost`). A schedule knows ranks and blocks;
+`Layout` says how long the blocks are.
 """
 
 from __future__ import annotations
 
-from traffic.schedules.catalogue import ALGORITHMS, MIN_RANKS, Shape, algorithms_for, build
+from traffic.schedules.algorithms import ALGORITHMS, MIN_RANKS, Shape, algorithms_for, build
 from traffic.schedules.meaning import ALL, COLLECTIVES, REDUCING, ROOTED, held, results
-from traffic.schedules.model import Moves, Schedule, expanded
 from traffic.schedules.program import (
     Layout,
     Program,
@@ -20,6 +20,7 @@ from traffic.schedules.program import (
     skewed_counts,
     told_apart,
 )
+from traffic.schedules.schedule import Moves, Schedule, expanded
 
 __all__ = [
     "ALGORITHMS",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from testbed.errors import UsageError
-from traffic.schedules.model import Moves, Schedule, moves
+from traffic.schedules.schedule import Moves, Schedule, moves
 
 __all__ = ["ALL", "COLLECTIVES", "REDUCING", "ROOTED", "held", "local_copies", "results"]
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from testbed.errors import UsageError
-from traffic.schedules.catalogue import Shape, build
+from traffic.schedules.algorithms import Shape, build
 from traffic.schedules.meaning import held, results
-from traffic.schedules.model import Schedule, expanded
+from traffic.schedules.schedule import Schedule, expanded
 
 __all__ = [
     "Layout",

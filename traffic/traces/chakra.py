@@ -18,7 +18,7 @@ from typing import Any
 
 from testbed.errors import ConfigError
 from traffic.traces import chakra_messages as wire
-from traffic.traces.model import Note, Part, RankTrace, Trace
+from traffic.traces.trace import Note, Part, RankTrace, Trace
 
 __all__ = ["Groups", "content_for", "read"]
 

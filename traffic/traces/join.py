@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from testbed.errors import ConfigError
-from traffic.traces.model import Operation, Part, RankTrace, Trace
+from traffic.traces.trace import Operation, Part, RankTrace, Trace
 
 __all__ = ["joined"]
 

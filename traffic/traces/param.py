@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from testbed.errors import ConfigError
-from traffic.traces.model import Note, Operation, Part, RankTrace, Trace
+from traffic.traces.trace import Note, Operation, Part, RankTrace, Trace
 
 __all__ = ["content_for", "read"]
 

@@ -19,7 +19,7 @@ from faultbed_state import StateError, answer
 
 ROOT = "/var/lib/faultbed/node"
 LATER = re.compile("pynvml")  # compiled where there is an NVIDIA GPU, when it is first used: it is long
-COMPLETE = ".complete"  # says to whoever pushes code (testbed/nodecode.py) that nothing is left to do
+COMPLETE = ".complete"  # says to whoever pushes code (testbed/remote/node_archive.py) that nothing is left to do
 
 
 def main(wanted, check):

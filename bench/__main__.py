@@ -1,0 +1,322 @@
+"""The numbers of docs/numbers.md, measured anew: `make bench`, or `python -m bench [--cold] [PART ...]`.
+
+Throughput is a ratio against perftest within one run, with its spread; times of the lab are wall-clock seconds of this
+machine, printed with what they were measured on and never asserted by a test. `--cold` also boots and provisions anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from bench import calibration as bench_calibration
+from bench import fail_slow as bench_soft_errors
+from bench import faults as bench_faults
+from bench import packets as bench_packets
+from bench import pages as bench_pages
+from bench import perftest as traffic_bench
+from bench import telemetry as bench_telemetry
+from bench import traffic as bench_traffic
+from bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
+from harness.cli.context import Session, lab_option, styled
+from harness.cli.ending import end_with
+from inject.fault_plan import FaultSpec
+from inject.fault_plan import plan as plan_fault
+from testbed.backends.soft import image, lifecycle
+from testbed.errors import FaultbedError, LabError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import Lab, open_lab
+from testbed.observe import counters, fingerprint
+from traffic import schedules
+from traffic.schedules import cost, schedule_check
+
+__all__ = ["main"]
+
+COLUMNS = ("what", "median", "spread", "goal", "")
+RESETS, RESUMES, REPEATS = 5, 3, 3
+PARTS = (
+    *(
+        "packets",
+        "soft-errors",
+        "calibration",
+        "schedule",
+        "lab",
+        "flow",
+        "rate",
+        "collective",
+        "mpi",
+        "telemetry",
+        "lease",
+        "faults",
+    ),
+)
+SLOW = ("memory", "report")
+TTL_S = 10.0
+LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
+    ("link.flap", "rtsw1:ctsw1", {}),
+    ("link.flap", "host1:rxe0", {}),
+    ("packet.drop", "host1:rxe0", {"share": 0.5}),
+    ("gpu.throttle", "host1:gpu0", {"percent": 50}),
+)
+
+_CONTROLLER = """
+import json, sys, time
+from pathlib import Path
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.fault_plan import FaultSpec, plan
+from testbed.lab import open_lab
+kind, target, params, ttl = json.loads(sys.argv[2])
+with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
+    planned = plan(FaultSpec(kind=kind, target=target, for_s=300.0, params=params), lab.topology, lab_kind=lab.kind)
+    with Injector(lab, journal, ttl_s=ttl) as injector:
+        print("armed" if injector.prepare(planned).arm().ok else "failed", flush=True)
+        time.sleep(300)
+"""
+
+
+@click.command()
+@click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
+@click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Of `faults`: single packets to lose.")
+@lab_option
+@click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
+def bench(*, cold: bool, drops: int, lab: Path | None, parts: tuple[str, ...]) -> None:
+    """Measure; all PARTS when none is named, but for `memory` and `report`, which take ten minutes each."""
+    session = Session(lab)
+    wanted = list(parts or PARTS)
+    if "packets" in wanted:  # needs no lab
+        wanted.remove("packets")
+        _show(session, list(bench_packets.measure()))
+    if "soft-errors" in wanted:  # needs no lab
+        wanted.remove("soft-errors")
+        _show(session, list(bench_soft_errors.measure()))
+    if "calibration" in wanted:  # needs no lab
+        wanted.remove("calibration")
+        _calibration(session)
+    if "schedule" in wanted:  # needs no lab
+        wanted.remove("schedule")
+        _show(session, list(_schedule()), columns=("what", "slowest", "which", "goal", ""))
+    if not wanted:
+        return
+    inventory = session.inventory()
+    with session.progress() as progress:
+        lifecycle.up(inventory, progress)
+    session.out.print(
+        f"{inventory.name}: {len(lifecycle.vms(inventory))} VMs, {lifecycle.status(inventory).accelerator}, "
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (a busy machine gives no numbers)"
+    )
+    measures: dict[str, Callable[[], Iterator[Row]]] = {
+        "lab": lambda: _lab(inventory, cold=cold),
+        "flow": lambda: _flow(inventory),
+        "rate": lambda: _rate(inventory),
+        "collective": lambda: _collective(inventory),
+        "mpi": lambda: _mpi(inventory, told),
+        "memory": lambda: _memory(inventory),
+        "telemetry": lambda: _telemetry(inventory, told),
+        "lease": lambda: _lease(inventory),
+        "faults": lambda: _faults(inventory, drops, told),
+        "report": lambda: bench_pages.measure(inventory, told),
+    }
+    failed = []
+    for part in wanted:
+        rows: list[Row] = []
+        try:
+            with session.progress() as told:
+                told(f"measuring {part}")
+                for row in measures[part]():
+                    rows.append(row)
+                    told(": ".join(row[:2]))
+        except FaultbedError as error:
+            failed.append(part)
+            session.err.print(f"{part}: {error}", soft_wrap=True)
+        _show(session, rows)
+    if failed:
+        raise SystemExit(f"not measured to their end: {', '.join(failed)}")
+
+
+def _show(session: Session, rows: Sequence[Row], *, columns: Sequence[str] = COLUMNS) -> None:
+    colours = {REACHED: "green", MISSED: "red", OPEN: "yellow"}
+    session.table(columns, [(*row[:-1], styled(row[-1], colours.get(row[-1], ""))) for row in rows])
+    session.out.print()
+
+
+def _calibration(session: Session) -> None:
+    """Show how often intervals lie wholly above or below the truth, and how many there are not, in percent."""
+    rows, summary = [], []
+    with session.progress() as told:
+        for of_metric, worst in bench_calibration.measure(told):
+            rows += of_metric
+            summary.append(worst)
+    session.out.print("wholly above / below the truth, in % of all series (of which without an interval)")
+    session.table(bench_calibration.COLUMNS, rows)
+    session.out.print()
+    _show(session, summary, columns=("at the true value: wrong by", "above / below", "", "goal", ""))
+    rows = [
+        *bench_calibration.measure_until_decided(),
+        *bench_calibration.measure_a_a(),
+        *bench_calibration.measure_limits(),
+    ]
+    _show(session, rows, columns=("run --until-decided", "", "", "goal", ""))
+
+
+def _schedule() -> Iterator[Row]:
+    def checked(collective: str, algorithm: str) -> None:
+        if said := schedule_check.faults(schedules.build(collective, algorithm, schedules.Shape(ranks=1024, group=8))):
+            raise LabError(f"{collective} by {algorithm} is wrong: {said[0]}")
+
+    def predicted(collective: str, algorithm: str) -> None:
+        made = schedules.build(collective, algorithm, cost.shape_for(24576, 1 << 30, group=8))
+        cost.predict_ns(made, 1 << 30, cost.NETWORKS["rack"], group=8)
+
+    for what, work, most in (
+        ("schedule made and proven right, 1,024 ranks", checked, 5),
+        ("schedule made and its time predicted, 24,576 ranks", predicted, 10),
+    ):
+        took = {pair: _computed(work, *pair) for pair in schedules.ALGORITHMS}
+        slowest = max(took, key=took.__getitem__)
+        which = f"{' by '.join(slowest)}, of {len(took)}"
+        yield what, f"{took[slowest]:.2f} s CPU", which, f"<= {most} s", mark(reached=took[slowest] <= most)
+
+
+def _lab(inventory: Inventory, *, cold: bool) -> Iterator[Row]:
+    def nothing(_: str) -> None: ...
+
+    if cold:
+        lifecycle.purge(inventory)
+        yield _row(
+            "cold up, image cached (boot, provision, verify, snapshot)",
+            [_timed(lifecycle.up, inventory, nothing)],
+            "<= 150 s",
+            150,
+        )
+    if found := image.find():
+        took = float((found.folder / "complete").read_text().split()[0])
+        yield _row("image build (when it was built)", [took], "<= 120 s", 120)
+    yield _row("reset", [_timed(lifecycle.reset, inventory, nothing) for _ in range(RESETS)], "<= 6 s", 6)
+    resumes = []
+    for _ in range(RESUMES):
+        lifecycle.down(inventory)
+        resumes.append(_timed(lifecycle.up, inventory, nothing))
+    yield _row("up from the snapshot", resumes, "<= 10 s", 10)
+
+
+def _flow(inventory: Inventory) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    src, dst = bench_faults.ends(inventory.topology)
+    with open_lab(inventory) as lab:
+        rows = traffic_bench.against_perftest(lab, src=src, dst=dst)
+    for row in rows:
+        goal = 0.9 if row.message_bytes < 65536 else 0.95  # noqa: PLR2004 (the goals)
+        yield ratio(f"goodput / ib_write_bw, {row.message_bytes} B, {row.qps} QP", row.ratios, goal)
+
+
+def _telemetry(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_telemetry.measure(lab, *bench_faults.ends(inventory.topology), progress)
+
+
+def _rate(inventory: Inventory) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_traffic.measure_rates(lab, *bench_faults.ends(inventory.topology))
+
+
+def _mpi(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_traffic.measure_mpi(lab, progress)
+    lifecycle.reset(inventory, lambda _: None)
+
+
+def _memory(inventory: Inventory) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_traffic.measure_memory(lab)
+
+
+def _collective(inventory: Inventory) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_traffic.measure_rings(lab)
+
+
+def _faults(inventory: Inventory, drops: int, progress: Callable[[str], None]) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_faults.measure(lab, progress, drops=drops)
+
+
+def _lease(inventory: Inventory) -> Iterator[Row]:
+    for kind, target, params in LEASES:
+        lifecycle.reset(inventory, lambda _: None)
+        with open_lab(inventory) as lab:
+            took = [_restored_after_kill(lab, kind, target, params)]
+        yield _row(f"controller SIGKILLed during {kind} on {target}", took, f"<= {TTL_S + 2:.0f} s", TTL_S + 2)
+
+
+def _restored_after_kill(lab: Lab, kind: str, target: str, params: dict[str, float]) -> float:
+    """Seconds from SIGKILL of the controller until what the fault changed reads as before."""
+    before = fingerprint.capture(lab)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Path(folder) / "journal.jsonl"
+        request = json.dumps([kind, target, params, TTL_S])
+        argv = [sys.executable, "-c", _CONTROLLER, str(lab.inventory), request, str(journal)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True) as controller:
+            if controller.stdout is None or controller.stdout.readline() != b"armed\n":
+                controller.kill()
+                raise LabError(f"{kind} on {target} could not be armed")
+            os.kill(controller.pid, signal.SIGKILL)
+            started = time.monotonic()
+            while not _is_restored(lab, kind, target, params):
+                if time.monotonic() - started > 3 * TTL_S:
+                    raise LabError(
+                        f"{kind} on {target} is still there: {fingerprint.diff(before, fingerprint.capture(lab))}"
+                    )
+            return time.monotonic() - started
+
+
+def _is_restored(lab: Lab, kind: str, target: str, params: dict[str, float]) -> bool:
+    planned = plan_fault(FaultSpec(kind=kind, target=target, for_s=1.0, params=params), lab.topology, lab_kind=lab.kind)
+    if kind == "packet.drop":
+        node = lab.node(planned.target.link.a.node if planned.target.link else planned.target.node)
+        return "faultbed_" not in node.run(["nft", "list", "tables"]).stdout
+    found = counters.read(lab, {key.partition("/")[0] for key, _ in planned.restored})
+    return all(found[key.partition("/")[0]].get(key.partition("/")[2]) == value for key, value in planned.restored)
+
+
+def _computed(work: Callable[..., object], *arguments: object) -> float:
+    """CPU seconds: of pure work they are the time that it takes on a quiet machine."""
+    started = time.process_time()
+    work(*arguments)
+    return time.process_time() - started
+
+
+def _timed(work: Callable[..., object], *arguments: object) -> float:
+    started = time.monotonic()
+    work(*arguments)
+    return time.monotonic() - started
+
+
+def _row(what: str, seconds: Sequence[float], goal: str, most: float) -> Row:
+    middle = sorted(seconds)[len(seconds) // 2]
+    spread = f"{min(seconds):.1f}..{max(seconds):.1f} s, n={len(seconds)}"
+    return what, f"{middle:.1f} s", spread, goal, mark(reached=middle <= most)
+
+
+def main() -> None:
+    """Entry point of `python -m bench`."""
+    end_with(bench, "python -m bench")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""How exact faults are: single packets lost, the time from command to effect, the period of a train of flaps.
+
+One flow between racks is the work, with queue pairs that outlive it all. Times are this machine's and emulated VMs':
+what counts is their spread, and that every lost packet is one gap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.rows import Row, mark
+from inject.evidence.receipt import Receipt
+from inject.fault_plan import FaultSpec, PlannedFault, plan
+from inject.injector import Injector, Prepared
+from inject.journal import Journal
+from inject.policy.overlap import NOT_OWN
+from testbed.errors import LabError
+from testbed.lab import Lab
+from testbed.model.topology import Topology
+from testbed.observe import counters
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+
+__all__ = ["DROPS", "ends", "measure"]
+
+DROPS, ONSETS, FLAPS = 100, 10, 10
+_TOGETHER = 10
+_AHEAD, _APART = 2000, 300
+_PERIOD_S, _DUTY = 1.0, 0.3
+_GONE_S = 120.0
+SHARE, PACKETS = 0.01, 100_000
+_SHARE_S = 240.0
+
+
+def measure(lab: Lab, progress: Callable[[str], None], *, drops: int = DROPS) -> Iterator[Row]:
+    """Rows of what, median, spread, goal and whether it is reached; what takes minutes is told as it goes."""
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl") as journal, _work(lab):
+        yield _exactness(lab, journal, drops, progress)
+        yield _share(lab, journal, progress)
+        yield from _onsets(lab, journal)
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl") as journal:
+        yield _period(lab, journal)
+
+
+def ends(topology: Topology) -> tuple[str, str]:
+    """RNICs of the first host and of the last one, which is in another rack where there is more than one."""
+    one, two = topology.hosts[0], topology.hosts[-1]
+    return f"{one.name}:{one.rnics[0].name}", f"{two.name}:{two.rnics[0].name}"
+
+
+@contextlib.contextmanager
+def _work(lab: Lab) -> Iterator[None]:
+    src, dst = ends(lab.topology)
+    spec = FlowSpec(
+        src=src,
+        dst=dst,
+        message_bytes=16384,
+        depth=4,
+        duration_s=3600.0,
+        op_deadline_s=90.0,
+        stall_deadline_s=120.0,
+        qp=QpParams(timeout=18, retry_cnt=6),
+    )
+    running = flow_run.start(lab, spec)
+    try:
+        yield
+        if running.is_over:
+            raise LabError(f"the flow beside the faults has ended: {running.failure}")
+    finally:
+        running.stop()
+        running.wait(60.0)
+
+
+def _fault(
+    lab: Lab, index: int, params: Mapping[str, Any], *, kind: str = "packet.drop", for_s: float = 120.0
+) -> PlannedFault:
+    target = ends(lab.topology)[1] if kind == "packet.drop" else lab.topology.uplinks[0].name
+    spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
+    return plan(spec, lab.topology, lab_kind=lab.kind, index=index)
+
+
+def _exactness(lab: Lab, journal: Journal, drops: int, progress: Callable[[str], None]) -> Row:
+    """As many packets by their PSN as were asked for, some of them on the way at once: each one hit and one gap."""
+    host, _, rnic = ends(lab.topology)[1].partition(":")
+    hits = gaps = proved = 0
+    with Injector(lab, journal) as injector:
+        for begin in range(0, drops, _TOGETHER):
+            batch = range(begin, min(begin + _TOGETHER, drops))
+            faults = [
+                _fault(lab, number, {"psn": f"+{_AHEAD + _APART * place}", "qp": "any", "opcode": "data"})
+                for place, number in enumerate(batch)
+            ]
+            ready = [injector.prepare(fault) for fault in faults]
+            before = _gaps(lab, host, rnic)
+            for each in ready:
+                each.arm()
+            receipts = [_when_hit(each) for each in ready]
+            gaps += _gaps(lab, host, rnic) - before
+            hits += sum(receipt.fired.count for receipt in receipts)
+            # Those that are on the way at once share the counter of gaps: there it is their number that proves them.
+            proved += sum(all(why.startswith(NOT_OWN) for why in receipt.unproven) for receipt in receipts)
+            progress(f"{begin + len(batch)} of {drops} single packets: {hits} hits, {gaps} gaps, {proved} proved")
+    reached = hits == gaps == proved == drops
+    said = f"{hits} hits, {gaps} gaps, {proved} proved"
+    return f"{drops} single packets lost by QP and PSN", said, "", f"{drops} of each", mark(reached=reached)
+
+
+def _share(lab: Lab, journal: Journal, progress: Callable[[str], None]) -> Row:
+    """A share of so many packets, against the packets that the seed has chosen."""
+    with Injector(lab, journal) as injector:
+        prepared = injector.prepare(_fault(lab, 0, {"share": SHARE, "opcode": "data"}, for_s=_SHARE_S))
+        prepared.arm()
+        deadline = time.monotonic() + _SHARE_S
+        while (passed := prepared.observe()["passed"] or 0) < PACKETS and time.monotonic() < deadline:
+            progress(f"{passed:,} of {PACKETS:,} packets have passed the hop")
+            threading.Event().wait(5.0)
+        receipt = prepared.clear()
+    hit, passed = receipt.fired.count, receipt.fired.passed or 0
+    if not passed:
+        raise LabError(f"a fault did not fire: {'; '.join(receipt.doubts)}")
+    selection = prepared.planned.selection
+    planned = selection.taken_of(passed) if selection else 0
+    said = f"{hit:,} of {passed:,} ({hit / passed:.3%}; {planned:,} planned)"
+    # It is cleared once enough has passed, before its window ends.
+    reached = not receipt.doubts and passed >= PACKETS and abs(hit - planned) <= 1
+    goal = f"the planned ones, of {PACKETS:,} or more"
+    return f"{SHARE:.0%} of packets lost, chosen by the seed", said, "", goal, mark(reached=reached)
+
+
+def _gaps(lab: Lab, host: str, rnic: str) -> int:
+    return counters.read(lab, [host])[host][f"{rnic}.out_of_seq_request"]
+
+
+def _when_hit(prepared: Prepared) -> Receipt:
+    deadline = time.monotonic() + _GONE_S
+    while not prepared.observe()["count"] and time.monotonic() < deadline:
+        threading.Event().wait(0.1)
+    return prepared.clear()
+
+
+def _onsets(lab: Lab, journal: Journal) -> Iterator[Row]:
+    """From the call that arms to the first packet lost, and from the call that clears to the rule gone."""
+    onset_ms, clear_ms = [], []
+    with Injector(lab, journal) as injector:
+        for number in range(ONSETS):
+            prepared = injector.prepare(_fault(lab, number, {"share": 0.5, "opcode": "data"}))
+            prepared.baseline()
+            said_ns = time.monotonic_ns()
+            prepared.arm()
+            threading.Event().wait(1.0)
+            over_ns = time.monotonic_ns()
+            receipt = prepared.clear()
+            if receipt.fired.first_ns is None or receipt.cleared.at_ns is None:
+                raise LabError(f"a fault did not fire: {'; '.join(receipt.doubts)}")
+            onset_ms.append((receipt.fired.first_ns - said_ns) / 1e6)
+            clear_ms.append((receipt.cleared.at_ns - over_ns) / 1e6)
+    yield _row("command to the first packet lost", onset_ms, 100)
+    yield _row("command to the rule read back gone", clear_ms, 100)
+
+
+def _period(lab: Lab, journal: Journal) -> Row:
+    """How far each flap of a train is from its place in it."""
+    fault = _fault(lab, 0, {"period": _PERIOD_S, "duty": _DUTY}, kind="link.flap", for_s=FLAPS * _PERIOD_S)
+    with Injector(lab, journal) as injector:
+        prepared = injector.prepare(fault)
+        prepared.arm()
+        threading.Event().wait(fault.for_s)
+        receipt = prepared.clear()
+    downs = [at_ns for at_ns, is_on in receipt.edges if is_on]
+    if len(downs) != FLAPS or not receipt.proved:
+        raise LabError(f"{len(downs)} of {FLAPS} flaps: {'; '.join(receipt.doubts)}")
+    late_ms = [abs(at_ns - downs[0] - number * _PERIOD_S * 1e9) / 1e6 for number, at_ns in enumerate(downs)]
+    return _row(f"{FLAPS} flaps of {_PERIOD_S:g} s: off their place", late_ms[1:], 10, worst=True)
+
+
+def _row(what: str, found_ms: Sequence[float], most: float, *, worst: bool = False) -> Row:
+    ordered = sorted(found_ms)
+    middle = ordered[len(ordered) // 2]
+    judged = ordered[-1] if worst else middle
+    spread = f"{ordered[0]:.1f}..{ordered[-1]:.1f} ms, n={len(ordered)}"
+    goal = f"{'each' if worst else 'median'} <= {most:g} ms"
+    return what, f"{middle:.1f} ms", spread, goal, mark(reached=judged <= most)

@@ -1,0 +1,226 @@
+"""Collectives of the engine against Open MPI's: same VMs, taking turns in one run. Only the ratio means anything.
+
+Open MPI is no part of the guest image: its packages are fetched here by apt, from the mirror and suite of that image,
+and unpacked on the nodes for the bench; a reset of the lab takes them away again, with the key by which mpirun reaches
+the other hosts over the front end. What ranks say to each other goes over the back end, where the RNICs are.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import CommandFailed, LabError
+from testbed.model.topology import Topology
+from traffic.engine import traffic_metrics
+from traffic.engine.engine_client import Engines, TrafficLab
+from traffic.engine.task_specs import QpParams
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveSpec
+
+__all__ = ["COLLECTIVES", "SIZES", "TRANSPORTS", "MpiRow", "against_open_mpi", "fetch", "install"]
+
+PACKAGES = (
+    "libevent-core-2.1-7t64",
+    "libevent-pthreads-2.1-7t64",
+    "libfabric1",
+    "libhwloc15",
+    "libmunge2",
+    "libnuma1",
+    "libopenmpi40",
+    "libpmix2t64",
+    "libpsm2-2",
+    "librdmacm1t64",
+    "libucx0",
+    "openmpi-bin",
+    "openmpi-common",
+    "python3-mpi4py",
+)
+COLLECTIVES = ("all-reduce", "all-to-all")
+SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+TRANSPORTS = {
+    "tcp": ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "{netdev}"],
+    "ucx": ["--mca", "pml", "ucx", "-x", "UCX_NET_DEVICES={rnic}:1", "-x", "UCX_TLS=rc_v,self"],
+}
+"""How Open MPI is told what to use; `{netdev}` and `{rnic}` are those of the first host (all have the same names)."""
+
+WARM_UP = 2
+"""As theirs, in `mpi_program`."""
+
+PATIENT = QpParams(timeout=18)
+KEY = "/root/.ssh/faultbed_bench"
+PROGRAM = "/tmp/faultbed_mpi_program.py"  # noqa: S108  # on the node, where a reset takes it away
+MPI_TIMEOUT_S = 200.0
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+UNPACK = """
+set -e
+mkdir -p /tmp/debs; cd /tmp/debs; tar xf ../debs.tar
+for one in *.deb; do dpkg-deb -x "$one" /; done
+ldconfig; rm -r /tmp/debs /tmp/debs.tar
+"""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiRow:
+    """One collective at one size: median times, and the ratio of them (above 1: ours is quicker)."""
+
+    collective: str
+    size_bytes: int
+    transport: str
+    algorithm: str
+    ours_ns: float
+    mpi_ns: float
+
+    @property
+    def ratio(self) -> float:
+        """Open MPI's time over ours."""
+        return self.mpi_ns / self.ours_ns
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+def fetch(folder: Path, *, mirror: str, suite: str) -> tuple[Path, ...]:
+    """The packages' files, downloaded into a folder by apt where they are not there yet.
+
+    Raises:
+        LabError: there is no apt, or the mirror does not have them.
+    """
+    have = tuple(sorted(folder.glob("*.deb")))
+    if len(have) == len(PACKAGES):
+        return have
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    sources, status = folder / "sources.list", folder / "status"
+    sources.write_text(f"deb [signed-by={KEYRING}] {mirror} {suite} main\n")
+    status.touch()
+    options = {
+        "Dir::Etc::SourceList": sources,
+        "Dir::Etc::SourceParts": "-",
+        "Dir::State": folder / "state",
+        "Dir::State::status": status,
+        "Dir::Cache": folder / "cache",
+        "APT::Architecture": "amd64",
+        "APT::Sandbox::User": "",
+    }
+    apt = ["apt-get", "-qq", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+    try:
+        for command in (["update"], ["download", *PACKAGES]):
+            subprocess.run([*apt, *command], check=True, cwd=folder, capture_output=True, text=True, timeout=300)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        raise LabError(f"Open MPI's packages ({suite}) could not be fetched: {said.strip()[-300:]}") from error
+    return tuple(sorted(folder.glob("*.deb")))
+
+
+def install(lab: TrafficLab, hosts: Sequence[str], debs: Sequence[Path]) -> None:
+    """Unpack the packages on the hosts, and let the first one reach the others by SSH.
+
+    Raises:
+        LabError: it could not be done; a reset takes away what is there.
+    """
+    bundle = io.BytesIO()
+    with tarfile.open(fileobj=bundle, mode="w") as archive:
+        for deb in debs:
+            archive.add(deb, arcname=deb.name)
+    first = lab.node(hosts[0])
+    first.run(["sh", "-c", f"mkdir -p -m 700 /root/.ssh; [ -f {KEY} ] || ssh-keygen -q -t ed25519 -N '' -f {KEY}"])
+    public = first.run(["cat", f"{KEY}.pub"]).stdout
+    program = (Path(__file__).with_name("mpi_program.py")).read_bytes()
+    # Of hosts that are named by an address, PRRTE counts no slots.
+    names = "".join(f"{_front_end(lab.topology, host)} {host}\n" for host in hosts)
+    for host in hosts:
+        node = lab.node(host)
+        node.put(bundle.getvalue(), "/tmp/debs.tar")  # noqa: S108
+        node.put(program, PROGRAM)
+        node.run(["sh", "-c", UNPACK], timeout_s=120.0)
+        node.run(["sh", "-c", "mkdir -p -m 700 /root/.ssh; cat >> /root/.ssh/authorized_keys"], stdin=public)
+        node.run(["sh", "-c", "cat >> /etc/hosts"], stdin=names)
+
+
+def against_open_mpi(
+    lab: TrafficLab,
+    hosts: Sequence[str],
+    *,
+    transport: str,
+    sizes: Sequence[int] = SIZES,
+    iterations: int = 5,
+    progress: Progress = lambda _: None,
+) -> tuple[MpiRow, ...]:
+    """Measure each collective at each size: Open MPI over one transport first, then ours, in one run.
+
+    Raises:
+        LabError: Open MPI does not run over this transport here, or one of the two gave a wrong result.
+    """
+    theirs = _open_mpi(lab, hosts, transport, sizes, iterations)
+    rows = []
+    with Engines.start(lab, hosts) as engines:
+        for name in COLLECTIVES:
+            for size in sizes:
+                spec = CollectiveSpec(
+                    collective=name,
+                    size_bytes=size,
+                    iterations=iterations,
+                    warmup=WARM_UP,
+                    ranks=tuple(_first_rnic(lab.topology, host)[0] for host in hosts),
+                    qp=PATIENT,
+                )
+                with collective.start(lab, spec, engines=engines) as running:
+                    result = running.wait(300.0)
+                if result.outcome != "completed" or result.wrong_elements:
+                    raise LabError(f"bench: {name} of {size} bytes ended as {result.outcome} ({result.where})")
+                ours_ns = traffic_metrics.percentile(traffic_metrics.operation_times_ns(result.iterations), 50)
+                row = MpiRow(
+                    collective=name,
+                    size_bytes=size,
+                    transport=transport,
+                    algorithm=result.algorithm,
+                    ours_ns=ours_ns,
+                    mpi_ns=traffic_metrics.percentile(theirs[name, size], 50),
+                )
+                progress(f"{name} of {size} B: ours {row.ours_ns / 1e6:.1f} ms, Open MPI {row.mpi_ns / 1e6:.1f} ms")
+                rows.append(row)
+    return tuple(rows)
+
+
+def _front_end(topology: Topology, host: str) -> str:
+    return topology.host_by_name[host].front_end_address.split("/")[0]
+
+
+def _first_rnic(topology: Topology, host: str) -> tuple[str, str, str]:
+    """Full name, device and netdev."""
+    rnic = topology.host_by_name[host].rnics[0]
+    return f"{host}:{rnic.name}", rnic.name, rnic.netdev
+
+
+def _open_mpi(
+    lab: TrafficLab, hosts: Sequence[str], transport: str, sizes: Sequence[int], iterations: int
+) -> dict[tuple[str, int], list[int]]:
+    _, rnic, netdev = _first_rnic(lab.topology, hosts[0])
+    asked = json.dumps({"collectives": COLLECTIVES, "sizes": list(sizes), "iterations": iterations})
+    ssh = f"-i {KEY} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+    command = ["timeout", f"{MPI_TIMEOUT_S:.0f}", "mpirun.openmpi", "--allow-run-as-root", "-np", str(len(hosts))]
+    command += ["--host", ",".join(f"{host}:1" for host in hosts), "--prtemca", "plm_ssh_args", ssh]
+    # The management interfaces of soft hosts all have one address: daemons must not take that for a way home.
+    front_end = lab.topology.host_by_name[hosts[0]].front_end_netdev
+    for name in ("prte_if_include", "oob_tcp_if_include"):
+        command += ["--prtemca", name, front_end]
+    command += [part.format(rnic=rnic, netdev=netdev) for part in TRANSPORTS[transport]]
+    command += ["python3", PROGRAM, asked]
+    try:
+        said = lab.node(hosts[0]).run(command, timeout_s=MPI_TIMEOUT_S + 20).stdout
+    except CommandFailed as error:
+        raise LabError(f"Open MPI over {transport} does not run here: {error}") from error
+    rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    if wrong := [row for row in rows if not row["right"]]:
+        raise LabError(f"Open MPI over {transport} gave a wrong result: {wrong[0]['collective']}")
+    return {(row["collective"], row["size_bytes"]): row["times_ns"] for row in rows}

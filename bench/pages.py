@@ -1,0 +1,116 @@
+"""Part of the bench: how large the report of a ten-minute run is, and how soon a real browser shows it.
+
+A job of four ranks on the default lab, with a fault in most of its minutes, watched as every run is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench import chromium
+from bench.rows import Row, mark
+from harness.experiment.experiment_file import decode
+from harness.report import run_page
+from harness.run import loop
+from harness.verdict import Verdict
+from testbed.errors import LabError
+from testbed.inventory.lab_inventory import Inventory
+
+__all__ = ["EXPERIMENT", "measure"]
+
+EXPERIMENT = """
+name = "ten-minutes"
+seed = 1
+lab = { kind = "soft", needs = ["rdma", "gpu", "hosts >= 4", "uplinks >= 2"] }
+
+[workload]
+collective = "all-reduce"
+algorithm = "ring"
+size = "1MiB"
+duration = "600s"
+compute_units = 10
+
+[[expect]]
+metric = "wrong_elements"
+max = 0
+"""
+_FAULTS = (
+    ("link.flap", "rtsw1:ctsw1", "1s", ""),
+    ("packet.drop", "host3:rxe0", "5s", "share = 0.02"),
+    ("gpu.throttle", "host2:gpu0", "10s", "percent = 75"),
+    ("link.down", "rtsw2:ctsw2", "5s", ""),
+    ("packet.corrupt", "host2:rxe0", "5s", "share = 0.02"),
+    ("host.freeze", "host4", "2s", ""),
+    ("switch.bgp-reset", "rtsw1", "1s", ""),
+    ("packet.reorder", "host1:rxe0", "5s", "share = 0.02"),
+)
+_EVERY_S = 60
+MOST_BYTES, MOST_S, LOADS, WIDTH = 3_000_000, 1.0, 5, 1200
+
+
+def with_faults() -> str:
+    """The experiment, with a fault each minute."""
+    tables = (
+        f'\n[[faults]]\nkind = "{kind}"\ntarget = "{target}"\nat = "{_EVERY_S * (1 + number)}s"\nfor = "{lasts}"\n'
+        f"set = {{ {settings} }}\n"
+        for number, (kind, target, lasts, settings) in enumerate(_FAULTS)
+    )
+    return EXPERIMENT + "".join(tables)
+
+
+def name_of(decided: loop.Decided) -> str:
+    """What is measured, for the table."""
+    return f"report of a run of {decided.plan.workload['duration_ns'] / 1e9:.0f} s with {len(_FAULTS)} faults"
+
+
+def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
+    """Size of the page, seconds to write it again, and seconds until Chromium has loaded it.
+
+    Raises:
+        LabError: the run ended before its time, or the browser does not answer.
+    """
+    source = with_faults()
+    decided = loop.decide(decode(source.encode(), source="ten-minutes"), source.encode(), inventory)
+    what = name_of(decided)
+    with tempfile.TemporaryDirectory() as folder:
+        ran = loop.execute(decided, inventory, out=Path(folder), progress=progress)
+        if ran.verdict.verdict is Verdict.ERROR:
+            raise LabError(f"bench: the run ended as ERROR: {ran.verdict}")
+        began = time.process_time()
+        page = run_page.render(ran.run_dir.path)
+        took_s, size = time.process_time() - began, page.stat().st_size
+        yield (
+            f"{what}: size",
+            f"{size / 1e6:.2f} MB",
+            "",
+            f"<= {MOST_BYTES / 1e6:g} MB",
+            mark(reached=size <= MOST_BYTES),
+        )
+        yield f"{what}: written again", f"{took_s:.1f} s CPU", "", "", ""
+        yield _shown(page, Path(folder) / "profile")
+
+
+def _shown(page: Path, profile: Path) -> Row:
+    what, goal = "the same: from navigation to its load event in Chromium, 1,200 pixels wide", f"<= {MOST_S:g} s"
+    program = chromium.installed()
+    if program is None:
+        return what, "not measured", "no Chromium here", goal, ""
+    with chromium.browser(program, profile) as browser:
+        times = []
+        for _ in range(LOADS):
+            browser.open(page, width=WIDTH)
+            ended_ms = 0.0
+            while not ended_ms:  # the load event has begun, and ends in a moment; `open` waits no longer than for it
+                ended_ms = browser.value("performance.getEntriesByType('navigation')[0].loadEventEnd")
+            times.append(ended_ms / 1e3)
+    middle = sorted(times)[LOADS // 2]
+    return (
+        what,
+        f"{middle:.2f} s",
+        f"{min(times):.2f}..{max(times):.2f}, n={LOADS}",
+        goal,
+        mark(reached=middle <= MOST_S),
+    )

@@ -1,0 +1,212 @@
+"""The engine against perftest: same two RNICs, taking turns in one run.
+
+Only the ratio means anything on a soft lab. perftest's own settings are left as they are (128 outstanding, over all QPs
+together; one completion in 100, retries for ever), except for MTU and GID index, which are those of the engine. The
+engine's retry budget is wide (3.8 s), so that a machine that is busy elsewhere does not count as a fault. perftest ends
+at the first completion with an error, which rxe gives it now and then with several QPs (REM_INV_REQ_ERR): it is run
+again then, and how often is told.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from testbed.errors import CommandFailed, LabError
+from testbed.model.topology import Topology
+from testbed.remote.remote_node import Node
+from traffic.engine.engine_client import TrafficLab, endpoint
+from traffic.engine.run_results import Endpoint
+from traffic.engine.task_specs import PATIENT_TIMEOUT, QpParams
+from traffic.engine.traffic_metrics import percentile
+from traffic.flows import flow_run
+from traffic.flows.gid_index import gid_index
+
+__all__ = ["SIZES", "Row", "against_perftest", "ib_write_bw", "ib_write_lat", "round_trips"]
+
+SIZES = (4096, 65536, 1 << 20)
+PORT = 18515
+PATIENT = QpParams(timeout=PATIENT_TIMEOUT)
+"""Of both sides: perftest's own timeout is 67 ms."""
+TRIES = 4
+"""Of one run of perftest."""
+PERFTEST_DEPTH, LEAST_DEPTH = 128, 8
+"""Requests that it has outstanding, over all QPs: its default with one; the fewest of one of many."""
+LATENCY_BYTES, LATENCY_ITERATIONS = 64, 500
+LISTEN_TIMEOUT_S = 20.0
+GRACE_S = 60.0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One message size. `engine_bps` and `perftest_bps` are the repeats in order; `ratios` pairs neighbours.
+
+    `perftest_failed` counts runs of perftest that ended by an error and were repeated.
+    """
+
+    message_bytes: int
+    qps: int
+    engine_bps: tuple[float, ...]
+    perftest_bps: tuple[float, ...]
+    perftest_failed: int = 0
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Engine over perftest, a ratio for each pair of runs that followed each other."""
+        return tuple(a / b for a, b in zip(self.engine_bps, self.perftest_bps, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """Median of the ratios."""
+        return percentile(self.ratios, 50)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**asdict(self), "ratios": self.ratios, "ratio": self.ratio}
+
+
+def against_perftest(
+    lab: TrafficLab,
+    *,
+    src: str,
+    dst: str,
+    sizes: Sequence[int] = SIZES,
+    qps: int = 1,
+    seconds: float = 5.0,
+    repeats: int = 3,
+    progress: Progress = lambda _: None,
+) -> tuple[Row, ...]:
+    """Measure each size `repeats` times, engine and perftest by turns (the one that begins changes every time).
+
+    Raises:
+        LabError: a run of either did not end as it should.
+    """
+    ends = endpoint(lab.topology, src), endpoint(lab.topology, dst)
+    rows = []
+    for size in sizes:
+        spec = flow_run.FlowSpec(src=src, dst=dst, message_bytes=size, qps=qps, duration_s=seconds, qp=PATIENT)
+        ours: list[float] = []
+        theirs: list[float] = []
+        failed = 0
+        for turn in range(repeats):
+            for is_ours in (True, False) if turn % 2 == 0 else (False, True):
+                if is_ours:
+                    ours.append(_engine(lab, spec))
+                else:
+                    bps, tries = _patiently(lambda: ib_write_bw(lab, *ends, size=size, qps=qps, seconds=seconds))  # noqa: B023
+                    theirs.append(bps)
+                    failed += tries - 1
+            progress(f"{size} B: engine {ours[-1] / 1e9:.3f}, ib_write_bw {theirs[-1] / 1e9:.3f} Gb/s")
+        found = {"engine_bps": tuple(ours), "perftest_bps": tuple(theirs)}
+        rows.append(Row(message_bytes=size, qps=qps, perftest_failed=failed, **found))
+    return tuple(rows)
+
+
+def round_trips(lab: TrafficLab, *, src: str, dst: str, repeats: int = 3) -> tuple[float, ...]:
+    """Median round trip of a small write, posting to completion, over twice what `ib_write_lat` takes one way.
+
+    Raises:
+        LabError: a run of either did not end as it should.
+    """
+    ends = endpoint(lab.topology, src), endpoint(lab.topology, dst)
+    spec = flow_run.FlowSpec(
+        src=src, dst=dst, message_bytes=LATENCY_BYTES, latency=True, depth=1, messages=LATENCY_ITERATIONS, qp=PATIENT
+    )
+    found = []
+    for _ in range(repeats):
+        result = flow_run.start(lab, spec).wait(GRACE_S)
+        if result.outcome != "completed" or result.latency is None:
+            raise LabError(f"bench: the probe ended as {result.outcome} ({result.where or result.qp_errors})")
+        theirs_ns, _tries = _patiently(lambda: ib_write_lat(lab, *ends, size=LATENCY_BYTES))
+        found.append(result.latency.p50_ns / (2 * theirs_ns))
+    return tuple(found)
+
+
+def _patiently(test: Callable[[], float]) -> tuple[float, int]:
+    """What a run of perftest gives, and the how manieth it was."""
+    for attempt in range(1, TRIES):
+        try:
+            return test(), attempt
+        except CommandFailed:
+            continue
+    return test(), TRIES
+
+
+def _engine(lab: TrafficLab, spec: flow_run.FlowSpec) -> float:
+    result = flow_run.start(lab, spec).wait((spec.duration_s or 0.0) + GRACE_S)
+    if result.outcome != "completed":
+        raise LabError(f"bench: the flow ended as {result.outcome} ({result.where or result.qp_errors})")
+    return result.goodput_bps
+
+
+def ib_write_bw(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int, qps: int, seconds: float) -> float:
+    """Average goodput of perftest's RDMA write test in bits a second; its own talk goes over the front end.
+
+    Raises:
+        LabError: it failed, or its output is not understood.
+    """
+    depth = str(max(LEAST_DEPTH, PERFTEST_DEPTH // qps))
+    options = ["-q", str(qps), "-t", depth, "-D", f"{max(2, round(seconds))}", "--report_gbits"]
+    said = _perftest(lab, src, dst, ["ib_write_bw", "-s", str(size), *options], limit_s=seconds + GRACE_S)
+    # Columns: bytes, iterations, peak, average, rate.
+    return _column(said, size, 3) * 1e9
+
+
+def ib_write_lat(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int) -> float:
+    """Median of perftest's ping-pong by RDMA writes in ns, one way: half of a round trip.
+
+    Raises:
+        LabError: as `ib_write_bw`.
+    """
+    command = ["ib_write_lat", "-s", str(size), "-n", str(LATENCY_ITERATIONS)]
+    said = _perftest(lab, src, dst, command, limit_s=GRACE_S)
+    # Columns: bytes, iterations, t_min, t_max, t_typical (the median), all in us.
+    return _column(said, size, 4) * 1e3
+
+
+def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str], *, limit_s: float) -> str:
+    """Both ends of a test of perftest, and what the active one printed."""
+    sender, receiver = lab.node(src.host), lab.node(dst.host)
+
+    def at(node: Node, place: Endpoint) -> list[str]:
+        index = str(gid_index(node, place))
+        # `timeout` on the node: a server whose client never came must not outlive us.
+        limited = ["timeout", f"{limit_s:.0f}", *command]
+        patient = ["-u", str(PATIENT.timeout)]
+        return [*limited, "-d", place.rnic, "-x", index, "-m", "4096", *patient, "-p", str(PORT), "-F"]
+
+    passive, active = at(receiver, dst), at(sender, src)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        listening = pool.submit(receiver.run, passive, timeout_s=limit_s + 5, check=False)
+        _wait_for_listener(receiver, dst.host)
+        said = sender.run([*active, _front_end(lab.topology, dst.host)], timeout_s=limit_s + 5).stdout
+        listening.result()
+    return said
+
+
+def _front_end(topology: Topology, host: str) -> str:
+    return topology.host_by_name[host].front_end_address.split("/")[0]
+
+
+def _wait_for_listener(node: Node, host: str) -> None:
+    deadline = time.monotonic() + LISTEN_TIMEOUT_S
+    while time.monotonic() < deadline:
+        listing = node.run(["ss", "-Hltn", f"sport = :{PORT}"], check=False).stdout
+        if listing.strip():
+            return
+    raise CommandFailed(f"{host}: ib_write_bw does not listen on port {PORT} after {LISTEN_TIMEOUT_S:.0f} s")
+
+
+def _column(output: str, size: int, column: int) -> float:
+    """A number of perftest's table."""
+    for line in output.splitlines():
+        fields = line.split()
+        if len(fields) > column and fields[0] == str(size):
+            return float(fields[column])
+    raise LabError(f"no line for {size} bytes in what perftest printed: {json.dumps(output[-500:])}")

@@ -1,0 +1,82 @@
+"""Goodput of TCP on the same wires, for the bench: what a collective over TCP can be quicker by than one over RoCE."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from testbed.errors import LabError
+from traffic.engine.engine_client import TrafficLab, endpoint
+
+__all__ = ["tcp_goodput"]
+
+PORT = 18516
+WRITE_BYTES = 1 << 20
+GRACE_S = 30.0
+_SINK = """
+import json, socket, sys, time
+here, port, limit_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+listener = socket.create_server((here, port)); listener.settimeout(limit_s)
+one, _ = listener.accept(); one.settimeout(limit_s)
+space, came, first = bytearray(1 << 20), 0, time.monotonic()
+while size := one.recv_into(space):
+    came += size
+print(json.dumps({"bytes": came, "seconds": time.monotonic() - first}))
+"""
+_SOURCE = """
+import socket, sys, time
+there, port, here, seconds, size = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), int(sys.argv[5])
+deadline = time.monotonic() + 10
+while True:
+    try:
+        one = socket.create_connection((there, port), source_address=(here, 0)); break
+    except ConnectionRefusedError:
+        if time.monotonic() > deadline: raise
+        time.sleep(0.05)
+data, end = bytes(size), time.monotonic() + seconds
+while time.monotonic() < end:
+    one.sendall(data)
+"""
+
+
+def tcp_goodput(lab: TrafficLab, around: Sequence[tuple[str, str]], *, seconds: float) -> float:
+    """One connection for each pair of RNICs, all at once, on the RNICs' addresses: bits a second of all together.
+
+    Raises:
+        LabError: one of them carried nothing.
+    """
+    places = [(endpoint(lab.topology, src), endpoint(lab.topology, dst)) for src, dst in around]
+    limit_s = seconds + GRACE_S
+    with ThreadPoolExecutor(max_workers=2 * len(places)) as pool:
+        sinks = [
+            pool.submit(
+                lab.node(dst.host).run,
+                ["python3", "-c", _SINK, dst.address, str(PORT + number), str(limit_s)],
+                timeout_s=2 * limit_s,
+            )
+            for number, (_, dst) in enumerate(places)
+        ]
+        sources = [
+            pool.submit(
+                lab.node(src.host).run,
+                [
+                    "python3",
+                    "-c",
+                    _SOURCE,
+                    dst.address,
+                    str(PORT + number),
+                    src.address,
+                    str(seconds),
+                    str(WRITE_BYTES),
+                ],
+                timeout_s=2 * limit_s,
+            )
+            for number, (src, dst) in enumerate(places)
+        ]
+        for source in sources:
+            source.result()
+        said = [json.loads(sink.result().stdout) for sink in sinks]
+    if not all(one["bytes"] for one in said):
+        raise LabError("bench: a TCP connection over the back end carried nothing")
+    return float(sum(one["bytes"] * 8 / one["seconds"] for one in said))

@@ -1,0 +1,144 @@
+"""Part of the bench: what watching the lab costs its traffic. One flow, watched and not watched by turns.
+
+Within one flow neighbouring seconds are alike, flows of the same lab are not. Even so the goodput of a flow that takes
+all that the CPUs can give differs by a fifth from one span to the next, and one per cent of it shows in no hour. CPU
+time does: it is measured where CPUs are left idle, on a lab that carries nothing and beside a flow that has its pace.
+The share of all CPUs that watching takes is what it costs where CPUs are what there is too little of.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self, TypeAlias, TypeVar
+
+import numpy as np
+
+from bench.perftest import PATIENT
+from bench.rows import Row, decided
+from harness.confidence import Interval, percentile_interval
+from testbed.errors import LabError
+from testbed.lab import Lab
+from testbed.observe import telemetry
+from traffic.engine.run_results import Sample
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+
+__all__ = ["cpu_s", "goodput_bps", "measure"]
+
+PAIRS, WINDOW_S, SETTLE_S, MESSAGE_BYTES = 40, 8.0, 3.0, 65536
+"""What the beginning of watching costs is told within its first two seconds: a run has it once, and no part here."""
+CPU_PAIRS, CPU_WINDOW_S, PACED_BPS = 10, 20.0, 8e6
+LONGEST_S, GRACE_S = 3600.0, 60.0
+MOST_COST = 0.01
+LEVEL = 0.95
+
+Value = TypeVar("Value", int, float)
+_Span: TypeAlias = tuple[Value, Value]
+_UTIME = 11
+"""Of /proc/PID/stat, counted from after the name: user time, then the system's (proc_pid_stat(5): 14 and 15)."""
+
+
+def measure(lab: Lab, src: str, dst: str, progress: Callable[[str], None]) -> Iterator[Row]:
+    """Goodput of a flow while all machines are watched as in a run, over that right before or after; and CPU time.
+
+    Raises:
+        LabError: a flow did not end as it should.
+    """
+    progress(f"a flow, watched and not by turns: {PAIRS} pairs of {WINDOW_S:g} s")
+    with _Flow(lab, src, dst) as running:
+        spans = [_pair(lab, number, WINDOW_S, time.monotonic_ns) for number in range(PAIRS)]
+    ratios = [goodput_bps(running.samples, on) / goodput_bps(running.samples, off) for on, off in spans]
+    interval, goal = _interval(ratios), 1 - MOST_COST
+    spread = f"{interval.low:.3f}..{interval.high:.3f} ({interval.level:.0%}), n={PAIRS}"
+    verdict = decided(interval, least=goal)
+    yield "goodput watched / not watched", f"{np.median(ratios):.3f}", spread, f">= {goal:g}", verdict
+
+    progress(f"CPU time without traffic: {CPU_PAIRS} pairs of {CPU_WINDOW_S:g} s")
+    yield _cpu(lab, "no traffic")
+    progress(f"CPU time beside a flow of {PACED_BPS / 1e6:g} Mb/s: {CPU_PAIRS} pairs of {CPU_WINDOW_S:g} s")
+    with _Flow(lab, src, dst, rate_bps=PACED_BPS):
+        yield _cpu(lab, f"{PACED_BPS / 1e6:g} Mb/s")
+
+
+def _cpu(lab: Lab, beside: str) -> Row:
+    pids = [*(lab.vm_pid(name) for name in lab.nodes()), os.getpid()]
+    cpus, length_s = len(os.sched_getaffinity(0)), CPU_WINDOW_S - SETTLE_S
+    used = [_pair(lab, number, CPU_WINDOW_S, lambda: cpu_s(pids)) for number in range(CPU_PAIRS)]
+    shares = [((on[1] - on[0]) - (off[1] - off[0])) / length_s / cpus for on, off in used]
+    else_used = float(np.median([off[1] - off[0] for _, off in used])) / length_s / cpus
+    interval = _interval(shares)
+    spread = f"{interval.low:.2%}..{interval.high:.2%} ({interval.level:.0%}), n={CPU_PAIRS}"
+    what = f"CPU time of watching / all {cpus} CPUs, {beside} ({else_used:.1%} used without)"
+    return what, f"{np.median(shares):.2%}", spread, f"<= {MOST_COST:.0%}", decided(interval, most=MOST_COST)
+
+
+def goodput_bps(samples: Sequence[Sample], span: tuple[int, int]) -> float:
+    """Payload of the samples that are whole inside a span of time, in bits a second.
+
+    Raises:
+        LabError: there is none.
+    """
+    inside = [one for one in samples if span[0] <= one.start_ns and one.start_ns + one.duration_ns <= span[1]]
+    if not inside:
+        raise LabError("bench: the flow has left no samples of a part of its time")
+    length_ns = max(one.start_ns + one.duration_ns for one in inside) - min(one.start_ns for one in inside)
+    return sum(one.size_bytes for one in inside) * 8e9 / length_ns
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """CPU time that processes have used until now with all their threads, in s: a guest's is its QEMU's."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[_UTIME]) + int(fields[_UTIME + 1])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class _Flow:
+    """A flow that goes on until nobody needs it: what starts and ends the watching takes its time, too."""
+
+    samples: Sequence[Sample] = ()
+
+    def __init__(self, lab: Lab, src: str, dst: str, *, rate_bps: float = 0.0) -> None:
+        spec = FlowSpec(
+            src=src, dst=dst, message_bytes=MESSAGE_BYTES, duration_s=LONGEST_S, rate_bps=rate_bps, qp=PATIENT
+        )
+        self._running = flow_run.start(lab, spec)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.stop()
+        result = self._running.wait(GRACE_S)
+        if result.outcome == "failed":
+            raise LabError(f"bench: the flow failed: {result.where}")
+        self.samples = result.samples
+
+
+def _interval(values: Sequence[float]) -> Interval:
+    interval = percentile_interval(np.array(values), 50, level=LEVEL)
+    if interval is None:
+        raise LabError(f"bench: {len(values)} pairs are too few for an interval")
+    return interval
+
+
+def _pair(lab: Lab, number: int, length_s: float, look: Callable[[], Value]) -> tuple[_Span[Value], _Span[Value]]:
+    """What is looked up at the beginning and the end of a watched span of time, and of one beside it that is not."""
+    found = {watched: _window(lab, length_s, look, watched=watched) for watched in (number % 2 == 0, number % 2 == 1)}
+    return found[True], found[False]
+
+
+def _window(lab: Lab, length_s: float, look: Callable[[], Value], *, watched: bool) -> _Span[Value]:
+    with ExitStack() as stack:
+        if watched:
+            stack.enter_context(telemetry.start(lab))
+        threading.Event().wait(SETTLE_S)
+        begin = look()
+        threading.Event().wait(length_s - SETTLE_S)
+        return begin, look()

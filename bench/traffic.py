@@ -1,0 +1,164 @@
+"""Parts of the bench about traffic: message rate and many QPs against perftest, collectives against Open MPI, memory.
+
+All but memory are ratios within one run. Memory is the growth of an engine's resident set while it works, from the end
+of the first minute, when everything that is made once has been made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from bench import openmpi, perftest
+from bench.perftest import PATIENT
+from bench.rows import Row, mark, ratio
+from bench.tcp_goodput import tcp_goodput
+from testbed.backends.soft import image
+from testbed.directories import cache_dir
+from testbed.errors import LabError
+from testbed.lab import Lab
+from traffic.engine.engine_client import Engines
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.matrix import pairs
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveSpec
+
+__all__ = ["measure_memory", "measure_mpi", "measure_rates"]
+
+RATE_BYTES = 64
+QPS = (1, 4, 16)
+QPS_BYTES = 65536
+LATENCY_GOAL = 1.3
+RING_SIZES = (1 << 20, 1 << 22)
+RING_S, RING_REPEATS, RING_GOAL = 8.0, 3, 0.85
+ENOUGH_BYTES = 1 << 18
+"""From here on, no slower than Open MPI is the goal."""
+MEMORY_S = 600.0
+SETTLED_S = 60.0
+GROWTH_GOAL = 0.02
+
+
+def measure_rates(lab: Lab, src: str, dst: str) -> Iterator[Row]:
+    """Message rate and round trips at 64 B, and goodput of 1, 4 and 16 QPs, each over perftest's."""
+    (rate,) = perftest.against_perftest(lab, src=src, dst=dst, sizes=(RATE_BYTES,))
+    yield ratio(f"message rate / ib_write_bw, {RATE_BYTES} B, 1 QP", rate.ratios, 0.7)
+    for qps in QPS:
+        try:
+            (row,) = perftest.against_perftest(lab, src=src, dst=dst, sizes=(QPS_BYTES,), qps=qps)
+        except LabError as error:
+            yield f"goodput / ib_write_bw, {QPS_BYTES} B, {qps} QP", "not measured", str(error)[-120:], "", ""
+            continue
+        failed = f" (perftest failed {row.perftest_failed} times besides)" if row.perftest_failed else ""
+        yield ratio(f"goodput / ib_write_bw, {QPS_BYTES} B, {qps} QP{failed}", row.ratios, 0.95)
+    trips = perftest.round_trips(lab, src=src, dst=dst)
+    spread = f"{min(trips):.2f}..{max(trips):.2f}, n={len(trips)}"
+    middle = sorted(trips)[len(trips) // 2]
+    what = f"round trip of a write, P50 / 2 x ib_write_lat P50, {perftest.LATENCY_BYTES} B"
+    yield what, f"{middle:.2f}", spread, f"<= {LATENCY_GOAL}", mark(reached=middle <= LATENCY_GOAL)
+
+
+def measure_rings(lab: Lab) -> Iterator[Row]:
+    """Bus bandwidth of ring all-reduces over what flows around the same ring carry, each link, taking turns."""
+    hosts = lab.topology.hosts[:4]
+    ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in hosts)
+    around = [
+        flow_run.FlowSpec(src=src, dst=dst, duration_s=RING_S) for src, dst in pairs("permutation", ends, shift=1)
+    ]
+    for size in RING_SIZES:
+        found = []
+        for _ in range(RING_REPEATS):
+            flows = flow_run.start_all(lab, around).wait(RING_S + 60)
+            spec = CollectiveSpec(algorithm="ring", size_bytes=size, duration_s=RING_S, ranks=ends, warmup=1)
+            with collective.start(lab, spec) as running:
+                ring = running.wait(RING_S + 120)
+            if "failed" in (flows.outcome, ring.outcome) or ring.wrong_elements:
+                raise LabError(f"bench: {flows.where or ring.where or 'wrong elements in the ring'}")
+            found.append(ring.busbw_gbytes_per_s * 8e9 / (flows.goodput_bps / len(ends)))
+        what = f"busbw of ring all-reduce / goodput of flows around the ring, {size} B, {len(ends)} ranks"
+        yield ratio(what, found, RING_GOAL)
+
+
+def measure_mpi(lab: Lab, progress: Callable[[str], None]) -> Iterator[Row]:
+    """Time of Open MPI over ours, by transport; a transport that does not run here is told as such."""
+    folder = cache_dir() / "open-mpi"
+    folder.mkdir(parents=True, exist_ok=True)
+    hosts = [host.name for host in lab.topology.hosts[:4]]
+    yield _wires(lab, progress)
+    progress("fetching Open MPI and unpacking it on the hosts")
+    openmpi.install(lab, hosts, openmpi.fetch(folder, mirror=image.MIRROR, suite=image.SUITE))
+    for transport in openmpi.TRANSPORTS:
+        progress(f"Open MPI over {transport}, then ours")
+        try:
+            rows = openmpi.against_open_mpi(lab, hosts, transport=transport, progress=progress)
+        except LabError as error:
+            yield f"Open MPI over {transport}", "did not run", str(error)[:160], "", ""
+            continue
+        for row in rows:
+            what = f"time of Open MPI ({transport}) / ours, {row.collective} ({row.algorithm}) of {row.size_bytes} B"
+            took = f"{row.mpi_ns / 1e6:.1f} / {row.ours_ns / 1e6:.1f} ms"
+            judged = (">= 1", mark(reached=row.ratio >= 1)) if row.size_bytes >= ENOUGH_BYTES else ("", "")
+            yield what, f"{row.ratio:.2f}", took, *judged
+
+
+def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
+    """What TCP carries around a ring of all hosts over what RoCE does: no collective over RoCE can make that good."""
+    progress("TCP and RoCE around the same ring, by turns")
+    ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
+    around = pairs("permutation", ends, shift=1)
+    specs = [
+        flow_run.FlowSpec(src=src, dst=dst, message_bytes=1 << 20, duration_s=RING_S, qp=PATIENT) for src, dst in around
+    ]
+    ratios = []
+    for _ in range(RING_REPEATS):
+        roce = flow_run.start_all(lab, specs).wait(RING_S + 60)
+        if roce.outcome == "failed":
+            raise LabError(f"bench: flows around the ring failed: {roce.where}")
+        ratios.append(tcp_goodput(lab, around, seconds=RING_S) / roce.goodput_bps)
+    spread = f"{min(ratios):.2f}..{max(ratios):.2f}, n={len(ratios)}"
+    what = f"goodput of TCP / of RoCE writes around a ring of {len(ends)} hosts"
+    return what, f"{sorted(ratios)[len(ratios) // 2]:.2f}", spread, "", ""
+
+
+def measure_memory(lab: Lab, *, seconds: float = MEMORY_S) -> Iterator[Row]:
+    """Growth of the engines' resident sets while they reduce for so long."""
+    hosts = [host.name for host in lab.topology.hosts[:4]]
+    spec = CollectiveSpec(
+        size_bytes=1 << 18,
+        duration_s=seconds,
+        ranks=tuple(f"{host}:{lab.topology.host_by_name[host].rnics[0].name}" for host in hosts),
+        qp=QpParams(timeout=18),
+    )
+    seen: dict[str, list[int]] = {host: [] for host in hosts}
+    with (
+        Engines.start(lab, hosts) as engines,
+        collective.start(lab, spec, lambda _event: lab.heartbeat(), engines=engines) as running,
+    ):
+        began = time.monotonic()
+        while not running.is_over:
+            threading.Event().wait(10.0)
+            if time.monotonic() - began >= min(SETTLED_S, seconds / 4) and not running.is_over:
+                for host in hosts:
+                    seen[host].append(_resident_bytes(lab, host, engines.pids[host]))
+        result = running.wait(120.0)
+    if result.outcome != "completed" or result.wrong_elements:
+        raise LabError(f"bench: the collective ended as {result.outcome} ({result.where})")
+    for host, sizes in seen.items():
+        growth = max(sizes) / sizes[0] - 1
+        spread = f"{sizes[0] / 2**20:.1f} -> {sizes[-1] / 2**20:.1f} MiB, {result.iterations_completed} iterations"
+        goal = f"<= {GROWTH_GOAL:.0%}"
+        yield (
+            f"resident memory of {host}'s engine over {seconds:.0f} s",
+            f"{growth:+.1%}",
+            spread,
+            goal,
+            mark(reached=growth <= GROWTH_GOAL),
+        )
+
+
+def _resident_bytes(lab: Lab, host: str, pid: int | None) -> int:
+    for line in lab.node(host).run(["cat", f"/proc/{pid}/status"]).stdout.splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise LabError(f"{host}: the engine (process {pid}) has no resident memory to read")

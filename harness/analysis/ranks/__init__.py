@@ -1,0 +1,1 @@
+"""Which ranks are slow: fail-slow detection, and stragglers that a fault made."""

@@ -1,0 +1,333 @@
+"""Soft errors: a rank that computes a few percent slower than before, found while the job runs. Pure.
+
+    detector = Detector(ranks=8, racks=["rack1"] * 4 + ["rack2"] * 4)
+    for times in step_times:              # one compute time for each rank
+        alarms = detector.add(times)
+
+Each rank is compared with the **middle half of the others of its rack** in the same iteration, in logarithms, so that
+what is common to them cancels out: the curve of a day's heat (1 to 2 %), another batch, a slower job. Of its rack,
+because heat comes to racks at different times, and two that are a tenth of a day apart drift by 1 % against each other.
+Two ranks of a rack are enough: that doubles the noise of a comparison with many, while a trend that has to be learnt
+from noise costs more. Of two, however, one that gets slower and another that gets faster look alike. A rank that is
+alone in its rack is compared with all, and with the **line** through its own last `TREND` iterations, not their mean;
+then 2 % are found at 1 % of noise, and at 2 % of noise often not. What remains, cut where it
+is far out (one long iteration is not a slow rank), is compared with the rank's own past: mean and deviation up to
+`GUARD` iterations ago, so that a slow-down does not become the norm before it is found. Noise that remembers is allowed
+for: the deviation is that of blocks of iterations, where theirs is larger.
+
+The score feeds a **Shiryaev-Roberts** statistic for each slow-down of `SLOWDOWNS`: R' = (1 + R) L, with L the
+likelihood ratio of a shift by that slow-down. While nothing is wrong, R less the number of iterations is a martingale
+(Pollak 1985), so that the sum over ranks passes `ranks x mean_iterations` not before `mean_iterations` iterations on
+average. That is the bound on false alarms of the whole job. It is exact for normal noise whose deviation is known; for
+noise that remembers, has tails and is learnt from few iterations `python -m bench soft-errors` measures it.
+
+A slow-down that the past is too short to tell from its own error is not looked for yet (`Detector.smallest`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Indices = NDArray[np.int64]
+
+__all__ = ["MEAN_ITERATIONS", "SLOWDOWNS", "Alarm", "Detector", "detect"]
+
+SLOWDOWNS = (0.01, 0.02, 0.05, 0.3, 1.0)
+"""Shares of a step that a rank is slower by, which are looked for side by side."""
+MEAN_ITERATIONS = 1000
+"""Fault-free iterations between false alarms of the whole job, at least, on average."""
+GUARD, LEARN, KEEP, RELEARN = 40, 10, 1000, 10
+CUT = 3.0
+BLOCK, LONG_BLOCK = 8, 16
+"""Lengths of blocks; the long one where there are enough of it, for a short one forgets half of a long memory."""
+_MANY_BLOCKS = 40
+ENOUGH, TREND = 2, 300
+"""Ranks of a rack that are enough to compare them; iterations of a line: longer, a day is no line any more."""
+RESOLVED = 6.0
+"""A slow-down is looked for when it is this many standard errors of the rank's own mean."""
+MIN_RANKS = 2
+_LARGEST_SHIFT = 2.0
+"""In deviations; what is larger is found at once, and a larger one would make a single long iteration an alarm."""
+_HEALED_AFTER = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Rank `rank` is slow, found at `iteration`, probably since `since`, by about the share `slowdown`."""
+
+    rank: int
+    iteration: int
+    since: int
+    slowdown: float
+
+
+class Detector:
+    """The detector of one job.
+
+    Args:
+        ranks: how many there are; at least 2.
+        racks: the rack of each; None: all are in one, or nobody knows.
+        mean_iterations: wanted mean number of fault-free iterations between false alarms of the job.
+
+    Raises:
+        ValueError: fewer than two ranks, or not one rack for each.
+    """
+
+    def __init__(
+        self, ranks: int, *, racks: Sequence[str] | None = None, mean_iterations: int = MEAN_ITERATIONS
+    ) -> None:
+        if ranks < MIN_RANKS:
+            raise ValueError("a slow rank is slower than others: at least two ranks are needed")
+        if racks is not None and len(racks) != ranks:
+            raise ValueError(f"{len(racks)} racks are given for {ranks} ranks")
+        self.ranks = ranks
+        self._peers = _peers(ranks, racks)
+        self._drifts = np.zeros(ranks, dtype=np.bool_)
+        for alone in (one for one, drifts in self._peers if drifts):
+            self._drifts[alone] = True
+        self._limit = float(ranks * mean_iterations)
+        self._shift = np.log1p(SLOWDOWNS)
+        self._count = self._learn_at = 0
+        self._residuals: deque[Floats] = deque(maxlen=KEEP + GUARD + 1)
+        self._norm: _Norm | None = None
+        self._statistic = np.zeros((ranks, len(SLOWDOWNS)))
+        self._slow: dict[int, tuple[int, float]] = {}
+        """By rank: since when, and by how much (in logarithms)."""
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations there were."""
+        return self._count
+
+    @property
+    def slow(self) -> tuple[int, ...]:
+        """Ranks that are slow now."""
+        return tuple(sorted(self._slow))
+
+    @property
+    def smallest(self) -> float | None:
+        """The smallest slow-down that is looked for on every rank now; None: still learning."""
+        if self._norm is None:
+            return None
+        looked = self._norm.resolves(self._shift)
+        return min((share for place, share in enumerate(SLOWDOWNS) if looked[:, place].all()), default=None)
+
+    def add(self, times: Sequence[float] | Floats) -> tuple[Alarm, ...]:
+        """One iteration's compute times, by rank; alarms that it raises.
+
+        Raises:
+            ValueError: not one time above 0 for each rank.
+        """
+        steps = np.asarray(times, dtype=np.float64)
+        if steps.shape != (self.ranks,) or not (steps > 0).all():
+            raise ValueError(f"{self.ranks} times above 0 are needed, one a rank")
+        self._residuals.append(self._compared(np.log(steps)))
+        self._count += 1
+        self._learn()
+        return () if self._norm is None else self._test(self._norm)
+
+    def _compared(self, logs: Floats) -> Floats:
+        """Each rank against those it is compared with."""
+        found = np.empty(self.ranks)
+        for own, drifts in self._peers:
+            found[own] = _against_others(logs)[own] if drifts else _against_others(logs[own])
+        return found
+
+    def _learn(self) -> None:
+        """Take the past anew, all but what is too near, whenever there is a twentieth more of it."""
+        past = self.iteration - 1 - min(GUARD, self.iteration // 3)
+        if past >= LEARN and past >= self._learn_at:
+            self._learn_at = past + max(1, min(past // 20, RELEARN))
+            self._norm = _Norm.of(self._between(past - KEEP, past), past, self._drifts)
+
+    def _test(self, norm: _Norm) -> tuple[Alarm, ...]:
+        score = norm.score(self._residuals[-1][None, :], self._count)[0]
+        size = np.minimum(self._shift[None, :] / norm.deviation[:, None], _LARGEST_SHIFT)
+        ratio = np.exp(size * score[:, None] - size**2 / 2)
+        self._statistic = np.where(norm.resolves(self._shift), (1 + self._statistic) * ratio, 0.0)
+        alarms = []
+        for rank in np.flatnonzero(self._statistic.mean(axis=1) >= self._limit).tolist():
+            shift = size[rank, int(np.argmax(self._statistic[rank]))]
+            self._statistic[rank] = 0.0
+            if rank not in self._slow:
+                since = self._onset(rank, float(shift), norm)
+                excess = self._excess(rank, since, norm)
+                self._slow[rank] = since, excess
+                alarms.append(Alarm(rank=rank, iteration=self.iteration - 1, since=since, slowdown=math.expm1(excess)))
+        self._heal(norm)
+        return tuple(alarms)
+
+    def _onset(self, rank: int, shift: float, norm: _Norm) -> int:
+        """When the shift most likely began: from there on, the likelihood ratio is largest."""
+        scores = norm.score(self._between(self.iteration - KEEP, self.iteration), self.iteration)[:, rank]
+        backwards = np.cumsum((shift * scores - shift**2 / 2)[::-1])
+        return self.iteration - 1 - int(np.argmax(backwards))
+
+    def _heal(self, norm: _Norm) -> None:
+        """A rank is no longer slow when its last iterations have lost more than half of what it was slower by."""
+        for rank, (since, excess) in tuple(self._slow.items()):
+            recent = self.iteration - _HEALED_AFTER
+            if recent > since and self._excess(rank, recent, norm) < excess / 2:
+                del self._slow[rank]
+
+    def _excess(self, rank: int, since: int, norm: _Norm) -> float:
+        recent = self._between(since, self.iteration)
+        return float(np.median((recent - norm.expected(len(recent), self.iteration))[:, rank]))
+
+    def _between(self, start: int, stop: int) -> Floats:
+        """Residuals of iterations start to stop, as far as they are kept: array of (iterations, ranks)."""
+        forgotten = self._count - len(self._residuals)
+        return np.array(list(itertools.islice(self._residuals, max(0, start - forgotten), stop - forgotten)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Norm:
+    """What a rank is like when it is well: arrays by rank, in logarithms of time.
+
+    `mean` is that at iteration `at`, from where it goes on by `slope` an iteration; `error` is that of both together,
+    in deviations, where it is used.
+    """
+
+    at: int
+    mean: Floats
+    slope: Floats
+    cut: Floats
+    deviation: Floats
+    error: Floats
+
+    @classmethod
+    def of(cls, past: Floats, at: int, drifts: NDArray[np.bool_]) -> _Norm:
+        """From residuals, array of (iterations, ranks), the last of them that before iteration `at`."""
+        steady = cls._steady(past, at)
+        if not drifts.any():
+            return steady
+        moving = cls._moving(past[-TREND:], at)
+        both = {
+            name: np.where(drifts, getattr(moving, name), getattr(steady, name))
+            for name in ("mean", "slope", "cut", "deviation", "error")
+        }
+        return cls(at=at, **both)
+
+    @classmethod
+    def _steady(cls, past: Floats, at: int) -> _Norm:
+        count, middle = len(past), np.median(past, axis=0)
+        cut = _cut(past - middle)
+        inner = np.clip(past - middle, -cut, cut)
+        return cls(
+            at=at,
+            mean=middle + inner.mean(axis=0),
+            slope=np.zeros_like(middle),
+            cut=cut,
+            deviation=_deviation(inner),
+            error=np.full_like(middle, 1 / math.sqrt(count)),
+        )
+
+    @classmethod
+    def _moving(cls, past: Floats, at: int) -> _Norm:
+        """A line through the last `TREND` iterations, twice: what is far out of the first has no say in the second."""
+        count = len(past)
+        far = np.arange(count)[:, None] - (count - 1) / 2
+        level, slope = np.median(past, axis=0), np.zeros(past.shape[1])
+        for _ in range(2):
+            rest = past - level - slope * far
+            inner = np.clip(rest, -_cut(rest), _cut(rest))
+            level, slope = level + inner.mean(axis=0), slope + (far * inner).sum(axis=0) / (far**2).sum()
+        rest = past - level - slope * far
+        cut = _cut(rest)
+        ahead = (count - 1) / 2 + GUARD
+        return cls(
+            at=at,
+            mean=level + slope * (count + 1) / 2,
+            slope=slope,
+            cut=cut,
+            deviation=_deviation(np.clip(rest, -cut, cut)),
+            error=np.full_like(level, math.sqrt(1 / count + ahead**2 / float((far**2).sum()))),
+        )
+
+    def expected(self, count: int, until: int) -> Floats:
+        """Of the `count` iterations before `until`: array of (count, ranks)."""
+        found: Floats = self.mean + self.slope * (np.arange(until - count, until) - self.at)[:, None]
+        return found
+
+    def score(self, residuals: Floats, until: int) -> Floats:
+        """How far out the iterations before `until` are, in deviations: array as that of the residuals."""
+        rest = residuals - self.expected(len(residuals), until)
+        score: Floats = np.clip(rest, -self.cut, self.cut) / self.deviation
+        return score
+
+    def resolves(self, shift: Floats) -> NDArray[np.bool_]:
+        """Which shifts are larger than this norm's own error: array of (ranks, shifts)."""
+        large: NDArray[np.bool_] = shift[None, :] >= RESOLVED * (self.error * self.deviation)[:, None]
+        return large
+
+
+def _cut(rest: Floats) -> Floats:
+    """Where an iteration is far out: array by rank."""
+    cut: Floats = CUT * np.maximum(1.4826 * np.median(np.abs(rest - np.median(rest, axis=0)), axis=0), 1e-6)
+    return cut
+
+
+def _deviation(inner: Floats) -> Floats:
+    """Deviation by rank of what is not far out, or that of blocks of iterations where it is larger."""
+    count = len(inner)
+    block = LONG_BLOCK if count >= _MANY_BLOCKS * LONG_BLOCK else BLOCK
+    blocks = count // block
+    deviation = inner.std(axis=0, ddof=1)
+    if blocks >= 2:  # noqa: PLR2004 - a deviation of one is none
+        means = inner[: blocks * block].reshape(blocks, block, -1).mean(axis=1)
+        deviation = np.maximum(deviation, means.std(axis=0, ddof=1) * math.sqrt(block))
+    # Learnt from few: the error of a deviation makes false alarms as a small one does.
+    careful = 1 + 0.3 / math.sqrt(max(blocks, 1)) + 6 / count
+    found: Floats = np.maximum(deviation, 1e-6) * careful
+    return found
+
+
+def _peers(ranks: int, racks: Sequence[str] | None) -> tuple[tuple[Indices, bool], ...]:
+    """Ranks that are compared with each other; and those that are with all, and drift against them."""
+    names = np.array(list(racks) if racks is not None else [""] * ranks)
+    groups = [np.flatnonzero(names == one) for one in dict.fromkeys(names.tolist())]
+    if len(groups) == 1:
+        return ((groups[0], False),)
+    alone = [one for one in groups if len(one) < ENOUGH]
+    found = [(one, False) for one in groups if len(one) >= ENOUGH]
+    return (*found, *([(np.sort(np.concatenate(alone)), True)] if alone else []))
+
+
+def detect(
+    rows: Iterable[Sequence[float]], *, racks: Sequence[str] | None = None, mean_iterations: int = MEAN_ITERATIONS
+) -> tuple[Alarm, ...]:
+    """Alarms over a whole job, of whose iterations each row has the compute times by rank."""
+    found: list[Alarm] = []
+    detector: Detector | None = None
+    for row in rows:
+        detector = detector or Detector(len(row), racks=racks, mean_iterations=mean_iterations)
+        found += detector.add(row)
+    return tuple(found)
+
+
+def _against_others(logs: Floats) -> Floats:
+    """Each rank less the mean of the middle half of the others."""
+    order = np.argsort(logs, kind="stable")
+    place = np.empty(len(logs), dtype=np.int64)
+    place[order] = np.arange(len(logs))
+    others = len(logs) - 1
+    skip = others // 4
+    ordered = np.concatenate([[0.0], np.cumsum(logs[order])])
+    # Without the rank at `place`, the middle is [skip, others - skip) of what remains, one further on above it.
+    first = np.where(place < skip, skip + 1, skip)
+    last = np.where(place < others - skip, others - skip + 1, others - skip)
+    own = np.where((place >= skip) & (place < others - skip), logs, 0.0)
+    # A rank inside the middle is taken out of the sum; one beyond it only moves the edges.
+    residual: Floats = logs - (ordered[last] - ordered[first] - own) / (others - 2 * skip)
+    return residual

@@ -1,0 +1,140 @@
+"""What the detector of soft errors says of a run, iteration by iteration. Pure, blind to the faults.
+
+A run that is over (`slow_ranks`) and one that goes on (`harness.run.online`) are fed to it by the same `StepFeed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.ranks.fail_slow import MIN_RANKS, Alarm, Detector
+from harness.record.measurements import Measurements
+from testbed.model.topology import Topology
+
+__all__ = ["SlowRank", "SlowRanks", "StepFeed", "slow_ranks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """An alarm: found at `iteration` (ended at `at_ns`), slow since iteration `since`, by the share `slowdown`."""
+
+    rank: int
+    host: str
+    iteration: int
+    at_ns: int
+    since: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRanks:
+    """All alarms of a run; `smallest` slow-down that was looked for in the end; `begins_ns` of the iterations."""
+
+    slow: tuple[SlowRank, ...]
+    smallest: float | None
+    begins_ns: tuple[int, ...]
+    words: str
+
+    def iterations_since(self, time_ns: int, one: SlowRank) -> int | None:
+        """Iterations from the first that began at or after `time_ns` to the alarm; None: the alarm came before."""
+        first = int(np.searchsorted(self.begins_ns, time_ns))
+        return one.iteration - first + 1 if one.iteration >= first else None
+
+
+class StepFeed:
+    """Compute phases as the ranks of a job tell them, in any order; the detector gets whole iterations, one by one.
+
+    An iteration is whole when every rank has told it, and goes in after all before it, from index 0 on. What some ranks
+    never finish is not looked at, nor anything from an iteration on in which a rank computed nothing, nor jobs of fewer
+    than `MIN_RANKS` ranks.
+
+    Args:
+        hosts: the host of each rank.
+        topology: has their racks.
+    """
+
+    def __init__(self, hosts: Sequence[str], topology: Topology) -> None:
+        racks = {name: host.rack for name, host in topology.host_by_name.items()}
+        self.iterations = 0
+        """How many the detector has got."""
+        self._ranks = len(hosts)
+        self._detector: Detector | None = None
+        if self._ranks >= MIN_RANKS:
+            self._detector = Detector(self._ranks, racks=[racks.get(host, "") for host in hosts])
+        self._told: dict[int, dict[int, int]] = {}
+        """By iteration that is not whole yet: time in ns by rank."""
+
+    @property
+    def smallest(self) -> float | None:
+        """The smallest slow-down that is looked for on every rank now; None: nothing is, or it still learns."""
+        return None if self._detector is None else self._detector.smallest
+
+    @property
+    def slow(self) -> tuple[int, ...] | None:
+        """Ranks that are slow now; None: not known."""
+        named = () if self._detector is None else self._detector.slow
+        return None if not named and self.smallest is None else named
+
+    def add(self, rank: int, index: int, compute_ns: int) -> tuple[Alarm, ...]:
+        """Rank `rank` took `compute_ns` to compute in iteration `index`; alarms of all that is whole by that."""
+        alarms: list[Alarm] = []
+        if self._detector is not None:
+            self._told.setdefault(index, {})[rank] = compute_ns
+        while self._detector is not None and len(self._told.get(self.iterations, ())) == self._ranks:
+            told = self._told.pop(self.iterations)
+            times = [told[number] for number in range(self._ranks)]
+            if min(times) <= 0:
+                self._detector = None
+                self._told.clear()
+            else:
+                alarms += self._detector.add(times)
+                self.iterations += 1
+        return tuple(alarms)
+
+
+def slow_ranks(run: Measurements) -> SlowRanks:
+    """Feed a run's compute phases to a detector."""
+    hosts = {rank.rank: rank.host for rank in run.ranks}
+    feed = StepFeed([hosts.get(series.rank, "") for series in run.series], run.topology)
+    alarms = [
+        alarm
+        for place, series in enumerate(run.series)
+        for step in series.iterations
+        for alarm in feed.add(place, step.index, step.compute_ns)
+    ]
+    if not feed.iterations:
+        return SlowRanks(slow=(), smallest=None, begins_ns=(), words="no two ranks with a compute phase to compare")
+    by_rank = [sorted(series.iterations, key=lambda step: step.index)[: feed.iterations] for series in run.series]
+    whole = list(zip(*by_rank, strict=True))
+    found = tuple(
+        SlowRank(
+            rank=run.series[alarm.rank].rank,
+            host=hosts.get(run.series[alarm.rank].rank, f"rank {run.series[alarm.rank].rank}"),
+            iteration=alarm.iteration,
+            at_ns=max(step.end_ns for step in whole[alarm.iteration]),
+            since=alarm.since,
+            slowdown=alarm.slowdown,
+        )
+        for alarm in alarms
+    )
+    return SlowRanks(
+        slow=found,
+        smallest=feed.smallest,
+        begins_ns=tuple(min(step.start_ns for step in steps) for steps in whole),
+        words=_words(found, feed.smallest, feed.iterations),
+    )
+
+
+def _words(found: tuple[SlowRank, ...], smallest: float | None, count: int) -> str:
+    if found:
+        return "; ".join(
+            f"{one.host} about {100 * one.slowdown:.0f} % slower since iteration {one.since}, "
+            f"found at iteration {one.iteration}"
+            for one in found
+        )
+    if smallest is None:
+        return f"{count} iterations are too few, or too noisy, to know what is normal"
+    return f"no rank of {count} iterations; at the end {100 * smallest:.0f} % and more would have shown"

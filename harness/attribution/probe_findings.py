@@ -1,0 +1,187 @@
+"""What probes beside a run add to its findings: where datagrams were lost, and what made their round trips long. Pure.
+
+Round trips tell what no counter of rxe tells: that packets wait and are not lost. A link or a switch over which they
+take much longer than on like paths is *congestion* there, whatever makes them wait: a queue, a delay, a limited rate. A
+host all of whose round trips are long is busy, for their times are taken by its processes (`traffic.probes.rtt`). A
+link or a switch that loses datagrams is *loss* there, whoever else noticed; a host that loses all of its own is silent.
+
+They are looked at while the workload runs, in windows, for a fault that lasts for a part of a run is thinned out over
+the whole of it. What is already found at a place gets what probes say as one more line of evidence, and is no second
+finding; nor is a place that is hardly slower than others. A host that seemed silent and answered all probes was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from harness.analysis.probe_lines import WINDOW_NS
+from harness.attribution.places import place_of_link, place_of_switch
+from harness.findings import Cause, Finding, Place
+from harness.record.measurements import Measurements
+from testbed.model.topology import Link, Topology
+from traffic.engine.traffic_metrics import percentile
+from traffic.probes import results, rtt
+from traffic.probes.results import Seen
+from traffic.probes.rtt import PathTimes, SlowPlace, Trip
+from traffic.probes.tomography import Suspect
+
+__all__ = ["with_probes"]
+
+_LEAST_TIMES = 3.0
+"""Of a machine with other work some place is now and then more than twice as slow as the others."""
+_SURE, _AT_HOST = 0.7, 0.5
+"""How sure probes make us of a link or switch, and of a host; shared out among those they cannot tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """One line of evidence, and where it points."""
+
+    places: Sequence[tuple[Place, str]]
+    causes: tuple[Cause, Cause]
+    """Of a link or switch, and of a host."""
+    words: str
+    weak: bool = False
+    """Evidence for what is known already, and none for anything new."""
+
+
+def with_probes(run: Measurements, found: Sequence[Finding], trips: Sequence[Trip]) -> list[Finding]:
+    """The findings, with what the probes say that were sent while the workload ran."""
+    topology, t0_ns = run.topology, run.t0_ns
+    during = [one for one in trips if t0_ns <= one.echo.sent_ns < run.end_ns]
+    every = [*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)]
+    known = [one for one in found if not _answered_all_along(one, during, every)]
+    for said in every:
+        if not said.places:
+            continue
+        place, name = said.places[0]
+        is_host = place == "rank"
+        sure = (_AT_HOST if is_host else _SURE) / len(said.places)
+        at = next((index for index, one in enumerate(known) if _is_there(one, said, sure)), None)
+        if at is not None:
+            known[at] = msgspec.structs.replace(known[at], evidence=(*known[at].evidence, said.words))
+        elif not said.weak:
+            known.append(
+                Finding(cause=said.causes[is_host], place=place, name=name, confidence=sure, evidence=(said.words,))
+            )
+    return known
+
+
+def _answered_all_along(known: Finding, trips: Sequence[Trip], every: Sequence[_Said]) -> bool:
+    """Whether a host that seems silent, by timers at its peers, was asked by probes and nothing of it was lost or slow.
+
+    Timers run out as well where a link takes longer than they do.
+    """
+    if known.cause != "silent-host":
+        return False
+    pointed = {part for said in every for _, name in said.places for part in name.split(":")}
+    asked = any(known.name in {end.partition(":")[0] for end in (one.there[0], one.there[-1])} for one in trips)
+    return asked and known.name not in pointed
+
+
+def _is_there(known: Finding, said: _Said, sure: float) -> bool:
+    """Whether what probes say is of what is known: of the same place, or of a link of a switch that is surer known."""
+    names = {name for _, name in said.places}
+    upper = {name.partition(":")[0] for name in names}
+    return bool(names & {known.name, *_hosts_of(known)}) or (known.name in upper and known.confidence >= sure)
+
+
+def _hosts_of(one: Finding) -> Sequence[str]:
+    """The host of a link that a finding is of: what its probes say is of that link."""
+    return one.name.split(":")[1:2] if one.place == "host-link" else ()
+
+
+def _losses(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Said]:
+    return [
+        _Said(
+            places=_places(topology, suspect),
+            causes=("loss", "silent-host"),
+            words=(
+                f"{suspect.lost} of {suspect.sent} probes over {' or '.join(suspect.names)} were lost "
+                f"between {_s(seen.start_ns - t0_ns)} and {_s(seen.end_ns - t0_ns)}"
+            ),
+        )
+        for seen in results.lossy(trips, length_ns=WINDOW_NS)
+        for suspect in seen.suspects
+    ]
+
+
+def _waits(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Said]:
+    if not trips:
+        return []
+    start_ns, end_ns = trips[0].echo.sent_ns, trips[-1].echo.sent_ns + 1
+    length_ns = min(WINDOW_NS, end_ns - start_ns)
+    by_place: dict[tuple[str, ...], list[tuple[SlowPlace, Seen]]] = {}
+    every = results.windows(trips, length_ns=length_ns, start_ns=start_ns, end_ns=end_ns)
+    for window in every:
+        for slow in window.slow:
+            by_place.setdefault(slow.place, []).append((slow, window))
+    said = []
+    for windows in sorted(by_place.values(), key=lambda each: -sum(slow.gain for slow, _ in each)):
+        worst, seen = max(windows, key=lambda each: each[0].gain)
+        since, until = (_s(at_ns - t0_ns) for at_ns in (windows[0][1].start_ns, windows[-1][1].end_ns))
+        when = f"in {len(windows)} of {len(every)} windows of {_s(length_ns)}, from {since} to {until}"
+        said.append(
+            _Said(
+                places=_places(topology, worst),
+                causes=("congestion", "busy-host"),
+                words=f"{_words(worst, seen.paths)}; {when}",
+                weak=max(slow.times for slow, _ in windows) < _LEAST_TIMES,
+            )
+        )
+    return said
+
+
+def _s(ns: int) -> str:
+    return f"{ns / 1e9:.1f} s"
+
+
+def _places(topology: Topology, named: SlowPlace | Suspect) -> list[tuple[Place, str]]:
+    """Links, else switches, else hosts that the votes cannot tell apart, each once: both ways of a link are one."""
+    links: dict[str, Place] = {}
+    nodes: dict[str, Place] = {}
+    for place in (named.place, *named.alike):
+        if len(place) > 1:
+            link = _link(topology, *place)
+            if link is not None:
+                links[link.name] = place_of_link(topology, link)
+        elif place[0] in topology.switch_by_name:
+            nodes[place[0]] = place_of_switch(topology, place[0])
+        elif place[0] in topology.host_by_name:
+            nodes[place[0]] = "rank"
+    chosen = links or {name: kind for name, kind in nodes.items() if kind != "rank"} or nodes
+    return [(kind, name) for name, kind in chosen.items()]
+
+
+def _link(topology: Topology, near: str, far: str) -> Link | None:
+    """The link between two nodes of a path, of which one may be an RNIC (`host1:rxe0`)."""
+    ends = {near, far}
+    for link in topology.links:
+        lower = link.b.node if link.rnic is None else f"{link.b.node}:{link.rnic}"
+        if {link.a.node, lower} == ends:
+            return link
+    return None
+
+
+def _words(slow: SlowPlace, paths: Sequence[PathTimes]) -> str:
+    """The evidence: how long, against what, how many; and what the processes at the ends took of it."""
+    crossing = [one for one in paths if one.responder is not None and _crosses(one, slow.place)]
+    others = [one for one in paths if one.responder is not None and not _crosses(one, slow.place)]
+    held = ""
+    if crossing and others:
+        here, there = (
+            percentile([one.responder.median_ns for one in each if one.responder is not None], 50) / 1e6
+            for each in (crossing, others)
+        )
+        held = f"; responders took {here:.2f} ms of it, elsewhere {there:.2f} ms"
+    return (
+        f"probes over {' or '.join(slow.names)} took {slow.times:.1f} times what they take on like paths, "
+        f"{slow.slow} of {slow.answered} more than {slow.level:g} times{held} ({rtt.STAMPS} times)"
+    )
+
+
+def _crosses(one: PathTimes, place: tuple[str, ...]) -> bool:
+    return place in one.crossed

@@ -1,0 +1,172 @@
+"""Commands about causes: attribute, campaign."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import click
+import msgspec
+
+from harness.attribution import campaign as campaign_module
+from harness.attribution import confusion
+from harness.attribution.attribute import attribute as attribute_run
+from harness.cli.context import Session, json_option, pass_session
+from harness.confidence import Interval
+from harness.experiment import experiment_file as experiment_module
+from harness.record.rundir import open_run
+from harness.run import loop as run_module
+from harness.verdict import Verdict, VerdictFile
+from testbed.backends.soft import lifecycle
+from testbed.errors import LabError
+from testbed.tenancy.lab_lease import hold
+
+__all__ = ["COMMANDS"]
+
+_ERRORS = 3
+"""Runs one after the other that were errors, after which a campaign is not worth going on with."""
+
+
+@click.command()
+@click.argument("run_dirs", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path))
+@json_option
+@pass_session
+def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) -> None:
+    """Say where the trouble of each run came from, without looking at its faults; then hold it against them.
+
+    RUN_DIRS with faults that provably fired are the truth: precision, recall and the confusion matrix are over them.
+    """
+    runs = [
+        (run.path, run.read_measurements(), run.read_flights(), run.read_probes().trips)
+        for run in map(open_run, run_dirs)
+    ]
+    found = {path: attribute_run(measured, flights, probes) for path, measured, flights, probes in runs}
+    total = confusion.score(((measured, flights) for _, measured, flights, _ in runs), [probes for *_, probes in runs])
+    if as_json:
+        session.json(
+            {
+                "runs": {str(path): msgspec.to_builtins(each) for path, each in found.items()},
+                "judged": total.runs,
+                "precision": _parts(total.precision, total.found, total.found + total.false),
+                "recall": _parts(total.recall, total.found, total.found + total.missed),
+                "single": {"runs": total.single, "right": total.right, "network_right": total.network_right},
+                "matrix": [{"true": true, "said": said, "runs": n} for (true, said), n in sorted(total.matrix.items())],
+            }
+        )
+        return
+    rows = [
+        (
+            path.resolve().name,
+            one.cause,
+            f"{one.place} {one.name}",
+            f"{one.confidence:.2f}",
+            "; ".join(one.evidence[:3]),
+        )
+        for path, each in found.items()
+        for one in each
+    ]
+    session.table(("run", "cause", "place", "confidence", "evidence"), rows)
+    if total.precision and total.recall:
+        session.out.print(
+            f"\nagainst the faults of {total.runs} runs: precision {total.found}/{total.found + total.false} "
+            f"({_range(total.precision)}), recall {total.found}/{total.found + total.missed} ({_range(total.recall)})"
+        )
+    if total.single:
+        session.out.print(
+            f"{total.single} runs of at most one fault: culprit right in {total.right}, "
+            f"network or not right in {total.network_right}. Kind of place that it was, and that was said:"
+        )
+        session.table(*_square(total.matrix))
+
+
+def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows of the confusion matrix: in each row a place that it was."""
+    said = sorted({one for _, one in matrix})
+    rows = [
+        (true, *(str(matrix[true, one] or "") for one in said), str(sum(matrix[true, one] for one in said)))
+        for true in sorted({one for one, _ in matrix})
+    ]
+    return ("it was / said", *said, "runs"), rows
+
+
+@click.command()
+@click.option("--only", multiple=True, metavar="KIND", help="Only faults of this kind; repeatable.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Draws the places and how strong faults are.")
+@click.option(
+    "--places", type=click.IntRange(min=1), default=3, show_default=True, help="Of each kind, at most so many places."
+)
+@click.option(
+    "--probe",
+    is_flag=True,
+    help="Probe the fabric beside the job, as [probe] does; also delays, which only probes can place.",
+)
+@click.option("--plan", "only_plan", is_flag=True, help="List the runs, and do nothing.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs/campaign"),
+    show_default=True,
+    help="Folder of run directories; runs that are there already are not done again.",
+)
+@pass_session
+def campaign(
+    session: Session, *, only: tuple[str, ...], seed: int, places: int, probe: bool, only_plan: bool, out: Path
+) -> None:
+    """Run short experiments, each kind of fault at several places: the truth that attribution is held against.
+
+    About half a minute a run, one of each kind in turn. It may be ended at any time and goes on where it was;
+    another seed is another campaign. `attribute` on what is below --out has the score.
+    """
+    inventory = session.inventory()
+    every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
+    wanted = campaign_module.in_turn(label for label in every if not only or label.kind in only)
+    if only_plan:
+        rows = [
+            (
+                one.name,
+                one.kind or "none",
+                one.target,
+                ", ".join(f"{name} {value}" for name, value in one.parameters.items()),
+            )
+            for one in wanted
+        ]
+        session.table(("run", "fault", "place", "with"), rows)
+        return
+    with (
+        hold(inventory, (), why="campaign", mode="exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+        if inventory.kind == "soft":
+            lifecycle.up(inventory, progress)
+        in_error = 0
+        for label in wanted:
+            if any(out.glob(f"*-{label.name}-*/verdict.json")):
+                continue
+            source = campaign_module.experiment(label, inventory.topology, probe=probe)
+            decided = run_module.decide(experiment_module.decode(source, source=label.name), source, inventory)
+            finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
+            if finished.verdict.lab_state == "DIRTY" and inventory.kind == "soft":
+                lifecycle.reset(inventory, progress)
+            progress(f"{label.name}: {_outcome(finished.verdict)}")
+            in_error = in_error + 1 if finished.verdict.verdict == Verdict.ERROR else 0
+            if in_error == _ERRORS:
+                raise LabError(f"the last {_ERRORS} runs of the campaign were errors: {_outcome(finished.verdict)}")
+
+
+def _outcome(verdict: VerdictFile) -> str:
+    if verdict.verdict == Verdict.ERROR:
+        failed = next((one.detail for one in verdict.checks if one.verdict == Verdict.ERROR), "no check says why")
+        return f"ERROR, {failed}"
+    said = verdict.attribution[0]
+    return f"{verdict.verdict}, said to be {said.cause} at {said.name or 'nowhere'}"
+
+
+def _parts(interval: Interval | None, count: int, of: int) -> dict[str, float] | None:
+    return None if interval is None else {"count": count, "of": of, "low": interval.low, "high": interval.high}
+
+
+def _range(interval: Interval) -> str:
+    return f"{interval.low:.2f}..{interval.high:.2f}, {100 * interval.level:g} %"
+
+
+COMMANDS = (attribute, campaign)

@@ -1,0 +1,386 @@
+"""Commands about faults: faults, inject, heal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import secrets
+import shlex
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from harness.cli.context import Session, json_option, pass_session, styled
+from harness.quantities import parse_duration_ns
+from harness.run import ends
+from harness.verdict import ExitCode
+from inject import fault_page
+from inject.evidence.receipt import Fired, Receipt
+from inject.fault_plan import FaultSpec, PlannedFault
+from inject.fault_plan import plan as plan_fault
+from inject.heal import heal as heal_lab
+from inject.heal import is_foreign
+from inject.injector import Injector, Prepared, longest_lease_s, told_of
+from inject.journal import Journal
+from inject.kinds import catalogue
+from inject.policy import blast_radius, safety
+from inject.policy.conflicts import touches
+from inject.selection import MOST_SEED
+from testbed.directories import lab_dir
+from testbed.errors import FaultError, Unreachable, UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import Lab, open_lab
+from testbed.suggestions import hint
+from testbed.tenancy import audit_log, dirty
+from testbed.tenancy.lab_lease import hold
+
+__all__ = ["COMMANDS"]
+
+OBSERVE_S = 0.5
+
+
+@click.command()
+@click.argument("kind", required=False)
+@json_option
+@pass_session
+def faults(session: Session, *, kind: str | None, as_json: bool) -> None:
+    """List the kinds of faults; with a KIND (or the beginning of one), what it takes and what proves it."""
+    kinds = list(catalogue.CATALOGUE.values())
+    if kind is not None:
+        kinds = [each for each in kinds if each.name.startswith(kind)] or [catalogue.find(kind)]
+    if as_json:
+        session.json([_kind_as_json(each) for each in kinds])
+        return
+    if kind is None:
+        session.table(("kind", "targets", "fidelity", "reverted by", "what it does"), fault_page.table())
+        session.out.print("faultbed faults KIND tells the parameters of one, and what proves it")
+        return
+    for each in kinds:
+        _show_kind(session, each)
+
+
+@click.command()
+@click.argument("kind")
+@click.argument("target")
+@click.option("--for", "duration", required=True, metavar="TIME", help="How long: 500ms, 5s, 2m.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the kind; repeatable.")
+@click.option("--qp", help="packet.drop: the destination QP (short for --set qp=…).")
+@click.option("--psn", help="packet.drop: the PSN, absolute or +N ahead of what passes (short for --set psn=…).")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, MOST_SEED),
+    help="Which packets it takes: the same seed takes the same ones. Without: drawn, and shown.",
+)
+@click.option("--plan", "only_plan", is_flag=True, help="Print every command and its revert, and do nothing.")
+@click.option(
+    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Where intents are written down first."
+)
+@click.option("--confirm", metavar="KIND", help="The same KIND again, for one that nothing can revert.")
+@json_option
+@pass_session
+def inject(
+    session: Session,
+    *,
+    kind: str,
+    target: str,
+    duration: str,
+    settings: tuple[str, ...],
+    qp: str | None,
+    psn: str | None,
+    seed: int | None,
+    only_plan: bool,
+    confirm: str | None,
+    journal: Path | None,
+    as_json: bool,
+) -> int:
+    """Do one fault by hand, and show its receipt: armed, fired, cleared.
+
+    KIND is one of `faultbed faults`; TARGET is named as in `faultbed status`: rtsw1:ctsw1 (an uplink),
+    rtsw1:host1:rxe0 (a switch port), host1:rxe0 (an RNIC), host1:gpu0; or by a selector that fits any lab: uplink[0],
+    host[1]:gpu[0]. The target reverts by itself when this command dies. Ends with 0 when the fault provably fired, 2
+    when not, 5 when the lab is not as it was.
+    """
+    inventory = session.inventory()
+    params = _params([*settings, *([f"qp={qp}"] if qp else []), *([f"psn={psn}"] if psn else [])])
+    seed = secrets.randbelow(MOST_SEED + 1) if seed is None else seed
+    spec = FaultSpec(kind=kind, target=target, for_s=parse_duration(duration), params=params, seed=seed)
+    planned = plan_fault(spec, inventory.topology, lab_kind=inventory.kind)
+    confirmed = (confirm,) if confirm else ()
+    if only_plan:
+        _show_plan(session, planned, as_json=as_json)
+        _tell_policy(session, planned, inventory, confirmed)
+        return ExitCode.PASS
+    try:
+        _refuse(planned, inventory, confirmed)
+    except safety.Forbidden as reason:
+        audit_log.append(lab_dir(inventory.name), "forbidden", **told_of(planned), detail=str(reason))
+        raise
+    why = f"inject {kind} {target}"
+    with session.working(inventory, touches(planned, inventory.topology), why=why) as lab:
+        work = dirty.begin(lab, why, lease_s=longest_lease_s([planned]))
+        injector = None
+        try:
+            path = journal or _journal_of(lab, kind)
+            with Journal(path) as written:
+                injector = Injector(lab, written, confirmed=confirmed)
+                receipt = _do(session, lab, injector, planned)
+            outcome = ends.finish(lab, work, injector)
+        except BaseException as error:  # noqa: BLE001 (raised again with what was seen)
+            ends.reraise(error, lab, work, injector)
+        if written.failure is not None:
+            session.err.print(f"{path}: {ends.describe(written.failure)}; the journal is incomplete", soft_wrap=True)
+    _show_receipt(session, receipt, outcome, as_json=as_json)
+    if outcome.state == "DIRTY":
+        return ExitCode.DIRTY
+    return ExitCode.PASS if receipt.proved else ExitCode.INCONCLUSIVE
+
+
+@click.command()
+@click.argument("machines", nargs=-1, metavar="[MACHINE]...")
+@click.option(
+    "--panic", is_flag=True, help="Only end faults, on every machine at once, in seconds; look at nothing else."
+)
+@json_option
+@pass_session
+def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: bool) -> int:
+    """Find and revert what faults left behind, by their marks, without any journal.
+
+    On MACHINEs of a rack (without any, everywhere): others may use the rest meanwhile. A DIRTY lab is then compared
+    with what it was before: it ends with 0 and takes work again when it is as it was, and with 5 when something is
+    left.
+    """
+    inventory = session.inventory()
+    _only_machines(inventory, machines)
+    # Panic asks nobody: whoever holds the lab loses its faults.
+    holding = contextlib.nullcontext() if panic else hold(inventory, machines, why="heal", mode="exclusive")
+    state, what = lab_dir(inventory.name), {"kind": "panic" if panic else "", "target": " ".join(machines) or "all"}
+    with open_lab(inventory) as lab, holding:
+        audit_log.try_to_append(state, "healing", **what)  # a full disk must not keep a fault in place
+        try:
+            done = heal_lab(lab, only=machines, panic=panic)
+            left = [] if panic else dirty.settle(lab)
+        except BaseException as error:
+            audit_log.try_to_append(state, "not healed", **what, detail=audit_log.told(error))
+            raise
+        audit_log.try_to_append(state, "not healed" if left else "healed", **what, detail="; ".join([*done, *left]))
+    if as_json:
+        session.json({"done": done, "left": left})
+    else:
+        _show_healed(session, done, left)
+    return ExitCode.DIRTY if left else ExitCode.PASS
+
+
+def _only_machines(inventory: Inventory, names: tuple[str, ...]) -> None:
+    if names and inventory.kind != "rack":
+        raise UsageError(f"{inventory.name} is a soft lab: it is healed as a whole")
+    for name in names:
+        if name not in inventory.machines:
+            raise UsageError(f'no machine "{name}" in {inventory.name}; {hint(name, list(inventory.machines))}')
+
+
+def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
+    for line in done:
+        session.out.print(line, soft_wrap=True)
+    reverted = sum(not is_foreign(line) for line in done)
+    session.out.print("nothing to heal" if not reverted else f"{reverted} reverted")
+    if left:
+        way_out = " still; on a soft lab `faultbed reset` goes back to the snapshot"
+        session.out.print(Text.assemble(("DIRTY", "red"), way_out))
+        for line in left:
+            session.out.print(f"  {line}", soft_wrap=True)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a duration as typed.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return parse_duration_ns(text) / 1e9
+    except ValueError as error:
+        raise UsageError(f"--for {text}: {error}") from error
+
+
+def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
+    session.out.print(Text.assemble((kind.name, "bold"), f"  {kind.summary}"))
+    session.out.print(f"  targets: {', '.join(kind.targets)}; {kind.worth}", soft_wrap=True)
+    session.out.print(f"  armed when: {kind.armed_by}", soft_wrap=True)
+    if kind.on_rack:
+        session.out.print(f"  on a rack lab (not yet run on hardware): {kind.on_rack}", soft_wrap=True)
+    session.out.print(f"  fired when this moves: {kind.must_move}; and not: {kind.must_not_move}", soft_wrap=True)
+    rows = [
+        (
+            f"    {param.name}",
+            f"{param.range} {param.unit}".strip(),
+            "required" if param.required else ("" if param.default is None else f"default {param.default}"),
+            param.summary,
+        )
+        for param in kind.params
+    ]
+    session.table(("    --set", "range", "", "meaning"), rows)
+    session.out.print()
+
+
+def _refuse(planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, ...]) -> None:
+    safety.check(planned, inventory, confirmed=confirmed)
+    blast_radius.check([planned], inventory)
+
+
+def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, ...]) -> None:
+    """Whether the lab's owner would allow it; on stderr, so that a plan in JSON stays one document."""
+    try:
+        _refuse(planned, inventory, confirmed)
+    except safety.Forbidden as reason:
+        session.err.print(f"would be refused: {reason}", soft_wrap=True)
+
+
+def _do(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> Receipt:
+    with session.progress() as progress, injector:
+        progress(f"preparing {planned.kind} on {planned.target.text}")
+        prepared = injector.prepare(planned)
+        try:
+            armed = prepared.arm()
+            progress(f"armed: {_short(armed.readback)}")
+            _watch(lab, prepared, planned.for_s, progress)
+        except (FaultError, Unreachable) as error:
+            progress(f"failed: {error}")
+        progress("clearing")
+        return prepared.clear()
+
+
+def _watch(lab: Lab, prepared: Prepared, for_s: float, progress: Any) -> None:
+    deadline = time.monotonic() + for_s
+    last = None
+    while (left_s := deadline - time.monotonic()) > 0:
+        threading.Event().wait(min(OBSERVE_S, left_s))
+        seen = prepared.observe()
+        lab.guard()
+        if seen.get("count") != last:
+            last = seen.get("count")
+            progress(f"fired so far: {last}")
+
+
+def _journal_of(lab: Lab, kind: str) -> Path:
+    """A journal of its own for each command: two of them may begin in the same second."""
+    began = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    return lab.state_dir / "journal" / f"{began}-{kind}-{secrets.token_hex(3)}.jsonl"
+
+
+def _params(settings: list[str]) -> dict[str, Any]:
+    params = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise UsageError(f'--set {setting}: write NAME=VALUE, such as "share=0.01"')
+        params[name] = _value(value)
+    return params
+
+
+def _value(text: str) -> Any:
+    if text.startswith("+"):
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> None:
+    if as_json:
+        session.json(planned.to_json())
+        return
+    session.out.print(
+        Text.assemble(
+            (planned.kind, "bold"),
+            f" on {planned.target.text} for {planned.for_s:g} s ({planned.fidelity}); nothing is done yet",
+        )
+    )
+    session.table(("do", "revert"), [(step.do, step.undo) for step in planned.steps])
+    if planned.selection is not None:
+        session.out.print(f"its packets are {planned.selection}", soft_wrap=True)
+    for line in _looks(planned):
+        session.out.print(line, soft_wrap=True)
+    if planned.lab_kind == "rack":
+        unit = "a transient unit (systemd-run) with the revert stored in /run/faultbed/faults first"
+        session.out.print(f"held on {planned.place.node} by {unit}; not yet run on hardware", soft_wrap=True)
+    moves = " and ".join(" or ".join(witness.any_of) for witness in planned.must_move)
+    reads = " and ".join(f"{name} reads {value}" for name, value in planned.while_on)
+    told = [f"this moves: {moves}"] * bool(moves) + [f"meanwhile {reads}"] * bool(reads)
+    session.out.print(f"fired when {', and '.join(told) or 'it reads back so; nothing else can tell'}", soft_wrap=True)
+    session.out.print(f"and this does not: {', '.join(planned.must_not_move) or 'nothing is named'}", soft_wrap=True)
+
+
+def _looks(planned: PlannedFault) -> list[str]:
+    """What a fault that is made of commands looks at before it changes anything, and to read it back."""
+    args = planned.request["args"]
+    if planned.request["actuator"] != "commands":
+        return []
+    lines = [f"refused there without: {', '.join(args['needs'])}"] if args["needs"] else []
+    lines += [f"refused there unless `{shlex.join(words)}` says {pattern}" for words, pattern, _ in args["able"]]
+    lines += [f"{{{name}}} is what `{shlex.join(words)}` says before" for name, (words, _) in args["remember"].items()]
+    return [*lines, f"read back by `{shlex.join(args['look'])}`: {args['applied']}"]
+
+
+def _show_receipt(session: Session, receipt: Receipt, outcome: dirty.Outcome, *, as_json: bool) -> None:
+    if as_json:
+        if outcome.state == "DIRTY":
+            session.err.print(outcome.said, soft_wrap=True)
+        session.json({**receipt.to_json(), "doubts": list(receipt.doubts), "lab_diff": list(outcome.reasons)})
+        return
+    fired = receipt.fired
+    moved = {name: delta for name, delta in fired.must_move.items() if delta}
+    rows = [
+        ("armed", _yes(receipt.armed.ok), receipt.armed.error or _short(receipt.armed.readback)),
+        ("fired", _yes(fired.count > 0), f"{fired.count} times{_of(fired)}; moved: {_short(moved) or 'nothing'}"),
+        ("cleared", _yes(receipt.cleared.ok), receipt.cleared.error or _short(receipt.cleared.readback)),
+    ]
+    session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
+    for doubt in receipt.unproven:
+        session.out.print(Text.assemble(("not proved", "yellow"), f": {doubt}"), soft_wrap=True)
+    session.out.print(outcome.said, soft_wrap=True)
+    if outcome.state == "DIRTY":
+        session.out.print(Text.assemble(("DIRTY", "red"), ": `faultbed heal`, or on a soft lab `faultbed reset`"))
+        for line in outcome.reasons:
+            session.out.print(f"  {line}", soft_wrap=True)
+
+
+def _of(fired: Fired) -> str:
+    passed = "" if fired.passed is None else f", of {fired.passed} packets"
+    return passed + (f", {fired.selection}" if fired.selection else "")
+
+
+def _yes(flag: bool) -> Text:  # noqa: FBT001 (one word from one flag)
+    return styled("yes", "green") if flag else styled("no", "red")
+
+
+def _short(values: Any) -> str:
+    return ", ".join(f"{name}={value}" for name, value in dict(values).items())
+
+
+def _kind_as_json(kind: catalogue.FaultKind) -> dict[str, Any]:
+    return {
+        "name": kind.name,
+        "summary": kind.summary,
+        "targets": list(kind.targets),
+        "binding": dict(kind.binding),
+        "fidelity": dict(kind.fidelity),
+        "tried": list(kind.tried),
+        "on_rack": kind.on_rack,
+        "armed_by": kind.armed_by,
+        "must_move": kind.must_move,
+        "must_not_move": kind.must_not_move,
+        "reversible": kind.reversible,
+        "colour": kind.colour,
+        "params": [dataclasses.asdict(param) for param in kind.params],
+    }
+
+
+COMMANDS = (faults, inject, heal)

@@ -1,0 +1,168 @@
+"""Commands over several runs: noise, history; and the comparison of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import msgspec
+from rich.text import Text
+
+from harness.analysis import noise as noise_module
+from harness.cli.context import Session, json_option, pass_session, styled
+from harness.experiment.metrics import METRICS
+from harness.record.rundir import RunDir, open_run
+from harness.report import history as history_module
+from harness.report import summary
+from harness.report.comparison.compare import Row, compare, differences
+from harness.report.comparison.differences import of_plans
+from testbed.directories import lab_dir
+from testbed.errors import UsageError
+
+__all__ = ["COMMANDS"]
+
+_RUN_DIR = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("run_dirs", nargs=-1, required=True, type=_RUN_DIR)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the floor here instead of into the lab's state.",
+)
+@json_option
+@pass_session
+def noise(session: Session, *, run_dirs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+    """Measure a lab's noise floor (A/A) from fault-free runs of one experiment, and keep it.
+
+    RUN_DIRS are runs without faults, or any runs with a fault-free twin. The judge widens intervals by what it finds.
+    """
+    floor = noise_module.measure({str(path): open_run(path).read_measurements() for path in run_dirs})
+    kept = out or lab_dir(floor.lab) / noise_module.FILE
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(noise_module.encode(floor))
+    if as_json:
+        pairs = {name: spread.pair for name, spread in floor.spreads.items()}
+        session.json({**msgspec.to_builtins(floor), "pair": pairs, "kept": kept})
+        return
+    rows = [
+        (
+            name,
+            str(spread.runs),
+            f"{spread.middle:.4g} {spread.unit}",
+            f"{100 * spread.log_sd:.1f} %",
+            f"{spread.pair:.2f}",
+        )
+        for name, spread in floor.spreads.items()
+    ]
+    session.table(("", "runs", "middle", "deviation", "two runs differ by at most"), rows)
+    session.out.print(f"{floor.iterations} iterations each; kept in {kept}", soft_wrap=True)
+
+
+@click.command()
+@click.option(
+    "--runs",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder of run directories.",
+)
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many runs to show.")
+@json_option
+@pass_session
+def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
+    """List runs, oldest first, and mark what got worse against earlier runs of the same experiment and seed.
+
+    The index (.history.sqlite in the folder) is brought up to date first; it may be removed at any time.
+    """
+    found = history_module.read(history_module.update(runs))
+    past = found.past
+    worse = history_module.regressions(past)
+    if as_json:
+        session.json(
+            {
+                "runs": [asdict(one) for one in past[-last:]],
+                "regressions": [asdict(one) for one in worse],
+                "left_out": found.left_out,
+            }
+        )
+        return
+    marked = {one.run for one in worse}
+    rows = [
+        (
+            styled("▼", "red") if one.name in marked else "",
+            one.name,
+            one.verdict,
+            *(
+                summary.format_value(one.metrics.get(name), METRICS[name].unit)
+                for name in ("jct_ratio", "recovery.total", "dip", "iterations")
+            ),
+            one.version,
+        )
+        for one in past[-last:]
+    ]
+    session.table(("", "run", "verdict", "jct_ratio", "recovery.total", "dip", "iterations", "version"), rows)
+    for one in worse:
+        session.out.print(Text.assemble(("▼", "red"), f" {one.run}: {one.metric} {one.words}"), soft_wrap=True)
+    for name, why in found.left_out.items():
+        session.out.print(Text.assemble((f"{name} is left out: ", "yellow"), why), soft_wrap=True)
+
+
+PAIR = 2
+
+
+def show_comparison(session: Session, first: Path, second: Path, *, html: Path | None, as_json: bool) -> None:
+    """Print how run B compares with run A, and write the page of it: to `html`, else to B's directory."""
+    a, b = open_run(first), open_run(second)
+    plans = a.read_plan(), b.read_plan()
+    apart = differences(*plans)
+    measured = a.read_measurements()
+    floor = noise_module.load(lab_dir(measured.lab), measured.workload)
+    rows = compare(measured, b.read_measurements(), floor=floor)
+    page, why_not = _page(a, b, rows, html)
+    if as_json:
+        found = {"a": first, "b": second, "differ": apart, "metrics": [asdict(row) for row in rows]}
+        session.json({**found, "differences": [asdict(one) for one in of_plans(*plans)], "html": page})
+        return
+    colours = {"better": "green", "worse": "red"}
+    session.table(
+        ("", "A", "B", "B / A", "99 % interval", "B is"),
+        [
+            (
+                row.metric,
+                summary.format_value(row.a, row.unit),
+                summary.format_value(row.b, row.unit),
+                "" if row.ratio is None else f"{row.ratio:.3f}",
+                "" if row.interval is None else f"{row.interval.low:.3f}..{row.interval.high:.3f}",
+                styled(row.says, colours.get(row.says, "")),
+            )
+            for row in rows
+        ],
+    )
+    for line in apart:
+        said = Text.assemble(("A and B differ in more than one thing:", "yellow"), f" {line}")
+        session.out.print(said, soft_wrap=True)
+    if floor is None:
+        session.out.print(
+            "no noise floor is kept for this lab and workload: what runs differ by anyhow is not in these"
+        )
+    session.out.print(f"page {page}" if page else f"no page: {why_not}", soft_wrap=True)
+
+
+def _page(a: RunDir, b: RunDir, rows: Sequence[Row], html: Path | None) -> tuple[Path | None, str]:
+    """The page, or why there is none: somebody's archive may not be written to, and the numbers are wanted anyhow."""
+    # matplotlib takes a second to import, and most commands draw nothing.
+    from harness.report.comparison import compare_page as compare_report  # noqa: PLC0415
+
+    try:
+        return compare_report.render(a, b, rows, html or compare_report.default_path(a, b)), ""
+    except UsageError as error:
+        if html is not None:
+            raise
+        return None, str(error)
+
+
+COMMANDS = (noise, history)

@@ -1,0 +1,69 @@
+"""The command about schedules of faults: profile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.cli.experiments.faults import parse_duration
+from inject.fault_plan import FaultSpec, plan_all
+from inject.profiles import PROFILES, digest, schedule
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides what is left to chance."
+)
+@click.option("--for", "duration", default="60s", show_default=True, metavar="TIME", help="What it is compressed into.")
+@click.option("--events", type=click.IntRange(min=1), help="How many faults to expect; default: the profile's own.")
+@json_option
+@pass_session
+def profile(session: Session, *, name: str | None, seed: int, duration: str, events: int | None, as_json: bool) -> None:
+    """Write a schedule of faults as they come in the field: the `[[faults]]` of an experiment. Touches no lab.
+
+    Without a NAME, lists the profiles. The same seed gives the same schedule, with the same SHA-256.
+    """
+    if name is None:
+        rows = [(each.name, str(each.events), each.summary) for each in PROFILES.values()]
+        session.table(("profile", "events", "what it is like"), rows)
+        return
+    inventory = session.inventory()
+    specs = schedule(name, inventory.topology, seed=seed, duration_s=parse_duration(duration), events=events)
+    plan_all(specs, inventory.topology, lab_kind=inventory.kind)
+    sha256 = digest(specs)
+    if as_json:
+        faults = [{**asdict(spec), "params": dict(spec.params)} for spec in specs]
+        session.json({"profile": name, "seed": seed, "sha256": sha256, "faults": faults})
+        return
+    click.echo(f"# {name}, seed {seed}, {duration}, {len(specs)} faults on {inventory.name}; SHA-256 {sha256}")
+    for spec in specs:
+        click.echo(_toml(spec))
+
+
+def _toml(spec: FaultSpec) -> str:
+    lines = [
+        "",
+        "[[faults]]",
+        f"kind = {json.dumps(spec.kind)}",
+        f"target = {json.dumps(spec.target)}",
+        f'at = "{spec.at_s:.3f}s"',
+        f'for = "{spec.for_s:.3f}s"',
+    ]
+    if spec.params:
+        lines.append(f"set = {{ {', '.join(f'{key} = {_value(value)}' for key, value in spec.params.items())} }}")
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    # Numbers and strings of JSON are numbers and strings of TOML.
+    return json.dumps(value)
+
+
+COMMANDS = (profile,)

@@ -1,0 +1,392 @@
+"""Commands about experiments: run, report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.text import Text
+
+from harness.analysis.observe import observe
+from harness.cli.context import Session, json_option, pass_session, styled
+from harness.cli.experiments.histories import PAIR, show_comparison
+from harness.confidence import Interval, level_for
+from harness.experiment import experiment_file as experiment_module
+from harness.experiment import run_plan as plan_module
+from harness.experiment.experiment_file import Experiment
+from harness.judge import noisy_checks
+from harness.record import rundir
+from harness.report import summary
+from harness.report.judged_by import judged_by
+from harness.run import loop as run_module
+from harness.run.loop import Decided, Finished
+from harness.run.prepare import exclusions as leave_out_module
+from harness.run.prepare.preflight import ALL_CHECKS
+from harness.run.repeats import alpha_spending, pooled, repeated
+from harness.verdict import Check, LeftOut, Verdict, exit_code
+from testbed.backends.soft import lifecycle
+from testbed.errors import Unsupported, UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.tenancy.lab_lease import Holding, hold
+
+__all__ = ["COMMANDS"]
+
+_MOST = 10
+"""Runs that `--until-decided` makes at most, unless told otherwise."""
+_COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "magenta"}
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="Decide what is left to chance by this, not by the file's seed."
+)
+@click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, with every revert, and do nothing.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder of run directories.",
+)
+@click.option(
+    "--repeat",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Run it so many times, each with the seed after the one before, and decide once over all of them.",
+)
+@click.option(
+    "--until-decided",
+    is_flag=True,
+    help="Run it again, each time with the next seed, until all runs together are inside or outside every bound.",
+)
+@click.option(
+    "--most",
+    type=click.IntRange(alpha_spending.FIRST, alpha_spending.MOST),
+    help=f"Of --until-decided: runs at most. More cost a little power each.  [default: {_MOST}]",
+)
+@click.option(
+    "--without", multiple=True, metavar="HOST", help="Do without this host; ranks are placed on the others. Repeatable."
+)
+@click.option(
+    "--leave-out", is_flag=True, help="Look first (preflight without burn-in), and do without the hosts that are unfit."
+)
+@click.option(
+    "--control",
+    is_flag=True,
+    help="Arm every fault with zero intensity: measures what the harness itself costs. Never a PASS.",
+)
+@json_option
+@pass_session
+def run(
+    session: Session,
+    *,
+    experiment: Path,
+    seed: int | None,
+    only_plan: bool,
+    out: Path,
+    repeat: int,
+    until_decided: bool,
+    most: int | None,
+    without: tuple[str, ...],
+    leave_out: bool,
+    control: bool,
+    as_json: bool,
+) -> int:
+    """Run an EXPERIMENT: steady state, faults, recovery, verdict.
+
+    The lab goes back to its snapshot before, and is compared with it afterwards. Everything is kept in a run directory
+    under --out; its report.html is one file that works offline.
+
+    `kill -USR1 PID` while the workload runs: what the flight recorders of its ranks hold goes into the run directory.
+    """
+    inventory = session.inventory()
+    source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
+    most = _most(loaded, repeat, until_decided=until_decided, most=most)
+    left_out = leave_out_module.by_hand(inventory, without)
+    (decided,) = _decide(loaded, source, inventory, [seed], left_out)
+    if only_plan:
+        if leave_out:
+            raise UsageError("--plan touches nothing, and --leave-out has to look; name hosts by --without")
+        _show_plan(session, decided, as_json=as_json)
+        if reason := run_module.refusal(decided, inventory):  # on stderr, so that a plan in JSON stays one document
+            session.err.print(f"would be refused: {reason}", soft_wrap=True)
+        return 0
+    seeds = range(decided.plan.seed, decided.plan.seed + (most or repeat))
+    soft = inventory.kind == "soft"
+    if leave_out and not soft:  # before anything is reserved: that depends on which hosts take part
+        with session.progress() as progress:
+            left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
+    trials = _decide(loaded, source, inventory, seeds, left_out)
+    names = () if soft else {name for one in trials for name in run_module.touched(one, inventory.topology)}
+    with (
+        hold(inventory, sorted(names), why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+        if soft:
+            lifecycle.up(inventory, progress)
+        if soft and leave_out:
+            lifecycle.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
+            left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
+            trials = _decide(loaded, source, inventory, seeds, left_out)
+        runs = _execute_all(trials, inventory, out, progress, holding, most=most, control=control)
+    if len(trials) == 1:
+        _show(session, runs[0], as_json=as_json)
+        return exit_code(runs[0].verdict.verdict, runs[0].verdict.lab_state)
+    pool = pooled.pool([_trial(one, loaded) for one in runs], loaded.expectations, most=most)
+    written = rundir.write_pooled(runs[0].run_dir, pooled.encode(pool))
+    _show_repeated(session, runs, pool, written, wanted=None if most else repeat, as_json=as_json)
+    return exit_code(pool.verdict, pool.lab_state)
+
+
+def _most(loaded: Experiment, repeat: int, *, until_decided: bool, most: int | None) -> int | None:
+    """Return how many runs `--until-decided` makes at most; None: it was not given."""
+    if not until_decided:
+        if most is not None:
+            raise UsageError("--most is of --until-decided; give that too, or --repeat for a fixed number of runs")
+        return None
+    if repeat != 1:
+        raise UsageError("--repeat makes a fixed number of runs, --until-decided as many as it takes; give one of them")
+    if not noisy_checks(loaded.expectations):
+        raise UsageError(f"{loaded.source}: expects nothing that an interval decides; use --repeat")
+    return most or _MOST
+
+
+def _trial(run: Finished, loaded: Experiment) -> pooled.Trial:
+    """Return a run for the pool; the intervals of its own are as wide as all of its noisy checks together need."""
+    level = level_for(noisy_checks(loaded.expectations))
+    metrics = observe(run.run_dir.read_measurements(), level=level).metrics
+    return pooled.Trial(run_dir=str(run.run_dir.path), verdict=run.verdict, metrics=metrics)
+
+
+def _decide(
+    loaded: Experiment, source: bytes, inventory: Inventory, seeds: Iterable[int | None], left_out: Sequence[LeftOut]
+) -> list[Decided]:
+    """A plan for each seed; what does not fit says which hosts it lacks."""
+    try:
+        return [run_module.decide(loaded, source, inventory, seed=seed, left_out=left_out) for seed in seeds]
+    except (Unsupported, UsageError) as error:
+        if not left_out:
+            raise
+        without = ", ".join(f"{one.host} ({one.why})" for one in left_out)
+        kind = Unsupported if isinstance(error, Unsupported) else UsageError
+        raise kind(f"{error}; left out: {without}") from None
+
+
+def _execute_all(
+    trials: Sequence[Decided],
+    inventory: Inventory,
+    out: Path,
+    progress: run_module.Progress,
+    holding: Holding,
+    *,
+    most: int | None,
+    control: bool,
+) -> list[Finished]:
+    """Execute the runs, one after the other; with `most`, until all of them together decide."""
+    runs: list[Finished] = []
+    pool: list[pooled.Trial] = []
+    for one in trials:
+        runs.append(
+            run_module.execute(one, inventory, out=out, progress=progress, guard=holding.refresh, control=control)
+        )
+        said = runs[-1].verdict
+        if len(trials) > 1:
+            progress(f"run {len(runs)} of {len(trials)}, seed {said.seed}: {said.verdict}, lab {said.lab_state}")
+        if said.lab_state == "DIRTY":
+            break  # nothing after it could be trusted
+        if most is None:
+            continue
+        pool.append(_trial(runs[-1], one.experiment))
+        found = pooled.pool(pool, one.experiment.expectations, most=most)
+        progress(f"after {len(runs)} runs: {found.verdict}{_open_checks(found)}")
+        if not pooled.undecided(found):
+            break
+    return runs
+
+
+@click.command()
+@click.argument("run_dirs", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--compare", is_flag=True, help="Hold the second of two runs against the first, with intervals.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the page of a comparison goes. Default: compare-with-<A>.html in B's directory.",
+)
+@json_option
+@pass_session
+def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html: Path | None, as_json: bool) -> None:
+    """Write the report of a finished run again, from what its directory holds, and say how it ended.
+
+    With --compare, RUN_DIRS are two runs, A and B, of one experiment with one seed: what B does better or worse,
+    printed, and drawn on one page (HTML, one file that works offline).
+    """
+    if compare:
+        if len(run_dirs) != PAIR:
+            raise click.UsageError("--compare takes two run directories, A and B")
+        show_comparison(session, *run_dirs, html=html, as_json=as_json)
+        return
+    if html is not None:
+        raise click.UsageError(
+            "--html is the page of a comparison; the report of one run is written into its directory"
+        )
+    if len(run_dirs) != 1:
+        raise click.UsageError("one run directory, or two with --compare")
+    found = rundir.open_run(run_dirs[0])
+    verdict = found.read_verdict()
+    # matplotlib takes a second to import, and most commands draw nothing.
+    from harness.report import run_page as report_module  # noqa: PLC0415
+
+    _show(session, Finished(run_dir=found, verdict=verdict, report=report_module.render(found.path)), as_json=as_json)
+
+
+def _open_checks(found: pooled.PooledFile) -> str:
+    still = [check for check in found.checks if check.verdict is Verdict.INCONCLUSIVE]
+    return "".join(f"; {check.name}: {check.detail}" for check in still[:1])
+
+
+def _show_repeated(
+    session: Session,
+    runs: Sequence[Finished],
+    pool: pooled.PooledFile,
+    written: Path,
+    *,
+    wanted: int | None,
+    as_json: bool,
+) -> None:
+    found = repeated.over([one.verdict for one in runs])
+    if as_json:
+        done = [
+            {"seed": said.seed, "verdict": said.verdict, "lab_state": said.lab_state, "run_dir": one.run_dir.path}
+            for one in runs
+            for said in [one.verdict]
+        ]
+        checks = [{**msgspec.to_builtins(one), "median": one.median} for one in found]
+        session.json(
+            {"runs": done, "checks": checks, "pooled": {**msgspec.to_builtins(pool), "file": written}},
+        )
+        return
+    session.table(
+        ("seed", "", "run"),
+        [(str(one.verdict.seed), _marked(one.verdict.verdict), str(one.run_dir.path)) for one in runs],
+    )
+    session.out.print()
+    session.table(
+        ("check", "passed", "of all runs", "observed: median", "lowest .. highest", "bound"),
+        [
+            (
+                one.name,
+                f"{one.verdicts[Verdict.PASS]} of {len(runs)}",
+                f"{one.passed.low:.0%} .. {one.passed.high:.0%}",
+                _span(one.median, one.middle, one.unit),
+                " .. ".join(summary.format_value(end(one.values), one.unit) for end in (min, max) if one.values),
+                "" if one.bound is None else summary.format_value(one.bound, one.unit),
+            )
+            for one in found
+        ],
+    )
+    session.out.print(f"\nshares and medians with {repeated.LEVEL:.0%} intervals: exact binomial, order statistics")
+    if wanted is not None and len(runs) < wanted:
+        session.out.print(f"ended after {len(runs)} of {wanted}: the lab is DIRTY, `faultbed reset` mends it")
+    session.out.print()
+    _show_pool(session, pool)
+    session.out.print(f"written to {written}", soft_wrap=True)
+
+
+def _show_pool(session: Session, pool: pooled.PooledFile) -> None:
+    session.table(
+        ("", "all runs together", "observed", "bound", "why"),
+        [
+            (
+                _marked(check.verdict),
+                check.name,
+                summary.format_value(check.observed, check.unit),
+                _bound(check),
+                check.detail,
+            )
+            for check in pool.checks
+        ],
+    )
+    for run in pool.runs:
+        if run.left_out is not None:
+            session.out.print(f"seed {run.seed} is left out: {run.left_out}", soft_wrap=True)
+    decided = Text.assemble((str(pool.verdict), f"bold {_COLOURS[pool.verdict]}"), f"  {len(pool.runs)} runs together")
+    session.out.print(decided)
+
+
+def _bound(check: Check) -> str:
+    if check.bound is None:
+        return ""
+    sign = check.rule.partition(".")[0].split()[1:2]
+    return " ".join([*sign, summary.format_value(check.bound, check.unit)])
+
+
+def _span(median: float | None, interval: Interval | None, unit: str) -> str:
+    if median is None:
+        return ""
+    text = summary.format_value(median, unit)
+    if interval is None:
+        return text
+    return f"{text} ({summary.format_value(interval.low, unit)} .. {summary.format_value(interval.high, unit)})"
+
+
+def _marked(verdict: Verdict) -> Text:
+    return styled(str(verdict), _COLOURS[verdict])
+
+
+def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
+    if as_json:
+        session.out.print(plan_module.encode(decided.plan).decode(), end="", soft_wrap=True)
+        return
+    said = f", seed {decided.plan.seed}: nothing is done yet"
+    session.out.print(Text.assemble((decided.plan.experiment, "bold"), said))
+    if decided.plan.capture:
+        session.out.print(f"packets are kept at {', '.join(decided.plan.capture)}")
+    if probe := decided.plan.probe:
+        session.out.print(
+            f"probes from every RNIC to one in every rack, {probe.per_s:g} a second on each of {probe.qps} queue pairs"
+        )
+    for planned, fault in zip(decided.plan.faults, decided.faults, strict=True):
+        session.out.print(
+            Text.assemble(
+                (f"\n{planned.at_ns / 1e9:.3f} s", "bold"),
+                f"  {fault.kind} on {fault.target.text} for {planned.duration_ns / 1e9:g} s ({fault.fidelity})",
+            )
+        )
+        session.table(("do", "revert"), [(step.do, step.undo) for step in fault.steps])
+
+
+def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
+    verdict = finished.verdict
+    if as_json:
+        session.json({**msgspec.to_builtins(verdict), "run_dir": finished.run_dir.path, "report": finished.report})
+        return
+    measured = finished.run_dir.read_measurements()
+    rows = [
+        (
+            _marked(check.verdict),
+            check.name,
+            summary.format_value(check.observed, check.unit),
+            _bound(check),
+            "" if check.verdict is Verdict.PASS else check.detail,
+        )
+        for check in verdict.checks
+    ]
+    session.table(("", "check", "observed", "bound", "why"), rows)
+    session.out.print()
+    session.out.print(
+        Text.assemble(
+            (str(verdict.verdict), f"bold {_COLOURS[verdict.verdict]}"),
+            f"  {summary.sentence(verdict, measured, observe(measured))}",
+        ),
+        soft_wrap=True,
+    )
+    if note := judged_by(finished.run_dir.read_environment(), rundir.describe_environment()):
+        session.out.print(note, soft_wrap=True)
+    session.out.print(f"lab {verdict.lab_state}; report {finished.report}", soft_wrap=True)
+
+
+COMMANDS = (run, report)

@@ -1,0 +1,189 @@
+"""The command that makes a failing experiment small: shrink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.experiment import experiment_file as experiment_module
+from harness.experiment import replayed
+from harness.experiment.experiment_file import Experiment
+from harness.experiment.replayed import Replay
+from harness.run import loop as run_module
+from harness.run.loop import Finished
+from harness.run.repeats import shrink as shrink_module
+from harness.verdict import ExitCode, Verdict
+from testbed.backends.soft import lifecycle
+from testbed.errors import DirtyLab, UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.tenancy.lab_lease import hold
+
+__all__ = ["COMMANDS"]
+
+_LOST = frozenset({"lab_restored", "harness"})
+
+
+@dataclass(kw_only=True)
+class _Search:
+    """Runs of parts of one experiment, in turn; `wanted` are the checks that failed with all its faults."""
+
+    source: bytes
+    experiment: Experiment
+    inventory: Inventory
+    seed: int | None
+    out: Path
+    most: int
+    progress: Callable[[str], None]
+    guard: Callable[[], None]
+    wanted: frozenset[str] = frozenset()
+    tried: list[tuple[tuple[int, ...], Finished]] = field(default_factory=list)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The faults, by name."""
+        return tuple(fault.id for fault in self.experiment.faults)
+
+    def named(self, some: Sequence[int]) -> str:
+        """Some of them in words."""
+        return ", ".join(self.ids[number] for number in some) or "no faults"
+
+    def run(self, some: tuple[int, ...]) -> Finished:
+        """One run with some of the faults.
+
+        Raises:
+            UsageError: it would be one run too many.
+            DirtyLab: the lab was not the same afterwards and cannot be put back.
+        """
+        if len(self.tried) == self.most:
+            raise UsageError(f"--most {self.most}: so many runs are done, and it is not at its end; allow more of them")
+        part = shrink_module.without(self.source, self.ids, some)
+        decided = run_module.decide(
+            experiment_module.decode(part, source=self.experiment.source), part, self.inventory, seed=self.seed
+        )
+        finished = run_module.execute(decided, self.inventory, out=self.out, progress=self.progress, guard=self.guard)
+        self.tried.append((some, finished))
+        said = finished.verdict
+        self.progress(f"run {len(self.tried)}, {self.named(some)}: {said.verdict}")
+        if said.lab_state == "DIRTY":
+            if self.inventory.kind != "soft":
+                raise DirtyLab(f"{self.inventory.name} is DIRTY after {self.named(some)}: `faultbed heal`, then again")
+            lifecycle.reset(self.inventory, self.progress)
+        return finished
+
+    def fails(self, some: tuple[int, ...]) -> bool:
+        """Whether it fails with some of the faults as it does with all of them."""
+        return bool(_failed(self.run(some)) & self.wanted)
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--seed", type=click.IntRange(min=0), help="As of `run`: of the run that failed.")
+@click.option("--most", default=40, show_default=True, type=click.IntRange(min=1), help="Runs, at most.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder of run directories; NAME-smallest.toml comes there, too.",
+)
+@json_option
+@pass_session
+def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, out: Path, as_json: bool) -> int:
+    """Find the fewest faults with which an EXPERIMENT that fails still fails, by running parts of it.
+
+    Every run begins from the same snapshot, with the same seed. A part counts if a check is FAIL in it that was FAIL
+    with all faults; INCONCLUSIVE and ERROR do not. What is left is run once more: something that failed by chance does
+    not fail twice as easily. Each run directory has its repro.sh.
+    """
+    inventory = session.inventory()
+    source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
+    if not loaded.faults:
+        raise UsageError(f"{experiment}: it has no faults that could be taken away")
+    run_module.decide(loaded, source, inventory, seed=seed)
+    shrink_module.without(source, [fault.id for fault in loaded.faults], [])
+    with (
+        hold(inventory, (), why=f"shrink {loaded.name}", mode="exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+        if inventory.kind == "soft":
+            lifecycle.up(inventory, progress)
+        search = _Search(
+            source=source, experiment=loaded, inventory=inventory, seed=seed, out=out, most=most, progress=progress,
+            guard=holding.refresh,
+        )  # fmt: skip
+        whole = search.run(tuple(range(len(loaded.faults))))
+        search.wanted = _failed(whole)
+        if not search.wanted:
+            session.out.print(
+                f"{loaded.name} does not fail: {whole.verdict.verdict}, see {whole.report}. Name the seed with which "
+                "it did (--seed).",
+                soft_wrap=True,
+            )
+            return ExitCode.INCONCLUSIVE
+        left = shrink_module.smallest(len(loaded.faults), search.fails)
+        again = search.run(left)
+    target = out / f"{loaded.name}-smallest.toml"
+    target.write_bytes(shrink_module.without(source, search.ids, left))
+    if isinstance(loaded.workload, Replay):
+        replayed.keep(loaded.workload, loaded.source, out)
+    _show(session, search, left, again, target, as_json=as_json)
+    return ExitCode.PASS if _failed(again) & search.wanted else ExitCode.INCONCLUSIVE
+
+
+def _failed(finished: Finished) -> frozenset[str]:
+    checks = {check.name for check in finished.verdict.checks if check.verdict is Verdict.FAIL}
+    return frozenset(checks - _LOST)
+
+
+def _show(
+    session: Session, search: _Search, left: tuple[int, ...], again: Finished, target: Path, *, as_json: bool
+) -> None:
+    held = bool(_failed(again) & search.wanted)
+    if as_json:
+        session.json(
+            {
+                "experiment": search.experiment.name,
+                "failed": sorted(search.wanted),
+                "smallest": [search.ids[number] for number in left],
+                "again": held,
+                "file": target,
+                "runs": [
+                    {
+                        "faults": [search.ids[number] for number in some],
+                        "verdict": one.verdict.verdict,
+                        "run_dir": one.run_dir.path,
+                    }
+                    for some, one in search.tried
+                ],
+            }
+        )
+        return
+    session.table(
+        ("faults", "verdict", "failed as with all", "run"),
+        [
+            (
+                search.named(some),
+                str(one.verdict.verdict),
+                ", ".join(sorted(_failed(one) & search.wanted)),
+                str(one.run_dir.path),
+            )
+            for some, one in search.tried
+        ],
+    )
+    once_more = "and fails again" if held else "which did not fail when run once more: by chance? (`run --repeat`)"
+    session.out.print(
+        Text.assemble(
+            "\nsmallest: ",
+            (search.named(left), "bold"),
+            f", {once_more}. It is {target}; to run it again: {again.run_dir.path / 'repro.sh'}",
+        ),
+        soft_wrap=True,
+    )
+
+
+COMMANDS = (shrink,)

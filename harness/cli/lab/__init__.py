@@ -1,0 +1,1 @@
+"""Commands about labs: their life, inventories, checks, sharing and counters."""

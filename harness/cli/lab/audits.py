@@ -1,0 +1,72 @@
+"""Commands about safety on labs that others use too: audit, power-cycle."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+from rich.text import Text
+
+from harness.cli.context import Session, json_option, pass_session
+from testbed.backends.rack import power_cycle as powercycle
+from testbed.directories import lab_dir
+from testbed.errors import FaultbedError
+from testbed.tenancy import audit_log, dirty
+from testbed.tenancy.lab_lease import hold
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.option("--last", default=20, show_default=True, help="How many lines, from the end.")
+@json_option
+@pass_session
+def audit(session: Session, *, last: int, as_json: bool) -> None:
+    """Show who did what to the lab from here, when, and how it is undone."""
+    found = list(audit_log.entries(lab_dir(session.inventory().name)))[-last:]
+    if as_json:
+        session.json(found)
+        return
+    rows = [
+        (
+            str(entry.get("at", ""))[:19],
+            str(entry.get("who", "")),
+            str(entry.get("event", "")),
+            f"{entry.get('kind', '')} {entry.get('target', '')}".strip(),
+            str(entry.get("detail", "")) or "; ".join(entry.get("revert", ())),
+        )
+        for entry in found
+    ]
+    session.table(("when (UTC)", "who", "", "what", "revert, or why"), rows)
+
+
+@click.command("power-cycle")
+@click.argument("host")
+@json_option
+@pass_session
+def power_cycle(session: Session, *, host: str, as_json: bool) -> None:
+    """Print what would power-cycle HOST by its BMC; nothing is run.
+
+    Only where the inventory's faultbed_safety allows it, while the lab is DIRTY, and of a host that nobody else has.
+    Not yet run on hardware.
+    """
+    inventory = session.inventory()
+    state = lab_dir(inventory.name)
+    try:
+        planned = powercycle.plan(inventory, host, dirty=dirty.is_marked(state))
+        with hold(inventory, [host], why=f"power-cycle {host}", mode="exclusive"):
+            pass
+    except FaultbedError as error:
+        audit_log.append(state, "power-cycle refused", target=host, detail=str(error))
+        raise
+    audit_log.append(state, "power-cycle planned", target=host, detail=planned.bmc, do=planned.commands)
+    if as_json:
+        session.json(dataclasses.asdict(planned))
+        return
+    said = f" of {host}: it cannot be reverted; nothing is done, run these by hand"
+    session.out.print(Text.assemble(("power cycle", "bold"), said))
+    for command in planned.commands:
+        session.out.print(f"  {command}", soft_wrap=True)
+
+
+COMMANDS = (audit, power_cycle)

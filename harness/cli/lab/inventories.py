@@ -1,0 +1,128 @@
+"""Commands about inventories: inventory check, inventory discover."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.cli.command_group import Commands
+from harness.cli.context import Session, json_option, pass_session
+from harness.verdict import ExitCode
+from testbed.discover import draft, live
+from testbed.errors import Unreachable, UsageError
+from testbed.inventory import audit
+from testbed.inventory.lab_inventory import Management, load
+from testbed.lab import open_lab, open_machine
+from testbed.remote.remote_node import Node
+from testbed.tenancy.lab_lease import hold
+
+__all__ = ["COMMANDS"]
+
+
+@click.group(cls=Commands)
+def inventory() -> None:
+    """Look at an inventory, or make one from live machines."""
+
+
+@inventory.command()
+@click.option("--reach", is_flag=True, help="Also try machines by SSH, BMCs and PDUs (rack labs).")
+@json_option
+@pass_session
+def check(session: Session, *, reach: bool, as_json: bool) -> int:
+    """Find everything wrong in the inventory of --lab: each finding with its place and what to do.
+
+    Duplicate addresses, cabling that does not match, an MTU that shrinks on the way, addresses outside the IP plan, a
+    QoS profile that contradicts itself. Ends with 0 when nothing is wrong, 1 when something is, 4 when the file is no
+    inventory at all.
+    """
+    path = session.inventory_path()
+    findings = audit.audit(path)
+    if reach and not findings:
+        findings = audit.unreachable(load(path))
+    if as_json:
+        session.json([dataclasses.asdict(finding) for finding in findings])
+    else:
+        if findings:
+            rows = [(finding.place, finding.what, finding.do) for finding in findings]
+            session.table(("where", "what", "do"), rows)
+        session.out.print(f"{path}: {len(findings) or 'nothing'} wrong", soft_wrap=True)
+    return ExitCode.FAIL if findings else ExitCode.PASS
+
+
+@inventory.command()
+@click.argument("machines", nargs=-1, metavar="[NAME=[USER@]ADDRESS[:PORT]]...")
+@click.option("--name", "lab_name", help="Name of the lab; default: that of --lab, or `discovered`.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the draft there (must be new), not on stdout."
+)
+@json_option
+@pass_session
+def discover(
+    session: Session, *, machines: tuple[str, ...], lab_name: str | None, out: Path | None, as_json: bool
+) -> int:
+    """Write a draft inventory from what live machines say: RNICs, GPUs, addresses, BGP, and who is cabled to whom.
+
+    Give hosts and switches by name and address (`host1=192.0.2.11 rtsw1=admin@192.0.2.101`), or none: then the
+    machines of --lab are asked, and of its inventory only their names and addresses are used. Cables are known by
+    LLDP, by neighbours' MACs, by subnets and by BGP. What cannot be found out, machines that do not answer among it,
+    is listed, at the head of the draft too. Nothing is changed. Ends with 0 when everything was found out, 1 when
+    something is open.
+    """
+    if out is not None and out.exists():
+        raise UsageError(f"{out} is there already: a draft overwrites nothing, give a new name")
+    if machines:
+        drafted = _of_machines(session, dict(map(live.seed, machines)), lab_name or "discovered")
+    else:
+        drafted = _of_lab(session, lab_name)
+    if out is not None:
+        out.write_text(draft.text(drafted), encoding="utf-8")
+    if as_json:
+        session.json(dataclasses.asdict(drafted))
+    elif out is None:
+        sys.stdout.write(draft.text(drafted))
+    else:
+        rows = [(one.place, one.what, one.do) for one in drafted.open]
+        if rows:
+            session.table(("open", "what", "do"), rows)
+        cables = ", ".join(f"{count} by {by}" for by, count in drafted.cables.items()) or "none"
+        session.out.print(f"{out}: cables: {cables}; {len(rows) or 'nothing'} open", soft_wrap=True)
+    return ExitCode.FAIL if drafted.open else ExitCode.PASS
+
+
+def _of_lab(session: Session, lab_name: str | None) -> draft.Draft:
+    inventory = session.inventory()
+    with (
+        open_lab(inventory) as lab,
+        hold(inventory, why="inventory discover", mode="exclusive"),
+        session.progress() as progress,
+    ):
+        silent: dict[str, str] = {}
+        found = live.ask({name: lab.node(name) for name in lab.nodes()}, progress, silent=silent)
+    # Where the machines of a soft lab answer is chosen when it starts.
+    reached = {} if inventory.kind == "soft" else {name: _reached(one) for name, one in inventory.management.items()}
+    return draft.draft(found, name=lab_name or inventory.name, reached=reached, silent=silent)
+
+
+def _of_machines(session: Session, seeds: dict[str, Management], lab_name: str) -> draft.Draft:
+    nodes, silent = dict[str, Node](), dict[str, str]()
+    for name, management in seeds.items():
+        try:
+            nodes[name] = open_machine(name, management)
+        except Unreachable as error:  # its host key is not pinned
+            silent[name] = str(error)
+    with session.progress() as progress:
+        found = live.ask(nodes, progress, silent=silent)
+    reached = {name: _reached(one) for name, one in seeds.items()}
+    return draft.draft(found, name=lab_name, reached=reached, silent=silent)
+
+
+def _reached(management: Management) -> dict[str, Any]:
+    told = {"ansible_host": management.address, "ansible_port": management.port, "ansible_user": management.user}
+    return {key: value for key, value in told.items() if value is not None}
+
+
+COMMANDS = (inventory,)

@@ -1,0 +1,219 @@
+"""Commands about the lab: doctor, up, status, reset, down, ssh."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from typing import NoReturn
+
+import click
+from rich.text import Text
+
+from harness.cli.context import Session, json_option, pass_session, styled
+from harness.cli.lab.sharing import entries_of, show_entries, to_json
+from harness.verdict import ExitCode
+from testbed import doctor as doctor_module
+from testbed.backends.rack import rack_status
+from testbed.backends.soft import lifecycle
+from testbed.directories import lab_dir
+from testbed.errors import LabError, UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import open_lab
+from testbed.model.topology import Topology
+from testbed.tenancy import dirty
+from testbed.tenancy.lab_lease import hold
+from testbed.tenancy.reservation import Entry
+
+__all__ = ["COMMANDS", "there"]
+
+
+@click.command()
+@json_option
+@pass_session
+def doctor(session: Session, *, as_json: bool) -> int:
+    """Look for what would go wrong later: tools, memory, disk, KVM, the lab's own state. Changes nothing."""
+    findings = doctor_module.examine(session.inventory())
+    if as_json:
+        session.json([dataclasses.asdict(finding) for finding in findings])
+    else:
+        colours = {"ok": "green", "note": "yellow", "bad": "red"}
+        rows = [(styled(x.state, colours[x.state]), x.what, x.found) for x in findings]
+        session.table(("", "what", "found"), rows)
+        for finding in findings:
+            if finding.advice:
+                session.out.print(Text.assemble("  ", (finding.what, "bold"), f": {finding.advice}"))
+    return ExitCode.ERROR if any(finding.state == "bad" for finding in findings) else ExitCode.PASS
+
+
+@click.command()
+@click.option("--fresh", is_flag=True, help="Boot and provision anew, although there is a snapshot.")
+@pass_session
+def up(session: Session, *, fresh: bool) -> None:
+    """Bring the soft lab up: boot, provision, verify and snapshot it, or resume from its snapshot in seconds.
+
+    The first time also builds the VM image from Debian packages. Ctrl-C ends everything that was started.
+    """
+    inventory = session.inventory()
+    lifecycle.check_is_soft(inventory)
+    # Also where the lab is up: an `up` with another image or other playbooks ends what runs.
+    with (
+        hold(inventory, why="up", mode="exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+        how = lifecycle.up(inventory, progress, fresh=fresh)
+    session.err.print(Text.assemble((inventory.name, "green"), f" is up ({how}): `faultbed status` shows it"))
+
+
+@click.command()
+@json_option
+@pass_session
+def status(session: Session, *, as_json: bool) -> int:
+    """Show the lab as it is now. Ends with 0 when it is up, 3 when it is down or broken.
+
+    Of a soft lab: its VMs. Of a rack lab: which machines answer SSH, and whose host key is pinned here; nobody logs in.
+    Of both: why it is DIRTY, if it is, and who holds or has reserved what.
+    """
+    inventory = session.inventory()
+    if inventory.kind == "rack":
+        return _rack_status(session, inventory, as_json=as_json)
+    now = lifecycle.status(inventory)
+    entries, now_s = entries_of(inventory)
+    marked, unfinished = (look(lab_dir(inventory.name)) for look in (dirty.reasons, dirty.unfinished))
+    if as_json:
+        told = {"dirty": marked, "unfinished": unfinished, "reservations": [to_json(entry, now_s) for entry in entries]}
+        session.json({**dataclasses.asdict(now), **told})
+    else:
+        said = (
+            f": {now.state}"
+            + (f", {now.accelerator}" if now.accelerator else "")
+            + (", snapshot" if now.snapshot else "")
+            + f"; {_size(inventory.topology)}"
+        )
+        session.out.print(Text.assemble((now.name, "bold"), said))
+        rows = [
+            (x.name, "alive" if x.alive else "dead", "answers" if x.ssh else "silent", f"127.0.0.1:{x.ssh_port or '-'}")
+            for x in now.vms
+            if x.pid is not None
+        ]
+        if rows:
+            session.table(("VM", "process", "SSH", "at"), rows)
+        for sentence in lifecycle.panics(inventory):
+            session.out.print(styled(sentence, "red"))
+        _show_dirty(session, marked, unfinished)
+        show_entries(session, entries, now_s)
+    return ExitCode.PASS if now.state == "up" else ExitCode.ERROR
+
+
+def _rack_status(session: Session, inventory: Inventory, *, as_json: bool) -> int:
+    now = rack_status.status(inventory)
+    unread: str | None = None
+    entries: tuple[Entry, ...] = ()
+    now_s = 0.0
+    try:
+        entries, now_s = entries_of(inventory)
+    except LabError as error:  # the rest of what is known is told all the same
+        unread = str(error)
+    if as_json:
+        told = None if unread else [to_json(entry, now_s) for entry in entries]
+        session.json({**dataclasses.asdict(now), "reservations": told, "reservations_unread": unread})
+    else:
+        said = f": {now.state}; {_size(inventory.topology)}"
+        session.out.print(Text.assemble((now.name, "bold"), said), soft_wrap=True)
+        rows = [(x.name, x.role, "answers" if x.ssh else "silent", x.at, x.why or "") for x in now.machines]
+        session.table(("machine", "is a", "SSH", "at", "in the way"), rows)
+        _show_dirty(session, now.dirty, now.unfinished)
+        if unread:
+            session.out.print(Text.assemble(("who holds what is not known", "red"), f": {unread}"), soft_wrap=True)
+        show_entries(session, entries, now_s)
+    return ExitCode.PASS if now.state == "up" and unread is None else ExitCode.ERROR
+
+
+def _size(topology: Topology) -> str:
+    return (
+        f"{len(topology.racks)} racks, {len(topology.hosts)} hosts, {sum(len(host.rnics) for host in topology.hosts)} "
+        f"RNICs, {len(topology.switches)} switches, {len(topology.uplinks)} uplinks"
+    )
+
+
+def _show_dirty(session: Session, reasons: tuple[str, ...], unfinished: tuple[str, ...] = ()) -> None:
+    if reasons:
+        said = ": it refuses work until `faultbed heal` has reverted this:"
+        session.out.print(Text.assemble(("DIRTY", "red"), said))
+    for reason in reasons:
+        session.out.print(f"  {reason}", soft_wrap=True)
+    for sentence in unfinished:
+        session.out.print(sentence, soft_wrap=True)
+
+
+@click.command()
+@pass_session
+def reset(session: Session) -> None:
+    """Put the running lab back into its snapshot (seconds): every test starts from the same state."""
+    inventory = session.inventory()
+    lifecycle.check_is_soft(inventory)
+    with hold(inventory, why="reset", mode="exclusive"), session.progress() as progress:
+        lifecycle.reset(inventory, progress)
+
+
+@click.command()
+@click.option("--purge", is_flag=True, help="Remove the lab's snapshot too; the next up boots and provisions.")
+@pass_session
+def down(session: Session, *, purge: bool) -> None:
+    """End the lab: no process, no socket and no file of it stays, but its snapshot for the next up."""
+    inventory = session.inventory()
+    lifecycle.check_is_soft(inventory)
+    with hold(inventory, why="down", mode="exclusive"):
+        there = lifecycle.down(inventory)
+        if purge:
+            lifecycle.purge(inventory)
+    session.err.print(f"{inventory.name} {'is down' if there else 'was not up'}")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("node")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@pass_session
+def ssh(session: Session, node: str, command: tuple[str, ...]) -> NoReturn:
+    """Log in to NODE, or run a COMMAND there (`faultbed ssh host1 -- rdma link`); a pipe needs `-- sh -c "..."`.
+
+    A switch of a soft lab is a namespace: `faultbed ssh rtsw1 -- ip route` runs inside it.
+    """
+    inventory = session.inventory()
+    if inventory.kind != "soft":
+        raise UsageError(f"{inventory.name} is a rack lab: use your own ssh, its machines are in your known_hosts")
+    with open_lab(inventory) as lab:
+        machine = lab.carrier(node).name
+        netns = lab.netns(node)
+    folder = lab_dir(inventory.name)
+    state = {vm.name: vm for vm in lifecycle.status(inventory).vms}
+    argv = ["ssh", "-q", "-p", str(state[machine].ssh_port), "-i", str(folder / "id_ed25519")]
+    for option in (
+        "StrictHostKeyChecking=yes",
+        f"UserKnownHostsFile={folder / 'known_hosts'}",
+        "GlobalKnownHostsFile=/dev/null",
+        "IdentitiesOnly=yes",
+    ):
+        argv += ["-o", option]
+    if not command and sys.stdin.isatty():
+        argv.append("-t")
+    argv += ["root@127.0.0.1", *there(command, netns)]
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 (no shell is the point)
+    except FileNotFoundError as error:
+        raise LabError("ssh not found: `apt-get install openssh-client` installs it") from error
+
+
+def there(command: tuple[str, ...], netns: str | None) -> list[str]:
+    """What ssh is to be told to run: nothing, or one argument.
+
+    ssh puts its arguments together with spaces, and a shell takes them apart again (ssh(1)): `-c "show bgp summary"`
+    would arrive as three words, and what stands behind a `;` would run outside the namespace.
+    """
+    if netns is None:
+        return [shlex.join(command)] if command else []
+    return [shlex.join(["ip", "netns", "exec", netns, *(command or ("bash", "-l"))])]
+
+
+COMMANDS = (doctor, up, status, reset, down, ssh)

@@ -1,0 +1,156 @@
+"""The command preflight."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from harness.cli.context import Session, json_option, pass_session, styled
+from harness.run.prepare import exclusions as leave_out_module
+from harness.run.prepare import preflight as preflight_module
+from harness.verdict import ExitCode
+from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import open_lab
+from testbed.preflight import busbw as busbw_module
+from testbed.tenancy.lab_lease import hold
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.argument("hosts", nargs=-1)
+@click.option("--no-burn-in", is_flag=True, help="Only look; measure nothing.")
+@click.option(
+    "--leave-out",
+    is_flag=True,
+    help="End with 0 if the lab is right without the hosts that are named to be left out (also: that do not answer).",
+)
+@click.option("--list", "only_list", is_flag=True, help="Show the checks: how each looks, what is right; do nothing.")
+@click.option(
+    "--busbw",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Only hold what nccl-tests printed into FILE to the inventory's faultbed_busbw; the lab is not touched.",
+)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON of --json there too.")
+@json_option
+@pass_session
+def preflight(
+    session: Session,
+    *,
+    hosts: tuple[str, ...],
+    no_burn_in: bool,
+    leave_out: bool,
+    only_list: bool,
+    busbw: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Is the lab what its inventory says, and as fast between all pairs? Changes nothing.
+
+    Links, MTU on both ends, GIDs, queues, hash policy, routes, BGP, ECMP width, clocks, leftovers, stale
+    reservations; then latency and bandwidth of every pair of RNICs, told when a pair falls out of its kind.
+    Ends with 0 when nothing is wrong, 1 when something is. What could not be looked at is told with the reason. Hosts
+    that something is wrong at are named; `faultbed run --leave-out`, or --without HOST, does without them.
+
+    With HOSTS only these, their cables and the fabric are looked at, and the burn-in is of pairs among them: on a lab
+    that others use, only they are reserved for it. Faults of others in the fabric are told as what they are: leftovers.
+    """
+    inventory = session.inventory()
+    if busbw is not None:
+        return _busbw(session, inventory, busbw, as_json=as_json)
+    if only_list:
+        rows = [
+            (check.name, check.how, check.right)
+            for check in preflight_module.ALL_CHECKS
+            if inventory.kind in check.labs
+        ]
+        if as_json:
+            session.json([{"name": name, "how": how, "right": right} for name, how, right in rows])
+        else:
+            session.table(("check", "looks at", "right is"), rows)
+        return ExitCode.PASS
+    inventory = leave_out_module.only(inventory, hosts)
+    with (
+        open_lab(inventory) as lab,
+        hold(inventory, hosts, why="preflight", mode="exclusive") as holding,
+        session.progress() as progress,
+    ):
+        lab.guard = holding.refresh
+        found = preflight_module.preflight(lab, progress, with_burnin=not no_burn_in, leave_out=leave_out)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        session.json(found.to_dict())
+    else:
+        _show(session, found)
+    return ExitCode.FAIL if (found.rest if leave_out else found.wrong) else ExitCode.PASS
+
+
+def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool) -> int:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"--busbw {file}: cannot be read: {error.strerror}") from None
+    run = busbw_module.read(text)
+    short = busbw_module.compare(run, inventory.busbw)
+    if as_json:
+        session.json({"run": asdict(run), "short": [asdict(one) for one in short]})
+    else:
+        if short:
+            session.table(("where", "found", "right is"), [(one.where, one.found, one.wanted) for one in short])
+        session.out.print(f"{file}: {len(short) or 'nothing'} short in {len(run.lines)} sizes", soft_wrap=True)
+    return ExitCode.FAIL if short else ExitCode.PASS
+
+
+def _show(session: Session, found: preflight_module.Preflight) -> None:
+    bad, unseen = {wrong.check for wrong in found.wrong}, {one.check for one in found.not_looked}
+    nothing = [one for one in dict.fromkeys(one.check for one in found.not_looked) if one not in found.checked]
+    marks = [(_mark(name, bad, unseen), name) for name in found.checked]
+    session.table(("", "check"), [*marks, *((styled("not looked at", "yellow"), name) for name in nothing)])
+    if found.wrong:
+        rows = [(wrong.check, wrong.where, wrong.found, wrong.wanted) for wrong in found.wrong]
+        session.table(("check", "where", "found", "right is"), rows)
+        for name, do in dict.fromkeys((wrong.check, wrong.do) for wrong in found.wrong):
+            session.out.print(Text.assemble("  ", (name, "bold"), f": {do}"), soft_wrap=True)
+    if found.burnin is not None:
+        for kind in dict.fromkeys(pair.kind for pair in found.burnin.pairs):
+            pairs = [pair for pair in found.burnin.pairs if pair.kind == kind]
+            rates = sorted(pair.goodput_bps for pair in pairs if pair.goodput_bps is not None)
+            if rates:
+                told = f"{len(pairs)} pairs, goodput {rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
+                session.out.print(f"{kind}: {told}")
+    _show_not_looked(session, found)
+    for one in found.leave_out:
+        session.out.print(Text.assemble("leave out ", (one.host, "bold"), f": {one.why}"), soft_wrap=True)
+    told = f", {len(nothing)} not looked at" if nothing else ""
+    session.out.print(f"{found.lab}: {len(found.wrong) or 'nothing'} wrong in {len(found.checked)} checks{told}")
+
+
+def _mark(name: str, bad: set[str], unseen: set[str]) -> Text:
+    """Wrong outranks all; what was looked at in part is never plainly right."""
+    if name in bad:
+        return styled("wrong", "red")
+    return styled("in part", "yellow") if name in unseen else styled("right", "green")
+
+
+def _show_not_looked(session: Session, found: preflight_module.Preflight) -> None:
+    """Each reason once, with how many places it is of."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for one in found.not_looked:
+        places.setdefault((one.check, one.why), []).append(one.where)
+    rows = [
+        (check, where[0] if len(where) == 1 else f"{where[0]} and {len(where) - 1} more", why)
+        for (check, why), where in places.items()
+    ]
+    if rows:
+        session.table(("not looked at", "where", "why"), rows)
+
+
+COMMANDS = (preflight,)

@@ -1,0 +1,66 @@
+"""Counters in the text format of Prometheus (prometheus.io, "Exposition formats", 0.0.4), for Grafana and others. Pure.
+
+    # HELP faultbed_out_of_seq_request Counter out_of_seq_request of a node's kernel, driver or RNIC.
+    # TYPE faultbed_out_of_seq_request counter
+    faultbed_out_of_seq_request{lab="soft",node="host1",device="rxe0"} 7
+
+It is printed, for the node exporter's textfile collector: nothing listens. A counter keeps the name that its kernel or
+driver gives it; the suffix `_total`, without which OpenMetrics knows no counter, is not part of this format. Labels are
+names of the inventory and of devices, never a process or a time, so that a series stays one series. A name that has to
+be changed to fit is kept as it was in one more label.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from testbed.observe.counters import STATES, Snapshot
+
+__all__ = ["exposition"]
+
+_NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
+
+
+def exposition(lab: str, counters: Snapshot, *, increments: bool = False) -> str:
+    """Every counter and state as a metric of its own, with what it is of as labels; nothing at all for no counter.
+
+    With `increments` the values are how much each moved within some time: those are gauges.
+    """
+    families: dict[str, list[tuple[str, int, str]]] = {}
+    for what, labels, value in _samples(lab, counters):
+        families.setdefault(_metric(what), []).append((labels, value, what))
+    lines = []
+    for metric, samples in sorted(families.items()):
+        what = min(what for *_, what in samples)
+        is_state = what in STATES
+        said = "State" if is_state else "Increment of counter" if increments else "Counter"
+        lines.append(f"# HELP {metric} {said} {_told(what)} of a node's kernel, driver or RNIC.")
+        lines.append(f"# TYPE {metric} {'gauge' if is_state or increments else 'counter'}")
+        lines += [f"{metric}{{{labels}}} {value}" for labels, value, _ in sorted(samples)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _samples(lab: str, counters: Snapshot) -> Iterator[tuple[str, str, int]]:
+    """(name without its device, labels, value) of everything."""
+    for node, values in counters.items():
+        for name, value in values.items():
+            device, _, what = name.rpartition(".")
+            labels = [("lab", lab), ("node", node), ("device", device)]
+            if _NOT_A_NAME.search(what):
+                labels.append(("counter", what))
+            yield what, ",".join(f'{key}="{_escaped(text)}"' for key, text in labels), value
+
+
+def _metric(what: str) -> str:
+    return f"faultbed_{_NOT_A_NAME.sub('_', what)}"
+
+
+def _told(text: str) -> str:
+    """As it may stand in a line of help."""
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _escaped(text: str) -> str:
+    """As it may stand in a label's value."""
+    return _told(text).replace('"', r"\"")

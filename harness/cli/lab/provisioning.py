@@ -1,0 +1,161 @@
+"""The command provision: a rack's machines to what the inventory says, and back to as they were found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from inject.policy.safety import Forbidden, policy_of
+from testbed import provision as provision_module
+from testbed.errors import FaultbedError, UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.schema import near
+from testbed.lab import Lab, open_lab
+from testbed.provision import Event, OnEvent, ProvisionResult
+from testbed.tenancy import audit_log, dirty
+from testbed.tenancy.lab_lease import hold
+
+__all__ = ["COMMANDS", "allow", "machines_of", "playbook_of"]
+
+
+@click.command()
+@click.argument("machines", nargs=-1, metavar="[MACHINE]...")
+@click.option("--check", is_flag=True, help="Only tell what would be changed; nothing is.")
+@click.option("--tags", metavar="ROLE[,ROLE]...", default="", help="Only these roles of playbooks/rack.yml.")
+@click.option("--teardown", is_flag=True, help="Put back what provisioning found on the machines.")
+@json_option
+@pass_session
+def provision(
+    session: Session, *, machines: tuple[str, ...], check: bool, tags: str, teardown: bool, as_json: bool
+) -> None:
+    """Bring a rack's MACHINEs (hosts and switches; without any, all) to what the inventory says, by Ansible.
+
+    Each machine keeps a record of what was found there; --teardown puts that back. The machines are reserved while it
+    lasts and must be among those that faultbed_safety.may_disrupt names (--check asks only for the reservation);
+    `faultbed audit` tells of it later. A soft lab is provisioned by `faultbed up`: here it can only be checked.
+    Not yet run on hardware.
+    """
+    inventory = session.inventory()
+    roles = tuple(word.strip() for word in tags.split(",") if word.strip())
+    playbook = playbook_of(inventory, check=check, roles=roles, teardown=teardown)
+    names = machines_of(inventory, machines)
+    if not check:
+        allow(inventory, names)
+    why = f"{'teardown' if teardown else 'provision'}{' --check' if check else ''}"
+    held = machines if inventory.kind == "rack" else ()
+    with (
+        open_lab(inventory) as lab,
+        hold(inventory, held, why=why, mode="shared" if check else "exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+
+        def told(event: Event) -> None:
+            if event.state not in {"started", "skipped"}:
+                progress(f"{event.node}: {event.task}: {event.state}")
+
+        if check:
+            site = provision_module.site_of(lab)
+            done = provision_module.play(site, playbook, check=True, tags=roles, machines=machines, on_event=told)
+        else:
+            dirty.admit(lab, progress)
+            done = _do(lab, playbook, machines, roles, told)
+    _show(session, inventory, done, check=check, as_json=as_json)
+
+
+def playbook_of(inventory: Inventory, *, check: bool, roles: Sequence[str], teardown: bool) -> str:
+    """The playbook that does what was asked.
+
+    Raises:
+        UsageError: this kind of lab has no such thing, or there is no such role.
+    """
+    if inventory.kind == "soft":
+        if teardown or roles or not check:
+            raise UsageError(
+                f"{inventory.name} is a soft lab: `faultbed up` provisions it (`up --fresh` from nothing), `reset` and "
+                "`down` undo that; only `provision --check` looks here what would be changed"
+            )
+        return "provision"
+    if teardown:
+        if roles:
+            raise UsageError("--teardown puts back what every role found: leave out --tags")
+        return "rack-teardown"
+    known = provision_module.roles_of("rack")
+    for role in roles:
+        if role not in known:
+            raise UsageError(f'--tags {role}: no role "{role}" in playbooks/rack.yml{near(role, list(known))}')
+    return "rack"
+
+
+def machines_of(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
+    """The machines that are meant: those named, or all.
+
+    Raises:
+        UsageError: there is no such machine.
+    """
+    for name in names:
+        if name not in inventory.machines:
+            raise UsageError(f'no machine "{name}" in {inventory.name}{near(name, list(inventory.machines))}')
+    return tuple(names) or inventory.machines
+
+
+def allow(inventory: Inventory, names: Sequence[str]) -> None:
+    """Refuse machines that the lab's owner does not let be disrupted: roles set links, QoS and routes.
+
+    Raises:
+        Forbidden: the sentence says which, and what to do.
+    """
+    patterns = policy_of(inventory).may_disrupt
+    beyond = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if beyond:
+        raise Forbidden(
+            f"provision: {inventory.name} does not allow {', '.join(beyond)} to be disrupted; name those that it does "
+            f"(faultbed_safety.may_disrupt: {', '.join(patterns) or 'nothing'}), or let its owner add these there"
+        )
+
+
+def _do(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str], on_event: OnEvent) -> ProvisionResult:
+    """Run it, with a line in the audit before and after."""
+    what = {"kind": " ".join([playbook, *roles]), "target": " ".join(machines) or "all machines"}
+    revert = [] if playbook == "rack-teardown" else [f"faultbed provision --teardown {' '.join(machines)}".strip()]
+    audit_log.append(lab.state_dir, "provisioning", **what, revert=revert)
+    try:
+        done = provision_module.play(
+            provision_module.site_of(lab), playbook, tags=roles, machines=machines, on_event=on_event
+        )
+    except FaultbedError as error:
+        audit_log.append(lab.state_dir, "provisioning failed", **what, detail=str(error))
+        raise
+    audit_log.append(lab.state_dir, "provisioned", **what, detail=f"{sum(done.changed.values())} tasks changed things")
+    return done
+
+
+def _show(session: Session, inventory: Inventory, done: ProvisionResult, *, check: bool, as_json: bool) -> None:
+    changed = {name: count for name, count in done.changed.items() if count}
+    if as_json:
+        session.json(
+            {
+                "lab": inventory.name,
+                "check": check,
+                "changed_tasks": changed,
+                "changes": done.changes,
+                "notes": done.notes,
+                "seconds": done.seconds,
+            }
+        )
+        return
+    rows = [(name, change) for name, changes in sorted(done.changes.items()) for change in changes]
+    # A task that is Ansible's own module does not say what it changed.
+    rows += [(name, f"{count} tasks") for name, count in sorted(changed.items()) if name not in done.changes]
+    if rows:
+        session.table(("machine", "would be changed" if check else "changed"), rows)
+    notes = [(name, note) for name, notes in sorted(done.notes.items()) for note in notes]
+    if notes:
+        session.table(("machine", "to know"), notes)
+    verb = "would change" if check else "changed"
+    session.out.print(f"{inventory.name}: {len(changed) or 'no'} machines {verb}, {done.seconds:.0f} s", soft_wrap=True)
+
+
+COMMANDS = (provision,)

@@ -1,0 +1,119 @@
+"""What `faultbed top` shows: a frame of the lab from what its machines have told so far.
+
+    screen = Screen(began_ns=time.monotonic_ns())
+    telemetry.start(lab, on_sample=screen.sample, on_change=screen.change)      # on the watchers' threads
+    screen.table(height, now_ns=time.monotonic_ns(), heard_ns=following.heard_ns())
+
+A machine that has told nothing for `SILENT_NS` is named: its ports would else look like ports that carry nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rich.table import Table
+from rich.text import Text
+
+from harness.cli.context import styled
+from harness.quantities import format_rate
+from testbed.observe import counters, telemetry
+
+__all__ = ["SILENT_NS", "TELL_MS", "Screen"]
+
+TELL_MS = 2000
+SILENT_NS = 10_000_000_000
+"""Samples come every `TELL_MS`, under emulation every 4 s."""
+_STALE_NS = 6_000_000_000
+"""A port that has not moved for so long carries nothing; an emulated machine tells its samples 4 s apart."""
+_RECENT = 8
+_LEAST = 4
+_FRAME = 8
+"""Rows that are left for title, header and what is silent."""
+_RNIC_ERRORS = ("out_of_seq_request", "rcvd_seq_err", "retry_exceeded_err", "rcvd_rnr_err")
+_ERRORS = (
+    *_RNIC_ERRORS,
+    *(counters.MLX5[name] for name in _RNIC_ERRORS),
+    "duplicate_request",
+    "send_err",
+    "queue_drops",
+    "rx_dropped",
+)
+"""What a person looks for first, by the names of rdma_rxe and of mlx5."""
+
+
+@dataclass(kw_only=True)
+class Screen:
+    """Filled by the watchers' threads; `began_ns` is what the times of changes count from (controller's clock)."""
+
+    began_ns: int
+    last: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    rates: dict[tuple[str, str], float] = field(default_factory=dict)  # bytes a second
+    first: dict[tuple[str, str], int] = field(default_factory=dict)
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def sample(self, one: telemetry.Sample) -> None:
+        """Take what a node has counted."""
+        with self.lock:
+            for name, value in one.values.items():
+                key = (one.node, name)
+                at_ns, before = self.last.get(key, (one.at_ns, value))
+                if name.endswith("x_bytes") and one.at_ns > at_ns:  # of rx and tx; what waits in a queue has none
+                    self.rates[key] = counters.delta(before, value) * 1e9 / (one.at_ns - at_ns)
+                self.last[key] = (one.at_ns, value)
+                self.first.setdefault(key, value)
+
+    def change(self, one: telemetry.Change) -> None:
+        """Take what a kernel has told."""
+        with self.lock:
+            at_s = (one.at_ns - self.began_ns) / 1e9
+            self.recent.appendleft(f"{at_s:7.2f} s  {one.node}: {one.subject} {one.text or 'is gone'}")
+
+    def table(self, rows: int, *, now_ns: int, heard_ns: Mapping[str, int]) -> Table:
+        """A frame for a terminal of so many rows.
+
+        Machines that are silent, ports by what they carry, counters of trouble that moved, the last changes.
+        """
+        table = Table(box=None, pad_edge=False, header_style="bold", title="Ctrl-C ends it", title_justify="left")
+        table.add_column("node", no_wrap=True)
+        table.add_column("what")  # the one that gives way in a narrow terminal: its cells are cut
+        table.add_column("now", no_wrap=True)
+        for machine, at_ns in sorted(heard_ns.items()):
+            if now_ns - at_ns > SILENT_NS:
+                said = _cut(f"has told nothing for {(now_ns - at_ns) / 1e9:.0f} s", "red")
+                table.add_row(machine, said, styled("silent", "red"))
+        with self.lock:
+            most = max(_LEAST, rows - _RECENT - _FRAME)
+            live = {
+                key: rate
+                for key, rate in self.rates.items()
+                if now_ns - self.last[key][0] < _STALE_NS and not key[1].startswith(("lo.", "mgmt"))
+            }
+            for (node, name), rate in sorted(live.items(), key=lambda item: -item[1])[:most]:
+                table.add_row(node, _cut(name.removesuffix("_bytes")), format_rate(rate))
+            trouble = self._trouble()
+            shown = max(_LEAST, most // 2)
+            for node, name, moved in trouble[:shown]:
+                table.add_row(node, _cut(name), styled(f"+{moved:,}", "yellow"))
+            if len(trouble) > shown:
+                table.add_row("", _cut(f"and {len(trouble) - shown} more counters of trouble"), "")
+            for line in self.recent:
+                table.add_row("", _cut(line, "dim"), "")
+        return table
+
+    def _trouble(self) -> list[tuple[str, str, int]]:
+        """Counters of trouble that moved since the beginning, those that moved most first."""
+        found = [
+            (node, name, moved)
+            for (node, name), (_, value) in self.last.items()
+            if name.rpartition(".")[2] in _ERRORS and (moved := counters.delta(self.first[node, name], value))
+        ]
+        return sorted(found, key=lambda one: (-one[2], one[0], one[1]))
+
+
+def _cut(text: str, style: str = "") -> Text:
+    """A cell on one line, cut with an ellipsis where the terminal ends."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

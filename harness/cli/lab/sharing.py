@@ -1,0 +1,109 @@
+"""Commands about sharing a lab: reserve, release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.cli.experiments.faults import parse_duration
+from testbed.directories import lab_dir
+from testbed.inventory.lab_inventory import Inventory
+from testbed.tenancy import audit_log, reservation
+from testbed.tenancy.lab_lease import book_of, is_dead, owner, reserve_by_hand
+from testbed.tenancy.reservation import Entry
+from testbed.tenancy.reservation_store import Reading
+
+__all__ = ["COMMANDS", "entries_of", "show_entries", "to_json"]
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--for", "duration", default="1h", show_default=True, metavar="TIME", help="How long: 30m, 2h.")
+@click.option("--why", default="no reason given", metavar="TEXT", help="What others read who find it reserved.")
+@json_option
+@pass_session
+def reserve(session: Session, *, names: tuple[str, ...], duration: str, why: str, as_json: bool) -> None:
+    """Keep NAMES (hosts, switches, links; without any, the whole lab) for yourself for a while.
+
+    What you run meanwhile must stay within them, and what others run is refused with your name and reason. `run`,
+    `inject`, `traffic` and pytest take what they need by themselves for as long as they last; this is for the time in
+    between. A second call replaces the first one.
+    """
+    entry, now = reserve_by_hand(session.inventory(), names, for_s=parse_duration(duration), why=why)
+    if as_json:
+        session.json(to_json(entry, now.now_s))
+    else:
+        session.err.print(f"reserved: {', '.join(entry.covers)}, for {duration}; `faultbed release` gives it back")
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--force", is_flag=True, help="End what others hold too: only when you know that nobody is there.")
+@json_option
+@pass_session
+def release(session: Session, *, names: tuple[str, ...], force: bool, as_json: bool) -> None:
+    """Give back what was reserved by hand.
+
+    With NAMES (hosts, switches, links), only what covers one of these: --force then spares all others.
+    """
+    inventory = session.inventory()
+    wanted = reservation.covered(inventory.topology, names)
+    gone: list[Entry] = []
+
+    def rule(now: Reading) -> reservation.Book:
+        mine = owner()
+        gone[:] = [
+            entry
+            for entry in now.book
+            if reservation.overlap(entry.covers, wanted) and (force or (entry.owner, entry.mode) == (mine, "booking"))
+        ]
+        return tuple(entry for entry in now.book if entry not in gone)
+
+    now = book_of(inventory).change(rule)
+    for entry in gone:
+        if entry.owner != owner():
+            said = reservation.tell(entry, now_s=now.now_s)
+            target = " ".join(entry.covers)
+            audit_log.append(lab_dir(inventory.name), "released by force", target=target, detail=said)
+    if as_json:
+        session.json([to_json(entry, now.now_s) for entry in gone])
+        return
+    for entry in gone:
+        session.err.print(f"released: {', '.join(entry.covers)} ({reservation.tell(entry, now_s=now.now_s)})")
+    if not gone:
+        session.err.print("nothing was reserved by you")
+
+
+def entries_of(inventory: Inventory) -> tuple[tuple[Entry, ...], float]:
+    """The lab's live reservations, and the time there."""
+    now = book_of(inventory).read()
+    return reservation.live(now.book, now_s=now.now_s, is_dead=is_dead), now.now_s
+
+
+def show_entries(session: Session, entries: tuple[Entry, ...], now_s: float) -> None:
+    """A table of reservations, when there are any."""
+    if entries:
+        rows = [
+            (
+                "whole lab" if reservation.WHOLE_LAB in entry.covers else ", ".join(entry.covers),
+                entry.mode,
+                entry.who,
+                entry.why,
+                f"{(now_s - entry.since_s) / 60:.0f} min",
+                f"{(entry.until_s - now_s) / 60:.0f} min",
+            )
+            for entry in entries
+        ]
+        session.table(("reserved", "how", "by", "why", "since", "left"), rows)
+
+
+def to_json(entry: Entry, now_s: float) -> dict[str, Any]:
+    """A reservation as plain data, with the seconds that are left."""
+    fields: dict[str, Any] = msgspec.to_builtins(entry)
+    return {**fields, "left_s": entry.until_s - now_s}
+
+
+COMMANDS = (reserve, release)

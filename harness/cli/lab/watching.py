@@ -1,0 +1,96 @@
+"""Commands that look at a lab's counters: counters, top."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import time
+
+import click
+from rich.live import Live
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.cli.lab.prometheus import exposition
+from harness.cli.lab.screen import TELL_MS, Screen
+from harness.cli.options.numbers import FiniteRange
+from testbed.errors import UsageError
+from testbed.lab import Lab, open_lab
+from testbed.observe import counters as counters_module
+from testbed.observe import telemetry
+
+__all__ = ["COMMANDS"]
+
+_ALL = 60
+"""Rows of the last frame, which may be longer than a screen."""
+
+
+@click.command()
+@click.argument("nodes", nargs=-1)
+@click.option("--name", "pattern", default="*", show_default=True, help="Only counters that match, such as 'rxe*'.")
+@click.option("--changed", "seconds", type=FiniteRange(0.1), help="Only what moves within so many seconds.")
+@click.option("--prometheus", is_flag=True, help="Print the text format of Prometheus.")
+@json_option
+@pass_session
+def counters(
+    session: Session, *, nodes: tuple[str, ...], pattern: str, seconds: float | None, prometheus: bool, as_json: bool
+) -> None:
+    """Show counters and states of NODES (default: every host and switch): RNICs, links, queues, GPUs, IP, TCP.
+
+    \b
+    faultbed counters host1 --name 'rxe0.*'
+    faultbed counters --changed 5                      what moves, and by how much
+    faultbed counters --prometheus > faultbed.prom     for the node exporter's textfile collector
+    """  # noqa: D301 (click's mark for text that is not to be wrapped)
+    with open_lab(session.inventory()) as lab:
+        found = _matching(lab, nodes, pattern)
+        if seconds is not None:
+            time.sleep(seconds)
+            found = _moved(found, _matching(lab, nodes, pattern))
+        if prometheus:
+            click.echo(exposition(lab.name, found, increments=seconds is not None), nl=False)
+        elif as_json:
+            session.json(found)
+        else:
+            rows = [(node, name, f"{value:,}") for node, values in found.items() for name, value in values.items()]
+            session.table(("node", "counter", "in that time" if seconds else "value"), rows)
+
+
+def _matching(lab: Lab, nodes: tuple[str, ...], pattern: str) -> dict[str, dict[str, int]]:
+    known = (*lab.topology.host_by_name, *lab.topology.switch_by_name)
+    if unknown := [node for node in nodes if node not in known]:
+        raise UsageError(f"no node {', '.join(unknown)} in {lab.name}: it has {', '.join(known)}")
+    found = counters_module.read(lab, nodes or None)
+    return {
+        node: {name: value for name, value in sorted(values.items()) if fnmatch.fnmatchcase(name, pattern)}
+        for node, values in found.items()
+    }
+
+
+def _moved(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    found = counters_module.deltas(before, after)
+    for node, values in after.items():
+        found[node] |= {name: value for name, value in values.items() if name not in before.get(node, {})}
+    return {node: {name: count for name, count in sorted(values.items()) if count} for node, values in found.items()}
+
+
+@click.command()
+@click.option("--for", "seconds", type=FiniteRange(0.5), help="End after so many seconds. Default: Ctrl-C.")
+@pass_session
+def top(session: Session, *, seconds: float | None) -> None:
+    """Watch the lab live: rates of its ports, counters of trouble, links and routes as they change."""
+    screen = Screen(began_ns=time.monotonic_ns())
+    until = None if seconds is None else time.monotonic() + seconds
+    with (
+        open_lab(session.inventory()) as lab,
+        telemetry.start(lab, tell_ms=TELL_MS, on_sample=screen.sample, on_change=screen.change) as following,
+        Live(console=session.out, refresh_per_second=2, screen=session.out.is_terminal, transient=True) as live,
+    ):
+        with contextlib.suppress(KeyboardInterrupt):
+            while until is None or time.monotonic() < until:
+                live.update(screen.table(session.out.height, now_ns=time.monotonic_ns(), heard_ns=following.heard_ns()))
+                time.sleep(0.5)
+        last = screen.table(_ALL, now_ns=time.monotonic_ns(), heard_ns=following.heard_ns())
+    session.out.print(last)  # rich shows nothing of what is transient in a file or a pipe
+
+
+COMMANDS = (counters, top)

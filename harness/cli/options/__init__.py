@@ -1,0 +1,1 @@
+"""Options and output files that several commands share."""

@@ -1,0 +1,84 @@
+"""What traffic measured, row by row, in a file for other tools: CSV or Parquet, by its name.
+
+Of ranks a row is an iteration of one rank (`traffic.engine.run_results.Iteration`), of flows it is one bin of one end
+(`traffic.engine.run_results.Sample`). Times are ns; `start_ns` counts from the first row's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UsageError
+from traffic.flows.flow_run import FlowResult
+from traffic.workloads.ranks_result import RanksResult
+
+__all__ = ["FORMATS", "check", "of_flows", "of_ranks", "write"]
+
+FORMATS = (".csv", ".parquet")
+_ITERATION = ("compute_ns", "comm_ns", "wait_ns", "ingest_ns", "checkpoint_ns", "wrong_elements")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def of_ranks(result: RanksResult) -> Rows:
+    """Rank, RNIC, iteration, start and its parts."""
+    rows = [
+        {
+            "rank": rank,
+            "rnic": result.ranks[rank],
+            "iteration": one.index,
+            "start_ns": one.start_ns,
+            "duration_ns": one.end_ns - one.start_ns,
+            **{name: getattr(one, name) for name in _ITERATION},
+        }
+        for rank, iterations in enumerate(result.iterations)
+        for one in iterations
+    ]
+    return _from_zero(rows)
+
+
+def of_flows(flows: Sequence[FlowResult]) -> Rows:
+    """Number of the flow, its ends, the end that saw the completions, the bin and its bytes."""
+    rows = [
+        {
+            "flow": number,
+            "src": flow.spec.src,
+            "dst": flow.spec.dst,
+            "seen_at": sample.endpoint,
+            "start_ns": sample.start_ns,
+            "duration_ns": sample.duration_ns,
+            "size_bytes": sample.size_bytes,
+        }
+        for number, flow in enumerate(flows)
+        for sample in flow.samples
+    ]
+    return _from_zero(rows)
+
+
+def check(path: Path) -> None:
+    """Refuse, before anything runs, a file that could not be written after it.
+
+    Raises:
+        UsageError: another format, or its folder is not there.
+    """
+    if path.suffix not in FORMATS:
+        raise UsageError(f"--out {path}: a name ends in {' or '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--out {path}: there is no folder {path.parent}")
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write rows of one kind; no rows, no columns."""
+    # Half a second to import, and most commands write no table.
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.csv  # noqa: PLC0415
+    import pyarrow.parquet  # noqa: PLC0415
+
+    writers: Mapping[str, Callable[..., None]] = {".csv": pa.csv.write_csv, ".parquet": pa.parquet.write_table}
+    writers[path.suffix](pa.Table.from_pylist(list(rows)), path)
+
+
+def _from_zero(rows: Sequence[dict[str, Any]]) -> Rows:
+    first_ns = min((row["start_ns"] for row in rows), default=0)
+    return [{**row, "start_ns": row["start_ns"] - first_ns} for row in rows]

@@ -1,0 +1,1 @@
+"""Commands that make traffic or probe a fabric."""

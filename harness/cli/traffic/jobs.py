@@ -1,0 +1,158 @@
+"""Jobs of ranks: `faultbed traffic job`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.cli.options import rows_file
+from harness.cli.options.qp import qp_option
+from harness.cli.options.recording_options import (
+    check_record,
+    out_option,
+    record_options,
+    write_record,
+    write_rows,
+)
+from harness.cli.traffic.traffic_group import exit_code, run_ranks, traffic
+from harness.experiment.job_words import parse_grid, parse_phase, storage_of
+from harness.verdict import ExitCode
+from testbed.errors import UsageError
+from traffic.engine.task_specs import QpParams
+from traffic.workloads import job as job_module
+from traffic.workloads import recording
+from traffic.workloads.job import JobSpec
+from traffic.workloads.ranks import ITEM_BYTES
+from traffic.workloads.storage_service import MODES, Storage, StorageTimes
+
+__all__ = ["COMMANDS"]
+
+T = TypeVar("T")
+
+
+@traffic.command()
+@click.option("--grid", required=True, metavar="DIM=N,...", help="Dimensions of the ranks, fastest first: tp=2,dp=2.")
+@click.option(
+    "--phase",
+    "phases",
+    required=True,
+    multiple=True,
+    metavar="DIM:COLLECTIVE:SIZE[:ALGORITHM]",
+    help="A collective of all groups along a dimension; repeatable, in order.",
+)
+@click.option(
+    "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+)
+@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
+@click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
+@click.option(
+    "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
+)
+@click.option("--storage", default="", metavar="HOST", help="Serves data and takes checkpoints, over the front end.")
+@click.option("--ingest", default="", metavar="SIZE", help="Data that every rank fetches for each iteration, ahead.")
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="SIZE[:EVERY[:MODE]]",
+    help=f"What every rank stores every so many iterations (10); {', '.join(MODES)} (sync).",
+)
+@qp_option
+@out_option
+@record_options
+@json_option
+@pass_session
+def job(
+    session: Session,
+    *,
+    grid: str,
+    phases: tuple[str, ...],
+    ranks: tuple[str, ...],
+    iterations: int,
+    dtype: str,
+    compute_units: int,
+    storage: str,
+    ingest: str,
+    checkpoint: str,
+    qp: QpParams,
+    out: Path | None,
+    record: Path | None,
+    record_format: str,
+    as_json: bool,
+) -> int:
+    """A training job on a grid of ranks: compute, then collectives along its dimensions, group beside group."""
+    spec = JobSpec(
+        grid=_read("--grid", parse_grid, grid),
+        phases=tuple(_read("--phase", parse_phase, text) for text in phases),
+        ranks=ranks,
+        iterations=iterations,
+        dtype=dtype,
+        compute_units=compute_units,
+        storage=_storage(storage, ingest, checkpoint),
+        qp=qp,
+    )
+    job_module.fit(session.inventory(), spec)
+    check_record(record)
+    result = run_ranks(session, ranks, f"job {grid}", lambda lab, tell: job_module.start(lab, spec, on_event=tell))
+    if record is not None:
+        write_record(session, recording.of_job(result), record, record_format)
+    write_rows(session, rows_file.of_ranks(result), out)
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        rows = [
+            (
+                spec.phases[one.phase].along,
+                spec.phases[one.phase].collective,
+                result.algorithms[one.phase],
+                str(spec.phases[one.phase].size_bytes),
+                " ".join(str(rank) for rank in one.members),
+                f"{one.time_ns / 1e3:.0f}",
+                f"{one.busbw_gbytes_per_s:.5f}",
+            )
+            for one in result.groups
+        ]
+        session.table(("along", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)"), rows)
+        session.out.print(
+            f"{result.iterations_completed} iterations, {result.wrong_elements} wrong elements; iteration P50 "
+            f"{result.iteration_p50_ns / 1e6:.1f} ms, P95 {result.iteration_p95_ns / 1e6:.1f}, "
+            f"P99 {result.iteration_p99_ns / 1e6:.1f}"
+        )
+        if result.storage_times is not None:
+            session.out.print(_said_of(result.storage_times))
+    if result.wrong_elements:
+        return ExitCode.FAIL
+    return exit_code(session, result.outcome, result.where)
+
+
+def _storage(host: str, ingest: str, checkpoint: str) -> Storage | None:
+    if not host:
+        if ingest or checkpoint:
+            raise UsageError("--ingest and --checkpoint need a host that serves them: --storage HOST")
+        return None
+    return storage_of(host, ingest, checkpoint, lambda parser, text, name: _read(f"--{name}", parser, text))
+
+
+def _said_of(times: StorageTimes) -> str:
+    said = f"waits for data: P50 {times.ingest_wait_p50_ns / 1e6:.1f} ms, P99 {times.ingest_wait_p99_ns / 1e6:.1f} ms"
+    if not times.checkpoints:
+        return said
+    return (
+        f"{said}; {times.checkpoints} checkpoints, stored in P50 {times.stored_p50_ns / 1e6:.0f} ms, at most "
+        f"{times.stored_max_ns / 1e6:.0f}; ranks waited P50 {times.checkpoint_wait_p50_ns / 1e6:.0f} ms for them, "
+        f"at most {times.checkpoint_wait_max_ns / 1e6:.0f}"
+    )
+
+
+def _read(option: str, parser: Callable[[str], T], text: str) -> T:
+    try:
+        return parser(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {error}") from error
+
+
+COMMANDS = (traffic,)
+"""The traffic group, with `job` in it."""

@@ -1,0 +1,119 @@
+"""Where a fabric loses, by probes on every way through it: `faultbed probe`."""
+
+from __future__ import annotations
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.cli.experiments.faults import parse_duration
+from harness.cli.options.numbers import FiniteRange
+from harness.confidence import share_interval
+from harness.quantities import format_duration
+from harness.verdict import ExitCode
+from traffic.probes import prober as probe_module
+from traffic.probes.prober import ProbeResult, ProbeSpec
+from traffic.probes.rtt import PathTimes
+
+__all__ = ["COMMANDS"]
+
+_SHOWN = 12
+"""Ways of which the times are printed."""
+
+
+@click.command()
+@click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
+@click.option("--rate", default=20.0, show_default=True, type=FiniteRange(0.1), help="Probes a second and QP.")
+@click.option("--qps", default=4, show_default=True, type=click.IntRange(1, 64), help="Queue pairs between two RNICs.")
+@json_option
+@pass_session
+def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bool) -> int:
+    """Send datagrams over every link, both ways; say where they are lost, and where they take long.
+
+    Exit code 1: they are lost somewhere. Places that are slow are told, and do not change it.
+
+    From each RNIC to one in every rack, on so many queue pairs that ECMP spreads them; the way of each is asked of the
+    switches' kernels. A place is named when what its probes lost is explained by it much better than by chance. Each
+    probe is answered, so that the network's round trip is told apart from what the responder's process took; a place is
+    slow when most of what crosses it takes more than twice what paths of as many hops take in the same run.
+    """
+    spec = ProbeSpec(duration_s=parse_duration(duration), per_s=rate, qps=qps)
+    inventory = session.inventory()
+    hosts = [host.name for host in inventory.topology.hosts]
+    with session.working(inventory, hosts, why="probe") as lab, session.progress() as progress:
+        count = len(probe_module.pairs(lab.topology))
+        progress(f"probing {count} pairs of RNICs on {qps} queue pairs each, {duration}")
+        result = probe_module.run(lab, spec, lambda _event: lab.heartbeat())
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        _show(session, result)
+    return ExitCode.FAIL if result.suspects else ExitCode.PASS
+
+
+def _show(session: Session, result: ProbeResult) -> None:
+    named = {name for one in result.suspects for name in one.names}
+    rows = [
+        (name, f"{sent:,}", f"{lost:,}", f"{100 * lost / sent:.2f} %" if sent else "", "lossy" if name in named else "")
+        for name, (sent, lost) in result.links.items()
+    ]
+    session.table(("link", "probes", "lost", "share", ""), rows)
+    for one in result.suspects:
+        share = share_interval(one.lost, one.sent, level=0.95)
+        session.out.print(
+            f"{' or '.join(one.names)} loses {100 * one.lost / one.sent:.1f} % of what crosses it "
+            f"({100 * share.low:.1f} to {100 * share.high:.1f} %; {one.lost:,} of {one.sent:,} probes)"
+        )
+    if not result.suspects:
+        sent, lost = sum(one.sent for one in result.probes), sum(one.lost for one in result.probes)
+        session.out.print(f"no place loses more than chance: {lost:,} of {sent:,} probes")
+    _show_times(session, result)
+    if result.uncovered:
+        session.out.print(f"not covered: {', '.join(result.uncovered)}; more --qps, or a link is down")
+    if result.moved:
+        session.out.print(f"{result.moved} probes are left out: their way changed meanwhile")
+
+
+def _show_times(session: Session, result: ProbeResult) -> None:
+    """The slowest round trips, against paths of as many hops, and the places that make them so."""
+    answered = [one for one in result.paths if one.network is not None and one.responder is not None]
+    if not answered:
+        session.out.print("no probe was answered: nothing is known of round trips")
+        return
+    ordered = sorted(answered, key=lambda one: -(one.times or 0.0))
+    session.out.print()
+    session.table(
+        ("there and back", "answered", "network: min", "median", "P99", "of like paths", "responder: median", "P99"),
+        [
+            (
+                _way(one),
+                f"{one.answered:,} of {one.sent:,}",
+                *(format_duration(ns) for ns in (one.network.min_ns, one.network.median_ns, one.network.p99_ns)),
+                "" if one.times is None else f"{one.times:.2f}",
+                *(format_duration(ns) for ns in (one.responder.median_ns, one.responder.p99_ns)),
+            )
+            for one in ordered[:_SHOWN]
+            if one.network is not None and one.responder is not None
+        ],
+    )
+    if len(ordered) > _SHOWN:
+        session.out.print(f"the {_SHOWN} slowest of {len(ordered)} ways; --json has all")
+    for slow in result.slow:
+        session.out.print(
+            f"{' or '.join(slow.names)} is slow: round trips over it take {slow.times:.1f} times what like paths take "
+            f"({slow.slow:,} of {slow.answered:,} more than {slow.level:g} times)"
+        )
+    if not result.slow:
+        session.out.print("no place makes round trips longer than like paths are")
+    session.out.print(
+        f"times are {result.stamps} ones: the network's hold what both processes waited for a CPU", soft_wrap=True
+    )
+
+
+def _way(one: PathTimes) -> str:
+    """`host1:rxe0 rtsw1 ctsw1 rtsw2 host3:rxe0`, then the switches of the way back where it is another one."""
+    there = " ".join(one.path)
+    return there if one.back == one.path[::-1] else f"{there}, back by {' '.join(one.back[1:-1])}"
+
+
+COMMANDS = (probe,)
+"""The command of this module, for the root command."""

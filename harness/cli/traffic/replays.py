@@ -1,0 +1,210 @@
+"""Traces replayed: `faultbed traffic replay`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from harness.cli.context import Session, json_option, pass_session, styled
+from harness.cli.options.numbers import FiniteRange
+from harness.cli.options.qp import qp_option
+from harness.cli.traffic.traffic_group import exit_code, teller, traffic
+from harness.quantities import format_bytes, format_duration
+from harness.verdict import ExitCode
+from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import Inventory
+from traffic import traces
+from traffic.engine.engine_client import endpoint
+from traffic.engine.task_specs import QpParams
+from traffic.schedules import cost
+from traffic.traces import Trace
+from traffic.workloads import replay
+from traffic.workloads.replay_batches import Batch, ReplaySpec, batches, check
+from traffic.workloads.replay_result import ReplayResult
+
+__all__ = ["COMMANDS"]
+
+COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)", "recorded(us)")
+PLAN_COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "waits")
+
+
+@traffic.command("replay")
+@click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(traces.FORMATS), help="Default: by the names of the files.")
+@click.option("--groups", type=click.Path(path_type=Path), help="Ranks of process groups (JSON), for Chakra traces.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--speed", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Of the pauses.")
+@click.option("--no-compute", is_flag=True, help="No pauses: one operation follows the other.")
+@click.option("--scale", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Of all sizes.")
+@click.option("--shrink", is_flag=True, help="Of a trace of more ranks than RNICs, what its first ranks do together.")
+@click.option("--skip-unsupported", is_flag=True, help="Replay the rest of a trace that has what is not there here.")
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="How many times.")
+@click.option(
+    "--rank", "rnics", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+)
+@qp_option
+@json_option
+@pass_session
+def replay_command(
+    session: Session,
+    *,
+    path: Path,
+    form: str | None,
+    groups: Path | None,
+    dry_run: bool,
+    speed: float,
+    no_compute: bool,
+    scale: float,
+    shrink: bool,
+    skip_unsupported: bool,
+    repeat: int,
+    rnics: tuple[str, ...],
+    qp: QpParams,
+    as_json: bool,
+) -> int:
+    """Replay what a job communicated.
+
+    TRACE is a PARAM comms trace (a file, or a folder of <rank>.json), or a Chakra execution trace (a folder of
+    <name>.<rank>.et).
+
+    Every element is checked. What a trace has that is not replayed is told by file and record.
+    """
+    inventory = session.inventory()
+    named = rnics or tuple(host.name for host in inventory.topology.hosts if host.rnics)
+    names = [endpoint(inventory.topology, name).name for name in named]
+    whole = traces.load(path, form=form, ranks=len(names), groups=groups)
+    if whole.ranks > len(names) and not shrink:
+        raise UsageError(
+            f"{path} is of {whole.ranks} ranks, and there are {len(names)} RNICs; --shrink replays what its first "
+            f"{len(names)} ranks do among themselves"
+        )
+    trace = traces.fitted(whole, ranks=len(names), scale=scale)
+    spec = ReplaySpec(ranks=tuple(names[: trace.ranks]), speed=speed, pauses=not no_compute, repeat=repeat, qp=qp)
+    check(spec)
+    network = cost.NETWORKS[inventory.kind]
+    made = batches(trace, spec, network)
+    blocking = [note for note in trace.notes if note.blocks]
+    if dry_run:
+        _tell_plan(session, spec, trace, made, as_json=as_json)
+        return ExitCode.PASS
+    for note in trace.notes if not as_json else ():
+        session.err.print(styled(f"{note.file} record {note.record}: {note.what}", "dim"), soft_wrap=True)
+    if blocking and not skip_unsupported:
+        first = blocking[0]
+        raise UsageError(
+            f"{first.file}: record {first.record}: {first.what} ({len(blocking)} such in all); --dry-run lists them, "
+            "--skip-unsupported replays the rest"
+        )
+    result = _replay(session, inventory, spec, trace)
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        _tell(session, result)
+    return ExitCode.FAIL if result.wrong_elements else exit_code(session, result.outcome, result.where)
+
+
+def _replay(session: Session, inventory: Inventory, spec: ReplaySpec, trace: Trace) -> ReplayResult:
+    hosts = sorted({name.partition(":")[0] for name in spec.ranks})
+    with session.working(inventory, hosts, why=f"traffic replay {trace.source}") as lab, session.progress() as progress:
+        progress(f"connecting {trace.ranks} ranks for {len(trace.operations)} operations")
+        return replay.run(lab, spec, trace, on_event=teller(lab, progress))
+
+
+def _tell_plan(session: Session, spec: ReplaySpec, trace: Trace, made: tuple[Batch, ...], *, as_json: bool) -> None:
+    rows = [
+        (one, algorithm, waits)
+        for batch in made
+        for one, algorithm, waits in zip(batch.operations, batch.algorithms, _waits(batch), strict=True)
+    ]
+    if as_json:
+        plan: dict[str, Any] = {
+            "source": trace.source,
+            "format": trace.format,
+            "ranks": dict(enumerate(spec.ranks)),
+            "batches": len(made),
+            "operations": [
+                {
+                    "record": one.record,
+                    "collective": one.collective,
+                    "algorithm": algorithm,
+                    "size_bytes": one.size_bytes,
+                    "members": one.members,
+                    "root": one.root,
+                    "counts_bytes": one.counts,
+                    "wait_ns": wait,
+                }
+                for one, algorithm, wait in rows
+            ],
+            "not_replayed": [
+                {"file": note.file, "record": note.record, "what": note.what, "blocks": note.blocks}
+                for note in trace.notes
+            ],
+        }
+        session.json(plan)
+        return
+    session.table(
+        PLAN_COLUMNS,
+        [
+            (
+                str(one.record),
+                one.collective,
+                algorithm,
+                str(one.size_bytes),
+                " ".join(str(member) for member in one.members),
+                format_duration(wait) if wait else "",
+            )
+            for one, algorithm, wait in rows
+        ],
+    )
+    kinds = Counter(one.collective for one, _, _ in rows)
+    size = format_bytes(sum(one.size_bytes for one, _, _ in rows))
+    session.out.print(
+        f"{trace.source} ({trace.format}): {', '.join(f'{count} {kind}' for kind, count in kinds.items())}; {size} in "
+        f"{len(made)} batch{'es' if len(made) > 1 else ''}",
+        soft_wrap=True,
+    )
+    session.out.print("ranks: " + ", ".join(f"{rank} on {name}" for rank, name in enumerate(spec.ranks)))
+    for note in trace.notes:
+        stands = styled("not supported", "red") if note.blocks else "passed over"
+        said = f": {note.file} record {note.record}: {note.what}"
+        session.out.print(Text.assemble(stands, said), soft_wrap=True)
+
+
+def _waits(batch: Batch) -> list[int]:
+    """What the first member of each operation waits for by time alone."""
+    waits = []
+    for one, gates in zip(batch.operations, batch.gates, strict=True):
+        gate = gates[0]
+        waits.append(0 if gate is None else max(batch.programs[one.members[0]]["pauses"][gate][1:]))
+    return waits
+
+
+def _tell(session: Session, result: ReplayResult) -> None:
+    session.table(
+        COLUMNS,
+        [
+            (
+                str(one.record),
+                one.collective,
+                one.algorithm,
+                str(one.size_bytes),
+                " ".join(str(member) for member in one.members),
+                f"{one.time_ns / 1e3:.0f}",
+                f"{one.busbw_gbytes_per_s:.5f}",
+                f"{one.recorded_ns / 1e3:.0f}" if one.recorded_ns else "",
+            )
+            for one in result.operations
+        ],
+    )
+    often = "once" if result.spec.repeat == 1 else f"{result.spec.repeat} times"
+    session.out.print(
+        f"{len(result.operations)} operations, {often}, in {format_duration(result.time_ns)}; "
+        f"{result.wrong_elements} wrong elements, {len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
+    )
+
+
+COMMANDS = (traffic,)

@@ -1,0 +1,167 @@
+"""Inference and ranking jobs: `faultbed traffic inference` and `faultbed traffic ranking`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session
+from harness.cli.options import rows_file
+from harness.cli.options.numbers import FiniteRange
+from harness.cli.options.qp import qp_option
+from harness.cli.options.recording_options import out_option, write_rows
+from harness.cli.traffic.traffic_group import exit_code, hosts_of, read_size, teller, traffic
+from harness.verdict import ExitCode
+from testbed.lab import Lab
+from traffic.engine.running_traffic import OnEvent
+from traffic.engine.task_specs import QpParams
+from traffic.workloads import inference, ranking
+from traffic.workloads.inference import InferenceResult, InferenceSpec
+from traffic.workloads.ranking import RankingSpec
+
+__all__ = ["COMMANDS"]
+
+T = TypeVar("T")
+RANK = click.option(
+    "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+)
+
+
+@traffic.command("inference")
+@click.option("--prefill-ranks", default=0, type=click.IntRange(0), help="So many, the first, only prefill.")
+@click.option("--prefill", default="4MiB", show_default=True, help="All-reduced by a request's prefill.")
+@click.option("--kv", default="1MiB", show_default=True, help="KV cache from a prefill rank to a decode rank.")
+@click.option("--decode", default="64KiB", show_default=True, help="All-reduced for a token.")
+@click.option("--tokens", default=16, show_default=True, type=click.IntRange(1), help="Of a request.")
+@click.option("--requests", default=10, show_default=True, type=click.IntRange(1))
+@click.option("--prefill-ms", default=0.0, type=FiniteRange(0), help="Computing before a prefill (a pause).")
+@click.option("--decode-ms", default=0.0, type=FiniteRange(0), help="Computing before a token (a pause).")
+@click.option("--slo-ttft-ms", default=0.0, type=FiniteRange(0), help="Promised time to first token.")
+@click.option("--slo-tpot-ms", default=0.0, type=FiniteRange(0), help="Promised mean time per output token.")
+@click.option("--slo-share", default=0.99, show_default=True, type=FiniteRange(0, 1), help="Of requests.")
+@RANK
+@qp_option
+@out_option
+@json_option
+@pass_session
+def inference_command(
+    session: Session,
+    /,
+    *,
+    prefill: str,
+    kv: str,
+    decode: str,
+    ranks: tuple[str, ...],
+    slo_share: float,
+    out: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """An inference job: prefill in bulk, then tokens; time to first token and per token, against what is promised."""
+    spec = InferenceSpec(
+        ranks=ranks,
+        prefill_bytes=read_size(prefill),
+        kv_bytes=read_size(kv),
+        decode_bytes=read_size(decode),
+        **options,
+    )
+    result = _run(session, ranks, "inference", lambda lab, tell: inference.run(lab, spec, on_event=tell))
+    write_rows(session, rows_file.of_ranks(result), out)
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        _tell(session, result)
+    if result.wrong_elements or (result.outcome != "failed" and result.slo_attainment < slo_share):
+        return ExitCode.FAIL
+    return exit_code(session, result.outcome, result.where)
+
+
+def _tell(session: Session, result: InferenceResult) -> None:
+    session.table(
+        ("requests", "TTFT P50/P99[ms]", "TPOT P50/P95/P99[ms]", "SLO kept", "#wrong"),
+        [
+            (
+                str(result.requests_completed),
+                f"{result.ttft_p50_ns / 1e6:.1f} / {result.ttft_p99_ns / 1e6:.1f}",
+                " / ".join(f"{ns / 1e6:.1f}" for ns in (result.tpot_p50_ns, result.tpot_p95_ns, result.tpot_p99_ns)),
+                f"{result.slo_attainment:.1%}",
+                str(result.wrong_elements),
+            )
+        ],
+    )
+    if result.spec.prefill_ranks:
+        error_ms = max(result.clock_error_ns.values()) / 1e6
+        session.out.print(f"times to first token are of clocks that differ by up to {error_ms:.2f} ms")
+
+
+@traffic.command("ranking")
+@click.option("--embedding", default="1MiB", show_default=True, help="Rows that each rank gets.")
+@click.option("--skew", default=1.0, show_default=True, type=FiniteRange(0), help="Of the shards (Zipf exponent).")
+@click.option("--dense", default="256KiB", show_default=True, help="All-reduced in the end.")
+@click.option("--dense-ms", default=0.0, type=FiniteRange(0), help="Computing between forward and backward.")
+@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
+@RANK
+@qp_option
+@out_option
+@json_option
+@pass_session
+def ranking_command(
+    session: Session,
+    *,
+    embedding: str,
+    skew: float,
+    dense: str,
+    dense_ms: float,
+    iterations: int,
+    ranks: tuple[str, ...],
+    qp: QpParams,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """A ranking job: skewed all-to-allv forward and backward, and an all-reduce."""
+    spec = RankingSpec(
+        ranks=ranks,
+        embedding_bytes=read_size(embedding),
+        skew=skew,
+        dense_bytes=read_size(dense),
+        dense_ms=dense_ms,
+        iterations=iterations,
+        qp=qp,
+    )
+    result = _run(session, ranks, "ranking", lambda lab, tell: ranking.run(lab, spec, on_event=tell))
+    write_rows(session, rows_file.of_ranks(result), out)
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        session.table(
+            ("iterations", "MMR", "forward[ms]", "backward[ms]", "dense[ms]", "iteration P50/P95/P99[ms]", "#wrong"),
+            [
+                (
+                    str(result.iterations_completed),
+                    f"{result.mmr:.2f}",
+                    *(f"{ns / 1e6:.1f}" for ns in (result.forward_ns, result.backward_ns, result.dense_ns)),
+                    " / ".join(
+                        f"{ns / 1e6:.1f}"
+                        for ns in (result.iteration_p50_ns, result.iteration_p95_ns, result.iteration_p99_ns)
+                    ),
+                    str(result.wrong_elements),
+                )
+            ],
+        )
+    return ExitCode.FAIL if result.wrong_elements else exit_code(session, result.outcome, result.where)
+
+
+def _run(session: Session, ranks: Sequence[str], what: str, run: Callable[[Lab, OnEvent], T]) -> T:
+    inventory = session.inventory()
+    with (
+        session.working(inventory, hosts_of(inventory.topology, ranks), why=f"traffic {what}") as lab,
+        session.progress() as progress,
+    ):
+        progress(f"connecting the ranks of the {what} job")
+        return run(lab, teller(lab, progress))
+
+
+COMMANDS = (traffic,)

@@ -1,0 +1,450 @@
+"""Commands that only make traffic: traffic flow, traffic collective (`harness.cli.traffic.jobs` adds traffic job)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.text import Text
+
+from harness.cli.command_group import Commands
+from harness.cli.context import Session, json_option, pass_session
+from harness.cli.options import rows_file
+from harness.cli.options.numbers import FiniteRange
+from harness.cli.options.qp import qp_option
+from harness.cli.options.recording_options import (
+    check_record,
+    out_option,
+    record_options,
+    write_record,
+    write_rows,
+)
+from harness.experiment.flow_words import between, flow_of
+from harness.quantities import parse_size_bytes
+from harness.run import flight_dump
+from harness.verdict import ExitCode
+from testbed.errors import UsageError
+from testbed.lab import Lab
+from testbed.model.selectors import select, select_one
+from testbed.model.topology import Topology
+from traffic.engine.engine_client import endpoint
+from traffic.engine.run_results import Outcome
+from traffic.engine.running_traffic import OnEvent, Running
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run as flow_module
+from traffic.flows import perftest_json as perftest_json_module
+from traffic.flows.flow_run import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
+from traffic.flows.gid_index import gid_index
+from traffic.flows.matrix import PATTERNS, pairs
+from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
+from traffic.workloads import collective as collective_module
+from traffic.workloads import recording
+from traffic.workloads.collective import AUTO, REDOPS, CollectiveResult, CollectiveSpec
+from traffic.workloads.ranks import ITEM_BYTES, WARMUP
+
+__all__ = ["COMMANDS", "check_names", "exit_code", "flow_specs", "hosts_of", "read_size", "run_ranks", "traffic"]
+
+T = TypeVar("T")
+
+PATIENCE_S = 120.0
+FLOW_COLUMNS = (
+    "src",
+    "dst",
+    "verb",
+    "#bytes",
+    "#sent",
+    "#came",
+    "#QPs",
+    "goodput[Gb/s]",
+    "rate[kmsg/s]",
+    "P50/P99[us]",
+    "#errors",
+    "#rebuilds",
+)
+NCCL_TYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "int32": "int32"}
+ALGORITHM_NAMES = (AUTO, *dict.fromkeys(algorithm for _, algorithm in ALGORITHMS))
+COLUMNS = (
+    "size(B)",
+    "count",
+    "type",
+    "redop",
+    "root",
+    "ranks",
+    "algorithm",
+    "time(us)",
+    "algbw(GB/s)",
+    "busbw(GB/s)",
+    "#wrong",
+)
+TELL_EVERY_S = 2.0
+
+
+@click.group(cls=Commands)
+def traffic() -> None:
+    """Make traffic without faults, and measure it as perftest and nccl-tests do.
+
+    `kill -USR1 PID` while ranks run: what their flight recorders hold goes to a file here, which is named; they go on.
+    """
+
+
+@traffic.command()
+@click.argument("src", required=False)
+@click.argument("dst", required=False)
+@click.option(
+    "--pattern", type=click.Choice(PATTERNS), help="Many flows instead, between the first RNICs of all hosts."
+)
+@click.option("--verb", default="write", show_default=True, type=click.Choice(VERBS))
+@click.option("--transport", default="rc", show_default=True, type=click.Choice(tuple(TRANSPORTS)))
+@click.option("--size", default="64KiB", show_default=True, help="Message size; an atomic has 8B.")
+@click.option("--qps", default=1, show_default=True, type=click.IntRange(1), help="Queue pairs of a flow.")
+@click.option("--spread", default="each", show_default=True, type=click.Choice(SPREADS), help="Of messages over QPs.")
+@click.option(
+    "--entropy",
+    default=0,
+    type=click.IntRange(0),
+    help="A low-entropy set: all QPs share so many UDP source ports; 0: each has its own.",
+)
+@click.option("--depth", default=0, type=click.IntRange(0), help="Outstanding messages a QP; 0 chooses by size.")
+@click.option("--admit", default=0, type=click.IntRange(0), help="Receivers grant so many chains; 0: none do.")
+@click.option("--rate", default=0.0, type=FiniteRange(0), help="Payload, Mb/s a flow; 0: all it can.")
+@click.option("--on", metavar="TIME", help="Burst for so long, then be silent for --off; again and again.")
+@click.option("--off", metavar="TIME", help="See --on.")
+@click.option(
+    "--memory",
+    default="host",
+    show_default=True,
+    type=click.Choice(MEMORIES),
+    help="cuda: of the GPU at the RNIC's place (rack labs; not yet run on hardware).",
+)
+@click.option("--latency", is_flag=True, help="Time every message, from posting to completion.")
+@click.option(
+    "--late-receives",
+    metavar="TIME",
+    help="Slow receivers of send and write-imm: one receive at a time, so long after the last came (RNR NAKs).",
+)
+@click.option("--check", is_flag=True, help="Look at every byte that comes (not of write and atomic over rc).")
+@click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
+@click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
+@qp_option
+@out_option
+@click.option(
+    "--perftest-json",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the flow as perftest does with --out_json (--latency: as its latency tests).",
+)
+@json_option
+@pass_session
+def flow(
+    session: Session,
+    /,
+    *,
+    src: str | None,
+    dst: str | None,
+    pattern: str | None,
+    out: Path | None,
+    perftest_json: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Flow from SRC to DST (RNICs, such as host1:rxe0 or rnic[0]), or a whole --pattern of flows.
+
+    Without names: from the first host to the last one, which is in another rack where there is more than one.
+    """
+    inventory = session.inventory()
+    if pattern is not None and src is not None:
+        raise UsageError("name SRC and DST, or a --pattern, not both")
+    _check_perftest(perftest_json, pattern, options["spread"])
+    ends = _ends(inventory.topology)
+    named = tuple(select_one(inventory.topology, text) for text in (src or ends[0], dst or ends[-1]))
+    chosen = pairs(pattern, ends) if pattern else ((named[0], named[1]),)
+    specs = flow_specs(chosen, **options)
+    for spec in specs:
+        flow_module.check(spec)
+        flow_module.check_on(inventory.kind, transport=spec.transport, qp=spec.qp, entropy=spec.entropy)
+        check_names(inventory.topology, (spec.src, spec.dst))
+    hosts = sorted({name.partition(":")[0] for pair in chosen for name in pair})
+    why = f"traffic flow {pattern or ' '.join(chosen[0])}"
+    with session.working(inventory, hosts, why=why) as lab, session.progress() as progress:
+        progress(f"connecting {len(specs)} flows")
+        with flow_module.start_all(lab, specs, on_event=teller(lab, progress)) as running:
+            result = running.wait((specs[0].duration_s or 0) + PATIENCE_S)
+        if perftest_json is not None:
+            sender = endpoint(lab.topology, specs[0].src)
+            said = perftest_json_module.document(result.flows[0], gid_index=gid_index(lab.node(sender.host), sender))
+            perftest_json.write_text(said)
+    write_rows(session, rows_file.of_flows(result.flows), out)
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        session.table(FLOW_COLUMNS, [_flow_row(one) for one in result.flows])
+        for one in result.flows:
+            if one.rnr is not None:
+                session.out.print(f"{one.spec.src} -> {one.spec.dst}: {one.rnr}", soft_wrap=True)
+            if one.checked_bytes is not None:
+                said = f"{one.checked_bytes} bytes checked, {one.wrong_bytes} wrong"
+                session.out.print(f"{one.spec.src} -> {one.spec.dst}: {said}", soft_wrap=True)
+        if len(result.flows) > 1:
+            session.out.print(
+                f"{len(result.flows)} flows: {result.goodput_bps / 1e9:.3f} Gb/s in all, "
+                f"Jain index {result.jain_index:.3f}"
+            )
+    if any(one.wrong_bytes for one in result.flows):
+        return ExitCode.FAIL
+    return exit_code(session, result.outcome, result.where)
+
+
+def flow_specs(chosen: Sequence[tuple[str, str]], *, probe: bool, **options: Any) -> list[FlowSpec]:
+    """The flows between some pairs of RNICs, by the options of `traffic flow`."""
+
+    def read(parser: Callable[[str], T], text: str, name: str) -> T:
+        try:
+            return parser(text)
+        except ValueError as error:
+            option = "for" if name == "duration" else name.replace("_", "-")
+            raise UsageError(f"--{option} {text}: {error}") from error
+
+    flow = flow_of(read, **options)
+    return [spec for pair in chosen for spec in between(flow, *pair, probe=probe)]
+
+
+def _check_perftest(path: Path | None, pattern: str | None, spread: str) -> None:
+    """Refuse, before anything runs, what perftest has no file for."""
+    if path is None:
+        return
+    if pattern is not None:
+        raise UsageError("--perftest-json: perftest has one flow in a file; name SRC and DST instead of a --pattern")
+    if spread == "split":
+        raise UsageError("--perftest-json: perftest splits no message over queue pairs; take another --spread")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--perftest-json {path}: there is no folder {path.parent}")
+
+
+def _flow_row(result: FlowResult) -> tuple[str, ...]:
+    latency = result.latency
+    return (
+        result.spec.src,
+        result.spec.dst,
+        f"{result.spec.verb} ({result.spec.transport})",
+        str(result.spec.message_bytes),
+        str(result.sent),
+        str(result.messages),
+        str(result.spec.qps),
+        f"{result.goodput_bps / 1e9:.3f}",
+        f"{result.messages / (result.window.duration_ns / 1e9) / 1e3:.3f}",
+        f"{latency.p50_ns / 1e3:.0f} / {latency.p99_ns / 1e3:.0f}" if latency else "",
+        str(len(result.qp_errors)),
+        str(len(result.rebuilds)),
+    )
+
+
+@traffic.command()
+@click.argument("name", default="all-reduce", type=click.Choice(COLLECTIVES))
+@click.option("--algorithm", default=AUTO, show_default=True, help=f"One of {', '.join(ALGORITHM_NAMES)}.")
+@click.option(
+    "--size",
+    default="1MiB",
+    show_default=True,
+    help="Bytes of the whole buffer, as nccl-tests counts them; a barrier has none.",
+)
+@click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
+@click.option("--op", "redop", default="sum", show_default=True, type=click.Choice(REDOPS), help="Of reductions.")
+@click.option("--root", default=0, show_default=True, type=click.IntRange(0), help="Rank that broadcasts or reduces.")
+@click.option("--skew", default=0.0, show_default=True, type=FiniteRange(0), help="Of all-to-allv (Zipf exponent).")
+@click.option("--in-place", is_flag=True, help="One buffer for input and output.")
+@click.option(
+    "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+)
+@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--warmup", default=WARMUP, show_default=True, type=click.IntRange(0), help="Iterations before, uncounted."
+)
+@click.option(
+    "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
+)
+@qp_option
+@out_option
+@record_options
+@json_option
+@pass_session
+def collective(
+    session: Session,
+    *,
+    name: str,
+    algorithm: str,
+    size: str,
+    dtype: str,
+    redop: str,
+    root: int,
+    skew: float,
+    in_place: bool,
+    ranks: tuple[str, ...],
+    iterations: int,
+    warmup: int,
+    compute_units: int,
+    qp: QpParams,
+    out: Path | None,
+    record: Path | None,
+    record_format: str,
+    as_json: bool,
+) -> int:
+    """A collective over one rank an RNIC, every element of every result checked (columns as in nccl-tests)."""
+    spec = CollectiveSpec(
+        collective=name,
+        algorithm=algorithm,
+        dtype=dtype,
+        redop=redop,
+        root=root,
+        skew=skew,
+        in_place=in_place,
+        ranks=ranks,
+        size_bytes=ITEM_BYTES[dtype] if name == "barrier" else read_size(size),  # as a replay says of one
+        iterations=iterations,
+        warmup=warmup,
+        compute_units=compute_units,
+        qp=qp,
+    )
+    collective_module.fit(session.inventory(), spec)
+    check_record(record)
+    result = run_ranks(
+        session, ranks, f"collective {name}", lambda lab, tell: collective_module.start(lab, spec, on_event=tell)
+    )
+    if record is not None:
+        write_record(session, recording.of_collective(result), record, record_format)
+    write_rows(session, rows_file.of_ranks(result), out)
+    if as_json:
+        session.json(result.to_dict())
+    else:
+        session.table(COLUMNS, [_collective_row(result)])
+        session.out.print(
+            f"{result.iterations_completed} iterations: P95 {result.time_p95_ns / 1e3:.0f} us, "
+            f"P99 {result.time_p99_ns / 1e3:.0f}, longest {result.time_max_ns / 1e3:.0f}; "
+            f"{len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
+        )
+    if result.wrong_elements:
+        return ExitCode.FAIL
+    return exit_code(session, result.outcome, result.where)
+
+
+def _collective_row(result: CollectiveResult) -> tuple[str, ...]:
+    spec = result.spec
+    return (
+        str(spec.size_bytes),
+        str(_count(spec, len(result.ranks))),
+        NCCL_TYPES[spec.dtype],
+        spec.redop if spec.collective in REDUCING else "none",
+        str(spec.root) if spec.collective in ROOTED else "-1",
+        str(len(result.ranks)),
+        result.algorithm,
+        f"{result.time_ns / 1e3:.0f}",
+        f"{result.algbw_gbytes_per_s:.5f}",
+        f"{result.busbw_gbytes_per_s:.5f}",
+        str(result.wrong_elements),
+    )
+
+
+def _count(spec: CollectiveSpec, ranks: int) -> int:
+    """Elements as nccl-tests counts them: what a rank gives to, or gets of, each other one."""
+    share = spec.collective in ("all-gather", "reduce-scatter", "all-to-all", "all-to-allv")
+    return spec.elements // ranks if share else spec.elements
+
+
+def hosts_of(topology: Topology, ranks: Sequence[str]) -> list[str]:
+    """The hosts of ranks, by name or selector; without ranks, every host.
+
+    Raises:
+        UsageError: a rank is no RNIC of this lab.
+    """
+    check_names(topology, ranks)
+    return sorted(
+        {name.partition(":")[0] for text in ranks for name in select(topology, text)} or topology.host_by_name
+    )
+
+
+def check_names(topology: Topology, names: Iterable[str]) -> None:
+    """Refuse RNICs that are not there, whether the lab is up or not.
+
+    Raises:
+        UsageError: with the name that may have been meant.
+    """
+    for text in names:
+        for name in select(topology, text):
+            endpoint(topology, name)
+
+
+def run_ranks(session: Session, ranks: Sequence[str], what: str, start: Callable[[Lab, OnEvent], Running[T]]) -> T:
+    """Start work on ranks (RNIC names; none: all hosts) and wait until it is over."""
+    inventory = session.inventory()
+    with (
+        session.working(inventory, hosts_of(inventory.topology, ranks), why=f"traffic {what}") as lab,
+        session.progress() as progress,
+    ):
+        progress(f"connecting the ranks of {what}")
+        with start(lab, teller(lab, progress)) as running:
+            # It ends by its iterations; how long those take is the lab's affair. Its stall deadline ends a hang.
+            while not running.is_over:
+                threading.Event().wait(0.2)
+            return running.wait(PATIENCE_S)
+
+
+def teller(lab: Lab, progress: Any) -> Any:
+    """Tell at most every two seconds what the traffic's events add up to."""
+    seen = {"bytes": 0, "iterations": 0, "told": time.monotonic()}
+    write_flights = flight_dump.writer(Path.cwd(), flight_dump.stem_now(), progress)
+
+    def tell(event: dict[str, Any]) -> None:
+        lab.heartbeat()
+        write_flights(event)
+        match event["event"]:
+            case "sample":
+                seen["bytes"] += sum(event["sizes"])
+            case "iteration":
+                seen["iterations"] = max(seen["iterations"], event["index"] + 1)
+            case "qp_error" | "rebuilt" as name:
+                progress(_told(name, event))
+        if time.monotonic() - seen["told"] > TELL_EVERY_S:
+            seen["told"] = time.monotonic()
+            done = f"{seen['iterations']} iterations, " if seen["iterations"] else ""
+            progress(f"{done}{seen['bytes'] / 1e6:.1f} MB acknowledged" if done or seen["bytes"] else "running")
+
+    return tell
+
+
+def _told(name: str, event: dict[str, Any]) -> str:
+    if name == "qp_error":
+        error = event["qp_error"]
+        return f"QP lost: {error.endpoint} -> {error.peer}, {error.status}"
+    rebuild = event["rebuild"]
+    return f"QP made again: {rebuild.src} -> {rebuild.dst}, after {rebuild.reason}"
+
+
+def _ends(topology: Topology) -> tuple[str, ...]:
+    hosts = [host for host in topology.hosts if host.rnics]
+    if len(hosts) < 2:  # noqa: PLR2004 (a flow has two ends)
+        raise UsageError("this lab has fewer than two hosts with RNICs: a flow has two ends")
+    return tuple(f"{host.name}:{host.rnics[0].name}" for host in hosts)
+
+
+def read_size(text: str) -> int:
+    """`--size`, read."""
+    try:
+        return parse_size_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--size {text}: {error}") from error
+
+
+def exit_code(session: Session, outcome: Outcome, where: str | None) -> int:
+    """What the command ends with; told on the terminal when it is not a plain success."""
+    if outcome == "failed":
+        session.err.print(Text.assemble(("failed", "red"), f": {where}"), soft_wrap=True)
+        return ExitCode.ERROR
+    if outcome == "recovered":
+        session.err.print(Text.assemble(("recovered", "yellow"), ": QPs had to be rebuilt on the way"))
+    return ExitCode.PASS
+
+
+COMMANDS = (traffic,)

@@ -1,0 +1,439 @@
+"""One rule for every performance bound: an interval for what was measured, and where the bound lies to it. Pure.
+
+    interval wholly inside the bound    PASS
+    interval wholly outside             FAIL
+    the bound lies within it            INCONCLUSIVE: this run cannot tell
+    no interval                         INCONCLUSIVE: too few independent values, or a level that moved
+
+Intervals are two-sided with `LEVEL` = 99 %, so that a run whose true value lies exactly on its bound fails wrongly in
+at most 0.5 % of cases, and any better run more rarely. An experiment with more noisy checks than two has wider ones
+(`level_for`), so that a whole run fails wrongly in at most 1 % (Bonferroni). `python -m bench calibration`
+measures how often each kind of interval errs.
+
+**Times and rates** depend on their own past, and are skewed. `noise_of` gives the standard error of their mean:
+
+* The number of independent values is that of an AR(1) series (Zwiers and von Storch 1995, J. Climate 8:336). Its lag-1
+  correlation is corrected for bias (Kendall 1954, Biometrika 41:403) and then taken `_CAUTION` standard errors higher,
+  for a short series looks less correlated than it is.
+* Student's t with that number less one, corrected for skewness (Willink 2005, Metrologia 42:L1), as the batch-means
+  method Skart does (Tafazzoli et al. 2011, INFORMS J. Computing 23:249).
+* There is no interval from fewer than `MIN_INDEPENDENT` independent values, from a mean that one tail dominates, or
+  from a series whose level moves: its cumulative sum then strays too far (Inclan and Tiao's form of the CUSUM test).
+
+**A ratio against a twin** (`total_ratio`) holds the fault's own effect fixed: its noise is what iterations differ by
+where no fault acted, in the run and in the twin. A lab is not the same twice either: by how much the run differed from
+its twin *before the first fault* is known, and the interval is widened to hold the ratio with and without that drift.
+
+**A minimum over windows** (`lowest_window`) is lower than the truth by chance alone, the more windows there are. Its
+lower end has the noise of one window, its upper end that of the lowest of all (Bonferroni over every window).
+
+**Shares and percentiles** have exact binomial intervals (Clopper and Pearson 1934; order statistics) of as many trials
+as there are independent values (Korn and Graubard 1998, Survey Methodology 24:193).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from scipy import special
+
+from harness.verdict import Verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+__all__ = [
+    "LEVEL",
+    "MIN_INDEPENDENT",
+    "MIN_VALUES",
+    "Interval",
+    "Noise",
+    "decide",
+    "independent_of",
+    "level_for",
+    "lowest_by_chance",
+    "lowest_window",
+    "mean_interval",
+    "noise_of",
+    "percentile_bounds",
+    "percentile_interval",
+    "ratio_interval",
+    "resolution",
+    "share_interval",
+    "student",
+    "tail_of",
+    "total_ratio",
+    "widened",
+]
+
+LEVEL = 0.99
+RUN_RISK = 0.01
+"""Most wrong FAILs of a run whose values all lie on their bounds."""
+MIN_VALUES = 16
+"""Fewer values than these say nothing about how they depend on each other."""
+MIN_INDEPENDENT = 4.0
+"""Fewer independent values than these give no interval."""
+
+_CAUTION = 1.75
+"""Standard errors by which the lag-1 correlation is taken higher than it is estimated."""
+_STRAYS = 1.25
+"""Largest distance of the cumulative sum, in standard errors of the whole: 9 % of steady series go beyond it."""
+_SKEWED = 2.0
+"""Largest skewness of a mean: beyond it one tail dominates."""
+_TAIL_UNSEEN = 1.5
+"""Factor on sample skewness and kurtosis, which are below the truth: the longest values are rarely in the sample."""
+
+_RULE = "decided by its {level:g} % interval: PASS wholly inside, FAIL wholly outside, else INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Where the true value lies with probability `level`; `method` says how that was found."""
+
+    low: float
+    high: float
+    method: str
+    level: float = LEVEL
+
+    @property
+    def rule(self) -> str:
+        """The rule in words, as it stands in a check."""
+        return _RULE.format(level=100 * self.level)
+
+    def __str__(self) -> str:
+        return f"{100 * self.level:g} % interval {self.low:.4g}..{self.high:.4g} ({self.method})"
+
+
+def decide(sign: Literal["min", "max"], bound: float, interval: Interval) -> Verdict:
+    """Where a bound lies to an interval."""
+    if sign == "max":
+        inside, outside = interval.high <= bound, interval.low > bound
+    else:
+        inside, outside = interval.low >= bound, interval.high < bound
+    return Verdict.PASS if inside else Verdict.FAIL if outside else Verdict.INCONCLUSIVE
+
+
+def tail_of(level: float) -> float:
+    """Return the probability beyond one end of a two-sided interval."""
+    return (1 - level) / 2
+
+
+def level_for(checks: int) -> float:
+    """Return the level of each interval in a run with so many noisy checks, so that `RUN_RISK` holds for the run."""
+    return 1 - 2 * min(tail_of(LEVEL), RUN_RISK / max(checks, 1))
+
+
+def student(freedom: float, level: float = LEVEL) -> float:
+    """Return Student's t quantile of a two-sided interval; exact for any positive `freedom`."""
+    return float(special.stdtrit(freedom, (1 + level) / 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What is known about the noise of `count` values that depend on their own past.
+
+    `error` is the standard error of `mean`, `deviation` that of one value, both in the values' unit. `independent` is
+    how many independent values are worth as much, `memory` the lag-1 correlation that was reckoned with. `skewness`
+    and `kurtosis` (excess) are those of one value, with the part of the tails that a sample rarely shows.
+    """
+
+    count: int
+    mean: float
+    error: float
+    deviation: float
+    independent: float
+    memory: float
+    skewness: float
+    kurtosis: float
+
+    def error_of(self, count: int) -> float:
+        """Return the standard error of the mean of `count` consecutive values."""
+        return self.deviation * math.sqrt(_dependence(self.memory, count) / count)
+
+    def skewness_of(self, count: float) -> float:
+        """Return the skewness of the mean of `count` independent values."""
+        return self.skewness / math.sqrt(count)
+
+    def __str__(self) -> str:
+        return f"worth {self.independent:.0f} independent ones at a lag-1 correlation of up to {self.memory:.2f}"
+
+
+def noise_of(values: Floats) -> Noise | None:
+    """Return the noise of a series in the order of time; None: too little is known, or its level moved.
+
+    Equal values have no noise.
+    """
+    count = len(values)
+    if count < MIN_VALUES or not np.isfinite(values).all():
+        return None
+    mean = float(values.mean())
+    off = values - mean
+    squares = float(off @ off)
+    if squares <= (1e-12 * mean) ** 2 * count:
+        return Noise(
+            count=count, mean=mean, error=0.0, deviation=0.0, independent=count, memory=0.0, skewness=0.0, kurtosis=0.0
+        )
+    found = float(off[1:] @ off[:-1]) / squares
+    unbiased = min(max((found + 1 / count) / (1 - 4 / count), -0.99), 0.99)
+    caution = _CAUTION * math.sqrt((1 - unbiased**2) / count + 4 / count**2)
+    memory = min(max(unbiased + caution, 0.0), 0.995)
+    dependence = _dependence(memory, count)
+    independent = count / dependence
+    if independent < MIN_INDEPENDENT:
+        return None
+    variance = squares / (count - dependence)
+    error = math.sqrt(variance / independent)
+    strays = float(np.abs(np.cumsum(off)).max()) / (count * error)
+    skewness = _TAIL_UNSEEN * float((off**3).mean()) / (squares / count) ** 1.5
+    if strays > _STRAYS or abs(skewness) / math.sqrt(independent) > _SKEWED:
+        return None
+    return Noise(
+        count=count,
+        mean=mean,
+        error=error,
+        deviation=math.sqrt(variance),
+        independent=independent,
+        memory=memory,
+        skewness=skewness,
+        kurtosis=_TAIL_UNSEEN * max(float((off**4).mean()) / (squares / count) ** 2 - 3, 0.0) + math.sqrt(24 / count),
+    )
+
+
+def independent_of(values: Floats) -> float | None:
+    """Return how many independent values a series is worth, by its ranks: for percentiles and shares of it.
+
+    No share of a series depends on the past more than its ranks do. None: as `noise_of`.
+    """
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    noise = noise_of(ranks[place].astype(np.float64))
+    return None if noise is None else noise.independent
+
+
+def total_ratio(
+    treated: Floats,
+    control: Floats,
+    *,
+    quiet: NDArray[np.bool_],
+    before: int,
+    quiet_control: NDArray[np.bool_] | None = None,
+    level: float = LEVEL,
+) -> Interval | None:
+    """Return the interval of the ratio of two sums of paired values, such as iteration times of a run and its twin.
+
+    Args:
+        treated: times in the run, of its first k iterations.
+        control: times in the twin, of the same.
+        quiet: which of `treated` no fault touched; where these are too few, the run is as noisy as its twin.
+        before: how many of the first came before any fault; 0: the drift between run and twin is not known.
+        quiet_control: the same of `control`; None: all of it, for a twin has no faults.
+        level: of the interval.
+
+    None: too few values to know their noise, or a level that moved.
+    """
+    if not control.all():
+        return None
+    count = len(control)
+    calm = (treated[quiet], control if quiet_control is None else control[quiet_control])
+    noises = [noise_of(part / part.mean()) for part in calm if len(part) >= MIN_VALUES]
+    known = [one for one in noises if one is not None]
+    if not noises or len(known) < len(noises):
+        return None
+    over, under = known[0], known[-1]
+    # Of a run that its fault made longer, the noise is a smaller share.
+    errors = over.error_of(count) * count * _mean_of(calm[0], treated) / float(treated.sum()), under.error_of(count)
+    error = math.hypot(*errors)
+    skewness = 0.0
+    for one, part, sign in ((over, errors[0], 1), (under, errors[1], -1)):
+        if error:
+            skewness += sign * one.skewness_of(count / _dependence(one.memory, count)) * (part / error) ** 3
+    down, up = _reach(min(over.independent, under.independent) - 1, skewness, level)
+    ratio = float(treated.sum() / control.sum())
+    low, high = ratio * math.exp(-down * error), ratio * math.exp(up * error)
+    words = f"{over.count} fault-free iterations of the run, {over}; {under.count} of its twin, {under}"
+    if before >= 2:  # noqa: PLR2004 - a drift from few is a wild one, and makes the interval wide
+        drift = float(treated[:before].sum() / control[:before].sum())
+        low, high = low / max(1.0, drift), high / min(1.0, drift)
+        words += f"; before any fault the run took {drift:.3f} of its twin's time, which is allowed for"
+    return Interval(low=low, high=high, method=words, level=level)
+
+
+def lowest_window(value: float, baseline: Floats, *, width: int, windows: int, level: float = LEVEL) -> Interval | None:
+    """Return the interval of the lowest of `windows` windows, of `width` bins each, over the mean of the baseline.
+
+    `value` is what came out. The noise of a window is that of the baseline's bins. None: as `noise_of`.
+    """
+    mean = float(baseline.mean()) if len(baseline) else 0.0
+    noise = noise_of(baseline / mean) if mean > 0 and len(baseline) >= 2 * width else None
+    if noise is None:
+        return None
+    above, below = _window_reach(noise, width=width, windows=windows, level=level)
+    high = 0.0 if value == 0 else value / (1 - below) if below < 1 else math.inf
+    words = f"{noise.count} bins of the baseline, {noise}; the lowest of {windows} windows of {width} bins"
+    return Interval(low=value / (1 + above), high=high, method=words, level=level)
+
+
+def lowest_by_chance(baseline: Floats, *, width: int, windows: int, level: float = LEVEL) -> float:
+    """Return the share of the baseline's mean that none of `windows` windows falls below by chance alone.
+
+    The noise of a window is that of the baseline's bins, or what the baseline's own windows differ by, whichever is
+    less: bins of a workload that sends in bursts differ by more than windows that hold whole iterations. It is 0 where
+    noise may take all of it, or is not known.
+    """
+    mean = float(baseline.mean()) if len(baseline) else 0.0
+    if mean <= 0 or len(baseline) < 3 * width:
+        return 0.0
+    scaled = baseline / mean
+    noise = noise_of(scaled)
+    reaches = [] if noise is None else [_window_reach(noise, width=width, windows=windows, level=level)[1]]
+    rolling = np.convolve(scaled, np.full(width, 1 / width), mode="valid")
+    apart = len(baseline) / width
+    reaches.append(student(apart - 1, 1 - 2 * tail_of(level) / max(windows, 1)) * float(rolling.std(ddof=1)))
+    return max(0.0, 1 - min(reaches))
+
+
+def _window_reach(noise: Noise, *, width: int, windows: int, level: float) -> tuple[float, float]:
+    """Return how far one window strays above the mean, and the lowest of all below it, as shares of the mean."""
+    freedom, error = noise.independent - 1, noise.error_of(width)
+    values = max(width / _dependence(noise.memory, width), 1.0)
+    shape = noise.skewness_of(values), noise.kurtosis / values
+    own = student(freedom, level) * noise.error
+    above = math.hypot(_stray(freedom, *shape, tail_of(level)) * error, own)
+    below = math.hypot(_stray(freedom, -shape[0], shape[1], tail_of(level) / max(windows, 1)) * error, own)
+    return above, below
+
+
+def mean_interval(values: Floats, *, of: str = "values", level: float = LEVEL) -> Interval | None:
+    """Return the interval of the mean of a series that may depend on its own past; None: as `noise_of`.
+
+    `of` is what the method calls the values.
+    """
+    noise = noise_of(values)
+    if noise is None or noise.mean <= 0:
+        return None
+    down, up = _reach(noise.independent - 1, noise.skewness_of(noise.independent), level)
+    low, high = noise.mean - down * noise.error, noise.mean + up * noise.error
+    return Interval(low=max(low, 0.0), high=high, method=f"{noise.count} {of}, {noise}", level=level)
+
+
+def resolution(low: float, high: float, *, of: str) -> Interval:
+    """A value that is only known to the resolution of what measured it: `of` says what that is."""
+    return Interval(low=max(0.0, low), high=high, method=of, level=1.0)
+
+
+def widened(interval: Interval, log_sd: float, *, freedom: int, source: str) -> Interval:
+    """Return the interval, wider by how much the value differs from run to run.
+
+    `log_sd` is the deviation of its logarithm, with so many degrees of `freedom`.
+    """
+    reach = student(freedom, interval.level) * log_sd
+    middle = math.sqrt(interval.low * interval.high) if interval.low > 0 else interval.high
+    if middle <= 0:
+        return interval
+
+    def far(edge: float) -> float:
+        return math.exp(math.hypot(math.log(edge / middle), reach)) if edge > 0 else math.inf
+
+    return Interval(
+        low=middle / far(interval.low),
+        high=middle * far(interval.high),
+        level=interval.level,
+        method=f"{interval.method}; widened by {source}",
+    )
+
+
+def ratio_interval(over: Interval, under: Interval, ratio: float) -> Interval | None:
+    """A ratio of two values that were measured apart, from the interval of each; None: one of them reaches to 0."""
+    if min(over.low, under.low, ratio) <= 0:
+        return None
+    low = math.hypot(*(math.log(one.high / one.low) / 2 for one in (over, under)))
+    words = f"both intervals: {over.method}"
+    return Interval(low=ratio / math.exp(low), high=ratio * math.exp(low), method=words)
+
+
+def share_interval(count: int, total: int, *, level: float = LEVEL, independent: float | None = None) -> Interval:
+    """Return the exact interval of a share (Clopper and Pearson 1934).
+
+    `independent` is how many independent trials the `total` ones are worth; None: all are independent.
+
+    Raises:
+        ValueError: not 0 <= count <= total, or no trial at all.
+    """
+    if not 0 <= count <= total or total == 0:
+        raise ValueError(f"{count} of {total} trials is no share")
+    trials = float(total if independent is None else min(independent, total))
+    hits, tail = count / total * trials, tail_of(level)
+    low = 0.0 if count == 0 else float(special.betaincinv(hits, trials - hits + 1, tail))
+    high = 1.0 if count == total else float(special.betaincinv(hits + 1, trials - hits, 1 - tail))
+    words = f"exact binomial, {count} of {total}" + (
+        "" if trials == total else f", worth {trials:.0f} independent ones"
+    )
+    return Interval(low=low, high=high, level=level, method=words)
+
+
+def percentile_interval(values: Floats, percent: float, *, level: float = LEVEL) -> Interval | None:
+    """A percentile of independent values, between two of them, whatever their distribution (order statistics).
+
+    None: so few values that the outermost ones do not hold it with this probability.
+    """
+    found = percentile_bounds(values, percent, independent=len(values), level=level)
+    return found if found is not None and found.low > -math.inf and found.high < math.inf else None
+
+
+def percentile_bounds(
+    values: Floats, percent: float, *, independent: int, level: float = LEVEL, least: float = -math.inf
+) -> Interval | None:
+    """Return a percentile's interval for values that depend on each other; only so many are `independent`.
+
+    Where the outermost values do not hold the percentile, the interval reaches to `least` or to infinity: such a one
+    may still lie wholly on the wrong side of a bound. None: no values.
+    """
+    ordered, share, tail = np.sort(values), percent / 100, tail_of(level)
+    if not 0 < independent <= len(ordered) or not 0 < share < 1:
+        return None
+    below = special.bdtr(np.arange(independent + 1.0), independent, share)
+    first = int(np.searchsorted(below, tail, side="right")) - 1
+    last = int(np.searchsorted(below, 1 - tail, side="left"))
+    each = len(ordered) / independent
+    low = least if first < 0 else float(ordered[math.floor(first * each)])
+    high = math.inf if last >= independent else float(ordered[min(math.ceil((last + 1) * each), len(ordered)) - 1])
+    places = " and ".join([*([] if first < 0 else [f"{first + 1}"]), *([] if last >= independent else [f"{last + 1}"])])
+    words = f"order statistics {places} of {independent}" if places else f"{independent} are too few for either end"
+    return Interval(low=low, high=high, level=level, method=words)
+
+
+def _dependence(memory: float, count: int) -> float:
+    """Return the variance of the mean of `count` values of an AR(1) series over that of independent ones."""
+    return (1 + memory) / (1 - memory) - 2 * memory * (1 - memory**count) / (count * (1 - memory) ** 2)
+
+
+def _reach(freedom: float, skewness: float, level: float) -> tuple[float, float]:
+    """Return how many standard errors an interval of a mean reaches down and up; at least as far as Student's t.
+
+    `skewness` is that of the mean. Willink 2005, equation 13: the t statistic T of a skewed sample is made symmetric by
+    G(T), whose inverse stands here.
+    """
+    t, b = student(freedom, level), skewness / 6
+    if abs(b) < 1e-6:  # noqa: PLR2004 - the limit is t itself
+        return t, t
+
+    def inverse(x: float) -> float:
+        return float((np.cbrt(1 + 6 * b * (x - b)) - 1) / (2 * b))
+
+    return max(t, inverse(t)), max(t, -inverse(-t))
+
+
+def _stray(freedom: float, skewness: float, kurtosis: float, tail: float) -> float:
+    """Return how many standard errors a mean strays above the truth with probability `tail` (Cornish and Fisher)."""
+    t = student(freedom, 1 - 2 * tail)
+    return t + max(skewness, 0.0) / 6 * (t * t - 1) + kurtosis / 24 * (t**3 - 3 * t)
+
+
+def _mean_of(calm: Floats, everything: Floats) -> float:
+    """Return the mean of the calm values, or of all where there are none."""
+    return float(calm.mean()) if len(calm) else float(everything.mean())

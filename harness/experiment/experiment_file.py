@@ -1,0 +1,296 @@
+"""The experiment file: what a person writes, as frozen types; refused with the path of what is wrong.
+
+    tests/experiments/demo.toml: faults[1].target: no link "rtsw9:host1" ...; did you mean rtsw1:host1:rxe0?
+
+`load` needs no lab. `harness.run.prepare.bind_to_lab` then holds the experiment against a lab's topology.
+
+Fault keys: `kind`, `target` (a name, or a list from which the seed chooses), `at` (a time since the
+workload's start, or a range `["6s", "9s"]` from which the seed draws), `for`, optionally `id` (default: the
+kind, numbered when it repeats), and the kind's own parameters under `set = { ... }`, which go to the injector
+as they are.
+
+Keys of `[[stop]]`: `metric` (`harness.experiment.stop.METRICS`), its bound (`min` or `max`), optionally `for` (how long
+it has to hold) and `verdict` (`FAIL`, or `INCONCLUSIVE`): faults are cleared at once, and the run ends.
+
+`[capture]` has `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
+port that faces it, or `rtsw1:ctsw1`).
+
+`[probe]`, which may be empty, has datagrams go on every way through the fabric beside the workload
+(`traffic.probes.prober`): `rate` is how many a second on each queue pair, `qps` the queue pairs between two RNICs.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from harness.experiment.metrics import METRICS, Metric, lookup, nearest
+from harness.experiment.needs import Need, parse_need
+from harness.experiment.stop import METRICS as STOP_METRICS
+from harness.experiment.stop import Condition
+from harness.experiment.stop import Metric as StopMetric
+from harness.experiment.workload_file import Workload, workload_of
+from harness.quantities import parse_duration_ns
+from harness.strict import Section, convert, fail, one_of, positive, read
+from harness.verdict import Verdict
+from testbed.errors import ConfigError
+from traffic.probes.prober import ProbeSpec
+
+__all__ = ["Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
+
+Scalar = str | int | float | bool
+
+_PROBED_S = 24 * 3600.0
+"""Longer than any run: who runs the experiment ends its probes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A fault as written: the seed still has to choose one of `targets` and a time (`harness.experiment.run_plan`)."""
+
+    id: str
+    kind: str
+    targets: tuple[str, ...]
+    at_earliest_ns: int
+    at_latest_ns: int
+    duration_ns: int
+    parameters: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """A bound on a metric, in the metric's unit. At least one of the three is set; `equals` stands alone."""
+
+    metric: Metric
+    minimum: float | None = None
+    maximum: float | None = None
+    equals: Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A whole experiment file. `source` is where it came from, for messages; `capture` are switch ports.
+
+    `lab_kind` is the kind of lab that its names and bounds are for; None: either. `probe` None: no probes.
+    """
+
+    name: str
+    seed: int
+    needs: tuple[Need, ...]
+    workload: Workload
+    faults: tuple[Fault, ...]
+    expectations: tuple[Expectation, ...]
+    source: str
+    capture: tuple[str, ...] = ()
+    lab_kind: Literal["soft", "rack"] | None = None
+    stops: tuple[Condition, ...] = ()
+    probe: ProbeSpec | None = None
+
+
+class _LabFile(Section, frozen=True, kw_only=True):
+    kind: Literal["soft", "rack"] | None = None
+    needs: tuple[str, ...] = ()
+
+
+class _FaultFile(Section, frozen=True, kw_only=True):
+    kind: str
+    target: str | tuple[str, ...]
+    at: str | tuple[str, str]
+    duration: str = msgspec.field(name="for")
+    id: str | None = None
+    parameters: dict[str, Scalar] = msgspec.field(name="set", default_factory=dict)
+
+
+class _CaptureFile(Section, frozen=True, kw_only=True):
+    ports: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
+class _ProbeFile(Section, frozen=True, kw_only=True):
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 0.5
+    qps: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+
+
+class _ExpectFile(Section, frozen=True, kw_only=True):
+    metric: str
+    min: str | int | float | None = None
+    max: str | int | float | None = None
+    equals: Scalar | None = None
+
+
+class _StopFile(Section, frozen=True, kw_only=True):
+    metric: str
+    min: str | int | float | None = None
+    max: str | int | float | None = None
+    duration: str = msgspec.field(name="for", default="0s")
+    verdict: Literal["FAIL", "INCONCLUSIVE"] = "FAIL"
+
+
+class _ExperimentFile(Section, frozen=True, kw_only=True):
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9.-]{0,62}$")]
+    workload: dict[str, Any]
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 1
+    lab: _LabFile = msgspec.field(default_factory=_LabFile)
+    capture: _CaptureFile | None = None
+    probe: _ProbeFile | None = None
+    faults: tuple[_FaultFile, ...] = ()
+    stop: tuple[_StopFile, ...] = ()
+    expect: tuple[_ExpectFile, ...] = ()
+
+
+_LONGEST_ID = 63
+"""Characters of a fault's id: `capture-<id>.pcapng` has to be a file name, and an id is a column of reports."""
+
+_KEYS = {
+    "": ("name", "seed", "lab", "workload", "faults", "stop", "expect", "capture", "probe"),
+    "capture": ("ports",),
+    "probe": ("rate", "qps"),
+    "lab": ("kind", "needs"),
+    "faults": ("id", "kind", "target", "at", "for", "set"),
+    "stop": ("metric", "min", "max", "for", "verdict"),
+    "expect": ("metric", "min", "max", "equals"),
+}
+
+
+def load(path: Path) -> Experiment:
+    """Read an experiment file.
+
+    Raises:
+        ConfigError: not readable, not TOML, or something in it makes no sense; with the path of it.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; name an experiment file (TOML)") from error
+    return decode(content, source=str(path))
+
+
+def decode(content: bytes, *, source: str) -> Experiment:
+    """Decode the bytes of an experiment file; `source` is what messages call it.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    try:
+        raw = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: not TOML: {error}") from error
+    parsed = convert(raw, _ExperimentFile, source, keys=_KEYS)
+    faults = _faults(parsed.faults, source)
+    return Experiment(
+        name=parsed.name,
+        seed=parsed.seed,
+        lab_kind=parsed.lab.kind,
+        needs=tuple(
+            read(parse_need, text, source, f"lab.needs[{index}]") for index, text in enumerate(parsed.lab.needs)
+        ),
+        workload=workload_of(parsed.workload, source),
+        faults=faults,
+        expectations=tuple(
+            _expectation(item, f"expect[{index}]", source, faults) for index, item in enumerate(parsed.expect)
+        ),
+        source=source,
+        capture=parsed.capture.ports if parsed.capture else (),
+        probe=ProbeSpec(duration_s=_PROBED_S, per_s=parsed.probe.rate, qps=parsed.probe.qps) if parsed.probe else None,
+        stops=tuple(_stop(item, f"stop[{index}]", source, faults) for index, item in enumerate(parsed.stop)),
+    )
+
+
+def _faults(items: tuple[_FaultFile, ...], source: str) -> tuple[Fault, ...]:
+    seen: dict[str, str] = {}
+    faults = []
+    for index, item in enumerate(items):
+        path = f"faults[{index}]"
+        fault = _fault(item, path, source, _fault_id(item, seen))
+        if fault.id in seen:
+            raise fail(source, f"{path}.id", f'"{fault.id}" is also the id of {seen[fault.id]}; choose another')
+        seen[fault.id] = path
+        faults.append(fault)
+    return tuple(faults)
+
+
+def _fault_id(item: _FaultFile, seen: dict[str, str]) -> str:
+    if item.id is not None:
+        return item.id
+    number = 1
+    while (candidate := item.kind if number == 1 else f"{item.kind}-{number}") in seen:
+        number += 1
+    return candidate
+
+
+def _fault(item: _FaultFile, path: str, source: str, fault_id: str) -> Fault:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", fault_id):
+        raise fail(source, f"{path}.id", f'"{fault_id}" must be lower-case letters, digits, dots and dashes')
+    if len(fault_id) > _LONGEST_ID:
+        said = f"has {len(fault_id)} characters, and at most {_LONGEST_ID} fit; files of the run are named by it"
+        raise fail(source, f"{path}.id", f'"{fault_id[:16]}..." {said}: shorten it')
+    if f"recovery.{fault_id}" in METRICS:
+        raise fail(source, f"{path}.id", f"recovery.{fault_id} is a metric of its own; call the fault something else")
+    targets = (item.target,) if isinstance(item.target, str) else item.target
+    if not targets:
+        raise fail(source, f"{path}.target", "an empty list: name at least one target")
+    bounds = (item.at, item.at) if isinstance(item.at, str) else item.at
+    earliest, latest = (read(parse_duration_ns, text, source, f"{path}.at") for text in bounds)
+    if latest < earliest:
+        raise fail(source, f"{path}.at", f"the range ends ({bounds[1]}) before it begins ({bounds[0]})")
+    return Fault(
+        id=fault_id,
+        kind=item.kind,
+        targets=targets,
+        at_earliest_ns=earliest,
+        at_latest_ns=latest,
+        duration_ns=positive(parse_duration_ns, item.duration, source, f"{path}.for"),
+        parameters=dict(item.parameters),
+    )
+
+
+def _stop(item: _StopFile, path: str, source: str, faults: tuple[Fault, ...]) -> Condition:
+    if not faults:
+        raise fail(source, path, "stop conditions are looked at while faults are on, and this experiment has none")
+    one_of(item.metric, tuple(STOP_METRICS), source, f"{path}.metric")
+    metric = STOP_METRICS[item.metric]
+    given = {"min": item.min, "max": item.max}
+    if given[metric.bound] is None or sum(value is not None for value in given.values()) > 1:
+        raise fail(source, path, f"{metric.name} is bounded by {metric.bound} alone")
+    bound = _bound(given[metric.bound], metric, f"{path}.{metric.bound}", source)
+    lasting_ns = read(parse_duration_ns, item.duration, source, f"{path}.for")
+    return Condition(metric=metric, bound=bound or 0.0, for_ns=lasting_ns, verdict=Verdict(item.verdict))
+
+
+def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault, ...]) -> Expectation:
+    ids = [fault.id for fault in faults]
+    metric = lookup(item.metric, ids)
+    if metric is None:
+        near = nearest(item.metric, ids)
+        hint = f"; did you mean {near}?" if near else ""
+        raise fail(source, f"{path}.metric", f'no metric "{item.metric}"{hint}')
+    if item.equals is not None and (item.min is not None or item.max is not None):
+        raise fail(source, path, "equals stands alone; drop min and max")
+    if item.equals is None and item.min is None and item.max is None:
+        raise fail(source, path, "no bound: give min, max or equals")
+    if metric.unit == "host" and not isinstance(item.equals, str):
+        raise fail(source, path, f'{metric.name} is a name: write equals = "host3"')
+    if item.equals is not None and metric.is_noisy:
+        raise fail(source, f"{path}.equals", f"{metric.name} never comes out the same twice; give min, max or both")
+    minimum = _bound(item.min, metric, f"{path}.min", source)
+    maximum = _bound(item.max, metric, f"{path}.max", source)
+    if minimum is not None and maximum is not None and minimum > maximum:
+        raise fail(source, path, f"min ({item.min}) is above max ({item.max}): no value fits; swap or correct them")
+    return Expectation(metric=metric, minimum=minimum, maximum=maximum, equals=item.equals)
+
+
+def _bound(value: str | float | None, metric: Metric | StopMetric, path: str, source: str) -> float | None:
+    """A bound in the metric's unit: "3s" for a time, a bare number for all others."""
+    if value is None:
+        return None
+    if metric.unit == "s":
+        if not isinstance(value, str):
+            raise fail(source, path, f'a time needs its unit: write "{value}s" if seconds are meant')
+        return read(parse_duration_ns, value, source, path) / 1e9
+    if isinstance(value, str):
+        raise fail(source, path, f"{metric.name} is a plain number ({metric.unit}); drop the quotes and the unit")
+    return float(value) if metric.unit != "count" else value

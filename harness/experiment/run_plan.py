@@ -1,0 +1,112 @@
+"""From experiment and seed to the plan of one run: `plan.json`, byte-identical for the same inputs.
+
+The seed decides everything the file leaves open, and nothing else may:
+
+- a fault's `target` is a list: which one;
+- a fault's `at` is a range: when, to the millisecond, evenly over the range, both ends included;
+- each fault's own `seed`, from which the injector draws (which packets `packet.drop` takes, for one).
+
+Every draw is SHA-256 over `<seed>/<fault id>/<what>`, so it depends on no library's generator, and adding or
+moving one fault leaves the draws of the others as they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+from harness.experiment.experiment_file import Experiment, Fault, Scalar
+
+__all__ = ["Plan", "PlannedFault", "decode", "encode", "plan"]
+
+_MS = 1_000_000
+
+
+class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault with everything decided. `at_ns` counts from the workload's start; `seed` is 31 bits wide."""
+
+    id: str
+    kind: str
+    target: str
+    at_ns: int
+    duration_ns: int
+    seed: int
+    parameters: dict[str, Scalar]
+
+
+class PlannedProbes(msgspec.Struct, frozen=True, kw_only=True):
+    """Datagrams beside the workload: `per_s` a second on each of `qps` queue pairs between two RNICs."""
+
+    per_s: float
+    qps: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """`plan.json`. `inventory` is the SHA-256 of the inventory file, `faultbed` the version that planned."""
+
+    schema: Literal[1] = 1
+    faultbed: str
+    experiment: str
+    seed: int
+    inventory: str
+    workload: dict[str, Any]
+    faults: tuple[PlannedFault, ...]
+    capture: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Switch ports whose packets are kept; not in the file when there are none."""
+    probe: PlannedProbes | msgspec.UnsetType = msgspec.UNSET
+    """Not in the file when there are none."""
+
+
+def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: str, version: str) -> Plan:
+    """Decide what one run does. `seed` overrides the file's own.
+
+    Faults come out in the order in which they happen; those of one moment in the order of the file.
+    """
+    chosen = experiment.seed if seed is None else seed
+    faults = sorted((_decide(fault, chosen) for fault in experiment.faults), key=lambda fault: fault.at_ns)
+    return Plan(
+        faultbed=version,
+        experiment=experiment.name,
+        seed=chosen,
+        inventory=inventory_digest,
+        workload=msgspec.json.decode(msgspec.json.encode(experiment.workload)),  # as it is read again
+        faults=tuple(faults),
+        capture=experiment.capture or msgspec.UNSET,
+        probe=PlannedProbes(per_s=probe.per_s, qps=probe.qps) if (probe := experiment.probe) else msgspec.UNSET,
+    )
+
+
+def encode(decided: Plan) -> bytes:
+    """`plan.json` as bytes: sorted keys, two spaces, one newline at the end."""
+    content = msgspec.json.encode(decided, order="sorted")
+    return msgspec.json.format(content, indent=2) + b"\n"
+
+
+def decode(content: bytes) -> Plan:
+    """Read `plan.json`.
+
+    Raises:
+        msgspec.ValidationError: not a plan of schema 1.
+    """
+    return msgspec.json.decode(content, type=Plan)
+
+
+def _draw(seed: int, fault_id: str, what: str, choices: int) -> int:
+    """A number in [0, choices). The modulo's bias is below 2**-190 for any number of choices we have."""
+    digest = hashlib.sha256(f"{seed}/{fault_id}/{what}".encode()).digest()
+    return int.from_bytes(digest, "big") % choices
+
+
+def _decide(fault: Fault, seed: int) -> PlannedFault:
+    steps = (fault.at_latest_ns - fault.at_earliest_ns) // _MS + 1
+    return PlannedFault(
+        id=fault.id,
+        kind=fault.kind,
+        target=fault.targets[_draw(seed, fault.id, "target", len(fault.targets))],
+        at_ns=fault.at_earliest_ns + _draw(seed, fault.id, "at", steps) * _MS,
+        duration_ns=fault.duration_ns,
+        seed=_draw(seed, fault.id, "seed", 1 << 31),
+        parameters=fault.parameters,
+    )

@@ -1,0 +1,57 @@
+"""What a workload has done so far, in words: for whoever looks at a test that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from testbed.errors import FaultbedError
+from traffic.engine.running_traffic import Running
+
+__all__ = ["told"]
+
+_LONGEST = 3
+
+
+def told(running: Running[Any]) -> str:
+    """Outcome, the longest iterations with where each rank spent them, lost queue pairs; where ranks are that go on."""
+    return "\n".join(_lines(running))
+
+
+def _lines(running: Running[Any]) -> Iterator[str]:
+    state = running.outcome if running.is_over else "not over"
+    yield f"{running.plan.what}: {state}{f', {running.failure}' if running.failure else ''}"
+    begun_ns = running.started_ns
+    by_index: dict[int, list[Any]] = {}
+    for event in list(running.events):
+        if event.name == "iteration":
+            by_index.setdefault(event.message["index"], []).append(event)
+    if by_index:
+        yield f"{len(by_index)} iterations; the longest:"
+    lengths = {
+        index: max(one.message["end_ns"] for one in events) - min(one.message["start_ns"] for one in events)
+        for index, events in by_index.items()
+    }
+    for index in sorted(lengths, key=lambda index: -lengths[index])[:_LONGEST]:
+        events = by_index[index]
+        at_s = (min(one.message["start_ns"] for one in events) - begun_ns) / 1e9
+        yield f"  {index}, at {at_s:.1f} s, {lengths[index] / 1e9:.2f} s: {'; '.join(_rank(one) for one in events)}"
+    for error in running.qp_errors:
+        at_s = (error.time_ns - begun_ns) / 1e9
+        yield f"  QP lost at {at_s:.1f} s: {error.endpoint} to {error.peer}, {error.status}"
+    for rebuild in running.rebuilds:
+        yield f"  QP made again: {rebuild.src} to {rebuild.dst}, {rebuild.attempts} attempts, after {rebuild.reason}"
+    if not running.is_over:
+        try:
+            flights = running.dump()
+        except FaultbedError as error:
+            yield f"  nobody says where the ranks are: {error}"
+            return
+        for flight in flights.values():
+            yield f"  rank {flight.rank} on {flight.endpoint}: {flight.standing}"
+
+
+def _rank(event: Any) -> str:
+    parts = {name: event.message.get(f"{name}_ns", 0) / 1e9 for name in ("ingest", "compute", "wait", "comm")}
+    said = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items() if seconds >= 0.005)  # noqa: PLR2004
+    return f"{event.message['task']} {said or 'no time'} s"

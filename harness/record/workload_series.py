@@ -1,0 +1,106 @@
+"""What traffic measured, in the words of `measurements.json`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.record.measurements import Connection, Iteration, Rank, RankSeries, Sample, Serving, Summary
+from traffic.engine.run_results import Sample as TrafficSample
+from traffic.flows.flow_run import FlowsResult
+from traffic.probes.ecmp_entropy import sport_of
+from traffic.workloads.collective import CollectiveResult
+from traffic.workloads.inference import InferenceResult
+from traffic.workloads.ranks_result import RanksResult
+
+__all__ = ["Result", "connections_of", "ranks_of", "series_of", "serving_of", "summary_of"]
+
+Result = FlowsResult | RanksResult
+
+_GIGABITS = 8.0
+"""nccl-tests counts in GB/s, the report in Gb/s."""
+
+
+def ranks_of(result: Result | None) -> tuple[Rank, ...]:
+    """The ranks of a workload; those of flows are their ends, sources first."""
+    return tuple(
+        Rank(rank=index, host=name.partition(":")[0], rnic=name.partition(":")[2])
+        for index, name in enumerate(_endpoints(result))
+    )
+
+
+def series_of(result: Result | None) -> tuple[RankSeries, ...]:
+    """Samples and iterations by rank."""
+    return tuple(
+        RankSeries(
+            rank=index,
+            samples=tuple(
+                Sample(t_ns=item.start_ns, bytes=item.size_bytes) for item in _samples(result) if item.endpoint == name
+            ),
+            iterations=_iterations(result, index),
+        )
+        for index, name in enumerate(_endpoints(result))
+    )
+
+
+def connections_of(
+    result: Result | None, paths: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]
+) -> tuple[Connection, ...]:
+    """The queue pairs of a workload; `paths` of data and of ACKs by index of the connection."""
+    return tuple(
+        Connection(
+            src=item.src,
+            dst=item.dst,
+            lqpn=item.lqpn,
+            rqpn=item.rqpn,
+            udp_sport=sport_of(item),
+            path=paths.get(item.index, ((), ()))[0],
+            ack_path=paths.get(item.index, ((), ()))[1],
+        )
+        for item in (result.connections if result else ())
+    )
+
+
+def summary_of(result: Result | None) -> Summary:
+    """Bandwidths of a collective that finished at least one operation."""
+    if not isinstance(result, CollectiveResult) or not result.iterations_completed:
+        return Summary()
+    return Summary(algbw_gbps=result.algbw_gbytes_per_s * _GIGABITS, busbw_gbps=result.busbw_gbytes_per_s * _GIGABITS)
+
+
+def serving_of(result: Result | None) -> Serving | None:
+    """Times to tokens of an inference job."""
+    if not isinstance(result, InferenceResult):
+        return None
+    return Serving(
+        ttft_ns=result.ttft_ns,
+        tpot_ns=result.tpot_ns,
+        slo_attainment=result.slo_attainment if result.spec.slo_ttft_ms or result.spec.slo_tpot_ms else None,
+    )
+
+
+def _endpoints(result: Result | None) -> tuple[str, ...]:
+    if result is None:
+        return ()
+    return result.ranks
+
+
+def _samples(result: Result | None) -> tuple[TrafficSample, ...]:
+    return result.samples if result else ()
+
+
+def _iterations(result: Result | None, rank: int) -> tuple[Iteration, ...]:
+    if result is None or isinstance(result, FlowsResult):
+        return ()
+    return tuple(
+        Iteration(
+            index=item.index,
+            start_ns=item.start_ns,
+            compute_ns=item.compute_ns,
+            comm_ns=item.comm_ns - item.wait_ns,
+            wait_ns=item.wait_ns,
+            wrong=item.wrong_elements,
+            ingest_ns=item.ingest_ns,
+            checkpoint_ns=item.checkpoint_ns,
+        )
+        for item in result.iterations[rank]
+    )

@@ -1,0 +1,1 @@
+"""Two runs of one experiment side by side: the comparison and its page."""

@@ -1,0 +1,161 @@
+"""Two runs of one experiment beside each other: another firmware, another configuration, the same seed. Pure.
+
+Each performance has the ratio B over A with its 99 % interval, and it is *worse* or *better* only when the whole
+interval says so; everything else is *no difference shown*, with how large one could hide in it. Job time is compared
+over the iterations that both finished. A recovery happened once in each run: one of each says nothing about the next.
+What differs from run to run anyhow is not in one pair: give the lab's noise floor (`harness.analysis.noise`) where it
+is known, and the intervals of what it knows (job time, and what follows from it: goodput, `jct_ratio`; the time of a
+collective, and with it `busbw.mean`) are widened by it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from harness import confidence
+from harness.analysis.intervals import disturbed, iteration_times
+from harness.analysis.noise import NoiseFloor
+from harness.analysis.observations import Observation
+from harness.analysis.observe import Observed, observe
+from harness.analysis.timeline import finished_iterations
+from harness.confidence import Interval
+from harness.experiment.metrics import METRICS, lookup
+from harness.experiment.run_plan import Plan
+from harness.record.measurements import Measurements
+from harness.report.comparison.differences import of_plans, words
+
+__all__ = ["HIGHER_IS_BETTER", "Row", "Says", "compare", "differences"]
+
+Says = Literal["better", "worse", "no difference shown", "not comparable"]
+HIGHER_IS_BETTER = frozenset(
+    {"goodput.mean", "busbw.mean", "goodput_min_ratio", "iterations", "ettr", "slo_attainment"}
+)
+"""Of all others less is better."""
+_FLOOR = {"job time": "job_time", "goodput.mean": "job_time", "jct_ratio": "job_time", "busbw.mean": "collective"}
+"""Which spread of a noise floor says how much a metric differs from run to run: a rate as the time that it is over."""
+_RUNS = {"jct_ratio": 4}
+"""Runs that a ratio of two such values rests on, each with its own noise; two, but a twin each for `jct_ratio`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One metric of both runs; `ratio` is B over A, None where there is none.
+
+    `own` is what the two runs say by themselves; `interval`, which decides, is that widened by the lab's noise floor.
+    """
+
+    metric: str
+    unit: str
+    a: float | str | None
+    b: float | str | None
+    ratio: float | None
+    interval: Interval | None
+    says: Says
+    why: str
+    own: Interval | None = None
+
+
+def differences(a: Plan, b: Plan) -> tuple[str, ...]:
+    """What makes two runs more than one change apart, in words; nothing: same experiment, seed, faults and lab."""
+    return words(of_plans(a, b))
+
+
+def compare(a: Measurements, b: Measurements, *, floor: NoiseFloor | None = None) -> tuple[Row, ...]:
+    """B against A, the job's time first."""
+    seen_a, seen_b = observe(a), observe(b)
+    rows = [_job_time(a, b, seen_a, seen_b, floor)]
+    for name, left in seen_a.metrics.items():
+        right = seen_b.metrics.get(name)
+        if right is not None and not (left.value is None and right.value is None):
+            metric = METRICS.get(name) or lookup(name, seen_a.impacts)
+            rows.append(_row(name, metric.unit if metric else "s", left, right, floor))
+    return tuple(rows)
+
+
+def _job_time(a: Measurements, b: Measurements, seen_a: Observed, seen_b: Observed, floor: NoiseFloor | None) -> Row:
+    count = min(finished_iterations(a.series), finished_iterations(b.series))
+    if count == 0:
+        why = "no iteration that both runs finished"
+        return Row(
+            metric="job time", unit="s", a=None, b=None, ratio=None, interval=None, says="not comparable", why=why
+        )
+    times_a, times_b = iteration_times(a.series, count), iteration_times(b.series, count)
+    interval = confidence.total_ratio(
+        times_b,
+        times_a,
+        quiet=~disturbed(b, seen_b.impacts, times_b),
+        quiet_control=~disturbed(a, seen_a.impacts, times_a),
+        before=0,
+    )
+    own, interval = interval, _widened("job time", interval, floor)
+    ratio = float(times_b.sum() / times_a.sum())
+    return Row(
+        metric="job time",
+        unit="s",
+        a=float(times_a.sum()) / 1e9,
+        b=float(times_b.sum()) / 1e9,
+        ratio=ratio,
+        interval=interval,
+        says=_says("job time", interval),
+        why=f"the first {count} iterations; " + (str(interval) if interval else "too few to know their noise"),
+        own=own,
+    )
+
+
+def _row(name: str, unit: str, left: Observation, right: Observation, floor: NoiseFloor | None) -> Row:
+    row = Row(
+        metric=name,
+        unit=unit,
+        a=left.value,
+        b=right.value,
+        ratio=None,
+        interval=None,
+        says=_same(left, right),
+        why=right.detail,
+    )
+    if not (isinstance(left.value, int | float) and isinstance(right.value, int | float) and left.value > 0):
+        return row
+    ratio = float(right.value) / float(left.value)
+    if _once(left) or _once(right):
+        return replace(row, ratio=ratio, why="it happened once in each run; only repeats can compare it")
+    if not (left.interval and right.interval) or left.censored or right.censored:
+        return replace(row, ratio=ratio)
+    if math.inf in (left.interval.high, right.interval.high):
+        return replace(row, ratio=ratio, why="too few values for an upper end of the interval")
+    own = confidence.ratio_interval(right.interval, left.interval, ratio)
+    interval = _widened(name, own, floor)
+    why = str(interval) if interval else "one of the intervals reaches to 0"
+    return replace(row, ratio=ratio, interval=interval, own=own, says=_says(name, interval), why=why)
+
+
+def _widened(name: str, interval: Interval | None, floor: NoiseFloor | None) -> Interval | None:
+    """The same interval with what runs differ by anyhow, where the lab's floor knows it."""
+    spread = floor.spreads.get(_FLOOR.get(name, "")) if floor else None
+    if interval is None or spread is None:
+        return interval
+    source = f"the lab's noise floor of {spread.runs} fault-free runs"
+    return confidence.widened(
+        interval, math.sqrt(_RUNS.get(name, 2)) * spread.log_sd, freedom=spread.runs - 1, source=source
+    )
+
+
+def _once(one: Observation) -> bool:
+    """Whether its interval is what the measurement resolves, and not how much it differs from time to time."""
+    return one.interval is not None and one.interval.level == 1
+
+
+def _same(left: Observation, right: Observation) -> Says:
+    """Counts and names that are alike differ in nothing; two counts that are not say nothing without repeats."""
+    return "no difference shown" if left.value == right.value else "not comparable"
+
+
+def _says(name: str, interval: Interval | None) -> Says:
+    if interval is None:
+        return "not comparable"
+    if interval.low > 1:
+        return "better" if name in HIGHER_IS_BETTER else "worse"
+    if interval.high < 1:
+        return "worse" if name in HIGHER_IS_BETTER else "better"
+    return "no difference shown"

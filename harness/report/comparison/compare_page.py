@@ -1,0 +1,177 @@
+"""The page of a comparison: two finished runs in one HTML file that works offline, made from their directories alone.
+
+Nothing is measured here: `harness.report.comparison.compare` has the numbers, `harness.report.comparison.compared_runs`
+what stands beside what. The looks and the rules are those of the report of one run (`harness.report.page`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.analysis import link_load
+from harness.analysis.link_load import Fan, Layer, LinkLoad
+from harness.analysis.observe import observe
+from harness.record.rundir import RunDir
+from harness.report import page, summary
+from harness.report.comparison import compare_plots, compared_runs, differences, forest
+from harness.report.comparison.compare import Row
+from harness.report.comparison.compared_runs import RecoveryPair, Side
+from harness.report.plots import fault_bands
+from harness.report.plots.recovery_bars import PhaseBar
+from harness.verdict import VerdictFile
+from testbed.errors import UsageError
+
+__all__ = ["default_path", "render", "render_html"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loads:
+    """The links of one run; `most` is what the fullest carried, one way."""
+
+    most: int
+    layers: tuple[Layer, ...]
+    fans: tuple[Fan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RecoveryView:
+    """A fault's recoveries with its number and colour."""
+
+    number: int
+    colour: str
+    pair: RecoveryPair
+    what: str
+    phases: tuple[tuple[str, PhaseBar | None, PhaseBar | None], ...]
+    bounded: bool
+
+
+def default_path(a: RunDir, b: RunDir) -> Path:
+    """Where the page goes unless told otherwise: into B's directory, by A's name."""
+    return b.path / f"compare-with-{a.path.resolve().name}.html"
+
+
+def render(a: RunDir, b: RunDir, rows: Sequence[Row], out: Path) -> Path:
+    """Write the page to `out` and return it; `rows` are those of `harness.report.comparison.compare`.
+
+    Raises:
+        UsageError: a file of one of the runs cannot be read, or `out` cannot be written.
+    """
+    html = render_html(a, b, rows)
+    try:
+        out.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out}: {error.strerror or error}; choose another place with --html") from error
+    return out
+
+
+def render_html(a: RunDir, b: RunDir, rows: Sequence[Row]) -> str:
+    """The page as text."""
+    one, two = _side("A", a), _side("B", b)
+    checks = compared_runs.check_pairs(one.verdict.checks, two.verdict.checks)
+    decided = [row for row in rows if row.interval is not None]
+    rest = [row for row in rows if row.interval is None]
+    return (
+        page.environment()
+        .get_template("compare.html.j2")
+        .render(
+            sides=(one, two),
+            a=one,
+            b=two,
+            headline=compared_runs.headline(rows),
+            sentence=compared_runs.told(one, two, rows, checks),
+            workload=summary.describe_workload(one.run),
+            facts=_facts(one, two, rows, checks),
+            plans=differences.of_plans(one.plan, two.plan),
+            labs=differences.of_labs(one.run, two.run),
+            environments=differences.of_environments(a.read_environment(), b.read_environment()),
+            unlike_lines=compared_runs.unlike_lines(one, two),
+            decided=forest.forest(decided),
+            once=forest.forest(rest),
+            bare=[row for row in rest if row.ratio is None],
+            floored=any(row.own != row.interval for row in rows),
+            goodput=page.markup(compare_plots.goodput_chart(one, two)),
+            aligned=compare_plots.aligned(one, two),
+            recoveries=_recoveries(one, two),
+            checks=checks,
+            **_loads(one, two),
+        )
+    )
+
+
+def _side(letter: str, run: RunDir) -> Side:
+    measured = run.read_measurements()
+    return Side(
+        letter=letter,
+        name=run.path.resolve().name,
+        run=measured,
+        observed=observe(measured),
+        verdict=run.read_verdict(),
+        plan=run.read_plan(),
+        experiment=run.read_experiment().decode(errors="replace"),
+    )
+
+
+def _facts(
+    a: Side, b: Side, rows: Sequence[Row], checks: Sequence[compared_runs.CheckPair]
+) -> list[tuple[str, str, str]]:
+    """The tiles under the headline: (name, value, origin)."""
+    tiles = [("verdict, A then B", f"{a.verdict.verdict} → {b.verdict.verdict}", _states(a.verdict, b.verdict))]
+    by_name = {row.metric: row for row in rows}
+    for name, label in (("job time", "job time, B over A"), ("goodput.mean", "mean goodput, B over A")):
+        row = by_name.get(name)
+        if row is not None and row.ratio is not None:
+            said = "no interval" if row.interval is None else f"{row.interval.low:.3f} to {row.interval.high:.3f}"
+            tiles.append((label, f"{row.ratio:.3f}", f"{said}: {row.says}"))
+    for name, label in (("recovery.total", "worst recovery, A then B"), ("dip", "deepest dip, A then B")):
+        row = by_name.get(name)
+        if row is not None:
+            values = (summary.format_value(value, row.unit) for value in (row.a, row.b))
+            tiles.append((label, " → ".join(values), "once in each run" if row.interval is None else row.says))
+    changed = sum(pair.changed for pair in checks)
+    tiles.append(("checks that came out otherwise", f"{changed} of {len(checks)}", "from both verdict.json"))
+    return tiles
+
+
+def _states(a: VerdictFile, b: VerdictFile) -> str:
+    return f"lab afterwards {a.lab_state} and {b.lab_state}"
+
+
+def _recoveries(a: Side, b: Side) -> list[_RecoveryView]:
+    views = []
+    for index, pair in enumerate(compared_runs.recovery_pairs(a, b)):
+        fault = pair.a.fault or pair.b.fault
+        if fault is None:
+            continue
+        views.append(
+            _RecoveryView(
+                number=index + 1,
+                colour=fault_bands.colour(fault, index),
+                pair=pair,
+                what=f"{fault.plan.kind} on {fault.plan.target}",
+                phases=pair.phases,
+                bounded=any(one is not None and one.bound_s is not None for _, *both in pair.phases for one in both),
+            )
+        )
+    return views
+
+
+def _loads(a: Side, b: Side) -> Mapping[str, Any]:
+    """What the table of links shows."""
+    both = [link_load.link_loads(side.run) for side in (a, b)]
+    loads = [
+        _Loads(
+            most=max((way.size_bytes or 0 for one in found for way in (one.up, one.down)), default=0),
+            layers=link_load.layers(found, side.run.topology),
+            fans=link_load.fans(found, side.run.topology),
+        )
+        for side, found in zip((a, b), both, strict=True)
+    ]
+    return {"loads": loads, "load_pairs": compared_runs.load_pairs(*_as_two(both))}
+
+
+def _as_two(both: Sequence[Sequence[LinkLoad]]) -> tuple[Sequence[LinkLoad], Sequence[LinkLoad]]:
+    first, second = both
+    return first, second

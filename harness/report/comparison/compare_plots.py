@@ -1,0 +1,134 @@
+"""The chart of a comparison: goodput of both runs on one axis, from the first firing of a fault on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from harness.report.comparison.compared_runs import Side, origin_ns
+from harness.report.plots import fault_bands
+from harness.report.plots.charts import GOODPUT, INK, LINE, OTHER, STYLE, Band, Chart, bare, svg, twice
+from harness.report.plots.goodput_plot import healthy_line, rolled
+from harness.report.plots.thinning import extremes, spans
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["aligned", "goodput_chart"]
+
+_LANE_IN = 0.22
+_COLOURS = (GOODPUT, OTHER)
+
+
+def aligned(a: Side, b: Side) -> bool:
+    """Whether both runs have a first fault to be aligned at; else they begin together."""
+    return origin_ns(a) is not None and origin_ns(b) is not None
+
+
+@mpl.rc_context(STYLE)
+def goodput_chart(a: Side, b: Side) -> Chart | None:
+    """Rolling goodput of all ranks of A and B; below it, a lane for each run's faults. None without samples of both."""
+    if any(side.observed.goodput is None or not len(side.observed.goodput.bytes) for side in (a, b)):
+        return None
+    origins = [_origin_s(side, at_fault=aligned(a, b)) for side in (a, b)]
+    bands = [_bands(side, origin) for side, origin in zip((a, b), origins, strict=True)]
+    ends = [
+        ((side.run.t0_ns / 1e9) - origin, (side.run.end_ns / 1e9) - origin)
+        for side, origin in zip((a, b), origins, strict=True)
+    ]
+
+    def draw(width: float, *, narrow: bool) -> str:
+        height = 2.2 if narrow else 2.8
+        lanes = [one for one in bands if one]
+        figure = Figure(figsize=(width, height + _LANE_IN * len(lanes) + 0.5))
+        heights = [height, *[_LANE_IN] * len(lanes)]
+        rows = figure.subplots(
+            len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights, "hspace": 0.12}
+        )[:, 0]
+        _lines(rows[0], (a, b), origins, narrow=narrow)
+        for axes, letter, lane in zip(
+            rows[1:], [letter for letter, one in zip("AB", bands, strict=True) if one], lanes, strict=True
+        ):
+            _lane(axes, letter, lane)
+        if aligned(a, b):
+            for axes in rows:
+                axes.axvline(0, color=INK, linewidth=0.8, zorder=1)
+        rows[-1].set_xlim(min(start for start, _ in ends), max(end for _, end in ends))
+        for axes in rows[:-1]:
+            axes.tick_params(axis="x", labelbottom=False, length=0)
+        since = "the first fault fired" if aligned(a, b) else "the workload's start"
+        rows[-1].set_xlabel(f"seconds since {since}, in each run")
+        return svg(figure, f"compare-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.1)
+
+    return twice(draw)
+
+
+def _origin_s(side: Side, *, at_fault: bool) -> float:
+    fired = origin_ns(side) if at_fault else None
+    return (side.run.t0_ns if fired is None else fired) / 1e9
+
+
+def _bands(side: Side, origin_s: float) -> list[Band]:
+    """The windows of a run's faults in seconds since its origin."""
+    shift = side.run.t0_ns / 1e9 - origin_s
+    found = [fault_bands.band(side.run, fault, index) for index, fault in enumerate(side.run.faults)]
+    return [
+        Band(start_s=one.start_s + shift, end_s=one.end_s + shift, number=one.number, colour=one.colour)
+        for one in found
+        if one is not None
+    ]
+
+
+def _lines(axes: Axes, sides: Sequence[Side], origins: Sequence[float], *, narrow: bool) -> None:
+    top, stroke = 0.0, 0.9 if narrow else 1.8
+    for side, origin, colour in zip(sides, origins, _COLOURS, strict=True):
+        whole = side.observed.goodput
+        if whole is None:
+            continue
+        rates = rolled(whole, side.observed)
+        times = (whole.t0_ns + (np.arange(len(rates)) + 0.5) * whole.step_ns) / 1e9 - origin
+        # Colour and stroke: neither alone has to tell them apart.
+        drawn = extremes(rates, spans(narrow=narrow))
+        axes.plot(
+            times[drawn],
+            rates[drawn],
+            color=colour,
+            linewidth=stroke,
+            linestyle="-" if side.letter == "A" else (0, (5, 1.4)),
+        )
+        healthy = healthy_line(whole, side.observed)
+        if healthy is not None:
+            drawn = extremes(healthy, spans(narrow=narrow))
+            axes.plot(times[drawn], healthy[drawn], color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
+        top = max(top, float(rates.max(initial=0)))
+    axes.set_ylim(0, top * 1.12 or 1.0)
+    axes.set_ylabel("Mb/s, all ranks")
+    axes.yaxis.grid(visible=True, color=LINE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    bare(axes)
+    axes.spines["bottom"].set_visible(False)
+
+
+def _lane(axes: Axes, letter: str, bands: Sequence[Band]) -> None:
+    """A run's faults as bars with their numbers."""
+    for band in bands:
+        axes.axvspan(band.start_s, band.end_s, ymin=0.12, ymax=0.88, color=band.colour, alpha=0.45, linewidth=0)
+        axes.text(
+            (band.start_s + band.end_s) / 2,
+            0.5,
+            str(band.number),
+            ha="center",
+            va="center",
+            fontsize=8.5,
+            fontweight="bold",
+            color=INK,
+        )
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0.5], [letter])
+    bare(axes)
+    if letter == "A":
+        axes.spines["bottom"].set_visible(False)

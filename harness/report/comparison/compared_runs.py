@@ -1,0 +1,228 @@
+"""Two finished runs beside each other, as the page of a comparison shows them. Pure.
+
+A and B are matched by name: a fault by its id, a check and a link by theirs. What only one of them has stays, alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.analysis.link_load import LinkLoad
+from harness.analysis.observe import Observed
+from harness.analysis.timeline import Impact
+from harness.experiment.run_plan import Plan
+from harness.record.measurements import FaultRun, Measurements
+from harness.report.comparison.compare import Row
+from harness.report.plots.recovery_bars import (
+    PhaseBar,
+    RecoveryBar,
+    phase_bars,
+    phases_reach_ns,
+    reach_ns,
+    recovery_bar,
+    recovery_check,
+)
+from harness.verdict import Check, VerdictFile
+
+__all__ = [
+    "CheckPair",
+    "LoadPair",
+    "Recovery",
+    "RecoveryPair",
+    "Side",
+    "check_pairs",
+    "headline",
+    "load_pairs",
+    "origin_ns",
+    "recovery_pairs",
+    "told",
+    "unlike_lines",
+]
+
+_NAMED = 3
+"""Metrics named in the headline; the table has all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two runs, by its letter, with what its directory holds and what was observed in it."""
+
+    letter: str
+    name: str
+    run: Measurements
+    observed: Observed
+    verdict: VerdictFile
+    plan: Plan
+    experiment: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckPair:
+    """A check of both runs; None: this run does not have it."""
+
+    name: str
+    a: Check | None
+    b: Check | None
+
+    @property
+    def changed(self) -> bool:
+        """Whether its verdict is another one, or only one run has it."""
+        return self.a is None or self.b is None or self.a.verdict != self.b.verdict
+
+    @property
+    def bounds(self) -> tuple[Check, ...]:
+        """Those with a bound, once if both runs ask the same."""
+        found = [one for one in (self.a, self.b) if one is not None and one.bound is not None]
+        return tuple(found[:1] if len({(one.bound, one.rule, one.unit) for one in found}) == 1 else found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How one run recovered from a fault. `impact` None: not measured; the fault may not be in this run at all."""
+
+    fault: FaultRun | None
+    impact: Impact | None
+    bar: RecoveryBar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryPair:
+    """A fault's recoveries on one scale, and the phases of both on one that they share.
+
+    `phases` are (name, in A, in B); None: it was not shown there.
+    """
+
+    fault_id: str
+    a: Recovery
+    b: Recovery
+    phases: tuple[tuple[str, PhaseBar | None, PhaseBar | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPair:
+    """A link in both runs; None: that run's lab has no such link."""
+
+    name: str
+    is_uplink: bool
+    a: LinkLoad | None
+    b: LinkLoad | None
+
+
+def check_pairs(a: Sequence[Check], b: Sequence[Check]) -> tuple[CheckPair, ...]:
+    """Every check of either run: first those whose verdict changed, else in A's order, then what only B has."""
+    mine, other = ({one.name: one for one in checks} for checks in (a, b))
+    pairs = [CheckPair(name=name, a=mine.get(name), b=other.get(name)) for name in dict.fromkeys((*mine, *other))]
+    return tuple(sorted(pairs, key=lambda pair: not pair.changed))
+
+
+def recovery_pairs(a: Side, b: Side) -> tuple[RecoveryPair, ...]:
+    """Every fault of either run. All bars are on one scale; the phases of one fault on another."""
+    ids = tuple(dict.fromkeys(fault.plan.id for side in (a, b) for fault in side.run.faults))
+    reaches = [
+        reach_ns(impact, recovery_check(side.verdict.checks, fault_id))
+        for side in (a, b)
+        for fault_id, impact in side.observed.impacts.items()
+    ]
+    whole_ns = max(reaches, default=1)
+    return tuple(
+        RecoveryPair(
+            fault_id=fault_id,
+            a=_recovery(a, fault_id, whole_ns),
+            b=_recovery(b, fault_id, whole_ns),
+            phases=_phases(a, b, fault_id),
+        )
+        for fault_id in ids
+    )
+
+
+def load_pairs(a: Sequence[LinkLoad], b: Sequence[LinkLoad]) -> tuple[LoadPair, ...]:
+    """Every link of either run, those between switches first."""
+    mine, other = ({one.name: one for one in loads} for loads in (a, b))
+    pairs = [
+        LoadPair(name=name, is_uplink=(mine.get(name) or other[name]).is_uplink, a=mine.get(name), b=other.get(name))
+        for name in dict.fromkeys((*mine, *other))
+    ]
+    return tuple(sorted(pairs, key=lambda pair: not pair.is_uplink))
+
+
+def origin_ns(side: Side) -> int | None:
+    """When the first fault of a run fired; None: none did."""
+    fired = [fault.receipt.fired.first_ns for fault in side.run.faults if fault.receipt is not None]
+    return min((at_ns for at_ns in fired if at_ns is not None), default=None)
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """What B is, in a few words; never more than the intervals say."""
+    by_says: Mapping[str, list[str]] = {
+        says: [row.metric for row in rows if row.says == says] for says in ("worse", "better")
+    }
+    worse, better = by_says["worse"], by_says["better"]
+    if worse and better:
+        return f"B is worse in {_some(worse)}, and better in {_some(better)}"
+    if worse:
+        return f"B is worse in {_some(worse)}"
+    if better:
+        return f"B is better in {_some(better)}"
+    return "No difference shown between A and B"
+
+
+def told(a: Side, b: Side, rows: Sequence[Row], checks: Sequence[CheckPair]) -> str:
+    """The comparison in two or three sentences: job time, verdicts, checks."""
+    parts = []
+    job = next((row for row in rows if row.metric == "job time"), None)
+    if job is not None and job.ratio is not None:
+        parts.append(f"For the same iterations B took {job.ratio:.3f} of A's time{_hidden(job)}.")
+    if a.verdict.verdict == b.verdict.verdict:
+        parts.append(f"Both runs ended {a.verdict.verdict}.")
+    else:
+        parts.append(f"The verdict went from {a.verdict.verdict} to {b.verdict.verdict}.")
+    changed = [pair.name for pair in checks if pair.changed]
+    if changed:
+        parts.append(f"{len(changed)} of {len(checks)} checks came out otherwise: {_some(changed)}.")
+    return " ".join(parts)
+
+
+def unlike_lines(a: Side, b: Side) -> tuple[str, ...]:
+    """The two experiment files, line by line, where they differ (unified diff)."""
+    lines = difflib.unified_diff(a.experiment.splitlines(), b.experiment.splitlines(), "A", "B", lineterm="", n=2)
+    return tuple(lines)
+
+
+def _hidden(job: Row) -> str:
+    """The interval in words; where it shows no difference, how large a one it could hide."""
+    one = job.interval
+    if one is None:
+        return "; there are too few to know their noise"
+    said = f" ({100 * one.level:g} % interval {one.low:.3f} to {one.high:.3f})"
+    if job.says != "no difference shown" or one.low <= 0:
+        return said
+    most = max(one.high - 1, 1 - one.low)
+    return f"{said}, which shows no difference and could hide one of {100 * most:.1f} %"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _recovery(side: Side, fault_id: str, whole_ns: int) -> Recovery:
+    impact = side.observed.impacts.get(fault_id)
+    bound = recovery_check(side.verdict.checks, fault_id)
+    fault = next((one for one in side.run.faults if one.plan.id == fault_id), None)
+    return Recovery(fault=fault, impact=impact, bar=recovery_bar(impact, bound, whole_ns=whole_ns))
+
+
+def _phases(a: Side, b: Side, fault_id: str) -> tuple[tuple[str, PhaseBar | None, PhaseBar | None], ...]:
+    found = []
+    for side in (a, b):
+        impact = side.observed.impacts.get(fault_id)
+        found.append((side.observed.phases.get(fault_id, ()), impact, side.verdict.checks))
+    whole_ns = max((phases_reach_ns(steps, impact, checks) for steps, impact, checks in found if impact), default=1.0)
+    bars = [
+        {} if impact is None else {one.phase.name: one for one in phase_bars(steps, impact, checks, whole_ns=whole_ns)}
+        for steps, impact, checks in found
+    ]
+    order = dict.fromkeys(one.name for steps, _, _ in found for one in steps)
+    return tuple((name, bars[0].get(name), bars[1].get(name)) for name in order if name in bars[0] or name in bars[1])

@@ -1,0 +1,164 @@
+"""What differs between two runs before anything is measured: their plans, their labs, what they ran on. Pure.
+
+A comparison is worth what is the same. Each difference says where it lies (`part`), what it is, and what stands there
+in A and in B; a dash where one of them has nothing there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from harness.experiment.run_plan import Plan, PlannedFault
+from harness.quantities import format_duration
+from harness.record.measurements import Connection, Environment, Measurements
+
+__all__ = ["NOTHING", "Difference", "of_environments", "of_labs", "of_plans", "words"]
+
+NOTHING = "—"
+Part = Literal["plan", "workload", "faults", "lab", "environment"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that is otherwise in B than in A."""
+
+    part: Part
+    what: str
+    a: str
+    b: str
+
+
+def of_plans(a: Plan, b: Plan) -> tuple[Difference, ...]:
+    """Experiment, seed, inventory, version, captures, probes; the workload's fields; the faults, each decided thing."""
+    plain: Mapping[str, tuple[Any, Any]] = {
+        "experiment": (a.experiment, b.experiment),
+        "seed": (a.seed, b.seed),
+        "inventory": (a.inventory[:12], b.inventory[:12]),
+        "version of faultbed": (a.faultbed, b.faultbed),
+        "captured ports": (_ports(a), _ports(b)),
+        "probes": (_probes(a), _probes(b)),
+    }
+    found = [
+        Difference(part="plan", what=what, a=str(one), b=str(two)) for what, (one, two) in plain.items() if one != two
+    ]
+    found += _of_mappings("workload", a.workload, b.workload)
+    mine, other = ({fault.id: fault for fault in plan.faults} for plan in (a, b))
+    for fault_id in dict.fromkeys((*mine, *other)):
+        found += _of_faults(fault_id, mine.get(fault_id), other.get(fault_id))
+    return tuple(found)
+
+
+def of_labs(a: Measurements, b: Measurements) -> tuple[Difference, ...]:
+    """The lab, its topology, and the ways that the workload's queue pairs took through it."""
+    plain: Mapping[str, tuple[Any, Any]] = {
+        "lab": (a.lab, b.lab),
+        "kind of lab": (a.lab_kind, b.lab_kind),
+        "accelerator": (a.accelerator or "none", b.accelerator or "none"),
+        "ranks": (_ranks(a), _ranks(b)),
+    }
+    found = [
+        Difference(part="lab", what=what, a=str(one), b=str(two)) for what, (one, two) in plain.items() if one != two
+    ]
+    if a.topology != b.topology:
+        found.append(Difference(part="lab", what="topology", a=_nodes(a), b=_nodes(b)))
+    found += _of_ways(a.connections, b.connections)
+    return tuple(found)
+
+
+def of_environments(a: Environment, b: Environment) -> tuple[Difference, ...]:
+    """What the controllers and their machines were."""
+    return tuple(_of_mappings("environment", _flat(a), _flat(b)))
+
+
+def words(found: Sequence[Difference]) -> tuple[str, ...]:
+    """Differences of plans in a line each: one for the workload, one for the faults."""
+    lines = [f"{one.what}: {one.a} and {one.b}" for one in found if one.part == "plan"]
+    changed = [f"{one.what} {one.a} and {one.b}" for one in found if one.part == "workload"]
+    if changed:
+        lines.append(f"workload: {', '.join(changed)}")
+    if any(one.part == "faults" for one in found):
+        lines.append("the faults, or when they come")
+    return tuple(lines)
+
+
+def _of_mappings(part: Part, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    keys = sorted(key for key in {*a, *b} if a.get(key) != b.get(key))
+    return [Difference(part=part, what=key, a=_said(a.get(key)), b=_said(b.get(key))) for key in keys]
+
+
+def _of_faults(fault_id: str, a: PlannedFault | None, b: PlannedFault | None) -> Iterator[Difference]:
+    if a is None or b is None:
+        yield Difference(part="faults", what=fault_id, a=_fault(a), b=_fault(b))
+        return
+    pairs: Mapping[str, tuple[Any, Any]] = {
+        "kind": (a.kind, b.kind),
+        "target": (a.target, b.target),
+        "at": (format_duration(a.at_ns), format_duration(b.at_ns)),
+        "for": (format_duration(a.duration_ns), format_duration(b.duration_ns)),
+        "seed": (a.seed, b.seed),
+        **{key: (a.parameters.get(key), b.parameters.get(key)) for key in sorted({*a.parameters, *b.parameters})},
+    }
+    for key, (one, two) in pairs.items():
+        if one != two:
+            yield Difference(part="faults", what=f"{fault_id}: {key}", a=_said(one), b=_said(two))
+
+
+def _fault(one: PlannedFault | None) -> str:
+    if one is None:
+        return NOTHING
+    return f"{one.kind} on {one.target} at {format_duration(one.at_ns)} for {format_duration(one.duration_ns)}"
+
+
+def _of_ways(a: Sequence[Connection], b: Sequence[Connection]) -> list[Difference]:
+    """Queue pairs between the same two RNICs, in order, that crossed other switches."""
+    mine, other = _by_ends(a), _by_ends(b)
+    shared = [
+        (one, two)
+        for ends in mine.keys() & other.keys()
+        for one, two in zip(mine[ends], other[ends], strict=False)
+        if one and two
+    ]
+    moved = sum(one != two for one, two in shared)
+    if not moved:
+        return []
+    of_all = f"those of {len(shared)} queue pairs"
+    return [Difference(part="lab", what="ways through the fabric", a=of_all, b=f"{moved} of them took another")]
+
+
+def _by_ends(connections: Sequence[Connection]) -> dict[tuple[str, str], list[tuple[str, ...]]]:
+    found: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
+    for one in connections:
+        found[one.src, one.dst].append(one.path)
+    return found
+
+
+def _flat(environment: Environment) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(environment)
+    packages = plain.pop("packages")
+    return {**{key.replace("_", " "): value for key, value in plain.items()}, **packages}
+
+
+def _ports(plan: Plan) -> str:
+    return ", ".join(plan.capture) if isinstance(plan.capture, tuple) else NOTHING
+
+
+def _probes(plan: Plan) -> str:
+    return NOTHING if plan.probe is msgspec.UNSET else f"{plan.probe.per_s:g} a second, {plan.probe.qps} queue pairs"
+
+
+def _ranks(run: Measurements) -> str:
+    return ", ".join(f"{one.host}:{one.rnic}" for one in run.ranks)
+
+
+def _nodes(run: Measurements) -> str:
+    topology = run.topology
+    return f"{len(topology.hosts)} hosts, {len(topology.switches)} switches, {len(topology.links)} links"
+
+
+def _said(value: Any) -> str:
+    return NOTHING if value is None else str(value)

@@ -1,0 +1,101 @@
+"""Ratios with their intervals as marks beside one line at 1 (a forest plot), in percent of its width. Pure.
+
+The scale is logarithmic and even to both sides, so that half and double are as far from 1. What reaches beyond it ends
+in an arrow: one wild ratio must not press all others onto the line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from harness.report.comparison.compare import Row
+
+__all__ = ["Forest", "Mark", "Tick", "forest"]
+
+_LEAST, _MOST = 1.02, 4.0
+"""Ratios that the scale reaches to at least, and at most."""
+_ROOM = 1.06
+"""Of the widest reach, in its logarithm: nothing ends exactly at the edge."""
+_TICKS = (1.01, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """A ratio on the axis."""
+
+    left: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One row: the ratio, the interval that decides (`left`, `width`), the runs' own within it; None: there is none.
+
+    `below` and `above`: it goes on beyond that end of the scale.
+    """
+
+    row: Row
+    dot: float
+    left: float | None
+    width: float
+    own_left: float | None
+    own_width: float
+    below: bool
+    above: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """The marks and their common axis."""
+
+    marks: tuple[Mark, ...]
+    ticks: tuple[Tick, ...]
+
+
+def forest(rows: Sequence[Row]) -> Forest:
+    """Marks of the rows that have a ratio, in their order; a ratio of 0 lies beyond any scale."""
+    shown = [(row, row.ratio) for row in rows if row.ratio is not None]
+    reach = _reach([row for row, _ in shown])
+
+    def place(ratio: float) -> float:
+        if ratio <= 0 or math.isinf(ratio):
+            return 0.0 if ratio <= 0 else 100.0
+        return min(max(50 + 50 * math.log(ratio) / reach, 0.0), 100.0)
+
+    marks = []
+    for row, ratio in shown:
+        ends = [end for one in (row.interval, row.own) if one is not None for end in (one.low, one.high)]
+        ends.append(ratio)
+        own, wide = row.own, row.interval
+        marks.append(
+            Mark(
+                row=row,
+                dot=place(ratio),
+                left=None if wide is None else place(wide.low),
+                width=0.0 if wide is None else place(wide.high) - place(wide.low),
+                own_left=None if own is None else place(own.low),
+                own_width=0.0 if own is None else place(own.high) - place(own.low),
+                below=min(ends) < math.exp(-reach),
+                above=max(ends) > math.exp(reach),
+            )
+        )
+    return Forest(marks=tuple(marks), ticks=_ticks(reach, place))
+
+
+def _reach(rows: Sequence[Row]) -> float:
+    """The logarithm that the scale reaches to on both sides of 1."""
+    values = [row.ratio for row in rows if row.ratio is not None]
+    values += [end for row in rows if row.interval for end in (row.interval.low, row.interval.high)]
+    logs = [abs(math.log(value)) for value in values if 0 < value < math.inf]
+    return min(max([_ROOM * one for one in logs] + [math.log(_LEAST)]), math.log(_MOST))
+
+
+def _ticks(reach: float, place: Callable[[float], float]) -> tuple[Tick, ...]:
+    """1 and, on both sides of it, the farthest round ratio that fits and one about half as far."""
+    fit = [one for one in _TICKS if math.log(one) <= reach * 0.92]
+    half = [one for one in fit if math.log(one) <= reach * 0.55]
+    chosen = {1.0, *fit[-1:], *half[-1:]}
+    ratios = sorted({*chosen, *(1 / one for one in chosen)})
+    return tuple(Tick(left=place(one), text=f"{one:.2f}".rstrip("0").rstrip(".")) for one in ratios)

@@ -1,0 +1,1 @@
+"""Drawings of the fabric and of its states during a run."""

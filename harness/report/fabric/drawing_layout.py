@@ -1,0 +1,146 @@
+"""Where everything of a fabric drawing is: spines above rack switches above hosts, rack by rack. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.errors import UsageError
+from testbed.model.topology import Host, Link, Topology
+
+__all__ = [
+    "HOST_H",
+    "HOST_W",
+    "HOST_Y",
+    "PAD",
+    "RTSW_Y",
+    "SWITCH_H",
+    "SWITCH_W",
+    "Box",
+    "Layout",
+    "box",
+    "ends_of",
+    "lay_out",
+    "link_of",
+    "rnic_x",
+    "spot",
+]
+
+HOST_W, HOST_H, _GAP, PAD = 92, 76, 10, 12
+_SPINE_Y, RTSW_Y, HOST_Y = 30, 122, 236
+SWITCH_W, SWITCH_H = 84, 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Centres of switches and left edges of hosts; the drawing's size."""
+
+    width: float
+    height: float
+    switches: dict[str, tuple[float, float]]
+    hosts: dict[str, float]
+    racks: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A rectangle of the drawing."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def lay_out(topology: Topology) -> Layout:
+    """Racks from left to right, hosts and rack switches in each, all other switches in one row above."""
+    x = float(_GAP)
+    hosts: dict[str, float] = {}
+    racks: dict[str, tuple[float, float]] = {}
+    for rack in topology.racks:
+        begin = x
+        x += PAD
+        for host in topology.hosts:
+            if host.rack == rack:
+                hosts[host.name] = x
+                x += HOST_W + _GAP
+        x += PAD - _GAP
+        racks[rack] = (begin, x)
+        x += _GAP * 2
+    width = max(x - _GAP, 240.0)
+    switches: dict[str, tuple[float, float]] = {}
+    for rack, (begin, end) in racks.items():
+        inside = [switch for switch in topology.switches if switch.rack == rack]
+        for index, switch in enumerate(inside):
+            switches[switch.name] = (begin + (end - begin) * (index + 1) / (len(inside) + 1), RTSW_Y)
+    upper = [switch for switch in topology.switches if switch.name not in switches]
+    for index, switch in enumerate(upper):
+        switches[switch.name] = (width * (index + 1) / (len(upper) + 1), _SPINE_Y)
+    return Layout(width=width, height=HOST_Y + HOST_H + 40, switches=switches, hosts=hosts, racks=racks)
+
+
+def link_of(topology: Topology, target: str) -> str | None:
+    """The name of the link that a target is, or None."""
+    try:
+        found = topology.resolve(target)
+    except UsageError:
+        return None
+    return found.link.name if found.link else None
+
+
+def rnic_x(layout: Layout, host: Host, rnic: str) -> float:
+    """The centre of an RNIC, where its link ends."""
+    names = [one.name for one in host.rnics]
+    return layout.hosts[host.name] + HOST_W * (names.index(rnic) + 0.5) / len(names)
+
+
+def box(layout: Layout, topology: Topology, place: str) -> Box | None:
+    """The rectangle of a switch, a host, an RNIC or a GPU; None: the lab has none of that name."""
+    try:
+        found = topology.resolve(place)
+    except UsageError:
+        return None
+    if found.kind == "switch":
+        x, y = layout.switches[found.node]
+        return Box(x=x - SWITCH_W / 2, y=y - SWITCH_H / 2, width=SWITCH_W, height=SWITCH_H)
+    if found.kind == "host":
+        return Box(x=layout.hosts[found.node], y=HOST_Y, width=HOST_W, height=HOST_H)
+    host = topology.host_by_name.get(found.node)
+    if host is not None and found.rnic is not None:
+        width = HOST_W / len(host.rnics) - 6
+        return Box(x=rnic_x(layout, host, found.rnic.name) - width / 2, y=HOST_Y + 3, width=width, height=20)
+    if host is not None and found.gpu is not None:
+        width, index = HOST_W / len(host.gpus) - 8, host.gpus.index(found.gpu)
+        centre = layout.hosts[host.name] + HOST_W * (index + 0.5) / len(host.gpus)
+        return Box(x=centre - width / 2, y=HOST_Y + 51, width=width, height=20)
+    return None
+
+
+def ends_of(layout: Layout, topology: Topology, link: Link) -> tuple[float, float, float, float]:
+    """The ends of a link's line: x and y of the lower switch's end, then of the other."""
+    ax, ay = layout.switches[link.a.node]
+    if link.rnic is None:
+        bx, by = layout.switches[link.b.node]
+        return ax, ay - SWITCH_H / 2, bx, by + SWITCH_H / 2
+    host = topology.host_by_name[link.b.node]
+    return ax, ay + SWITCH_H / 2, rnic_x(layout, host, link.rnic), float(HOST_Y)
+
+
+def spot(layout: Layout, topology: Topology, target: str) -> tuple[float, float] | None:
+    """Where the badge of a fault on `target` goes."""
+    try:
+        found = topology.resolve(target)
+    except UsageError:
+        return None
+    if found.kind == "port" and found.link is not None:
+        ax, ay, bx, by = ends_of(layout, topology, found.link)
+        # Nearer to the lower end: links cross in the middle.
+        return (ax * 0.62 + bx * 0.38, ay * 0.62 + by * 0.38)
+    if found.kind == "switch":
+        x, y = layout.switches[found.node]
+        return x + SWITCH_W / 2, y - SWITCH_H / 2
+    left = layout.hosts[found.node]
+    if found.rnic is not None:
+        return rnic_x(layout, topology.host_by_name[found.node], found.rnic.name), HOST_Y - 12.0
+    if found.gpu is not None:
+        return left + HOST_W - 2.0, HOST_Y + 61.0
+    return left + HOST_W, float(HOST_Y)

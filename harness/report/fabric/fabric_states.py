@@ -1,0 +1,188 @@
+"""In what state each link and node of the fabric was at a handful of moments of a run. Pure.
+
+    fault       a fault is on, as its receipt has it
+    down        a port of the link has no carrier, or is down, as the kernels told
+    routes      the node routes otherwise than before: its routes are gone, or lead another way
+    recovered   it was in one of these states before, and is in none now
+
+A kernel tells changes, not what was before the first one, but that was not the same as the first. So a route that ends
+otherwise than its first change left it was before the run as it is at the end; one that ends as that left it never came
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.report.fabric.drawing_layout import link_of
+from harness.report.plots.counter_timeline import link_state
+from testbed.model.topology import Topology
+from testbed.observe.telemetry import Change
+
+__all__ = ["MOST", "Moment", "State", "Window", "moments"]
+
+State = Literal["fault", "down", "routes", "recovered"]
+
+MOST = 10
+_SETTLE_NS = 1_000_000_000
+"""A fault's onset is shown so long after its firing: kernels and BGP need their time to notice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A fault that was in place: its number in the report, what and where, and when it fired and was lifted."""
+
+    number: int
+    kind: str
+    target: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """`links` by their names, `nodes` by `rtsw1`, `host1`, `host1:rxe0` or `host1:gpu0`; what is well is in neither.
+
+    A link may be under a fault and down at once. `faults` are the numbers of those that are on.
+    """
+
+    title: str
+    at_s: float
+    faults: tuple[int, ...]
+    links: Mapping[str, tuple[State, ...]]
+    nodes: Mapping[str, tuple[State, ...]]
+    told: str
+
+
+def moments(
+    topology: Topology, windows: Sequence[Window], changes: Iterable[Change], *, t0_ns: int, end_ns: int
+) -> tuple[Moment, ...]:
+    """Before the first fault, soon after each fired, when each was lifted, at the end; nothing without a fault."""
+    if not windows:
+        return ()
+    ordered = sorted(changes, key=lambda one: one.at_ns)
+    wanted = [("before", max(t0_ns, min(one.start_ns for one in windows) - 1))]
+    lifted = len(windows) * 2 + 2 <= MOST
+    for one in sorted(windows, key=lambda each: each.start_ns)[: MOST - 2]:
+        wanted.append((f"{one.number} on", min(one.start_ns + _SETTLE_NS, max(one.start_ns, one.end_ns - 1))))
+        if lifted:
+            wanted.append((f"{one.number} lifted", one.end_ns))
+    wanted.append(("end", max(end_ns, *(at_ns for _, at_ns in wanted))))
+    wanted.sort(key=lambda each: each[1])
+    known = _Known(topology, ordered)
+    return tuple(
+        _moment(title, (at_ns - t0_ns) / 1e9, [one for one in windows if one.start_ns <= at_ns < one.end_ns], states)
+        for title, at_ns in wanted
+        for states in [_states(topology, windows, known, at_ns)]
+    )
+
+
+class _Known:
+    """What the kernels told, ready to be asked about any time."""
+
+    def __init__(self, topology: Topology, changes: Sequence[Change]) -> None:
+        self._link_of_port = {
+            (port.node, port.netdev): link.name for link in topology.links for port in (link.a, link.b)
+        }
+        self._told: dict[tuple[str, str], list[Change]] = {}
+        for change in changes:
+            if change.subject != "kernel":
+                self._told.setdefault((change.node, change.subject), []).append(change)
+
+    def down(self, at_ns: int) -> tuple[set[str], set[str]]:
+        """Links that are down, and those that ever were up to now."""
+        now: set[str] = set()
+        ever: set[str] = set()
+        for (node, subject), told in self._told.items():
+            kind, _, netdev = subject.partition(" ")
+            link = self._link_of_port.get((node, netdev)) if kind == "link" else None
+            heard = [link_state(one.text) != "up" for one in told if one.at_ns <= at_ns]
+            if link is not None and any(heard):
+                ever.add(link)
+                if heard[-1]:
+                    now.add(link)
+        return now, ever
+
+    def rerouted(self, at_ns: int) -> tuple[dict[str, int], set[str]]:
+        """Nodes with the number of routes that are otherwise, and all nodes that ever had one up to now."""
+        now: dict[str, int] = {}
+        ever: set[str] = set()
+        for (node, subject), told in self._told.items():
+            if subject.partition(" ")[0] not in {"route", "nexthop"}:
+                continue
+            first, last = told[0].text, told[-1].text
+            came_back = first != last
+            heard = [one.text != last if came_back else one.text == first for one in told if one.at_ns <= at_ns]
+            if any(heard):
+                ever.add(node)
+            if heard and heard[-1]:
+                now[node] = now.get(node, 0) + 1
+        return now, ever
+
+
+def _states(
+    topology: Topology, windows: Sequence[Window], known: _Known, at_ns: int
+) -> tuple[dict[str, tuple[State, ...]], dict[str, tuple[State, ...]], dict[str, int]]:
+    down, ever_down = known.down(at_ns)
+    routes, ever_rerouted = known.rerouted(at_ns)
+    links: dict[str, list[State]] = {}
+    nodes: dict[str, list[State]] = {}
+    for one in windows:
+        # A fault on an RNIC is drawn on the RNIC, though a link ends there.
+        link = link_of(topology, one.target) if one.target not in _things(topology) else None
+        place = links.setdefault(link, []) if link else nodes.setdefault(one.target, [])
+        if one.start_ns <= at_ns < one.end_ns:
+            place.append("fault")
+        elif one.end_ns <= at_ns:
+            place.append("recovered")
+    for name in ever_down:
+        links.setdefault(name, []).append("down" if name in down else "recovered")
+    for node in ever_rerouted:
+        nodes.setdefault(node, []).append("routes" if node in routes else "recovered")
+    return _settled(links), _settled(nodes), routes
+
+
+def _things(topology: Topology) -> set[str]:
+    return {
+        f"{host.name}:{name}"
+        for host in topology.hosts
+        for name in (*(one.name for one in host.rnics), *(one.name for one in host.gpus))
+    }
+
+
+def _settled(states: Mapping[str, Sequence[State]]) -> dict[str, tuple[State, ...]]:
+    """What is amiss, once each; `recovered` only where nothing is."""
+    found: dict[str, tuple[State, ...]] = {}
+    for place, each in states.items():
+        amiss = tuple(state for state in dict.fromkeys(each) if state != "recovered")
+        if each:
+            found[place] = amiss or ("recovered",)
+    return found
+
+
+def _moment(
+    title: str,
+    at_s: float,
+    on: Sequence[Window],
+    states: tuple[dict[str, tuple[State, ...]], dict[str, tuple[State, ...]], dict[str, int]],
+) -> Moment:
+    links, nodes, routes = states
+    down = sorted(name for name, each in links.items() if "down" in each)
+    back = sorted(name for name, each in (links | nodes).items() if each == ("recovered",))
+    told = [f"fault {one.number} ({one.kind} on {one.target}) is on" for one in on]
+    if down:
+        told.append(f"no carrier: {', '.join(down)}")
+    if routes:
+        told.append(f"routes otherwise: {', '.join(f'{count} on {node}' for node, count in sorted(routes.items()))}")
+    if back:
+        told.append(f"as before again: {', '.join(back)}")
+    return Moment(
+        title=title,
+        at_s=at_s,
+        faults=tuple(one.number for one in on),
+        links=links,
+        nodes=nodes,
+        told="; ".join(told) or "nothing amiss",
+    )

@@ -1,0 +1,1 @@
+"""Charts of a report, and the data that they draw."""

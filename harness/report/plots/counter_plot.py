@@ -1,0 +1,124 @@
+"""The chart of `harness.report.plots.counter_timeline`: a thin row for each counter and for each node with news."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from harness.record.measurements import Measurements
+from harness.report.plots.charts import (
+    FAIL,
+    GOODPUT,
+    INK,
+    MUTED,
+    SOFT,
+    STYLE,
+    Band,
+    Chart,
+    named_row,
+    svg,
+    time_axis,
+    twice,
+)
+from harness.report.plots.counter_timeline import MOST, News, NewsKind, Series, Step, thinned
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["MOST_NODES", "counters_chart"]
+
+MOST_NODES = 8
+"""Rows of news; the list below the chart has all nodes."""
+_FEW = 4
+_MOST_STEPS, _MOST_TICKS, _MOST_MARKS = 300, 60, 300
+"""In one row: more are finer than a screen, and make the page heavy."""
+
+_SIGNS: dict[NewsKind, tuple[str, str]] = {
+    "down": ("v", FAIL),
+    "up": ("^", GOODPUT),
+    "link": ("D", MUTED),
+    "routes": ("|", INK),
+    "gone": ("x", FAIL),
+    "kernel": (".", MUTED),
+}
+"""Shape and colour: neither alone has to be told from the others."""
+_LETTER_IN, _BESIDE_IN = 0.058, 0.08
+"""Width of a letter of the marks' words, and from a mark to its words."""
+
+
+@mpl.rc_context(STYLE)
+def counters_chart(
+    run: Measurements, series: Sequence[Series], news: Sequence[News], bands: Sequence[Band]
+) -> Chart | None:
+    """Growth of the first `MOST` series, and marks for the news. None when there is neither."""
+    shown = sorted(series[:MOST], key=lambda one: (one.words, one.place))
+    rows_of_news = _rows(news)
+    if not shown and not rows_of_news:
+        return None
+
+    def draw(width: float, *, narrow: bool) -> str:
+        heights = [0.5] * len(shown) + [0.46] * len(rows_of_news)
+        figure = Figure(figsize=(width, sum(heights) + 0.75))
+        rows = figure.subplots(
+            len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights, "hspace": 0.95}
+        )[:, 0]
+        seconds = (run.end_ns - run.t0_ns) / 1e9
+        for axes, one in zip(rows, shown, strict=False):
+            steps = thinned(one.steps, seconds / _MOST_STEPS)
+            peak = max(step.per_s for step in steps)
+            _steps(axes, steps)
+            named_row(axes, one.label if not narrow else f"{one.place} {one.words}", peak * 1.1, bands)
+            axes.set_yticks([peak], [f"{peak:.3g}/s"])
+        for axes, (name, told) in zip(rows[len(shown) :], rows_of_news.items(), strict=True):
+            named_row(axes, name, 1.0, bands)
+            _marks(axes, told[:_MOST_MARKS], seconds, inches=width - 0.72, narrow=narrow)
+        time_axis(list(rows), run)
+        return svg(figure, f"counters-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.24)
+
+    return twice(draw)
+
+
+def _rows(news: Sequence[News]) -> dict[str, list[News]]:
+    """News by row: each node with changes of links or routes; then the kernel logs of all others together."""
+    names = sorted({one.node for one in news if one.kind != "kernel"})
+    rows = {name: [one for one in news if one.node == name] for name in names[:MOST_NODES]}
+    logs = [one for one in news if one.kind == "kernel" and one.node not in rows]
+    who = sorted({one.node for one in logs})
+    if logs:
+        rows[f"kernel logs of {', '.join(who) if len(who) <= _FEW else f'{len(who)} machines'}"] = logs
+    return rows
+
+
+def _steps(axes: Axes, steps: Sequence[Step]) -> None:
+    edges = np.array([step.start_s for step in steps] + [steps[-1].end_s])
+    heights = [step.per_s for step in steps]
+    axes.stairs(heights, edges, fill=True, color=SOFT, linewidth=0)
+    axes.stairs(heights, edges, color=GOODPUT, linewidth=1.0)
+    if len(edges) <= _MOST_TICKS:
+        # Where the counter was looked at: nothing is known between two ticks.
+        axes.plot(edges, np.zeros(len(edges)), "|", color=MUTED, markersize=5, markeredgewidth=0.8, clip_on=False)
+
+
+def _marks(axes: Axes, news: Sequence[News], seconds: float, *, inches: float, narrow: bool) -> None:
+    """Marks of one node; words beside those that have room for them, else above, else only in the list."""
+    per_inch = seconds / inches
+    free_s = above_s = 0.0
+    for index, one in enumerate(news):
+        shape, colour = _SIGNS[one.kind]
+        size = 7 if shape == "|" else 4.5
+        axes.plot([one.start_s], [0.3], shape, color=colour, markersize=size, linewidth=0, clip_on=False)
+        begin_s = one.start_s + _BESIDE_IN * per_inch
+        end_s = begin_s + len(one.words) * _LETTER_IN * per_inch
+        if one.kind == "kernel" or narrow or end_s > seconds:
+            continue
+        next_s = next((later.start_s for later in news[index + 1 :] if later.start_s > begin_s), seconds)
+        if one.start_s >= free_s and end_s <= next_s:
+            axes.text(begin_s, 0.3, one.words, fontsize=7.5, color=INK, va="center", ha="left")
+            free_s = end_s
+        elif one.start_s >= above_s:
+            axes.text(one.start_s, 0.86, one.words, fontsize=7.5, color=INK, va="center", ha="left")
+            above_s = end_s

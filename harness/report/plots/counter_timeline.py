@@ -1,0 +1,241 @@
+"""What the lab counted and what changed on it, on the run's own time axis: for the report's chart. Pure.
+
+**Counters of trouble.** A watcher samples as often as it may (ten times a second on a quiet machine, once in four
+seconds on an emulated one) and keeps what has moved. So a series here is made of steps: the growth from one sample of
+its node to the next, over the time between the two. When within that time it grew, nobody knows.
+
+**News.** Links, routes and kernel logs are told by the kernels when it happens. Those of one node that say the same,
+within `TOGETHER_NS` of each other, are one mark.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from testbed.observe.counters import delta
+from testbed.observe.telemetry import Change, Sample
+
+__all__ = [
+    "MOST",
+    "TOGETHER_NS",
+    "TROUBLE",
+    "News",
+    "NewsKind",
+    "Series",
+    "Step",
+    "link_state",
+    "news",
+    "series",
+    "thinned",
+]
+
+NewsKind = Literal["down", "up", "link", "routes", "gone", "kernel"]
+
+TOGETHER_NS = 300_000_000
+MOST = 8
+"""Series in one chart; beyond, nobody reads them, and the table of counters has all."""
+
+TROUBLE = {
+    "out_of_seq_request": "gaps seen",
+    "out_of_sequence": "gaps seen",
+    "rcvd_seq_err": "NAKs received",
+    "packet_seq_err": "NAKs received",
+    "completer_retry_err": "timers ran out",
+    "local_ack_timeout_err": "timers ran out",
+    "retry_exceeded_err": "retries used up",
+    "duplicate_request": "duplicates received",
+    "send_err": "failed to send",
+    "rcvd_rnr_err": "receiver not ready, told",
+    "send_rnr_err": "receiver not ready, tells",
+    "rnr_nak_retry_err": "receiver not ready, told",
+    "InCEPkts": "packets marked CE",
+    "np_cnp_sent": "CNPs sent",
+    "rp_cnp_handled": "CNPs handled",
+    "nr_throttled": "periods throttled",
+    "FragFails": "too large to forward",
+    "InNoRoutes": "no route",
+    "queue_drops": "dropped by its queue",
+    "tx_dropped": "dropped on the way out",
+    "rx_dropped": "dropped on the way in",
+}
+"""Last part of a counter's name to what one count of it is. rdma_rxe, mlx5, netdev and cgroup names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Between two samples, in seconds since the workload's start: growth a second."""
+
+    start_s: float
+    end_s: float
+    per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One counter of one node over a run; `grown` in all, of which the steps have what lies within the run."""
+
+    node: str
+    name: str
+    words: str
+    grown: int
+    steps: tuple[Step, ...]
+
+    @property
+    def place(self) -> str:
+        """`host1:rxe0`."""
+        return f"{self.node}:{self.name.rpartition('.')[0]}"
+
+    @property
+    def label(self) -> str:
+        """`host1:rxe0 timers ran out (completer_retry_err)`."""
+        return f"{self.place} {self.words} ({self.name.rpartition('.')[2]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """One mark: `count` changes on a node that say the same, from `start_s` to `end_s` since the workload's start."""
+
+    node: str
+    start_s: float
+    end_s: float
+    kind: NewsKind
+    words: str
+    count: int
+
+
+def series(samples: Sequence[Sample], *, t0_ns: int, end_ns: int) -> tuple[Series, ...]:
+    """The counters of trouble that grew in the run; of each meaning the ones that grew most come first, in turns.
+
+    So the first few have something of every kind of trouble, and not eight times the loudest.
+    """
+    times: dict[str, list[int]] = {}
+    values: dict[tuple[str, str], dict[int, int]] = {}
+    for sample in samples:
+        times.setdefault(sample.node, []).append(sample.at_ns)
+        for name, value in sample.values.items():
+            if name.rpartition(".")[2] in TROUBLE:
+                values.setdefault((sample.node, name), {})[sample.at_ns] = value
+    found = [
+        one
+        for (node, name), seen in values.items()
+        if (one := _series(node, name, sorted(times[node]), seen, (t0_ns, end_ns))) is not None
+    ]
+    found.sort(key=lambda one: (-one.grown, one.node, one.name))
+    by_meaning: dict[str, list[Series]] = {words: [] for words in TROUBLE.values()}
+    for one in found:
+        by_meaning[one.words].append(one)
+    turns = itertools.zip_longest(*by_meaning.values())
+    return tuple(one for turn in turns for one in turn if one is not None)
+
+
+def _series(
+    node: str, name: str, times_ns: Sequence[int], seen: Mapping[int, int], within: tuple[int, int]
+) -> Series | None:
+    t0_ns, end_ns = within
+    steps, grown, last, last_ns = [], 0, None, 0
+    for at_ns in times_ns:
+        value = seen.get(at_ns, last)
+        if value is None:
+            continue
+        start_ns, stop_ns = max(last_ns, t0_ns), min(at_ns, end_ns)
+        if last is not None and start_ns < stop_ns:
+            more = delta(last, value)
+            grown += more
+            per_s = more / ((at_ns - last_ns) / 1e9)
+            steps.append(Step(start_s=(start_ns - t0_ns) / 1e9, end_s=(stop_ns - t0_ns) / 1e9, per_s=per_s))
+        last, last_ns = value, at_ns
+    if not grown:
+        return None
+    return Series(node=node, name=name, words=TROUBLE[name.rpartition(".")[2]], grown=grown, steps=tuple(steps))
+
+
+def thinned(steps: Sequence[Step], width_s: float) -> tuple[Step, ...]:
+    """Steps of at least `width_s`, but for the last: neighbours that are shorter become one, with their mean rate."""
+    found: list[Step] = []
+    pending: list[Step] = []
+    for step in steps:
+        pending.append(step)
+        if step.end_s - pending[0].start_s >= width_s:
+            found.append(_joined(pending))
+            pending = []
+    return (*found, *([_joined(pending)] if pending else ()))
+
+
+def _joined(steps: Sequence[Step]) -> Step:
+    start_s, end_s = steps[0].start_s, steps[-1].end_s
+    if len(steps) == 1:
+        return steps[0]
+    grown = sum(one.per_s * (one.end_s - one.start_s) for one in steps)
+    return Step(start_s=start_s, end_s=end_s, per_s=grown / (end_s - start_s))
+
+
+def link_state(text: str | None) -> Literal["up", "no carrier", "down", "gone"]:
+    """What the text of a link says (`testbed.node.state`)."""
+    if text is None:
+        return "gone"
+    flags = text.split(" mtu ")[0].split()
+    if "LOWER_UP" in flags:
+        return "up"
+    return "no carrier" if "UP" in flags else "down"
+
+
+def news(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[News, ...]:
+    """The marks of a run, in order of time."""
+    found: list[News] = []
+    latest: dict[tuple[str, NewsKind, str], int] = {}
+    before: dict[tuple[str, str], str | None] = {}
+    for change in sorted(changes, key=lambda one: one.at_ns):
+        key = change.node, change.subject
+        said = _said(change, before.get(key), known=key in before)
+        before[key] = change.text
+        if said is None or not t0_ns <= change.at_ns <= end_ns:
+            continue
+        kind, words = said
+        at_s = (change.at_ns - t0_ns) / 1e9
+        index = latest.get((change.node, kind, words))
+        if index is not None and at_s - found[index].end_s <= TOGETHER_NS / 1e9:
+            one = found[index]
+            found[index] = News(
+                node=one.node, start_s=one.start_s, end_s=at_s, kind=kind, words=words, count=one.count + 1
+            )
+            continue
+        latest[change.node, kind, words] = len(found)
+        found.append(News(node=change.node, start_s=at_s, end_s=at_s, kind=kind, words=words, count=1))
+    return tuple(_counted(one) for one in found)
+
+
+def _said(change: Change, before: str | None, *, known: bool) -> tuple[NewsKind, str] | None:
+    """What a change says, in few words; None: the same as before."""
+    what, _, name = change.subject.partition(" ")
+    if what == "kernel":
+        return "kernel", "kernel log"
+    if known and before == change.text:
+        return None
+    if what == "link":
+        state = link_state(change.text)
+        if state == "up" and (not known or link_state(before) == "up"):
+            # The first news of a link that has carrier is not that it has: carrier comes back after it went.
+            return "link", f"{name} {_settings(change.text)}"
+        return ("up" if state == "up" else "down"), f"{name} {state}"
+    noun = "next hop" if what == "nexthop" else "route"
+    if change.text is None:
+        return "gone", f"{noun} gone"
+    ways = sorted({word for dev, word in itertools.pairwise(change.text.replace(",", " ").split()) if dev == "dev"})
+    return "routes", f"{noun} → {', '.join(ways)}" if ways else f"{noun} changed"
+
+
+def _settings(text: str | None) -> str:
+    """`mtu 4200 qdisc noqueue`, without flags, address and kind."""
+    words = (text or "").split()
+    return " ".join(f"{name} {value}" for name, value in itertools.pairwise(words) if name in {"mtu", "qdisc"})
+
+
+def _counted(one: News) -> News:
+    if one.count == 1 or one.kind not in {"routes", "gone"}:
+        return one
+    noun, _, rest = one.words.rpartition(" gone") if one.kind == "gone" else one.words.partition(" →")
+    words = f"{one.count} {noun}s gone" if one.kind == "gone" else f"{one.count} {noun}s →{rest}"
+    return News(node=one.node, start_s=one.start_s, end_s=one.end_s, kind=one.kind, words=words, count=one.count)

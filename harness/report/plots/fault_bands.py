@@ -1,0 +1,37 @@
+"""The colour of each fault of a run and the window that is shaded for it, alike on every page. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from harness.record.measurements import FaultRun, Measurements
+from harness.report.plots.charts import Band
+
+__all__ = ["band", "colour"]
+
+_PALETTE = ("#d1495b", "#edae49", "#8f5aa8", "#00798c", "#5a7d2a", "#8c564b")
+"""For faults whose kind brought no colour; each differs from its neighbours in lightness, too."""
+
+
+def colour(fault: FaultRun, index: int) -> str:
+    """`#rrggbb` of the fault that is `index` (from 0) in its run."""
+    if fault.colour and re.fullmatch(r"#[0-9a-fA-F]{6}", fault.colour):
+        return fault.colour
+    return _PALETTE[index % len(_PALETTE)]
+
+
+def band(run: Measurements, fault: FaultRun, index: int) -> Band | None:
+    """The shaded window: from the first firing (else arming) to the removal, as the receipt has them."""
+    receipt = fault.receipt
+    if receipt is None:
+        return None
+    start, end = receipt.fired.first_ns or receipt.armed.get("at_ns"), receipt.cleared.get("at_ns")
+    if not isinstance(start, int):
+        return None
+    end = end if isinstance(end, int) else start + fault.plan.duration_ns
+    return Band(
+        start_s=(start - run.t0_ns) / 1e9,
+        end_s=(max(start, end) - run.t0_ns) / 1e9,
+        number=index + 1,
+        colour=colour(fault, index),
+    )

@@ -1,0 +1,50 @@
+"""The chart of what probes say of links (`harness.analysis.probe_lines`): a thin row for each that hurt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from harness.analysis.probe_lines import Line
+from harness.record.measurements import Measurements
+from harness.report.plots.charts import COMM, FAIL, STYLE, Band, Chart, named_row, svg, time_axis, twice
+
+__all__ = ["MOST", "probes_chart", "worst"]
+
+_LEAST_TOP = 0.1
+MOST = 8
+"""Rows; the table below the chart has all links."""
+
+
+def worst(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """The links that are drawn: those that lost most in a window, or were slow; by name."""
+    hurt = [one for one in lines if one.worst]
+    return tuple(sorted(sorted(hurt, key=lambda one: -one.worst)[:MOST], key=lambda one: one.link))
+
+
+@mpl.rc_context(STYLE)
+def probes_chart(run: Measurements, lines: Sequence[Line], bands: Sequence[Band]) -> Chart | None:
+    """Share lost (filled) and share of slow round trips (line) of each window. None: nothing was lost or slow."""
+    shown = worst(lines)
+    if not shown:
+        return None
+    top = max(_LEAST_TOP, *(one.worst for one in shown))
+
+    def draw(width: float, *, narrow: bool) -> str:
+        figure = Figure(figsize=(width, 0.5 * len(shown) + 0.75))
+        rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.95})[:, 0]
+        for axes, line in zip(rows, shown, strict=True):
+            for one in line.windows:
+                edges = (np.array([one.start_ns, one.end_ns]) - run.t0_ns) / 1e9
+                axes.stairs([one.lost / one.sent], edges, fill=True, color=FAIL, linewidth=0)
+                if one.answered:
+                    axes.plot(edges, [one.slow / one.answered] * 2, color=COMM, linewidth=1.4, solid_capstyle="butt")
+            named_row(axes, line.name, 1.05 * top, bands)
+            axes.set_yticks([top], [f"{100 * top:.0f} %"])
+        time_axis(list(rows), run)
+        return svg(figure, f"probes-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.24)
+
+    return twice(draw)

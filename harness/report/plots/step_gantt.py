@@ -1,0 +1,333 @@
+"""What each rank did around a fault: its iterations bar by bar, and the longest stall in words. Pure.
+
+One chart a fault, around the iteration that it made longest. Where a job failed, its flight recorders go on where the
+iterations that were reported end: a begun iteration is `open`, one that ended but was not reported is `whole`, for a
+recorder does not tell computing from waiting.
+
+The stall is told, in this order of what is known: by the flight recorders of a job that failed, by the capture, by a
+queue pair that died meanwhile, and else by its length against the rank's own median.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from harness.attribution.packet_stalls import Wait
+from harness.attribution.stalls import Stall
+from harness.findings import Finding
+from harness.quantities import format_duration
+from harness.record.measurements import Iteration, Measurements
+from harness.report.fabric.fabric_states import Window
+from traffic.engine.flight_recorder import Flight
+
+__all__ = ["MOST", "MOST_ROWS", "Bar", "BarKind", "Gantt", "Row", "StallMark", "gantts"]
+
+BarKind = Literal["ingest", "compute", "wait", "comm", "checkpoint", "whole", "open"]
+MOST, MOST_ROWS = 4, 16
+"""Charts in a report; ranks in one: the ones that stalled longest."""
+
+_BEFORE, _AFTER, _FAR = 2.5, 3.0, 16.0
+"""Median iterations shown before and after the longest; how far it may be from the firing to show both."""
+_WAITING = 0.5
+"""A rank that waits is most often not the one that is late: its excess counts less."""
+_ROUNDING_NS = 1_000_000
+_DID = {
+    "ingest": "waited for data",
+    "compute": "computed",
+    "wait": "waited",
+    "comm": "communicated",
+    "checkpoint": "waited for its checkpoint",
+}
+_PARTS: tuple[BarKind, ...] = ("ingest", "compute", "wait", "comm", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One part of an iteration, seconds since the workload's start."""
+
+    kind: BarKind
+    iteration: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One rank."""
+
+    rank: int
+    name: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallMark:
+    """The longest stall: on whose row, from when to when, in two words and in a sentence."""
+
+    rank: int
+    start_s: float
+    end_s: float
+    short: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gantt:
+    """One chart. `fault` is its number in the report."""
+
+    fault: int
+    start_s: float
+    end_s: float
+    rows: tuple[Row, ...]
+    stall: StallMark
+
+    @property
+    def kinds(self) -> tuple[BarKind, ...]:
+        """Which kinds of bars there are."""
+        return tuple(dict.fromkeys(bar.kind for row in self.rows for bar in row.bars))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worst:
+    rank: int
+    kind: BarKind
+    bar: Bar
+    excess_s: float
+    median_s: float
+
+
+class _Told(NamedTuple):
+    """What is known of stalls; `silent` ranks left no recording though others did: when they were last heard (s)."""
+
+    stalled: Sequence[tuple[Stall, str]]
+    waits: Sequence[Wait]
+    findings: Sequence[Finding]
+    silent: Mapping[int, float]
+
+
+def gantts(
+    run: Measurements,
+    windows: Sequence[Window],
+    *,
+    recovered_ns: Mapping[int, int],
+    flights: Sequence[Flight] = (),
+    stalled: Sequence[tuple[Stall, str]] = (),
+    waits: Sequence[Wait] = (),
+    findings: Sequence[Finding] = (),
+) -> tuple[Gantt, ...]:
+    """A chart for each of the first `MOST` faults during or after which there are iterations.
+
+    Args:
+        run: its iterations.
+        windows: the faults that were in place.
+        recovered_ns: by number of a fault, when goodput was back; none: not known.
+        flights: what the recorders of a job that failed held.
+        stalled: what they say together, with its sentence.
+        waits: what a capture says.
+        findings: causes and places by attribution; a link among them is named where a way leads over it.
+    """
+    bars = _bars(run, flights)
+    if not any(bars.values()):
+        return ()
+    medians = _medians(bars)
+    usual_s = (
+        statistics.median([one.end_ns - one.start_ns for series in run.series for one in series.iterations] or [1e8])
+        / 1e9
+    )
+    silent = _silent(run, flights)
+    found = []
+    for window in sorted(windows, key=lambda each: each.start_ns)[:MOST]:
+        until_ns = max(window.end_ns, recovered_ns.get(window.number, 0)) + round(usual_s * 1e9)
+        span_s = (window.start_ns - run.t0_ns) / 1e9, (until_ns - run.t0_ns) / 1e9
+        worst = _worst(bars, medians, span_s)
+        if worst is not None:
+            found.append(_gantt(run, window, bars, worst, usual_s, told=_Told(stalled, waits, findings, silent)))
+    return tuple(found)
+
+
+def _bars(run: Measurements, flights: Sequence[Flight]) -> dict[int, tuple[Bar, ...]]:
+    """By rank, in order of time."""
+    now_ns = max((entry.at_ns for flight in flights for entry in flight.entries), default=run.end_ns)
+    now_ns = max(now_ns, run.end_ns) if flights else now_ns
+    found: dict[int, tuple[Bar, ...]] = {}
+    flown = {flight.rank: flight for flight in flights}
+    for series in run.series:
+        known = [bar for one in series.iterations for bar in _parts(one, run.t0_ns)]
+        last_ns = max((one.end_ns for one in series.iterations), default=run.t0_ns)
+        if series.rank in flown:
+            known += _flown(flown[series.rank], last_ns, t0_ns=run.t0_ns, now_ns=now_ns)
+        found[series.rank] = tuple(sorted(known, key=lambda bar: bar.start_s))
+    return found
+
+
+def _parts(one: Iteration, t0_ns: int) -> list[Bar]:
+    at_ns, bars = one.start_ns, []
+    for kind in _PARTS:
+        length_ns = getattr(one, f"{kind}_ns")
+        if length_ns:
+            start_s, end_s = (at_ns - t0_ns) / 1e9, (at_ns + length_ns - t0_ns) / 1e9
+            bars.append(Bar(kind=kind, iteration=one.index, start_s=start_s, end_s=end_s))
+        at_ns += length_ns
+    return bars
+
+
+def _flown(flight: Flight, last_ns: int, *, t0_ns: int, now_ns: int) -> list[Bar]:
+    """The iterations after the last one that was reported, by the recorder, which counts those of the warm-up, too."""
+    begun = {
+        one.iteration: one.at_ns
+        for one in flight.entries
+        if one.what == "begin" and one.at_ns >= last_ns - _ROUNDING_NS
+    }
+    ended = {one.iteration: one.at_ns for one in flight.entries if one.what == "end"}
+    return [
+        Bar(
+            kind="whole" if index in ended else "open",
+            iteration=index,
+            start_s=(at_ns - t0_ns) / 1e9,
+            end_s=(ended.get(index, now_ns) - t0_ns) / 1e9,
+        )
+        for index, at_ns in begun.items()
+    ]
+
+
+def _silent(run: Measurements, flights: Sequence[Flight]) -> dict[int, float]:
+    heard = {flight.rank for flight in flights}
+    return {
+        one.rank: (max((each.end_ns for each in one.iterations), default=run.t0_ns) - run.t0_ns) / 1e9
+        for one in run.series
+        if heard and one.rank not in heard
+    }
+
+
+def _medians(bars: Mapping[int, Sequence[Bar]]) -> dict[tuple[int, BarKind], float]:
+    lengths: dict[tuple[int, BarKind], list[float]] = {}
+    for rank, each in bars.items():
+        for bar in each:
+            lengths.setdefault((rank, bar.kind), []).append(bar.end_s - bar.start_s)
+    return {key: statistics.median(each) for key, each in lengths.items()}
+
+
+def _worst(
+    bars: Mapping[int, Sequence[Bar]],
+    medians: Mapping[tuple[int, BarKind], float],
+    span_s: tuple[float, float],
+) -> _Worst | None:
+    """The bar that is longest against its rank's median, of those that overlap a span of time."""
+    best: tuple[float, _Worst] | None = None
+    for rank, each in bars.items():
+        for bar in each:
+            if bar.end_s <= span_s[0] or bar.start_s >= span_s[1]:
+                continue
+            # An iteration without an end has no like; all of it counts.
+            median_s = 0.0 if bar.kind == "open" else medians[rank, bar.kind]
+            excess_s = bar.end_s - bar.start_s - median_s
+            weight = excess_s * (_WAITING if bar.kind == "wait" else 1)
+            if best is None or weight > best[0]:
+                worst = _Worst(rank=rank, kind=bar.kind, bar=bar, excess_s=excess_s, median_s=median_s)
+                best = weight, worst
+    return None if best is None else best[1]
+
+
+def _gantt(
+    run: Measurements,
+    window: Window,
+    bars: Mapping[int, Sequence[Bar]],
+    worst: _Worst,
+    usual_s: float,
+    *,
+    told: _Told,
+) -> Gantt:
+    fired_s = (window.start_ns - run.t0_ns) / 1e9
+    near = abs(worst.bar.start_s - fired_s) <= _FAR * usual_s
+    start_s = max(0.0, (min(worst.bar.start_s, fired_s) if near else worst.bar.start_s) - _BEFORE * usual_s)
+    last_s = max(bar.end_s for each in bars.values() for bar in each)
+    end_s = min(worst.bar.end_s + _AFTER * usual_s, last_s + usual_s / 2)
+    names = {one.rank: f"{one.host}:{one.rnic}" for one in run.ranks}
+    stall = _mark(run, worst, names, told=told)
+    rows = [
+        Row(
+            rank=rank,
+            name=names.get(rank, f"rank {rank}"),
+            bars=tuple(bar for bar in each if bar.end_s > start_s and bar.start_s < end_s),
+        )
+        for rank, each in bars.items()
+    ]
+    if len(rows) > MOST_ROWS:
+        longest = {one.rank: max((bar.end_s - bar.start_s for bar in one.bars), default=0.0) for one in rows}
+        kept = sorted(rows, key=lambda one: (one.rank != stall.rank, -longest[one.rank]))[:MOST_ROWS]
+        rows = sorted(kept, key=lambda one: one.rank)
+    return Gantt(fault=window.number, start_s=start_s, end_s=end_s, rows=tuple(rows), stall=stall)
+
+
+def _mark(
+    run: Measurements,
+    worst: _Worst,
+    names: Mapping[int, str],
+    *,
+    told: _Told,
+) -> StallMark:
+    """The stall in the words of who knows most of it."""
+    if worst.kind == "open" and told.stalled:
+        one, words = max(told.stalled, key=lambda each: each[0].waited_ns)
+        return StallMark(
+            rank=one.waiter,
+            start_s=max(worst.bar.start_s, worst.bar.end_s - one.waited_ns / 1e9),
+            end_s=worst.bar.end_s,
+            short=f"step {one.step}, rank {one.sender}→{one.receiver}",
+            words=words,
+        )
+    if worst.kind == "open" and len(told.silent) == 1:
+        ((rank, last_s),) = told.silent.items()
+        return StallMark(
+            rank=rank,
+            start_s=last_s,
+            end_s=max(last_s, worst.bar.end_s),
+            short="no recording",
+            words=f"rank {rank} ({names.get(rank, '?')}) left no recording, the others did; it reported nothing after "
+            f"{last_s:.2f} s",
+        )
+    for wait in told.waits:
+        if wait.iteration == worst.bar.iteration:
+            until_s = (wait.until_ns - run.t0_ns) / 1e9
+            return StallMark(
+                rank=wait.receiver,
+                start_s=until_s - wait.waited_ns / 1e9,
+                end_s=until_s,
+                short=f"rank {wait.sender}→{wait.receiver}, {format_duration(wait.waited_ns)}",
+                words=wait.words,
+            )
+    length_s = worst.bar.end_s - worst.bar.start_s
+    name = names.get(worst.rank, "?")
+    if worst.kind in {"open", "whole"}:
+        words = f"iteration {worst.bar.iteration}, rank {worst.rank} ({name}): {length_s:.2f} s" + (
+            ", and it did not end" if worst.kind == "open" else ""
+        )
+    else:
+        words = (
+            f"iteration {worst.bar.iteration}: rank {worst.rank} ({name}) {_DID[worst.kind]} "
+            f"{format_duration(length_s * 1e9)}, its median is {format_duration(worst.median_s * 1e9)}"
+        )
+    return StallMark(
+        rank=worst.rank,
+        start_s=worst.bar.start_s,
+        end_s=worst.bar.end_s,
+        short=f"iteration {worst.bar.iteration}, {format_duration(length_s * 1e9)}",
+        words=words + _died(run, worst, name, told.findings),
+    )
+
+
+def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Finding]) -> str:
+    """The queue pair of the rank that died meanwhile, with the way that it took, or the link on it that was found."""
+    for one in run.qps_lost:
+        at_s = (one.time_ns - run.t0_ns) / 1e9
+        if name not in {one.endpoint, one.peer} or not worst.bar.start_s <= at_s <= worst.bar.end_s:
+            continue
+        path = next((each.path for each in run.connections if (each.src, each.dst) == (one.endpoint, one.peer)), ())
+        links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
+        found = next((each.name for each in findings if links.get(each.name, {""}) <= set(path)), None)
+        where = f", stalled at {found}" if found else f" over {' → '.join(path)}" if path else ""
+        return f"; its queue pair {one.endpoint} → {one.peer} died meanwhile ({one.status}){where}"
+    return ""

@@ -1,0 +1,166 @@
+"""What a run finds, as it finds it; at the end, its measurements."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness import proof
+from harness.experiment.run_plan import Plan
+from harness.experiment.stop import Guard
+from harness.packets.evidence import Evidence
+from harness.record import kernel_log
+from harness.record.measurements import (
+    FaultRun,
+    Measurements,
+    PacketSummary,
+    RankSeries,
+    RebuildMark,
+)
+from harness.record.workload_series import Result, connections_of, ranks_of, series_of, serving_of, summary_of
+from harness.run.hop_packet_bounds import passed
+from harness.verdict import LabState
+from inject.evidence.receipt import Receipt as FaultReceipt
+from inject.fault_plan import PlannedFault
+from inject.injector import TTL_S, Injector
+from testbed.lab import Lab
+from testbed.observe.machine_load import MachineLoad
+from testbed.observe.packet_capture import Captured
+from testbed.observe.telemetry import Recorded
+from traffic.engine.run_results import Standstill
+from traffic.probes.results import Probed
+
+__all__ = ["Found", "measurements_of", "windows"]
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What a run has found so far; grows as the run goes on, so that an early end keeps what there was.
+
+    `lease_s` is how long its faults may outlive the run's process; `injector` does them, None before the first.
+    """
+
+    t0_ns: int = 0
+    end_ns: int = 0
+    stops: Guard = field(default_factory=Guard)
+    result: Result | None = None
+    twin: tuple[RankSeries, ...] | None = None
+    receipts: dict[str, FaultReceipt] = field(default_factory=dict)
+    before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    standstills: tuple[Standstill, ...] = ()
+    paths: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    captured: Captured | None = None
+    packets: Evidence | None = None
+    probed: Probed | None = None
+    recorded: Recorded = field(default_factory=Recorded)
+    lease_s: float = TTL_S
+    injector: Injector | None = None
+    lab_state: LabState = "CLEAN"
+    lab_diff: tuple[str, ...] = ()
+    errors: list[str] = field(default_factory=list)
+    reads: list[tuple[int, int]] = field(default_factory=list)
+    is_control: bool = False
+    load: MachineLoad | None = None
+    twin_load: MachineLoad | None = None
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Record the time in which the harness itself reads from the lab while the workload runs."""
+        begin_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.reads.append((begin_ns, time.monotonic_ns()))
+
+
+def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found: Found) -> Measurements:
+    """All that was found, in the form of `measurements.json`."""
+    result = found.result
+    found.errors += kernel_log.broken(found.recorded.changes)
+    return Measurements(
+        lab=lab.name,
+        lab_kind=lab.kind,
+        accelerator=lab.accelerator,
+        topology=lab.topology,
+        t0_ns=found.t0_ns,
+        end_ns=found.end_ns or time.monotonic_ns(),
+        clock_error_ns=max(result.clock_error_ns.values(), default=0) if result else 0,
+        workload=plan.workload,
+        ranks=ranks_of(result),
+        series=series_of(result),
+        connections=connections_of(result, found.paths),
+        qp_errors=len(result.qp_errors) if result else 0,
+        rebuilds=len(result.rebuilds) if result else 0,
+        qps_lost=tuple(result.qp_errors) if result else (),
+        rebuild_marks=tuple(
+            RebuildMark(error_ns=one.error_ns, rebuilt_ns=one.rebuilt_ns, recovered_ns=one.recovered_ns)
+            for one in (result.rebuilds if result else ())
+        ),
+        standstills=found.standstills,
+        faults=tuple(_fault_runs(plan, faults, found)),
+        counters_before={node: dict(values) for node, values in found.before.items()},
+        counters_after={node: dict(values) for node, values in found.after.items()},
+        twin=found.twin,
+        summary=summary_of(result),
+        serving=serving_of(result),
+        packets=_packets(found.packets),
+        changes=tuple(one for one in found.recorded.changes if one.node in lab.topology.switch_by_name),
+        kernel=tuple(one for one in found.recorded.changes if one.subject == "kernel"),
+        watched=found.recorded.machines,
+        lab_state=found.lab_state,
+        lab_diff=found.lab_diff,
+        reads=tuple(sorted(found.reads)),
+        is_control=found.is_control,
+        load=found.load,
+        twin_load=found.twin_load,
+        failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",
+        errors=tuple(found.errors),
+    )
+
+
+def windows(found: Found) -> dict[str, tuple[int, int]]:
+    """From each fault's first firing (or arming) to its removal."""
+    windows = {}
+    for fault_id, receipt in found.receipts.items():
+        start, end = receipt.fired.first_ns or receipt.armed.at_ns, receipt.cleared.at_ns
+        if start is not None and end is not None:
+            windows[fault_id] = (start, max(start, end))
+    return windows
+
+
+def _packets(found: Evidence | None) -> PacketSummary | None:
+    if found is None:
+        return None
+    backs = sorted(
+        ((one.signal_ns or one.resent_ns) - found.epoch_offset_ns, one.resent_ns - found.epoch_offset_ns)
+        for flow in found.analysis.flows
+        for one in flow.episodes
+    )
+    return PacketSummary(
+        frames=found.analysis.frames,
+        missed=found.missed,
+        broken=found.analysis.violations,
+        goings_back=tuple(backs),
+        doubts=found.analysis.doubts,
+    )
+
+
+def _fault_runs(plan: Plan, faults: Sequence[PlannedFault], found: Found) -> Iterator[FaultRun]:
+    for planned, kind in zip(plan.faults, faults, strict=True):
+        got = found.receipts.get(planned.id)
+        receipt = None
+        if got is not None:
+            receipt = proof.recorded(got, fault_id=planned.id)
+        yield FaultRun(
+            plan=planned,
+            receipt=receipt,
+            doubts=got.doubts if got else (),
+            edges=got.edges if got else (),
+            colour=kind.colour,
+            passed=passed(found.recorded.samples, receipt, node=kind.place.netns or kind.place.node)
+            if receipt is not None
+            else None,
+        )

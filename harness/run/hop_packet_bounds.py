@@ -1,0 +1,52 @@
+"""How many packets passed the hop of a fault while it acted, from samples of its port. Pure.
+
+Samples are a tenth of a second apart and more, so this is known between two bounds: what passed at least, from the
+first sample after the first hit to the last before the last one, and at most, from before the arming until after the
+removal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from harness.verdict import Receipt
+from testbed.observe.counters import delta
+from testbed.observe.telemetry import Sample
+
+__all__ = ["passed"]
+
+_SLACK_NS = 200_000_000
+"""Arming and removal are read back after they were done."""
+_DROPS = frozenset({"packet.drop"})
+
+
+def passed(samples: Iterable[Sample], receipt: Receipt, *, node: str) -> tuple[int, int] | None:
+    """Packets of all kinds that passed, at least and at most; None: nobody can tell.
+
+    Args:
+        samples: what was followed, in order of time.
+        receipt: of a fault in the hop: its readback names device and hook.
+        node: the switch that the device is of.
+    """
+    where: Mapping[str, Any] = receipt.armed.get("readback") or {}
+    armed_ns, cleared_ns = receipt.armed.get("at_ns"), receipt.cleared.get("at_ns")
+    first_ns, last_ns = receipt.fired.first_ns, receipt.fired.last_ns
+    if where.get("hook") not in {"egress", "ingress"} or not isinstance(armed_ns, int):
+        return None
+    if not isinstance(cleared_ns, int) or first_ns is None or last_ns is None:
+        return None
+    # What a rule drops on its way out, the device has not counted; on its way in, it has.
+    egress = where["hook"] == "egress"
+    unseen = receipt.fired.count if egress and receipt.kind in _DROPS else 0
+    name = f"{where.get('device')}.{'tx' if egress else 'rx'}_packets"
+    seen = [(one.at_ns, one.values[name]) for one in samples if one.node == node and name in one.values]
+    before = [value for at_ns, value in seen if at_ns <= armed_ns - _SLACK_NS]
+    after = [value for at_ns, value in seen if at_ns >= cleared_ns + _SLACK_NS]
+    inside = [value for at_ns, value in seen if first_ns <= at_ns <= last_ns]
+    if not before:
+        return None
+    least = delta(inside[0], inside[-1]) if inside else 0
+    # A port that carried nothing any more has no sample after the end: its last value still stands.
+    most = delta(before[-1], after[0] if after else seen[-1][1])
+    return least, most + unseen

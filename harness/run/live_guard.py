@@ -1,0 +1,231 @@
+"""What is seen of a run while it goes on, and the guard that looks at it: stop conditions, and whose the lab is.
+
+with Watching(guard, live, lab.guard) as watching:
+    ...                                 # faults come and go; `watching.stopped` tells that they have to go at once
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from harness.analysis import timeline
+from harness.experiment.stop import Guard
+from harness.record import kernel_log
+from testbed.errors import FaultbedError
+from testbed.observe.telemetry import Change
+from traffic.engine.run_results import Standstill
+from traffic.engine.samples import BIN_NS
+
+__all__ = ["LOOK_S", "Live", "Watching"]
+
+LOOK_S = 0.5
+"""How often it is looked at."""
+LAG_NS = 1_000_000_000
+"""Samples of traffic are told twice a second: what is older than this has come."""
+WINDOW_NS = 1_000_000_000
+SILENT_NS = 5_000_000_000
+"""Time without a byte, before the first fault, from which the workload counts as not making progress."""
+STANDSTILL_SHARE = 0.2
+"""Share of the fault-free start for which a host may have stood still."""
+_GATE_NS = (1_500_000_000, 300_000_000)
+"""From how long before the first fault, and until when, the workload's health decides whether it is armed."""
+
+
+class Live:
+    """Grows as a run goes on: fed by the events of its traffic and by what its machines tell. Thread-safe.
+
+    `heard_ns` gives, by machine, when something of it was heard last (controller ns); None: nobody listens.
+    `slow_ranks` gives how many ranks are slow now (`harness.run.online`); None: nobody looks for them.
+    `is_over` says whether the workload has ended, `standstills` and `reads` give the hosts' and the harness's own so
+    far. `needs_baseline`: the experiment bounds something that is compared with the fault-free start.
+    """
+
+    def __init__(self) -> None:
+        self.heard_ns: Callable[[], Mapping[str, int]] | None = None
+        self.slow_ranks: Callable[[], int | None] | None = None
+        self.is_over: Callable[[], bool] = lambda: False
+        self.standstills: Callable[[], Sequence[Standstill]] = tuple
+        self.reads: Callable[[], Sequence[tuple[int, int]]] = tuple
+        self.needs_baseline = False
+        self._lock = threading.Lock()
+        self._bytes: Counter[int] = Counter()
+        self._qp_errors = 0
+        self._told_ns: int | None = None
+        self._lengths: list[int] = []
+        self._kernel: list[Change] = []
+        self._start_ns: int | None = None
+        self._fault_ns: int | None = None
+        self._before_bps: float | None = None
+
+    def begin(self, *, start_ns: int, fault_ns: int) -> None:
+        """The workload has started; its goodput from then until the first fault is what the rest is compared with."""
+        with self._lock:
+            self._start_ns, self._fault_ns = start_ns, fault_ns
+            self._told_ns = time.monotonic_ns()
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Take an event of the workload (`traffic.engine.running_traffic`)."""
+        with self._lock:
+            if event["event"] == "qp_error":
+                self._qp_errors += 1
+            elif event["event"] == "sample":
+                self._told_ns = event.get("time_ns", self._told_ns)
+                first = event["start_ns"] // BIN_NS
+                for index, size in enumerate(event["sizes"]):
+                    self._bytes[first + index] += size
+            elif event["event"] == "iteration":
+                self._lengths.append(event["end_ns"] - event["start_ns"])
+
+    def on_change(self, change: Change) -> None:
+        """Take what a machine's kernel has told (`testbed.observe.telemetry`)."""
+        if change.subject == "kernel":
+            with self._lock:
+                self._kernel.append(change)
+
+    def values(self, now_ns: int) -> dict[str, float | None]:
+        """What `harness.experiment.stop.METRICS` names, as it is now; None: not known (yet)."""
+        heard = self.heard_ns() if self.heard_ns is not None else {}
+        slow = self.slow_ranks() if self.slow_ranks is not None else None
+        with self._lock:
+            told = self._is_told(now_ns)
+            return {
+                "qp_errors": self._qp_errors if told else None,
+                "goodput_ratio": self._goodput_ratio(now_ns) if told else None,
+                "silence": max(((now_ns - at_ns) / 1e9 for at_ns in heard.values()), default=None),
+                "kernel.broken": len(kernel_log.broken(self._kernel)),
+                "slow_ranks": slow,
+            }
+
+    def due(self, now_ns: int) -> frozenset[str]:
+        """Return the metrics that must be known by now: all but `slow_ranks`, which are learnt from iterations."""
+        with self._lock:
+            if self._start_ns is None or self._fault_ns is None or self.is_over():
+                return frozenset()
+            can_compare = now_ns - LAG_NS - WINDOW_NS >= self._fault_ns
+        return frozenset({"qp_errors", "silence", "kernel.broken", *(["goodput_ratio"] if can_compare else [])})
+
+    def _is_told(self, now_ns: int) -> bool:
+        """Return whether ranks still report; what is older than `LAG_NS` has come, unless the workload is over."""
+        return self._told_ns is None or now_ns - self._told_ns <= LAG_NS or self.is_over()
+
+    def unhealthy(self, now_ns: int) -> str | None:
+        """Say what is wrong with the workload just before the first fault; None: nothing, or it is not that time."""
+        reads, standstills = self.reads(), self.standstills()
+        with self._lock:
+            start_ns, fault_ns = self._start_ns, self._fault_ns
+            if start_ns is None or fault_ns is None or not _GATE_NS[1] <= fault_ns - now_ns <= _GATE_NS[0]:
+                return None
+            first = -(-start_ns // BIN_NS)
+            sizes = np.array([self._bytes[at] for at in range(first, (now_ns - LAG_NS) // BIN_NS)], dtype=np.float64)
+            lost, length_ns = self._qp_errors, int(np.median(self._lengths)) if self._lengths else 0
+        if lost:
+            return f"{lost} queue pairs were lost before the first fault"
+        start = timeline.Goodput(t0_ns=first * BIN_NS, step_ns=BIN_NS, bytes=sizes)
+        reason = _no_progress(sizes) or _standstill(standstills, start_ns, now_ns)
+        return reason or (_unsteady(start, length_ns, reads) if self.needs_baseline else None)
+
+    def _goodput_ratio(self, now_ns: int) -> float | None:
+        end_ns = now_ns - LAG_NS
+        if self._start_ns is None or self._fault_ns is None or end_ns - WINDOW_NS < self._fault_ns:
+            return None
+        if self._before_bps is None:
+            self._before_bps = self._mean(self._start_ns, self._fault_ns)
+        return self._mean(end_ns - WINDOW_NS, end_ns) / self._before_bps if self._before_bps else None
+
+    def _mean(self, start_ns: int, end_ns: int) -> float:
+        """Bytes in each bin, on average, over the bins that begin within a time."""
+        bins = range(-(-start_ns // BIN_NS), -(-end_ns // BIN_NS))
+        return sum(self._bytes[number] for number in bins) / len(bins) if bins else 0.0
+
+
+def _no_progress(sizes: np.ndarray[Any, np.dtype[np.float64]]) -> str | None:
+    """Say that bytes do not come (any more); a pause no longer than twice the longest one before is none."""
+    carrying = np.flatnonzero(sizes)
+    if not len(carrying):
+        silent_ns, usual_ns = len(sizes) * BIN_NS, 0
+    else:
+        silent_ns = (len(sizes) - 1 - int(carrying[-1])) * BIN_NS
+        usual_ns = int(np.diff(carrying, prepend=0).max()) * BIN_NS
+    if silent_ns <= max(SILENT_NS, 2 * usual_ns):
+        return None
+    return f"the workload makes no progress: no byte in the last {silent_ns / 1e9:.1f} s"
+
+
+def _standstill(standstills: Sequence[Standstill], start_ns: int, now_ns: int) -> str | None:
+    stood_ns: Counter[str] = Counter()
+    for one in standstills:
+        stood_ns[one.host] += max(0, one.end_ns - max(one.start_ns, start_ns))
+    host, most_ns = max(stood_ns.items(), key=lambda item: item[1], default=("", 0))
+    if most_ns <= STANDSTILL_SHARE * (now_ns - start_ns):
+        return None
+    return (
+        f"{host} stood still for {most_ns / 1e9:.1f} s of the {(now_ns - start_ns) / 1e9:.1f} s before the first fault"
+    )
+
+
+def _unsteady(start: timeline.Goodput, iteration_ns: int, reads: Sequence[tuple[int, int]]) -> str | None:
+    window_ns = -(-max(timeline.ROLLING_NS, 2 * iteration_ns) // BIN_NS) * BIN_NS
+    share = timeline.steadiness(start, until_ns=start.end_ns, window_ns=window_ns, reads=reads)
+    if share is None or share >= timeline.STEADY_SHARE:
+        return None
+    return (
+        f"goodput varies too much to measure a recovery: rolling goodput falls to {share:.2f} of its mean without a "
+        f"fault (at least {timeline.STEADY_SHARE:g} is needed)"
+    )
+
+
+class Watching:
+    """Looks twice a second, on a thread of its own, for as long as its `with` block lasts.
+
+    `stopped` is set when a stop condition holds or has no data, when the workload is not healthy before the first fault
+    (`Guard` has the reason), or when the lab is no longer ours: `error` says so then.
+    """
+
+    def __init__(self, guard: Guard, live: Live, ours: Callable[[], None]) -> None:
+        self.stopped = threading.Event()
+        self.error: FaultbedError | None = None
+        self._guard, self._live, self._ours = guard, live, ours
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stop conditions", daemon=True)
+
+    def _watch(self) -> None:
+        while not self._done.wait(LOOK_S) and not self.stopped.is_set():
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001  # a defect of ours must not leave faults unguarded
+                self.error = FaultbedError(f"stop conditions could not be looked at: {type(error).__name__}: {error}")
+                self.stopped.set()
+
+    def look(self) -> None:
+        """Look once."""
+        now_ns = time.monotonic_ns()
+        held = self._guard.look(now_ns, self._live.values(now_ns), due=self._live.due(now_ns))
+        if held is None and self._guard.missing is None:
+            self._guard.refused = self._live.unhealthy(now_ns)
+        if held is not None or self._guard.missing is not None or self._guard.refused is not None:
+            self.stopped.set()
+            return
+        try:
+            self._ours()
+        except FaultbedError as error:
+            self.error = error
+            self.stopped.set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if error is not None:
+            self.stopped.set()  # Ctrl-C: faults are cleared now, not when the workload has been ended
+        self._thread.join(10.0)

@@ -1,0 +1,143 @@
+"""Which hosts a run goes without: those that preflight finds unfit, and those that a person has named.
+
+A host is left out for what is wrong at itself, at its end or at the switch's end of one of its cables, or because it
+does not answer. What is wrong with the fabric is no host's, and no host that is left out would mend it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.verdict import LeftOut
+from testbed.errors import LabError, UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.schema import near
+from testbed.inventory.subset import without_hosts
+from testbed.lab import open_lab
+from testbed.model.topology import Topology
+from testbed.preflight.checks import Check, State, Wrong, run_checks
+from testbed.preflight.collect import look
+from traffic.flows.burnin import Outlier
+
+__all__ = ["REACH", "Unfit", "by_hand", "find", "of_outliers", "only", "silent_hosts", "unfit"]
+
+REACH = "reach"
+_BY_HAND = "named by hand"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """The hosts to be left out, and what is still wrong without them."""
+
+    hosts: tuple[LeftOut, ...]
+    rest: tuple[Wrong, ...]
+
+
+def by_hand(inventory: Inventory, names: Iterable[str]) -> tuple[LeftOut, ...]:
+    """Hosts that a person has named.
+
+    Raises:
+        UsageError: the lab has no such host.
+    """
+    found = tuple(dict.fromkeys(names))
+    _refuse_unknown(inventory, found, option="--without ")
+    return tuple(LeftOut(host=name, why=_BY_HAND) for name in found)
+
+
+def only(inventory: Inventory, hosts: Collection[str]) -> Inventory:
+    """The lab as if it had these hosts alone; all of it without any.
+
+    Raises:
+        UsageError: the lab has no such host.
+    """
+    _refuse_unknown(inventory, hosts)
+    others = [name for name in inventory.topology.host_by_name if name not in hosts]
+    return without_hosts(inventory, others) if hosts else inventory
+
+
+def _refuse_unknown(inventory: Inventory, names: Iterable[str], *, option: str = "") -> None:
+    known = list(inventory.topology.host_by_name)
+    for name in names:
+        if name not in known:
+            said = f"{option}{name}: " if option else ""
+            raise UsageError(f'{said}no host "{name}" in {inventory.name}{near(name, known)}')
+
+
+def unfit(inventory: Inventory, state: State, checks: Sequence[Check], already: Iterable[LeftOut] = ()) -> Unfit:
+    """Looks again without the hosts that something is wrong at, until nothing more is any host's.
+
+    What a sick host brings about elsewhere (a prefix that no switch has a way to) is gone with it.
+    """
+    out = {one.host: one for one in already}
+    while True:
+        part = without_hosts(inventory, out)
+        wrong = run_checks(part, {name: facts for name, facts in state.items() if name not in out}, checks)
+        at: dict[str, list[Wrong]] = {}
+        for one in wrong:
+            if host := _host_of(part.topology, one.where):
+                at.setdefault(host, []).append(one)
+        if not at:
+            return Unfit(hosts=tuple(out.values()), rest=tuple(wrong))
+        out |= {host: LeftOut(host=host, why=_why(some)) for host, some in at.items()}
+
+
+def of_outliers(outliers: Iterable[Outlier], already: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    """Hosts of pairs that fell out of a burn-in: those that most of them have in common, until none is left.
+
+    Of a pair that has nothing in common with another one nobody can tell which end it is: both are left out.
+    """
+    known, found = {one.host for one in already}, dict[str, LeftOut]()
+    left = [(one, {end.partition(":")[0] for end in (one.pair.src, one.pair.dst)}) for one in outliers]
+    while left := [(one, ends) for one, ends in left if not ends & (known | found.keys())]:
+        seen = Counter(end for _, ends in left for end in ends)
+        most = max(seen.values())
+        for host in sorted(host for host, count in seen.items() if count == most):
+            found[host] = LeftOut(host=host, why=f"burn-in: {most} pairs with it are slow or dead")
+    return tuple(found.values())
+
+
+def silent_hosts(silent: Mapping[str, str]) -> tuple[LeftOut, ...]:
+    """Hosts that did not answer preflight."""
+    return tuple(LeftOut(host=host, why=f"{REACH}: {why}") for host, why in silent.items())
+
+
+def find(
+    inventory: Inventory, checks: Sequence[Check], already: Sequence[LeftOut], progress: Callable[[str], None]
+) -> tuple[LeftOut, ...]:
+    """Look at every machine (no burn-in) and say which hosts a run must do without, `already` among them.
+
+    Raises:
+        LabError: something is wrong that is no host's, or a switch does not answer.
+    """
+    progress("preflight: which hosts are fit")
+    silent: dict[str, str] = {}
+    with open_lab(without_hosts(inventory, [one.host for one in already])) as lab:
+        state = look(lab, silent=silent)
+    found = unfit(inventory, state, checks, [*already, *silent_hosts(silent)])
+    if found.rest:
+        first = found.rest[0]
+        more = f", and {len(found.rest) - 1} more" if len(found.rest) > 1 else ""
+        raise LabError(
+            f"{inventory.name}: {first.check} at {first.where}: {first.found}, right is {first.wanted}{more}; "
+            "no host can be left out for that: `faultbed preflight` tells all, or run without --leave-out"
+        )
+    for one in found.hosts:
+        progress(f"leaving out {one.host}: {one.why}")
+    return found.hosts
+
+
+def _host_of(topology: Topology, where: str) -> str | None:
+    """The host that a finding is at: itself, or the one at the other end of a switch's port."""
+    name = where.partition(" ")[0]
+    if (host := name.partition(":")[0]) in topology.host_by_name:
+        return host
+    ports = {f"{link.a.node}:{link.a.netdev}": link.b.node for link in topology.links if link.rnic is not None}
+    return ports.get(name)
+
+
+def _why(wrong: Sequence[Wrong]) -> str:
+    first = wrong[0]
+    more = f"; {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return f"{first.check}: {first.where}: {first.found}{more}"

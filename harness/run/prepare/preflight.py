@@ -1,0 +1,201 @@
+"""Preflight: the checks of `testbed.preflight`, stale reservations and a burn-in, as one answer. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from harness.run.prepare.exclusions import REACH, of_outliers, silent_hosts, unfit
+from harness.verdict import LeftOut
+from testbed.errors import LabError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.subset import without_hosts
+from testbed.lab import Lab
+from testbed.model.topology import Topology
+from testbed.preflight.checks import CHECKS, NotLooked, State, Wrong, not_looked, run_checks
+from testbed.preflight.collect import look
+from testbed.preflight.rack_checks import RACK_CHECKS
+from testbed.tenancy import reservation
+from testbed.tenancy.lab_lease import book_of, is_dead
+from traffic.flows import burnin
+from traffic.flows.burnin import Burnin, Outlier
+
+__all__ = ["ALL_CHECKS", "BURNIN", "RESERVATIONS", "Preflight", "broken", "names", "preflight", "suspects"]
+
+ALL_CHECKS = (*CHECKS, *RACK_CHECKS)
+RESERVATIONS, BURNIN = "reservations", "burn-in"
+WORSE_THAN = {"soft": 4.0, "rack": 1.15}
+"""From which ratio to the best quarter a pair falls out. Soft pairs share a few cores and differ by a third on a quiet
+machine, a sick link is tens of times slower. Rack pairs of one kind are alike to a few percent (not yet run)."""
+
+_FATAL = frozenset({"link", "address", "rdma", "gid", "route"})
+_DO_REACH = "look at its power, its BMC and its management cable; its RNICs and GPUs could not be looked at"
+_UNTRIED = "not tried: an end of it, or too many other pairs, were dead by then"
+_DO_BURNIN = "the end that its outliers have in common is the suspect: its cable, its port, its qdisc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What preflight found. `checked` are the names of the checks that were done.
+
+    `not_looked` is what nothing can be said of: whole checks, which are then not in `checked`, or parts of one.
+    `leave_out` are the hosts to do without, `rest` is what is wrong with the lab without them, too.
+    """
+
+    lab: str
+    checked: tuple[str, ...]
+    wrong: tuple[Wrong, ...]
+    burnin: Burnin | None
+    not_looked: tuple[NotLooked, ...] = ()
+    leave_out: tuple[LeftOut, ...] = ()
+    rest: tuple[Wrong, ...] = ()
+
+    @property
+    def bad_hosts(self) -> tuple[str, ...]:
+        """Nodes that something wrong is at."""
+        names = {wrong.where.replace(" ", ":").split(":")[0] for wrong in self.wrong if wrong.where != self.lab}
+        return tuple(sorted(names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        hosts = msgspec.to_builtins(self.leave_out)
+        return {**asdict(self), "leave_out": list(hosts), "bad_nodes": self.bad_hosts}
+
+
+def names(inventory: Inventory) -> tuple[str, ...]:
+    """The names of all checks of this kind of lab, in their order."""
+    return (*(check.name for check in ALL_CHECKS if inventory.kind in check.labs), RESERVATIONS, BURNIN)
+
+
+def _unseen(inventory: Inventory, state: State, out: Iterable[str], *, with_burnin: bool) -> list[NotLooked]:
+    """What is not looked at, the burn-in's too: that of RNICs that are broken anyway, or all of it."""
+    found = not_looked(inventory, state, ALL_CHECKS)
+    if not with_burnin:
+        return [*found, NotLooked(check=BURNIN, where=inventory.name, why="it was left out (--no-burn-in)")]
+    why = "another check has found this RNIC unfit to carry anything"
+    return [*found, *(NotLooked(check=BURNIN, where=rnic, why=why) for rnic in sorted(out))]
+
+
+def preflight(
+    lab: Lab, progress: Callable[[str], None], *, with_burnin: bool = True, leave_out: bool = False
+) -> Preflight:
+    """Look at a whole lab. With `leave_out`, a host that does not answer is one to be left out.
+
+    Raises:
+        Unreachable: a machine does not answer: nobody can tell what it is like.
+    """
+    inventory = lab.inventory_model
+    progress("looking at every machine")
+    silent: dict[str, str] = {}
+    state = look(lab, silent=silent if leave_out else None)
+    answering = without_hosts(inventory, silent)
+    stale = _stale(inventory)
+    wrong = [*map(_silent, silent.items()), *run_checks(answering, state, ALL_CHECKS), *stale]
+    hosts = unfit(inventory, state, ALL_CHECKS, silent_hosts(silent))
+    left_out, rest = list(hosts.hosts), [*hosts.rest, *stale]
+    out = broken(lab.topology, wrong)
+    out |= {f"{host}:{rnic.name}" for host in silent for rnic in lab.topology.host_by_name[host].rnics}
+    unseen = _unseen(answering, state, out, with_burnin=with_burnin)
+    done = None
+    if with_burnin:
+        done, found = _burn_in(lab, out, progress)
+        wrong += found
+        if done is None:
+            rest += found
+        else:
+            left_out += of_outliers(done.outliers, left_out)
+            unseen += [NotLooked(check=BURNIN, where=f"{src} > {dst}", why=_UNTRIED) for src, dst in done.unmeasured]
+            rest += _untried(inventory, done, {one.host for one in left_out})
+    whole = {one.check for one in unseen if one.where == inventory.name}
+    return Preflight(
+        lab=inventory.name,
+        checked=tuple(name for name in names(inventory) if name not in whole),
+        wrong=tuple(wrong),
+        burnin=done,
+        not_looked=tuple(unseen),
+        leave_out=tuple(left_out),
+        rest=tuple(rest),
+    )
+
+
+def _burn_in(lab: Lab, out: set[str], progress: Callable[[str], None]) -> tuple[Burnin | None, list[Wrong]]:
+    """The burn-in of RNICs that are not `out`, and what is wrong by it; None when nothing could be measured."""
+    inventory = lab.inventory_model
+    told = f", without {', '.join(sorted(out))}" if out else ""
+    progress(f"burn-in: latency and bandwidth of all pairs, one after the other{told}")
+    try:
+        done = burnin.measure(
+            lab,
+            worse_than=WORSE_THAN[inventory.kind],
+            shape=burnin.SHAPES[inventory.kind],
+            leave_out=out,
+            on_event=lambda _event: lab.heartbeat(),
+        )
+    except LabError as error:
+        do = "mend what the other checks have found first, then run the burn-in again"
+        wanted = "every pair connects"
+        return None, [Wrong(check=BURNIN, where=inventory.name, found=str(error), wanted=wanted, do=do)]
+    return done, [_as_wrong(outlier) for outlier in done.outliers]
+
+
+def _untried(inventory: Inventory, done: Burnin, out: set[str]) -> list[Wrong]:
+    """Pairs of hosts that stay, but that nobody has measured: the lab is not known to be right without the others."""
+    left = [pair for pair in done.unmeasured if not out & {end.partition(":")[0] for end in pair}]
+    if not left:
+        return []
+    found = f"{len(left)} pairs were not measured: too many others were dead"
+    do = "mend the dead ones or do without their hosts, then run the burn-in again"
+    return [Wrong(check=BURNIN, where=inventory.name, found=found, wanted="every pair measured", do=do)]
+
+
+def _silent(one: tuple[str, str]) -> Wrong:
+    host, why = one
+    return Wrong(check=REACH, where=host, found=f"does not answer: {why}", wanted="answers", do=_DO_REACH)
+
+
+def broken(topology: Topology, wrong: Iterable[Wrong]) -> set[str]:
+    """RNICs that a check has found unfit to carry anything, at either end of their cable."""
+    at = {item.where.partition(" ")[0] for item in wrong if item.check in _FATAL}
+    found = set()
+    for link in topology.links:
+        if link.rnic is not None:
+            name = f"{link.b.node}:{link.rnic}"
+            if at & {name, f"{link.a.node}:{link.a.netdev}", f"{link.b.node}:{link.b.netdev}"}:
+                found.add(name)
+    return found
+
+
+def suspects(outliers: tuple[Outlier, ...]) -> list[str]:
+    """RNICs at the ends of outliers, most often seen first."""
+    ends = [end for outlier in outliers for end in (outlier.pair.src, outlier.pair.dst)]
+    return sorted(set(ends), key=lambda end: (-ends.count(end), end))
+
+
+def _stale(inventory: Inventory) -> list[Wrong]:
+    """Reservations that hold nothing any more, but that nobody has taken out of the book."""
+    now = book_of(inventory).read()
+    alive = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)
+    return [
+        Wrong(
+            check=RESERVATIONS,
+            where=inventory.name,
+            found=f"a stale reservation of {entry.who} ({entry.why})",
+            wanted="none",
+            do="it blocks nobody and goes with the next reservation; look whether what it was for ended well",
+        )
+        for entry in now.book
+        if entry not in alive
+    ]
+
+
+def _as_wrong(outlier: Outlier) -> Wrong:
+    pair = outlier.pair
+    if outlier.value is None or outlier.ratio is None:
+        found, wanted = "nothing got through", f"{outlier.what} {outlier.usual:.0f}"
+    else:
+        found = f"{outlier.what} {outlier.value:.0f}, {outlier.ratio:.2f} times worse"
+        wanted = f"near the {outlier.usual:.0f} that the best quarter of its kind has ({pair.kind})"
+    return Wrong(check=BURNIN, where=f"{pair.src} > {pair.dst}", found=found, wanted=wanted, do=_DO_BURNIN)

@@ -1,0 +1,138 @@
+"""An experiment held against a lab: what is run, hurt and had for oneself, decided before the lab is touched."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from harness.experiment import run_plan as plan_module
+from harness.experiment.experiment_file import Experiment
+from harness.experiment.needs import unmet
+from harness.experiment.run_plan import Plan
+from harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
+from harness.verdict import LeftOut
+from inject import fault_plan
+from inject.fault_plan import FaultSpec
+from inject.policy import blast_radius, safety
+from inject.policy.conflicts import touches
+from testbed.errors import Unsupported, UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.subset import without_hosts
+from testbed.model.topology import Topology
+
+__all__ = ["Decided", "decide", "refusal", "touched"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """An experiment held against a lab, with everything decided and nothing done.
+
+    `hosts` are the lab's without those that are `left_out`, which take no part in it.
+    """
+
+    experiment: Experiment
+    source: bytes
+    plan: Plan
+    faults: tuple[fault_plan.PlannedFault, ...]
+    hosts: tuple[str, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def decide(
+    experiment: Experiment,
+    source: bytes,
+    inventory: Inventory,
+    *,
+    seed: int | None = None,
+    left_out: Sequence[LeftOut] = (),
+) -> Decided:
+    """Plan a run on the hosts that are not `left_out`; touches nothing.
+
+    Raises:
+        ConfigError: the experiment does not fit the lab.
+        UsageError: a fault that does not exist or does not fit its target.
+        Unsupported: the lab is too small, or has no way to do a fault.
+    """
+    inventory = without_hosts(inventory, [one.host for one in left_out])
+    if experiment.lab_kind not in (None, inventory.kind):
+        raise Unsupported(f"{experiment.source}: it is for a {experiment.lab_kind} lab; {inventory.name} is none")
+    lacking = unmet(experiment.needs, inventory.topology)
+    if lacking:
+        raise Unsupported(f"{experiment.source}: {inventory.name} is not enough for it: {'; '.join(lacking)}")
+    fitted = fit(experiment, inventory.topology, inventory.kind)
+    digest = hashlib.sha256(inventory.path.read_bytes()).hexdigest()
+    planned = plan_module.plan(fitted, seed=seed, inventory_digest=digest, version=metadata.version("faultbed"))
+    faults = _planned(fitted, planned, inventory)
+    if inventory.kind == "rack":
+        inventory = _of_the_run(fitted, faults, inventory)
+        faults = _planned(fitted, planned, inventory)
+    hosts = tuple(host.name for host in inventory.topology.hosts)
+    return Decided(experiment=fitted, source=source, plan=planned, faults=faults, hosts=hosts, left_out=tuple(left_out))
+
+
+def _of_the_run(experiment: Experiment, faults: Sequence[fault_plan.PlannedFault], inventory: Inventory) -> Inventory:
+    """The lab with the hosts alone that the run has for itself: on others somebody else may be at work.
+
+    Their counters would witness to faults of his, and a host that he reboots would end a run that is not on it.
+    """
+    topology = inventory.topology
+    names = set(_touched(experiment, faults, topology, tuple(topology.host_by_name)))
+    ours = names | {link.b.node for link in topology.links if link.name in names}
+    return without_hosts(inventory, [name for name in topology.host_by_name if name not in ours])
+
+
+def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tuple[fault_plan.PlannedFault, ...]:
+    """The faults of a plan, aimed; what does not fit is told by its place in the experiment's file."""
+    # A plan has its faults in the order of their times; a person looks for them in the order of the file.
+    places = {fault.id: f"faults[{index}]" for index, fault in enumerate(experiment.faults)}
+    names = [places[fault.id] for fault in planned.faults]
+    specs = [
+        FaultSpec(
+            kind=fault.kind,
+            target=fault.target,
+            at_s=fault.at_ns / 1e9,
+            for_s=fault.duration_ns / 1e9,
+            params=fault.parameters,
+            seed=fault.seed,
+        )
+        for fault in planned.faults
+    ]
+    try:
+        faults = fault_plan.plan_all(specs, inventory.topology, lab_kind=inventory.kind, names=names)
+    except (UsageError, Unsupported) as error:
+        raise type(error)(f"{experiment.source}: {error}") from error
+    refuse_absent(experiment, faults, names)
+    return faults
+
+
+def touched(decided: Decided, topology: Topology) -> tuple[str, ...]:
+    """Hosts of the workload, and what the faults touch: what a run on a rack lab must have for itself.
+
+    Probes go between all hosts. A run on a soft lab has the whole lab, because it puts it back into its snapshot.
+    """
+    return _touched(decided.experiment, decided.faults, topology, decided.hosts)
+
+
+def _touched(
+    experiment: Experiment, faults: Sequence[fault_plan.PlannedFault], topology: Topology, hosts: tuple[str, ...]
+) -> tuple[str, ...]:
+    probed = hosts if experiment.probe else ()
+    return (
+        *probed,
+        *hosts_of(experiment.workload),
+        *(name for fault in faults for name in touches(fault, topology)),
+    )
+
+
+def refusal(decided: Decided, inventory: Inventory) -> safety.Forbidden | None:
+    """Why the lab's owner would not allow the faults of a run; None: he does."""
+    try:
+        for fault in decided.faults:
+            safety.check(fault, inventory)
+        blast_radius.check(decided.faults, inventory)
+        safety.check_spacing(decided.faults, inventory)
+    except safety.Forbidden as reason:
+        return reason
+    return None

@@ -1,0 +1,1 @@
+"""Several runs of one experiment: repeated, pooled, decided early, and shrunk."""

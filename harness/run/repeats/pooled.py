@@ -1,0 +1,263 @@
+"""Several runs of one experiment, decided once. Pure.
+
+    run --repeat N                 N runs, and one decision
+    run --until-decided --most N   one after every run from the third on, until it decides
+    (`harness.run.repeats.alpha_spending`)
+
+Runs are independent of each other: a lab starts each from the same state. The run is therefore what is replicated, and
+noise within a run only adds to what runs differ by.
+
+* A time or a rate (`UNBIASED`) is pooled by the logarithms of the runs' values, with Student's t.
+* A percentile, a share or a minimum of one run is not where the truth lies on average. Its pooled interval holds both
+  that of the runs' values and the mean of the runs' own intervals, so that it never decides more boldly than they do.
+* Every other check counts in each run, and the worst one stands.
+
+A run with an error of the harness, or whose faults are not all proven, is left out, with the reason. At least `FIRST`
+runs, and half of all, must remain. Where no check is pooled, all runs must: each of them has to show it. A pooled check
+is no PASS where one of the runs that remain has no value of it. A run that was faster than its twin stays in: to drop
+it would raise the mean. Where all runs together are faster than their twins, the machine was disturbed, and the pool
+decides nothing either.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from harness.analysis.observations import Observation, disturbed
+from harness.confidence import Interval, decide, level_for, student, tail_of
+from harness.experiment.experiment_file import Expectation
+from harness.experiment.metrics import Metric
+from harness.judge import NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
+from harness.run.repeats.alpha_spending import FIRST, tails
+from harness.verdict import Check, LabState, Verdict, VerdictFile, worst
+
+__all__ = ["UNBIASED", "PooledFile", "PooledRun", "Trial", "decode", "encode", "pool", "undecided"]
+
+UNBIASED = frozenset({"jct_ratio", "ettr", "goodput.mean", "busbw.mean"})
+_RULE = "decided by the pooled {level:.5g} % interval: PASS wholly inside, FAIL wholly outside, else INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run of the pool. `metrics` are its observations; their intervals are used for percentiles and minima."""
+
+    run_dir: str
+    verdict: VerdictFile
+    metrics: Mapping[str, Observation] = field(default_factory=dict)
+
+
+class PooledRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in `pooled.json`; `left_out` says why its values do not count. None: they do."""
+
+    seed: int
+    run_dir: str
+    verdict: Verdict
+    lab_state: LabState
+    left_out: str | None = None
+
+
+class PooledFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`pooled.json`. `most` are the runs of the last look where the pool was looked at after every run; None: once."""
+
+    schema: Literal[1] = 1
+    experiment: str
+    lab: str
+    verdict: Verdict
+    lab_state: LabState
+    checks: tuple[Check, ...]
+    runs: tuple[PooledRun, ...]
+    most: int | None = None
+
+
+def encode(pooled: PooledFile) -> bytes:
+    """Return `pooled.json` as bytes."""
+    return msgspec.json.format(msgspec.json.encode(pooled), indent=2) + b"\n"
+
+
+def decode(content: bytes) -> PooledFile:
+    """Read `pooled.json`.
+
+    Raises:
+        msgspec.ValidationError: not a pool of schema 1.
+    """
+    return msgspec.json.decode(content, type=PooledFile)
+
+
+def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: int | None = None) -> PooledFile:
+    """Decide over all runs.
+
+    `most` None: this is the only look. A number: runs are looked at after each one, and `most` of them at the end.
+    """
+    left_out = {trial.run_dir: _why_left_out(trial.verdict) for trial in trials}
+    kept = [trial for trial in trials if left_out[trial.run_dir] is None]
+    noisy = noisy_checks(expectations)
+    checks = [
+        _noisy_check(one.metric, sign, bound, kept, noisy, most)
+        for one in expectations
+        for sign, bound in bounds_of(one)
+        if is_noisy(one.metric, sign, bound) and not isinstance(bound, str)
+    ]
+    by_interval = {_question(check) for check in checks}
+    checks = [_enough(trials, kept, noisy), *_exact_checks(trials, left_out, by_interval), *checks]
+    dirty = any(trial.verdict.lab_state == "DIRTY" for trial in trials)
+    return PooledFile(
+        experiment=trials[0].verdict.experiment,
+        lab=trials[0].verdict.lab,
+        verdict=worst(check.verdict for check in checks),
+        lab_state="DIRTY" if dirty else "CLEAN",
+        checks=tuple(checks),
+        runs=tuple(
+            PooledRun(
+                seed=trial.verdict.seed,
+                run_dir=trial.run_dir,
+                verdict=trial.verdict.verdict,
+                lab_state=trial.verdict.lab_state,
+                left_out=left_out[trial.run_dir],
+            )
+            for trial in trials
+        ),
+        most=most,
+    )
+
+
+def undecided(pooled: PooledFile) -> bool:
+    """Return whether another run could still decide something: no error, no FAIL, no DIRTY lab, a check left open."""
+    if pooled.lab_state == "DIRTY" or pooled.verdict in (Verdict.FAIL, Verdict.ERROR):
+        return False
+    return any(check.verdict is Verdict.INCONCLUSIVE for check in pooled.checks if "pooled" in check.rule)
+
+
+def _why_left_out(verdict: VerdictFile) -> str | None:
+    for check in verdict.checks:
+        if check.verdict is Verdict.ERROR:
+            return f"{check.name}: {check.detail}"
+        if check.name.startswith("fired.") and check.verdict is not Verdict.PASS:
+            return f"{check.name.removeprefix('fired.')} is not proven: {check.detail}"
+    return None
+
+
+def _enough(trials: Sequence[Trial], kept: Sequence[Trial], noisy: int) -> Check:
+    least = max(FIRST, -(-len(trials) // 2)) if noisy else len(trials)
+    good = len(kept) >= least
+    return Check(
+        name="pooled_runs",
+        verdict=Verdict.PASS if good else Verdict.INCONCLUSIVE,
+        observed=len(kept),
+        bound=least,
+        unit="count",
+        rule="observed >= bound. Runs in the pooled decision: without an error, and with every fault proven",
+        detail=f"of {len(trials)} runs",
+    )
+
+
+def _exact_checks(
+    trials: Sequence[Trial], left_out: Mapping[str, str | None], by_interval: set[tuple[str, str, str]]
+) -> tuple[Check, ...]:
+    """Return the worst of each check that no interval decides; of a run that is left out, only what is wrong counts."""
+    found: dict[tuple[str, str, str], list[tuple[Trial, Check]]] = {}
+    for trial in trials:
+        for check in trial.verdict.checks:
+            is_wrong = check.verdict in (Verdict.FAIL, Verdict.ERROR)
+            if _question(check) in by_interval:
+                continue
+            if is_wrong or left_out[trial.run_dir] is None:
+                found.setdefault(_question(check), []).append((trial, check))
+    checks = []
+    for each in found.values():
+        trial, check = next(one for one in each if one[1].verdict is worst(check.verdict for _, check in each))
+        several = f"worst of {len(each)} runs, seed {trial.verdict.seed}"
+        checks.append(msgspec.structs.replace(check, detail=f"{several}: {check.detail}" if check.detail else several))
+    return tuple(checks)
+
+
+def _question(check: Check) -> tuple[str, str, str]:
+    """What a check asks, in every run alike: its name, how it compares, and its bound."""
+    return check.name, re.split(r"[.,]", check.rule)[0], str(check.bound)
+
+
+def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial], noisy: int, most: int | None) -> Check:
+    observations = [
+        one
+        for trial in kept
+        if (one := trial.metrics.get(metric.name)) is not None and isinstance(one.value, int | float)
+    ]
+    missing = len(kept) - len(observations)
+    level = level_for(noisy)
+    interval = _decided_by(metric, observations, most, tail_of(level)) if 2 * len(observations) >= len(kept) else None
+    rule = {"min": "observed >= bound", "max": "observed <= bound"}[sign]
+    verdict, detail = Verdict.INCONCLUSIVE, f"{len(observations)} runs; {NO_INTERVAL}"
+    if len(observations) < FIRST:
+        detail = f"{len(observations)} runs have a value, of at least {FIRST}"
+    elif interval is not None:
+        verdict = decide("max" if sign == "max" else "min", bound, interval)
+        detail = f"{100 * level:.5g} % interval {interval.low:.4g}..{interval.high:.4g} ({interval.method})"
+        pooled = Observation(value=_middle(metric, observations), detail=detail, interval=interval)
+        if (reason := disturbed(metric.name, pooled)) is not None:
+            verdict, detail = Verdict.INCONCLUSIVE, f"{detail}; {reason}"
+    if missing:
+        # A value may be missing just where it would have been bad.
+        verdict = Verdict.INCONCLUSIVE if verdict is Verdict.PASS else verdict
+        detail = f"{detail}; {missing} runs have no value, so it is no PASS"
+    looks = f"; looked at after every run, at most {most} (alpha spending)" if most else ""
+    return Check(
+        name=metric.name,
+        verdict=verdict,
+        observed=_middle(metric, observations),
+        bound=bound,
+        unit=metric.unit,
+        rule=f"{rule}, {_RULE.format(level=100 * level)}{risk(level, noisy)}{looks}. {metric.meaning}",
+        detail=detail,
+    )
+
+
+def _decided_by(metric: Metric, observations: Sequence[Observation], most: int | None, tail: float) -> Interval | None:
+    """Return the interval of this look, or what all looks until now have in common; None: there is none."""
+    if len(observations) < FIRST:
+        return None
+    if most is None:
+        return _interval(metric, observations, tail)
+    each = [
+        one
+        for runs, spent in enumerate(tails(most, tail), start=FIRST)
+        if runs <= len(observations) and spent > 0
+        if (one := _interval(metric, observations[:runs], spent)) is not None
+    ]
+    if not each:
+        return None
+    low, high = max(one.low for one in each), min(one.high for one in each)
+    return None if low > high else Interval(low=low, high=high, method=each[-1].method)
+
+
+def _interval(metric: Metric, observations: Sequence[Observation], tail: float) -> Interval | None:
+    values = np.array([one.value for one in observations], dtype=np.float64)
+    by_log = metric.name in UNBIASED and bool((values > 0).all())
+    scaled = np.log(values) if by_log else values
+    reach = student(len(values) - 1, 1 - 2 * tail) * float(scaled.std(ddof=1)) / math.sqrt(len(values))
+    low, high = float(scaled.mean()) - reach, float(scaled.mean()) + reach
+    if by_log:
+        return Interval(low=math.exp(low), high=math.exp(high), method=f"Student's t of {len(values)} runs")
+    own = [one.interval for one in observations]
+    known = [one for one in own if one is not None]
+    if len(known) < len(own):
+        return None
+    low = min(low, float(np.mean([one.low for one in known])))
+    high = max(high, float(np.mean([one.high for one in known])))
+    return Interval(
+        low=low, high=high, method=f"Student's t of {len(values)} runs, and the mean of their own intervals"
+    )
+
+
+def _middle(metric: Metric, observations: Sequence[Observation]) -> float | None:
+    values = np.array([one.value for one in observations], dtype=np.float64)
+    if not len(values):
+        return None
+    if metric.name in UNBIASED and bool((values > 0).all()):
+        return float(np.exp(np.log(values).mean()))
+    return float(values.mean())

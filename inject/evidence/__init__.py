@@ -1,0 +1,1 @@
+"""Proof that a fault happened: witnesses, firing times, reboots and the receipt."""

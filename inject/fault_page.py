@@ -1,0 +1,82 @@
+"""The catalogue as a page of Markdown: `python -m inject.fault_page > docs/faults.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from inject.kinds.catalogue import CATALOGUE, FaultKind, Param
+
+__all__ = ["markdown", "rows", "table"]
+
+_HEAD = """\
+# Faults
+
+Written by `python -m inject.fault_page > docs/faults.md` from `inject/kinds/`; change those, not this page.
+`faultbed faults` prints the same, `faultbed faults --json` for programs.
+
+Fidelity: `real` is real cause and real effect, `emulated` a real symptom of another cause. Who reverts when everybody
+else is dead: `fd`, the kernel, with the socket of the holder; `unit`, PID 1 of the target; `local`, the guardian beside
+QEMU. A fault counts as proved when it was armed (read back, where it was to be), its actuator counted something, an
+independent counter moved, and none moved that must not. On a rack lab every holder is a transient unit of the switch
+or host (`unit`). **No rack actuator has been run on hardware yet**: commands and readbacks follow the vendors'
+documentation. A kind without one is refused there when it is planned.
+"""
+
+
+def table() -> list[tuple[str, str, str, str, str]]:
+    """Every kind in a line: name, targets, fidelity, who reverts, summary."""
+    return [
+        (
+            kind.name,
+            ", ".join(kind.targets),
+            kind.worth,
+            ", ".join(dict.fromkeys(kind.binding.values())) if kind.reversible else "nothing to revert",
+            kind.summary,
+        )
+        for kind in CATALOGUE.values()
+    ]
+
+
+def markdown() -> str:
+    """The whole page."""
+    parts = [_HEAD, *rows(("kind", "targets", "fidelity", "reverted by", "what it does"), table())]
+    for kind in CATALOGUE.values():
+        parts += ["", *_section(kind)]
+    return "\n".join(parts) + "\n"
+
+
+def _section(kind: FaultKind) -> list[str]:
+    lines = [
+        f"## {kind.name}",
+        "",
+        f"{kind.summary[:1].upper()}{kind.summary[1:]}.",
+        "",
+        f"- armed when: {kind.armed_by}",
+        f"- fired when this moves: {kind.must_move}",
+        f"- and this does not: {kind.must_not_move}",
+    ]
+    if kind.on_rack:
+        lines.append(f"- on a rack lab (not yet run on hardware): {kind.on_rack}")
+    if kind.params:
+        values = [
+            (param.name, f"{param.range} {param.unit}".strip(), _default(param), param.summary) for param in kind.params
+        ]
+        lines += ["", *rows(("parameter", "range", "default", "meaning"), values)]
+    return lines
+
+
+def _default(param: Param) -> str:
+    if param.required:
+        return "required"
+    return "" if param.default is None else f"{param.default}"
+
+
+def rows(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> list[str]:
+    """A table of Markdown, as lines."""
+    lines = [head, tuple("---" for _ in head), *body]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,335 @@
+"""From what a person asked for to exactly what will be done, undone and looked at. Pure: no machine is touched.
+
+    FaultSpec + Topology  →  PlannedFault
+
+A plan is a function of its input alone: the same specification on the same topology gives the same bytes
+(`PlannedFault.to_json`), so it can be stored before the first change and replayed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, find
+from inject.mechanisms import rack, soft
+from inject.policy.conflicts import both_claim
+from inject.selection import Selection
+from testbed.errors import Unsupported, UsageError
+from testbed.model.selectors import resolve, select_one
+from testbed.model.topology import Target, Topology
+from testbed.suggestions import hint
+
+__all__ = ["FaultSpec", "PlannedFault", "plan", "plan_all", "plan_beside"]
+
+PSN_COUNT = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultSpec:
+    """A fault as a person wrote it: kind, target, window (seconds from the start of the workload) and parameters.
+
+    `seed` decides which packets it takes (`inject.selection`): 0 to 2³¹ - 1.
+    """
+
+    kind: str
+    target: str
+    at_s: float = 0.0
+    for_s: float
+    params: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFault:
+    """One fault, ready to be done.
+
+    `place` is where the holder runs, `request` what it is told (JSON), `steps` the same for people, `must_move` and
+    `must_not_move` the counters (`node/name`, as in `testbed.observe.counters`) that decide whether it fired, `shows`
+    what the readback must say of where it is, `while_on` what states read while it is there, `restored` what they read
+    once it is over, `reads` the machines whose counters are needed, `of_workload` that what it changes is there only
+    while a workload runs, `complete_after` after how many hits it is over by its nature (None: it lasts for its
+    window), `selection` which packets the seed has chosen (None: the fault takes none by a draw).
+    """
+
+    id: str
+    kind: str
+    target: Target
+    at_s: float
+    for_s: float
+    params: Mapping[str, Any]
+    lab_kind: str
+    fidelity: Fidelity
+    binding: Binding
+    colour: str
+    place: soft.Place
+    request: Mapping[str, Any]
+    steps: tuple[soft.Step, ...]
+    must_move: tuple[soft.Witness, ...]
+    must_not_move: tuple[str, ...]
+    restored: tuple[tuple[str, int | None], ...]
+    shows: Mapping[str, Any]
+    while_on: tuple[tuple[str, int | None], ...]
+    learn: soft.Learn | None
+    of_workload: bool
+    complete_after: int | None = None
+    selection: Selection | None = None
+
+    @property
+    def reads_keys(self) -> tuple[str, ...]:
+        """Every counter that decides, as `node/name`."""
+        keys = [key for witness in self.must_move for key in witness.any_of]
+        states = [key for key, _ in (*self.restored, *self.while_on)]
+        return tuple(dict.fromkeys([*keys, *self.must_not_move, *states]))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Hosts and switches whose counters decide, sorted."""
+        return tuple(sorted({key.split("/", 1)[0] for key in self.reads_keys}))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `plan.json`: the same plan gives the same bytes through `json.dumps(..., sort_keys=True)`."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "target": self.target.text,
+            "at_s": self.at_s,
+            "for_s": self.for_s,
+            "params": dict(self.params),
+            "lab": self.lab_kind,
+            "fidelity": self.fidelity,
+            "binding": self.binding,
+            "place": dataclasses.asdict(self.place),
+            "request": dict(self.request),
+            "steps": [dataclasses.asdict(step) for step in self.steps],
+            "must_move": [{"any_of": list(w.any_of), "at_least": w.at_least} for w in self.must_move],
+            "must_not_move": list(self.must_not_move),
+            "restored": [list(pair) for pair in self.restored],
+            "shows": dict(self.shows),
+            "while_on": [list(pair) for pair in self.while_on],
+            "of_workload": self.of_workload,
+            "complete_after": self.complete_after,
+            "learn": dataclasses.asdict(self.learn) if self.learn else None,
+            "reads": list(self.reads),
+            "selection": self.selection.to_json() if self.selection else None,
+        }
+
+
+def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, where: str = "fault") -> PlannedFault:
+    """Plan one fault.
+
+    Args:
+        spec: what is asked for.
+        topology: the lab.
+        lab_kind: `soft` or `rack`.
+        index: position in its experiment; part of the id, so that two equal faults are told apart.
+        where: the path that errors begin with, such as `faults[1]`.
+
+    Raises:
+        UsageError: unknown kind, parameter or target, or a value out of its range.
+        Unsupported: this kind of lab cannot do it.
+    """
+    kind = find(spec.kind, where=f"{where}.kind")
+    target = _target(spec, topology, kind, where=where)
+    if lab_kind not in kind.fidelity:
+        raise Unsupported(
+            f"{where}: {kind.name} is not supported on this lab: a {lab_kind} lab has no way to do it yet; "
+            f"it works on: {', '.join(kind.fidelity)}"
+        )
+    at_s = _seconds(spec.at_s, f"{where}.at", low=0.0)
+    for_s = _seconds(spec.for_s, f"{where}.for", low=0.01)
+    params = _params(spec.params, kind, topology, where=where)
+    fault_id = _fault_id(index, kind.name, target.text, at_s, for_s, params)
+    shot = (rack.take if lab_kind == "rack" else soft.take)(
+        soft.Request(
+            id=fault_id,
+            kind=kind.name,
+            target=target,
+            for_s=for_s,
+            params=params,
+            topology=topology,
+            where=where,
+            seed=spec.seed,
+        )
+    )
+    return PlannedFault(
+        id=fault_id,
+        kind=kind.name,
+        target=target,
+        at_s=at_s,
+        for_s=for_s,
+        params=params,
+        lab_kind=lab_kind,
+        fidelity=kind.fidelity[lab_kind],
+        # A rack has no QEMU beside it, and no socket that holds a switch's rule.
+        binding="unit" if lab_kind == "rack" else kind.binding[target.kind],
+        colour=kind.colour,
+        **{f.name: getattr(shot, f.name) for f in dataclasses.fields(shot)},
+    )
+
+
+def plan_all(
+    specs: Sequence[FaultSpec], topology: Topology, *, lab_kind: str, names: Sequence[str] = ()
+) -> tuple[PlannedFault, ...]:
+    """Plan the faults of one experiment together, in order.
+
+    A counter that one of them moves, or takes away, on purpose is no longer a bystander of the others.
+
+    Args:
+        specs: what is asked for.
+        topology: the lab.
+        lab_kind: `soft` or `rack`.
+        names: what errors call each of them; without, `faults[0]` and so on.
+
+    Raises:
+        UsageError: as `plan`, or two faults that would change the same thing at the same time.
+        Unsupported: as `plan`.
+    """
+    names = names or [f"faults[{index}]" for index in range(len(specs))]
+    planned = [
+        plan(spec, topology, lab_kind=lab_kind, index=index, where=where)
+        for index, (spec, where) in enumerate(zip(specs, names, strict=True))
+    ]
+    for second, fault in enumerate(planned):
+        for first, other in enumerate(planned[:second]):
+            if thing := both_claim(other, fault, topology):
+                raise UsageError(
+                    f"{names[second]}: {fault.kind} on {fault.target.text} overlaps {names[first]} "
+                    f"({other.kind} on {other.target.text}): both change {thing}; move one of the windows"
+                )
+    return _beside(planned)
+
+
+def plan_beside(
+    spec: FaultSpec,
+    active: Sequence[PlannedFault],
+    topology: Topology,
+    *,
+    lab_kind: str,
+    index: int,
+    where: str = "fault",
+) -> tuple[PlannedFault, ...]:
+    """Plan one fault beside those that are there already, whatever their windows.
+
+    Returns:
+        Those, and the new one last; none calls a bystander what another one moves.
+
+    Raises:
+        UsageError: as `plan`, or it would change what one of them changes.
+        Unsupported: as `plan`.
+    """
+    planned = plan(spec, topology, lab_kind=lab_kind, index=index, where=where)
+    for other in active:
+        if thing := both_claim(other, planned, topology, at_any_time=True):
+            raise UsageError(
+                f"{where}: {planned.kind} on {planned.target.text} beside {other.kind} on {other.target.text}: both "
+                f"change {thing}; clear that one first"
+            )
+    return _beside([*active, planned])
+
+
+def _beside(planned: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
+    """The same faults, of which none calls a bystander what another one of them moves, or takes away, on purpose."""
+    return tuple(
+        dataclasses.replace(
+            fault, must_not_move=_still_bystanders(fault, [other for other in planned if other is not fault])
+        )
+        for fault in planned
+    )
+
+
+def _still_bystanders(fault: PlannedFault, others: Sequence[PlannedFault]) -> tuple[str, ...]:
+    moved = {key for other in others for witness in other.must_move for key in witness.any_of}
+    gone = {key.rpartition(".")[0] for other in others for key, value in other.while_on if value is None}
+    return tuple(key for key in fault.must_not_move if key not in moved and key.rpartition(".")[0] not in gone)
+
+
+def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str) -> Target:
+    try:
+        target = resolve(topology, spec.target)
+    except UsageError as error:
+        raise UsageError(f"{where}.target: {error}") from None
+    if target.kind not in kind.targets:
+        raise UsageError(
+            f'{where}.target: {kind.name} does not fit a {target.kind} ("{spec.target}"); it fits: '
+            f"{', '.join(kind.targets)}"
+        )
+    return target
+
+
+def _seconds(value: float, where: str, *, low: float) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < low:
+        raise UsageError(f"{where}: {value!r} is not a time of at least {low:g} s")
+    return float(value)
+
+
+def _params(given: Mapping[str, Any], kind: FaultKind, topology: Topology, *, where: str) -> Mapping[str, Any]:
+    names = [param.name for param in kind.params]
+    for name in given:
+        if name not in names:
+            said = hint(name, names, otherwise="it takes:")
+            raise UsageError(f'{where}.{name}: {kind.name} has no parameter "{name}"; {said}')
+    values = {}
+    for param in kind.params:
+        if param.name in given:
+            values[param.name] = _value(given[param.name], param, where=f"{where}.{param.name}")
+            if param.type == "rnic":
+                try:
+                    values[param.name] = select_one(topology, values[param.name])
+                except UsageError as error:
+                    raise UsageError(f"{where}.{param.name}: {error}") from None
+        elif param.required:
+            raise UsageError(f"{where}: {kind.name} needs {param.name} ({param.summary})")
+        elif param.default is not None:
+            values[param.name] = param.default
+    return MappingProxyType(dict(sorted(values.items())))
+
+
+def _value(given: Any, param: Param, *, where: str) -> Any:
+    wrong = UsageError(f"{where}: {given!r} is not in {param.range}{param.unit and ' ' + param.unit}")
+    if isinstance(given, bool):
+        raise wrong
+    text = str(given).strip()
+    if param.type == "choice":
+        if text not in param.choices:
+            raise wrong
+        return text
+    if param.type == "psn":
+        return _psn(text, wrong)
+    if param.type == "rnic" or (param.type == "qpn" and text == "any"):
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        raise wrong from None
+    low, high = (1, PSN_COUNT - 1) if param.type == "qpn" else (param.low, param.high)
+    if not math.isfinite(number) or (low is not None and number < low) or (high is not None and number > high):
+        raise wrong
+    if param.type in ("integer", "qpn"):
+        if number != int(number):
+            raise wrong
+        return int(number)
+    return number
+
+
+def _psn(text: str, wrong: UsageError) -> int | str:
+    if not re.fullmatch(r"\+?[0-9]{1,9}", text):
+        raise wrong
+    number = int(text)
+    # Half the PSN space: farther ahead is behind (InfiniBand 9.7.2, 24-bit serial numbers).
+    if number >= PSN_COUNT or (text.startswith("+") and not 1 <= number <= PSN_COUNT // 2):
+        raise wrong
+    return f"+{number}" if text.startswith("+") else number
+
+
+def _fault_id(index: int, kind: str, target: str, at_s: float, for_s: float, params: Mapping[str, Any]) -> str:
+    said = json.dumps([index, kind, target, at_s, for_s, dict(params)], sort_keys=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{kind}-{target}".lower()).strip("-")[:40]
+    return f"{index}-{slug}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"

@@ -1,0 +1,56 @@
+"""Fault kinds as data: what each one is called, where it fits, what it takes, and what proves that it happened.
+
+One description has three readers: the planner (`inject.fault_plan`), the holder on the target (through the request that
+the planner writes) and the report. A kind that is not here does not exist; `inject.kinds` has the descriptions by
+family, `inject.mechanisms.soft` says how each one is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from inject.kinds import congestion, data, gpu, host, link, packet, rack, rnic, storage, switch
+from inject.kinds.kind import Binding, FaultKind, Fidelity, Param, ParamType
+from inject.mechanisms.rack import WAYS
+from testbed.errors import UsageError
+from testbed.suggestions import hint
+
+__all__ = ["CATALOGUE", "Binding", "FaultKind", "Fidelity", "Param", "ParamType", "find"]
+
+_ALL = (
+    *link.KINDS,
+    *packet.KINDS,
+    *congestion.KINDS,
+    *switch.KINDS,
+    *rnic.KINDS,
+    *host.KINDS,
+    *gpu.KINDS,
+    *storage.KINDS,
+    *data.KINDS,
+    *rack.KINDS,
+)
+
+
+def _with_rack(kind: FaultKind) -> FaultKind:
+    """The kind with what a rack lab can do of it."""
+    way = WAYS.get(kind.name)
+    if way is None:
+        return kind
+    return dataclasses.replace(kind, fidelity=MappingProxyType({**kind.fidelity, "rack": way.fidelity}), on_rack=way.by)
+
+
+CATALOGUE: Mapping[str, FaultKind] = MappingProxyType({kind.name: _with_rack(kind) for kind in _ALL})
+"""Every kind, by name."""
+
+
+def find(name: str, *, where: str = "kind") -> FaultKind:
+    """The kind of that name.
+
+    Raises:
+        UsageError: there is none; the message starts with `where` and names the nearest.
+    """
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    raise UsageError(f'{where}: no fault kind "{name}"; {hint(name, list(CATALOGUE), otherwise="there are")}')

@@ -1,0 +1,1 @@
+"""How each kind of fault is done on a lab: places, requests to holders, commands and witnesses."""

@@ -1,0 +1,202 @@
+"""GPUs: clocks, power limits and removal by `nvidia-smi`, neighbours, events by DCGM. Not yet run on hardware.
+
+`-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`). Nothing
+tells of a lock of clocks but the clock itself, which the GPU then keeps whether it works or not, and no event reason
+names (`testbed.node.nvml.clocks_set`): a lock that is there already could not be put back, so that it is refused.
+`dcgmi test --inject` writes a value into DCGM's cache and nowhere else (DCGM documentation, "Error injection"): what
+reads DCGM sees it, no GPU does.
+
+A GPU leaves the bus by the driver's own hand (NVML, "Drain states": nvmlDeviceModifyDrainState, nvmlDeviceRemoveGpu),
+which says so where it is in use. A `remove` written into sysfs says nothing: the driver waits inside the kernel, where
+no signal reaches, for whoever has the GPU open, be it the daemon of its persistence mode (open-gpu-kernel-modules,
+nv_pci_remove_helper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inject.mechanisms.mechanism import Request, Shot, Step, held, on_host, trains
+from inject.mechanisms.rack.rack_mechanism import PCI, Commands, Way, commanded
+from testbed.errors import Unsupported
+from testbed.node.nvml import TOP_SHARE
+
+__all__ = ["BY_KIND", "WAYS"]
+
+WAYS = (
+    Way(
+        kind="gpu.throttle",
+        fidelity="real",
+        by="nvidia-smi: locked clocks (-lgc), read back by the clock; refused where they are locked already",
+    ),
+    Way(kind="gpu.power-cap", fidelity="real", by="nvidia-smi: power limit (-pl), read back; must be reached to count"),
+    Way(kind="gpu.xid", fidelity="modelled", by="DCGM: a value injected into its cache (dcgmi test --inject)"),
+    Way(
+        kind="gpu.noisy-neighbour",
+        fidelity="real",
+        by="the CUDA driver: processes that compute on the same GPU, as NVML lists them",
+    ),
+    Way(
+        kind="gpu.lost",
+        fidelity="real",
+        by="nvidia-smi: drained and removed by the driver, then a PCIe rescan; refused where somebody has it open",
+    ),
+)
+XID_FIELD = "230"
+"""DCGM_FI_DEV_XID_ERRORS (dcgm_fields.h)."""
+# Above this share of the time busy, a clock below the limit is the limit's doing.
+_BUSY_PERCENT = 50
+# nvidia-smi takes the nearest clock that the GPU has; those of an H100 are 15 MHz apart.
+_STEP_MHZ = 15
+
+
+def _bus(asked: Request) -> str:
+    gpu = asked.target.gpu
+    if gpu is None or gpu.pcie is None:
+        raise Unsupported(f"{asked.where}.target: not supported on this lab: the inventory has no pcie of this GPU")
+    return gpu.pcie
+
+
+def _query(bus: str, fields: str) -> tuple[str, ...]:
+    return ("nvidia-smi", "-i", bus, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+
+
+def _throttle(asked: Request) -> Shot:
+    bus, left = _bus(asked), f"{100 - asked.params['percent']:g}"
+    limit = f"int({{max}} * {left} / 100)"
+    query = " ".join(_query(bus, "clocks_event_reasons.active,clocks.sm,utilization.gpu"))
+    judge = (
+        f"{{ low = $2 <= {limit} + {_STEP_MHZ}; none = $1 ~ /^0x0+$/; bit = substr($1, length($1)) ~ /[2367abefABEF]/; "
+        f"held = bit || low && (none || $3 >= {_BUSY_PERCENT}); locked = none && $2 < {{max}} * {TOP_SHARE}; "
+        'print (held ? "held" : locked ? "locked" : "free"), $0 }'
+    )
+    # A clock that is on its way up has no reason either: it has got there at the next look.
+    once = f"w=$({query} | awk -F', *' '{judge}')"
+    look = f'for i in 1 2 3; do {once}; case $w in locked*) sleep 0.3;; *) break;; esac; done; echo "$w"'
+    commands = Commands(
+        needs=("nvidia-smi", "awk"),
+        remember={"max": (_query(bus, "clocks.max.sm"), "^([0-9]+)$")},
+        on=(("sh", "-c", f"mhz=$(awk 'BEGIN {{ print {limit} }}'); nvidia-smi -i {bus} -lgc $mhz,$mhz"),),
+        off=(("nvidia-smi", "-i", bus, "-rgc"),),
+        look=("sh", "-c", look),
+        applied="^held",
+        normal="^free",
+    )
+    return _on_gpu(asked, commands, bus, state="clocks_set")
+
+
+def _power_cap(asked: Request) -> Shot:
+    bus, left = _bus(asked), f"{100 - asked.params['percent']:g}"
+    watts = f"$(awk 'BEGIN {{ print int({{most}} * {left} / 100) }}')"
+    look = (
+        f"now=$({' '.join(_query(bus, 'power.limit'))}); "
+        f'[ "${{now%%.*}}" -le "{watts}" ] && echo capped $now || echo free $now'
+    )
+    commands = Commands(
+        needs=("nvidia-smi", "awk"),
+        remember={
+            "was": (_query(bus, "power.limit"), r"^([0-9]+)"),
+            "most": (_query(bus, "power.default_limit"), r"^([0-9]+)"),
+            "least": (_query(bus, "power.min_limit"), r"^([0-9]+)"),
+        },
+        # nvidia-smi refuses less than the GPU's least by itself; said here in our words, before anything is changed.
+        on=(
+            (
+                "sh",
+                "-c",
+                f'[ "{watts}" -ge {{least}} ] || {{ echo "below the least limit, {{least}} W" >&2; exit 1; }}',
+            ),
+            ("sh", "-c", f'nvidia-smi -i {bus} -pl "{watts}"'),
+        ),
+        off=(("nvidia-smi", "-i", bus, "-pl", "{was}"),),
+        look=("sh", "-c", look),
+        applied="^capped",
+        normal="^free",
+    )
+    return _on_gpu(asked, commands, bus, state="power_capped")
+
+
+def _on_gpu(asked: Request, commands: Commands, bus: str, *, state: str) -> Shot:
+    name = f"{asked.target.node}/{asked.target.gpu.name if asked.target.gpu else ''}"
+    return commanded(
+        asked,
+        commands,
+        node=asked.target.node,
+        claims=f"{name}/clocks",
+        shows={"gpu": bus},
+        while_on=((f"{name}.{state}", 1),),
+        restored=((f"{name}.{state}", 0),),
+    )
+
+
+def _xid(asked: Request) -> Shot:
+    bus, xid = _bus(asked), str(asked.params["xid"])
+    entity = asked.target.gpu.name.removeprefix("gpu") if asked.target.gpu else ""
+    inject = ("dcgmi", "test", "--inject", "--gpuid", entity, "-f", XID_FIELD, "-v")
+    commands = Commands(
+        needs=("dcgmi",),
+        on=((*inject, xid),),
+        off=((*inject, "0"),),
+        look=("dcgmi", "dmon", "-i", entity, "-e", XID_FIELD, "-c", "1"),
+        applied=f"^GPU +{entity} +{xid}( |$)",
+        normal=f"^GPU +{entity} +(0|N/A)( |$)",
+    )
+    claims = f"{asked.target.node}/gpu{entity}/dcgm"
+    return commanded(asked, commands, node=asked.target.node, claims=claims, shows={"gpu": bus}, edges=trains(asked))
+
+
+def _noisy_neighbour(asked: Request) -> Shot:
+    bus, count, host = _bus(asked), asked.params["neighbours"], asked.target.node
+    gpu = f"{host}/{asked.target.gpu.name if asked.target.gpu else ''}"
+    busy = f"{host}/hogs.running"
+    return Shot(
+        place=on_host(asked),
+        request=held(asked, "gpu_neighbour", {"pcie": bus, "count": count}, claims=f"{host}/hog"),
+        steps=(
+            Step(do=f"# {count} processes that compute on GPU {bus} without a pause (CUDA driver)", undo="kill %1"),
+        ),
+        must_move=(),
+        must_not_move=(),
+        # Who computes where is told by the driver, to another process than the holder.
+        while_on=((busy, count), (f"{gpu}.neighbours", count)),
+        restored=((busy, 0),),
+        shows={"gpu": bus, "processes": count, "computing": count},
+    )
+
+
+def _lost(asked: Request) -> Shot:
+    bus, host = _bus(asked), asked.target.node
+    drain, there = ("nvidia-smi", "drain", "-p", bus), f"{PCI}/devices/{bus}"
+    commands = Commands(
+        needs=("nvidia-smi",),
+        able=(
+            (("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned"),
+            (
+                ("nvidia-smi", "-i", bus, "--query-compute-apps=pid", "--format=csv,noheader"),
+                r"\A\s*\Z",
+                "somebody computes on this GPU, and the driver removes none that is in use",
+            ),
+        ),
+        remember={"persistence": (_query(bus, "persistence_mode"), "^(Enabled|Disabled)$")},
+        # Persistence mode counts as a use of the GPU (nvmlDeviceRemoveGpu).
+        on=(("nvidia-smi", "-i", bus, "-pm", "0"), (*drain, "-m", "1"), (*drain, "-r")),
+        off=(
+            ("sh", "-c", f"[ -e {there} ] || echo 1 > {PCI}/rescan"),
+            (*drain, "-m", "0"),
+            ("sh", "-c", f'[ "{{persistence}}" = Disabled ] || nvidia-smi -i {bus} -pm 1'),
+        ),
+        look=("sh", "-c", f"[ -e {there} ] && echo present || echo absent"),
+        applied="^absent$",
+        normal="^present$",
+        settle_s=20.0,
+    )
+    return commanded(asked, commands, node=host, claims=f"{host}/{bus}", shows={"pcie": bus})
+
+
+BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {
+    ("gpu.throttle", "gpu"): _throttle,
+    ("gpu.power-cap", "gpu"): _power_cap,
+    ("gpu.xid", "gpu"): _xid,
+    ("gpu.noisy-neighbour", "gpu"): _noisy_neighbour,
+    ("gpu.lost", "gpu"): _lost,
+}

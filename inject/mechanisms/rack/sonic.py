@@ -1,0 +1,319 @@
+"""Switches that run SONiC: ports, ACLs, shapers, BGP. Not yet run on hardware.
+
+Commands and tables are those of SONiC's Command Reference (sonic-utilities, doc/Command-Reference.md) and of its
+configuration model (sonic-buildimage, src/sonic-yang-models/doc/Configuration.md). Nothing is saved (`config save`), so
+that nothing outlives a reboot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inject.mechanisms.mechanism import Request, Shot, Witness, link_of, trains
+from inject.mechanisms.rack.rack_mechanism import Commands, Way, commanded, retries
+from inject.mechanisms.soft.hop import ends_of
+from testbed.errors import Unsupported, UsageError
+from testbed.model.topology import Port
+
+__all__ = ["BOTH", "BY_KIND", "WAYS", "facing"]
+
+ROCE_PORT = "4791"
+_DB = "sonic-db-cli"
+_RULE_PRIORITY = "9999"
+# A switch's front panel; eth0 is its management.
+_FRONT_PANEL = re.compile(r"Ethernet[0-9]+")
+
+WAYS = (
+    Way(kind="link.oneway", fidelity="real", by="SONiC: an ACL that drops all IPv4 and IPv6 at one side of the port"),
+    Way(kind="link.rate", fidelity="real", by="SONiC: a scheduler (shaper) of the port; towards the target only"),
+    Way(kind="link.mtu", fidelity="real", by="SONiC: config interface mtu"),
+    Way(kind="packet.drop", fidelity="real", by="SONiC: an ACL that drops RoCEv2 (UDP 4791); share = 1 only"),
+    Way(kind="switch.bgp-kill", fidelity="real", by="SONiC: bgpd killed in its container, which is started again"),
+    Way(kind="switch.freeze", fidelity="real", by="SONiC: bgpd and zebra stopped in their container"),
+    Way(kind="switch.withdraw", fidelity="real", by="SONiC: traffic shift away (TSA), and back (TSB)"),
+    Way(kind="switch.hash-policy", fidelity="real", by="SONiC: SWITCH_HASH without layer 4, where the ASIC can"),
+)
+BOTH = tuple(
+    Way(kind=kind, fidelity="real", by="SONiC: config interface shutdown and startup (port); mlxlink (RNIC)")
+    for kind in ("link.down", "link.flap")
+)
+
+
+def facing(asked: Request) -> tuple[Port, Port]:
+    """The switch port that the fault is done at, and the far end of its cable.
+
+    Raises:
+        Unsupported: the switch does not run SONiC.
+        UsageError: the port is not on the front panel.
+    """
+    link, named = link_of(asked)
+    port = link.a if asked.target.kind == "rnic" else named
+    _sonic(asked, port.node)
+    if not _FRONT_PANEL.fullmatch(port.netdev):
+        raise UsageError(f"{asked.where}.target: {port.node}:{port.netdev} is no port of a front panel: never a target")
+    return port, link.other(port.node)
+
+
+def _sonic(asked: Request, name: str) -> None:
+    nos = asked.topology.switch_by_name[name].nos
+    if nos != "sonic":
+        runs = f"runs {nos}" if nos else "has no faultbed_nos"
+        raise Unsupported(
+            f"{asked.where}: {asked.kind} is not supported on this lab: {name} {runs}, and only SONiC has a way"
+        )
+
+
+def _down(asked: Request) -> Shot:
+    edges: list[list[Any]] = trains(asked) if asked.kind == "link.flap" else [[0.0, True]]
+    link, named = link_of(asked)
+    flaps = sum(bool(on) for _, on in edges)
+    far = link.other(named.node)
+    witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_changes",), at_least=flaps)
+    port, _ = facing(asked)
+    commands = Commands(
+        needs=("config", _DB),
+        guard=port.netdev,
+        on=(("config", "interface", "shutdown", port.netdev),),
+        off=(("config", "interface", "startup", port.netdev),),
+        # What portmgrd has taken over from the configuration; the carrier comes seconds later.
+        look=(_DB, "APPL_DB", "HGET", f"PORT_TABLE:{port.netdev}", "admin_status"),
+        applied="^down$",
+        normal="^up$",
+    )
+    return commanded(
+        asked,
+        commands,
+        node=port.node,
+        claims=f"{port.node}/{port.netdev}",
+        shows={"device": port.netdev},
+        must_move=(witness,),
+        restored=((f"{port.node}/{port.netdev}.carrier", 1),),
+        edges=edges,
+    )
+
+
+def _mtu(asked: Request) -> Shot:
+    port, _ = facing(asked)
+    mtu = str(asked.params["mtu"])
+    commands = Commands(
+        needs=("config", _DB),
+        guard=port.netdev,
+        remember={"was": ((_DB, "CONFIG_DB", "HGET", f"PORT|{port.netdev}", "mtu"), "^([0-9]+)$")},
+        on=(("config", "interface", "mtu", port.netdev, mtu),),
+        off=(("config", "interface", "mtu", port.netdev, "{was}"),),
+        look=(_DB, "APPL_DB", "HGET", f"PORT_TABLE:{port.netdev}", "mtu"),
+        applied=f"^{mtu}$",
+        normal="^[0-9]+$",
+    )
+    return commanded(
+        asked,
+        commands,
+        node=port.node,
+        claims=f"{port.node}/{port.netdev}/mtu",
+        shows={"device": port.netdev},
+        must_move=(Witness(any_of=retries(asked.topology)),),
+        while_on=((f"{port.node}/{port.netdev}.mtu", int(mtu)),),
+    )
+
+
+def _oneway(asked: Request) -> Shot:
+    port, _ = facing(asked)
+    rules = {"L3": ("IP_TYPE", "IPV4ANY"), "L3V6": ("IP_TYPE", "IPV6ANY")}
+    return _acl(asked, port, rules)
+
+
+def _drop(asked: Request) -> Shot:
+    params = asked.params
+    plain = params.get("opcode") == "any" and not any(
+        params.get(x) is not None for x in ("every", "psn", "qp", "burst", "loss_bad", "loss_good")
+    )
+    if params.get("share") != 1 or not plain:
+        raise Unsupported(
+            f"{asked.where}: not supported on this lab: a switch's ACL cannot choose packets by chance, QP, PSN or "
+            "opcode; share = 1 alone drops all RoCEv2 in one direction (of one src, to one dst)"
+        )
+    port, _ = facing(asked)
+    fields = {"src": "SRC_IP", "dst": "DST_IP"}
+    known = {fields[name]: end.rnic.ip for name, end in ends_of(asked).items() if end.rnic is not None}
+    ends = tuple(word for field, address in known.items() for word in (field, f"{address}/32"))
+    return _acl(asked, port, {"L3": ("IP_PROTOCOL", "17", "L4_DST_PORT", ROCE_PORT, *ends)})
+
+
+def _acl(asked: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Shot:
+    """One ACL table for each address family at the port, each with one rule that drops."""
+    stage = "EGRESS" if asked.params["direction"] == "to" else "INGRESS"
+    on: list[tuple[str, ...]] = []
+    off: list[tuple[str, ...]] = []
+    mark = f"FAULTBED_{asked.id.rpartition('-')[2].upper()}"
+    for family, match in rules.items():
+        table, rule = f"ACL_TABLE|{mark}_{family}", f"ACL_RULE|{mark}_{family}|DROP"
+        fields = ("policy_desc", "faultbed", "type", family, "stage", stage.lower(), "ports@", port.netdev)
+        on += [
+            (_DB, "CONFIG_DB", "HSET", table, *fields),
+            (_DB, "CONFIG_DB", "HSET", rule, "PRIORITY", _RULE_PRIORITY, "PACKET_ACTION", "DROP", *match),
+        ]
+        off += [(_DB, "CONFIG_DB", "DEL", rule), (_DB, "CONFIG_DB", "DEL", table)]
+    first = next(iter(rules))
+    able = (_DB, "STATE_DB", "HGET", f"ACL_STAGE_CAPABILITY_TABLE|{stage}", "action_list")
+    commands = Commands(
+        needs=(_DB, "aclshow"),
+        guard=port.netdev,
+        able=((able, "PACKET_ACTION", f"the ASIC cannot drop at {stage.lower()}"),),
+        on=on,
+        off=off,
+        # orchagent's word that the ASIC has the rule (SONiC 202205 and later).
+        look=(_DB, "STATE_DB", "HGET", f"ACL_RULE_TABLE|{mark}_{first}|DROP", "status"),
+        applied="^Active$",
+        normal="^(None)?$",
+        count=(("aclshow", "-t", f"{mark}_{first}", "-r", "DROP"), r"^DROP +[^ ]+ +[0-9]+ +([0-9]+)"),
+    )
+    return commanded(
+        asked,
+        commands,
+        node=port.node,
+        claims=f"{port.node}/{port.netdev}/acl/{mark}",
+        shows={"device": port.netdev, "stage": stage.lower()},
+        must_move=(Witness(any_of=retries(asked.topology)),),
+    )
+
+
+def _rate(asked: Request) -> Shot:
+    if asked.params["direction"] != "to":
+        raise Unsupported(f"{asked.where}.direction: not supported on this lab: a port shapes what it sends, take `to`")
+    port, _ = facing(asked)
+    name = f"FAULTBED_{asked.id.rpartition('-')[2].upper()}"
+    bytes_per_s = str(round(asked.params["rate"] * 1_000_000 / 8))
+    qos = f"PORT_QOS_MAP|{port.netdev}"
+    commands = Commands(
+        needs=(_DB,),
+        guard=port.netdev,
+        on=(
+            (
+                _DB,
+                "CONFIG_DB",
+                "HSET",
+                f"SCHEDULER|{name}",
+                "type",
+                "STRICT",
+                "meter_type",
+                "bytes",
+                "pir",
+                bytes_per_s,
+            ),
+            (_DB, "CONFIG_DB", "HSET", qos, "scheduler", name),
+        ),
+        off=((_DB, "CONFIG_DB", "HDEL", qos, "scheduler"), (_DB, "CONFIG_DB", "DEL", f"SCHEDULER|{name}")),
+        look=(_DB, "CONFIG_DB", "HGET", qos, "scheduler"),
+        applied=f"^{name}$",
+        normal="^(None)?$",
+    )
+    return commanded(
+        asked,
+        commands,
+        node=port.node,
+        claims=f"{port.node}/{port.netdev}/scheduler",
+        shows={"device": port.netdev},
+        must_move=(Witness(any_of=retries(asked.topology)),),
+    )
+
+
+def _bgp(asked: Request, daemons: tuple[str, ...], signal: str, commands: Commands) -> Shot:
+    switch = asked.target.node
+    _sonic(asked, switch)
+    ends = sorted({link.other(switch).node for link in asked.topology.links_of(switch) if link.is_uplink})
+    opened = tuple(f"{end}/tcp.{name}" for end in (*ends, switch) for name in ("ActiveOpens", "PassiveOpens"))
+    shows = {"daemons": " ".join(daemons), "signal": signal}
+    witness = (Witness(any_of=opened),)
+    return commanded(asked, commands, node=switch, claims=f"{switch}/bgpd", shows=shows, must_move=witness)
+
+
+def _bgp_kill(asked: Request) -> Shot:
+    alive = "docker exec bgp pgrep -x bgpd"
+    commands = Commands(
+        needs=("docker", "systemctl"),
+        on=(("docker", "exec", "bgp", "pkill", "-KILL", "-x", "bgpd"),),
+        off=(("sh", "-c", f"{alive} || systemctl restart bgp"),),
+        look=("sh", "-c", f"{alive} || echo gone"),
+        applied="^gone$",
+        normal="^[0-9]+$",
+        settle_s=20.0,
+    )
+    return _bgp(asked, ("bgpd",), "KILL", commands)
+
+
+def _freeze(asked: Request) -> Shot:
+    each = [("docker", "exec", "bgp", "pkill", "-{}", "-x", name) for name in ("bgpd", "zebra")]
+    commands = Commands(
+        needs=("docker",),
+        on=[tuple(word.replace("{}", "STOP") for word in words) for words in each],
+        off=[tuple(word.replace("{}", "CONT") for word in words) for words in each],
+        look=("docker", "exec", "bgp", "sh", "-c", "grep ^State: /proc/$(pgrep -x bgpd)/status"),
+        applied="^State:.*T",
+        normal="^State:.*[SRD]",
+    )
+    return _bgp(asked, ("bgpd", "zebra"), "STOP", commands)
+
+
+def _withdraw(asked: Request) -> Shot:
+    switch = asked.topology.switch_by_name[asked.target.node]
+    _sonic(asked, switch.name)
+    if switch.role != "rtsw":
+        raise UsageError(f"{asked.where}.target: {switch.name} has no prefixes of hosts to withdraw; take an RTSW")
+    commands = Commands(
+        needs=("TSA", "TSB", "TSC"),
+        on=(("TSA",),),
+        off=(("TSB",),),
+        look=("TSC",),
+        applied="Maintenance",
+        normal="Normal",
+        settle_s=20.0,
+    )
+    witness = Witness(any_of=retries(asked.topology))
+    shows = {"switch": switch.name}
+    return commanded(
+        asked, commands, node=switch.name, claims=f"{switch.name}/bgpd/tsa", shows=shows, must_move=(witness,)
+    )
+
+
+def _hash_policy(asked: Request) -> Shot:
+    switch = asked.target.node
+    _sonic(asked, switch)
+    ports = [link.end(switch).netdev for link in asked.topology.links_of(switch) if link.is_uplink]
+    if len(ports) < 2:  # noqa: PLR2004 - a choice needs two
+        raise UsageError(f"{asked.where}.target: {switch} has {len(ports)} uplink: there is nothing to hash")
+    where, fields = "SWITCH_HASH|GLOBAL", "DST_IP,SRC_IP"
+    look = (_DB, "CONFIG_DB", "HGET", where, "ecmp_hash@")
+    able = (_DB, "STATE_DB", "HGET", "SWITCH_CAPABILITY|switch", "ECMP_HASH_CAPABLE")
+    commands = Commands(
+        needs=(_DB,),
+        able=((able, "^true$", "the ASIC's ECMP hash cannot be changed"),),
+        remember={"was": (look, "^(.*L4_.*)$")},
+        on=((_DB, "CONFIG_DB", "HSET", where, "ecmp_hash@", fields),),
+        off=((_DB, "CONFIG_DB", "HSET", where, "ecmp_hash@", "{was}"),),
+        look=look,
+        applied=f"^{fields}$",
+        normal="L4_",
+    )
+    witness = Witness(any_of=tuple(f"{switch}/{port}.tx_packets" for port in ports), at_least=100)
+    shows = {"switch": switch}
+    return commanded(asked, commands, node=switch, claims=f"{switch}/hash", shows=shows, must_move=(witness,))
+
+
+BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {
+    ("link.down", "port"): _down,
+    ("link.flap", "port"): _down,
+    ("link.oneway", "port"): _oneway,
+    ("link.oneway", "rnic"): _oneway,
+    ("link.mtu", "port"): _mtu,
+    ("link.mtu", "rnic"): _mtu,
+    ("link.rate", "port"): _rate,
+    ("link.rate", "rnic"): _rate,
+    ("packet.drop", "port"): _drop,
+    ("packet.drop", "rnic"): _drop,
+    ("switch.bgp-kill", "switch"): _bgp_kill,
+    ("switch.freeze", "switch"): _freeze,
+    ("switch.withdraw", "switch"): _withdraw,
+    ("switch.hash-policy", "switch"): _hash_policy,
+}

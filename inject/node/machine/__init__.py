@@ -1,0 +1,1 @@
+"""Actuators of processes, CPU, memory, disk, GPU and the whole machine."""

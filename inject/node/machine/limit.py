@@ -1,0 +1,108 @@
+"""Little CPU for the processes of one program: in a cgroup of their own, which is limited.
+
+The group stands beside those of the soft GPUs, so that the same counters, the same fingerprint and the same `heal` see
+it; it is there only while the fault is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from inject.node.actuator import Refused
+from inject.node.machine.process import processes_with
+
+__all__ = ["CGROUPS", "RANKS_CGROUP", "STORAGE_CGROUP", "LimitActuator"]
+
+RANKS_CGROUP = "/sys/fs/cgroup/faultbed.slice/faultbed-ranks.service"
+STORAGE_CGROUP = "/sys/fs/cgroup/faultbed.slice/faultbed-storage.service"
+CGROUPS = (RANKS_CGROUP, STORAGE_CGROUP)
+"""Where they are put: the marks that `heal` goes by."""
+
+ROOT = "/sys/fs/cgroup"
+_EMPTY_S = 2.0
+
+
+class LimitActuator:
+    """Moves the processes that have `argument` in their command line to `cgroup` with the limit `value`, and back."""
+
+    poll_s = 0.05
+
+    def __init__(self, *, argument: str, cgroup: str, value: str) -> None:
+        self._argument, self._cgroup, self._value = argument, Path(cgroup), value
+        self._homes: dict[int, str] = {}
+        self._throttled = 0
+
+    def prepare(self) -> dict[str, Any]:
+        """Refuse where no such process runs, or where the group is there already."""
+        if self._cgroup.exists():
+            raise Refused(f"{self._cgroup} is already there: a leftover? run `faultbed heal`")
+        for pid in processes_with(self._argument):
+            # The only line of a machine without cgroup v1: "0::/path" (cgroups(7)).
+            self._homes[pid] = Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii").strip().rpartition("::")[2]
+        if not self._homes:
+            raise Refused(f"no process of {self._argument} is here: is the workload running?")
+        return self.read()
+
+    def revert_script(self) -> str:
+        """Everybody back to where they were, or to the root where that is gone; then the group goes."""
+        homes = "".join(f"echo {pid} > {ROOT}{home}/cgroup.procs 2>/dev/null; " for pid, home in self._homes.items())
+        return (
+            f"[ ! -e {self._cgroup} ] || {{ {homes}for p in $(cat {self._cgroup}/cgroup.procs); do "
+            f"echo $p > {ROOT}/cgroup.procs; done; rmdir {self._cgroup}; }}"
+        )
+
+    def on(self) -> None:
+        """The limit first, then the processes."""
+        self._cgroup.mkdir()
+        (self._cgroup / "cpu.max").write_text(self._value, encoding="ascii")
+        for pid in self._homes:
+            with contextlib.suppress(ProcessLookupError):
+                (self._cgroup / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+    def off(self) -> None:
+        """Back, and away with the group."""
+        if not self._cgroup.exists():
+            return
+        self._throttled = self.hits()
+        deadline = time.monotonic() + _EMPTY_S
+        while pids := [int(pid) for pid in (self._cgroup / "cgroup.procs").read_text(encoding="ascii").split()]:
+            for pid in pids:
+                self._move_home(pid)
+            if time.monotonic() > deadline:
+                raise OSError(f"{self._cgroup} still has processes {pids}")
+        self._cgroup.rmdir()
+
+    def read(self) -> dict[str, Any]:
+        """The limit as it stands, and how many processes are under it."""
+        if not self._cgroup.exists():
+            return {"applied": False, "cgroup": str(self._cgroup), "cpu.max": None, "processes": 0}
+        return {
+            "applied": True,
+            "cgroup": str(self._cgroup),
+            "cpu.max": (self._cgroup / "cpu.max").read_text(encoding="ascii").strip(),
+            "processes": len((self._cgroup / "cgroup.procs").read_text(encoding="ascii").split()),
+        }
+
+    def hits(self) -> int:
+        """Periods in which they were held back."""
+        with contextlib.suppress(OSError):
+            stat = (self._cgroup / "cpu.stat").read_text(encoding="ascii")
+            return int(dict(line.split() for line in stat.splitlines()).get("nr_throttled", 0))
+        return self._throttled
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _move_home(self, pid: int) -> None:
+        for home in (self._homes.get(pid, "/"), "/"):
+            try:
+                with open(f"{ROOT}{home.rstrip('/')}/cgroup.procs", "w", encoding="ascii") as procs:  # noqa: PTH123
+                    procs.write(str(pid))
+            except ProcessLookupError:
+                return
+            except OSError:
+                continue
+            return

@@ -1,0 +1,1 @@
+"""Actuators of links, RNICs, routes and packets."""

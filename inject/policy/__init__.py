@@ -1,0 +1,1 @@
+"""What may be injected together, and what a lab's owner allows. Pure."""

@@ -1,0 +1,184 @@
+"""Which counters a fault may move, so that the effect of one fault is never taken for the evidence of another. Pure.
+
+Two faults overlap when one was on, or had ended less than `TAIL_S` ago, while the counters of the other were compared.
+What the one may have moved then is no evidence of the other, whichever of them moved it. Where a loss shows is told by
+direction: a gap (`out_of_seq_request`) is seen by the RNIC that the packets were on their way to, and by no other.
+
+`may_move` is cautious: it says yes where a fault only might move a counter. A fault whose evidence is all taken away is
+not proven, and says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from testbed.observe.counters import MLX5
+
+if TYPE_CHECKING:
+    from inject.fault_plan import PlannedFault
+    from testbed.model.topology import Link, Topology
+
+__all__ = ["NOT_OWN", "TAIL_S", "may_move", "own_evidence"]
+
+TAIL_S = 4.0
+"""How long a fault that has ended may still move counters: retransmission timers, and BGP's hold time of 3 s."""
+
+NOT_OWN = "no evidence of its own"
+"""How the doubt begins that all of a fault's evidence may be another fault's doing."""
+
+_GAP = {"out_of_seq_request", MLX5["out_of_seq_request"]}
+# Counters that say that packets were lost, late, or not answered; each by the name of rxe and of mlx5.
+_TROUBLE = {
+    name
+    for rxe in ("rcvd_seq_err", "completer_retry_err", "retry_exceeded_err", "duplicate_request", "rcvd_rnr_err")
+    for name in (rxe, MLX5.get(rxe, rxe))
+} | {"rnr_nak_retry_err"}
+# Kinds that neither touch a packet nor keep anybody from answering one.
+_TOUCHES_NO_PACKET = {
+    "gpu.lost",
+    "gpu.power-cap",
+    "gpu.thermal",
+    "gpu.throttle",
+    "gpu.xid",
+    "host.clock-step",
+    "host.disk-full",
+    "packet.mark",
+}
+# Kinds that act on packets at one hop, and on those alone that pass it in one direction.
+_AT_ONE_HOP = ("packet.", "data.", "link.oneway", "link.rate", "congestion.shallow-queue")
+_DYES = {
+    "congestion.background",
+    "congestion.incast",
+    "congestion.shallow-queue",
+    "data.corrupt",
+    "link.rate",
+    "packet.delay",
+    "packet.drop",  # in bursts, on a detour
+    "packet.duplicate",
+    "packet.forge",
+    "packet.reorder",
+}
+_LINK_STATE = {"host.reboot", "link.down", "link.flap", "rnic.remove", "rnic.reset", "switch.reboot"}
+_OF_BGP = ("congestion.", "link.", "switch.")
+_MARKED: Mapping[str, Callable[[str], bool]] = {
+    "InECT1Pkts": _DYES.__contains__,
+    "InCEPkts": "packet.mark".__eq__,
+    "np_ecn_marked_roce_packets": "packet.mark".__eq__,
+}
+# Nothing but a fault that names them as its own witness moves these.
+_EXACT = {"boots", "nr_throttled", "xids"}
+_CARRIER = {"carrier_changes", "carrier_down_count", "link_downed", MLX5.get("link_downed", "link_downed")}
+
+
+def own_evidence(
+    fault: PlannedFault, others: Sequence[PlannedFault], topology: Topology
+) -> tuple[PlannedFault, tuple[str, ...]]:
+    """Return a fault with the witnesses alone that none of the others may have moved, and why it lacks any.
+
+    Args:
+        fault: the fault to prove.
+        others: faults that overlapped with it.
+        topology: their lab.
+
+    Returns:
+        The fault, and one sentence for each witness of which nothing is left. A state that another fault holds is not
+        expected to be restored by this one.
+    """
+    witnesses, doubts = [], []
+    for witness in fault.must_move:
+        takers = {key: [one for one in others if may_move(one, key, topology)] for key in witness.any_of}
+        if left := tuple(key for key, taken in takers.items() if not taken):
+            witnesses.append(dataclasses.replace(witness, any_of=left))
+        else:
+            doubts.append(_doubt(next(iter(takers)), next(iter(takers.values()))[0]))
+    states = []
+    for state in fault.while_on:
+        if taken := [one for one in others if state in one.while_on]:
+            doubts.append(_doubt(state[0], taken[0]))
+        else:
+            states.append(state)
+    held = {key for one in others for key, _ in (*one.while_on, *one.restored)}
+    restored = tuple(state for state in fault.restored if state[0] not in held)
+    own = dataclasses.replace(fault, must_move=tuple(witnesses), while_on=tuple(states), restored=restored)
+    return own, tuple(doubts)
+
+
+def _doubt(key: str, other: PlannedFault) -> str:
+    return (
+        f"{NOT_OWN}: {key} may have been moved by {other.kind} on {other.target.text}, which overlaps; move one of them"
+    )
+
+
+def may_move(fault: PlannedFault, key: str, topology: Topology) -> bool:
+    """Whether a fault may move a counter (`node/name`, as in `testbed.observe.counters`)."""
+    node, _, name = key.partition("/")
+    device, _, counter = name.rpartition(".")
+    if counter in _GAP:
+        # A loss names the counters of all RNICs that might tell of it: here they are told apart by direction.
+        return _may_open_gap(fault, node, device)
+    if any(key in witness.any_of for witness in fault.must_move):
+        return True
+    if counter in _TROUBLE or counter == "tx_packets":
+        may = fault.kind not in _TOUCHES_NO_PACKET
+    elif counter in _CARRIER:
+        may = fault.kind in _LINK_STATE and any(_is_at(link, node, device) for link in _links(fault, topology))
+    elif counter in _MARKED:
+        may = _MARKED[counter](fault.kind) and _may_reach(fault, node, topology)
+    elif device == "tcp" or counter == "InNoRoutes":
+        may = fault.kind.startswith(_OF_BGP) or node in _nodes(fault)
+    elif counter == "FragFails":
+        may = fault.kind == "link.mtu" and node in _nodes(fault)
+    else:
+        may = counter not in _EXACT and node in _nodes(fault)
+    return may
+
+
+def _may_open_gap(fault: PlannedFault, host: str, rnic: str) -> bool:
+    """Whether packets that are on their way to an RNIC may be lost, or overtaken."""
+    if fault.kind in _TOUCHES_NO_PACKET:
+        return False
+    return _towards(fault) in (None, f"{host}:{rnic}")
+
+
+def _towards(fault: PlannedFault) -> str | None:
+    """The one RNIC (`host1:rxe0`) that the packets of a fault are on their way to; None: not one, or not known."""
+    if not fault.kind.startswith(_AT_ONE_HOP) or fault.params.get("direction", "to") != "to":
+        return None
+    if dst := fault.params.get("dst"):
+        return str(dst)
+    link = fault.target.link
+    if link is None or link.rnic is None:
+        return None
+    # A port that is named from the host's end faces the switch.
+    return f"{link.b.node}:{link.rnic}" if fault.target.node != link.b.node or fault.target.kind == "rnic" else None
+
+
+def _may_reach(fault: PlannedFault, node: str, topology: Topology) -> bool:
+    """Whether packets that a fault has marked may be counted at a node: any switch, and the hosts they go to."""
+    if node in topology.switch_by_name:
+        return True
+    towards = _towards(fault)
+    if fault.kind in ("congestion.background", "congestion.incast"):
+        return fault.target.node == node
+    return towards is None or towards.partition(":")[0] == node
+
+
+def _links(fault: PlannedFault, topology: Topology) -> Sequence[Link]:
+    target = fault.target
+    if target.link is not None:
+        return (target.link,)
+    return tuple(link for link in topology.links if target.node in (link.a.node, link.b.node))
+
+
+def _is_at(link: Link, node: str, device: str) -> bool:
+    """Whether a device, by its network or RDMA name, is at an end of a link."""
+    ends = {(link.a.node, link.a.netdev), (link.b.node, link.b.netdev), (link.b.node, link.rnic)}
+    return (node, device) in ends
+
+
+def _nodes(fault: PlannedFault) -> set[str]:
+    """Nodes on which a fault changes something."""
+    link = fault.target.link
+    return {fault.target.node, fault.place.name, *((link.a.node, link.b.node) if link is not None else ())}

@@ -1,0 +1,113 @@
+"""What a lab's owner allows: which things may be disrupted, for how long, and what needs a person's word. Pure.
+
+The policy is `faultbed_safety` of the inventory. A rack lab without one allows nothing; a soft lab, which is nobody's
+but its user's, everything. It is asked when a fault is planned by hand, and again by the injector, which no fault goes
+around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+
+from inject.fault_plan import PlannedFault
+from inject.kinds.catalogue import CATALOGUE
+from inject.policy.conflicts import other_host
+from testbed.errors import FaultError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.schema import SafetyVars
+from testbed.model.topology import Target
+
+__all__ = ["Forbidden", "check", "check_spacing", "policy_of", "refuse_spacing"]
+
+_SOFT = SafetyVars(may_disrupt=["*"], longest_fault_s=float("inf"), irreversible="allow")
+
+
+class Forbidden(FaultError):
+    """The lab's owner does not allow this."""
+
+    exit_code = 4
+
+
+def policy_of(inventory: Inventory) -> SafetyVars:
+    """The policy of a lab; what is not said is the careful choice."""
+    return inventory.safety or (_SOFT if inventory.kind == "soft" else SafetyVars())
+
+
+def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[str] = ()) -> None:
+    """Refuse a fault that the policy does not allow.
+
+    Args:
+        planned: the fault.
+        inventory: its lab.
+        confirmed: kinds that a person has confirmed for this once.
+
+    Raises:
+        Forbidden: the sentence says which line of the policy, and what to do.
+    """
+    policy, what = policy_of(inventory), f"{planned.kind} on {planned.target.text}"
+    if not any(fnmatchcase(name, pattern) for name in _names(planned.target) for pattern in policy.may_disrupt):
+        allowed = ", ".join(policy.may_disrupt) or "nothing"
+        raise Forbidden(
+            f"{what}: {inventory.name} does not allow {planned.target.text} to be disrupted; "
+            f"faultbed_safety.may_disrupt allows {allowed}"
+        )
+    other = other_host(planned, inventory.topology)
+    if other and not any(fnmatchcase(other, pattern) for pattern in policy.may_disrupt):
+        raise Forbidden(
+            f"{what}: it is done from {other}, and {inventory.name} does not allow {other} to be disrupted "
+            "(faultbed_safety.may_disrupt)"
+        )
+    if planned.for_s > policy.longest_fault_s:
+        raise Forbidden(
+            f"{what}: {planned.for_s:g} s is more than the {policy.longest_fault_s:g} s that {inventory.name} allows "
+            "(faultbed_safety.longest_fault_s)"
+        )
+    if CATALOGUE[planned.kind].reversible or policy.irreversible == "allow":
+        return
+    if policy.irreversible == "never":
+        raise Forbidden(f"{what}: nothing can revert it, and {inventory.name} allows no such kind")
+    if planned.kind not in confirmed:
+        raise Forbidden(
+            f"{what}: nothing can revert it; confirm it by hand (`faultbed inject … --confirm {planned.kind}`), or set "
+            "faultbed_safety.irreversible to allow"
+        )
+
+
+def check_spacing(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
+    """Refuse faults of which one begins sooner after the end of another one than the policy allows.
+
+    Raises:
+        Forbidden: the sentence names both faults, and how far they are apart.
+    """
+    least_s = policy_of(inventory).min_spacing_s
+    if not least_s > 0:
+        return
+    ordered = sorted(planned, key=lambda fault: fault.at_s)
+    for index, later in enumerate(ordered):
+        for earlier in ordered[:index]:
+            apart_s = later.at_s - (earlier.at_s + earlier.for_s)
+            if apart_s < least_s:
+                refuse_spacing(earlier, later, apart_s, inventory)
+
+
+def refuse_spacing(earlier: PlannedFault, later: PlannedFault, apart_s: float, inventory: Inventory) -> None:
+    """Refuse a fault that comes `apart_s` after the end of an earlier one (negative: they overlap).
+
+    Raises:
+        Forbidden: always.
+    """
+    how = f"{apart_s:.3g} s after the end of" if apart_s >= 0 else "before the end of"
+    raise Forbidden(
+        f"{later.kind} on {later.target.text}: it would begin {how} {earlier.kind} on {earlier.target.text}; "
+        f"{inventory.name} requires {policy_of(inventory).min_spacing_s:g} s between faults "
+        "(faultbed_safety.min_spacing_s): let it begin later"
+    )
+
+
+def _names(target: Target) -> set[str]:
+    """What a target goes by: as typed, as the link's name, and as it is from the link's other end."""
+    names = {target.text}
+    if target.kind == "port" and target.link is not None:
+        names |= {target.link.name, *([f"{target.link.b.node}:{target.link.a.node}"] if target.link.is_uplink else [])}
+    return names

@@ -1,0 +1,1 @@
+"""The kinds of labs: soft labs of VMs on one machine, and racks."""

@@ -1,0 +1,100 @@
+"""KVM where it really works, TCG everywhere else.
+
+A `/dev/kvm` that opens proves nothing: on nested or restricted machines a stock guest can hang under it for ever. So
+the guest kernel is booted once under KVM with a deadline; its init says one word and stops (`guest/init`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from testbed.backends.soft.image import Image
+from testbed.directories import cache_dir
+from testbed.errors import UsageError
+
+__all__ = ["Accelerator", "choose", "probe_kvm", "remembered"]
+
+Accelerator = Literal["kvm", "tcg"]
+
+PROBE_DEADLINE_S = 12.0
+"""A working KVM boots the probe in about one second, nested KVM in three."""
+
+_WORD = b"faultbed-probe-ok"
+
+
+def choose(image: Image, progress: Callable[[str], None]) -> Accelerator:
+    """The accelerator for this machine; `FAULTBED_ACCEL=kvm|tcg` overrules the probe.
+
+    The answer is remembered until the next reboot, or another image.
+    """
+    if wanted := os.environ.get("FAULTBED_ACCEL"):
+        if wanted not in ("kvm", "tcg"):
+            raise UsageError(f'FAULTBED_ACCEL="{wanted}": say kvm or tcg, or unset it to have KVM tried')
+        return "kvm" if wanted == "kvm" else "tcg"
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return "tcg"
+    if (known := remembered(image)) is not None:
+        return "kvm" if known else "tcg"
+    progress("trying KVM with a real boot")
+    works = probe_kvm(image)
+    _memory().parent.mkdir(parents=True, exist_ok=True)
+    _memory().write_text(json.dumps({"key": _key(image), "works": works}))
+    progress(
+        "KVM works" if works else f"a guest did not boot under KVM in {PROBE_DEADLINE_S:.0f} s: using TCG (emulation)"
+    )
+    return "kvm" if works else "tcg"
+
+
+def remembered(image: Image | None) -> bool | None:
+    """What the last probe of this image since the last reboot said; None when there was none."""
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(_memory().read_text())
+        if image is not None and known["key"] == _key(image):
+            return bool(known["works"])
+    return None
+
+
+def _memory() -> Path:
+    return cache_dir() / "kvm-probe.json"
+
+
+def _key(image: Image) -> list[str]:
+    return [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), image.digest]
+
+
+def probe_kvm(image: Image, *, deadline_s: float = PROBE_DEADLINE_S) -> bool:
+    """Whether the guest kernel reaches its first process under KVM by the deadline."""
+    argv = [
+        *("qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "256", "-smp", "1"),
+        *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-machine", "pc"),
+        *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
+        *("-append", "console=ttyS0 quiet panic=-1 faultbed.probe"),
+    ]
+    with tempfile.TemporaryDirectory(prefix="faultbed-probe-") as folder:
+        serial = Path(folder) / "serial"
+        child = subprocess.Popen(
+            [*argv, "-serial", f"file:{serial}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + deadline_s
+        try:
+            while time.monotonic() < deadline:
+                if serial.exists() and _WORD in serial.read_bytes():
+                    return True
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=0.1)
+                    return serial.exists() and _WORD in serial.read_bytes()
+            return False
+        finally:
+            child.kill()
+            child.wait()

@@ -1,0 +1,117 @@
+"""What is written down about a soft lab: which VMs run, and what its snapshot was made from."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from testbed.directories import socket_dir
+from testbed.errors import LabError
+
+__all__ = ["LabState", "Snapshot", "VmState", "locked", "read_snapshot", "read_state", "sockets_of", "write"]
+
+SCHEMA = 1
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class VmState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A running VM: identity of its QEMU process (`testbed.backends.soft.vm_process`) and its SSH port on 127.0.0.1.
+
+    A `start_ticks` of 0 means that a version which did not record it wrote the file.
+    """
+
+    pid: int
+    ssh_port: int
+    start_ticks: int = 0
+    boot_id: str = ""
+
+
+class LabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A running lab (`state.json`). `ready` is false while it is being started, `sockets` is where its sockets are."""
+
+    schema: int = SCHEMA
+    inventory: str
+    key: str
+    accelerator: Literal["kvm", "tcg"]
+    image: str
+    vms: dict[str, VmState]
+    ready: bool
+    sockets: str = ""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A snapshot inside the VMs' disks (`snapshot.json`), good for `key` only.
+
+    `host_keys` are public key lines; `node_code` is the digest of the node code that the nodes were provisioned with.
+    """
+
+    schema: int = SCHEMA
+    key: str
+    host_keys: dict[str, str]
+    complete: bool
+    node_code: str = ""
+
+
+def read_state(lab: Path) -> LabState | None:
+    """The running lab in this folder, or None."""
+    return _read(lab / "state.json", LabState)
+
+
+def read_snapshot(lab: Path) -> Snapshot | None:
+    """The lab's snapshot, or None."""
+    return _read(lab / "snapshot.json", Snapshot)
+
+
+def sockets_of(lab: Path) -> Path:
+    """Folder of a lab's unix sockets: as recorded by the controller that started it, else where they would be made."""
+    state = read_state(lab)
+    return Path(state.sockets) if state and state.sockets else socket_dir(lab)
+
+
+def write(path: Path, value: msgspec.Struct) -> None:
+    """Write a state file, whole or not at all."""
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
+    temporary.replace(path)
+
+
+def _read(path: Path, kind: type[_T]) -> _T | None:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise LabError(
+            f"{path} cannot be read ({error}): another version wrote it; `faultbed down --purge` removes it"
+        ) from error
+
+
+@contextlib.contextmanager
+def locked(lab: Path) -> Iterator[None]:
+    """Hold the lab's lock: one up, reset or down at a time.
+
+    Raises:
+        LabError: another faultbed holds it; the message names its process.
+    """
+    lab.mkdir(parents=True, exist_ok=True)
+    with (lab / "lock").open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            raise LabError(
+                f"another faultbed (process {handle.read().strip() or 'unknown'}) is starting, resetting or stopping "
+                f"this lab: wait for it; the lock is {handle.name}"
+            ) from None
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield

@@ -1,0 +1,461 @@
+"""A whole soft lab: up, down, reset, status.
+
+The first `up` boots, provisions, verifies and takes a snapshot of all VMs; later ones resume from it. `reset` puts a
+running lab back into the snapshot. Whatever ends `up` early (an error, Ctrl-C) ends what it had started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from testbed import lab as lab_module
+from testbed import provision
+from testbed.backends.soft import accel, capacity, fleet, image, serial_console, snapshot_key, ssh_keys, vm
+from testbed.backends.soft.ignored_signals import undisturbed
+from testbed.backends.soft.image import Image
+from testbed.backends.soft.lab_state import (
+    LabState,
+    Snapshot,
+    VmState,
+    locked,
+    read_snapshot,
+    read_state,
+    sockets_of,
+    write,
+)
+from testbed.backends.soft.vm import Vm
+from testbed.backends.soft.wiring import Machine, machines
+from testbed.directories import lab_dir, private_dir, short_dir, socket_dir
+from testbed.errors import DirtyLab, LabError, UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.node import holders
+from testbed.observe.fingerprint import stored_reverts
+from testbed.remote import node_archive
+from testbed.tenancy import dirty
+
+__all__ = [
+    "Progress",
+    "Status",
+    "VmStatus",
+    "check_is_soft",
+    "down",
+    "panics",
+    "purge",
+    "reset",
+    "socket_paths",
+    "status",
+    "up",
+    "vms",
+]
+
+PATIENCE_S = {"look": 3.0, "before ending": 60.0}
+"""How long a VM may take to greet over SSH: to be told as it is now, and before it is ended for being dumb. A busy
+machine has taken more than three seconds."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmStatus:
+    """One VM as it is now: `ssh` tells whether its SSH server answers, `panic` why its kernel has died."""
+
+    name: str
+    pid: int | None
+    alive: bool
+    ssh_port: int | None
+    ssh: bool
+    panic: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A soft lab as it is now. `state` is `up`, `broken` (a VM is dead or dumb), `down` or `down, snapshot kept`."""
+
+    name: str
+    state: str
+    accelerator: str | None
+    snapshot: bool
+    vms: tuple[VmStatus, ...]
+
+
+def vms(inventory: Inventory) -> tuple[Vm, ...]:
+    """The VMs of a lab, the carrier first; of a running lab with the sockets that it was started with."""
+    folder = lab_dir(inventory.name)
+    try:
+        sockets = sockets_of(folder)
+    except LabError:  # the record is damaged; `down` still has to find what runs
+        sockets = socket_dir(folder)
+    return _vms(inventory, folder, sockets)
+
+
+def _all_vms(inventory: Inventory, folder: Path) -> tuple[Vm, ...]:
+    """The VMs of a lab, and those that it had under an earlier version of its inventory: they have folders."""
+    now = vms(inventory)
+    names = {one.machine.name for one in now}
+    earlier = sorted(path for path in folder.glob("vms/*") if path.name not in names)
+    return now + tuple(
+        Vm(
+            machine=Machine(name=path.name, memory_mib=0, vcpus=0, nics=()),
+            folder=path,
+            sockets=now[0].sockets,
+        )
+        for path in earlier
+    )
+
+
+def _vms(inventory: Inventory, folder: Path, sockets: Path) -> tuple[Vm, ...]:
+    return tuple(
+        Vm(machine=machine, folder=folder / "vms" / machine.name, sockets=sockets) for machine in machines(inventory)
+    )
+
+
+def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
+    """Bring a lab up and give back how: `already up`, `resumed` or `provisioned`.
+
+    Args:
+        inventory: the lab.
+        progress: told what is being done.
+        fresh: boot and provision even though a snapshot is there.
+
+    Raises:
+        LabError: something is missing, a VM did not come up, provisioning failed. Nothing is left running.
+        UsageError: the lab is up from another inventory.
+    """
+    check_is_soft(inventory)
+    folder = lab_dir(inventory.name)
+    _check_owner(folder)
+    private_dir(folder)
+    with locked(folder):
+        running = read_state(folder)
+        if running is not None and not fresh and _is_same(running, inventory, progress):
+            return "already up"
+        if running is not None or any(fleet.unrecorded(machine) for machine in _all_vms(inventory, folder)):
+            progress("ending what is left of an earlier lab")
+            _end_all(inventory, folder)
+        capacity.check_memory(inventory)
+        built = image.build(progress)
+        accelerator = accel.choose(built, progress)
+        key = snapshot_key.key(inventory, built, accelerator)
+        snapshot = read_snapshot(folder)
+        if snapshot is None:
+            capacity.check_disk(inventory, folder)
+        try:
+            if snapshot and snapshot.complete and snapshot.key == key and not fresh:
+                progress("resuming from the snapshot")
+                _resume(inventory, folder, built, accelerator, snapshot, progress)
+                if snapshot.node_code != node_archive.archive().digest:
+                    progress("its nodes were provisioned by another version of faultbed; provisioning")
+                    _provision(inventory, folder, snapshot.key, snapshot.host_keys, progress)
+                dirty.clean(folder)
+                return "resumed"
+            _boot(inventory, folder, built, accelerator, key, progress)
+            dirty.clean(folder)
+        except BaseException:
+            _end_all(inventory, folder)
+            raise
+        return "provisioned"
+
+
+def down(inventory: Inventory) -> bool:
+    """End a lab and everything of it but its snapshot; give back whether there was something to end."""
+    folder = lab_dir(inventory.name)
+    if not folder.exists():
+        return False
+    with locked(folder):
+        return _end_all(inventory, folder)
+
+
+def purge(inventory: Inventory) -> bool:
+    """End a lab and remove everything of it, its snapshot too."""
+    there = down(inventory) or lab_dir(inventory.name).exists()
+    shutil.rmtree(lab_dir(inventory.name), ignore_errors=True)
+    return there
+
+
+def reset(inventory: Inventory, progress: Progress) -> None:
+    """Put a running lab back into its snapshot, also one whose VMs have died. SSH connections end, SSH ports stay.
+
+    Each VM gets a new QEMU process. Loading the snapshot into the running one would move the guest's clocks forward by
+    the time since it was taken (QEMU's tick counter never goes back: softmmu/cpu-timers.c), and every timer in the
+    guest would fire at once: BGP sessions and leases would end.
+
+    Raises:
+        LabError: the lab is not up, or a VM does not come back.
+        DirtyLab: it has no snapshot to go back to.
+    """
+    folder = lab_dir(inventory.name)
+    _check_owner(folder)
+    state = read_state(folder) if folder.exists() else None
+    if state is None:
+        raise LabError(f"{inventory.name} is not up: `faultbed up` starts it")
+    snapshot = read_snapshot(folder)
+    if snapshot is None or not snapshot.complete or snapshot.key != state.key:
+        raise DirtyLab(f"{inventory.name} has no snapshot to go back to: `faultbed up --fresh` makes the lab anew")
+    built = image.find()
+    if built is None:
+        raise LabError(f"the VM image of {inventory.name} is gone from {image.images_dir()}: `faultbed up --fresh`")
+    with locked(folder):
+        progress("going back to the snapshot")
+        try:
+            holders.discard_all(str(stored_reverts(folder)))
+        except OSError as error:
+            raise LabError(
+                f"{inventory.name}: a fault's holder cannot be ended: {error}; end it by hand, then reset again"
+            ) from error
+        fleet.end(vms(inventory), state)
+        _remove_sockets(folder)
+        try:
+            _resume(inventory, folder, built, state.accelerator, snapshot, progress, ports=state.vms)
+            dirty.clean(folder)
+        except BaseException:
+            _end_all(inventory, folder)
+            raise
+
+
+def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> Status:
+    """How a lab is, looked up now; a VM whose SSH server does not greet within `patience_s` is told as silent."""
+    folder = lab_dir(inventory.name)
+    state = read_state(folder) if folder.exists() else None
+    snapshot = read_snapshot(folder) if folder.exists() else None
+
+    def look(machine: Vm) -> VmStatus:
+        known = state.vms.get(machine.machine.name) if state else next(iter(fleet.unrecorded(machine)), None)
+        alive = known is not None and vm.is_alive(machine, known)
+        return VmStatus(
+            name=machine.machine.name,
+            pid=known.pid if known else None,
+            alive=alive,
+            ssh_port=known.ssh_port or None if known else None,
+            ssh=alive and known is not None and fleet.greets(known.ssh_port, timeout_s=patience_s),
+            panic=serial_console.panic(machine.console) if known else None,
+        )
+
+    found = fleet.each(vms(inventory), look)
+    if state is None and any(one.alive for one in found):
+        word = "broken"  # its record is lost; `down` finds its processes by their disks
+    elif state is None:
+        word = "down, snapshot kept" if snapshot else "down"
+    else:
+        word = "up" if all(x.ssh for x in found) and state is not None and state.ready else "broken"
+    return Status(
+        name=inventory.name,
+        state=word,
+        accelerator=state.accelerator if state else None,
+        snapshot=snapshot is not None and snapshot.complete,
+        vms=tuple(found),
+    )
+
+
+def panics(inventory: Inventory) -> list[str]:
+    """A sentence for each VM of a running lab whose kernel has died, with what it said."""
+    told = {machine.machine.name: serial_console.panic_told(machine.console) for machine in vms(inventory)}
+    return [f"{name}: {said}" for name, said in told.items() if said]
+
+
+def _boot(
+    inventory: Inventory,
+    folder: Path,
+    built: Image,
+    accelerator: accel.Accelerator,
+    key: str,
+    progress: Progress,
+) -> None:
+    """From nothing to a provisioned, verified lab with a snapshot."""
+    (folder / "snapshot.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / "vms", ignore_errors=True)
+    controller = ssh_keys.generate()
+    ssh_keys.write_private(folder / "id_ed25519", controller.private)
+    host_keys = {}
+    for machine in vms(inventory):
+        private_dir(machine.folder)
+        pair = ssh_keys.generate()
+        host_keys[machine.machine.name] = pair.public
+        ssh_keys.write_private(machine.seed, "")
+        machine.seed.write_bytes(vm.seed_disk(machine.machine, host_key=pair.private, authorized_key=controller.public))
+        fleet.make_overlay(built, machine)
+    write(folder / "snapshot.json", Snapshot(key=key, host_keys=host_keys, complete=False))
+    started = time.monotonic()
+    progress(f"booting {len(vms(inventory))} VMs ({accelerator})")
+    state = _start_all(inventory, folder, built, accelerator, key, snapshot=None)
+    fleet.wait_for_ssh(vms(inventory), state, progress)
+    progress(f"all VMs answer after {time.monotonic() - started:.0f} s; provisioning")
+    _write_runtime(inventory, folder, state, host_keys)
+    write(folder / "state.json", msgspec.structs.replace(state, ready=True))
+    _provision(inventory, folder, key, host_keys, progress)
+
+
+def _provision(inventory: Inventory, folder: Path, key: str, host_keys: dict[str, str], progress: Progress) -> None:
+    """Provision and verify the VMs that run, and keep them as they are then as the lab's snapshot."""
+    with lab_module.open_lab(inventory) as lab:
+        provision.bring_up(lab, progress)
+    kept = Snapshot(key=key, host_keys=host_keys, complete=False, node_code=node_archive.archive().digest)
+    write(folder / "snapshot.json", kept)  # who is killed meanwhile leaves some VMs with the old one, some with the new
+    progress("taking the snapshot")
+    fleet.each(vms(inventory), fleet.save_snapshot)
+    write(folder / "snapshot.json", msgspec.structs.replace(kept, complete=True))
+
+
+def _resume(
+    inventory: Inventory,
+    folder: Path,
+    built: Image,
+    accelerator: accel.Accelerator,
+    snapshot: Snapshot,
+    progress: Progress,
+    *,
+    ports: Mapping[str, VmState] = MappingProxyType({}),
+) -> None:
+    state = _start_all(inventory, folder, built, accelerator, snapshot.key, snapshot=fleet.SNAPSHOT, ports=ports)
+    fleet.go_on(vms(inventory))
+    _write_runtime(inventory, folder, state, snapshot.host_keys)
+    write(folder / "state.json", msgspec.structs.replace(state, ready=True))
+    _wake(inventory, progress)
+
+
+def _start_all(
+    inventory: Inventory,
+    folder: Path,
+    built: Image,
+    accelerator: accel.Accelerator,
+    key: str,
+    *,
+    snapshot: str | None,
+    ports: Mapping[str, VmState] = MappingProxyType({}),
+) -> LabState:
+    sockets = socket_dir(folder)
+    for private in (sockets.parent, sockets):
+        private_dir(private)
+    machines_to_start = _vms(inventory, folder, sockets)
+
+    def record(started: Mapping[str, VmState]) -> LabState:
+        state = LabState(
+            inventory=str(inventory.path.resolve()),
+            key=key,
+            accelerator=accelerator,
+            image=built.digest,
+            vms=dict(started),
+            ready=False,
+            sockets=str(sockets),
+        )
+        write(folder / "state.json", state)
+        return state
+
+    return record(fleet.start(machines_to_start, built, accelerator, snapshot=snapshot, ports=ports, record=record))
+
+
+def _wake(inventory: Inventory, progress: Progress) -> None:
+    """After a snapshot was loaded: SSH answers, and the guests' wall clocks are set (they stood still meanwhile)."""
+    with lab_module.open_lab(inventory) as lab:
+        nodes = [lab.node(name) for name in lab.nodes()]
+        fleet.each(nodes, lambda node: node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60))
+    progress("all VMs answer")
+
+
+def _write_runtime(inventory: Inventory, folder: Path, state: LabState, host_keys: dict[str, str]) -> None:
+    lines = [f"[127.0.0.1]:{state.vms[name].ssh_port} {key}\n" for name, key in host_keys.items()]
+    (folder / "known_hosts").write_text("".join(lines))
+    lab_module.write_runtime_inventory(inventory, folder, {name: x.ssh_port for name, x in state.vms.items()})
+
+
+def _end_all(inventory: Inventory, folder: Path) -> bool:
+    """End every process, socket and file of a lab but its snapshot, by what is written down and by what is there."""
+    with undisturbed():
+        try:
+            state = read_state(folder)
+        except LabError:  # damaged, or of another version: what runs is found by its disks
+            state = None
+        with contextlib.suppress(OSError):  # of another user's; the lab has to end all the same
+            holders.discard_all(str(stored_reverts(folder)))
+        ended = fleet.end(_all_vms(inventory, folder), state)
+        _remove_sockets(folder)
+        for name in ("state.json", "runtime.yml", "known_hosts"):
+            (folder / name).unlink(missing_ok=True)
+        for name in ("artifacts", "control", "faults"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        try:
+            snapshot = read_snapshot(folder)
+        except LabError:
+            snapshot = None
+        if snapshot is None or not snapshot.complete:
+            (folder / "snapshot.json").unlink(missing_ok=True)
+            (folder / "id_ed25519").unlink(missing_ok=True)
+            shutil.rmtree(folder / "vms", ignore_errors=True)
+        return state is not None or ended > 0
+
+
+def _remove_sockets(folder: Path) -> None:
+    """Remove the sockets of VMs that have ended. Only paths that we derive are removed, never a recorded one."""
+    shutil.rmtree(folder / "sockets", ignore_errors=True)
+    shutil.rmtree(short_dir(folder), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        short_dir(folder).parent.rmdir()  # shared with other labs of this user
+
+
+def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> bool:
+    """Whether what runs is this inventory's lab, whole, and made from this image, these playbooks, this node code."""
+    if running.inventory != str(inventory.path.resolve()) and any(
+        vm.is_alive(machine, running.vms[machine.machine.name])
+        for machine in vms(inventory)
+        if machine.machine.name in running.vms
+    ):
+        raise UsageError(
+            f'a lab named "{inventory.name}" is up from {running.inventory}: `faultbed --lab {running.inventory} down` '
+            "ends it, or give this inventory another faultbed_name"
+        )
+    built = image.find()
+    if built is None or running.key != snapshot_key.key(inventory, built, running.accelerator):
+        return False
+    snapshot = read_snapshot(lab_dir(inventory.name))
+    if snapshot is not None and snapshot.node_code != node_archive.archive().digest:
+        return False
+    now = status(inventory)
+    if silent := [one.name for one in now.vms if one.alive and not one.ssh]:
+        patience_s = PATIENCE_S["before ending"]
+        progress(f"{', '.join(silent)}: slow to answer; waiting up to {patience_s:.0f} s")
+        now = status(inventory, patience_s=patience_s)
+    return now.state == "up"
+
+
+def _check_owner(folder: Path) -> None:
+    """Refuse to start VMs in another user's lab: root would leave files there that its user cannot replace.
+
+    Raises:
+        UsageError: the state folder belongs to another user.
+    """
+    owner = folder.stat().st_uid if folder.exists() else os.getuid()
+    if owner != os.getuid():
+        raise UsageError(
+            f"{folder}: the lab belongs to user {owner}, this is user {os.getuid()}; run the command as user {owner} "
+            f"(`sudo -u '#{owner}'`)"
+        )
+
+
+def check_is_soft(inventory: Inventory) -> None:
+    """Refuse a lab whose machines are not ours to start.
+
+    Raises:
+        UsageError: it is a rack lab.
+    """
+    if inventory.kind != "soft":
+        raise UsageError(
+            f"{inventory.path} is a rack lab: its machines are not ours to start; up, reset and down are for soft labs"
+        )
+
+
+def socket_paths(inventory: Inventory) -> list[Path]:
+    """Every unix socket that the lab will have."""
+    sockets = sockets_of(lab_dir(inventory.name))
+    found = [path for machine in vms(inventory) for path in (machine.qmp, machine.qmp_holder)]
+    found += [
+        sockets / f"{nic.wire}.{nic.end}" for machine in vms(inventory) for nic in machine.machine.nics if nic.wire
+    ]
+    return found

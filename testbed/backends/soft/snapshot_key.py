@@ -1,0 +1,27 @@
+"""What a soft lab and its snapshot are made from, as a key: of what differs in it, one cannot be the other.
+
+Not in it: the node code, with which a snapshot is renewed, and what is only for racks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from testbed import provision, shipped
+from testbed.backends.soft import accel, vm
+from testbed.backends.soft.image import Image
+from testbed.backends.soft.wiring import machines
+from testbed.inventory.lab_inventory import Inventory
+
+__all__ = ["key"]
+
+
+def key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:
+    """Of the inventory, the image, the emulated machine and the playbooks."""
+    machine = f"{vm.PROCESSORS[accelerator]} {vm.KERNEL_OPTIONS[accelerator]} {vm.qemu_version()}"
+    rest = hashlib.sha256(f"{built.digest} {accelerator} {machine}".encode())
+    playbooks = shipped.playbooks()
+    for path in provision.files_of_soft_labs(playbooks):
+        rest.update(str(path.relative_to(playbooks)).encode() + b"\0" + path.read_bytes())
+    lab = hashlib.sha256(repr((inventory.topology, machines(inventory), inventory.mtu)).encode())
+    return f"{lab.hexdigest()[:12]}-{rest.hexdigest()[:12]}"

@@ -1,0 +1,122 @@
+"""Identity of a VM's QEMU process: which process may be called alive, and which may be signalled.
+
+A process id alone names nothing, because the kernel reuses it. The id together with the start time and the boot id of
+the machine names exactly one process (proc(5), `/proc/PID/stat` field 22), in every environment: a login shell, cron,
+CI and sudo read the same three values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from testbed.backends.soft.lab_state import VmState
+
+__all__ = ["QEMU", "boot_id", "find", "inspect", "start_ticks"]
+
+QEMU = "qemu-system-x86_64"
+_PROC = Path("/proc")
+
+Condition = Literal["running", "dying", "foreign", "gone"]
+
+
+def boot_id() -> str:
+    """Identifier of this machine's current boot."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0 if there is no such process."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def inspect(known: VmState, disk: Path) -> Condition:
+    """Compare a recorded VM with the process that has its id now.
+
+    Args:
+        known: the record.
+        disk: the VM's disk image. It identifies the process if the record holds no start time, as written by
+            versions up to 2026-11.
+
+    Returns:
+        `running`, `dying` (killed, but its files are still open), `foreign` (another process has the id) or `gone`.
+    """
+    fields = _stat(known.pid)
+    if not fields:
+        return "gone"
+    if known.start_ticks:
+        ours = int(fields[19]) == known.start_ticks and known.boot_id == boot_id() and _may_be_qemu(known.pid)
+    else:
+        ours = _is_qemu(known.pid) and _has_disk(known.pid, disk)
+    if ours:
+        return "dying" if fields[0] == "Z" or _has_no_memory(known.pid) else "running"
+    dying = not known.start_ticks and _name(known.pid).startswith("qemu-system") and _has_no_memory(known.pid)
+    return "dying" if dying else "foreign"
+
+
+def find(disk: Path) -> Iterator[int]:
+    """Yield our own QEMU processes that run on a VM's disk image, for a lab whose record is lost.
+
+    The executable must be QEMU and the image must be the value of a `-drive` option: a process that only mentions the
+    VM's files on its command line never matches.
+    """
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and _is_qemu(int(entry.name)) and _has_disk(int(entry.name), disk):
+            yield int(entry.name)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of `/proc/PID/stat` from the third one (the state) on; empty if there is no such process."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _name(pid: int) -> str:
+    try:
+        return (_PROC / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _executable(pid: int) -> str:
+    """File name of a process's executable. Only its own user and root may read it."""
+    path = str((_PROC / str(pid) / "exe").readlink())
+    return path.removesuffix(" (deleted)").rpartition("/")[2]  # a package upgrade replaces the file
+
+
+def _is_qemu(pid: int) -> bool:
+    try:
+        return _executable(pid) == QEMU
+    except OSError:
+        return False
+
+
+def _may_be_qemu(pid: int) -> bool:
+    """Return False only if the executable can be read and is not QEMU."""
+    try:
+        return _executable(pid) == QEMU
+    except OSError:
+        return True
+
+
+def _has_no_memory(pid: int) -> bool:
+    """Return whether a process has no address space any more, so that only its files are left to close."""
+    try:
+        return not (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return True
+
+
+def _has_disk(pid: int, disk: Path) -> bool:
+    try:
+        argv = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    values = [value for option, value in itertools.pairwise(argv) if option == "-drive"]
+    files = [value.partition(",")[0].removeprefix("file=") for value in values if value.startswith("file=")]
+    return any(Path(file).resolve() == disk.resolve() for file in files)

@@ -1,0 +1,1 @@
+"""Ansible inventories: read, checked, audited, and written for the labs that we offer."""

@@ -1,0 +1,168 @@
+"""The ways into a lab's machines: SSH, BMCs, PDUs and their outlets. Pure.
+
+A command, a fault or a power cycle goes wherever these say: they must lead to the machine that was meant, and to no
+other one. Two machines may have one address for SSH only with two ports (a jump host that forwards); a machine's
+management address may be that of its own front end or loopback.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.inventory.audit_finding import Finding, twice
+from testbed.inventory.consistency import Entries
+from testbed.inventory.schema import HostVars, LabVars, OutletVars, SwitchVars
+
+__all__ = ["ways_in"]
+
+_SSH_PORT = 22
+_PORTS = range(1, 65536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """One address that something is reached at: its place in the inventory, what it is, and whose it is."""
+
+    place: str
+    kind: str
+    owner: str
+    address: str
+    port: int | None = None
+
+
+def ways_in(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """What is wrong with them. `variables` are all of each node, Ansible's own among them."""
+    _, lab = next(iter(entries.placed()))
+    doors = [] if lab.kind == "soft" else list(_machines(entries, variables))
+    for name in [] if lab.kind == "soft" else _names(entries):
+        yield from _ssh(name, variables.get(name, {}))
+    yield from _in_plan(doors, lab)
+    yield from _lead_elsewhere([*_fabric(entries), *doors, *_controllers(entries, lab)])
+    yield from twice(((f"all.pdus[{i}].name", x.name) for i, x in enumerate(lab.pdus)), "PDU", "each")
+    yield from _outlets(entries, lab)
+
+
+def _names(entries: Entries) -> list[str]:
+    switches = [name for name, (_, switch) in entries.switches.items() if switch.carrier is None]
+    return [*entries.hosts, *switches, *entries.carriers, *entries.jumps]
+
+
+def _ssh(name: str, variables: Mapping[str, Any]) -> Iterator[Finding]:
+    """`ansible_host` and `ansible_port` are used as they stand, by Ansible and by faultbed's own SSH."""
+    host, port = variables.get("ansible_host"), variables.get("ansible_port")
+    if host is not None and (not isinstance(host, str) or not host.strip() or set(host) & set("{} /")):
+        do = "write an address or a name; templates are not filled in here"
+        yield Finding(place=f"{name}.ansible_host", what=f'not an address "{host}"', do=do)
+    if port is not None and (type(port) is not int or port not in _PORTS):
+        yield Finding(place=f"{name}.ansible_port", what=f'not a port "{port}"', do="write 1 to 65535, without quotes")
+
+
+def _machines(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[_Way]:
+    for name in _names(entries):
+        told = variables.get(name, {})
+        address, port = told.get("ansible_host"), told.get("ansible_port")
+        yield _Way(
+            place=f"{name}.ansible_host",
+            kind="SSH",
+            owner=name,
+            address=str(name if address is None else address),
+            port=port if type(port) is int else _SSH_PORT,
+        )
+
+
+def _fabric(entries: Entries) -> Iterator[_Way]:
+    for name, host in entries.hosts.items():
+        places = [(f"hosts.{name}.front_end.address", host.front_end.address)]
+        places += [(f"hosts.{name}.rnics[{rnic.name}].address", rnic.address) for rnic in host.rnics]
+        yield from (_Way(place=place, kind="address", owner=name, address=_bare(x)) for place, x in places)
+    for name, (role, switch) in entries.switches.items():
+        places = [(f"{role}.{name}.loopback", switch.loopback)]
+        places += [(f"{role}.{name}.ports[{i}].address", x.address) for i, x in enumerate(switch.ports) if x.address]
+        yield from (_Way(place=place, kind="address", owner=name, address=_bare(x)) for place, x in places)
+
+
+def _controllers(entries: Entries, lab: LabVars) -> Iterator[_Way]:
+    for name, host in entries.hosts.items():
+        if host.bmc is not None:
+            yield _Way(place=f"hosts.{name}.bmc.address", kind="BMC", owner=f"bmc {name}", address=host.bmc.address)
+    for index, pdu in enumerate(lab.pdus):
+        yield _Way(place=f"all.pdus[{index}].address", kind="PDU", owner=f"pdu {index}", address=pdu.address)
+
+
+def _bare(address: str) -> str:
+    return address.partition("/")[0]
+
+
+def _in_plan(doors: list[_Way], lab: LabVars) -> Iterator[Finding]:
+    """An address for SSH lies in a management network of the plan; a name is somebody else's to resolve."""
+    plan = [network for network in map(_network, (x.prefix for x in lab.networks if x.use == "management")) if network]
+    for way in doors:
+        found = _ipv4(way.address)
+        if plan and found is not None and not any(found in prefix for prefix in plan):
+            yield Finding(
+                place=way.place,
+                what=f"{found} is in no management network of the IP plan ({', '.join(map(str, plan))})",
+                do="correct the address, or the plan in faultbed_networks",
+            )
+
+
+def _lead_elsewhere(ways: list[_Way]) -> Iterator[Finding]:
+    """Addresses that lead to two things. What the fabric itself has twice is told when its topology is made."""
+    first: dict[str, list[_Way]] = {}
+    for way in ways:
+        if way.kind in ("BMC", "PDU") and "/" in way.address:
+            yield Finding(place=way.place, what=f'not an address "{way.address}"', do="write it without prefix length")
+        others = [one for one in first.get(_bare(way.address), ()) if _clash(one, way)]
+        if others:
+            yield Finding(
+                place=way.place,
+                what=f"{way.kind} at {_bare(way.address)} is already {others[0].place}",
+                do="what is meant for one would be done to the other: each must have an address of its own",
+            )
+        first.setdefault(_bare(way.address), []).append(way)
+
+
+def _clash(one: _Way, other: _Way) -> bool:
+    if one.owner == other.owner or one.kind == other.kind == "address":
+        return False
+    return one.port == other.port if one.kind == other.kind == "SSH" else True
+
+
+def _outlets(entries: Entries, lab: LabVars) -> Iterator[Finding]:
+    """A power cycle must hit the machine that was meant, and no other one."""
+    outlets = {pdu.name: pdu.outlets for pdu in lab.pdus}
+    fed = [
+        (f"{place}.power[{index}]", one)
+        for place, node in entries.placed()
+        if isinstance(node, HostVars | SwitchVars)
+        for index, one in enumerate(node.power)
+    ]
+    yield from twice(((place, f"{one.pdu}:{one.outlet}") for place, one in fed), "outlet", "each machine")
+    for place, one in fed:
+        yield from _outlet(place, one, outlets)
+
+
+def _outlet(place: str, one: OutletVars, outlets: Mapping[str, int]) -> Iterator[Finding]:
+    if one.pdu not in outlets:
+        do = f"there are {', '.join(outlets) or 'none'} in faultbed_pdus"
+        yield Finding(place=place, what=f'no PDU "{one.pdu}"', do=do)
+    elif not 1 <= one.outlet <= outlets[one.pdu]:
+        what = f"{one.pdu} has outlets 1 to {outlets[one.pdu]}, not {one.outlet}"
+        yield Finding(place=place, what=what, do="read the number on the PDU")
+
+
+def _ipv4(text: str) -> ipaddress.IPv4Address | None:
+    try:
+        return ipaddress.IPv4Address(text)
+    except ValueError:
+        return None
+
+
+def _network(text: str) -> ipaddress.IPv4Network | None:
+    try:
+        return ipaddress.IPv4Network(text)
+    except ValueError:
+        return None  # told with the plan

@@ -1,0 +1,162 @@
+"""What Ansible makes of an inventory file, kept so that asking again is fast.
+
+Asking `ansible-inventory --list` costs about half a second, so the answer is kept under FAULTBED_CACHE by the
+content of the file and of the group_vars and host_vars beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import yaml
+
+from testbed.directories import cache_dir
+from testbed.errors import ConfigError, UsageError
+from testbed.inventory.schema import near
+from testbed.shipped import playbooks
+
+__all__ = ["listing"]
+
+_MOST_VALUES = 1_000_000
+_ASK_TIMEOUT_S = 60.0
+
+
+def listing(path: Path) -> dict[str, Any]:
+    """The JSON of `ansible-inventory --list` for one file.
+
+    Raises:
+        ConfigError: the file is missing, not YAML, or Ansible refuses it.
+        UsageError: Ansible is not installed.
+    """
+    text = _text(path)
+    _refuse_bad_yaml(path, text)
+    kept = cache_dir() / "inventory" / f"{_digest(path, text)}.json"
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(kept.read_bytes())
+        return found
+    answer = _ask(path)
+    with contextlib.suppress(OSError):  # a read-only cache only makes us slow
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as partial:
+            json.dump(answer, partial)
+        Path(partial.name).replace(kept)
+    return answer
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        beside = sorted(str(other) for other in path.parent.glob("*.yml")) if path.parent.is_dir() else []
+        raise ConfigError(f"{path}: no such inventory{near(str(path), beside)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as a text file: {error}") from None
+
+
+def _refuse_bad_yaml(path: Path, text: str) -> None:
+    """Refuse what Ansible takes: bad YAML for an empty inventory, and the last of two equal keys."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}: not a YAML inventory: the top must be a mapping with `all:`")
+    try:
+        twice, size = _look_through(root)
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deep, or an anchor (&) that holds an alias (*) of itself") from None
+    if size > _MOST_VALUES:
+        words = f"its aliases (*) stand for {size:,} values, more than {_MOST_VALUES:,}; write them out, or use fewer"
+        raise ConfigError(f"{path}: {words}")
+    if twice is not None:
+        raise ConfigError(f'{path}:{twice[1]}: "{twice[0]}" is written twice in one mapping')
+
+
+def _look_through(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
+    """The first key that is written twice in one mapping, with its line, and how many values the aliases make.
+
+    Each node is looked at once, however many aliases lead to it: their number grows exponentially with nested anchors.
+
+    Raises:
+        RecursionError: nested too deep, or an anchor holds itself.
+    """
+    twice: list[tuple[str, int]] = []
+    sizes: dict[int, int] = {}
+
+    def size_of(node: yaml.Node) -> int:
+        if id(node) in sizes:
+            if not sizes[id(node)]:
+                raise RecursionError
+            return sizes[id(node)]
+        sizes[id(node)] = 0
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key.value, str) and key.value in seen:
+                    twice.append((key.value, key.start_mark.line + 1))
+                seen.update([key.value] if isinstance(key.value, str) else [])
+            size = 1 + sum(size_of(key) + size_of(value) for key, value in node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            size = 1 + sum(map(size_of, node.value))
+        else:
+            size = 1
+        sizes[id(node)] = size
+        return size
+
+    size = size_of(root)
+    return min(twice, key=lambda one: one[1], default=None), size
+
+
+def _digest(path: Path, text: str) -> str:
+    """A name for what Ansible would read. It carries the path too: templates may use inventory_dir."""
+    digest = hashlib.sha256(f"{version('ansible-core')}\0{path.resolve()}\0{text}".encode())
+    for folder in ("group_vars", "host_vars"):
+        for file in sorted((path.parent / folder).rglob("*")):
+            if file.is_file():
+                digest.update(f"\0{file}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _ask(path: Path) -> dict[str, Any]:
+    """The answer of `ansible-inventory --list`."""
+    beside = Path(sys.executable).with_name("ansible-inventory")
+    program = str(beside) if beside.exists() else which("ansible-inventory")
+    if program is None:
+        raise UsageError("ansible-inventory is not installed: install faultbed with its dependencies (ansible-core)")
+    env = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),  # not the person's own
+        "ANSIBLE_INVENTORY_ENABLED": "yaml",
+        "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
+        "ANSIBLE_NOCOLOR": "1",
+    }
+    try:
+        done = subprocess.run(
+            [program, "-i", str(path.resolve()), "--list"],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{path}: ansible-inventory did not answer within {_ASK_TIMEOUT_S:.0f} s") from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "Failed to parse" in line]
+        raise ConfigError(f"{path}: Ansible cannot read this inventory: {' '.join(lines) or done.stderr.strip()}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer

@@ -1,0 +1,432 @@
+"""Everything that is wrong in an inventory, not only the first thing: `faultbed inventory check`.
+
+What `testbed.inventory.lab_inventory.load` refuses is found here too, all of it at once; beyond that, what a lab would
+only show later: an MTU that shrinks along a path, an address outside the IP plan, a QoS profile that pauses the wrong
+priority, two machines on one outlet. Pure but for `unreachable`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+import math
+import socket
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.inventory.access_paths import ways_in
+from testbed.inventory.ansible_listing import listing
+from testbed.inventory.audit_finding import Finding, twice
+from testbed.inventory.consistency import Entries, build_topology
+from testbed.inventory.fabric_rules import fabric
+from testbed.inventory.lab_inventory import Inventory, entries_of, one_lab
+from testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
+
+__all__ = ["Finding", "audit", "unreachable"]
+
+ROCE_HEADERS_BYTES = 40 + 8 + 12 + 16 + 4
+"""Around the payload of an RDMA write: IPv6 (the larger of the two), UDP, BTH, RETH, ICRC (InfiniBand annex A17)."""
+RDMA_MTU_BYTES = 4096
+_PRIORITIES = range(8)
+_ALPHAS = range(-8, 8)
+_PCIE_GTS, _PCIE_WIDTHS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0), (1, 2, 4, 8, 16, 32)
+_DSCPS = range(64)
+_VLANS = range(1, 4095)
+"""IEEE 802.1Q keeps 0 (priority only) and 4095."""
+_SEEDS = 2**32
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send-recv")
+"""What testbed.preflight.busbw makes of the names of nccl-tests."""
+_REACH_TIMEOUT_S = 5.0
+_REDFISH_PORT, _IPMI_PORT = 443, 623
+_PDU_PORTS = (443, 80, 22, 23)
+_PRESENCE_PING = bytes([6, 0, 0xFF, 6, 0, 0, 0x11, 0xBE, 0x80, 0, 0, 0])
+"""RMCP header (version 6, no sequence, class ASF), ASF's enterprise number, message type 80h."""
+
+
+def audit(path: Path) -> list[Finding]:
+    """All findings of an inventory file; none when it is right.
+
+    Raises:
+        ConfigError: it cannot be read at all, or is no inventory of ours.
+    """
+    mistakes = Mistakes(collect=True)
+    answer = listing(path)
+    entries = entries_of(path, answer, mistakes)
+    names: set[str] = set()
+    if not mistakes.found:
+        with mistakes.part():
+            one_lab(path, entries)
+        names = set(build_topology(entries, mistakes).target_names())
+    found = [
+        Finding(place=x.place, what=x.what, do="correct it there, or the other end that it names")
+        for x in mistakes.found
+    ]
+    # What does not fit together is not measured for how well it fits.
+    if found:
+        return found
+    variables: Mapping[str, Mapping[str, Any]] = answer["_meta"]["hostvars"]
+    beyond = [*_beyond(entries), *_safety(entries, names), *ways_in(entries, variables)]
+    return sorted(beyond, key=lambda finding: finding.place)
+
+
+def unreachable(inventory: Inventory) -> list[Finding]:
+    """What does not answer from here: machines by SSH, BMCs by Redfish or IPMI, PDUs by anything that they may speak.
+
+    Of a soft lab nothing, because its ports are not in the file.
+    """
+    if inventory.kind == "soft":
+        return []
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        return [finding for finding in pool.map(_unanswered, _doors(inventory)) if finding]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Door:
+    """Where something may be reached: one of `ports` has to answer, by TCP, or as IPMI does (`rmcp`)."""
+
+    place: str
+    address: str
+    ports: tuple[int, ...]
+    do: str
+    rmcp: bool = False
+
+
+def _doors(inventory: Inventory) -> Iterator[_Door]:
+    for name, way in [*inventory.management.items(), *([inventory.jump] if inventory.jump else [])]:
+        yield _Door(
+            place=f"{name}.ansible_host",
+            address=way.address or name,
+            ports=(way.port or 22,),
+            do="look at the machine's power and its management cable, or correct the address",
+        )
+    for name, bmc in inventory.bmcs.items():
+        ipmi = bmc.protocol == "ipmi"
+        yield _Door(
+            place=f"hosts.{name}.bmc.address",
+            address=bmc.address,
+            ports=(_IPMI_PORT if ipmi else _REDFISH_PORT,),
+            do="look at its cable, its VLAN and its service (Redfish or IPMI), or correct address and protocol",
+            rmcp=ipmi,
+        )
+    for pdu in inventory.pdus:
+        yield _Door(
+            place=f"all.pdus[{pdu.name}].address",
+            address=pdu.address,
+            ports=_PDU_PORTS,
+            do="look at its cable and its VLAN, or correct the address",
+        )
+
+
+def _unanswered(door: _Door) -> Finding | None:
+    told = ""
+    for port in door.ports:
+        try:
+            if door.rmcp:
+                _ping_rmcp(door.address, port)
+            else:
+                socket.create_connection((door.address, port), timeout=_REACH_TIMEOUT_S).close()
+        except OSError as error:
+            told = str(error)
+        else:
+            return None
+    ports = " or ".join(map(str, door.ports))
+    return Finding(place=door.place, what=f"{door.address} port {ports} does not answer: {told}", do=door.do)
+
+
+def _ping_rmcp(address: str, port: int) -> None:
+    """An ASF presence ping, which needs no login (ASF 2.0, 3.2.4.1); raises OSError when no answer comes."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.settimeout(_REACH_TIMEOUT_S)
+        asking.connect((address, port))
+        asking.send(_PRESENCE_PING)
+        asking.recv(64)
+
+
+def _beyond(entries: Entries) -> Iterator[Finding]:
+    _, lab = next(iter(entries.placed()))
+    yield from _mtu_chain(entries, lab)
+    yield from _speeds(entries)
+    yield from _affinity(entries)
+    yield from _networks(lab)
+    yield from _ip_plan(entries, lab)
+    yield from fabric(entries)
+    yield from _dscp_map(lab)
+    yield from _busbw(lab)
+    if not 0 <= lab.ecmp_hash_seed < _SEEDS:
+        do = "give 0 (none) to 4294967295"
+        yield Finding(place="all.ecmp_hash_seed", what=f"{lab.ecmp_hash_seed} does not fit into 32 bits", do=do)
+    if lab.qos is not None:
+        yield from _qos(lab, lab.qos)
+        yield from _classes(lab, lab.qos)
+        yield from _buffer(lab.qos)
+    if lab.golden is not None:
+        yield from _golden(lab.golden)
+
+
+def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
+    _, lab = next(iter(entries.placed()))
+    if lab.safety is None:
+        return
+    for index, pattern in enumerate(lab.safety.may_disrupt):
+        if not fnmatch.filter(names, pattern):
+            what, do = (
+                f'"{pattern}" is the name of nothing here',
+                "write names as `faultbed faults` takes them: host1:*",
+            )
+            yield Finding(place=f"all.safety.may_disrupt[{index}]", what=what, do=do)
+    if not 0 < lab.safety.longest_fault_s < math.inf:
+        what = f"{lab.safety.longest_fault_s:g} s is no bound on a fault"
+        yield Finding(place="all.safety.longest_fault_s", what=what, do="give seconds, above 0")
+    if not 0 <= lab.safety.min_spacing_s < math.inf:
+        what = f"{lab.safety.min_spacing_s:g} s is no spacing of faults"
+        yield Finding(place="all.safety.min_spacing_s", what=what, do="give seconds, 0 or more")
+    for field in ("most_links", "most_hosts", "most_switches"):
+        most = getattr(lab.safety, field)
+        if most is not None and most < 1:
+            what = f"{most}: nothing could ever be hurt"
+            yield Finding(
+                place=f"all.safety.{field}", what=what, do="give 1 or more; may_disrupt says what, if anything"
+            )
+
+
+def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:
+    """What an RNIC sends must pass every port on the way; an RDMA MTU of 4096 must fit at all."""
+    needed = RDMA_MTU_BYTES + ROCE_HEADERS_BYTES
+    rnic_mtu = {(name, rnic.name): rnic.mtu or lab.mtu for name, host in entries.hosts.items() for rnic in host.rnics}
+    largest = max(rnic_mtu.values(), default=lab.mtu)
+    for (name, rnic), mtu in rnic_mtu.items():
+        if mtu < needed:
+            yield Finding(
+                place=f"hosts.{name}.rnics[{rnic}].mtu",
+                what=f"{mtu} bytes hold no RDMA MTU of {RDMA_MTU_BYTES}: with headers that takes {needed}",
+                do=f"set faultbed_mtu to at least {needed} (soft labs use 4200, racks 9000)",
+            )
+        if lab.kind == "soft" and mtu != lab.mtu:
+            yield _soft_mtu(f"hosts.{name}.rnics[{rnic}].mtu")
+    for name, (role, switch) in entries.switches.items():
+        for index, port in enumerate(switch.ports):
+            at, mtu = f"{role}.{name}.ports[{index}].mtu", port.mtu or lab.mtu
+            if lab.kind == "soft" and mtu != lab.mtu:
+                yield _soft_mtu(at)
+                continue
+            wanted = rnic_mtu.get((port.peer, port.rnic or ""), largest)
+            if mtu < wanted:
+                yield Finding(
+                    place=at,
+                    what=f"{mtu} bytes, but {port.peer} may send {wanted}: the path narrows here",
+                    do=f"set it to {wanted} or more, on both ends of the cable",
+                )
+            elif port.rnic is None and (far := _far_mtu(entries, name, port.peer, lab.mtu)) != mtu:
+                yield Finding(
+                    place=at,
+                    what=f"{mtu} bytes, but {port.peer}'s end of the cable has {far}",
+                    do="give both ends the same MTU",
+                )
+
+
+def _soft_mtu(place: str) -> Finding:
+    return Finding(
+        place=place,
+        what="a soft lab has one MTU for its whole back end",
+        do="remove it here and set faultbed_mtu",
+    )
+
+
+def _far_mtu(entries: Entries, name: str, peer: str, default: int) -> int:
+    _, switch = entries.switches[peer]
+    return next(port.mtu or default for port in switch.ports if port.peer == name)
+
+
+def _speeds(entries: Entries) -> Iterator[Finding]:
+    ends: dict[frozenset[str], list[tuple[str, int]]] = defaultdict(list)
+    for name, host in entries.hosts.items():
+        for rnic in host.rnics:
+            if rnic.speed_gbps:
+                cable = frozenset({rnic.switch, f"{name}:{rnic.name}"})
+                ends[cable].append((f"hosts.{name}.rnics[{rnic.name}].speed_gbps", rnic.speed_gbps))
+    for name, (role, switch) in entries.switches.items():
+        for index, port in enumerate(switch.ports):
+            if port.speed_gbps:
+                cable = frozenset({name, f"{port.peer}:{port.rnic}" if port.rnic else port.peer})
+                ends[cable].append((f"{role}.{name}.ports[{index}].speed_gbps", port.speed_gbps))
+    for found in ends.values():
+        if len({speed for _, speed in found}) > 1:
+            (near, one), (far, other) = found
+            yield Finding(place=near, what=f"{one} Gb/s, but {far} says {other}", do="a cable has one speed")
+
+
+def _affinity(entries: Entries) -> Iterator[Finding]:
+    for name, host in entries.hosts.items():
+        known = {gpu.name for gpu in host.gpus}
+        for rnic in host.rnics:
+            if rnic.gpu is not None and rnic.gpu not in known:
+                yield Finding(
+                    place=f"hosts.{name}.rnics[{rnic.name}].gpu",
+                    what=f'no GPU "{rnic.gpu}" on this host',
+                    do=f"it has {', '.join(sorted(known)) or 'none'}",
+                )
+        places = [(f"rnics[{x.name}]", x.pcie) for x in host.rnics] + [(f"gpus[{x.name}]", x.pcie) for x in host.gpus]
+        yield from twice(
+            ((f"hosts.{name}.{at}.pcie", address) for at, address in places if address), "PCIe address", "each device"
+        )
+
+
+def _networks(lab: LabVars) -> Iterator[Finding]:
+    parsed: list[tuple[int, ipaddress.IPv4Network]] = []
+    for index, network in enumerate(lab.networks):
+        try:
+            prefix = ipaddress.IPv4Network(network.prefix)
+        except ValueError as error:
+            yield Finding(place=f"all.networks[{index}].prefix", what=str(error), do="write it as 10.77.0.0/16")
+            continue
+        for other_index, other in parsed:
+            if prefix.overlaps(other):
+                yield Finding(
+                    place=f"all.networks[{index}].prefix",
+                    what=f"{prefix} overlaps {other} (all.networks[{other_index}])",
+                    do="give each use a prefix of its own",
+                )
+        parsed.append((index, prefix))
+        if network.vlan is not None and network.vlan not in _VLANS:
+            yield Finding(place=f"all.networks[{index}].vlan", what=f"{network.vlan} is no VLAN", do="1 to 4094")
+    vlans = ((f"all.networks[{i}].vlan", str(x.vlan)) for i, x in enumerate(lab.networks) if x.vlan is not None)
+    yield from twice(vlans, "VLAN", "each network")
+
+
+def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[Finding]:
+    """Every address lies in a prefix that the plan gives to its use; a use that the plan does not name is free."""
+    plan: dict[str, list[ipaddress.IPv4Network]] = defaultdict(list)
+    for network in lab.networks:
+        try:
+            plan[network.use].append(ipaddress.IPv4Network(network.prefix))
+        except ValueError:
+            continue  # told by _networks
+    for place, use, address in _addresses(entries):
+        try:
+            found = ipaddress.IPv4Interface(address).ip
+        except ValueError:
+            yield Finding(place=place, what=f'not an address "{address}"', do="write an IPv4 address")
+            continue
+        if plan.get(use) and not any(found in prefix for prefix in plan[use]):
+            yield Finding(
+                place=place,
+                what=f"{found} is in no {use} network of the IP plan ({', '.join(map(str, plan[use]))})",
+                do="correct the address, or the plan in faultbed_networks",
+            )
+
+
+def _addresses(entries: Entries) -> Iterator[tuple[str, str, str]]:
+    for name, host in entries.hosts.items():
+        yield f"hosts.{name}.front_end.address", "front-end", host.front_end.address
+        for rnic in host.rnics:
+            yield f"hosts.{name}.rnics[{rnic.name}].address", "back-end", rnic.address
+        if host.bmc is not None:
+            yield f"hosts.{name}.bmc.address", "bmc", host.bmc.address
+    for name, (role, switch) in entries.switches.items():
+        yield f"{role}.{name}.loopback", "loopback", switch.loopback
+
+
+def _dscp_map(lab: LabVars) -> Iterator[Finding]:
+    for index, line in enumerate(lab.dscp_map):
+        at = f"all.dscp_map[{index}]"
+        if line.dscp not in _DSCPS:
+            yield Finding(place=f"{at}.dscp", what=f"{line.dscp} is no DSCP", do="a DSCP is 0 to 63 (RFC 2474)")
+        if line.priority not in _PRIORITIES:
+            yield Finding(place=f"{at}.priority", what=f"{line.priority} is no priority", do="a priority is 0 to 7")
+    yield from twice(((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each")
+
+
+def _busbw(lab: LabVars) -> Iterator[Finding]:
+    for index, line in enumerate(lab.busbw):
+        if line.collective not in _COLLECTIVES:
+            what, do = f'no collective "{line.collective}": no run is ever held to this line', ", ".join(_COLLECTIVES)
+            yield Finding(place=f"all.busbw[{index}].collective", what=what, do=f"there are {do}")
+        if line.ranks < 2 or line.size_bytes < 1 or not 0 < line.at_least_gbytes_per_s < math.inf:  # noqa: PLR2004
+            what = f"{line.ranks} ranks, {line.size_bytes} bytes, {line.at_least_gbytes_per_s:g} GB/s bound nothing"
+            yield Finding(place=f"all.busbw[{index}]", what=what, do="2 ranks or more, a size and a rate above 0")
+
+
+def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
+    priority = {line.dscp: line.priority for line in lab.dscp_map}
+    for field, dscp in (("roce_dscp", qos.roce_dscp), ("cnp_dscp", qos.cnp_dscp)):
+        if dscp not in priority:
+            what = f"DSCP {dscp} is not in faultbed_dscp_map, so switches put it in priority 0"
+            yield Finding(place=f"all.qos.{field}", what=what, do="add a line for it to the map")
+    roce, cnp = priority.get(qos.roce_dscp), priority.get(qos.cnp_dscp)
+    if roce is not None and qos.pfc_priorities and roce not in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.pfc_priorities",
+            what=f"RoCE travels in priority {roce}, which is not paused: PFC protects {qos.pfc_priorities} instead",
+            do=f"pause {roce}, or map DSCP {qos.roce_dscp} to a priority that is paused",
+        )
+    if cnp is not None and cnp in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.cnp_dscp",
+            what=f"CNPs travel in priority {cnp}, which PFC pauses: congestion would hold up its own notification",
+            do="map the CNP DSCP to a priority of its own, with strict scheduling",
+        )
+    for priority_paused in qos.pfc_priorities:
+        if priority_paused not in _PRIORITIES:
+            what = f"{priority_paused} is no priority"
+            yield Finding(place="all.qos.pfc_priorities", what=what, do="a priority is 0 to 7")
+    if qos.dcqcn and qos.ecn is None:
+        yield Finding(
+            place="all.qos.ecn",
+            what="DCQCN is on, but no switch marks: without ECN it never slows anybody down",
+            do="give ecn with min_kib, max_kib and max_percent, or turn dcqcn off",
+        )
+    if qos.ecn is not None and not 0 < qos.ecn.min_kib < qos.ecn.max_kib:
+        what = f"marks from {qos.ecn.min_kib} KiB up to {qos.ecn.max_kib} KiB"
+        yield Finding(place="all.qos.ecn", what=what, do="min_kib must be below max_kib, both above 0")
+    if qos.ecn is not None and not 0 < qos.ecn.max_percent <= 100:  # noqa: PLR2004 (percent)
+        yield Finding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="1 to 100")
+
+
+def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
+    """Who travels with whom, and what a pause is for."""
+    priority = {line.dscp: line.priority for line in lab.dscp_map}
+    roce, cnp, unmarked = priority.get(qos.roce_dscp), priority.get(qos.cnp_dscp), priority.get(0, 0)
+    if cnp is not None and cnp == roce and cnp not in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.cnp_dscp",
+            what=f"CNPs travel in priority {cnp}, as RoCE data does: they wait behind what they are to slow down",
+            do="map the CNP DSCP to a priority of its own, with strict scheduling",
+        )
+    if unmarked in qos.pfc_priorities:
+        yield Finding(
+            place="all.qos.pfc_priorities",
+            what=f"what nobody marks (DSCP 0) travels in priority {unmarked}, which is paused: TCP would pause RoCE",
+            do="map DSCP 0 to another priority, or do not pause this one",
+        )
+    if qos.pfc_watchdog_ms is not None and qos.pfc_watchdog_ms <= 0:
+        what, do = f"{qos.pfc_watchdog_ms} ms: every pause is a storm", "give 100 or more, or leave it out for none"
+        yield Finding(place="all.qos.pfc_watchdog_ms", what=what, do=do)
+
+
+def _buffer(qos: QosVars) -> Iterator[Finding]:
+    buffer = qos.buffer
+    if buffer is None:
+        return
+    if not qos.pfc_priorities:
+        what = "lossless buffers, but no priority is paused: switches keep their own"
+        yield Finding(place="all.qos.buffer", what=what, do="pause a priority, or take buffer out")
+    if min(buffer.xon_kib, buffer.xoff_kib) <= 0:
+        what = f"reserves {buffer.xon_kib} KiB, headroom {buffer.xoff_kib} KiB"
+        yield Finding(
+            place="all.qos.buffer", what=what, do="both must be above 0: without headroom a pause loses packets"
+        )
+    for field, alpha in (("alpha", buffer.alpha), ("egress_alpha", buffer.egress_alpha)):
+        if alpha not in _ALPHAS:
+            yield Finding(place=f"all.qos.buffer.{field}", what=f"a share of 2^{alpha}", do="-8 to 7, as in dynamic_th")
+
+
+def _golden(golden: GoldenVars) -> Iterator[Finding]:
+    if golden.pcie_speed_gts is not None and golden.pcie_speed_gts not in _PCIE_GTS:
+        what = f"{golden.pcie_speed_gts:g} GT/s is no speed of PCIe"
+        yield Finding(place="all.golden.pcie_speed_gts", what=what, do="32 is generation 5, 16 generation 4")
+    if golden.pcie_width is not None and golden.pcie_width not in _PCIE_WIDTHS:
+        yield Finding(place="all.golden.pcie_width", what=f"{golden.pcie_width} lanes", do="1, 2, 4, 8, 16 or 32")

@@ -1,0 +1,359 @@
+"""Whether the nodes of an inventory fit together, and the topology they make.
+
+Every reference must lead somewhere, every name, address and MAC be one node's alone, and both ends of a link
+must say the same. The first thing wrong is told with its place in the file. Interfaces have a MAC of their own, but for
+those of a switch that is a machine: SONiC gives all its ports the switch's MAC.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from testbed.inventory.schema import (
+    CarrierVars,
+    HostVars,
+    JumpVars,
+    Mistakes,
+    PortVars,
+    RnicVars,
+    SwitchVars,
+    mistake,
+    near,
+)
+from testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, SwitchRole, Topology
+
+__all__ = ["Entries", "build_topology"]
+
+_LEVEL: dict[SwitchRole, int] = {"rtsw": 0, "ctsw": 1, "atsw": 2}
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+_NAME = re.compile(r"[a-z][a-z0-9-]*")
+# The kernel takes almost anything (IFNAMSIZ - 1; dev_valid_name() in net/core/dev.c); a shell on a machine does not.
+_NETDEV = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
+_DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # IB_DEVICE_NAME_MAX - 1
+_NETNS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # a file name under /run/netns, and a word for root's shell
+_PCIE = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_MTU_MIN, _MTU_MAX = 1280, 65535
+_ASN_MIN, _ASN_MAX = 1, 2**32 - 2  # RFC 7607 and RFC 7300 reserve what is beside
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries:
+    """The decoded variables of every node of the inventory `file`; switches with their role."""
+
+    file: Path
+    hosts: dict[str, HostVars]
+    switches: dict[str, tuple[SwitchRole, SwitchVars]]
+    carriers: dict[str, CarrierVars]
+    jumps: dict[str, JumpVars] = field(default_factory=dict)
+
+    def placed(self) -> Iterator[tuple[str, HostVars | SwitchVars | CarrierVars]]:
+        """All nodes with their places in the file."""
+        yield from ((f"hosts.{name}", host) for name, host in self.hosts.items())
+        yield from ((f"{role}.{name}", switch) for name, (role, switch) in self.switches.items())
+        yield from ((f"carriers.{name}", carrier) for name, carrier in self.carriers.items())
+
+
+class _Taken:
+    """What must be one place's alone, or one owner's, where an owner may use it at several places."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._by: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def take(self, what: str, value: str, place: str, *, owner: str | None = None) -> None:
+        first, whose = self._by.setdefault((what, value), (place, owner or place))
+        if whose != (owner or place):
+            raise mistake(self.file, place, f"{what} {value} is already {first}")
+
+
+def build_topology(entries: Entries, mistakes: Mistakes | None = None) -> Topology:
+    """The topology of checked entries; host links come before uplinks.
+
+    Raises:
+        ConfigError: something does not fit; the message names the place. With `mistakes` that collect nothing is
+            raised, and the topology lacks what does not fit.
+    """
+    mistakes = mistakes or Mistakes()
+    _check_values(entries, mistakes)
+    _check_soft(entries, mistakes)
+    host_links: list[Link] = []
+    uplinks: list[Link] = []
+    for name, (_, switch) in entries.switches.items():
+        for index, port in enumerate(switch.ports):
+            if port.rnic is not None:
+                with mistakes.part():
+                    host_links.append(_host_link(entries, name, index, port))
+    _check_rnics(entries, host_links, mistakes)
+    for name, (_, switch) in entries.switches.items():
+        for index, port in enumerate(switch.ports):
+            if port.rnic is None:
+                with mistakes.part():
+                    uplinks += _uplink(entries, name, index, port)
+    return Topology(
+        hosts=tuple(_host(name, host) for name, host in entries.hosts.items()),
+        switches=tuple(
+            Switch(
+                name=name,
+                role=role,
+                zone=switch.zone,
+                rack=switch.rack,
+                asn=switch.asn,
+                loopback=switch.loopback,
+                carrier=switch.carrier,
+                nos=switch.nos,
+            )
+            for name, (role, switch) in entries.switches.items()
+        ),
+        links=(*host_links, *uplinks),
+    )
+
+
+def _host(name: str, host: HostVars) -> Host:
+    return Host(
+        name=name,
+        zone=host.zone,
+        rack=host.rack,
+        rnics=tuple(
+            Rnic(name=rnic.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address, pcie=rnic.pcie, gpu=rnic.gpu)
+            for rnic in host.rnics
+        ),
+        gpus=tuple(Gpu(name=gpu.name, kind=gpu.kind, pcie=gpu.pcie) for gpu in host.gpus),
+        front_end_netdev=host.front_end.netdev,
+        front_end_mac=host.front_end.mac,
+        front_end_address=host.front_end.address,
+    )
+
+
+def _check_values(entries: Entries, mistakes: Mistakes) -> None:
+    """Each value by itself, and that nothing is used twice."""
+    file, taken = entries.file, _Taken(entries.file)
+    for place, node in entries.placed():
+        name = place.partition(".")[2]
+        with mistakes.part():
+            if not _NAME.fullmatch(name):
+                raise mistake(file, place, "a name is small letters, digits and dashes, and starts with a letter")
+            _check_numbers(file, place, mtu=node.mtu)
+            if node.management is not None:
+                at, way_in, shared = f"{place}.management", node.management, _shares_mac(node)
+                _take_netdev(file, taken, at, name, way_in.netdev, way_in.mac, shared=shared)
+        if isinstance(node, HostVars):
+            _check_host_values(taken, mistakes, place, name, node)
+        elif isinstance(node, SwitchVars):
+            _check_switch_values(taken, mistakes, place, name, node)
+        else:
+            _check_carrier_values(entries, taken, mistakes, place, node)
+
+
+def _check_host_values(taken: _Taken, mistakes: Mistakes, place: str, name: str, host: HostVars) -> None:
+    file = taken.file
+    with mistakes.part():
+        at = f"{place}.front_end"
+        _take_netdev(file, taken, at, name, host.front_end.netdev, host.front_end.mac)
+        _take_address(file, taken, f"{at}.address", host.front_end.address)
+    for index, rnic in enumerate(host.rnics):
+        at = f"{place}.rnics[{index}]"
+        with mistakes.part():
+            _check_device(file, at, rnic.name, rnic.pcie)
+            taken.take(f"the name {name}:", rnic.name, at)
+            _check_numbers(file, at, mtu=rnic.mtu, speed_gbps=rnic.speed_gbps)
+            _take_netdev(file, taken, at, name, rnic.netdev, rnic.mac)
+            _take_address(file, taken, f"{at}.address", rnic.address)
+    for index, gpu in enumerate(host.gpus):
+        with mistakes.part():
+            _check_device(file, f"{place}.gpus[{index}]", gpu.name, gpu.pcie)
+            taken.take(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
+
+
+def _check_switch_values(taken: _Taken, mistakes: Mistakes, place: str, name: str, switch: SwitchVars) -> None:
+    file = taken.file
+    with mistakes.part():
+        if not _ASN_MIN <= switch.asn <= _ASN_MAX:
+            raise mistake(file, f"{place}.asn", f"must be {_ASN_MIN} to {_ASN_MAX}, not {switch.asn}")
+        taken.take("ASN", str(switch.asn), f"{place}.asn")
+        if switch.netns is not None:
+            if not _NETNS.fullmatch(switch.netns):
+                words = f'"{switch.netns}" is no namespace; use letters, digits, and - _ . (63 at most)'
+                raise mistake(file, f"{place}.netns", words)
+            taken.take(f"namespace on {switch.carrier}", switch.netns, f"{place}.netns")
+        _take_address(file, taken, f"{place}.loopback", switch.loopback)
+    for index, port in enumerate(switch.ports):
+        at = f"{place}.ports[{index}]"
+        with mistakes.part():
+            _check_numbers(file, at, mtu=port.mtu, speed_gbps=port.speed_gbps)
+            _take_netdev(file, taken, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
+            if (port.rnic is None) != (port.address is None):
+                raise mistake(file, at, "a host port has both rnic and address, an uplink neither")
+            if port.address is not None:
+                _take_address(file, taken, f"{at}.address", port.address)
+
+
+def _check_carrier_values(
+    entries: Entries, taken: _Taken, mistakes: Mistakes, place: str, carrier: CarrierVars
+) -> None:
+    name, hosts = place.partition(".")[2], list(entries.hosts)
+    for index, port in enumerate(carrier.front_end_ports):
+        at = f"{place}.front_end_ports[{index}]"
+        with mistakes.part():
+            _take_netdev(entries.file, taken, at, name, port.netdev, port.mac)
+            if port.peer not in entries.hosts:
+                raise mistake(entries.file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, hosts)}')
+
+
+def _check_numbers(file: Path, place: str, *, mtu: int | None, speed_gbps: int | None = None) -> None:
+    if mtu is not None and not _MTU_MIN <= mtu <= _MTU_MAX:
+        raise mistake(file, f"{place}.mtu", f"must be {_MTU_MIN} to {_MTU_MAX}, not {mtu}")
+    if speed_gbps is not None and speed_gbps < 1:
+        raise mistake(file, f"{place}.speed_gbps", f"must be above 0, not {speed_gbps}")
+
+
+def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
+    """Whether the interfaces of this node may have one MAC together: those of a switch that is a machine."""
+    return isinstance(node, SwitchVars) and node.kind == "rack"
+
+
+def _check_device(file: Path, place: str, name: str, pcie: str | None) -> None:
+    """A device's names go into commands on its machine."""
+    if not _DEVICE.fullmatch(name):
+        raise mistake(file, f"{place}.name", f'not a device name "{name}": letters, digits, dots, dashes, underscores')
+    if pcie is not None and not _PCIE.fullmatch(pcie):
+        what = f'not a PCIe address as the kernel writes it (0000:18:00.0, small letters) "{pcie}"'
+        raise mistake(file, f"{place}.pcie", what)
+
+
+def _take_netdev(
+    file: Path, taken: _Taken, place: str, node: str, netdev: str, mac: str, *, shared: bool = False
+) -> None:
+    if not _NETDEV.fullmatch(netdev):
+        raise mistake(file, f"{place}.netdev", f'not an interface name of 1 to 15 characters "{netdev}"')
+    taken.take(f"the interface {node}", netdev, f"{place}.netdev")
+    if not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1:
+        raise mistake(file, f"{place}.mac", f'not a unicast MAC in small letters "{mac}"')
+    taken.take("MAC", mac, f"{place}.mac", owner=node if shared else None)
+
+
+def _take_address(file: Path, taken: _Taken, place: str, address: str) -> None:
+    try:
+        found = ipaddress.IPv4Interface(address)
+    except ValueError:
+        raise mistake(file, place, f'not an interface address "{address}"') from None
+    if "/" not in address:
+        raise mistake(file, place, f'the prefix length is missing, write "{address}/31" or what it is')
+    taken.take("address", str(found.ip), place)
+
+
+def _check_soft(entries: Entries, mistakes: Mistakes) -> None:
+    """What only a soft lab needs: VMs, and a carrier and a namespace for each switch."""
+    for place, node in entries.placed():
+        if node.kind == "soft":
+            with mistakes.part():
+                _check_soft_node(entries, place, node)
+
+
+def _check_soft_node(entries: Entries, place: str, node: HostVars | SwitchVars | CarrierVars) -> None:
+    file = entries.file
+    if isinstance(node, HostVars) and node.vm is None:
+        raise mistake(file, place, "faultbed_vm is missing: a soft lab needs memory_mib and vcpus")
+    if isinstance(node, SwitchVars):
+        if node.carrier is None or node.netns is None:
+            name = "carrier" if node.carrier is None else "netns"
+            raise mistake(file, place, f"faultbed_{name} is missing: a soft switch is a namespace on a carrier")
+        if node.carrier not in entries.carriers:
+            tail = near(node.carrier, list(entries.carriers))
+            raise mistake(file, f"{place}.carrier", f'no carrier "{node.carrier}"{tail}')
+    elif node.management is None:
+        raise mistake(file, place, "faultbed_management is missing: the netdev and MAC that SSH comes in by")
+
+
+def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Link:
+    """The link of a switch's host port, if the RNIC at its other end agrees."""
+    file = entries.file
+    role, _ = entries.switches[switch]
+    place = f"{role}.{switch}.ports[{index}]"
+    if port.peer not in entries.hosts:
+        raise mistake(file, f"{place}.peer", f'no host "{port.peer}"{near(port.peer, list(entries.hosts))}')
+    rnics = entries.hosts[port.peer].rnics
+    far = next((i for i, rnic in enumerate(rnics) if rnic.name == port.rnic), None)
+    if far is None:
+        tail = near(str(port.rnic), [rnic.name for rnic in rnics])
+        raise mistake(file, f"{place}.rnic", f'no RNIC "{port.rnic}" on {port.peer}{tail}')
+    _check_ends(file, place, port, f"hosts.{port.peer}.rnics[{far}]", rnics[far], switch)
+    rnic, mtu = rnics[far], entries.hosts[port.peer].mtu
+    speed = rnic.speed_gbps or port.speed_gbps
+    return Link(
+        a=_port(switch, port, mtu, speed),
+        b=Port(
+            node=port.peer,
+            netdev=rnic.netdev,
+            mac=rnic.mac,
+            address=rnic.address,
+            mtu=rnic.mtu or mtu,
+            speed_gbps=speed,
+        ),
+        rnic=port.rnic,
+    )
+
+
+def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port:
+    """A switch's end of a cable; what it does not say itself is the lab's, or the other end's."""
+    return Port(
+        node=switch,
+        netdev=port.netdev,
+        mac=port.mac,
+        address=port.address,
+        mtu=port.mtu or mtu,
+        speed_gbps=port.speed_gbps or speed_gbps,
+    )
+
+
+def _check_ends(file: Path, near_place: str, port: PortVars, far_place: str, rnic: RnicVars, switch: str) -> None:
+    if rnic.switch != switch:
+        raise mistake(file, near_place, f"a cable to {far_place}, which says that its switch is {rnic.switch}")
+    here, there = ipaddress.IPv4Interface(str(port.address)), ipaddress.IPv4Interface(rnic.address)
+    if here.network != there.network:
+        raise mistake(
+            file,
+            f"{far_place}.address",
+            f"{rnic.address} is not in {here.network}, the subnet of {near_place}",
+        )
+    if rnic.gateway != str(here.ip):
+        raise mistake(file, f"{far_place}.gateway", f'"{rnic.gateway}", but {near_place}.address is {here.ip}')
+
+
+def _check_rnics(entries: Entries, host_links: list[Link], mistakes: Mistakes) -> None:
+    """Every RNIC is at the end of exactly one cable."""
+    ends = [(link.b.node, link.rnic) for link in host_links]
+    for name, host in entries.hosts.items():
+        for index, rnic in enumerate(host.rnics):
+            place = f"hosts.{name}.rnics[{index}]"
+            count = ends.count((name, rnic.name))
+            with mistakes.part():
+                if rnic.switch not in entries.switches:
+                    tail = near(rnic.switch, list(entries.switches))
+                    raise mistake(entries.file, f"{place}.switch", f'no switch "{rnic.switch}"{tail}')
+                if count != 1:
+                    raise mistake(entries.file, place, f"{count} ports of {rnic.switch} lead here, there must be one")
+
+
+def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Link]:
+    """The link of a switch's uplink port as seen from its lower end; none from the higher end."""
+    file = entries.file
+    role, switch = entries.switches[name]
+    place = f"{role}.{name}.ports[{index}]"
+    if port.peer not in entries.switches or port.peer == name:
+        others = [other for other in entries.switches if other != name]
+        raise mistake(file, f"{place}.peer", f'no other switch "{port.peer}"{near(port.peer, others)}')
+    if sum(other.peer == port.peer for other in switch.ports) > 1:
+        raise mistake(file, place, f"{name} has two uplinks to {port.peer}; one is all that a link's name can tell")
+    peer_role, peer = entries.switches[port.peer]
+    back = next((other for other in peer.ports if other.peer == name and other.rnic is None), None)
+    if back is None:
+        raise mistake(file, place, f"a cable to {port.peer}, which has no port with peer {name}")
+    order = list(entries.switches)
+    if (_LEVEL[role], order.index(name)) > (_LEVEL[peer_role], order.index(port.peer)):
+        return []
+    speed = port.speed_gbps or back.speed_gbps
+    return [Link(a=_port(name, port, switch.mtu, speed), b=_port(port.peer, back, switch.mtu, speed), rnic=None)]

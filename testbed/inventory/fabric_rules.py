@@ -1,0 +1,97 @@
+"""What addresses and uplinks of a fabric make together: subnets that clash, and switches that nobody reaches. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from testbed.inventory.audit_finding import Finding
+from testbed.inventory.consistency import Entries
+
+__all__ = ["fabric"]
+
+_HOST_BITS, _PAIR_BITS = 32, 31
+
+
+def fabric(entries: Entries) -> Iterator[Finding]:
+    """What is wrong with a fabric whose both ends fit everywhere."""
+    yield from _ends_of_subnets(entries)
+    yield from _subnets(entries)
+    yield from _loopbacks(entries)
+    yield from _islands(entries)
+
+
+def _ends_of_subnets(entries: Entries) -> Iterator[Finding]:
+    """A subnet's first and last address are nobody's, but for a /31 (RFC 3021) or a /32."""
+    for place, text in [*_front_ends(entries), *_ports(entries), *_rnics(entries)]:
+        address = ipaddress.IPv4Interface(text)
+        network = address.network
+        if network.prefixlen < _PAIR_BITS and address.ip in (network.network_address, network.broadcast_address):
+            what = f"{address} is the first or last address of its subnet, which no interface may have"
+            yield Finding(place=place, what=what, do="give it another one, or make it a /31 (RFC 3021)")
+
+
+def _subnets(entries: Entries) -> Iterator[Finding]:
+    """Each cable has a subnet to itself; front ends share theirs, all with one prefix length."""
+    shared = [(ipaddress.IPv4Interface(text).network, place, True) for place, text in _front_ends(entries)]
+    own = [(ipaddress.IPv4Interface(text).network, place, False) for place, text in _ports(entries)]
+    before: tuple[ipaddress.IPv4Network, str, bool] | None = None
+    # In this order, what lies within another network comes right behind it, or behind what lies within it, too.
+    for network, place, is_shared in sorted(shared + own, key=lambda one: (one[0], one[1])):
+        if before is not None and network.overlaps(before[0]):
+            if network != before[0] or not (is_shared and before[2]):
+                what, do = f"its subnet {network} overlaps {before[0]} of {before[1]}", "a cable's subnet is its own"
+                yield Finding(place=place, what=what, do=f"{do}; front ends that share one have one prefix length")
+        else:
+            before = network, place, is_shared
+
+
+def _loopbacks(entries: Entries) -> Iterator[Finding]:
+    for name, (role, switch) in entries.switches.items():
+        length = ipaddress.IPv4Interface(switch.loopback).network.prefixlen
+        if length != _HOST_BITS:
+            what = f"{switch.loopback} would draw traffic for all of its /{length} to this switch"
+            yield Finding(place=f"{role}.{name}.loopback", what=what, do="write it as a /32")
+
+
+def _islands(entries: Entries) -> Iterator[Finding]:
+    """Where there are uplinks at all, every switch with hosts must reach every other one; rails alone may have none."""
+    peers = {name: _peers(entries, name) for name in entries.switches}
+    with_hosts = [name for name, (_, switch) in entries.switches.items() if any(port.rnic for port in switch.ports)]
+    if not with_hosts or not any(peers.values()):
+        return
+    reached, order = {with_hosts[0]}, [with_hosts[0]]
+    for name in order:
+        order += peers[name] - reached
+        reached |= peers[name]
+    for name in with_hosts:
+        if name not in reached:
+            role, switch = entries.switches[name]
+            hosts = ", ".join(dict.fromkeys(port.peer for port in switch.ports if port.rnic))
+            what = f"no uplinks lead from {name} ({hosts}) to {with_hosts[0]}: nothing gets from one to the other"
+            yield Finding(place=f"{role}.{name}.ports", what=what, do="add the uplinks, at both ends")
+
+
+def _peers(entries: Entries, name: str) -> set[str]:
+    return {port.peer for port in entries.switches[name][1].ports if port.rnic is None}
+
+
+def _front_ends(entries: Entries) -> list[tuple[str, str]]:
+    return [(f"hosts.{name}.front_end.address", host.front_end.address) for name, host in entries.hosts.items()]
+
+
+def _rnics(entries: Entries) -> list[tuple[str, str]]:
+    return [
+        (f"hosts.{name}.rnics[{rnic.name}].address", rnic.address)
+        for name, host in entries.hosts.items()
+        for rnic in host.rnics
+    ]
+
+
+def _ports(entries: Entries) -> list[tuple[str, str]]:
+    return [
+        (f"{role}.{name}.ports[{index}].address", port.address)
+        for name, (role, switch) in entries.switches.items()
+        for index, port in enumerate(switch.ports)
+        if port.address is not None
+    ]

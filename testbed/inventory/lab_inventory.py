@@ -1,0 +1,265 @@
+"""An Ansible inventory as the model of a lab.
+
+`load` asks Ansible itself (`testbed.inventory.ansible_listing`), so that groups, group variables and everything else
+mean what they mean to Ansible; what comes out is decoded strictly (`testbed.inventory.schema`) and cross-checked
+(`testbed.inventory.consistency`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from testbed.errors import ConfigError
+from testbed.inventory.ansible_listing import listing
+from testbed.inventory.consistency import Entries, build_topology
+from testbed.inventory.schema import (
+    PREFIX,
+    BmcVars,
+    BusbwVars,
+    CarrierVars,
+    GoldenVars,
+    HostVars,
+    JumpVars,
+    LabVars,
+    ManagementVars,
+    Mistakes,
+    PduVars,
+    QosVars,
+    SafetyVars,
+    SwitchVars,
+    Vars,
+    decode,
+    mistake,
+)
+from testbed.model.topology import SwitchRole, Topology
+
+__all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "entries_of", "load", "one_lab"]
+
+SCHEMA = 1
+_LAB_NAME = re.compile(r"\w[\w.-]*")  # files and reservations are named after it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmResources:
+    """What a soft machine gets of its host."""
+
+    memory_mib: int
+    vcpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Management:
+    """How a machine is reached; in a soft lab only `netdev` and `mac` are known before it runs."""
+
+    netdev: str | None
+    mac: str | None
+    address: str | None
+    port: int | None
+    user: str | None
+    private_key_file: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontEndPort:
+    """A carrier's end of the front-end wire of host `peer`."""
+
+    netdev: str
+    mac: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carrier:
+    """A VM that carries `switches` as network namespaces, and the front end's bridge."""
+
+    name: str
+    switches: tuple[str, ...]
+    front_end_ports: tuple[FrontEndPort, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """A lab as its inventory describes it.
+
+    `management` has every node that one can log in to: hosts, carriers, and switches that are machines.
+    `jump` is the jump host of a rack lab (its name, how to reach it), which is no part of the lab that faults or
+    comparisons look at. `vms` has the resources of each soft machine, `netns` the namespace of each soft switch;
+    `mtu` is the back end's. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map, `safety` what its owner
+    allows, `bmcs` the hosts' baseboard management controllers, `pdus` its power distribution units, `busbw` how fast
+    collectives must be, `golden` which versions hosts must have.
+    """
+
+    path: Path
+    name: str
+    kind: Literal["soft", "rack"]
+    topology: Topology
+    carriers: tuple[Carrier, ...]
+    management: Mapping[str, Management]
+    vms: Mapping[str, VmResources]
+    netns: Mapping[str, str]
+    mtu: int
+    ecmp_hash_seed: int
+    jump: tuple[str, Management] | None = None
+    qos: QosVars | None = None
+    priority_of_dscp: Mapping[int, int] = field(default_factory=dict)
+    safety: SafetyVars | None = None
+    bmcs: Mapping[str, BmcVars] = field(default_factory=dict)
+    busbw: tuple[BusbwVars, ...] = ()
+    pdus: tuple[PduVars, ...] = ()
+    golden: GoldenVars | None = None
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the nodes that one can log in to, hosts first."""
+        return tuple(self.management)
+
+    @property
+    def may_lose_all_uplinks(self) -> bool:
+        """Whether all uplinks of a rack switch may be hurt at once (`faultbed_safety.all_uplinks`; soft: yes)."""
+        said = self.safety.all_uplinks if self.safety else None
+        return (said or ("allow" if self.kind == "soft" else "never")) == "allow"
+
+
+def load(path: Path) -> Inventory:
+    """Read an inventory.
+
+    Raises:
+        ConfigError: the file is missing, not YAML, not ours, or wrong; the message names the place.
+    """
+    answer = listing(path)
+    entries = entries_of(path, answer)
+    lab = one_lab(path, entries)
+    return Inventory(
+        path=path,
+        name=lab.name,
+        kind=lab.kind,
+        topology=build_topology(entries),
+        carriers=tuple(
+            Carrier(
+                name=name,
+                switches=tuple(x for x, (_, switch) in entries.switches.items() if switch.carrier == name),
+                front_end_ports=tuple(
+                    FrontEndPort(netdev=port.netdev, mac=port.mac, peer=port.peer) for port in carrier.front_end_ports
+                ),
+            )
+            for name, carrier in entries.carriers.items()
+        ),
+        management=_management(entries, answer),
+        vms={
+            name: VmResources(memory_mib=node.vm.memory_mib, vcpus=node.vm.vcpus)
+            for name, node in (entries.hosts | entries.carriers).items()
+            if node.vm is not None
+        },
+        netns={name: switch.netns for name, (_, switch) in entries.switches.items() if switch.netns},
+        mtu=lab.mtu,
+        ecmp_hash_seed=lab.ecmp_hash_seed,
+        qos=lab.qos,
+        priority_of_dscp={line.dscp: line.priority for line in lab.dscp_map},
+        safety=lab.safety,
+        busbw=tuple(lab.busbw),
+        pdus=tuple(lab.pdus),
+        golden=lab.golden,
+        bmcs={name: host.bmc for name, host in entries.hosts.items() if host.bmc is not None},
+        jump=next(((name, _reached(None, answer, name)) for name in entries.jumps), None),
+    )
+
+
+def entries_of(path: Path, answer: Mapping[str, Any], mistakes: Mistakes | None = None) -> Entries:
+    """Our variables of every node of a listing, by group.
+
+    Raises:
+        ConfigError: they are not ours, or wrong. With `mistakes` that collect, nodes that are wrong are left out.
+    """
+    parts = mistakes or Mistakes()
+    hostvars: dict[str, dict[str, Any]] = answer["_meta"]["hostvars"]
+    missing = [f"no group `{group}`" for group in ("hosts", "switches") if not _members(answer, group)]
+    ours = {key for variables in hostvars.values() for key in variables if key.startswith(PREFIX)}
+    missing += [f"no variable {PREFIX}{name}" for name in ("schema", "name", "kind") if PREFIX + name not in ours]
+    if missing:
+        raise ConfigError(f"{path}: not a faultbed inventory: {', '.join(missing)}; inventory/soft.yml shows one")
+    groups: dict[str, str] = {}
+    for group in ("hosts", "rtsw", "ctsw", "atsw", "carriers", "jump"):
+        for name in _members(answer, group):
+            if name in groups:
+                raise mistake(path, f"{group}.{name}", f"{name} is in the group {groups[name]} too")
+            groups[name] = group
+    for name in _members(answer, "switches"):
+        if name not in groups:
+            raise mistake(path, f"switches.{name}", "a switch must be in one of the groups rtsw, ctsw, atsw")
+    roles: dict[str, SwitchRole] = {"rtsw": "rtsw", "ctsw": "ctsw", "atsw": "atsw"}
+
+    def decoded(group: str, kind: type[Vars]) -> dict[str, Vars]:
+        found = {}
+        for name in _members(answer, group):
+            with parts.part():
+                found[name] = decode(hostvars.get(name, {}), kind, file=path, place=f"{group}.{name}")
+        return found
+
+    return Entries(
+        file=path,
+        hosts=decoded("hosts", HostVars),
+        switches={
+            name: (role, switch) for group, role in roles.items() for name, switch in decoded(group, SwitchVars).items()
+        },
+        carriers=decoded("carriers", CarrierVars),
+        jumps=decoded("jump", JumpVars),
+    )
+
+
+def _members(answer: Mapping[str, Any], group: str) -> list[str]:
+    """Names of a group's hosts and of its children's, in the order of the file."""
+    found = answer.get(group, {})
+    names = list(found.get("hosts", []))
+    for child in found.get("children", []):
+        names += [name for name in _members(answer, child) if name not in names]
+    return names
+
+
+def one_lab(path: Path, entries: Entries) -> LabVars:
+    """The lab-wide variables, which must be the same on every node.
+
+    Raises:
+        ConfigError: they are not; the message names the place.
+    """
+    nodes: list[tuple[str, LabVars]] = [(place, node) for place, node in entries.placed()]
+    first_place, first = nodes[0]
+    if first.schema != SCHEMA:
+        raise mistake(path, f"{first_place}.schema", f"this version reads schema {SCHEMA}, not {first.schema}")
+    if not _LAB_NAME.fullmatch(first.name):
+        what = f'not a lab\'s name "{first.name}": letters, digits, "_", "." and "-", a letter or digit first'
+        raise mistake(path, f"{first_place}.name", what)
+    for place, node in nodes[1:]:
+        for name in LabVars.__struct_fields__:
+            one, other = getattr(first, name), getattr(node, name)
+            if one != other:
+                raise mistake(
+                    path,
+                    f"{place}.{name}",
+                    f'"{other}" here but "{one}" for {first_place}: set it once, in `all`',
+                )
+    return first
+
+
+def _management(entries: Entries, answer: Mapping[str, Any]) -> dict[str, Management]:
+    nodes: dict[str, HostVars | SwitchVars | CarrierVars] = {
+        **entries.hosts,
+        **{name: switch for name, (_, switch) in entries.switches.items() if switch.carrier is None},
+        **entries.carriers,
+    }
+    return {name: _reached(node.management, answer, name) for name, node in nodes.items()}
+
+
+def _reached(management: ManagementVars | None, answer: Mapping[str, Any], name: str) -> Management:
+    variables: Mapping[str, Any] = answer["_meta"]["hostvars"].get(name, {})
+    return Management(
+        netdev=management.netdev if management else None,
+        mac=management.mac if management else None,
+        address=variables.get("ansible_host"),
+        port=variables.get("ansible_port"),
+        user=variables.get("ansible_user"),
+        private_key_file=variables.get("ansible_ssh_private_key_file"),
+    )

@@ -1,0 +1,414 @@
+"""What our variables in an Ansible inventory look like, and how a mistake in one is told.
+
+Every variable is `faultbed_<field>` of one of the structs below; unknown ones are refused, all others
+(`ansible_*`, the person's own) pass by. A place in an inventory is written `<group>.<host>.<field>...`, as in
+`hosts.host1.rnics[0].address`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from testbed.errors import ConfigError
+from testbed.finite import wrong_number
+from testbed.suggestions import hint
+
+__all__ = [
+    "PREFIX",
+    "BmcVars",
+    "BufferVars",
+    "BusbwVars",
+    "CarrierVars",
+    "DscpVars",
+    "EcnVars",
+    "FrontEndPortVars",
+    "FrontEndVars",
+    "GoldenVars",
+    "GpuVars",
+    "HostVars",
+    "JumpVars",
+    "LabVars",
+    "ManagementVars",
+    "Mistake",
+    "Mistakes",
+    "NetworkVars",
+    "OutletVars",
+    "PduVars",
+    "PortVars",
+    "QosVars",
+    "RnicVars",
+    "SafetyVars",
+    "SwitchVars",
+    "Vars",
+    "VmVars",
+    "decode",
+    "mistake",
+    "near",
+]
+
+PREFIX = "faultbed_"
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of ours refuse keys that they do not know (inherited; msgspec does not inherit `kw_only`)."""
+
+
+class BmcVars(_Strict, frozen=True, kw_only=True):
+    """A machine's baseboard management controller; its credentials are never in an inventory."""
+
+    address: str
+    protocol: Literal["redfish", "ipmi"] = "redfish"
+
+
+class PduVars(_Strict, frozen=True, kw_only=True):
+    """A switched power distribution unit of the lab."""
+
+    name: str
+    address: str
+    outlets: int
+
+
+class OutletVars(_Strict, frozen=True, kw_only=True):
+    """A PDU's outlet, counted from 1, that feeds a machine."""
+
+    pdu: str
+    outlet: int
+
+
+class NetworkVars(_Strict, frozen=True, kw_only=True):
+    """One line of the IP plan: what the addresses of `prefix` are for. Without `vlan` it is routed port by port."""
+
+    use: Literal["management", "bmc", "front-end", "back-end", "loopback", "storage"]
+    prefix: str
+    vlan: int | None = None
+
+
+class DscpVars(_Strict, frozen=True, kw_only=True):
+    """One line of the DSCP map: packets of `dscp` travel in `priority` (802.1p, 0 to 7)."""
+
+    dscp: int
+    priority: int
+    use: str
+
+
+class EcnVars(_Strict, frozen=True, kw_only=True):
+    """WRED/ECN of the RoCE queue: no mark below `min_kib`, up to `max_percent` of the packets at `max_kib`."""
+
+    min_kib: int
+    max_kib: int
+    max_percent: int
+
+
+class BufferVars(_Strict, frozen=True, kw_only=True):
+    """Buffers of a paused priority on a switch port: reserved until it resumes (`xon_kib`), headroom after the pause.
+
+    `xoff_kib` must hold what is under way on the cable and in the sender when the pause is sent. `alpha` and
+    `egress_alpha` are the shares of the pool's free rest, as powers of two. Pools are the platform's.
+    """
+
+    xon_kib: int
+    xoff_kib: int
+    alpha: int = 0
+    egress_alpha: int = 3
+    ingress_pool: str = "ingress_lossless_pool"
+    egress_pool: str = "egress_lossless_pool"
+
+
+class QosVars(_Strict, frozen=True, kw_only=True):
+    """How the lab treats RoCE. RNICs and switches are configured from this one profile.
+
+    `roce_dscp` and `cnp_dscp` are what RNICs mark data and congestion notifications with; `pfc_priorities` pause.
+    Without `buffer`, switches keep the lossless profiles that their platform makes of port speed and cable length.
+    """
+
+    profile: str
+    trust: Literal["dscp", "pcp"] = "dscp"
+    roce_dscp: int
+    cnp_dscp: int
+    pfc_priorities: list[int]
+    dcqcn: bool
+    ecn: EcnVars | None = None
+    pfc_watchdog_ms: int | None = None
+    buffer: BufferVars | None = None
+
+
+class BusbwVars(_Strict, frozen=True, kw_only=True):
+    """The least busbw (nccl-tests', GB/s of 10^9 bytes) of a collective of so many ranks, from this size on."""
+
+    ranks: int
+    size_bytes: int
+    at_least_gbytes_per_s: float
+    collective: str = "all-reduce"
+
+
+class GoldenVars(_Strict, frozen=True, kw_only=True):
+    """What every host of the lab must be like: preflight compares; what is not said here is not compared.
+
+    `rnic_firmware` is by board (`board_id` in sysfs), the rest is one value for all: PCIe speed (GT/s) and width
+    (lanes) of the RNICs, version of the GPUs' driver and of their VBIOS.
+    """
+
+    rnic_firmware: dict[str, str] = {}
+    pcie_speed_gts: float | None = None
+    pcie_width: int | None = None
+    gpu_driver: str | None = None
+    gpu_vbios: str | None = None
+
+
+class SafetyVars(_Strict, frozen=True, kw_only=True):
+    """What the owner of a lab allows. A rack lab without it allows nothing, a soft lab everything.
+
+    `may_disrupt` are patterns of target names (`host1:*`, `rtsw1:host1:*`); `longest_fault_s` is the longest window;
+    `irreversible` kinds are refused, done when confirmed by hand, or done; a BMC's power cycle is planned never, or
+    when heal has failed. `most_links`, `most_hosts` and `most_switches` may be hurt at once, and `all_uplinks` of a
+    rack switch never, or where that is allowed; what is not said of these is 1 and never on a rack lab, and without a
+    limit on a soft lab. A fault begins at least `min_spacing_s` after every other one has ended; 0: they may overlap.
+    """
+
+    may_disrupt: list[str] = []
+    longest_fault_s: float = 60.0
+    irreversible: Literal["never", "confirm", "allow"] = "confirm"
+    power_cycle: Literal["never", "after-heal"] = "never"
+    most_links: int | None = None
+    most_hosts: int | None = None
+    most_switches: int | None = None
+    all_uplinks: Literal["never", "allow"] | None = None
+    min_spacing_s: float = 0.0
+
+
+class ManagementVars(_Strict, frozen=True, kw_only=True):
+    """The interface that only SSH uses."""
+
+    netdev: str
+    mac: str
+
+
+class VmVars(_Strict, frozen=True, kw_only=True):
+    """What a soft machine gets of its host."""
+
+    memory_mib: int
+    vcpus: int = 1
+
+
+class FrontEndVars(_Strict, frozen=True, kw_only=True):
+    """A host's TCP interface; `address` is with its prefix length."""
+
+    netdev: str
+    mac: str
+    address: str
+
+
+class RnicVars(_Strict, frozen=True, kw_only=True):
+    """An RNIC: its RDMA name, its netdev, the switch it is cabled to and that switch's address on the link.
+
+    `pcie` is its address (`0000:18:00.0`), `gpu` the GPU below the same PCIe switch; `mtu` (bytes) is the lab's
+    where it is not said.
+    """
+
+    name: str
+    netdev: str
+    mac: str
+    address: str
+    gateway: str
+    switch: str
+    mtu: int | None = None
+    speed_gbps: int | None = None
+    pcie: str | None = None
+    gpu: str | None = None
+
+
+class GpuVars(_Strict, frozen=True, kw_only=True):
+    """A GPU by its name on the host; `pcie` is its address."""
+
+    name: str
+    kind: str
+    pcie: str | None = None
+
+
+class PortVars(_Strict, frozen=True, kw_only=True):
+    """A switch port. A host port has `rnic` and `address`; an uplink has neither (BGP unnumbered)."""
+
+    netdev: str
+    mac: str
+    peer: str
+    rnic: str | None = None
+    address: str | None = None
+    mtu: int | None = None
+    speed_gbps: int | None = None
+
+
+class FrontEndPortVars(_Strict, frozen=True, kw_only=True):
+    """A carrier's end of one host's front-end wire."""
+
+    netdev: str
+    mac: str
+    peer: str
+
+
+class LabVars(_Strict, frozen=True, kw_only=True):
+    """What is one value for the whole lab. `mtu` is the back end's, in bytes."""
+
+    schema: int
+    name: str
+    kind: Literal["soft", "rack"]
+    mtu: int = 4200
+    ecmp_hash_seed: int = 0
+    networks: list[NetworkVars] = []
+    dscp_map: list[DscpVars] = []
+    qos: QosVars | None = None
+    pdus: list[PduVars] = []
+    safety: SafetyVars | None = None
+    busbw: list[BusbwVars] = []
+    golden: GoldenVars | None = None
+
+
+class HostVars(LabVars, frozen=True, kw_only=True):
+    """A host's variables."""
+
+    zone: str
+    rack: str
+    front_end: FrontEndVars
+    rnics: list[RnicVars]
+    gpus: list[GpuVars] = []
+    management: ManagementVars | None = None
+    bmc: BmcVars | None = None
+    power: list[OutletVars] = []
+    vm: VmVars | None = None
+
+
+class SwitchVars(LabVars, frozen=True, kw_only=True):
+    """A switch's variables. A soft switch has a `carrier` and the name of its network namespace there."""
+
+    zone: str
+    asn: int
+    loopback: str
+    ports: list[PortVars]
+    rack: str | None = None
+    carrier: str | None = None
+    netns: str | None = None
+    nos: Literal["sonic", "frr", "cumulus"] | None = None
+    management: ManagementVars | None = None
+    power: list[OutletVars] = []
+
+
+class CarrierVars(LabVars, frozen=True, kw_only=True):
+    """The variables of a VM that carries soft switches and the front end."""
+
+    vm: VmVars
+    front_end_ports: list[FrontEndPortVars] = []
+    management: ManagementVars | None = None
+
+
+class JumpVars(LabVars, frozen=True, kw_only=True):
+    """The variables of a rack lab's jump host: none of its own."""
+
+
+Vars = TypeVar("Vars", HostVars, SwitchVars, CarrierVars, JumpVars)
+
+
+def decode(hostvars: Mapping[str, Any], kind: type[Vars], *, file: Path, place: str) -> Vars:
+    """Our variables of one inventory host as a struct.
+
+    Raises:
+        ConfigError: one is missing, unknown or of a wrong type, or is NaN, infinite or too large; the message names
+            `file` and the place within.
+    """
+    ours = {key.removeprefix(PREFIX): value for key, value in hostvars.items() if key.startswith(PREFIX)}
+    if wrong := wrong_number(ours):
+        raise mistake(file, f"{place}.{wrong[0]}", wrong[1])
+    try:
+        return msgspec.convert(ours, kind)
+    except msgspec.ValidationError as error:
+        raise _told(str(error), kind=kind, ours=ours, file=file, place=place) from None
+
+
+class Mistake(ConfigError):
+    """Something wrong at one place of an inventory."""
+
+    def __init__(self, file: Path, place: str, what: str) -> None:
+        super().__init__(f"{file}: {place}: {what}")
+        self.place = place
+        self.what = what
+
+
+def mistake(file: Path, place: str, what: str) -> Mistake:
+    """An error in the one form all of them have: `FILE: PLACE: WHAT`."""
+    return Mistake(file, place, what)
+
+
+class Mistakes:
+    """What is wrong in an inventory: the first one is raised, or all are collected (`faultbed inventory check`)."""
+
+    def __init__(self, *, collect: bool = False) -> None:
+        self._collect = collect
+        self.found: list[Mistake] = []
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[None]:
+        """One part of the inventory: a mistake in it ends this part, and collecting goes on with the next one."""
+        try:
+            yield
+        except Mistake as error:
+            if not self._collect:
+                raise
+            self.found.append(error)
+
+
+def near(word: str, known: list[str]) -> str:
+    """A tail for a message about an unknown word: the nearest known one, or all of them."""
+    return f"; {hint(word, known, otherwise='there are')}"
+
+
+def _told(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path, place: str) -> ConfigError:
+    """A msgspec message (`Expected `int`, got `str` - at `$.vm.memory_mib``) in our form."""
+    what, _, tail = message.partition(" - at `$")
+    path = tail.rstrip("`")
+    where = f"{place}{path}"
+    if found := re.fullmatch(r"Object missing required field `(\w+)`", what):
+        name = found[1] if path else PREFIX + found[1]
+        return mistake(file, where, f"{name} is missing")
+    if found := re.fullmatch(r"Object contains unknown field `(.+)`", what):
+        known = list(_struct_at(kind, path).__struct_fields__)
+        if path:
+            return mistake(file, where, f'unknown key "{found[1]}"{near(found[1], known)}')
+        name = PREFIX + found[1]
+        return mistake(file, where, f"unknown variable {name}{near(name, [PREFIX + word for word in known])}")
+    value = _value_at(ours, path)
+    shown = "" if isinstance(value, dict | list) else f' "{value}"'
+    if what.startswith("Expected `str") and isinstance(value, int | float):
+        shown += ": YAML takes it for a number without quotes"  # 10:20:30:40:50:59 and 0000:18:00.0, to base 60
+    if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
+        shown = ": a tag of Ansible's (!vault, !unsafe) is not resolved here, write it plainly"
+    return mistake(file, where, f"{what[0].lower()}{what[1:].replace('`', '')}{shown}")
+
+
+def _steps(path: str) -> list[str]:
+    return re.findall(r"\w+|\[\.\.\.\]|\[\d+\]", path)
+
+
+def _struct_at(kind: type[Any], path: str) -> type[Any]:
+    """The struct type that a message path leads to."""
+    found: Any = msgspec.inspect.type_info(kind)
+    for step in _steps(path):
+        if step.startswith("["):
+            found = found.value_type if isinstance(found, msgspec.inspect.DictType) else found.item_type
+        else:
+            found = next(field.type for field in found.fields if field.encode_name == step)
+        if isinstance(found, msgspec.inspect.UnionType):
+            found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
+    result: type[Any] = found.cls
+    return result
+
+
+def _value_at(ours: Any, path: str) -> Any:
+    for step in _steps(path):
+        if step == "[...]":  # msgspec does not tell under which key of a mapping
+            return {}
+        ours = ours[int(step[1:-1])] if step.startswith("[") else ours[step]
+    return ours

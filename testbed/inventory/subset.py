@@ -1,0 +1,31 @@
+"""A lab without some of its hosts: what is left of its inventory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from testbed.inventory.lab_inventory import Inventory
+
+__all__ = ["without_hosts"]
+
+
+def without_hosts(inventory: Inventory, names: Collection[str]) -> Inventory:
+    """The inventory of the same lab whose topology, and way in, know nothing of these hosts; switches stay.
+
+    A soft lab's VMs, and the name of its snapshot, are of the whole inventory: bring that up and reset it by the whole.
+    """
+    if not names:
+        return inventory
+    topology = inventory.topology
+    return replace(
+        inventory,
+        topology=replace(
+            topology,
+            hosts=tuple(host for host in topology.hosts if host.name not in names),
+            links=tuple(link for link in topology.links if link.b.node not in names),
+        ),
+        management={name: way for name, way in inventory.management.items() if name not in names},
+        vms={name: size for name, size in inventory.vms.items() if name not in names},
+        bmcs={name: bmc for name, bmc in inventory.bmcs.items() if name not in names},
+    )

@@ -1,0 +1,1 @@
+"""What a lab is made of, and how its parts are selected by name. Pure."""

@@ -1,0 +1,241 @@
+"""Selectors: names of targets that fit any lab, such as `uplink[0]`, `rnic[*]` or `host[1]:gpu[0]`.
+
+    selector = step *(":" step)
+    step     = class "[" index "]"     things of a class, inside what the steps before have selected
+             | name                    a host or a switch (first step), or an RNIC or a GPU of a host
+    index    = 0, 1, ...               in the order of the inventory; 0 is the first
+             | -1, -2, ...             from the end; -1 is the last
+             | "*"                     all of them
+
+Classes are `zone`, `rack`, `host`, `switch`, `rtsw`, `ctsw` (also called `spine`), `atsw`, `rnic`, `gpu`, `uplink` (a
+link between two switches) and `downlink` (a link from a rack switch to an RNIC, named from the switch). A text without
+brackets is a name, and stands for itself. Pure functions: the same topology and selector give the same names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from testbed.errors import UsageError
+from testbed.model.topology import Link, Switch, Target, Topology
+from testbed.suggestions import hint
+
+__all__ = ["CLASSES", "is_selector", "resolve", "select", "select_one"]
+
+_STEP = re.compile(r"(?P<word>[A-Za-z0-9_.-]+)(?:\[(?P<index>\*|-?[0-9]{1,6})\])?")
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scope:
+    """What one step has selected, or the whole lab. `kind` is `lab`, or the class of the thing called `name`."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name if self.kind in ("lab", "host", "switch") else f"{self.kind} {self.name}"
+
+
+def _switches(topology: Topology, scope: _Scope) -> list[Switch]:
+    inside: Mapping[str, Callable[[Switch], bool]] = {
+        "lab": lambda _: True,
+        "zone": lambda switch: switch.zone == scope.name,
+        "rack": lambda switch: switch.rack == scope.name,
+        "switch": lambda switch: switch.name == scope.name,
+    }
+    return [switch for switch in topology.switches if scope.kind in inside and inside[scope.kind](switch)]
+
+
+def _hosts(topology: Topology, scope: _Scope) -> list[str]:
+    attribute = {"zone": "zone", "rack": "rack", "host": "name"}.get(scope.kind)
+    if attribute is None:
+        return [host.name for host in topology.hosts] if scope.kind == "lab" else []
+    return [host.name for host in topology.hosts if getattr(host, attribute) == scope.name]
+
+
+def _racks(topology: Topology, scope: _Scope) -> list[str]:
+    return [topology.host_by_name[name].rack for name in _hosts(topology, scope)]
+
+
+def _zones(topology: Topology, scope: _Scope) -> list[str]:
+    return [topology.host_by_name[name].zone for name in _hosts(topology, scope)]
+
+
+def _with_role(role: str | None) -> Callable[[Topology, _Scope], list[str]]:
+    return lambda topology, scope: [
+        switch.name for switch in _switches(topology, scope) if role is None or switch.role == role
+    ]
+
+
+def _rnics(topology: Topology, scope: _Scope) -> list[str]:
+    hosts = [topology.host_by_name[name] for name in _hosts(topology, scope)]
+    return [f"{host.name}:{rnic.name}" for host in hosts for rnic in host.rnics]
+
+
+def _gpus(topology: Topology, scope: _Scope) -> list[str]:
+    hosts = [topology.host_by_name[name] for name in _hosts(topology, scope)]
+    return [f"{host.name}:{gpu.name}" for host in hosts for gpu in host.gpus]
+
+
+def _uplinks(topology: Topology, scope: _Scope) -> list[str]:
+    if scope.kind == "switch":  # named from this switch, whichever end it is
+        ends = [link.other(scope.name).node for link in topology.links_of(scope.name) if link.is_uplink]
+        return [f"{scope.name}:{end}" for end in ends]
+    return [link.name for link in _links_from(topology, scope) if link.is_uplink]
+
+
+def _downlinks(topology: Topology, scope: _Scope) -> list[str]:
+    if scope.kind == "host":
+        return [link.name for link in topology.links_of(scope.name)]
+    return [link.name for link in _links_from(topology, scope) if not link.is_uplink]
+
+
+def _links_from(topology: Topology, scope: _Scope) -> list[Link]:
+    """Links whose lower end is a switch of this scope."""
+    names = {switch.name for switch in _switches(topology, scope)}
+    return [link for link in topology.links if link.a.node in names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Class:
+    """A class of things: how the product calls them, where they are found, and how they are listed there."""
+
+    kind: str
+    inside: tuple[str, ...]
+    names: Callable[[Topology, _Scope], list[str]]
+
+
+_AREAS = ("lab", "zone", "rack")
+_CLASSES: Mapping[str, _Class] = {
+    "zone": _Class(kind="zone", inside=("lab",), names=_zones),
+    "rack": _Class(kind="rack", inside=("lab", "zone"), names=_racks),
+    "host": _Class(kind="host", inside=_AREAS, names=_hosts),
+    "switch": _Class(kind="switch", inside=_AREAS, names=_with_role(None)),
+    "rtsw": _Class(kind="switch", inside=_AREAS, names=_with_role("rtsw")),
+    "ctsw": _Class(kind="switch", inside=("lab", "zone"), names=_with_role("ctsw")),
+    "spine": _Class(kind="switch", inside=("lab", "zone"), names=_with_role("ctsw")),
+    "atsw": _Class(kind="switch", inside=("lab", "zone"), names=_with_role("atsw")),
+    "rnic": _Class(kind="rnic", inside=(*_AREAS, "host"), names=_rnics),
+    "gpu": _Class(kind="gpu", inside=(*_AREAS, "host"), names=_gpus),
+    "uplink": _Class(kind="port", inside=(*_AREAS, "switch"), names=_uplinks),
+    "downlink": _Class(kind="port", inside=(*_AREAS, "switch", "host"), names=_downlinks),
+}
+
+CLASSES = tuple(_CLASSES)
+"""Every class of a selector's step."""
+
+
+def is_selector(text: str) -> bool:
+    """Return whether a text selects by class and index; otherwise it is a name."""
+    return "[" in text
+
+
+def select(topology: Topology, text: str) -> tuple[str, ...]:
+    """Return the names of the targets that a selector selects, each once, in the order of the inventory.
+
+    A text without brackets is returned as it is: whether that name exists is for `Topology.resolve` to say.
+
+    Raises:
+        UsageError: not a selector, or it selects nothing in this lab; the message says what there is.
+    """
+    if not is_selector(text):
+        return (text,)
+    scopes: tuple[_Scope, ...] = (_Scope(kind="lab", name="this lab"),)
+    for step in text.split(":"):
+        match = _STEP.fullmatch(step)
+        if match is None:
+            raise UsageError(
+                f'"{text}" is no selector: write a class and an index, as in uplink[0]; 0 is the first, -1 the last, '
+                "and * stands for all"
+            )
+        word, index = match["word"], match["index"]
+        found = _named(topology, scopes, word) if index is None else _chosen(topology, scopes, word, index, text=text)
+        if not found:
+            raise UsageError(f'"{text}": {_listed(scopes)} has no {word}; take a class, as in rnic[0], or another name')
+        scopes = tuple(dict.fromkeys(found))
+    if scopes[0].kind in ("zone", "rack"):
+        raise UsageError(
+            f'"{text}" is a {scopes[0].kind}, and no target; go on with {_inside(scopes[0].kind)}, as in {text}:host[0]'
+        )
+    return tuple(scope.name for scope in scopes)
+
+
+def select_one(topology: Topology, text: str) -> str:
+    """Return the name of the only target that a selector selects, or the text itself if it is a name.
+
+    Raises:
+        UsageError: as `select`, or it selects several.
+    """
+    names = select(topology, text)
+    if len(names) > 1:
+        raise UsageError(
+            f'"{text}" selects {len(names)} targets ({_some(names)}), and one is needed; take an index in place of *'
+        )
+    return names[0]
+
+
+def resolve(topology: Topology, text: str) -> Target:
+    """Return the target that a selector or a name stands for.
+
+    Raises:
+        UsageError: as `select_one`, or the lab has no target of that name.
+    """
+    return topology.resolve(select_one(topology, text))
+
+
+def _named(topology: Topology, scopes: Iterable[_Scope], word: str) -> list[_Scope]:
+    """What a step without brackets names: a host or a switch of the lab, an RNIC or a GPU of a host."""
+    found = []
+    for scope in scopes:
+        if scope.kind == "lab" and word in topology.host_by_name:
+            found.append(_Scope(kind="host", name=word))
+        elif scope.kind == "lab" and word in topology.switch_by_name:
+            found.append(_Scope(kind="switch", name=word))
+        elif scope.kind == "host":
+            for kind, names in (("rnic", _rnics(topology, scope)), ("gpu", _gpus(topology, scope))):
+                found += [_Scope(kind=kind, name=name) for name in names if name == f"{scope.name}:{word}"]
+    return found
+
+
+def _chosen(topology: Topology, scopes: Iterable[_Scope], word: str, index: str, *, text: str) -> list[_Scope]:
+    """What a step with a class and an index selects inside each of the scopes."""
+    if word not in _CLASSES:
+        raise UsageError(f'"{text}": no class "{word}"; {hint(word, CLASSES, otherwise="classes are")}')
+    what, found, seen = _CLASSES[word], list[_Scope](), list[_Scope]()
+    for scope in scopes:
+        seen.append(scope)
+        if scope.kind not in what.inside:
+            inside = _inside(scope.kind)
+            rest = f"it has {inside}" if inside else "end the selector there"
+            raise UsageError(f'"{text}": no {word} belongs to a {scope.kind}; {rest}')
+        names = list(dict.fromkeys(what.names(topology, scope)))
+        if index != "*":
+            if not -len(names) <= int(index) < len(names):
+                raise UsageError(f'"{text}" selects nothing: {scope} has {_how_many(word, names)}')
+            names = [names[int(index)]]
+        found += [_Scope(kind=what.kind, name=name) for name in names]
+    if not found:
+        raise UsageError(f'"{text}" selects nothing: {_listed(seen)} has no {word}')
+    return found
+
+
+def _inside(kind: str) -> str:
+    return ", ".join(word for word, what in _CLASSES.items() if kind in what.inside)
+
+
+def _how_many(word: str, names: list[str]) -> str:
+    if not names:
+        return f"no {word}"
+    last = f" to {word}[{len(names) - 1}] ({names[-1]})" if len(names) > 1 else ""
+    return f"{len(names)} of the class {word}: {word}[0] ({names[0]}){last}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
+
+
+def _listed(scopes: Iterable[_Scope]) -> str:
+    return " or ".join(map(str, scopes))

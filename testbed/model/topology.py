@@ -1,0 +1,266 @@
+"""What a lab is made of: zones, racks, switches, hosts, RNICs, GPUs and the links between them.
+
+Frozen data and pure functions; nothing here talks to a machine. Words follow the field: an RTSW is a rack switch,
+a CTSW a spine, an ATSW the aggregation above zones (Meta, SIGCOMM 2024, "RDMA over Ethernet for Distributed AI
+Training at Meta Scale").
+
+Names of things, as a person types them (`Topology.resolve`):
+
+    host1               a host                     rtsw1              a switch
+    host1:rxe0          an RNIC of a host          rtsw1:ctsw1        the link between two switches, rtsw1's end
+    host1:gpu0          a GPU of a host            rtsw1:host1:rxe0   the switch port that faces that RNIC
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from testbed.errors import UsageError
+from testbed.suggestions import nearest
+
+# Fields that only racks have are left out of `repr`: the snapshots of soft labs are named by it.
+__all__ = ["Gpu", "Host", "Link", "Port", "Rnic", "Switch", "SwitchRole", "Target", "Topology"]
+
+SwitchRole = Literal["rtsw", "ctsw", "atsw"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rnic:
+    """An RDMA network interface of a host, on the back-end fabric.
+
+    `address` is the interface address with its prefix length (`10.77.1.1/31`); the RoCEv2 GID is `::ffff:` plus it.
+    `pcie` is its PCI address (`0000:18:00.0`) and `gpu` the name of the GPU beside it, where the inventory says them.
+    """
+
+    name: str
+    netdev: str
+    mac: str
+    address: str
+    pcie: str | None = field(default=None, repr=False)
+    gpu: str | None = field(default=None, repr=False)
+
+    @property
+    def ip(self) -> str:
+        """The address without its prefix length."""
+        return str(ipaddress.ip_interface(self.address).ip)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU of a host. In a soft lab `kind` is `soft`: a compute process in a cgroup of its own."""
+
+    name: str
+    kind: str
+    pcie: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A server in a rack. `front_end` is the TCP interface (`netdev`, address/prefix), never an RDMA path."""
+
+    name: str
+    zone: str
+    rack: str
+    rnics: tuple[Rnic, ...]
+    gpus: tuple[Gpu, ...]
+    front_end_netdev: str
+    front_end_mac: str
+    front_end_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A switch of the fabric. `rack` is set for an RTSW only; `carrier` names the VM that carries a soft switch.
+
+    `nos` is the operating system of a switch that is a machine: `sonic`, `frr` or `cumulus`.
+    """
+
+    name: str
+    role: SwitchRole
+    zone: str
+    rack: str | None
+    asn: int
+    loopback: str
+    carrier: str | None
+    nos: str | None = field(default=None, repr=False)
+
+    @property
+    def is_linux(self) -> bool:
+        """Whether it is a namespace of a soft lab's VM, or a Linux machine with FRR."""
+        return self.carrier is not None or self.nos in ("frr", "cumulus")
+
+    @property
+    def forwards_in_kernel(self) -> bool:
+        """Whether each packet passes its Linux kernel; of what passes an ASIC, the kernel beside it sees nothing."""
+        return self.is_linux and self.nos != "cumulus"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One end of a link: the node, its interface, and the interface's MAC and address (None: BGP unnumbered).
+
+    `mtu` (bytes) and `speed_gbps` are what it must have, by the inventory; None: that does not say.
+    """
+
+    node: str
+    netdev: str
+    mac: str
+    address: str | None
+    mtu: int | None = field(default=None, repr=False)
+    speed_gbps: int | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A cable. `a` is the lower end (the switch for host links, the RTSW for uplinks), `b` the other one."""
+
+    a: Port
+    b: Port
+    rnic: str | None
+    """Name of the RNIC at the `b` end of a host link; None for a link between switches."""
+
+    @property
+    def name(self) -> str:
+        """`rtsw1:ctsw1`, or `rtsw1:host1:rxe0` for a host link."""
+        return ":".join([self.a.node, self.b.node, *([self.rnic] if self.rnic else [])])
+
+    @property
+    def is_uplink(self) -> bool:
+        """Whether both ends are switches."""
+        return self.rnic is None
+
+    def end(self, node: str) -> Port:
+        """The end of this link that is on `node`."""
+        return self.a if self.a.node == node else self.b
+
+    def other(self, node: str) -> Port:
+        """The end of this link that is not on `node`."""
+        return self.b if self.a.node == node else self.a
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A thing a fault or a flow can be aimed at, resolved from what a person typed.
+
+    `kind` is `host`, `switch`, `rnic`, `gpu` or `port`; `port` and `link` are set for `port` and (its host end) `rnic`.
+    """
+
+    text: str
+    kind: Literal["host", "switch", "rnic", "gpu", "port"]
+    node: str
+    rnic: Rnic | None = None
+    gpu: Gpu | None = None
+    port: Port | None = None
+    link: Link | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """A whole lab. Names are unique over hosts and switches."""
+
+    hosts: tuple[Host, ...]
+    switches: tuple[Switch, ...]
+    links: tuple[Link, ...]
+
+    @cached_property
+    def host_by_name(self) -> dict[str, Host]:
+        """Hosts by name."""
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def switch_by_name(self) -> dict[str, Switch]:
+        """Switches by name."""
+        return {switch.name: switch for switch in self.switches}
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Zone names, sorted."""
+        return tuple(sorted({h.zone for h in self.hosts} | {s.zone for s in self.switches}))
+
+    @property
+    def racks(self) -> tuple[str, ...]:
+        """Rack names, sorted."""
+        return tuple(sorted({host.rack for host in self.hosts}))
+
+    @property
+    def uplinks(self) -> tuple[Link, ...]:
+        """Links between switches."""
+        return tuple(link for link in self.links if link.is_uplink)
+
+    def links_of(self, node: str) -> tuple[Link, ...]:
+        """Links with an end on `node`, in the order of the inventory."""
+        return tuple(link for link in self.links if node in (link.a.node, link.b.node))
+
+    def rnic_link(self, host: str, rnic: str) -> Link:
+        """The link of one RNIC.
+
+        Raises:
+            UsageError: when there is no such RNIC.
+        """
+        for link in self.links:
+            if link.b.node == host and link.rnic == rnic:
+                return link
+        raise UsageError(f"no RNIC {host}:{rnic} in this lab{self._near(f'{host}:{rnic}')}")
+
+    def target_names(self) -> Iterator[str]:
+        """Every name that `resolve` takes."""
+        for host in self.hosts:
+            yield host.name
+            yield from (f"{host.name}:{rnic.name}" for rnic in host.rnics)
+            yield from (f"{host.name}:{gpu.name}" for gpu in host.gpus)
+        for switch in self.switches:
+            yield switch.name
+        for link in self.links:
+            yield link.name
+            if link.is_uplink:
+                yield f"{link.b.node}:{link.a.node}"
+
+    def resolve(self, text: str) -> Target:
+        """Find what a person typed.
+
+        Raises:
+            UsageError: unknown or ambiguous; the message names the nearest or the possible names.
+        """
+        first, *rest = text.split(":")
+        if first in self.host_by_name:
+            return self._resolve_on_host(text, self.host_by_name[first], rest)
+        if first in self.switch_by_name:
+            return self._resolve_on_switch(text, first, rest)
+        raise UsageError(f'no target "{text}" in this lab{self._near(text)}')
+
+    def _resolve_on_host(self, text: str, host: Host, rest: list[str]) -> Target:
+        if not rest:
+            return Target(text=text, kind="host", node=host.name)
+        if len(rest) == 1:
+            for rnic in host.rnics:
+                if rnic.name == rest[0]:
+                    link = self.rnic_link(host.name, rnic.name)
+                    return Target(text=text, kind="rnic", node=host.name, rnic=rnic, port=link.b, link=link)
+            for gpu in host.gpus:
+                if gpu.name == rest[0]:
+                    return Target(text=text, kind="gpu", node=host.name, gpu=gpu)
+        raise UsageError(f'no target "{text}" in this lab{self._near(text)}')
+
+    def _resolve_on_switch(self, text: str, switch: str, rest: list[str]) -> Target:
+        if not rest:
+            return Target(text=text, kind="switch", node=switch)
+        found = [
+            link
+            for link in self.links_of(switch)
+            if link.other(switch).node == rest[0] and (len(rest) == 1 or rest[1:] == [link.rnic])
+        ]
+        if len(found) > 1:
+            raise UsageError(
+                f'"{text}" names {len(found)} links of {switch}: say which, {" or ".join(x.name for x in found)}'
+            )
+        if not found:
+            raise UsageError(f'no link "{text}" in this lab{self._near(text)}')
+        return Target(text=text, kind="port", node=switch, port=found[0].end(switch), link=found[0])
+
+    def _near(self, text: str) -> str:
+        near = nearest(text, self.target_names())
+        return f"; did you mean {near}?" if near else f"; it has {', '.join(sorted(self.target_names())[:12])}, ..."

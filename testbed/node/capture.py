@@ -1,0 +1,219 @@
+"""Captures the headers of every frame at some ports of this machine, and proves that it missed none.
+
+JSON lines on stdin and stdout, times in ns of this machine:
+
+    {"do":"clock"}      {"event":"clock","monotonic_ns":N}
+    {"do":"start","ports":[{"name","netns","netdev"}],"file":PATH,"snap":128,"limit_bytes":N}
+                        {"event":"started","epoch_offset_ns":N}
+    {"do":"stop"}       {"event":"stopped","ports":[{"name","before","captured","counted","drops"}],"bytes":N,
+                         "epoch_offset_ns":N}
+    what goes wrong     {"event":"error","error":"..."}
+
+The kernel writes frames into a ring of blocks (packet_mmap, TPACKET_V3; linux/if_packet.h), and whole blocks are
+written to the file as they are: no frame is touched by Python, for on a switch that forwards, each microsecond is a
+packet's. The file is blocks, each behind two 32-bit words: index of the port, and length.
+
+The proof: the port's own counters (received + sent) and the socket's count are read while both stand still, at the
+start and at the end; `counted` is the growth of the one, `captured` that of the other, and both must be the same with
+no drops. `before` frames at the head of the file came before the counters were read the first time.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import mmap
+import os
+import select
+import socket
+import struct
+import sys
+import time
+
+from testbed.node import netns
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+__all__ = ["main"]
+
+_SOL_PACKET, _RX_RING, _STATISTICS, _VERSION = 263, 5, 6, 10
+_TPACKET_V3, _ETH_P_ALL, _SO_ATTACH_FILTER = 2, 3, 26
+_BLOCK_BYTES, _BLOCKS, _FRAME_BYTES, _RETIRE_MS = 1 << 18, 16, 2048, 100
+_BLOCK_STATUS, _BLOCK_LENGTH = 8, 20
+_TO_USER = 1
+_RETURN = 0x06
+_PREFIX = struct.Struct("=II")
+_QUIET_S, _PATIENCE_S = 0.03, 3.0
+
+
+class Port:
+    """A packet socket with its ring on one port."""
+
+    def __init__(self, name: str, namespace: str | None, netdev: str, snap: int) -> None:
+        self.name, self.netdev = name, netdev
+        self.link = netns.open_route(namespace)
+        # Without a protocol it receives nothing until it is bound: no frame of another port can slip in.
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+        self.socket.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
+        self._cut_to(snap)
+        size = _BLOCK_BYTES * _BLOCKS
+        request = (_BLOCK_BYTES, _BLOCKS, _FRAME_BYTES, size // _FRAME_BYTES, _RETIRE_MS, 0, 0)
+        self.socket.setsockopt(_SOL_PACKET, _RX_RING, struct.pack("=7I", *request))
+        self.ring = mmap.mmap(self.socket.fileno(), size)
+        self.next = self.seen = self.drops = self.before = self.counted = 0
+        self.socket.bind((netdev, _ETH_P_ALL))
+
+    def _cut_to(self, snap: int) -> None:
+        """A filter of one instruction: take every frame, and of it this many bytes."""
+        program = array.array("B", struct.pack("=HBBI", _RETURN, 0, 0, snap))
+        where = struct.pack("HP", 1, program.buffer_info()[0])
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, where)
+
+    def move(self, index: int, out: BinaryIO) -> None:
+        """Write the blocks that the kernel has finished, and give them back."""
+        while True:
+            at = self.next * _BLOCK_BYTES
+            (status,) = struct.unpack_from("=I", self.ring, at + _BLOCK_STATUS)
+            if not status & _TO_USER:
+                return
+            (length,) = struct.unpack_from("=I", self.ring, at + _BLOCK_LENGTH)
+            out.write(_PREFIX.pack(index, length))
+            out.write(self.ring[at : at + length])
+            struct.pack_into("=I", self.ring, at + _BLOCK_STATUS, 0)
+            self.next = (self.next + 1) % _BLOCKS
+
+    def count(self) -> int:
+        """Frames that the socket has seen so far, with those it had to drop; asking resets the kernel's own count."""
+        seen, drops, _ = struct.unpack("=III", self.socket.getsockopt(_SOL_PACKET, _STATISTICS, 12))
+        self.seen += seen
+        self.drops += drops
+        return self.seen
+
+    def close(self) -> None:
+        """Take the tap away."""
+        self.ring.close()
+        self.socket.close()
+        self.link.close()
+
+
+class Capture:
+    """All ports, one file."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.path, self.limit, self.is_over = str(request["file"]), int(request["limit_bytes"]), False
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        self.out = open(self.path, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
+        self.ports = [Port(one["name"], one["netns"], one["netdev"], int(request["snap"])) for one in request["ports"]]
+        for port, (seen, counted) in zip(self.ports, self._at_rest(), strict=True):
+            port.before, port.counted = seen, counted
+
+    def move(self) -> None:
+        """Empty the rings; beyond the limit they fill up, and the kernel counts what it drops."""
+        for index, port in enumerate(self.ports):
+            if self.out.tell() < self.limit and not self.is_over:
+                port.move(index, self.out)
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Read the counters once more, and write what belongs before that."""
+        found = [
+            {
+                "name": port.name,
+                "before": port.before,
+                "captured": seen - port.before,
+                "counted": counted - port.counted,
+                "drops": port.drops,
+            }
+            for port, (seen, counted) in zip(self.ports, self._at_rest(), strict=True)
+        ]
+        # The kernel finishes a block that is not full after its timeout.
+        end = time.monotonic() + 4 * _RETIRE_MS / 1000
+        while time.monotonic() < end:
+            time.sleep(_RETIRE_MS / 4000)
+            self.move()
+        # The taps are still there, but the file is final: somebody is about to read it.
+        self.is_over = True
+        return found
+
+    def _at_rest(self) -> list[tuple[int, int]]:
+        """Frames seen and packets counted of each port, read twice the same; after a while, as they are."""
+        end = time.monotonic() + _PATIENCE_S
+        before: list[tuple[int, int]] = []
+        while True:
+            now = [(port.count(), netns.port_packets(port.link, port.netdev)) for port in self.ports]
+            if now == before or time.monotonic() > end:
+                return now
+            before = now
+            # An RNIC's sent packets are counted when the device has done with them, a moment after the tap saw them.
+            time.sleep(_QUIET_S)
+            self.move()
+
+    def close(self) -> None:
+        """Take all taps and the file away."""
+        for port in self.ports:
+            port.close()
+        self.out.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+
+def epoch_offset_ns() -> int:
+    """The wall clock less the monotonic clock: the kernel stamps frames by the former."""
+    return time.time_ns() - time.monotonic_ns()
+
+
+class Server:
+    """One capture at most; removed with its file when the controller is gone."""
+
+    def __init__(self) -> None:
+        self.capture: Capture | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what a request says."""
+        do = request.get("do")
+        if do == "clock":
+            return {"event": "clock", "monotonic_ns": time.monotonic_ns()}
+        if do == "start" and self.capture is None:
+            self.capture = Capture(request)
+            return {"event": "started", "epoch_offset_ns": epoch_offset_ns()}
+        if do == "stop" and self.capture is not None:
+            ports = self.capture.stop()
+            return {
+                "event": "stopped",
+                "ports": ports,
+                "bytes": self.capture.out.tell(),
+                "epoch_offset_ns": epoch_offset_ns(),
+            }
+        return {"event": "error", "error": f"cannot {do} now"}
+
+
+def main() -> int:
+    """Serve until the end of stdin."""
+    server, pending = Server(), b""
+    try:
+        while True:
+            rings = [port.socket.fileno() for port in server.capture.ports] if server.capture else []
+            readable, _, _ = select.select([0, *rings], [], [], 1.0)
+            if server.capture is not None:
+                server.capture.move()
+            if 0 not in readable:
+                continue
+            chunk = os.read(0, 65536)
+            if not chunk:
+                return 0
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                try:
+                    answer = server.answer(json.loads(line))
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    answer = {"event": "error", "error": f"{error}"}
+                os.write(1, json.dumps(answer).encode() + b"\n")
+    finally:
+        if server.capture is not None:
+            server.capture.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

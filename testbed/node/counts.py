@@ -1,0 +1,350 @@
+"""What a machine counts, and every switch on it: interfaces, RNICs, queues, GPUs, the IP and TCP layers.
+
+    {"rxe0.out_of_seq_request": 0, "be0.carrier_changes": 2, "be0.queue_drops": 0, "gpu0.nr_throttled": 0, ...}
+
+Names that end in a word of `testbed.observe.counters.STATES` are states, not counters: they are here because the same
+reading shows them. `read` tells everything; `sample` only what moves with traffic, by the cheapest way that there is,
+for it is done ten times a second beside the traffic that it watches.
+
+Formats: linux/rtnetlink.h, linux/if_link.h, linux/pkt_sched.h, linux/gen_stats.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import struct
+import time
+
+from testbed.node import netns, nvml
+from testbed.node.netlink import attributes
+from testbed.node.rdma import Rdma
+from testbed.node.xid import XidLog
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Counts = Iterator[tuple[str, int]]
+
+__all__ = [
+    "Place",
+    "cpu_waits",
+    "gpu_counts",
+    "is_full",
+    "link_counts",
+    "protocol_counts",
+    "queue_stats_at",
+    "stepped_s",
+]
+
+_GETLINK, _GETQDISC, _GETSTATS = 18, 38, 94
+_ROOT = 0xFFFFFFFF
+_UP = 1
+_LINK, _STATS_MSG, _TC_MSG = struct.Struct("=BxHiII"), struct.Struct("=BxHII"), struct.Struct("=BxxxiIII")
+_TCA_STATS = (3).to_bytes(2, "little")
+_STATS64 = struct.Struct("=8Q")
+_STATS_NAMES = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", None, None, "rx_dropped", "tx_dropped")
+_LINK_NUMBERS = {4: "mtu", 33: "carrier", 35: "carrier_changes", 47: "carrier_up_count", 48: "carrier_down_count"}
+_IP = frozenset({"InCEPkts", "InECT1Pkts", "InDelivers", "InNoRoutes", "FragFails", "OutRequests"})
+_IP6 = frozenset({"Ip6InDelivers", "Ip6OutRequests"})
+"""What switches talk among themselves, where BGP runs over link-local addresses: RFC 4293, too."""
+_TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
+"""What is kept of the IP and TCP layers (RFC 4293, RFC 4022, the kernel's IpExt): a namespace has its own."""
+
+
+def _ahead_s() -> float:
+    """How far the wall clock is ahead of the uptime: it changes when somebody sets the one, and at no other time."""
+    return time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+_AHEAD_S = _ahead_s()
+"""When the watcher began."""
+
+_FULL = 0.002
+"""Share of a file system that is left for its users when it counts as full."""
+
+_HOG = "faultbed-hog"
+"""The name of a busy process of a fault's (`inject.node.machine.hog`)."""
+
+_SLICE = "/sys/fs/cgroup/faultbed.slice"
+
+_ENGINE = b"traffic.node.engine"
+"""What a process that is a host's part of a job has among its arguments."""
+
+
+class Place:
+    """A machine (`namespace` None) or a switch that is a namespace of it: its sockets and files, kept open."""
+
+    def __init__(self, namespace: str | None) -> None:
+        self.namespace = namespace
+        self._route = netns.open_route(namespace)
+        netns.enter(None)
+        self._born = self._identity()
+        self._names: dict[int, str] = {}
+        self._seen: dict[object, bytes] = {}
+        self._stats_at: dict[int, int] = {}
+        self._rdma = Rdma() if namespace is None else None
+        self._gpus = _Gpus() if namespace is None else None
+        self._xids = XidLog() if namespace is None else None
+
+    def is_stale(self) -> bool:
+        """Whether its namespace has been made anew since."""
+        return self._born != self._identity()
+
+    def _identity(self) -> int:
+        return os.stat(f"/run/netns/{self.namespace}").st_ino if self.namespace else 0
+
+    def read(self) -> dict[str, int]:
+        """Every counter and state.
+
+        Raises:
+            OSError: the namespace is gone.
+        """
+        found: dict[str, int] = {}
+        self._names.clear()
+        for _, body in self._route.dump(_GETLINK, bytes(_LINK.size)):
+            index, flags = struct.unpack_from("=iI", body, 4)
+            inside = attributes(body[_LINK.size :])
+            self._names[index] = name = inside[3].rstrip(b"\0").decode()
+            found.update(link_counts(name, flags, inside))
+        found.update(self._queues())
+        netns.enter(self.namespace)
+        try:
+            found.update(_protocols())
+        finally:
+            netns.enter(None)
+        if self._rdma is not None:
+            self._rdma.look_again()
+            found.update(self._rdma.counts())
+        if self._gpus is not None:
+            self._gpus.look_again()
+            for name, text in self._gpus.texts():
+                found.update(gpu_counts(name, text.decode()))
+            found.update(_machine())
+        if self._xids is not None:
+            found.update(_xids(self._xids))
+        return found
+
+    def sample(self) -> dict[str, int]:
+        """What has moved since the last sample: bytes, packets, queues, the RNICs' counters, throttling of GPUs.
+
+        What the kernel tells is compared as it is, and decoded only where it differs.
+        """
+        if not self._names:
+            self.read()
+        found: dict[str, int] = {}
+        # One attribute a link, IFLA_STATS_LINK_64, instead of all that is known of it.
+        for _, body in self._route.dump(_GETSTATS, _STATS_MSG.pack(0, 0, 0, 1)):
+            index = struct.unpack_from("=I", body, 4)[0]
+            if self._is_new(index, body) and index in self._names:
+                found.update(_traffic(self._names[index], body, _STATS_MSG.size + 4))
+        found.update(self._queues(only_new=True))
+        if self._rdma is not None:
+            found.update(self._rdma.moved())
+        if self._gpus is not None:
+            for name, text in self._gpus.texts():
+                if self._is_new(name, text):
+                    found.update(gpu_counts(name, text.decode()))
+        return found
+
+    def _is_new(self, what: object, raw: bytes) -> bool:
+        if self._seen.get(what) == raw:
+            return False
+        self._seen[what] = raw
+        return True
+
+    def _queues(self, *, only_new: bool = False) -> Counts:
+        for _, body in self._route.dump(_GETQDISC, bytes(_TC_MSG.size)):
+            _family, index, _handle, parent, _info = _TC_MSG.unpack_from(body)
+            if parent != _ROOT or index not in self._names:
+                continue
+            at = self._stats_at.get(index, 0)
+            if not _is_queue_stats(body, at):  # a queue of another kind tells more before it, or less
+                at = self._stats_at[index] = queue_stats_at(body)
+            # struct tc_stats: bytes, packets, drops, overlimits, bps, pps, qlen, backlog. Only two of them are told.
+            told = body[at + 16 : at + 20] + body[at + 36 : at + 40]
+            if at and (not only_new or self._is_new(("queue", index), told)):
+                drops, backlog = struct.unpack("=II", told)
+                yield f"{self._names[index]}.queue_drops", drops
+                yield f"{self._names[index]}.queue_bytes", backlog
+
+    def close(self) -> None:
+        """Close sockets and files."""
+        self._route.close()
+        for each in (self._rdma, self._gpus, self._xids):
+            if each is not None:
+                each.close()
+
+
+def _is_queue_stats(body: bytes, at: int) -> bool:
+    return bool(at) and body[at + 2 : at + 4] == _TCA_STATS
+
+
+def queue_stats_at(body: bytes) -> int:
+    """Where the attribute TCA_STATS begins; 0: there is none."""
+    at = _TC_MSG.size
+    while at + 4 <= len(body):
+        if _is_queue_stats(body, at):
+            return at
+        at += max(4, (int.from_bytes(body[at : at + 2], "little") + 3) & ~3)
+    return 0
+
+
+def link_counts(name: str, flags: int, inside: dict[int, bytes]) -> Counts:
+    """An interface's counters and states, from its flags and the attributes of RTM_NEWLINK."""
+    yield f"{name}.up", flags & _UP
+    for kind, what in _LINK_NUMBERS.items():
+        # The carrier of an interface that is down means nothing: sysfs refuses to tell it, too.
+        if kind in inside and (what != "carrier" or flags & _UP):
+            yield f"{name}.{what}", int.from_bytes(inside[kind], "little")
+    if 23 in inside:  # noqa: PLR2004 (IFLA_STATS64)
+        yield from _traffic(name, inside[23], 0)
+
+
+def _traffic(name: str, body: bytes, at: int) -> Counts:
+    for what, value in zip(_STATS_NAMES, _STATS64.unpack_from(body, at), strict=True):
+        if what is not None:
+            yield f"{name}.{what}", value
+
+
+class _Gpus:
+    """What the cgroups of soft GPUs count: a file each, kept open, for opening costs more than reading."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+
+    def look_again(self) -> None:
+        """Find the soft GPUs that there are now."""
+        self.close()
+        for path in glob.glob(f"{_SLICE}/*.service/cpu.stat"):
+            self._open[_unit(path)] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def texts(self) -> Iterator[tuple[str, bytes]]:
+        """Each GPU's name and what stands in its file."""
+        for name, file in self._open.items():
+            with contextlib.suppress(OSError):  # it went meanwhile
+                yield name, os.pread(file, 4096, 0)
+
+    def close(self) -> None:
+        for file in self._open.values():
+            os.close(file)
+        self._open.clear()
+
+
+def _unit(path: str) -> str:
+    return path.split("/")[-2].removeprefix("faultbed-").removesuffix(".service")
+
+
+def gpu_counts(name: str, stat: str) -> Counts:
+    """A cgroup's cpu.stat (Documentation/admin-guide/cgroup-v2.rst)."""
+    for line in stat.splitlines():
+        what, value = line.split()
+        yield f"{name}.{what}", int(value)
+
+
+def _protocols() -> Counts:
+    """Of the namespace that this process is in."""
+    for path in ("/proc/net/snmp", "/proc/net/netstat"):
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
+            yield from protocol_counts(file.read())
+    with contextlib.suppress(FileNotFoundError), open("/proc/net/snmp6", encoding="ascii") as file:
+        yield from (
+            (f"ip6.{name.removeprefix('Ip6')}", int(value)) for name, value in map(str.split, file) if name in _IP6
+        )
+    with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/fib_multipath_hash_policy", encoding="ascii") as file:
+        yield "ip.hash_policy", int(file.read())
+
+
+def protocol_counts(text: str) -> Counts:
+    """Of /proc/net/snmp or netstat: names in one line, values in the next."""
+    lines = [line.split() for line in text.splitlines()]
+    for names, values in zip(lines[::2], lines[1::2], strict=False):
+        kept, layer = {"Ip:": (_IP, "ip"), "IpExt:": (_IP, "ip"), "Tcp:": (_TCP, "tcp")}.get(names[0], ((), ""))
+        yield from ((f"{layer}.{name}", int(value)) for name, value in zip(names, values, strict=True) if name in kept)
+
+
+def _machine() -> Counts:
+    # A kernel without CONFIG_SCHEDSTATS has no such file.
+    with contextlib.suppress(FileNotFoundError), open("/proc/schedstat", encoding="ascii") as file:
+        yield from cpu_waits(file.read())
+    # Documentation/accounting/psi.rst; a kernel may be started without it.
+    with contextlib.suppress(OSError), open("/proc/pressure/memory", encoding="ascii") as file:
+        yield "memory.stalled_us", int(file.readline().rpartition("total=")[2])
+    yield "clock.stepped", stepped_s()
+    yield "disk.full", int(is_full("/var/lib"))
+    stopped = busy = engines = 0
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        name, state = _process(path)
+        stopped += state == "T"
+        busy += name == _HOG
+        engines += name.startswith("python") and _ENGINE in _arguments(path)
+    yield "processes.stopped", stopped
+    yield "hogs.running", busy
+    yield "engines.running", engines
+    for folder in glob.glob(f"{_SLICE}/*.service"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            yield from _limits(folder)
+    yield from nvml.counts(_is_hog if busy else None)
+
+
+def _xids(log: XidLog) -> Counts:
+    """Of each GPU; a soft one that has had none is 0."""
+    events = log.counts()
+    for gpu in {_unit(f"{folder}/") for folder in glob.glob(f"{_SLICE}/*.service")} | events.keys():
+        yield f"{gpu}.xids", events[gpu]
+
+
+def _is_hog(pid: str) -> bool:
+    return pid.isdigit() and _process(f"/proc/{pid}/stat")[0] == _HOG
+
+
+def _limits(folder: str) -> Counts:
+    name = _unit(f"{folder}/cpu.max")
+    with open(f"{folder}/cpu.max", encoding="ascii") as file:
+        quota = file.read().split()[0]
+    yield f"{name}.quota_us", -1 if quota == "max" else int(quota)
+    with open(f"{folder}/cgroup.procs", encoding="ascii") as file:
+        first = file.readline().strip()
+    if first:
+        with open(f"/proc/{first}/schedstat", encoding="ascii") as file:
+            yield f"{name}.wait_us", int(file.read().split()[1]) // 1000
+
+
+def stepped_s() -> int:
+    """By how many seconds the wall clock has been set since this process began to watch."""
+    return round(_ahead_s() - _AHEAD_S)
+
+
+def cpu_waits(text: str) -> Counts:
+    """Of /proc/schedstat, the eighth field of a CPU: ns that tasks have waited to run (sched-stats.rst), here in µs."""
+    for line in text.splitlines():
+        if line.startswith("cpu"):
+            cpu, *fields = line.split()
+            yield f"{cpu}.wait_us", int(fields[7]) // 1000
+
+
+def is_full(path: str) -> bool:
+    """Whether hardly anything is left of the file system of `path` for anybody but root and the system itself."""
+    seen = os.statvfs(path)
+    return seen.f_bavail < seen.f_blocks * _FULL
+
+
+def _arguments(path: str) -> list[bytes]:
+    """Of the same process; none: it is gone."""
+    try:
+        with open(f"{path.rpartition('/')[0]}/cmdline", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def _process(path: str) -> tuple[str, str]:
+    """Name and state: "pid (name) state ..." (proc_pid_stat(5)); empty: it is gone."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            head, _, rest = file.read().rpartition(")")
+            return head.partition("(")[2], rest.split()[0]
+    except OSError:
+        return "", ""

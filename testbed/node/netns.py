@@ -1,0 +1,62 @@
+"""Moving this process into a network namespace, and what a port there has counted."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+
+from testbed.node.netlink import Netlink, attribute, attributes
+
+__all__ = ["enter", "open_route", "port_packets"]
+
+# linux/rtnetlink.h, linux/if_link.h
+_ROUTE, _GETLINK = 0, 18
+_IFLA_IFNAME, _IFLA_STATS64 = 3, 23
+_IFINFO = struct.Struct("=BxHiII")
+_STATS = struct.Struct("=QQ")
+_away = False
+_HOME = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def enter(netns: str | None) -> None:
+    """Sockets opened from now on belong to this namespace; None: the one the process began in.
+
+    A process that never leaves that one may be of any Python.
+
+    Raises:
+        OSError: there is none of that name, or this Python (before 3.12) cannot.
+    """
+    global _away  # noqa: PLW0603 (it is the process that is in a namespace)
+    if netns is None and not _away:
+        return
+    if sys.version_info < (3, 12):
+        raise OSError("entering a network namespace needs Python 3.12 on the node")
+    if netns is None:
+        os.setns(_HOME, os.CLONE_NEWNET)
+        _away = False
+        return
+    fd = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.setns(fd, os.CLONE_NEWNET)
+        _away = True
+    finally:
+        os.close(fd)
+
+
+def port_packets(link: Netlink, netdev: str) -> int:
+    """Packets that a port has received and sent, in the namespace that `link` was opened in.
+
+    Raises:
+        OSError: there is no such port.
+    """
+    wanted = _IFINFO.pack(0, 0, 0, 0, 0) + attribute(_IFLA_IFNAME, netdev.encode() + b"\0")
+    answer = link.ask(_GETLINK, wanted)
+    received, sent = _STATS.unpack_from(attributes(answer[_IFINFO.size :])[_IFLA_STATS64])
+    return int(received) + int(sent)
+
+
+def open_route(netns: str | None) -> Netlink:
+    """A routing socket in a namespace; the process stays in it."""
+    enter(netns)
+    return Netlink(_ROUTE)

@@ -1,0 +1,280 @@
+"""Facts of a fingerprint about settings that a fault could leave changed: nftables, DCB, FRR, RDMA and GPUs.
+
+Every question is one to the kernel, to a daemon's own socket or to the driver: a command costs an emulated machine a
+tenth of a second, and is run on SONiC alone. What counts or comes and goes by itself (packet counters, learnt
+neighbours, PFC frames) is left out.
+
+Formats: linux/netfilter/nf_tables.h, dcbnl.h, ethtool.h, neighbour.h, rdma/rdma_netlink.h; FRR's lib/vty.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+import zlib
+
+from testbed.node import nvml
+from testbed.node.netlink import Netlink, attribute, attributes
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from testbed.node.state import Facts
+
+__all__ = [
+    "config_facts",
+    "dcb_fact",
+    "ethtool_fact",
+    "frr_facts",
+    "gid_facts",
+    "gpu_facts",
+    "is_hardware",
+    "neighbour_facts",
+    "nft_facts",
+    "resource_facts",
+    "sonic_facts",
+]
+
+_NFT = 10 << 8
+_GETTABLE, _GETCHAIN, _GETRULE, _GETSET = _NFT | 1, _NFT | 4, _NFT | 7, _NFT | 10
+_NFPROTO = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+_IPTABLES = ("filter", "nat", "mangle", "raw", "security")
+"""Tables that iptables-nft makes, for container engines and others that change them at any time."""
+_CHAIN_KEPT = (3, 4, 5, 7, 10)  # NFTA_CHAIN_NAME, HOOK, POLICY, TYPE, FLAGS: not how often it is used, nor counters
+_SET_KEPT = (2, 3, 4, 5, 6, 7)  # NFTA_SET_NAME to NFTA_SET_DATA_LEN
+_COUNTING = (b"counter", b"quota", b"last", b"connlimit")
+"""Expressions whose data is what they have counted."""
+_PERMANENT = 0x80  # NUD_PERMANENT
+_GETDCB, _IEEE_GET = 78, 21
+_IEEE, _ETS, _PFC, _APP, _MAXRATE = 13, 1, 2, 3, 7
+_PFC_SETTINGS = 6  # struct ieee_pfc up to its counters
+_SIOCETHTOOL = 0x8946
+_ETHTOOL = {"pause": (0x12, 3), "rings": (0x10, 8), "channels": (0x3C, 8), "fec": (0x50, 3)}
+"""Command of linux/ethtool.h, and how many numbers its structure has after the command."""
+_INFINIBAND = "/sys/class/infiniband"
+_GIDS = 8
+"""As many of a port's table are read: the kernel fills it from its beginning."""
+_FRR = "/run/frr"
+_SONIC = "/etc/sonic"
+_ANSWER_S, _COMMAND_S = 2.0, 30.0
+_END = b"\0\0\0"
+_STRUCTURE = ("!", "exit", "end", "exit-address-family", "exit-vrf")
+_QP_GET, _MR_GET, _DEVICES = (5 << 10) | 10, (5 << 10) | 13, (5 << 10) | 1
+_RESOURCES = {"qp": (_QP_GET, 19), "mr": (_MR_GET, 40)}  # RDMA_NLDEV_ATTR_RES_QP, _RES_MR
+_PID = 28  # RDMA_NLDEV_ATTR_RES_PID
+
+
+def nft_facts(netfilter: Netlink) -> Facts:
+    """Nftables tables, each with how much is in it and a checksum of that."""
+    tables = [(body[0], _text(attributes(body[4:])[1])) for _, body in netfilter.dump(_GETTABLE, bytes(4))]
+    content: dict[tuple[int, str], list[bytes]] = {table: [] for table in tables}
+    if any(name not in _IPTABLES for _, name in tables):
+        for request, kept in ((_GETCHAIN, _CHAIN_KEPT), (_GETSET, _SET_KEPT), (_GETRULE, ())):
+            for _, body in netfilter.dump(request, bytes(4)):
+                found = attributes(body[4:])
+                parts = [found.get(kind, b"") for kind in kept] or [found.get(2, b""), *_expressions(found.get(4, b""))]
+                content.setdefault((body[0], _text(found[1])), []).append(b"\1".join(parts))
+    for (family, name), parts in content.items():
+        said = "there"
+        if parts and name not in _IPTABLES:
+            said = f"chains, sets and rules {len(parts)}, content {zlib.crc32(bytes(2).join(parts)):08x}"
+        yield f"nft table {_NFPROTO.get(family, family)} {name}", said
+
+
+def _expressions(raw: bytes) -> Iterator[bytes]:
+    for element in _each(raw):
+        found = attributes(element)
+        name = found.get(1, b"").rstrip(b"\0")
+        yield name + (b"" if name in _COUNTING else found.get(2, b""))
+
+
+def _each(raw: bytes) -> Iterator[bytes]:
+    """The values of attributes that are entries of a list."""
+    at = 0
+    while at + 4 <= len(raw):
+        (length,) = struct.unpack_from("=H", raw, at)
+        yield raw[at + 4 : at + length]
+        at += max(4, (length + 3) & ~3)
+
+
+def neighbour_facts(body: bytes, names: Mapping[int, str]) -> Facts:
+    """A neighbour that was configured, from an RTM_NEWNEIGH body; none for what the kernel has learnt."""
+    family, index, state = struct.unpack_from("=B3xiH", body)
+    found = attributes(body[12:])
+    if state & _PERMANENT and family in (socket.AF_INET, socket.AF_INET6) and 1 in found:
+        address = socket.inet_ntop(family, found[1])
+        yield f"neighbour {names.get(index, '?')} {address}", found.get(2, b"").hex(":") or "no address"
+
+
+def is_hardware(netdev: str) -> bool:
+    """Whether an interface is of a device that has DCB and ethtool settings: not a virtual or paravirtual one."""
+    try:
+        driver = os.readlink(f"/sys/class/net/{netdev}/device/driver")
+    except OSError:
+        return False
+    return not driver.endswith("/virtio_net")
+
+
+def dcb_fact(route: Netlink, netdev: str) -> Facts:
+    """PFC, ETS, priority map and rate limits of an interface; none where its driver has no DCB."""
+    with contextlib.suppress(OSError):
+        answer = route.ask(_GETDCB, struct.pack("=BBxx", 0, _IEEE_GET) + attribute(1, netdev.encode() + b"\0"))
+        found = attributes(attributes(answer[4:]).get(_IEEE, b""))
+        kept = {"pfc": found.get(_PFC, b"")[:_PFC_SETTINGS], "ets": found.get(_ETS, b""), "app": found.get(_APP, b"")}
+        kept["maxrate"] = found.get(_MAXRATE, b"")
+        said = " ".join(f"{name} {raw.hex()}" for name, raw in kept.items() if raw)
+        if said:
+            yield f"dcb {netdev}", said
+
+
+def ethtool_fact(netdev: str) -> Facts:
+    """Pause, ring, channel and FEC settings of an interface."""
+    said = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
+        for name, (command, count) in _ETHTOOL.items():
+            with contextlib.suppress(OSError):
+                numbers = _ethtool(control, netdev, command, count)
+                # Of FEC what is configured (its second number): what is active is a state of the link.
+                said.append(f"{name} {' '.join(map(str, numbers[1:2] if name == 'fec' else numbers))}")
+    if said:
+        yield f"ethtool {netdev}", ", ".join(said)
+
+
+def _ethtool(control: socket.socket, netdev: str, command: int, count: int) -> tuple[int, ...]:
+    import array  # noqa: PLC0415 - for hosts with hardware alone
+
+    data = array.array("B", struct.pack(f"=I{count}I", command, *[0] * count))
+    fcntl.ioctl(control, _SIOCETHTOOL, struct.pack("16sP16x", netdev.encode(), data.buffer_info()[0]))
+    return struct.unpack(f"={count}I", data.tobytes()[4:])
+
+
+def gid_facts(device: str, port: str) -> Facts:
+    """Return the GIDs of an RDMA device's port. Table indexes are left out: a device that returns may reorder them."""
+    at = f"{_INFINIBAND}/{device}/ports/{port}"
+    for index in range(_GIDS):
+        with contextlib.suppress(OSError):
+            gid = _line(f"{at}/gids/{index}")
+            if gid.strip("0:"):
+                yield f"gid {device}/{port} {gid}", _line(f"{at}/gid_attrs/types/{index}")
+
+
+def resource_facts(programs: Mapping[int, str]) -> Facts:
+    """Queue pairs and memory regions that programs of ours hold, or processes that have ended.
+
+    `programs` names ours by their process ids.
+    """
+    held: dict[str, dict[str, int]] = {}
+    with contextlib.suppress(OSError), contextlib.closing(Netlink(20)) as rdma:
+        devices = [attributes(body)[1] for _, body in rdma.dump(_DEVICES, b"")]
+        for what, (request, table) in _RESOURCES.items():
+            for device in devices:
+                with contextlib.suppress(OSError):
+                    for _, body in rdma.dump(request, attribute(1, device)):
+                        for entry in _each(attributes(body).get(table, b"")):
+                            if (owner := _owner(attributes(entry), programs)) is not None:
+                                counts = held.setdefault(owner, {})
+                                counts[what] = counts.get(what, 0) + 1
+    for owner, counts in held.items():
+        yield f"rdma resources {owner}", ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+
+
+def _owner(found: Mapping[int, bytes], programs: Mapping[int, str]) -> str | None:
+    """Return the owner of an RDMA resource if it is a faultbed program or an ended process; otherwise None."""
+    pid = int.from_bytes(found.get(_PID, b""), "little")
+    if pid in programs:
+        return programs[pid]
+    return None if not pid or os.path.exists(f"/proc/{pid}") else f"process {pid}, which has ended"
+
+
+def frr_facts(netns: str | None) -> Facts:
+    """The running configuration of each routing daemon of a switch, line by line with what it is nested in."""
+    folder = f"{_FRR}/{netns}" if netns else _FRR
+    daemons = []
+    with contextlib.suppress(OSError):
+        daemons = sorted(name[: -len(".vty")] for name in os.listdir(folder) if name.endswith(".vty"))
+    if not daemons and netns is None and os.path.isdir(_SONIC):
+        # Its daemons are in a container, into which its own vtysh leads.
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            yield from config_facts("vtysh", _printed(["vtysh", "-c", "show running-config"]).splitlines()[3:])
+    for daemon in daemons:
+        if daemon == "watchfrr":
+            continue
+        try:
+            text = _vty(f"{folder}/{daemon}.vty", "show running-config")
+        except ConnectionRefusedError:  # it has ended; the count of its processes says so
+            continue
+        except OSError as error:
+            yield f"frr {daemon}", f"does not answer: {error}"
+            continue
+        yield from config_facts(daemon, text.splitlines())
+
+
+def sonic_facts() -> Facts:
+    """SONiC's configuration as it runs, each table by its checksum: ACLs and ports of which the kernel knows nothing.
+
+    Not yet run on hardware.
+    """
+    if os.path.isdir(_SONIC):
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+            for table, rows in json.loads(_printed(["sonic-cfggen", "-d", "--print-data"])).items():
+                said = json.dumps(rows, sort_keys=True)
+                yield f"config_db {table}", f"{len(rows)} rows, content {zlib.crc32(said.encode()):08x}"
+
+
+def _printed(argv: list[str]) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=_COMMAND_S).stdout
+
+
+def config_facts(daemon: str, lines: Iterable[str]) -> Facts:
+    """Return one fact per configuration line. A password appears only as its checksum."""
+    nested: list[tuple[int, str]] = []
+    for line in lines:
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        if not text or text in _STRUCTURE:
+            continue
+        while nested and nested[-1][0] >= indent:
+            nested.pop()
+        head, word, secret = text.partition("password ")
+        text = f"{head}{word}{zlib.crc32(secret.encode()):08x}" if word else text
+        yield f"frr {daemon} " + " / ".join([*(said for _, said in nested), text]), "configured"
+        nested.append((indent, text))
+
+
+def _vty(path: str, command: str) -> str:
+    """What a daemon answers to a command on the socket that vtysh uses: text, three zeros and a status (lib/vty.c)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as vty:
+        vty.settimeout(_ANSWER_S)
+        vty.connect(path)
+        answer = b""
+        for each in ("enable", command):
+            vty.sendall(each.encode() + b"\0")
+            answer = b""
+            while answer[-4:-1] != _END:
+                part = vty.recv(65536)
+                if not part:
+                    raise OSError(f"{path} closed the connection")
+                answer += part
+        if answer[-1]:
+            raise OSError(f"status {answer[-1]} of `{command}`")
+        return answer[:-4].decode(errors="replace")
+
+
+def gpu_facts() -> Facts:
+    """Return the settings of each NVIDIA GPU: power limit, locked or application clocks, persistence mode."""
+    for gpu in nvml.settings():
+        yield f"gpu {gpu['bus_id']}", ", ".join(f"{name} {gpu[name]}" for name in sorted(gpu) if name != "bus_id")
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode()
+
+
+def _line(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()

@@ -1,0 +1,355 @@
+"""What a machine looks like, and every switch on it, in every respect that a fault could change: facts as text.
+
+The kernel is asked itself: each command that a shell would start costs a tenth of a second under emulation. What the
+kernel numbers as it likes (interface indexes, next-hop ids, lifetimes) is translated or left out, and so are counters.
+
+Formats: linux/rtnetlink.h, if_link.h, if_addr.h, fib_rules.h, pkt_sched.h, netfilter/nf_tables.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from testbed.node import netns, settings
+from testbed.node.counts import is_full, stepped_s
+from testbed.node.netlink import Netlink, attributes
+
+__all__ = [
+    "Facts",
+    "filter_fact",
+    "gathered",
+    "link_fact",
+    "link_news",
+    "look",
+    "network_facts",
+    "nexthop_fact",
+    "path_mtu_facts",
+    "program_of",
+    "route_facts",
+]
+
+Facts = Iterator[tuple[str, str]]
+"""Subject and text, such as `("link be0", "LOWER_UP UP mtu 4200 qdisc pfifo 52:54:...")`."""
+
+SYSCTLS = (
+    "net.ipv4.ip_forward",
+    "net.ipv4.fib_multipath_hash_policy",
+    "net.ipv4.fib_multipath_hash_seed",
+    "net.ipv4.conf.all.rp_filter",
+    "net.ipv4.ip_no_pmtu_disc",
+    "net.ipv4.tcp_congestion_control",
+)
+DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
+_OURS = ("traffic.", "inject.", "testbed.")
+_NAMED = "faultbed-"
+"""How processes of faults begin that have a name of their own (`inject.node.machine.hog`)."""
+UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "faultbed-*")
+
+_ROUTE, _NETFILTER = 0, 12
+_GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC, _GETTFILTER, _GETNEIGH = 18, 22, 26, 34, 38, 46, 30
+_FLAGS = {1 << 0: "UP", 1 << 7: "NOARP", 1 << 8: "PROMISC", 1 << 16: "LOWER_UP"}
+_PERMANENT = 0x80
+_ROOT, _CLSACT = 0xFFFFFFFF, 0xFFFFFFF1
+_HOOKS = {0xFFFFFFF2: "ingress", 0xFFFFFFF3: "egress"}
+_TCMSG = struct.Struct("=B3xiIII")
+_KERNEL, _RA = 2, 9
+_CLONED = 0x200
+_PROTOCOLS = {2: "kernel", 3: "boot", 4: "static", 9: "ra", 11: "zebra", 16: "dhcp", 186: "bgp"}
+_TYPES = {
+    1: "unicast",
+    2: "local",
+    3: "broadcast",
+    4: "anycast",
+    5: "multicast",
+    6: "blackhole",
+    7: "unreachable",
+    8: "prohibit",
+}
+_RULE_KNOWN = (1, 2, 6, 15, 21)
+_TABLES = {254: "main", 255: "local", 253: "default"}
+_DEAD, _LINKDOWN = 1, 16
+
+
+def network_facts() -> Facts:
+    """Links, addresses, routes, path MTUs, rules, qdiscs, filters, neighbours, nftables and sysctls of a namespace."""
+    with contextlib.closing(Netlink(_ROUTE)) as route:
+        links = {
+            struct.unpack_from("=i", body, 4)[0]: (struct.unpack_from("=I", body, 8)[0], attributes(body[16:]))
+            for _, body in route.dump(_GETLINK, bytes(16))
+        }
+        names = {index: _text(found[3]) for index, (_, found) in links.items()}
+        for flags, found in links.values():
+            yield link_fact(flags, found, names)
+        for _, body in route.dump(_GETADDR, bytes(8)):
+            yield from _address(body, names)
+        soft = {netdev for _, netdev in _rdma_netdevs()}
+        for _, body in route.dump(_GETROUTE, bytes(12)):
+            yield from route_facts(body, names)
+            yield from path_mtu_facts(body, names, soft)
+        for _, body in route.dump(_GETRULE, bytes(12)):
+            yield _rule(body)
+        hooked = []
+        for _, body in route.dump(_GETQDISC, bytes(20)):
+            yield _qdisc(body, names)
+            _family, index, _handle, parent, _info = _TCMSG.unpack_from(body)
+            hooked += [index] if parent == _CLSACT else []
+        for index, hook in itertools.product(hooked, _HOOKS):
+            filters = route.dump(_GETTFILTER, _TCMSG.pack(0, index, 0, hook, 0))
+            # One filter of u32 is a table and its entries.
+            yield from dict.fromkeys(filter_fact(body, names) for _, body in filters)
+        for _, body in route.dump(_GETNEIGH, bytes(12)):
+            yield from settings.neighbour_facts(body, names)
+        for netdev in filter(settings.is_hardware, names.values()):
+            yield from settings.dcb_fact(route, netdev)
+            yield from settings.ethtool_fact(netdev)
+    with contextlib.closing(Netlink(_NETFILTER)) as netfilter:
+        yield from settings.nft_facts(netfilter)
+    for name in SYSCTLS:
+        with contextlib.suppress(OSError):
+            yield f"sysctl {name}", " ".join(Path("/proc/sys", *name.split(".")).read_text().split())
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode()
+
+
+def _number(raw: bytes | None, default: int = 0) -> int:
+    return int.from_bytes(raw, sys.byteorder) if raw else default
+
+
+def link_fact(flags: int, found: dict[int, bytes], names: dict[int, str]) -> tuple[str, str]:
+    """An interface, from its flags and attributes; `names` are those of all interfaces by index."""
+    words = [" ".join(sorted(word for bit, word in _FLAGS.items() if flags & bit)) or "down"]
+    words += [f"mtu {_number(found.get(4))}", f"qdisc {_text(found.get(6, b''))}", found.get(1, b"").hex(":")]
+    words.append(_text(attributes(found.get(18, b"")).get(1, b"")))
+    if 10 in found:  # noqa: PLR2004 (IFLA_MASTER)
+        words.append(f"master {names.get(_number(found[10]), '?')}")
+    return f"link {_text(found[3])}", " ".join(filter(None, words))
+
+
+def link_news(body: bytes, names: dict[int, str]) -> tuple[int, str, str]:
+    """What RTM_NEWLINK tells unasked: the interface's index, and its fact."""
+    index, flags = struct.unpack_from("=iI", body, 4)
+    subject, text = link_fact(flags, attributes(body[16:]), names)
+    return index, subject, text
+
+
+def nexthop_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
+    """A next-hop object, or a group of them, from an RTM_NEWNEXTHOP body (linux/nexthop.h)."""
+    family, _scope, _protocol, _pad, flags = struct.unpack_from("=BBBBI", body)
+    found = attributes(body[8:])
+    subject = f"nexthop {_number(found.get(1))}"
+    if 2 in found:  # noqa: PLR2004 (NHA_GROUP: entries of eight bytes, each begins with the id of a member)
+        members = sorted(struct.unpack_from("=I", found[2], at)[0] for at in range(0, len(found[2]), 8))
+        return subject, "group " + " ".join(map(str, members))
+    via = f"via {socket.inet_ntop(family, found[6])} " if 6 in found else ""  # noqa: PLR2004 (NHA_GATEWAY)
+    state = [word for bit, word in ((_DEAD, "dead"), (_LINKDOWN, "linkdown")) if flags & bit]
+    return subject, " ".join([f"{via}dev {names.get(_number(found.get(5)))}", *state])
+
+
+def _address(body: bytes, names: dict[int, str]) -> Facts:
+    family, length, flags, scope, index = struct.unpack_from("=BBBBi", body)
+    found = attributes(body[8:])
+    # What a router advertisement gave comes and goes by itself.
+    if _number(found.get(8), flags) & _PERMANENT:
+        said = socket.inet_ntop(family, found.get(2, found.get(1, b"")))
+        where = {0: "global", 253: "link", 254: "host"}.get(scope, str(scope))
+        yield f"address {names[index]} {said}/{length}", where
+
+
+def route_facts(body: bytes, names: dict[int, str]) -> Facts:
+    """A route, from an RTM_NEWROUTE body; none for what comes and goes by itself."""
+    family, length, _src, _tos, table, protocol, _scope, kind, flags = struct.unpack_from("=BBBBBBBBI", body)
+    found = attributes(body[12:])
+    table = _TABLES.get(number := _number(found.get(15), table), str(number))
+    if protocol == _RA or table == "local" or flags & _CLONED:
+        return
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    size = 4 if family == socket.AF_INET else 16
+    to = f"{socket.inet_ntop(family, found.get(1, bytes(size)))}/{length}"
+    hops = list(_hops(found[9])) if 9 in found else [(flags, _number(found.get(4)), found)]  # noqa: PLR2004 (RTA_MULTIPATH)
+    ways = sorted(_way(family, flags, index, found, names) for flags, index, found in hops)
+    subject = f"route {table} {_TYPES.get(kind, kind)} {to} metric {_number(found.get(6))}"
+    # Equal prefixes may stand twice in a table: with other metrics, or (fe80::/64) once for each interface.
+    if protocol == _KERNEL:
+        subject += f" dev {names.get(hops[0][1])}"
+    yield f"{subject} {_PROTOCOLS.get(protocol, protocol)}", ", ".join(ways)
+
+
+def path_mtu_facts(body: bytes, names: dict[int, str], soft: Collection[str]) -> Facts:
+    """What the kernel has learnt by ICMP of the MTU towards an address, from an RTM_NEWROUTE body; mostly nothing.
+
+    Only of interfaces in `soft`, below a software RDMA device: it sends by the kernel's routes, and cannot send there
+    what is larger. An RNIC in hardware does not ask the kernel. What nobody has used is not told (route.c,
+    fnhe_dump_bucket).
+    """
+    family, length, _src, _tos, _table, _protocol, _scope, _kind, flags = struct.unpack_from("=BBBBBBBBI", body)
+    found = attributes(body[12:])
+    mtu = attributes(found.get(8, b"")).get(2)  # RTA_METRICS, RTAX_MTU
+    netdev = names.get(_number(found.get(4)), "?")
+    if flags & _CLONED and mtu and netdev in soft and 1 in found:
+        yield f"path mtu {netdev} {socket.inet_ntop(family, found[1])}/{length}", str(_number(mtu))
+
+
+def _hops(raw: bytes) -> Iterator[tuple[int, int, dict[int, bytes]]]:
+    at = 0
+    while at + 8 <= len(raw):
+        length, flags, _hops, index = struct.unpack_from("=HBBi", raw, at)
+        yield flags, index, attributes(raw[at + 8 : at + length])
+        at += (length + 3) & ~3
+
+
+def _way(family: int, flags: int, index: int, found: dict[int, bytes], names: dict[int, str]) -> str:
+    via = ""
+    if 5 in found:  # noqa: PLR2004 (RTA_GATEWAY)
+        via = f"via {socket.inet_ntop(family, found[5])}"
+    elif 18 in found:  # noqa: PLR2004 (RTA_VIA: a gateway of the other family)
+        (other,) = struct.unpack_from("=H", found[18])
+        via = f"via {socket.inet_ntop(other, found[18][2:])}"
+    state = [word for bit, word in ((_DEAD, "dead"), (_LINKDOWN, "linkdown")) if flags & bit]
+    return " ".join(filter(None, [via, f"dev {names.get(index)}", *state]))
+
+
+def _rule(body: bytes) -> tuple[str, str]:
+    family, to_length, from_length = struct.unpack_from("=BBB", body)
+    found = attributes(body[12:])
+    table = _number(found.get(15), body[4])
+    words = [f"lookup {_TABLES.get(table, table)}"]
+    for attr, length, word in ((1, to_length, "to"), (2, from_length, "from")):
+        if attr in found:
+            words.append(f"{word} {socket.inet_ntop(family, found[attr])}/{length}")
+    # Any other condition counts too; few people will ever have to read one. Not who made it (21), nor "no limit" (14).
+    others = {kind: raw for kind, raw in found.items() if kind not in _RULE_KNOWN and raw != b"\xff\xff\xff\xff"}
+    words += [f"attribute {kind} {raw.hex()}" for kind, raw in sorted(others.items())]
+    name = "6" if family == socket.AF_INET6 else ""
+    return f"rule{name} {_number(found.get(6))} {' '.join(words)}", "there"
+
+
+def _qdisc(body: bytes, names: dict[int, str]) -> tuple[str, str]:
+    # A handle is a number that the kernel gives out; a parent's says where a child hangs.
+    _family, index, _handle, parent = struct.unpack_from("=B3xiII", body)
+    found = attributes(body[20:])
+    where = "root" if parent == _ROOT else f"parent {parent >> 16:x}:{parent & 0xFFFF:x}"
+    kind, options = _text(found[1]), found.get(2, b"")
+    said = f"limit {_number(options)}" if kind == "pfifo" else options.hex()
+    return f"qdisc {names[index]} {where}", " ".join(filter(None, [kind, said]))
+
+
+def filter_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
+    """A filter at a hook of a port's clsact, from an RTM_NEWTFILTER body (linux/rtnetlink.h, struct tcmsg)."""
+    _family, index, _handle, parent, info = _TCMSG.unpack_from(body)
+    return f"filter {names[index]} {_HOOKS.get(parent, f'{parent:x}')} {info >> 16}", _text(attributes(body[20:])[1])
+
+
+def _rdma_netdevs() -> Iterator[tuple[str, str]]:
+    """Software RDMA devices, and the interface below each one."""
+    for below in Path("/sys/class/infiniband").glob("*/parent"):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            yield below.parent.name, below.read_text().strip()
+
+
+def _machine_facts() -> Facts:
+    netdevs = dict(_rdma_netdevs())
+    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
+        device = port.parent.parent
+        below = netdevs.get(device.name)
+        words = [(port / name).read_text().split(":")[-1].strip() for name in ("state", "phys_state")]
+        yield f"rdma {device.name}/{port.name}", " ".join(filter(None, [*words, below and f"netdev {below}"]))
+        yield from settings.gid_facts(device.name, port.name)
+    for quota in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cpu.max")):
+        yield f"cpu.max {quota.parent.name}", quota.read_text().strip()
+    for folder, what, pattern in (("/run/faultbed/faults", "revert", "*.revert"), ("/run/netns", "netns", "*")):
+        yield from sorted((f"{what} {entry.name}", "there") for entry in Path(folder).glob(pattern))
+    yield "clock", f"set by {stepped_s()} s" if stepped_s() else "not set since it is watched"
+    yield "disk", "full" if is_full("/var/lib") else "not full"
+    with contextlib.suppress(FileNotFoundError):
+        yield "receives", f"late by {Path('/run/faultbed/late-receives').read_text().strip()} ms"
+    yield from _process_facts()
+    yield from settings.gpu_facts()
+    yield from settings.sonic_facts()
+    for group in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cgroup.procs")):
+        yield f"processes {group.parent.name}", str(len(group.read_text().split()))
+
+
+def _process_facts() -> Facts:
+    """Routing daemons, programs of ours with the RDMA resources that they hold, and processes of faults."""
+    running, stopped = dict.fromkeys(DAEMONS, 0), dict.fromkeys(DAEMONS, 0)
+    programs: dict[int, str] = {}
+    halted: list[str] = []
+    ours: dict[str, int] = {}
+    for process in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # "pid (name) state ...": proc_pid_stat(5)
+            name, _, rest = process.read_text().partition("(")[2].rpartition(")")
+            if name in running:
+                (stopped if rest.split()[0] == "T" else running)[name] += 1
+            elif name.startswith("python") and (program := program_of(process.with_name("cmdline").read_bytes())):
+                programs[int(process.parent.name)] = program
+                halted += [program] if rest.split()[0] == "T" else []
+            elif name.startswith(_NAMED):
+                ours[name] = ours.get(name, 0) + 1
+    for program in sorted({*programs.values()}):
+        yield f"program {program}", f"{[*programs.values()].count(program)} running"
+    for program in sorted({*halted}):
+        yield f"stopped {program}", f"{halted.count(program)} stopped"
+    for name, count in ours.items():
+        yield f"process {name}", f"{count} running"
+    yield from settings.resource_facts(programs)
+    for name, count in running.items():
+        yield f"daemon {name}", f"{count} running" + (f", {stopped[name]} stopped" if stopped[name] else "")
+
+
+def program_of(command: bytes) -> str | None:
+    """What of ours a Python process runs: a module, or text (`-c`); None: it is not ours, or watches."""
+    words = [word.decode(errors="replace") for word in command.split(b"\0")]
+    if "-c" in words[:4]:
+        return "-c"
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    return module if module.startswith(_OURS) and module != "testbed.node.watch" else None
+
+
+def _units(listing: subprocess.Popen[str] | None) -> Facts:
+    if listing is not None:
+        for line in listing.communicate(timeout=30)[0].splitlines():
+            name, _load, active, sub, *_ = line.split()
+            yield f"unit {name}", f"{active} {sub}"
+
+
+def gathered(facts: Facts) -> dict[str, str]:
+    """Text by subject; what is said twice of one subject stands side by side."""
+    found: dict[str, list[str]] = {}
+    for subject, text in facts:
+        found.setdefault(subject, []).append(text)
+    return {subject: " and ".join(sorted(texts)) for subject, texts in found.items()}
+
+
+def look(nodes: dict[str, str | None]) -> dict[str, dict[str, str]]:
+    """What nodes look like, by subject; `nodes` gives each one's namespace, None for the machine itself.
+
+    Raises:
+        OSError: a namespace is gone.
+    """
+    units = subprocess.Popen(UNITS, stdout=subprocess.PIPE, text=True) if _has_systemd() else None
+    found: dict[str, dict[str, str]] = {}
+    for node, namespace in nodes.items():
+        netns.enter(namespace)
+        try:
+            facts = itertools.chain(network_facts(), settings.frr_facts(namespace))
+            if namespace is None:
+                facts = itertools.chain(facts, _machine_facts(), _units(units))
+            found[node] = gathered(facts)
+        finally:
+            netns.enter(None)
+    return found
+
+
+def _has_systemd() -> bool:
+    return Path("/run/systemd/system").is_dir()

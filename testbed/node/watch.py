@@ -1,0 +1,299 @@
+"""Watches a machine, and every switch on it: counters and looks when asked, samples and changes as they come.
+
+JSON lines on stdin and stdout, times in ns of this machine; each answer carries the `seq` of its question:
+
+    {"do":"clock"}                          {"event":"clock","monotonic_ns":N}
+    {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
+    {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
+    {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed.node.nvml)
+    {"do":"kernel_log"}                     {"event":"kernel_log","messages":["LEVEL TEXT",..]} since the last one
+    {"do":"ways","flows":{NODE:[NETNS,[..]]}}  {"event":"ways","ports":{NODE:[PORT or null,..]}} (next_hops.py)
+    {"do":"follow","nodes":{..},"every_ms":100,"tell_ms":4000}
+                                    {"event":"following"}, and from then on
+                    every tell_ms   {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
+                    at once         {"event":"change","at_ns":N,"node":NODE,"subject":SUBJECT,"text":TEXT or null}
+                                    and of its kernel's log  {.., "node":null,"subject":"kernel","text":"LEVEL TEXT"}
+    {"do":"unfollow"}                       {"event":"unfollowed"}, after the last samples
+    what goes wrong                         {"event":"error","error":"..."}
+
+One process for as long as a lab is open: each command that a shell would start costs a tenth of a second under
+emulation, an interpreter costs a second, and all of it is taken from the traffic that is being watched. NETNS is null
+for the machine itself. Samples hold what has changed since the one before; `busy_ns` is the CPU time that they cost.
+A change is a link's, a route's or a next hop's, told by the kernel (rtnetlink multicast groups) and not looked for. Of
+its log, errors and worse are told, and warnings of its own code (/dev/kmsg, Documentation/ABI/testing/dev-kmsg).
+It ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+import time
+
+from testbed.node import netns, nvml, state
+from testbed.node.counts import Place
+from testbed.node.netlink import messages
+from testbed.node.next_hops import ways
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["main"]
+
+_SHARE = 0.001
+"""Of a CPU, for samples: where one takes 3 ms (under emulation), they come every 3 s, and so on up to `_SELDOM_NS`.
+Beside traffic, with all caches cold, an emulated switch needs 0.1 s for one. To tell them every two seconds costs as
+much again."""
+_SELDOM_NS = 4_000_000_000
+
+
+class Watch:
+    """What is kept open between questions."""
+
+    def __init__(self) -> None:
+        self.places: dict[str | None, Place] = {}
+        self.followed: dict[str, str | None] = {}
+        self.news: dict[int, News | KernelLog] = {}
+        self.log: KernelLog | None = None
+        self.every_ns = self.tell_ns = self.due_ns = self.told_ns = self.busy_ns = 0
+        self.samples: list[tuple[int, dict[str, dict[str, int]]]] = []
+
+    def place(self, namespace: str | None) -> Place:
+        """The sockets of a namespace, opened at first use and again when it has been made anew."""
+        known = self.places.get(namespace)
+        if known is not None and known.is_stale():
+            self.places.pop(namespace).close()
+            known = None
+        if known is None:
+            known = self.places[namespace] = Place(namespace)
+        return known
+
+    def clock(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """This machine's time."""
+        return {"monotonic_ns": time.monotonic_ns()}
+
+    def counters(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Every counter of some nodes."""
+        nodes = {node: self.place(namespace).read() for node, namespace in request["nodes"].items()}
+        return {"at_ns": time.monotonic_ns(), "nodes": nodes}
+
+    def state(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What some nodes look like."""
+        return {"nodes": state.look(request["nodes"])}
+
+    def kernel_log(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """Return what the kernel has logged since the last such request; the first one begins to listen."""
+        if self.log is None:
+            self.log = KernelLog()
+        return {"messages": self.log.read()}
+
+    def gpus(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """What the host's NVIDIA GPUs are."""
+        return nvml.look()
+
+    def ways(self, request: dict[str, Any]) -> dict[str, Any]:
+        """By which ports flows would leave some nodes."""
+        return {"ports": {node: ways(namespace, flows) for node, (namespace, flows) in request["flows"].items()}}
+
+    def follow(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Begin to sample, and to listen for changes."""
+        self.unfollow({})
+        self.followed = request["nodes"]
+        for node, namespace in self.followed.items():
+            news = News(node, namespace)
+            self.news[news.socket.fileno()] = news
+            self.place(namespace).read()  # names and files; dear, so before it counts
+        with contextlib.suppress(OSError):  # not root, or a kernel without printk
+            log = KernelLog()
+            self.news[log.file] = log
+        self.every_ns, self.tell_ns = request["every_ms"] * 1_000_000, request["tell_ms"] * 1_000_000
+        self.due_ns = self.told_ns = time.monotonic_ns()
+        return {}
+
+    def unfollow(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """Tell the last samples, and stop."""
+        self.tell()
+        for news in self.news.values():
+            news.close()
+        self.news, self.followed, self.every_ns = {}, {}, 0
+        return {}
+
+    def sample(self, now_ns: int) -> None:
+        """One sample, if it is due; told with others, for each write is a packet on the management network."""
+        if not self.every_ns or now_ns < self.due_ns:
+            return
+        began_ns = time.thread_time_ns()
+        changed: dict[str, dict[str, int]] = {}
+        for node, namespace in self.followed.items():
+            with contextlib.suppress(OSError):  # a namespace that is gone counts nothing
+                if found := self.place(namespace).sample():
+                    changed[node] = found
+        self.samples.append((now_ns, changed))
+        cost_ns = time.thread_time_ns() - began_ns
+        self.busy_ns += cost_ns
+        self.due_ns = max(self.due_ns + self.every_ns, now_ns + min(int(cost_ns / _SHARE), _SELDOM_NS))
+        if now_ns - self.told_ns >= self.tell_ns:
+            self.tell()
+
+    def tell(self) -> None:
+        """Write the samples that have come together."""
+        if self.samples:
+            say("samples", samples=self.samples, busy_ns=self.busy_ns)
+        self.samples, self.busy_ns, self.told_ns = [], 0, time.monotonic_ns()
+
+    def wait_s(self) -> float | None:
+        """How long nothing is due."""
+        return max(0.0, (self.due_ns - time.monotonic_ns()) / 1e9) if self.every_ns else None
+
+
+class News:
+    """What the kernel tells of a namespace's links, routes and next hops."""
+
+    _NEWLINK, _DELLINK, _NEWROUTE, _DELROUTE, _NEWNEXTHOP, _DELNEXTHOP = 16, 17, 24, 25, 104, 105
+    _GROUPS = (1, 7, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
+    _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+
+    def __init__(self, node: str, namespace: str | None) -> None:
+        self.node = node
+        netns.enter(namespace)
+        try:
+            self.names: dict[int, str] = dict(socket.if_nameindex())
+            self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+            self.socket.bind((0, 0))  # the kernel tells no news to a socket without a number
+            for group in self._GROUPS:
+                self.socket.setsockopt(self._SOL_NETLINK, self._ADD_MEMBERSHIP, group)
+            self.socket.setblocking(False)  # noqa: FBT003 (the socket module's own form)
+        finally:
+            netns.enter(None)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self.socket.close()
+
+    def tell(self) -> None:
+        """Read what there is and tell it."""
+        now_ns = time.monotonic_ns()
+        try:
+            while True:
+                for kind, _, body in messages(self.socket.recv(1 << 16)):
+                    for subject, text in self._facts(kind, body):
+                        say("change", at_ns=now_ns, node=self.node, subject=subject, text=text)
+        except BlockingIOError:
+            return
+        except OSError as error:  # ENOBUFS: more came than was read; what is lost is said to be lost
+            say("change", at_ns=now_ns, node=self.node, subject="news", text=f"lost: {os.strerror(error.errno or 0)}")
+
+    def _facts(self, kind: int, body: bytes) -> list[tuple[str, str | None]]:
+        if kind in (self._NEWLINK, self._DELLINK):
+            index, subject, text = state.link_news(body, self.names)
+            self.names[index] = subject.partition(" ")[2]
+            return [(subject, text if kind == self._NEWLINK else None)]
+        if kind in (self._NEWROUTE, self._DELROUTE):
+            facts = state.route_facts(body, self.names)
+            return [(subject, text if kind == self._NEWROUTE else None) for subject, text in facts]
+        if kind in (self._NEWNEXTHOP, self._DELNEXTHOP):
+            subject, text = state.nexthop_fact(body, self.names)
+            return [(subject, text if kind == self._NEWNEXTHOP else None)]
+        return []
+
+
+class KernelLog:
+    """What the kernel writes to its log from now on."""
+
+    _ERROR = 3
+    _CODE = ("WARNING:", "BUG:", "INFO: task", "Oops", "watchdog:", "rcu:")
+    """How it begins what it says of itself, whatever the level."""
+
+    def __init__(self) -> None:
+        self.file = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(self.file, 0, os.SEEK_END)
+
+    def close(self) -> None:
+        """Listen no more."""
+        os.close(self.file)
+
+    def tell(self) -> None:
+        """Read what there is and tell what matters."""
+        now_ns = time.monotonic_ns()
+        for text in self.read():
+            say("change", at_ns=now_ns, node=None, subject="kernel", text=text)
+
+    def read(self) -> list[str]:
+        """Return level and text of each message since the last call that matters."""
+        found: list[str] = []
+        while True:
+            try:
+                record = os.read(self.file, 8192)
+            except BlockingIOError:
+                return found
+            except BrokenPipeError:  # more came than the kernel keeps
+                found.append(f"{self._ERROR} messages were lost")
+                continue
+            text = self.told(record)
+            if text is not None:
+                found.append(text)
+
+    @classmethod
+    def told(cls, record: bytes) -> str | None:
+        """Level and text of a record, if it matters."""
+        head, _, text = record.decode(errors="replace").partition(";")
+        level = int(head.partition(",")[0]) & 7
+        text = text.partition("\n")[0]
+        return f"{level} {text}" if level <= cls._ERROR or text.startswith(cls._CODE) else None
+
+
+def say(event: str, **fields: Any) -> None:
+    """One line, written with others when there is nothing more to say."""
+    sys.stdout.write(json.dumps({"event": event, **fields}, separators=(",", ":")) + "\n")
+
+
+_EVENTS = {
+    "clock": "clock",
+    "counters": "counters",
+    "state": "state",
+    "gpus": "gpus",
+    "kernel_log": "kernel_log",
+    "ways": "ways",
+    "follow": "following",
+    "unfollow": "unfollowed",
+}
+
+
+def answer(watch: Watch, line: bytes) -> None:
+    """Do what a line asks for."""
+    seq = None
+    try:
+        request = json.loads(line)
+        seq = request.get("seq")
+        event = _EVENTS[request["do"]]
+        say(event, seq=seq, **getattr(watch, request["do"])(request))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        say("error", seq=seq, error=f"{type(error).__name__}: {error}")
+
+
+def main() -> None:
+    """Answer until the end of stdin."""
+    watch, buffer = Watch(), b""
+    while True:
+        ready, _, _ = select.select([0, *watch.news], [], [], watch.wait_s())
+        for file in ready:
+            if file in watch.news:
+                watch.news[file].tell()
+        if 0 in ready:
+            data = os.read(0, 65536)
+            if not data:
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                answer(watch, line)
+        watch.sample(time.monotonic_ns())
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

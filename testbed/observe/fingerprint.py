@@ -1,0 +1,154 @@
+"""What a lab looks like, in every respect that a fault could change: taken before and after, and compared.
+
+Each machine's watcher tells (`testbed.node.state`, `testbed.node.settings`). A fingerprint holds states, never
+counters: links (flags, MTU, qdisc), addresses, routes, learnt path MTUs, rules, qdiscs, filters, configured neighbours,
+nftables by content, DCB and ethtool settings of hardware, RDMA links, GIDs, queue pairs and memory regions that ours
+hold, provisioned sysctls, `cpu.max`, what runs in faultbed's cgroups, GPU clocks, power and modes, faultbed's units,
+processes and stored reverts (those beside QEMU under the node `controller`), routing daemons and their configuration.
+
+Of a rack that others use, too, only what is held is looked at (`Lab.ours`): a host or a switch as a whole, but for the
+routes that it learns, which others' faults change; of a link that is held alone, the interfaces at its ends. What
+others do to theirs meanwhile is no dirt of ours, and a host that they reboot keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from testbed.tenancy.reservation import WHOLE_LAB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from testbed.lab import Lab
+    from testbed.model.topology import Topology
+
+__all__ = ["CONTROLLER", "SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle", "stored_reverts"]
+
+SETTLE_S = 30.0
+"""BGP with timers of 1 and 3 s is back well before, also on a starved machine."""
+CONTROLLER = "controller"
+"""Name under which the stored reverts of this machine are facts."""
+_OF_INTERFACES = {"link", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool"}
+_OF_RDMA = {"rdma", "gid"}
+_LEARNT = {"bgp", "zebra"}
+_MAY_END = ("program ", "rdma resources ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """State by node and subject: `{"rtsw1": {"link ctsw1": "UP LOWER_UP mtu 4200 ..."}}`; `covers` is what was held."""
+
+    nodes: Mapping[str, Mapping[str, str]]
+    covers: tuple[str, ...] = (WHOLE_LAB,)
+
+    def to_json(self) -> dict[str, dict[str, str]]:
+        """Plain data, sorted."""
+        return {name: dict(sorted(facts.items())) for name, facts in sorted(self.nodes.items())}
+
+
+def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
+    """Take the fingerprint of every machine of a lab, and of every switch on it, as far as they are held.
+
+    Raises:
+        Unreachable: a machine does not answer: nobody can tell what it looks like.
+        CommandFailed: it could not tell, or not in time.
+    """
+    covers = lab.ours
+    at = None if WHOLE_LAB in covers else _nodes(lab.topology, covers)
+    machines = tuple(name for name in lab.nodes() if at is None or name in at)
+    carried = lab.carried((*machines, *(name for name in lab.topology.switch_by_name if lab.netns(name))))
+
+    def one(machine: str) -> dict[str, dict[str, str]]:
+        found: dict[str, dict[str, str]] = lab.ask(
+            machine, {"do": "state", "nodes": carried[machine]}, timeout_s=timeout_s
+        )["nodes"]
+        return found
+
+    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+        found = {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
+    if here := {f"revert {path.stem}": "there" for path in stored_reverts(lab.state_dir).glob("*.revert")}:
+        found[CONTROLLER] = here
+    return Fingerprint(nodes=part(found, lab.topology, covers), covers=covers)
+
+
+def stored_reverts(state_dir: Path) -> Path:
+    """The folder in which reverts of faults beside QEMU are stored while their faults are in place."""
+    return state_dir / "faults"
+
+
+def part(
+    nodes: Mapping[str, Mapping[str, str]], topology: Topology, covers: Collection[str]
+) -> Mapping[str, Mapping[str, str]]:
+    """Of what a lab looks like, what belongs to hosts, switches and links of these names. Pure."""
+    if WHOLE_LAB in covers:
+        return nodes
+    ends = _nodes(topology, covers)
+    return {
+        node: {
+            subject: text
+            for subject, text in facts.items()
+            if (not _is_learnt(subject) if node in covers else _of_ends(subject, ends[node]))
+        }
+        for node, facts in nodes.items()
+        if node in ends
+    }
+
+
+def _nodes(topology: Topology, covers: Collection[str]) -> dict[str, set[str]]:
+    """Nodes that are held as a whole or by links, with the interfaces, and RDMA devices, at the ends of these."""
+    found: dict[str, set[str]] = {name: set() for name in covers if ":" not in name}
+    for link in topology.links:
+        if link.name in covers:
+            for port in (link.a, link.b):
+                found.setdefault(port.node, set()).add(port.netdev)
+            found[link.b.node] |= {link.rnic} if link.rnic else set()
+    return found
+
+
+def _is_learnt(subject: str) -> bool:
+    return subject.startswith("route ") and subject.rpartition(" ")[2] in _LEARNT
+
+
+def _of_ends(subject: str, ends: Collection[str]) -> bool:
+    what, _, rest = subject.partition(" ")
+    named = rest.partition("/" if what in _OF_RDMA else " ")[0]
+    return what in _OF_INTERFACES | _OF_RDMA and named in ends
+
+
+def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
+    """Every difference, one readable line each; empty when both are the same.
+
+    Programs that are over are none: traffic by hand, under which a fault by hand began, may end before it.
+    """
+    lines = []
+    for node in sorted({*before.nodes, *after.nodes}):
+        was, now = before.nodes.get(node, {}), after.nodes.get(node, {})
+        for subject in sorted({*was, *now}):
+            if subject.startswith(_MAY_END) and _held(now, subject) <= _held(was, subject):
+                continue
+            if subject not in now:
+                lines.append(f"{node}: {subject} is gone (was {was[subject]})")
+            elif subject not in was:
+                lines.append(f"{node}: {subject} is new ({now[subject]})")
+            elif was[subject] != now[subject]:
+                lines.append(f"{node}: {subject} was {was[subject]}, is {now[subject]}")
+    return lines
+
+
+def _held(facts: Mapping[str, str], subject: str) -> int:
+    """How many of a program run, or how many things it holds: the numbers of `2 running` or `3 mr, 2 qp`."""
+    return sum(int(part.split()[0]) for part in facts.get(subject, "0").split(", "))
+
+
+def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list[str]:
+    """Differences of a lab to an earlier fingerprint, once routing has had time to come back; empty: there are none."""
+    deadline = time.monotonic() + within_s
+    lab.ours = before.covers
+    while (left := diff(before, capture(lab))) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left

@@ -1,0 +1,250 @@
+"""Packets of chosen fabric ports, with the proof that none was missed.
+
+    with capture.start(lab, ["rtsw2:host4:rxe0"]) as running:
+        ...
+        captured = running.stop()
+    capture_file.write_pcapng(path, captured.frames)
+
+What is captured are headers (`SNAP_BYTES` of each frame, whatever its protocol), on the switch's side of a link, both
+ways. Times of the frames are the controller's wall clock; `Captured.epoch_offset_ns` leads back to its monotonic clock.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from testbed.errors import CommandFailed, LabError, UsageError
+from testbed.model.selectors import resolve, select
+from testbed.observe import clock
+from testbed.packets.capture_file import ETHERNET, Frames
+
+if TYPE_CHECKING:
+    from testbed.lab import Lab
+    from testbed.model.topology import Port, Topology
+    from testbed.remote.remote_node import Channel
+
+__all__ = ["SNAP_BYTES", "Captured", "Capturing", "PortProof", "frames_of", "port_named", "start"]
+
+SNAP_BYTES = 128
+LIMIT_BYTES = 192 << 20
+"""Of blocks on the machine that captures; about a million packets. Beyond, the kernel drops, and counts it."""
+_MODULE = "testbed.node.capture"
+_FOLDER = "/var/lib/faultbed/capture"
+_START_S, _STOP_S, _FETCH_S = 60.0, 60.0, 300.0
+_OUTGOING = 4
+_PREFIX_WORDS, _HEADER_BYTES = 2, 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortProof:
+    """Frames in the capture between two readings of the port's counters, what these counted, and the kernel's drops."""
+
+    name: str
+    captured: int
+    counted: int
+    drops: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was missed."""
+        return self.captured == self.counted and not self.drops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Captured:
+    """What was captured. `epoch_offset_ns`: a frame's time less this is the controller's monotonic clock.
+
+    `clock_error_ns` is the uncertainty of that clock between this machine and the one that captured.
+    """
+
+    frames: Frames
+    proofs: tuple[PortProof, ...]
+    epoch_offset_ns: int
+    clock_error_ns: int
+
+
+def port_named(topology: Topology, name: str) -> tuple[str, Port]:
+    """The switch port that a person means: a link seen from a switch, or an RNIC, for the port that faces it.
+
+    Returns the port's full name (`rtsw2:host4:rxe0`) and the port.
+
+    Raises:
+        UsageError: there is no such thing, or it is no port of a switch that forwards in its kernel.
+    """
+    target = resolve(topology, name)
+    if target.link is None or target.kind not in ("port", "rnic"):
+        raise UsageError(f'"{name}" is a {target.kind}: packets are captured at ports, as in rtsw2:host4:rxe0')
+    port = target.link.a if target.kind == "rnic" or target.port is None else target.port
+    switch, other = topology.switch_by_name.get(port.node), target.link.other(port.node)
+    if switch is None or not switch.forwards_in_kernel:
+        raise UsageError(
+            f"{port.node} forwards in an ASIC, where faultbed cannot capture: mirror the port, or name a Linux switch's"
+        )
+    return ":".join([port.node, other.node, *([target.link.rnic] if target.link.rnic else [])]), port
+
+
+def start(lab: Lab, ports: Sequence[str]) -> Capturing:
+    """Begin to capture; nothing is missed from its return on.
+
+    Raises:
+        UsageError: no such port, or its switch does not forward in its kernel.
+        LabError: a machine could not.
+    """
+    by_machine: dict[str, dict[str, Port]] = {}
+    for name, port in (port_named(lab.topology, one) for text in ports for one in select(lab.topology, text)):
+        by_machine.setdefault(lab.carrier(port.node).name, {})[name] = port
+    if len(by_machine) != 1:
+        raise UsageError("name at least one port, and ports of one machine only")
+    ((machine, wanted),) = by_machine.items()
+    return Capturing(lab, machine, wanted)
+
+
+class Capturing:
+    """A capture that runs. Made by `start`; its end, in whatever way, takes the taps away."""
+
+    def __init__(self, lab: Lab, machine: str, ports: Mapping[str, Port]) -> None:
+        lab.ensure_code(machine)
+        self._lab, self._machine = lab, machine
+        self._file = f"{_FOLDER}/{secrets.token_hex(6)}"
+        self._channel: Channel = lab.node(machine).open(lab.python(_MODULE))
+        try:
+            self._clock = clock.measure(self._channel, timeout_s=_START_S)
+            self._offset_ns = self._ask(
+                {
+                    "do": "start",
+                    "ports": [
+                        {"name": name, "netns": lab.netns(port.node), "netdev": port.netdev}
+                        for name, port in ports.items()
+                    ],
+                    "file": self._file,
+                    "snap": SNAP_BYTES,
+                    "limit_bytes": LIMIT_BYTES,
+                },
+                _START_S,
+            )["epoch_offset_ns"]
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def stop(self) -> Captured:
+        """End it and fetch what was captured. For an exact proof the ports should carry little at this moment.
+
+        Raises:
+            LabError: the machine could not, or the file is not what it said.
+        """
+        self._clock = clock.widened(self._clock, clock.measure(self._channel, timeout_s=_STOP_S))
+        said = self._ask({"do": "stop"}, _STOP_S)
+        node = self._lab.node(self._machine)
+        done = node.run(["sh", "-c", 'gzip -1 <"$1" | base64 -w0', "fetch", self._file], timeout_s=_FETCH_S)
+        content = gzip.decompress(base64.b64decode(done.stdout))
+        if len(content) != said["bytes"]:
+            raise LabError(f"{self._machine}: a capture of {said['bytes']} bytes came as {len(content)}")
+        self.close()
+        # From the capturing machine's wall clock, over its monotonic clock and ours, to our wall clock.
+        epoch_ns = time.time_ns() - time.monotonic_ns()
+        shift_ns = self._clock.offset_ns - int(self._offset_ns) + epoch_ns
+        keep = [one["before"] + one["captured"] for one in said["ports"]]
+        names = tuple(str(one["name"]) for one in said["ports"])
+        frames = frames_of(content, names, keep=keep, shift_ns=shift_ns)
+        found = np.bincount(frames.interface, minlength=len(names)).tolist()
+        return Captured(
+            frames=frames,
+            proofs=tuple(
+                PortProof(
+                    name=str(one["name"]),
+                    captured=have - one["before"],
+                    counted=one["counted"],
+                    drops=one["drops"],
+                )
+                for one, have in zip(said["ports"], found, strict=True)
+            ),
+            epoch_offset_ns=epoch_ns,
+            clock_error_ns=self._clock.error_ns,
+        )
+
+    def close(self) -> None:
+        """Let go of it; the machine takes taps and file away. Safe to call twice."""
+        with contextlib.suppress(OSError):
+            self._channel.close()
+
+    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        self._channel.send(request)
+        answer = self._channel.receive(timeout_s=timeout_s)
+        if answer is None:
+            said = getattr(self._channel, "stderr", str)()
+            raise CommandFailed(f"{self._machine}: the capture has ended by itself{f': {said}' if said else ''}")
+        if answer.get("event") == "error":
+            raise LabError(f"{self._machine}: asked to {request['do']} a capture: {answer.get('error')}")
+        return answer
+
+
+def frames_of(content: bytes, names: Sequence[str], *, keep: Sequence[int], shift_ns: int) -> Frames:
+    """What `testbed.node.capture` wrote, in the order of time.
+
+    Args:
+        content: the file: blocks of a TPACKET_V3 ring, each behind its port's index and its length.
+        names: of the ports, by index.
+        keep: how many frames of each port are wanted; later ones came after its counters had been read.
+        shift_ns: added to each frame's time.
+
+    Raises:
+        LabError: the content is damaged.
+    """
+    data = np.frombuffer(content + bytes(SNAP_BYTES), dtype=np.uint8)
+    words = data[: len(data) // 4 * 4].view("<u4").data if len(content) else memoryview(b"")
+    places: list[list[int]] = [[] for _ in names]
+    at = 0
+    while at < len(content):
+        port, length = words[at >> 2], words[(at >> 2) + 1]
+        if length % 4:
+            raise LabError(f"a block of {length} bytes at {at} of the capture: blocks are aligned, so it is damaged")
+        block = at + 4 * _PREFIX_WORDS
+        # tpacket_block_desc: number of packets at 12, offset to the first at 16.
+        count, frame = words[(block >> 2) + 3], block + words[(block >> 2) + 4]
+        into = places[port]
+        for _ in range(min(count, keep[port] - len(into))):
+            into.append(frame)
+            frame += words[frame >> 2]
+        at = block + length
+    interface = np.repeat(np.arange(len(names)), [len(each) for each in places])
+    place = np.array([frame for each in places for frame in each], dtype=np.int64)
+    fields = {name: _word(data, place, offset) for name, offset in _TPACKET3.items()}
+    time_ns = fields["sec"] * 1_000_000_000 + fields["nsec"] + shift_ns
+    order = np.argsort(time_ns, kind="stable")
+    return Frames(
+        data=data,
+        start=(place + (fields["mac"] & 0xFFFF))[order],
+        captured=fields["snap"][order],
+        length=fields["length"][order],
+        time_ns=time_ns[order],
+        interface=interface[order].astype(np.int16),
+        outbound=(data[place + _HEADER_BYTES + 10] == _OUTGOING)[order].astype(np.int8),
+        interfaces=tuple(names),
+        link_types=np.full(len(names), ETHERNET, dtype=np.int64),
+    )
+
+
+# tpacket3_hdr in linux/if_packet.h; a sockaddr_ll follows it, with the packet's type at 10.
+_TPACKET3 = {"sec": 4, "nsec": 8, "snap": 12, "length": 16, "mac": 24}
+
+
+def _word(data: np.ndarray[Any, np.dtype[np.uint8]], place: np.ndarray[Any, np.dtype[np.int64]], offset: int) -> Any:
+    return sum(data[place + offset + index].astype(np.int64) << 8 * index for index in range(4))

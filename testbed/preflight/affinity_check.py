@@ -1,0 +1,102 @@
+"""Does the GPU that the inventory pairs with an RNIC sit beside it: by what the host's PCI bus says. Pure.
+
+GPUDirect is at its best when both sit below one PCIe switch (`nvidia-smi topo -m`: PIX or PXB). Where packets have to
+climb to the root complex (NODE), or cross to another NUMA node (SYS), the pair is slower than its neighbours, and
+nothing else tells why. Not yet run on hardware; the formats are those of Linux (sysfs-bus-pci).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from testbed.discover.affinity import shared_bridges
+from testbed.discover.facts import pci_path
+from testbed.inventory.lab_inventory import Inventory
+from testbed.model.topology import Host, Rnic
+from testbed.preflight.collect import Facts
+
+__all__ = ["unseen", "wrong"]
+
+_WANTED = "below the same PCIe switch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bus:
+    """A host's PCI devices: the path of each from its root down, and its NUMA node (None: not told)."""
+
+    paths: Mapping[str, tuple[str, ...]]
+    numa: Mapping[str, int]
+
+
+def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """Pairs that are not beside each other, and devices that are not where the inventory says, as the checks do."""
+    for host, rnic, bus, found in _pairs(inventory, state):
+        where, at = f"{host.name}:{rnic.name}", _address(rnic, state[host.name])
+        if at is None or at not in bus.paths:
+            continue
+        if rnic.pcie is not None and rnic.pcie != at:
+            yield where, f"is the PCI device {at}", f"{rnic.pcie}, by the inventory"
+        gpu = next((gpu for gpu in host.gpus if gpu.name == rnic.gpu), None)
+        if gpu is None or gpu.pcie is None or found:
+            continue
+        if gpu.pcie not in bus.paths:
+            yield f"{host.name}:{gpu.name}", f"no PCI device at {gpu.pcie}", "the inventory's address"
+        elif shared_bridges(bus.paths[at], bus.paths[gpu.pcie]) < 2:  # noqa: PLR2004 - a root complex alone is no switch
+            yield where, _apart(host, bus, at, gpu.name, gpu.pcie), f"{gpu.name} {_WANTED}"
+
+
+def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """Pairs of which nothing can be said, and why."""
+    for host, rnic, _, why in _pairs(inventory, state):
+        if why:
+            yield f"{host.name}:{rnic.name}", why
+
+
+def _pairs(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[Host, Rnic, _Bus, str]]:
+    """Every RNIC with its host's bus, and why its pair cannot be looked at (empty: it can)."""
+    for host in inventory.topology.hosts:
+        facts = state[host.name]
+        bus = _bus(facts)
+        pcie = {gpu.name: gpu.pcie for gpu in host.gpus}
+        for rnic in host.rnics:
+            at, why = _address(rnic, facts), ""
+            if not bus.paths:
+                why = "the host tells nothing of its PCI bus"
+            elif at is None or at not in bus.paths:
+                why = f"nothing in /sys/bus/pci is {rnic.name}"
+            elif rnic.gpu is None:
+                why = "the inventory pairs it with no GPU (faultbed_rnics[].gpu)"
+            elif rnic.gpu not in pcie:
+                why = f"the inventory has no {rnic.gpu} on {host.name}"
+            elif pcie[rnic.gpu] is None:
+                why = f"the inventory does not say where {rnic.gpu} is (faultbed_gpus[].pcie)"
+            yield host, rnic, bus, why
+
+
+def _bus(facts: Facts) -> _Bus:
+    paths = {parts[-1]: parts for parts in map(pci_path, facts.raw.get("pci", "").split()) if parts}
+    numa = {}
+    for line in facts.raw.get("numa", "").splitlines():
+        path, _, node = line.rpartition(":")
+        if node.strip().isdigit():  # -1: the firmware has not told
+            numa[path.split("/")[-2]] = int(node)
+    return _Bus(paths=paths, numa=numa)
+
+
+def _address(rnic: Rnic, facts: Facts) -> str | None:
+    """Where the host has the RNIC; the inventory's word where it does not tell."""
+    parts = pci_path(facts.raw.get(f"device {rnic.name}", ""))
+    return parts[-1] if parts else rnic.pcie
+
+
+def _apart(host: Host, bus: _Bus, at: str, name: str, pcie: str) -> str:
+    one, two = bus.numa.get(at), bus.numa.get(pcie)
+    if one is None or two is None:
+        far = f"{name} below another root port; the NUMA nodes are not told"
+    elif one == two:
+        far = f"{name} below another root port of NUMA node {one} (NODE)"
+    else:
+        far = f"{name} on NUMA node {two}, itself on {one} (SYS)"
+    beside = [gpu.name for gpu in host.gpus if shared_bridges(bus.paths[at], bus.paths.get(gpu.pcie or "", ())) > 1]
+    return f"{far}; beside it: {', '.join(beside) or 'no GPU of the inventory'}"

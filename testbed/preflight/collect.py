@@ -1,0 +1,368 @@
+"""What preflight asks of the machines of a lab, and the facts in their answers.
+
+One command a machine, for it and all switches that it carries, and of a rack's host its watcher, for its GPUs.
+Everything is read from the kernel, the daemons and the drivers themselves; nothing that provisioning has reported is
+believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.errors import LabError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import Lab
+from testbed.model.topology import Host
+from testbed.remote.remote_node import Node
+
+__all__ = ["FAR_ADDRESS", "Facts", "Interface", "look", "parse", "script"]
+
+FAR_ADDRESS = "192.0.2.1"
+"""An address that is nowhere (RFC 5737): asked for, it shows which way a source's own table sends."""
+
+_MARK = "@@"
+_SYSCTLS = "net.ipv4.ip_forward net.ipv4.fib_multipath_hash_policy net.ipv4.fib_multipath_hash_seed"
+_CLOCK_ASKS = 3
+_FEC_APART_S = 2
+"""At least this long between the two looks: 8e11 bits of a 400 Gb/s port, enough to see a BER of 1e-11."""
+_IN_NAMESPACE = f"""\
+echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
+echo {_MARK}nft; nft -j list tables 2>/dev/null
+echo {_MARK}sysctl; sysctl -e {_SYSCTLS} 2>/dev/null"""
+_PICK = "import json,sys; d=json.load(sys.stdin); print(json.dumps({k: d.get(k, {}) for k in sys.argv[1:]}))"
+_CONFIGDB = f"""\
+echo {_MARK}raw configdb
+{{ sonic-cfggen -d --print-data | python3 -c {shlex.quote(_PICK)} PORT_QOS_MAP DSCP_TO_TC_MAP; }} 2>&1"""
+"""Of all of ConfigDB, which has passwords too, what a check reads. A table that is not there is empty."""
+_QDISC = f"echo {_MARK}qdisc; tc -j qdisc show"
+"""Not asked on racks, where nothing is concluded from it."""
+_ON_MACHINE = f"""\
+echo {_MARK}clock; date +%s.%N
+echo {_MARK}rdma; rdma -j link show
+echo {_MARK}gid; grep -Hs . /sys/class/infiniband/*/ports/1/gids/[0-9] /sys/class/infiniband/*/ports/1/gids/[1-3][0-9]
+echo {_MARK}cpu.max; grep -Hs . /sys/fs/cgroup/faultbed.slice/*/cpu.max
+echo {_MARK}unit; systemctl list-units --all --plain --no-legend "faultbed-*"
+echo {_MARK}revert; ls /run/faultbed/faults 2>/dev/null"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """A network interface as the kernel has it; `queue` is the kind of its root qdisc."""
+
+    up: bool
+    carrier: bool
+    mtu: int
+    mac: str
+    addresses: frozenset[str]
+    queue: str
+
+
+@dataclass(kw_only=True)
+class Facts:
+    """What one node said.
+
+    `ways` counts the next hops of each prefix, `sends` is (device, gateway) by source, `raw` is what the tools of racks
+    print, by tool and device (`mlxlink mlx5_0`).
+    """
+
+    interfaces: dict[str, Interface] = field(default_factory=dict)
+    ways: dict[str, int] = field(default_factory=dict)
+    sends: dict[str, tuple[str, str]] = field(default_factory=dict)
+    sysctls: dict[str, str] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+    rdma: dict[str, tuple[str, str]] = field(default_factory=dict)
+    gids: dict[str, set[str]] = field(default_factory=dict)
+    sessions: dict[str, str] = field(default_factory=dict)
+    cpu_max: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    reverts: list[str] = field(default_factory=list)
+    raw: dict[str, str] = field(default_factory=dict)
+    wall_s: float | None = None
+    offset_s: float = 0.0
+    offset_error_s: float = 0.0
+
+
+def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = None) -> dict[str, Facts]:
+    """The facts of every host, switch and carrier of a lab, all machines at once.
+
+    With `silent`, hosts that do not answer are put there with the reason, and are in no answer.
+
+    Raises:
+        Unreachable: a machine does not answer.
+        LabError: an answer ends too early.
+    """
+
+    def one(machine: str) -> dict[str, Facts]:
+        try:
+            return ask(machine)
+        except LabError as error:
+            if silent is None or machine not in lab.topology.host_by_name:
+                raise
+            silent[machine] = str(error)
+            return {}
+
+    def ask(machine: str) -> dict[str, Facts]:
+        asked = time.time()
+        done = lab.node(machine).run(
+            ["sh", "-c", script(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
+        )
+        answered = time.time()
+        try:
+            found = parse(done.stdout)
+        except LabError as error:
+            raise LabError(f"{machine}: {error}{_said(done.stderr)}") from None
+        facts = found.get(machine)
+        if facts is None or facts.wall_s is None:
+            raise LabError(f"{machine}: preflight got no answer{_said(done.stderr)}")
+        told = [_offset(facts.wall_s, asked, answered)]
+        if lab.inventory_model.kind == "rack":  # the tools of a rack take seconds, in which any skew could hide
+            told += _ask_clock(lab.node(machine))
+        facts.offset_s, facts.offset_error_s = min(told, key=lambda one: one[1])
+        host = lab.topology.host_by_name.get(machine)
+        if lab.inventory_model.kind == "rack" and host is not None and host.gpus:
+            facts.raw["gpu"] = _gpus(lab, machine, timeout_s=timeout_s)
+        return found
+
+    machines = lab.nodes()
+    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+        return {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
+
+
+def _gpus(lab: Lab, machine: str, *, timeout_s: float) -> str:
+    """What NVML tells on a host, as JSON. Not yet run on hardware."""
+    try:
+        told = lab.ask(machine, {"do": "gpus"}, timeout_s=timeout_s)
+    except LabError as error:
+        told = {"why": str(error), "gpus": []}
+    return json.dumps(told)
+
+
+def _offset(wall_s: float, asked: float, answered: float) -> tuple[float, float]:
+    """How far a clock is off, and by how much that may be wrong, in seconds.
+
+    Somewhere between question and answer it was this late there (Cristian 1989).
+    """
+    return wall_s - (asked + answered) / 2, (answered - asked) / 2
+
+
+def _ask_clock(node: Node) -> list[tuple[float, float]]:
+    """A machine's clock, asked for nothing else, some times: the quickest answer says the most."""
+    told = []
+    for _ in range(_CLOCK_ASKS):
+        asked = time.time()
+        done = node.run(["date", "+%s.%N"], check=False)
+        answered = time.time()
+        with contextlib.suppress(ValueError):
+            told.append(_offset(float(done.stdout), asked, answered))
+    return told
+
+
+def _said(stderr: str) -> str:
+    """What the machine complained of, such as that sudo wants a password."""
+    return f"; it said: {stderr.strip()[-200:]}" if stderr.strip() else ""
+
+
+def script(inventory: Inventory, machine: str) -> str:
+    """The shell that prints the facts of a machine and of the switches it carries."""
+    topology = inventory.topology
+    # Tools are read by their words, which are those of no locale.
+    look = _IN_NAMESPACE if inventory.kind == "rack" else f"{_IN_NAMESPACE}\n{_QDISC}"
+    lines = ["export LC_ALL=C", f"echo {_MARK}node {machine}", look, _ON_MACHINE]
+    if host := topology.host_by_name.get(machine):
+        asked = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
+        lines.append(f"echo {_MARK}sends; printf '{asked}\\n' | ip -j -force -batch - 2>/dev/null")
+        if inventory.kind == "rack":
+            lines += _rack_lines(host)
+    for name, switch in topology.switch_by_name.items():
+        netns = inventory.netns.get(name)
+        if switch.carrier == machine and netns:
+            lines.append(f"echo {_MARK}node {name}\nip netns exec {netns} sh <<'END'\n{look}\nEND")
+            lines.append(_bgp(f"-N {netns} "))
+        elif name == machine:
+            lines.append(_bgp(""))
+            lines += [] if switch.is_linux else [_CONFIGDB]
+    return "\n".join([*lines, f"echo {_MARK}end", "true"])
+
+
+def _rack_lines(host: Host) -> list[str]:
+    """What only hardware can tell; a tool that is missing or may not look says so. Not yet run on hardware.
+
+    FEC's counters are looked at twice, first and last: what matters is whether they grow.
+    """
+    lines = [
+        f"echo {_MARK}raw pci; readlink -f /sys/bus/pci/devices/*",
+        f"echo {_MARK}raw numa; grep -s . /sys/bus/pci/devices/*/numa_node",
+        *_fec_lines(host, "first"),
+    ]
+    for rnic in host.rnics:
+        name, netdev = shlex.quote(rnic.name), shlex.quote(rnic.netdev)
+        device = f"/sys/class/infiniband/{name}"
+        links = f"{device}/device/current_link_* {device}/device/max_link_*"
+        lines += [
+            f"echo {_MARK}raw device {name}; readlink -f {device}/device",
+            f"echo {_MARK}raw pcie {name}; for f in {links}; do echo $(basename $f): $(cat $f); done 2>/dev/null",
+            f"echo {_MARK}raw firmware {name}; cat {device}/board_id {device}/fw_ver 2>/dev/null",
+            f"echo {_MARK}raw mlxlink {name}; mlxlink -d {name} -c 2>&1",
+            f"echo {_MARK}raw qos {name}; mlnx_qos -i {netdev} 2>&1",
+        ]
+    lines.append(f"echo {_MARK}raw chrony; chronyc -c tracking 2>&1")
+    return [*lines, f"sleep {_FEC_APART_S}", *_fec_lines(host, "last")]
+
+
+def _fec_lines(host: Host, look: str) -> list[str]:
+    return [
+        f"echo {_MARK}raw fec-{look} {shlex.quote(rnic.name)}; echo at: $(date +%s.%N); "
+        f"echo speed: $(cat /sys/class/net/{netdev}/speed 2>/dev/null); "
+        f"ethtool -I --show-fec {netdev} 2>&1 || ethtool --show-fec {netdev} 2>&1; "
+        f"ethtool -S {netdev} 2>/dev/null | grep _phy:"
+        for rnic in host.rnics
+        for netdev in [shlex.quote(rnic.netdev)]
+    ]
+
+
+def _bgp(space: str) -> str:
+    return f"echo {_MARK}bgp; vtysh {space}-d bgpd -c 'show bgp ipv4 unicast summary json' 2>/dev/null"
+
+
+def parse(text: str) -> dict[str, Facts]:
+    """What `script` printed, by node.
+
+    Raises:
+        LabError: it ends too early, or a part of it is not in the form of its tool.
+    """
+    nodes: dict[str, Facts] = {}
+    facts, section, name, body = Facts(), "", "", list[str]()
+    for line in text.splitlines():
+        if not line.startswith(_MARK):
+            body.append(line)
+            continue
+        if section == "raw":
+            facts.raw[name] = "\n".join(body)
+        try:
+            _READERS.get(section, _nothing)(facts, "\n".join(body))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            said = "\n".join(body)[:200]
+            raise LabError(f"the answer to {section!r} cannot be read ({error}): {said!r}") from None
+        section, _, name = line[len(_MARK) :].partition(" ")
+        body = []
+        if section == "node":
+            facts = nodes.setdefault(name, Facts())
+    if section != "end":
+        raise LabError(f"the answer to preflight ends in its section {section!r}: {text[-200:]!r}")
+    return nodes
+
+
+def _nothing(_facts: Facts, _body: str) -> None:
+    return
+
+
+def _items(body: str) -> Iterator[Mapping[str, Any]]:
+    """Every object of the lists that `ip -j -batch` prints one after the other."""
+    decoder, text, at = json.JSONDecoder(), body.strip(), 0
+    while (at := text.find("[", at)) >= 0:
+        found, at = decoder.raw_decode(text, at)
+        yield from found
+
+
+def _read_ip(facts: Facts, body: str) -> None:
+    for item in _items(body):
+        if "ifname" in item:
+            facts.interfaces[item["ifname"]] = Interface(
+                up="UP" in item["flags"],
+                carrier="LOWER_UP" in item["flags"],
+                mtu=item["mtu"],
+                mac=item.get("address", ""),
+                addresses=frozenset(
+                    f"{one['local']}/{one['prefixlen']}" for one in item.get("addr_info", ()) if one["family"] == "inet"
+                ),
+                queue=item.get("qdisc", "noqueue"),
+            )
+        elif "dst" in item and item.get("protocol") == "bgp":
+            facts.ways[item["dst"]] = max(1, len(item.get("nexthops", ())))
+
+
+def _read_qdisc(facts: Facts, body: str) -> None:
+    for item in _items(body):
+        old = facts.interfaces.get(item["dev"])
+        if item.get("root") and old is not None:
+            facts.interfaces[item["dev"]] = Interface(
+                up=old.up, carrier=old.carrier, mtu=old.mtu, mac=old.mac, addresses=old.addresses, queue=item["kind"]
+            )
+
+
+def _read_nft(facts: Facts, body: str) -> None:
+    for item in json.loads(body or "{}").get("nftables", ()):
+        if "table" in item:
+            facts.tables.append(f"{item['table']['family']} {item['table']['name']}")
+
+
+def _read_sysctl(facts: Facts, body: str) -> None:
+    facts.sysctls.update({name: " ".join(value.split()) for name, _, value in _fields(body, " = ")})
+
+
+def _read_clock(facts: Facts, body: str) -> None:
+    facts.wall_s = float(body)
+
+
+def _read_rdma(facts: Facts, body: str) -> None:
+    for item in _items(body):
+        facts.rdma[item["ifname"]] = (str(item.get("state")), str(item.get("netdev")))
+
+
+def _read_gid(facts: Facts, body: str) -> None:
+    for path, _, gid in _fields(body, ":"):
+        if gid.strip("0:"):
+            facts.gids.setdefault(path.split("/")[4], set()).add(gid)
+
+
+def _read_sends(facts: Facts, body: str) -> None:
+    for item in _items(body):
+        source = str(item.get("from") or item.get("prefsrc") or "")
+        facts.sends[source] = (str(item.get("dev")), str(item.get("gateway")))
+
+
+def _read_bgp(facts: Facts, body: str) -> None:
+    try:
+        peers = json.loads(body or "{}").get("peers", {})
+    except ValueError:
+        peers = {}
+    facts.sessions.update({str(name): str(peer.get("state")) for name, peer in peers.items()})
+
+
+def _read_cpu_max(facts: Facts, body: str) -> None:
+    facts.cpu_max.update({path.split("/")[-2]: value for path, _, value in _fields(body, ":")})
+
+
+def _read_unit(facts: Facts, body: str) -> None:
+    facts.units.update({line.split()[0]: line.split()[2] for line in body.splitlines() if len(line.split()) > 2})  # noqa: PLR2004
+
+
+def _read_revert(facts: Facts, body: str) -> None:
+    facts.reverts += body.split()
+
+
+def _fields(body: str, mark: str) -> Iterator[tuple[str, str, str]]:
+    yield from (line.partition(mark) for line in body.splitlines() if line.strip())
+
+
+_READERS = {
+    "ip": _read_ip,
+    "qdisc": _read_qdisc,
+    "nft": _read_nft,
+    "sysctl": _read_sysctl,
+    "clock": _read_clock,
+    "rdma": _read_rdma,
+    "gid": _read_gid,
+    "sends": _read_sends,
+    "bgp": _read_bgp,
+    "cpu.max": _read_cpu_max,
+    "unit": _read_unit,
+    "revert": _read_revert,
+}

@@ -1,0 +1,261 @@
+"""Nodes over SSH, with pinned host keys.
+
+One connection a machine carries everything: commands, and long-lived programs that speak JSON lines on a channel of
+their own. A host key that is not the pinned one is an error, never a question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from testbed.errors import CommandFailed, Unreachable
+from testbed.remote.jsonlines import next_message
+from testbed.remote.remote_node import Completed
+
+__all__ = ["Address", "JsonChannel", "SshConnection", "SshNode"]
+
+CONNECT_TIMEOUT_S = 15.0
+STDERR_TAIL = 2000
+
+
+def _look_at_it() -> str:
+    return "look at its power, its management cable and its SSH server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a machine answers SSH, and with what. `host_key` is a public key line (`ssh-ed25519 AAAA…`).
+
+    `remedy` is asked, when it does not answer, what is known of the reason and what to do.
+    """
+
+    host: str
+    port: int
+    user: str
+    identity: Path
+    host_key: str
+    remedy: Callable[[], str] = _look_at_it
+
+
+class SshConnection:
+    """One SSH connection to one machine, opened at first use and shared by all nodes on that machine. Thread-safe."""
+
+    def __init__(self, name: str, address: Address) -> None:
+        self.name = name
+        self.address = address
+        self._lock = threading.Lock()
+        self._transport: paramiko.Transport | None = None
+
+    def session(self) -> paramiko.Channel:
+        """A new session channel.
+
+        Raises:
+            Unreachable: no answer, or not the pinned host key.
+        """
+        with self._lock:
+            if self._transport is None or not self._transport.is_active():
+                self._transport = self._connect()
+            try:
+                return self._transport.open_session(timeout=CONNECT_TIMEOUT_S)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                self._drop()
+                raise Unreachable(f"{self.name}: the SSH connection is gone ({error})") from error
+
+    def close(self) -> None:
+        """Close the connection; the next use opens a new one."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    def _connect(self) -> paramiko.Transport:
+        where = f"{self.name} ({self.address.user}@{self.address.host}:{self.address.port})"
+        try:
+            raw = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise Unreachable(f"{where} does not answer: {error}; {self.address.remedy()}") from error
+        transport = paramiko.Transport(raw)
+        transport.daemon = True
+        transport.banner_timeout = CONNECT_TIMEOUT_S
+        try:
+            transport.start_client(timeout=CONNECT_TIMEOUT_S)
+            self._check_host_key(where, transport.get_remote_server_key())
+            transport.auth_publickey(
+                self.address.user, paramiko.Ed25519Key.from_private_key_file(str(self.address.identity))
+            )
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            transport.close()
+            raise Unreachable(
+                f"{where} does not answer as an SSH server should: {error or type(error).__name__}; "
+                f"{self.address.remedy()}"
+            ) from error
+        except BaseException:
+            transport.close()
+            raise
+        transport.set_keepalive(5)
+        return transport
+
+    def _check_host_key(self, where: str, offered: paramiko.PKey) -> None:
+        kind, key = self.address.host_key.split()[:2]
+        if (offered.get_name(), offered.get_base64()) != (kind, key):
+            raise Unreachable(
+                f"{where} shows another host key than the pinned one: this is not the machine that was provisioned. "
+                "If it was rebuilt on purpose, run `faultbed down` and `faultbed up`"
+            )
+
+
+class SshNode:
+    """A machine, or a network namespace of one. Implements `testbed.remote.remote_node.Node`.
+
+    `prefix` goes before every command: `ip netns exec NAME`, or `sudo -n --`.
+    """
+
+    def __init__(self, name: str, connection: SshConnection, *, prefix: Sequence[str] = ()) -> None:
+        self._name = name
+        self._connection = connection
+        self._prefix = tuple(prefix)
+
+    @property
+    def name(self) -> str:
+        """The inventory's name."""
+        return self._name
+
+    def run(
+        self, argv: Sequence[str], *, timeout_s: float = 60.0, stdin: str | None = None, check: bool = True
+    ) -> Completed:
+        """See `testbed.remote.remote_node.Node.run`."""
+        session = self._connection.session()
+        with contextlib.closing(session):
+            session.exec_command(shlex.join([*self._prefix, *argv]))
+            if stdin is not None:
+                session.sendall(stdin.encode())
+            session.shutdown_write()
+            out, err = _read_to_end(session, timeout_s, f"{self._name}: `{_short(argv)}`")
+            rc = session.recv_exit_status()
+        done = Completed(
+            argv=tuple(argv), rc=rc, stdout=out.decode(errors="replace"), stderr=err.decode(errors="replace")
+        )
+        if check and rc:
+            said = (done.stderr.strip() or done.stdout.strip())[-STDERR_TAIL:]
+            raise CommandFailed(f"{self._name}: `{_short(argv)}` ended with {rc}: {said}")
+        return done
+
+    def open(self, argv: Sequence[str]) -> JsonChannel:
+        """See `testbed.remote.remote_node.Node.open`."""
+        session = self._connection.session()
+        session.exec_command(shlex.join([*self._prefix, *argv]))
+        return JsonChannel(f"{self._name}: `{_short(argv)}`", session)
+
+    def put(self, content: bytes, path: str, *, mode: int = 0o644) -> None:
+        """See `testbed.remote.remote_node.Node.put`."""
+        script = 'set -e; mkdir -p "$(dirname "$1")"; cat >"$1.new"; chmod "$2" "$1.new"; mv "$1.new" "$1"'
+        session = self._connection.session()
+        with contextlib.closing(session):
+            session.exec_command(shlex.join([*self._prefix, "sh", "-c", script, "put", path, f"{mode:o}"]))
+            session.sendall(content)
+            session.shutdown_write()
+            _, err = _read_to_end(session, 60.0, f"{self._name}: writing {path}")
+            if session.recv_exit_status():
+                raise CommandFailed(f"{self._name}: could not write {path}: {err.decode(errors='replace').strip()}")
+
+
+class JsonChannel:
+    """A program on a node that speaks JSON lines; one thread reads, any may send.
+
+    Implements `testbed.remote.remote_node.Channel`.
+    """
+
+    def __init__(self, what: str, session: paramiko.Channel) -> None:
+        self._what = what
+        self._session = session
+        self._lock = threading.Lock()
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._stderr = b""
+        self._reader = threading.Thread(target=self._read, name=f"reader of {what}", daemon=True)
+        self._reader.start()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """See `testbed.remote.remote_node.Channel.send`."""
+        try:
+            with self._lock:
+                self._session.sendall(json.dumps(message).encode() + b"\n")
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise Unreachable(f"{self._what} is gone{self._said()}") from error
+
+    def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
+        """See `testbed.remote.remote_node.Channel.receive`."""
+        return next_message(self._lines, what=self._what, said=self._said(), timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """See `testbed.remote.remote_node.Channel.close`."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._session.shutdown_write()
+        self._session.close()
+        self._reader.join(timeout=5.0)
+
+    def stderr(self) -> str:
+        """The end of what the program wrote on its stderr."""
+        return self._stderr.decode(errors="replace")[-STDERR_TAIL:].strip()
+
+    def _said(self) -> str:
+        return f"; it said: {self.stderr()}" if self._stderr else ""
+
+    def _read(self) -> None:
+        buffer = b""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            while data := self._session.recv(65536):
+                self._drain_stderr()
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        self._lines.put(line)
+        self._drain_stderr()
+        self._lines.put(None)
+
+    def _drain_stderr(self) -> None:
+        while self._session.recv_stderr_ready():
+            self._stderr = (self._stderr + self._session.recv_stderr(65536))[-2 * STDERR_TAIL :]
+
+
+def _short(argv: Sequence[str]) -> str:
+    line = shlex.join(argv)
+    return line if len(line) <= 120 else line[:117] + "..."  # noqa: PLR2004 (a line of an error message)
+
+
+def _read_to_end(session: paramiko.Channel, timeout_s: float, what: str) -> tuple[bytes, bytes]:
+    deadline = time.monotonic() + timeout_s
+    out, err = bytearray(), bytearray()
+    session.settimeout(0.05)
+    while True:
+        while session.recv_stderr_ready():
+            err += session.recv_stderr(65536)
+        try:
+            data = session.recv(65536)
+        except TimeoutError:
+            if time.monotonic() > deadline:
+                raise CommandFailed(f"{what} did not end in {timeout_s:.0f} s") from None
+            # A channel that is closed meanwhile has its end of file in the buffer: the next recv gives it.
+            continue
+        if not data:
+            break
+        out += data
+    while data := session.recv_stderr(65536):
+        err += data
+    if not session.exit_status_ready() and session.transport is not None and not session.transport.is_active():
+        raise Unreachable(f"{what}: the connection is gone")
+    return bytes(out), bytes(err)

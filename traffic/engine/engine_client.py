@@ -1,0 +1,257 @@
+"""The controller's side of the traffic engines: one process a host, started over SSH, their events in one queue.
+
+Node times are turned into controller monotonic ns as they come in: every field whose name ends in `_ns` and that is a
+point in time (`TIME_FIELDS`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from testbed.errors import CommandFailed, FaultbedError, LabError, UsageError
+from testbed.model.selectors import resolve
+from testbed.model.topology import Topology
+from testbed.observe import clock
+from testbed.remote.remote_node import Channel, Node
+from traffic.engine.run_results import Endpoint
+
+__all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "Fabric", "TrafficLab", "endpoint"]
+
+MODULE = "traffic.node.engine"
+START_TIMEOUT_S = 90.0
+"""Python, pyverbs and numpy load slowly on an emulated CPU that four machines share."""
+
+FORGET_TIMEOUT_S = 30.0
+CLOCK_ROUNDS, CLOCK_TIMEOUT_S = 5, 3.0
+
+TIME_FIELDS = ("at_ns", "start_ns", "end_ns", "first_ns", "last_ns")
+GONE = "gone"
+"""Name of the event that stands for the end of an engine."""
+
+
+class Fabric(Protocol):
+    """What is known of a lab whether it is up or not (`testbed.inventory.lab_inventory.Inventory` has it)."""
+
+    @property
+    def kind(self) -> str:
+        """`soft` or `rack`."""
+
+    @property
+    def topology(self) -> Topology:
+        """What the lab is made of."""
+
+
+class TrafficLab(Fabric, Protocol):
+    """The part of a lab that traffic needs (`testbed.lab.Lab` has it)."""
+
+    def node(self, name: str) -> Node:
+        """A machine by name."""
+
+    def python(self, module: str) -> list[str]:
+        """Command line that runs a node-side module."""
+
+    def ensure_code(self, name: str) -> None:
+        """Make sure that a machine has the node code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A message of one host's engine, its times in controller ns."""
+
+    host: str
+    message: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What kind of event it is."""
+        return str(self.message.get("event"))
+
+
+class Engines:
+    """The engines of some hosts. Made by `Engines.start`; `close` ends them all and may be called twice.
+
+    One set of engines may serve many runs, one after the other (`engines` of `traffic.workloads.collective.start`):
+    starting them is what takes longest.
+    """
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.offsets: dict[str, clock.ClockOffset] = {}
+        self.pids: dict[str, int | None] = {}
+        self._channels: dict[str, Channel] = {}
+        self._pumps: list[threading.Thread] = []
+        self._clock_seq = 0
+        self._asked_ns: dict[str, int] = {}
+        self._exchanges: dict[str, list[clock.Exchange]] = {}
+        self._answered = threading.Condition()
+        self._closing = threading.Event()
+
+    @classmethod
+    def start(cls, lab: TrafficLab, hosts: Iterable[str], *, module: str = MODULE) -> Engines:
+        """Start an engine on every host, by the name of its module, and read its clock.
+
+        Raises:
+            LabError: an engine does not start; those that did are ended.
+        """
+        engines = cls()
+        names = list(dict.fromkeys(hosts))
+        try:
+            with ThreadPoolExecutor(max_workers=len(names)) as pool:
+                list(pool.map(lambda name: engines._start_one(lab, name, module), names))  # our own
+        except BaseException:
+            engines.close()
+            raise
+        for name in names:
+            pump = threading.Thread(target=engines._pump, args=(name,), name=f"traffic pump of {name}", daemon=True)
+            engines._pumps.append(pump)
+            pump.start()
+        return engines
+
+    def _start_one(self, lab: TrafficLab, host: str, module: str) -> None:
+        lab.ensure_code(host)
+        channel = lab.node(host).open(lab.python(module))
+        self._channels[host] = channel
+        channel.send({"do": "clock"})
+        first = channel.receive(timeout_s=START_TIMEOUT_S)
+        if first is None:
+            raise LabError(f"{host}: the traffic engine ended at once{_said(channel)}")
+        self.pids[host] = first.get("pid")
+        self.offsets[host] = clock.measure(channel)
+
+    def send(self, host: str, message: Mapping[str, Any]) -> None:
+        """Send a request to one host's engine."""
+        self._channels[host].send(message)
+
+    def _pump(self, host: str) -> None:
+        channel, offset = self._channels[host], self.offsets[host].offset_ns
+        while not self._closing.is_set():
+            try:
+                message = channel.receive(timeout_s=1.0)
+            except CommandFailed:  # silence is no news
+                continue
+            except FaultbedError as error:
+                self.events.put(Event(host=host, message={"event": GONE, "error": str(error)}))
+                return
+            if message is None:
+                self.events.put(Event(host=host, message={"event": GONE, "error": _said(channel).lstrip("; ")}))
+                return
+            if message.get("event") == "clock":
+                self._take_clock(host, message)
+                continue
+            for field in TIME_FIELDS:
+                if field in message:
+                    message[field] += offset
+            self.events.put(Event(host=host, message=message))
+
+    def _take_clock(self, host: str, message: Mapping[str, Any]) -> None:
+        received_ns = time.monotonic_ns()
+        with self._answered:
+            if message.get("seq") != self._clock_seq:
+                return  # an answer that came too late for its round
+            sent_ns = self._asked_ns.pop(host, None)
+            if sent_ns is not None:
+                one = clock.Exchange(sent_ns=sent_ns, node_ns=int(message["monotonic_ns"]), received_ns=received_ns)
+                self._exchanges.setdefault(host, []).append(one)
+            self._answered.notify_all()
+
+    def widen_clocks(self, *, rounds: int = CLOCK_ROUNDS, timeout_s: float = CLOCK_TIMEOUT_S) -> None:
+        """Measure all clocks again; the error of `offsets` then holds what they have drifted since they were measured.
+
+        An engine that does not answer in time keeps what is known of it.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._answered:
+            self._exchanges.clear()
+            for _ in range(rounds):
+                self._asked_ns.clear()
+                self._clock_seq += 1
+                for host, channel in self._channels.items():
+                    with contextlib.suppress(FaultbedError):
+                        self._asked_ns[host] = time.monotonic_ns()
+                        channel.send({"do": "clock", "seq": self._clock_seq})
+                left_s = deadline - time.monotonic()
+                if not self._answered.wait_for(lambda: not self._asked_ns, timeout=max(0.0, left_s)):
+                    break
+            for host, exchanges in self._exchanges.items():
+                self.offsets[host] = clock.widened(self.offsets[host], clock.estimate(exchanges))
+
+    def next(self, deadline_ns: int) -> Event | None:
+        """The next event of any host, or None at the deadline (controller monotonic ns)."""
+        try:
+            return self.events.get(timeout=max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
+        except queue.Empty:
+            return None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where they run."""
+        return tuple(self._channels)
+
+    def forget(self) -> None:
+        """Make all engines give their tasks back, so that other work may follow on them; waits until they have.
+
+        Raises:
+            LabError: one of them is gone, or does not answer.
+        """
+        left = set(self.hosts)
+        for host in left:
+            self.send(host, {"do": "forget"})
+        deadline_ns = time.monotonic_ns() + int(FORGET_TIMEOUT_S * 1e9)
+        while left:
+            event = self.next(deadline_ns)
+            if event is None or event.name == GONE:
+                raise LabError(f"{', '.join(sorted(left))}: the traffic engine did not give its tasks back")
+            if event.name == "forgotten":
+                left.discard(event.host)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ask every engine to quit, wait until it has, and close its channel (the end of its stdin in any case)."""
+        if self._closing.is_set():
+            return
+        for channel in self._channels.values():
+            with contextlib.suppress(FaultbedError):
+                channel.send({"do": "quit"})
+        deadline = time.monotonic() + 5.0
+        for pump in self._pumps:
+            pump.join(timeout=max(0.0, deadline - time.monotonic()))
+        self._closing.set()
+        for channel in self._channels.values():
+            channel.close()
+        for pump in self._pumps:
+            pump.join(timeout=2.0)
+
+
+def endpoint(topology: Topology, name: str) -> Endpoint:
+    """The RNIC that a person means by `host1:rxe0`, or by `host1`: its first one.
+
+    Raises:
+        UsageError: no such thing, or not an RNIC.
+    """
+    target = resolve(topology, name)
+    if target.kind == "host":
+        rnics = topology.host_by_name[target.node].rnics
+        if not rnics:
+            raise UsageError(f"{name} has no RNIC")
+        return Endpoint(host=target.node, rnic=rnics[0].name, address=rnics[0].ip)
+    if target.rnic is None:
+        raise UsageError(f'"{name}" is a {target.kind}: traffic runs between RNICs, as in host1:rxe0')
+    return Endpoint(host=target.node, rnic=target.rnic.name, address=target.rnic.ip)
+
+
+def _said(channel: Channel) -> str:
+    stderr = getattr(channel, "stderr", None)
+    text = stderr() if callable(stderr) else ""
+    return f"; it said: {text}" if text else ""

@@ -1,0 +1,484 @@
+"""A running piece of traffic: connections made, work started, QPs rebuilt after errors, events kept, one typed end.
+
+`Running` owns one thread, which reads the engines' events and answers them; the harness may inject faults meanwhile
+from any other. A run always ends: by its work being done, by `stop`, or by a failure that says where - a peer that
+stayed unreachable longer than `peer_deadline_s`, an engine that is gone, or nothing moving for `stall_deadline_s`.
+
+Who asks for the flight recorders meanwhile (`traffic.engine.dump_signal`) is answered by an event: `flights`, with
+those that were told, and the `silent` RNICs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from testbed.errors import FaultbedError, LabError, UsageError
+from traffic.engine import dump_signal
+from traffic.engine.connections import Cabling
+from traffic.engine.engine_client import Engines, Event, TrafficLab
+from traffic.engine.flight_recorder import Flight, flight_of
+from traffic.engine.run_results import Connection, Outcome, QpError, Rebuild, Standstill
+from traffic.engine.task_specs import Plan, TaskPlan
+
+__all__ = ["Beside", "OnEvent", "Running", "begin"]
+
+OnEvent = Callable[[dict[str, Any]], None]
+Result = TypeVar("Result")
+
+
+class Beside(Protocol):
+    """Something that serves a run and ends with it."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+POLL_NS = 250_000_000
+STEP_S = 0.5
+SETUP_TIMEOUT_S = 120.0
+WRECK_TIMEOUT_S = 5.0
+TELL_NS = 5_000_000_000
+"""How long ranks have to tell what their flight recorders hold, when somebody asks while they run."""
+
+
+class Running(Generic[Result]):
+    """Traffic that runs. Made by `begin`; `wait` gives its result, `stop` brings it to an orderly end."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        plan: Plan,
+        finish: Callable[[Running[Result]], Result],
+        on_event: OnEvent | None,
+        *,
+        owns_engines: bool,
+        beside: Sequence[Beside] = (),
+    ) -> None:
+        self.plan = plan
+        self._owns_engines = owns_engines
+        self._beside = beside
+        self.events: list[Event] = []
+        self.failure: str | None = None
+        self.done: dict[str, Mapping[str, Any]] = {}
+        self.started_ns = self.ended_ns = 0
+        self._engines = engines
+        self._finish = finish
+        self._on_event = on_event
+        self._tasks = {task.name: task for task in plan.tasks}
+        self._cabling = Cabling(plan, engines.send, self._publish)
+        self._moved_ns = time.monotonic_ns()
+        self.flights: dict[str, Flight] = {}
+        """Of a run that failed, by task."""
+        self._told: dict[str, Flight] = {}
+        self._asked: set[str] | None = None
+        self._asked_ns = 0
+        self.standstills: list[Standstill] = []
+        self.stamps: dict[str, list[Sequence[int]]] = {}
+        """Of probes, by task (`traffic.node.flows.echo`)."""
+        self._gone: set[str] = set()
+        self._cold: set[str] = set()
+        self._psn_answers: dict[str, Mapping[str, Any]] = {}
+        self._news = threading.Condition()
+        self._over = threading.Event()
+        self._result: Result | None = None
+        self._thread = threading.Thread(target=self._run, name=f"traffic: {plan.what}", daemon=True)
+
+    # For the harness, from any thread.
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """The connections as they are now (one that is being rebuilt: as it was), in order of their index."""
+        return self._cabling.connections
+
+    @property
+    def qp_errors(self) -> tuple[QpError, ...]:
+        """Every QP that was lost so far."""
+        return tuple(self._cabling.qp_errors)
+
+    @property
+    def rebuilds(self) -> tuple[Rebuild, ...]:
+        """Every rebuild that is over; at the end of the run also those that are not."""
+        return tuple(self._cabling.rebuilds)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended, or would end now."""
+        if self.failure is not None:
+            return "failed"
+        return "recovered" if self._cabling.was_rebuilt else "completed"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._over.is_set()
+
+    @property
+    def clock_error_ns(self) -> dict[str, int]:
+        """By host: how wrong its times may be, in ns."""
+        return {host: offset.error_ns for host, offset in self._engines.offsets.items()}
+
+    def offset_ns(self, task: str) -> int:
+        """What makes the clock of a task's host the controller's."""
+        return self._engines.offsets[self._tasks[task].endpoint.host].offset_ns
+
+    def psns(self, *, timeout_s: float = 5.0) -> dict[int, tuple[int, int]]:
+        """For each connection: the next PSN that `src` sends, and the next one that `src` expects from `dst`.
+
+        Raises:
+            LabError: an engine did not answer in time, or the run is over.
+        """
+        source_of = {cable.index: cable.src for cable in self.plan.cables}
+        sources = set(source_of.values())
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            self._psn_answers = {}
+            for name in sources:
+                self._engines.send(self._tasks[name].endpoint.host, {"do": "psn", "task": name})
+            while set(self._psn_answers) != sources:
+                if self._over.is_set() or not self._news.wait(max(0.0, deadline - time.monotonic())):
+                    raise LabError(f"{self.plan.what}: no PSNs from {', '.join(sources - set(self._psn_answers))}")
+            return {
+                item["conn"]: (item["sq_psn"], item["rq_psn"])
+                for name, answer in self._psn_answers.items()
+                for item in answer["conns"]
+                if source_of[item["conn"]] == name
+            }
+
+    def dump(self, *, timeout_s: float = 5.0) -> dict[str, Flight]:
+        """The flight recorders as they are now, by task; those of engines that do not answer in time are left out."""
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            self._told = {}
+            wanted = self._ask_for_flights()
+            while wanted - set(self._told) and not self._over.is_set():
+                if not self._news.wait(max(0.0, deadline - time.monotonic())):
+                    break
+            return dict(self._told)
+
+    def stop(self) -> None:
+        """Ask for an orderly end: what is in flight is finished. The result is still got by `wait`."""
+        for task in self.plan.tasks:
+            if task.active and not self._over.is_set():
+                self._try_send(task.endpoint.host, {"do": "stop", "task": task.name})
+
+    def wait(self, timeout_s: float) -> Result:
+        """The result, when the run is over.
+
+        Raises:
+            LabError: it is not over by the timeout. It is ended then, and nothing is left on the nodes.
+        """
+        deadline = time.monotonic() + timeout_s
+        # In small steps: handlers of signals run on the main thread, which the kernel need not be the one to interrupt.
+        while not self._over.wait(min(STEP_S, max(0.0, deadline - time.monotonic()))) and time.monotonic() < deadline:
+            pass
+        if not self._over.is_set():
+            self.abort(f"not over after {timeout_s:.0f} s")
+            self._over.wait(15.0)
+            raise LabError(f"{self.plan.what}: not over after {timeout_s:.0f} s; it was ended")
+        self._thread.join(timeout=10.0)
+        if self._result is None:
+            raise LabError(f"{self.plan.what}: {self.failure}")
+        return self._result
+
+    def abort(self, reason: str) -> None:
+        """End at once, as failed."""
+        self._engines.events.put(Event(host="controller", message={"event": "abort", "error": reason}))
+
+    def __enter__(self) -> Running[Result]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._over.is_set():
+            self.abort("given up by its user")
+            self._over.wait(15.0)
+
+    # Setting up, in the caller's thread.
+
+    def _prepare(self) -> None:
+        for task in self.plan.tasks:
+            self._engines.send(
+                task.endpoint.host,
+                {
+                    "do": "task",
+                    "task": task.name,
+                    "kind": task.kind,
+                    "rnic": task.endpoint.rnic,
+                    "address": task.endpoint.address,
+                    "spec": dict(task.spec),
+                },
+            )
+        self._cabling.make_all()
+        self._pump_until(lambda: not self._cabling.down)
+        self._publish("qps", time.monotonic_ns(), connections=list(self.connections))
+
+    def _pump_until(self, is_there: Callable[[], bool]) -> None:
+        deadline_ns = time.monotonic_ns() + int(SETUP_TIMEOUT_S * 1e9)
+        while not is_there():
+            event = self._engines.next(min(deadline_ns, time.monotonic_ns() + POLL_NS))
+            now_ns = time.monotonic_ns()
+            if event is not None:
+                self._handle(event, now_ns)
+            self._tend(now_ns)
+            if self.failure is None and now_ns > deadline_ns:
+                self.failure = f"no connection {', '.join(self._cabling.down)} after {SETUP_TIMEOUT_S:.0f} s"
+            if self.failure is not None:
+                raise LabError(f"{self.plan.what} did not start: {self.failure}")
+
+    def _begin_task(self, task: TaskPlan) -> None:
+        self._engines.send(task.endpoint.host, {"do": "start", "task": task.name})
+
+    def _start(self) -> None:
+        self._prepare()
+        self.started_ns = self._moved_ns = time.monotonic_ns()
+        waiting = [task for task in self.plan.tasks if task.active]
+        for task in waiting[: 1 if self.plan.one_by_one else None]:
+            self._begin_task(task)
+        self._cold = {task.name for task in waiting if task.spec.get("warmup")}
+        if not self._cold:
+            self._publish("ready", self.started_ns)
+        self._thread.start()
+        while self._cold and not self._over.wait(0.05):
+            pass
+
+    # The run's own thread.
+
+    def _run(self) -> None:
+        try:
+            active = {task.name for task in self.plan.tasks if task.active}
+            while self.failure is None and not active <= set(self.done):
+                event = self._engines.next(time.monotonic_ns() + POLL_NS)
+                now_ns = time.monotonic_ns()
+                if event is not None:
+                    self._handle(event, now_ns)
+                self._tend(now_ns)
+                self._answer(now_ns)
+                if now_ns - self._moved_ns > self.plan.stall_deadline_s * 1e9:
+                    self.failure = f"nothing moved for {self.plan.stall_deadline_s:.0f} s{self._where()}"
+        except FaultbedError as error:
+            self.failure = str(error)
+        except Exception as error:  # noqa: BLE001  # a defect of ours must end the run, not hang its user
+            self.failure = f"{type(error).__name__}: {error}"
+        self.ended_ns = time.monotonic_ns()
+        if self.failure is not None:
+            self._look_at_the_wreck()
+        try:
+            self._answer(self.ended_ns, at_end=True)
+            self._engines.widen_clocks()
+            self._release_engines()
+            self._cabling.settle()
+            self._result = self._finish(self)
+            self._publish("done", self.ended_ns, outcome=self.outcome, where=self.failure)
+        finally:
+            for one in self._beside:
+                one.close()
+            self._over.set()
+
+    def _release_engines(self) -> None:
+        """Engines that are lent go back clean, or not at all: what failed may have left anything."""
+        if self._owns_engines or self.failure is not None:
+            self._engines.close()
+            return
+        try:
+            self._engines.forget()
+        except FaultbedError as error:
+            self.failure = str(error)
+            self._engines.close()
+
+    def _ask_for_flights(self) -> set[str]:
+        asked = set()
+        for task in self.plan.tasks:
+            if task.kind == "rank" and task.endpoint.host not in self._gone:
+                with contextlib.suppress(FaultbedError):
+                    self._engines.send(task.endpoint.host, {"do": "dump", "task": task.name})
+                    asked.add(task.name)
+        return asked
+
+    def _answer(self, now_ns: int, *, at_end: bool = False) -> None:
+        """Ask all ranks when somebody has asked us; when they have told it, or will not any more, hand it on."""
+        if self._asked is None:
+            if at_end or not dump_signal.take():
+                return
+            with self._news:
+                self._told = {}
+                self._asked, self._asked_ns = self._ask_for_flights(), now_ns
+        with self._news:
+            told = dict(self._told)
+        if self._asked <= set(told) or at_end or now_ns - self._asked_ns > TELL_NS:
+            self._asked = None
+            ranks = [task for task in self.plan.tasks if task.kind == "rank"]
+            self._publish(
+                "flights",
+                now_ns,
+                flights=[told[task.name] for task in ranks if task.name in told],
+                silent=[task.endpoint.name for task in ranks if task.name not in told],
+            )
+
+    def _look_at_the_wreck(self) -> None:
+        """What the ranks that are left were doing; whoever does not tell it in time is left out.
+
+        Where an engine is gone, its peers are given two of their retry timers to notice: that is what a fabric shows of
+        a rank that died, and it would be gone with their queue pairs.
+        """
+        began_ns = time.monotonic_ns()
+        deadline_ns = began_ns + int(WRECK_TIMEOUT_S * 1e9)
+        timers = [4096 << task.spec["qp"]["timeout"] for task in self.plan.tasks if "qp" in task.spec]
+        noticed_ns = min(began_ns + 2 * max(timers, default=0), deadline_ns) if self._gone else began_ns
+        with self._news:
+            self._told = {}
+        wanted = self._ask_for_flights()
+        while wanted - set(self._told) and time.monotonic_ns() < deadline_ns:
+            event = self._engines.next(deadline_ns)
+            if event is not None:
+                self._handle(event, time.monotonic_ns())
+                wanted -= {task.name for task in self.plan.tasks if task.endpoint.host in self._gone}
+        while (left_ns := noticed_ns - time.monotonic_ns()) > 0:
+            event = self._engines.next(time.monotonic_ns() + left_ns)
+            if event is not None:
+                self._handle(event, time.monotonic_ns())
+        self.flights = dict(self._told)
+
+    def _tend(self, now_ns: int) -> None:
+        self._cabling.retry_due(now_ns)
+        self._moved_ns = max(self._moved_ns, self._cabling.moved_ns)
+        self.failure = self.failure or self._cabling.failure
+
+    def _where(self) -> str:
+        down = self._cabling.down
+        late = [name for name, task in self._tasks.items() if task.active and name not in self.done]
+        return f" (down: {', '.join(down)})" if down else f" (not done: {', '.join(late)})"
+
+    def _handle(self, event: Event, now_ns: int) -> None:
+        message = event.message
+        self._cabling.handle(event.name, message, now_ns)
+        handler = getattr(self, f"_on_{event.name}", None)
+        if handler is not None:
+            handler(message, event.host, now_ns)
+        if event.name in ("sample", "iteration", "stored", "error"):
+            self.events.append(event)
+            self._publish(event.name, now_ns, host=event.host, **{k: v for k, v in message.items() if k != "event"})
+
+    def _on_sample(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
+        if any(message["sizes"]):
+            self._moved_ns = now_ns
+
+    def _on_iteration(self, _message: Mapping[str, Any], _host: str, now_ns: int) -> None:
+        self._moved_ns = now_ns
+
+    _on_stored = _on_iteration
+
+    def _on_stamps(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
+        self._moved_ns = now_ns
+        self.stamps.setdefault(message["task"], []).extend(message["rows"])
+
+    def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
+        """What is not counted is over on one rank; the work has started when the last one says so."""
+        self._moved_ns = now_ns
+        self.started_ns = max(self.started_ns, message["at_ns"])
+        if message["wrong"]:
+            self.failure = f"{host}, {message['task']}: {message['wrong']} wrong elements already while warming up"
+        elif self._cold == {message["task"]}:
+            self._publish("ready", self.started_ns)
+        self._cold.discard(message["task"])
+
+    def _on_done(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
+        self.done[message["task"]] = message
+        self._moved_ns = now_ns
+        for task in self.plan.tasks:
+            if task.stops_after == message["task"]:
+                self._try_send(task.endpoint.host, {"do": "stop", "task": task.name})
+        if self.plan.one_by_one:
+            following = next((task for task in self.plan.tasks if task.active and task.name not in self.done), None)
+            if following is not None:
+                self._begin_task(following)
+
+    def _on_psn(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
+        with self._news:
+            self._psn_answers[message["task"]] = message
+            self._news.notify_all()
+
+    def _on_flight(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
+        task = self._tasks[message["task"]]
+        rank = next(index for index, other in enumerate(self.plan.tasks) if other is task)
+        flight = flight_of(message, rank=rank, endpoint=task.endpoint.name, offset_ns=self.offset_ns(task.name))
+        with self._news:
+            self._told[task.name] = flight
+            self._news.notify_all()
+
+    def _on_standstill(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
+        self.standstills.append(Standstill(host=host, start_ns=message["start_ns"], end_ns=message["end_ns"]))
+
+    def _on_overdue(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
+        took_s = message["after_ms"] / 1000
+        waits = {"data": ": it waits for data from storage", "checkpoint": ": it waits for a checkpoint to be stored"}
+        self.failure = self.failure or (
+            f"{host}, {message['task']}: iteration {message['iteration']} is not over after {took_s:g} s"
+            f"{waits.get(message.get('phase', ''), '')}"
+        )
+
+    def _on_error(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
+        self.failure = self.failure or f"{host}, {message.get('where')}: {message.get('error')}"
+
+    def _on_abort(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
+        self.failure = self.failure or str(message["error"])
+
+    def _on_gone(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
+        self._gone.add(host)
+        said = f": {message['error']}" if message.get("error") else ""
+        self.failure = self.failure or f"{host}: the traffic engine is gone{said}"
+
+    def _try_send(self, host: str, message: Mapping[str, Any]) -> None:
+        try:
+            self._engines.send(host, message)
+        except FaultbedError as error:
+            self.failure = self.failure or str(error)
+
+    def _publish(self, name: str, now_ns: int, **fields: object) -> None:
+        if self._on_event is not None:
+            self._on_event({"event": name, "time_ns": now_ns, **fields})
+
+
+def _refuse_local(lab: TrafficLab, plan: Plan) -> None:
+    """On a soft lab: Linux delivers to an address of its own through lo, where no rxe listens."""
+    places = {task.name: task.endpoint for task in plan.tasks}
+    for cable in plan.cables:
+        src, dst = places[cable.src], places[cable.dst]
+        if lab.kind == "soft" and src.host == dst.host:
+            raise UsageError(
+                f"{plan.what}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot talk to itself over "
+                "the fabric; order the ranks so that neighbours are on different hosts"
+            )
+
+
+def begin(
+    lab: TrafficLab,
+    plan: Plan,
+    finish: Callable[[Running[Result]], Result],
+    on_event: OnEvent | None = None,
+    engines: Engines | None = None,
+    *,
+    beside: Sequence[Beside] = (),
+) -> Running[Result]:
+    """Start engines (unless some are lent), make all connections, start the work; `beside` ends with it.
+
+    Raises:
+        UsageError: the lab cannot carry it.
+        LabError: it could not be started; nothing is left running on any node.
+    """
+    with contextlib.ExitStack() as undo:
+        for one in beside:
+            undo.callback(one.close)
+        _refuse_local(lab, plan)
+        hosts = tuple(dict.fromkeys(task.endpoint.host for task in plan.tasks))
+        if engines is not None and not set(hosts) <= set(engines.hosts):
+            raise UsageError(f"{plan.what}: the engines lent to it are on {', '.join(engines.hosts)} only")
+        owns_engines = engines is None
+        engines = engines or Engines.start(lab, hosts)
+        undo.callback(engines.close)
+        running = Running(engines, plan, finish, on_event, owns_engines=owns_engines, beside=beside)
+        running._start()  # noqa: SLF001  # the two are one
+        undo.pop_all()
+    return running

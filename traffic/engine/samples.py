@@ -1,0 +1,68 @@
+"""Samples and iterations out of the raw events of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from traffic.engine.run_results import Checkpoint, Iteration, Sample
+from traffic.engine.running_traffic import Running
+
+__all__ = ["BIN_NS", "checkpoints_of", "iterations_of", "samples_of"]
+
+BIN_NS = 100_000_000
+"""Length of a sample, as in `traffic.node.series`."""
+
+
+def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> tuple[Sample, ...]:
+    """The samples of some tasks (default: of all), by time."""
+    names = {task.name: task.endpoint.name for task in running.plan.tasks}
+    found = [
+        Sample(
+            endpoint=names[event.message["task"]],
+            start_ns=event.message["start_ns"] + index * BIN_NS,
+            duration_ns=BIN_NS,
+            size_bytes=size,
+        )
+        for event in running.events
+        if event.name == "sample" and (tasks is None or event.message["task"] in tasks)
+        for index, size in enumerate(event.message["sizes"])
+    ]
+    return tuple(sorted(found, key=lambda sample: (sample.start_ns, sample.endpoint)))
+
+
+def iterations_of(running: Running[Any], task: str) -> tuple[Iteration, ...]:
+    """The iterations of one rank, in order."""
+    return tuple(
+        Iteration(
+            index=event.message["index"],
+            start_ns=event.message["start_ns"],
+            end_ns=event.message["end_ns"],
+            compute_ns=event.message["compute_ns"],
+            comm_ns=event.message["comm_ns"],
+            wait_ns=event.message["wait_ns"],
+            wrong_elements=event.message["wrong"],
+            phases_ns=tuple(event.message.get("phases_ns", ())),
+            paused_ns=tuple(event.message.get("paused_ns", ())),
+            ingest_ns=event.message.get("ingest_ns", 0),
+            checkpoint_ns=event.message.get("checkpoint_ns", 0),
+        )
+        for event in running.events
+        if event.name == "iteration" and event.message["task"] == task
+    )
+
+
+def checkpoints_of(running: Running[Any], task: str, rank: int) -> tuple[Checkpoint, ...]:
+    """What one rank has stored, in order."""
+    return tuple(
+        Checkpoint(
+            rank=rank,
+            iteration=event.message["iteration"],
+            start_ns=event.message["start_ns"],
+            end_ns=event.message["end_ns"],
+            waited_ns=event.message["waited_ns"],
+            size_bytes=event.message["size_bytes"],
+        )
+        for event in running.events
+        if event.name == "stored" and event.message["task"] == task
+    )

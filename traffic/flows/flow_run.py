@@ -1,0 +1,391 @@
+"""Flows between RNICs, one or several at once: how they are started, and what they leave behind.
+
+Several flows make a traffic matrix (`traffic.flows.matrix`: incast, permutation and so on), or bulk with probes beside
+it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from testbed.errors import UsageError
+from testbed.model.selectors import select_one
+from testbed.model.topology import Topology
+from traffic.engine import traffic_metrics
+from traffic.engine.engine_client import Engines, TrafficLab, endpoint
+from traffic.engine.run_results import Connection, Endpoint, Outcome, QpError, Rebuild, Sample, Window
+from traffic.engine.running_traffic import OnEvent, Running, begin
+from traffic.engine.samples import samples_of
+from traffic.engine.task_specs import Cable, Plan, TaskPlan
+from traffic.flows.flow_spec import (
+    ATOMIC_BYTES,
+    CHECKED,
+    MEMORIES,
+    SPREADS,
+    TRANSPORTS,
+    VERBS,
+    FlowSpec,
+    check,
+    check_on,
+    is_probe,
+    shape,
+)
+from traffic.flows.rnr_outcome import Rnr, rnr_of
+from traffic.probes.rtt import Echo, echoes
+
+__all__ = [
+    "ATOMIC_BYTES",
+    "CHECKED",
+    "MEMORIES",
+    "SPREADS",
+    "TRANSPORTS",
+    "VERBS",
+    "FlowResult",
+    "FlowSpec",
+    "FlowsResult",
+    "Latency",
+    "QpTotal",
+    "check",
+    "check_on",
+    "engine_spec",
+    "start",
+    "start_all",
+]
+
+RD_ATOMIC = 16
+"""Reads and atomics that a QP has outstanding; further ones wait in its send queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QpTotal:
+    """What one QP carried (acknowledged), between its first and its last completion."""
+
+    connection: int
+    messages: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Times of messages from posting to completion, in ns, over `count` of them (the first 200,000)."""
+
+    count: int
+    min_ns: float
+    mean_ns: float
+    stdev_ns: float
+    p50_ns: float
+    p95_ns: float
+    p99_ns: float
+    p999_ns: float
+    max_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowResult:
+    """A flow that is over. `goodput_bps` counts acknowledged payload from the start to the last completion.
+
+    `sent` are the messages that the sender was done with, `sent_totals` by QP. Over RC they have arrived; otherwise
+    `messages`, `size_bytes`, `goodput_bps` and `totals` are of what came. `messages` are whole ones, also where they
+    were split. `last_value` is what the last atomic found before it added 1; `rnr` is what late receives came to.
+    Of a flow with `check`, `checked_bytes` were looked at, and `wrong_bytes` of them were others than were sent: over
+    uc and ud these are all that came.
+    """
+
+    spec: FlowSpec
+    outcome: Outcome
+    where: str | None
+    window: Window
+    sent: int
+    messages: int
+    size_bytes: int
+    goodput_bps: float
+    latency: Latency | None
+    last_value: int | None
+    totals: tuple[QpTotal, ...]
+    sent_totals: tuple[QpTotal, ...]
+    samples: tuple[Sample, ...]
+    connections: tuple[Connection, ...]
+    qp_errors: tuple[QpError, ...]
+    rebuilds: tuple[Rebuild, ...]
+    clock_error_ns: Mapping[str, int]
+    rnr: Rnr | None = None
+    checked_bytes: int | None = None
+    wrong_bytes: int | None = None
+    echoes: tuple[Echo, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+def engine_spec(spec: FlowSpec) -> dict[str, Any]:
+    """What the engines at both ends of a flow are told of it."""
+    depth, chain = shape(spec)
+    return {
+        "verb": spec.verb,
+        "transport": spec.transport,
+        "admit": spec.admit,
+        "gpu": None,
+        "spread": spec.spread,
+        "part_bytes": spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes,
+        "qps": spec.qps,
+        "depth": depth,
+        "batch": chain,
+        "rate_bps": spec.rate_bps,
+        "on_ns": round(spec.on_s * 1e9),
+        "off_ns": round(spec.off_s * 1e9),
+        "latency": spec.latency,
+        "late_ns": round(spec.late_receives_ms * 1e6),
+        "messages": spec.messages,
+        "duration_ms": None if spec.duration_s is None else round(spec.duration_s * 1000),
+        "op_deadline_ms": round(spec.op_deadline_s * 1000),
+        "qp": {**spec.qp.to_dict(), "rd_atomic": RD_ATOMIC if spec.verb in ("read", "atomic") else 1},
+    }
+
+
+def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, TaskPlan]:
+    check(spec)
+    check_on(lab.kind, transport=spec.transport, qp=spec.qp, entropy=spec.entropy)
+    src, dst = endpoint(lab.topology, spec.src), endpoint(lab.topology, spec.dst)
+    if src == dst:
+        raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
+    common = engine_spec(spec)
+    counts = spec.transport != "rc"
+    looks = spec.check and spec.verb != "read"
+    kinds = {
+        "echo": spec.echo,
+        "numbered": counts and spec.check,
+        "unreliable": counts,
+        "admitted": spec.admit,
+        "checked": spec.check,
+        "flow": True,
+    }
+    kind = next(name for name, wanted in kinds.items() if wanted)
+    there, here = common, common
+    if spec.memory == "cuda":
+        there, here = ({**common, "gpu": _gpu_at(lab.topology, end)} for end in (src, dst))
+    tx = TaskPlan(name=f"tx{suffix}", kind=f"{kind}_tx", endpoint=src, spec=there, active=True)
+    tells = counts or looks
+    after = tx.name if tells else None
+    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=here, active=tells, stops_after=after)
+    return tx, rx
+
+
+def _gpu_at(topology: Topology, end: Endpoint) -> dict[str, Any]:
+    """The GPU at an RNIC's place in its host, as an engine is told of it."""
+    host = topology.host_by_name[end.host]
+    place = [rnic.name for rnic in host.rnics].index(end.rnic)
+    gpu = host.gpus[place] if place < len(host.gpus) else None
+    if gpu is None or gpu.kind == "soft":
+        said = "only a soft GPU" if gpu else "no GPU"
+        raise UsageError(f"{end.name} has {said} at its place; memory of a GPU needs a real one: use host memory")
+    return {"number": place, "pcie": gpu.pcie}
+
+
+def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Sequence[str]) -> Plan:
+    tasks: list[TaskPlan] = []
+    cables: list[Cable] = []
+    turns = itertools.count()
+    admits = {(spec.dst, spec.admit) for spec in specs if spec.admit}
+    if len({dst for dst, _ in admits}) < len(admits):
+        raise UsageError("all admitted flows to an RNIC must have the same number of grants")
+    for spec, suffix in zip(specs, suffixes, strict=True):
+        ends = _tasks(lab, spec, suffix)
+        tasks += ends
+        for _ in range(spec.qps):
+            label = (spec.qp.flow_label or 1) + next(turns) % spec.entropy if spec.entropy else 0
+            cables.append(Cable(index=len(cables), src=ends[0].name, dst=ends[1].name, flow_label=label))
+    return Plan(
+        what=what,
+        tasks=tuple(tasks),
+        cables=tuple(cables),
+        peer_deadline_s=max(spec.peer_deadline_s for spec in specs),
+        stall_deadline_s=max(spec.stall_deadline_s for spec in specs),
+    )
+
+
+def _resolved(topology: Topology, spec: FlowSpec) -> FlowSpec:
+    """The flow between the RNICs that its selectors stand for."""
+    return replace(spec, src=select_one(topology, spec.src), dst=select_one(topology, spec.dst))
+
+
+def start(lab: TrafficLab, spec: FlowSpec, on_event: OnEvent | None = None) -> Running[FlowResult]:
+    """Start a flow on a lab.
+
+    Raises:
+        UsageError: the spec asks for something that is not there; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    spec = _resolved(lab.topology, spec)
+    plan = _plan(lab, f"flow {spec.src} -> {spec.dst}", [spec], [""])
+    return begin(lab, plan, lambda running: _finish(running, spec, ""), on_event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowsResult:
+    """Several flows that ran at once and are over.
+
+    `goodput_bps` is the sum of the flows', `jain_index` how even those are that are no probes (1: all alike; 1/n: one
+    has all).
+    """
+
+    outcome: Outcome
+    where: str | None
+    flows: tuple[FlowResult, ...]
+    goodput_bps: float
+    jain_index: float
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """The RNICs at their ends, sources first, each once."""
+        sources, sinks = ([getattr(one.spec, end) for one in self.flows] for end in ("src", "dst"))
+        return tuple(dict.fromkeys([*sources, *sinks]))
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """Of all flows."""
+        return tuple(sample for one in self.flows for sample in one.samples)
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Of all flows."""
+        return tuple(connection for one in self.flows for connection in one.connections)
+
+    @property
+    def qp_errors(self) -> tuple[QpError, ...]:
+        """Of all flows."""
+        return tuple(error for one in self.flows for error in one.qp_errors)
+
+    @property
+    def rebuilds(self) -> tuple[Rebuild, ...]:
+        """Of all flows."""
+        return tuple(rebuild for one in self.flows for rebuild in one.rebuilds)
+
+    @property
+    def clock_error_ns(self) -> Mapping[str, int]:
+        """By host: how wrong its times may be, in ns."""
+        return self.flows[0].clock_error_ns
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+def start_all(
+    lab: TrafficLab,
+    specs: Sequence[FlowSpec],
+    on_event: OnEvent | None = None,
+    *,
+    engines: Engines | None = None,
+) -> Running[FlowsResult]:
+    """Start several flows at once; on `engines` where some are lent.
+
+    Raises:
+        UsageError: a spec asks for something that is not there, or there is none; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    if not specs:
+        raise UsageError("no flow at all: name at least one")
+    specs = [_resolved(lab.topology, spec) for spec in specs]
+    suffixes = [str(number) for number in range(len(specs))]
+    plan = _plan(lab, f"{len(specs)} flows", specs, suffixes)
+
+    def finish(running: Running[FlowsResult]) -> FlowsResult:
+        flows = tuple(_finish(running, *pair) for pair in zip(specs, suffixes, strict=True))
+        bulk = [flow for flow in flows if not is_probe(flow.spec)] or flows
+        wrong = [flow for flow in flows if flow.wrong_bytes]
+        return FlowsResult(
+            outcome="failed" if wrong else running.outcome,
+            where=running.failure or (wrong[0].where if wrong else None),
+            flows=flows,
+            goodput_bps=sum(flow.goodput_bps for flow in flows),
+            jain_index=traffic_metrics.jain_index([flow.goodput_bps for flow in bulk]),
+        )
+
+    return begin(lab, plan, finish, on_event, engines)
+
+
+def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
+    task = f"tx{suffix}"
+    samples = samples_of(running, (task, f"rx{suffix}"))
+    own = {cable.index for cable in running.plan.cables if cable.src == task}
+    part_bytes = spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes
+    done = sent = running.done.get(task, {})
+    if done and spec.transport != "rc":
+        came = running.done.get(f"rx{suffix}", {})
+        done = {**came, "start_ns": sent["start_ns"], "end_ns": max(sent["end_ns"], came["end_ns"])} if came else {}
+    if not done:  # failed: what the samples saw is what there is
+        window = Window(start_ns=running.started_ns, end_ns=running.ended_ns)
+        size = sum(sample.size_bytes for sample in samples)
+    else:
+        window = Window(start_ns=done["start_ns"], end_ns=done["end_ns"])
+        size = sum(item["messages"] for item in done["totals"]) * part_bytes
+    totals = _totals(done, part_bytes)
+    looked = running.done.get(task if spec.verb == "read" else f"rx{suffix}", {}) if spec.check else {}
+    wrong = looked.get("wrong_bytes")
+    said = f"{spec.src} -> {spec.dst}: {wrong} of {looked.get('checked_bytes')} bytes are wrong" if wrong else None
+    errors = tuple(item for item in running.qp_errors if item.connection in own)
+    counts = [total.messages for total in totals] or [0]
+    return FlowResult(
+        spec=spec,
+        outcome="failed" if wrong else running.outcome,
+        where=running.failure or said,
+        window=window,
+        sent=sum(item["messages"] for item in sent.get("totals", ())) // (spec.qps if spec.spread == "split" else 1),
+        messages=min(counts) if spec.spread == "split" else sum(counts),
+        size_bytes=size,
+        goodput_bps=traffic_metrics.goodput_bps(size, window.duration_ns),
+        latency=_latency(done.get("latencies_ns") or ()),
+        last_value=done.get("last_value"),
+        rnr=rnr_of(sent.get("rnr") or {}, errors) if spec.late_receives_ms else None,
+        checked_bytes=looked.get("checked_bytes"),
+        wrong_bytes=wrong,
+        totals=totals,
+        sent_totals=_totals(sent, part_bytes),
+        samples=samples,
+        connections=tuple(item for item in running.connections if item.index in own),
+        qp_errors=errors,
+        rebuilds=tuple(item for item in running.rebuilds if item.connection in own),
+        clock_error_ns=running.clock_error_ns,
+        echoes=_echoes(running, suffix) if spec.echo else (),
+    )
+
+
+def _echoes(running: Running[Any], suffix: str) -> tuple[Echo, ...]:
+    tx, rx = f"tx{suffix}", f"rx{suffix}"
+    came = running.stamps.get(rx, ())
+    found = echoes(running.stamps.get(tx, ()), came, offset_ns=running.offset_ns(tx))
+    if rx in running.done:
+        return found
+    # A responder that was lost on the way: of what came after its last word nobody knows.
+    last_ns = max((row[2] for row in came), default=0) + running.offset_ns(rx)
+    return tuple(one for one in found if one.came or one.sent_ns < last_ns)
+
+
+def _totals(done: Mapping[str, Any], part_bytes: int) -> tuple[QpTotal, ...]:
+    return tuple(
+        QpTotal(connection=item["conn"], messages=item["messages"], size_bytes=item["messages"] * part_bytes)
+        for item in done.get("totals", ())
+    )
+
+
+def _latency(times_ns: Sequence[int]) -> Latency | None:
+    if not times_ns:
+        return None
+    ordered = sorted(times_ns)
+    p50, p95, p99, p999 = (traffic_metrics.percentile(ordered, percent) for percent in (50, 95, 99, 99.9))
+    return Latency(
+        count=len(ordered),
+        min_ns=ordered[0],
+        mean_ns=statistics.fmean(ordered),
+        stdev_ns=statistics.pstdev(ordered),
+        p50_ns=p50,
+        p95_ns=p95,
+        p99_ns=p99,
+        p999_ns=p999,
+        max_ns=ordered[-1],
+    )

@@ -1,0 +1,27 @@
+"""The index of an RNIC's GID, as perftest and its reports name it."""
+
+from __future__ import annotations
+
+from testbed.errors import LabError
+from testbed.remote.remote_node import Node
+from traffic.engine.run_results import Endpoint
+
+__all__ = ["gid_index"]
+
+
+def gid_index(node: Node, place: Endpoint) -> int:
+    """The index of the RoCE v2 GID of an RNIC's address, looked up by value on its host.
+
+    Raises:
+        LabError: there is none.
+    """
+    octets = [int(part) for part in place.address.split(".")]
+    want = f"0000:0000:0000:0000:0000:ffff:{octets[0]:02x}{octets[1]:02x}:{octets[2]:02x}{octets[3]:02x}"
+    port = f"/sys/class/infiniband/{place.rnic}/ports/1"
+    listing = node.run(["grep", "-sH", "", "-r", f"{port}/gids", f"{port}/gid_attrs/types"], check=False).stdout
+    values = dict(line.split(":", 1) for line in listing.splitlines() if ":" in line)
+    for path, value in values.items():
+        index = path.rsplit("/", 1)[1]
+        if value == want and "v2" in values.get(f"{port}/gid_attrs/types/{index}", ""):
+            return int(index)
+    raise LabError(f"{place.name} has no RoCE v2 GID for {place.address}")

@@ -1,0 +1,1 @@
+"""Engine tasks of flows and probes."""

@@ -1,0 +1,140 @@
+"""Receiver-driven admission: senders to one RNIC send a chain when its host grants them one, each in its turn.
+
+However many senders there are, never more than `admit` chains are under way to the RNIC: an incast becomes a queue at
+the receiver's host instead of one at its switch port (as in Homa's and NDP's grants, by chains instead of packets). The
+last request of a chain is a write with immediate, by which the receiver knows that the chain has come; a grant is an
+empty write with immediate, of as many messages as the sender's chains have. A sender that has no more says so by an
+immediate of 0.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from traffic.node.flows.flow import CREDIT_ID, FlowReceiver, FlowSender
+from traffic.node.flows.grants import Grants
+from traffic.node.task import RECV_ID, Conn
+from traffic.node.verbs import VERBS, Rnic, recv_request, request
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["AdmittedReceiver", "AdmittedSender"]
+
+RECEIVES = 16
+LEAVE_ID = 1 << 60
+
+
+_GRANTS: dict[str, Grants] = {}
+"""By RNIC, of this engine: its flows know nothing of each other but this."""
+
+
+class AdmittedReceiver(FlowReceiver):
+    """The end that grants."""
+
+    def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
+        super().__init__(name, rnic, spec, emit)
+        self.grants = _GRANTS.setdefault(rnic.name, Grants(spec["admit"]))
+        self.receive = recv_request(RECV_ID, self.buffer.mr)
+
+    def capacity(self, conn: Conn) -> tuple[int, int]:
+        return 8, RECEIVES
+
+    def joined(self, conn: Conn) -> None:
+        if conn.number not in self.credits:
+            made = request("write-imm", wr_id=CREDIT_ID, mr=self.buffer.mr, address=0, size=0, signalled=True)
+            self.credits[conn.number] = made
+        for _ in range(RECEIVES):
+            conn.rc.post_recv(self.receive)
+
+    def go(self, conn: Conn, now_ns: int) -> None:
+        conn.outstanding = 0
+        self._grant(self.grants.join(conn), now_ns)
+
+    def down(self, conn: Conn, now_ns: int) -> None:
+        self._grant(self.grants.leave(conn), now_ns)
+
+    def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
+        if conn.state in ("joined", "up"):
+            conn.rc.post_recv(self.receive)
+        self._grant(self.grants.came(conn) if imm else self.grants.leave(conn), now_ns)
+
+    def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
+        pass
+
+    def _grant(self, granted: list[Conn], now_ns: int) -> None:
+        for conn in granted:
+            credit, _ = conn.task.credits[conn.number]  # type: ignore[attr-defined]  # one of us
+            credit.imm_data = conn.peer["chain"]
+            conn.task.posted(conn, now_ns)
+            conn.rc.post_send(credit)
+
+    def close(self) -> None:
+        _GRANTS.pop(self.rnic.name, None)
+        super().close()
+
+
+class AdmittedSender(FlowSender):
+    """The end that waits for grants; they are counted as a sender of sends counts what it was told of."""
+
+    def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
+        super().__init__(name, rnic, spec, emit)
+        self.window = 0
+        self.leaving, self._leaving_sge = request(
+            "write-imm", wr_id=LEAVE_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
+        )
+        self.left: set[int] = set()
+        self.again: dict[int, deque[int]] = {}
+
+    def capacity(self, conn: Conn) -> tuple[int, int]:
+        sends, receives = super().capacity(conn)
+        return sends + 1, receives
+
+    def endpoint(self, conn: Conn) -> dict[str, Any]:
+        if conn.number not in self.lanes:
+            lane = self.lanes[conn.number] = self._make_lane(len(self.lanes))
+            for index in range(0, len(lane.keep), lane.batch):
+                last, _ = lane.keep[index]
+                last.opcode = VERBS["write-imm"]
+                last.imm_data = lane.batch
+        return {**super().endpoint(conn), "chain": self.lanes[conn.number].batch}
+
+    def go(self, conn: Conn, now_ns: int) -> None:
+        if self.running:
+            conn.outstanding = 0
+            self.left.discard(conn.number)
+            # Granted to a queue pair that is gone: the receiver does not count these any more, and grants them anew.
+            self.again[conn.number] = deque(self.lanes[conn.number].flying)
+            self._fill(conn, now_ns)
+            self._leave_if_done(conn, now_ns)
+
+    def _post(self, conn: Conn, now_ns: int) -> bool:
+        lane = self.lanes[conn.number]
+        if not (again := self.again.get(conn.number)):
+            return super()._post(conn, now_ns)
+        if conn.state != "up" or lane.ahead + lane.batch > 0:  # not granted
+            return False
+        lane.ahead += lane.batch
+        self.posted(conn, now_ns)
+        conn.rc.post_send(lane.heads[again.popleft()])
+        return True
+
+    def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
+        if wr_id != LEAVE_ID:
+            super().on_send(conn, wr_id, now_ns)
+            self._leave_if_done(conn, now_ns)
+
+    def stop(self, now_ns: int) -> None:
+        super().stop(now_ns)
+        for conn in self.conns.values():
+            self._leave_if_done(conn, now_ns)
+
+    def _leave_if_done(self, conn: Conn, now_ns: int) -> None:
+        lane = self.lanes[conn.number]
+        over = self.stopping_ns is not None or lane.left == 0
+        if over and conn.state == "up" and not lane.flying and conn.number not in self.left:
+            self.left.add(conn.number)
+            self.posted(conn, now_ns)
+            conn.rc.post_send(self.leaving)

@@ -1,0 +1,165 @@
+"""Flows of which every byte of every message is looked at: sends and writes with immediate by the receiver, reads here.
+
+What is in them is in `traffic.node.flows.content`. Each message under way has a slot of its own at both ends, filled
+before it is posted and looked at when it has come; only then may the slot be used again: a receive is posted again, and
+a sender of writes is told, after the look.
+
+After a rebuild the sender sends again what was not acknowledged, and what the receiver had not looked at yet is lost to
+it: the first message on a new QP may have any number near the one that is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from traffic.node.flows.content import Content, Looker
+from traffic.node.flows.flow import FlowReceiver, FlowSender
+from traffic.node.task import RECV_ID, Conn
+from traffic.node.verbs import Rnic, recv_request
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+__all__ = ["CheckedReceiver", "CheckedSender"]
+
+QUIET_NS = 500_000_000
+
+
+class CheckedReceiver(FlowReceiver):
+    """The end that looks at what was sent and written, or holds what is read."""
+
+    def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
+        super().__init__(name, rnic, spec, emit)
+        self.size = spec["part_bytes"]
+        self.content = Content(self.size)
+        self.lookers: dict[int, Looker] = {}
+        self.requests: dict[int, deque[tuple[int, Any]]] = {}
+        self.started_ns = self.last_ns = 0
+        self.stopping_ns: int | None = None
+        if spec["verb"] == "write-imm":
+            self.tell_at = 1  # its sender has no slot to spare
+        if spec["verb"] == "read":
+            self.buffer.write(0, self.content.of(0, 0))
+
+    def slots(self) -> int:
+        """Of one QP: as many as there are receives, or writes under way."""
+        return self.receives if self.spec["verb"] == "send" else int(self.spec["depth"])
+
+    def memory_bytes(self) -> int:
+        size: int = self.spec["part_bytes"]
+        return size if self.spec["verb"] == "read" else self.spec["qps"] * self.slots() * size
+
+    def endpoint(self, conn: Conn) -> dict[str, Any]:
+        self._looker(conn)
+        base = 0 if self.spec["verb"] == "read" else self._offset(conn, 0)
+        return {"rkey": self.buffer.mr.rkey, "base": self.buffer.address + base}
+
+    def _looker(self, conn: Conn) -> Looker:
+        if conn.number not in self.lookers:
+            self.lookers[conn.number] = Looker(self.content, conn.number)
+        return self.lookers[conn.number]
+
+    def _offset(self, conn: Conn, slot: int) -> int:
+        place = list(self.lookers).index(conn.number)
+        return int((place * self.slots() + slot) * self.size)
+
+    def receives_of(self, conn: Conn) -> Iterable[Any]:
+        if self.spec["verb"] != "send":
+            return super().receives_of(conn)
+        if conn.number not in self.requests:
+            offsets = [self._offset(conn, slot) for slot in range(self.receives)]
+            self.requests[conn.number] = deque(
+                (offset, recv_request(RECV_ID, self.buffer.mr, self.size, offset)) for offset in offsets
+            )
+        return [made for _, made in self.requests[conn.number]]
+
+    def joined(self, conn: Conn) -> None:
+        looker = self._looker(conn)
+        looker.rejoined = conn.generation > 0
+        super().joined(conn)
+
+    def taken(self, conn: Conn, imm: int) -> Any:
+        looker = self.lookers[conn.number]
+        if self.spec["verb"] == "send":  # receives are used in the order in which they were posted
+            self.requests[conn.number].rotate(-1)
+            offset, made = self.requests[conn.number][-1]
+        else:
+            offset, made = self._offset(conn, imm % self.slots()), super().taken(conn, imm)
+        looker.look(self.buffer.read(self.size, offset))
+        return made
+
+    def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
+        self.last_ns = now_ns
+        super().on_recv(conn, imm, now_ns)
+
+    def begin(self, now_ns: int) -> None:
+        self.running = True
+        self.started_ns = now_ns
+
+    def stop(self, now_ns: int) -> None:
+        self.stopping_ns = now_ns
+
+    def tick(self, now_ns: int) -> None:
+        if not self.running or self.finished or self.stopping_ns is None:
+            return
+        if now_ns - max(self.stopping_ns, self.last_ns) > QUIET_NS:
+            self.finished = True
+            self.emit(
+                "done",
+                task=self.name,
+                start_ns=self.started_ns,
+                end_ns=self.last_ns or self.started_ns,
+                totals=[],
+                checked_bytes=sum(looker.checked for looker in self.lookers.values()),
+                wrong_bytes=sum(looker.wrong for looker in self.lookers.values()),
+            )
+
+
+class CheckedSender(FlowSender):
+    """The active end; its chains are of one message."""
+
+    def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
+        super().__init__(name, rnic, spec, emit)
+        self.content = Content(self.size)
+        self.posted_messages: dict[int, int] = {}  # by connection, in order of their places in memory
+        self.checked = self.wrong = 0
+        if self.verb == "write-imm":
+            self.window = spec["depth"]
+
+    def memory_bytes(self) -> int:
+        return int(self.spec["qps"] * self.spec["depth"] * self.spec["part_bytes"])
+
+    def _offset(self, conn: Conn, slot: int) -> int:
+        place = list(self.posted_messages).index(conn.number)
+        return int((place * self.spec["depth"] + slot) * self.size)
+
+    def joined(self, conn: Conn) -> None:
+        self.posted_messages.setdefault(conn.number, 0)
+        super().joined(conn)
+        for slot, (made, sge) in enumerate(self.lanes[conn.number].keep):
+            sge.addr = self.buffer.address + self._offset(conn, slot)
+            if self.verb == "write-imm":
+                made.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + slot * self.size)
+                made.imm_data = slot
+
+    def leaves(self, conn: Conn, index: int) -> None:
+        if self.verb == "read":
+            self.buffer.write(self._offset(conn, index), bytes(self.size))
+        else:
+            number = self.posted_messages[conn.number]
+            self.posted_messages[conn.number] = number + 1
+            self.buffer.write(self._offset(conn, index), self.content.of(conn.number, number))
+        super().leaves(conn, index)
+
+    def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
+        if self.verb == "read":
+            looker = Looker(self.content, 0)
+            looker.look(self.buffer.read(self.size, self._offset(conn, wr_id)))
+            self.checked += looker.checked
+            self.wrong += looker.wrong
+        super().on_send(conn, wr_id, now_ns)
+
+    def extras(self) -> dict[str, Any]:
+        return {"checked_bytes": self.checked, "wrong_bytes": self.wrong} if self.verb == "read" else {}

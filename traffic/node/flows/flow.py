@@ -1,0 +1,360 @@
+"""A flow: requests of one size and verb on N QPs, kept `depth` deep, for a time or a number of messages.
+
+Requests are posted as chains of `batch` of which only the last is signalled: one system call and one completion a
+batch. A chain is made once and posted again when it has completed; after a rebuild the chains that had not completed
+are posted again on the new QP. The receiver's CPU takes no part, except in sends and writes with immediate: it posts
+receives, and tells the sender how many messages have come by empty writes with immediate, so that each finds a receive.
+
+With `late_ns` none is told anything, and a message finds a receive only by luck: there is never more than one, posted
+so long after the message before it came. The sender's RNIC is told that the receiver is not ready (RNR NAK), waits for
+what its `min_rnr_timer` says and sends again, `rnr_retry` times.
+
+`spread` over the QPs: each on its own (`each`), message after message in turn (`round-robin`), or every message in
+parts, one on each QP (`split`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from traffic.node.flows import buffer
+from traffic.node.flows.late import Late
+from traffic.node.flows.pacer import Pacer
+from traffic.node.flows.rnr import RnrCount
+from traffic.node.task import RECV_ID, Conn, Task
+from traffic.node.verbs import Rnic, recv_request, request
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+__all__ = ["FlowReceiver", "FlowSender"]
+
+DRAIN_NS = 3_000_000_000
+CREDIT_ID = 1 << 61
+CREDITS_IN_FLIGHT = 8
+RECEIVED = ("send", "write-imm")
+"""Verbs of which each message takes a receive."""
+SEND_WINDOW = 2
+"""Receives that are posted, in depths of the sender."""
+MOST_LATENCIES = 200_000
+
+
+class _Lane:
+    """The chains of one connection: idle ones and those in flight, oldest first."""
+
+    def __init__(self) -> None:
+        self.heads: list[Any] = []
+        self.keep: list[Any] = []  # every request and SGE of every chain: the links between them are C pointers
+        self.idle: deque[int] = deque()
+        self.flying: deque[int] = deque()
+        self.posted_ns: dict[int, int] = {}
+        self.batch = 1
+        self.left: int | None = None  # messages still to be posted; None: until the time is over
+        self.messages = 0
+        self.ahead = 0  # sends that the receiver has not told of
+        self.first_ns = 0
+        self.last_ns = 0
+
+
+class FlowReceiver(Task):
+    """The passive end: memory to be written into, read or added to; for sends also receives."""
+
+    def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
+        super().__init__(name, rnic, spec, emit)
+        self.slow = Late(spec["late_ns"])
+        self.receives = 0
+        if spec["verb"] in RECEIVED:
+            self.receives = 1 if self.slow.ns else SEND_WINDOW * spec["depth"]
+        self.tell_at = max(1, self.receives // 4)
+        self.buffer = buffer.make(rnic, self.memory_bytes(), spec["gpu"])
+        size = spec["part_bytes"] if spec["verb"] == "send" else 0
+        self.receive = recv_request(RECV_ID, self.buffer.mr, size) if self.receives else None
+        self.credits: dict[int, Any] = {}
+        self.untold: dict[int, int] = {}
+
+    def memory_bytes(self) -> int:
+        """How much memory it has for what comes."""
+        return int(self.spec["part_bytes"])
+
+    def receives_of(self, conn: Conn) -> Iterable[Any]:
+        """What is posted on a new QP."""
+        return [self.receive] * self.receives
+
+    def taken(self, conn: Conn, imm: int) -> Any:
+        """A message has come: what is posted again for the receive that it took."""
+        return self.receive
+
+    def capacity(self, conn: Conn) -> tuple[int, int]:
+        return 8, max(1, self.receives)
+
+    def endpoint(self, conn: Conn) -> dict[str, Any]:
+        return {"rkey": self.buffer.mr.rkey, "base": self.buffer.address}
+
+    def joined(self, conn: Conn) -> None:
+        self.untold[conn.number] = 0
+        if self.receives:
+            if conn.number not in self.credits:
+                self.credits[conn.number] = request(
+                    "write-imm", wr_id=CREDIT_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
+                )
+            for made in self.receives_of(conn):
+                conn.rc.post_recv(made)
+
+    def go(self, conn: Conn, now_ns: int) -> None:
+        conn.outstanding = 0
+        self._tell(conn, now_ns)
+
+    def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
+        if self.slow.ns:
+            self.slow.post(conn, self.receive)
+            self.wake_ns = self.slow.due_ns
+            return
+        again = self.taken(conn, imm)
+        if conn.state in ("joined", "up"):
+            self.late.post(conn, again)
+        self.untold[conn.number] += 1
+        self._tell(conn, now_ns)
+
+    def wake(self, now_ns: int) -> None:
+        self.slow.wake(now_ns)
+        self.wake_ns = self.slow.due_ns
+
+    def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
+        self._tell(conn, now_ns)
+
+    def _tell(self, conn: Conn, now_ns: int) -> None:
+        untold = self.untold[conn.number]
+        if not self.receives or self.slow.ns or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
+            return
+        if untold >= self.tell_at:
+            credit, _ = self.credits[conn.number]
+            credit.imm_data = untold
+            self.untold[conn.number] = 0
+            self.posted(conn, now_ns)
+            conn.rc.post_send(credit)
+
+    def close(self) -> None:
+        super().close()
+        self.slow.forget()
+        self.buffer.close()
+
+
+class FlowSender(Task):
+    """The active end."""
+
+    def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
+        super().__init__(name, rnic, spec, emit)
+        self.size = spec["part_bytes"]
+        self.verb = spec["verb"]
+        self.in_turn = spec["spread"] == "round-robin"
+        self.turn = 0
+        told = self.verb in RECEIVED and not spec["late_ns"]
+        self.window = SEND_WINDOW * spec["depth"] if told else None
+        self.rnr = RnrCount(rnic.name) if spec["late_ns"] else None
+        self.buffer = buffer.make(rnic, self.memory_bytes(), spec["gpu"])
+        self.receive = recv_request(RECV_ID, self.buffer.mr)
+        self.lanes: dict[int, _Lane] = {}
+        self.pacer: Pacer | None = None
+        if spec["rate_bps"] or spec["on_ns"]:
+            self.pacer = Pacer(rate_bps=spec["rate_bps"], on_ns=spec["on_ns"], off_ns=spec["off_ns"])
+        self.latencies_ns: list[int] | None = [] if spec["latency"] else None
+        self.started_ns = 0
+        self.end_ns: int | None = None
+        self.stopping_ns: int | None = None
+
+    def memory_bytes(self) -> int:
+        """How much memory it has for what it sends."""
+        return int(self.spec["part_bytes"])
+
+    def capacity(self, conn: Conn) -> tuple[int, int]:
+        return self.spec["depth"], 2 * CREDITS_IN_FLIGHT
+
+    def endpoint(self, conn: Conn) -> dict[str, Any]:
+        return {"rkey": self.buffer.mr.rkey, "base": self.buffer.address}
+
+    def joined(self, conn: Conn) -> None:
+        lane = self.lanes.get(conn.number)
+        if lane is None:
+            lane = self.lanes[conn.number] = self._make_lane(len(self.lanes))
+        lane.ahead = 0
+        for made, _ in lane.keep:
+            if self.verb == "atomic":
+                made.set_wr_atomic(conn.peer["rkey"], conn.peer["base"], 1, 0)
+            elif self.verb not in ("send", "send-imm"):
+                made.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
+        if self.window is not None:
+            for _ in range(2 * CREDITS_IN_FLIGHT):
+                conn.rc.post_recv(self.receive)
+
+    def _make_lane(self, place: int) -> _Lane:
+        lane = _Lane()
+        lane.batch = self.spec["batch"]
+        total = self.spec["messages"]
+        if total is not None:
+            share, rest = (total, 0) if self.spec["spread"] == "split" else divmod(total, self.spec["qps"])
+            lane.left = share + (1 if place < rest else 0)
+            # Chains are posted whole: the longest that divides the share.
+            lane.batch = next(b for b in range(lane.batch, 0, -1) if lane.left % b == 0)
+        for index in range(max(1, self.spec["depth"] // lane.batch)):
+            following = None
+            for position in range(lane.batch):
+                made = request(
+                    self.verb,
+                    wr_id=index,
+                    mr=self.buffer.mr,
+                    address=self.buffer.address,
+                    size=self.size,
+                    signalled=position == 0,  # built from the tail: the first made is the last of the chain
+                )
+                if following is not None:
+                    made[0].next_wr = following
+                following = made[0]
+                lane.keep.append(made)
+            lane.heads.append(following)
+            lane.idle.append(index)
+        return lane
+
+    def begin(self, now_ns: int) -> None:
+        self.running = True
+        if self.rnr is not None:
+            self.rnr.begin()
+        self.started_ns = now_ns
+        self.sampled_ns = now_ns
+        self.series.start(now_ns)
+        if self.pacer is not None:
+            self.pacer.start(now_ns)
+        if self.spec["duration_ms"] is not None:
+            self.end_ns = now_ns + self.spec["duration_ms"] * 1_000_000
+        self.wake(now_ns)
+
+    def wake(self, now_ns: int) -> None:
+        self.wake_ns = None
+        conns = list(self.conns.values())
+        if not self.in_turn:  # of a pace that is shared, whoever is asked first has most: another one each time
+            self.turn = (self.turn + 1) % len(conns)
+        for conn in conns[self.turn :] + conns[: self.turn]:
+            self._fill(conn, now_ns)
+
+    def go(self, conn: Conn, now_ns: int) -> None:
+        if not self.running:
+            return
+        lane = self.lanes[conn.number]
+        conn.outstanding = 0
+        for index in lane.flying:
+            lane.ahead += lane.batch
+            self.posted(conn, now_ns)
+            conn.rc.post_send(lane.heads[index])
+        self._fill(conn, now_ns)
+
+    def _fill(self, conn: Conn, now_ns: int) -> None:
+        if self.in_turn:
+            numbers = list(self.lanes)
+            while self._post(self.conns[numbers[self.turn]], now_ns):
+                self.turn = (self.turn + 1) % len(numbers)
+        else:
+            while self._post(conn, now_ns):
+                pass
+
+    def _post(self, conn: Conn, now_ns: int) -> bool:
+        """Post one chain on a connection, if there is one, and it may."""
+        lane = self.lanes[conn.number]
+        if conn.state != "up" or not lane.idle or self.stopping_ns is not None or lane.left == 0:
+            return False
+        if self.window is not None and lane.ahead + lane.batch > self.window:
+            return False
+        if self.pacer is not None and not self.pacer.take(now_ns, lane.batch * self.size):
+            self.wake_ns = self.pacer.wake_ns
+            return False
+        index = lane.idle.popleft()
+        lane.flying.append(index)
+        lane.ahead += lane.batch
+        if lane.left is not None:
+            lane.left -= lane.batch
+        self.leaves(conn, index)
+        self.posted(conn, now_ns)
+        conn.rc.post_send(lane.heads[index])
+        return True
+
+    def leaves(self, conn: Conn, index: int) -> None:
+        """Chain `index` of a connection is posted right now, for the first time since it was idle."""
+        if self.latencies_ns is not None:
+            self.lanes[conn.number].posted_ns[index] = time.monotonic_ns()
+
+    def extras(self) -> dict[str, Any]:
+        """What is told at the end, besides what every flow tells."""
+        return {}
+
+    def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
+        if conn.state in ("joined", "up"):
+            conn.rc.post_recv(self.receive)
+        self.lanes[conn.number].ahead -= imm
+        if self.running:
+            self._fill(conn, now_ns)
+
+    def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
+        lane = self.lanes[conn.number]
+        lane.flying.remove(wr_id)
+        lane.idle.append(wr_id)
+        lane.messages += lane.batch
+        lane.last_ns = now_ns
+        if not lane.first_ns:
+            lane.first_ns = now_ns
+        if self.latencies_ns is not None and len(self.latencies_ns) < MOST_LATENCIES:
+            self.latencies_ns.append(now_ns - lane.posted_ns[wr_id])
+        self.series.add(now_ns, lane.batch * self.size)
+        self._fill(conn, now_ns)
+        if not lane.flying:
+            self._end_if_done(now_ns)
+
+    def stop(self, now_ns: int) -> None:
+        if self.stopping_ns is None:
+            self.stopping_ns = now_ns
+            self.wake_ns = None
+            self._end_if_done(now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        if not self.running or self.finished:
+            return
+        self.check_deadlines(now_ns)
+        self.sample(now_ns)
+        if self.end_ns is not None and now_ns >= self.end_ns:
+            self.stop(now_ns)
+        self._end_if_done(now_ns)
+
+    def _end_if_done(self, now_ns: int) -> None:
+        if self.finished or not self.running:
+            return
+        lanes = self.lanes.values()
+        quiet = not any(lane.flying for lane in lanes)
+        over = self.stopping_ns is not None or all(lane.left == 0 for lane in lanes)
+        late = self.stopping_ns is not None and now_ns - self.stopping_ns > DRAIN_NS
+        if over and (quiet or late):
+            self.finished = True
+            self.sample(now_ns, last=True)
+            self.emit(
+                "done",
+                task=self.name,
+                start_ns=self.started_ns,
+                end_ns=max((lane.last_ns for lane in lanes), default=now_ns),
+                undrained=sum(len(lane.flying) * lane.batch for lane in lanes),
+                latencies_ns=self.latencies_ns,
+                rnr=self.rnr.told() if self.rnr is not None else None,
+                last_value=int.from_bytes(self.buffer.read(8), "little") if self.verb == "atomic" else None,
+                totals=[
+                    {
+                        "conn": number,
+                        "messages": lane.messages,
+                        "first_ns": lane.first_ns,
+                        "last_ns": lane.last_ns,
+                    }
+                    for number, lane in self.lanes.items()
+                ],
+                **self.extras(),
+            )
+
+    def close(self) -> None:
+        super().close()
+        self.buffer.close()

@@ -1,0 +1,150 @@
+"""Flows over unreliable transports: what is sent is told by the sender, what came by the receiver.
+
+Nothing is acknowledged: a send completes when it has left, a message of which a packet is lost does not arrive, and so
+does not one that finds no receive posted. An unreliable connection (UC) carries writes, each with an immediate, so that
+its receiver can count, and sends; unreliable datagrams (UD) are sends of at most an MTU, and the receiver's buffer
+begins with 40 bytes for a GRH (IBTA 11.4.1.2: over RoCE v2 the IP header is at its end).
+
+The receiver ends some while after it is told to stop: when nothing has come for `QUIET_NS`.
+"""
+
+from __future__ import annotations
+
+import pyverbs.enums as e
+from pyverbs.addr import AH, AHAttr
+from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+
+from traffic.node.flows.flow import FlowReceiver, FlowSender
+from traffic.node.task import RECV_ID, Conn
+from traffic.node.verbs import Rc, Rnic, recv_request
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["UnreliableReceiver", "UnreliableSender"]
+
+GRH_BYTES = 40
+QKEY = 0x11111111
+QUIET_NS = 500_000_000
+RECEIVES = 256
+"""Receives that are posted: nobody holds the sender back."""
+
+
+class Uc(Rc):
+    """One end of an unreliable connection."""
+
+    kind = e.IBV_QPT_UC
+
+
+class Ud(Rc):
+    """A datagram QP that talks to one peer: in RTS as soon as it is made; `connect` resolves the peer."""
+
+    def __init__(self, rnic: Rnic, *, sends: int, receives: int, psn: int, params: dict[str, Any]) -> None:
+        self.rnic = rnic
+        self.params = params
+        self.psn = psn
+        self.ah: AH | None = None
+        cap = QPCap(max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=0)
+        init = QPInitAttr(qp_type=e.IBV_QPT_UD, scq=rnic.cq, rcq=rnic.cq, cap=cap, sq_sig_all=0)
+        attr = QPAttr(port_num=1)
+        attr.qkey = QKEY
+        attr.sq_psn = psn
+        self.qp = QP(rnic.pd, init, attr)
+        self.qpn = self.qp.qp_num
+        self.post_send = self.qp.post_send
+        self.post_recv = self.qp.post_recv
+
+    def connect(self, peer: dict[str, Any]) -> None:
+        self.ah = AH(self.rnic.pd, attr=AHAttr(gr=self.route_to(peer), is_global=1, port_num=1))
+
+    def close(self) -> None:
+        super().close()
+        if self.ah is not None:
+            self.ah.close()
+
+
+QPS = {"uc": Uc, "ud": Ud}
+
+
+class UnreliableSender(FlowSender):
+    """Sends as fast as it may, and nobody tells it what came."""
+
+    def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
+        super().__init__(name, rnic, spec, emit)
+        self.window = None
+        self.transport = QPS[spec["transport"]]
+        if self.verb == "write":
+            self.verb = "write-imm"
+
+    def make_qp(self, **wanted: Any) -> Rc:
+        return self.transport(self.rnic, **wanted)
+
+    def joined(self, conn: Conn) -> None:
+        super().joined(conn)
+        if isinstance(conn.rc, Ud):
+            for made, _ in self.lanes[conn.number].keep:
+                made.set_wr_ud(conn.rc.ah, conn.peer["qpn"], QKEY)
+
+
+class UnreliableReceiver(FlowReceiver):
+    """Counts what comes."""
+
+    def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
+        self.front = GRH_BYTES if spec["transport"] == "ud" else 0
+        super().__init__(name, rnic, {**spec, "part_bytes": spec["part_bytes"] + self.front}, emit)
+        self.transport = QPS[spec["transport"]]
+        self.size = spec["part_bytes"]
+        self.receives = RECEIVES
+        self.receive = recv_request(RECV_ID, self.buffer.mr, self.size + self.front if spec["verb"] == "send" else 0)
+        self.counts: dict[int, list[int]] = {}
+        self.started_ns = self.last_ns = 0
+        self.stopping_ns: int | None = None
+
+    def make_qp(self, **wanted: Any) -> Rc:
+        return self.transport(self.rnic, **wanted)
+
+    def joined(self, conn: Conn) -> None:
+        self.counts.setdefault(conn.number, [0, 0, 0])
+        for _ in range(self.receives):
+            conn.rc.post_recv(self.receive)
+
+    def go(self, conn: Conn, now_ns: int) -> None:
+        conn.outstanding = 0
+
+    def begin(self, now_ns: int) -> None:
+        self.running = True
+        self.started_ns = self.sampled_ns = now_ns
+        self.series.start(now_ns)
+
+    def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
+        conn.rc.post_recv(self.receive)
+        count = self.counts[conn.number]
+        count[0] += 1
+        count[1] = count[1] or now_ns
+        count[2] = self.last_ns = now_ns
+        if self.running:
+            self.series.add(now_ns, self.size)
+
+    def stop(self, now_ns: int) -> None:
+        self.stopping_ns = now_ns
+
+    def tick(self, now_ns: int) -> None:
+        if not self.running or self.finished:
+            return
+        self.sample(now_ns)
+        if self.stopping_ns is not None and now_ns - max(self.stopping_ns, self.last_ns) > QUIET_NS:
+            self.finished = True
+            self.sample(now_ns, last=True)
+            totals = [
+                {"conn": number, "messages": count, "first_ns": first_ns, "last_ns": last_ns}
+                for number, (count, first_ns, last_ns) in self.counts.items()
+            ]
+            end_ns = self.last_ns or self.started_ns
+            told = self.extras()
+            self.emit("done", task=self.name, start_ns=self.started_ns, end_ns=end_ns, totals=totals, **told)
+
+    def extras(self) -> dict[str, Any]:
+        """What is told at the end besides."""
+        return {}

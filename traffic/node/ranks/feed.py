@@ -1,0 +1,233 @@
+"""A rank's dealings with storage: the data of the next iteration is fetched ahead, checkpoints are written.
+
+A checkpoint is `sync` (all ranks at the same iteration, who wait until it is stored), `staggered` (each at an iteration
+of its own, waiting) or `async` (all at the same iteration; the rank goes on, and waits only if the one before is not
+stored yet). Every byte is checked by its receiver (CRC-32).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import time
+import zlib
+
+from traffic.node.storage import BLOCK_BYTES, blocks, checksum
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["Feed", "StorageClient"]
+
+
+class StorageClient:
+    """One connection to storage, served by the engine's selector; one request at a time.
+
+    `on_trouble(text)` is called once when the storage is gone or says that something is wrong.
+    """
+
+    def __init__(
+        self, address: str, port: int, selector: selectors.BaseSelector, on_trouble: Callable[[str], None]
+    ) -> None:
+        self.name = f"storage {address}:{port}"
+        self.selector = selector
+        self.on_trouble = on_trouble
+        self.on_done: Callable[[], None] | None = None
+        self.out: list[memoryview] = []
+        self.header = b""
+        self.left = self.crc = self.wanted_crc = 0
+        try:
+            self.socket = socket.create_connection((address, port), timeout=20)
+        except OSError as error:
+            raise OSError(f"no {self.name}: {error}") from error
+        self.socket.settimeout(0)
+        selector.register(self.socket, selectors.EVENT_READ, self._ready)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is under way."""
+        return self.on_done is not None
+
+    def get(self, size_bytes: int, on_done: Callable[[], None]) -> None:
+        """Fetch; `on_done()` when all of it has come and is right."""
+        self._ask({"get": size_bytes}, [], on_done)
+
+    def put(self, parts: list[memoryview], on_done: Callable[[], None]) -> None:
+        """Store; `on_done()` when the storage has all of it, and it is right."""
+        self._ask({"put": sum(len(part) for part in parts), "crc": checksum(parts)}, parts, on_done)
+
+    def _ask(self, request: dict[str, int], parts: list[memoryview], on_done: Callable[[], None]) -> None:
+        self.on_done = on_done
+        self.out = [memoryview(json.dumps(request).encode() + b"\n"), *parts]
+        self.selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
+
+    def _ready(self) -> None:
+        try:
+            self._write()
+            self._read()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._trouble(f"{self.name}: {os.strerror(error.errno or 0)}")
+
+    def _write(self) -> None:
+        while self.out:
+            try:
+                sent = self.socket.send(self.out[0])
+            except BlockingIOError:
+                return
+            if sent < len(self.out[0]):
+                self.out[0] = self.out[0][sent:]
+            else:
+                self.out.pop(0)
+            if not self.out:
+                self.selector.modify(self.socket, selectors.EVENT_READ, self._ready)
+
+    def _read(self) -> None:
+        data = self.socket.recv(BLOCK_BYTES)
+        if not data:
+            self._trouble(f"{self.name} is gone")
+            return
+        if not self.left:
+            head, end, data = (self.header + data).partition(b"\n")
+            self.header = b"" if end else head
+            if not end:
+                return
+            answer = json.loads(head)
+            if "error" in answer:
+                self._trouble(f"{self.name}: {answer['error']}")
+                return
+            self.left, self.wanted_crc, self.crc = answer.get("bytes", 0), answer.get("crc", 0), 0
+        self.crc, self.left = zlib.crc32(data, self.crc), self.left - len(data)
+        if not self.left:
+            self._done()
+
+    def _done(self) -> None:
+        if self.crc != self.wanted_crc:
+            self._trouble(f"{self.name}: other bytes came than were sent")
+            return
+        done, self.on_done = self.on_done, None
+        if done is not None:
+            done()
+
+    def _trouble(self, text: str) -> None:
+        self.close()
+        self.on_trouble(text)
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(KeyError, ValueError):
+            self.selector.unregister(self.socket)
+        self.socket.close()
+
+
+class Feed:
+    """The storage of one rank.
+
+    `spec` is `traffic.workloads.storage_service.Storage` as plain data, with `address`, `port` and `ranks`.
+    `ingest_ns` is how long the rank has waited for the data of this iteration, `checkpoint_ns` after it for its
+    checkpoint. `stored(fields)` is called with every checkpoint that is safe: iteration, start_ns, end_ns, waited_ns.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        spec: dict[str, Any],
+        selector: selectors.BaseSelector,
+        *,
+        stored: Callable[[dict[str, int]], None],
+        on_trouble: Callable[[str], None],
+    ) -> None:
+        self.rank, self.spec, self.stored = rank, spec, stored
+        self.ingest_ns = self.checkpoint_ns = 0
+        self._clients: list[StorageClient] = []
+        self._reader = self._client(selector, on_trouble) if spec["ingest_bytes"] else None
+        self._writer = self._client(selector, on_trouble) if spec["checkpoint_bytes"] else None
+        self._wants_batch: Callable[[], None] | None = None
+        self._wanted_ns = 0
+        self._wants_writer: Callable[[], None] | None = None
+        self._on_idle: Callable[[], None] | None = None
+
+    def _client(self, selector: selectors.BaseSelector, on_trouble: Callable[[str], None]) -> StorageClient:
+        self._clients.append(StorageClient(self.spec["address"], self.spec["port"], selector, on_trouble))
+        return self._clients[-1]
+
+    def begin(self) -> None:
+        """Fetch the data of the first iteration."""
+        if self._reader is not None:
+            self._reader.get(self.spec["ingest_bytes"], self._came)
+
+    def batch(self, then: Callable[[], None]) -> None:
+        """Call `then` when the data of this iteration is here; that of the next one is fetched from now on."""
+        self.ingest_ns = self.checkpoint_ns = 0
+        if self._reader is None:
+            then()
+            return
+        self._wants_batch, self._wanted_ns = then, time.monotonic_ns()
+        if not self._reader.is_busy:
+            self._came()
+
+    def _came(self) -> None:
+        then, self._wants_batch = self._wants_batch, None
+        if then is not None and self._reader is not None:
+            self.ingest_ns = time.monotonic_ns() - self._wanted_ns
+            self._reader.get(self.spec["ingest_bytes"], self._came)
+            then()
+
+    def _is_due(self, iteration: int) -> bool:
+        every = self.spec["every"]
+        turn = self.rank * every // self.spec["ranks"] if self.spec["mode"] == "staggered" else 0
+        return bool((iteration + 1 + turn) % every == 0)
+
+    def checkpoint(self, iteration: int, then: Callable[[], None]) -> None:
+        """Call `then` when the rank may go on after this iteration."""
+        if self._writer is None or not self._is_due(iteration):
+            then()
+            return
+        asked_ns = time.monotonic_ns()
+        if self._writer.is_busy:  # the one before is not stored yet
+            self._wants_writer = lambda: self._put(iteration, asked_ns, then)
+        else:
+            self._put(iteration, asked_ns, then)
+
+    def _put(self, iteration: int, asked_ns: int, then: Callable[[], None]) -> None:
+        start_ns, waits = time.monotonic_ns(), self.spec["mode"] != "async"
+        self.checkpoint_ns = start_ns - asked_ns
+
+        def stored() -> None:
+            end_ns = time.monotonic_ns()
+            if waits:
+                self.checkpoint_ns = end_ns - asked_ns
+            waited_ns = (end_ns if waits else start_ns) - asked_ns
+            self.stored({"iteration": iteration, "start_ns": start_ns, "end_ns": end_ns, "waited_ns": waited_ns})
+            following, self._wants_writer = self._wants_writer, None
+            if waits:
+                then()
+            elif following is not None:
+                following()
+            elif self._on_idle is not None:
+                self._on_idle()
+
+        # No two checkpoints are alike, as those of a job are not.
+        block = f"rank {self.rank} iteration {iteration} ".encode().ljust(64, b".") * (BLOCK_BYTES // 64)
+        assert self._writer is not None  # noqa: S101  # or nobody came here
+        self._writer.put(blocks(block, self.spec["checkpoint_bytes"]), stored)
+        if not waits:
+            then()
+
+    def settle(self, then: Callable[[], None]) -> None:
+        """Call `then` when nothing is being written any more."""
+        if self._writer is not None and self._writer.is_busy:
+            self._on_idle = then
+        else:
+            then()
+
+    def close(self) -> None:
+        """Hang up."""
+        for client in self._clients:
+            client.close()

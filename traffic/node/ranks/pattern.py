@@ -1,0 +1,107 @@
+"""Data whose every result is known in closed form, so that each element of each collective can be checked.
+
+Element k of rank r's input in iteration i is a hash of (k mod 4099, r, i), modulo a number so small that the sum over
+all ranks is exact in the element type, in any order. 4099 is prime and no segment size is a multiple of it, so a
+segment that lands in the wrong place, one of another rank, or one left over from the iteration before does not fit.
+
+What is expected is computed in whole numbers (`exactly`) and shares no arithmetic with what makes the results
+(`traffic.node.ranks.elements`): a fault in one of them is not in the other. Results are compared bit by bit. That is
+what "the same" means of data that is moved; and of reductions it is right, too, because no zero of ours has a sign.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traffic.node.ranks.elements import EXACT, STORED
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+__all__ = ["PERIOD", "Pattern", "count_wrong", "fill"]
+
+PERIOD = 4099
+MOST = 251
+_PLACE = np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1)
+
+
+class Pattern:
+    """The pattern of a collective of so many ranks, of one element type and reduction."""
+
+    def __init__(self, ranks: int, dtype: str, redop: str) -> None:
+        self.ranks = ranks
+        self.dtype = dtype
+        self.redop = redop
+        self.modulus = max(2, min(MOST, EXACT[dtype] // ranks + 1))
+
+    def _whole(self, rank: int, iteration: int) -> Array:
+        mixed = _PLACE + np.uint32((rank * 0x85EBCA6B + iteration * 0xC2B2AE35) & 0xFFFFFFFF)
+        mixed ^= mixed >> np.uint32(15)
+        mixed *= np.uint32(0x2C1B3C6D)
+        mixed ^= mixed >> np.uint32(13)
+        return (mixed % np.uint32(self.modulus)).astype(np.int64)
+
+    def period(self, rank: int, iteration: int) -> Array:
+        """One period, of shape (4099,), of a rank's input."""
+        return _looked_up(self._whole(rank, iteration), 1, self.dtype)
+
+    def reduced(self, members: list[int], iteration: int) -> Array:
+        """One period, of shape (4099,), of the reduction of the inputs of some ranks."""
+        total = self._whole(members[0], iteration)
+        for rank in members[1:]:
+            other = self._whole(rank, iteration)
+            total = np.maximum(total, other) if self.redop == "max" else total + other
+        return _looked_up(total, len(members) if self.redop == "avg" else 1, self.dtype)
+
+
+def _looked_up(numbers: Array, divisor: int, dtype: str) -> Array:
+    """Return `exactly` of each number from a table: there are few different ones, so each is divided once."""
+    return exactly(np.arange(int(numbers.max()) + 1), divisor, dtype)[numbers]
+
+
+def exactly(numbers: Array, divisor: int, dtype: str) -> Array:
+    """Divide whole numbers from 0 on by a divisor, as IEEE 754 rounds: to nearest, ties to even; int32 is cut off.
+
+    Whole numbers alone: the significand is the quotient of a shifted number, rounded by its remainder, and the bits of
+    the type are put together from it and the exponent. Quotients below the smallest normal number do not occur: no
+    group has that many ranks.
+    """
+    if dtype == "int32":
+        return (numbers // divisor).astype(np.int32)
+    precision, bias = _FORMATS[dtype]
+    # frexp gives the length in bits: 2**(power - 1) < quotient < 2**(power + 1) before the one correction.
+    power = np.frexp(numbers.astype(np.float64))[1] - divisor.bit_length()
+    power -= (numbers << np.maximum(-power, 0)) < (divisor << np.maximum(power, 0))
+    shift = precision - 1 - power
+    unit = divisor << np.maximum(-shift, 0)
+    significand, rest = np.divmod(numbers << np.maximum(shift, 0), unit)
+    significand += (2 * rest > unit) | ((2 * rest == unit) & (significand % 2 == 1))
+    # A significand that was rounded up to the next power of two carries into the exponent by itself.
+    bits = np.where(numbers == 0, 0, (power + bias - 1 << precision - 1) + significand)
+    return bits.astype(np.uint32 if dtype == "fp32" else np.uint16).view(STORED[dtype])
+
+
+_FORMATS = {"fp32": (24, 127), "fp16": (11, 15), "bf16": (8, 127)}
+"""Bits of the significand with the leading one, and the exponent's bias."""
+
+
+def fill(array: Array, period: Array, index: int = 0) -> None:
+    """Write elements `index` and following of the repeated period over a 1-d array."""
+    period = np.roll(period, -index)
+    whole = len(array) // PERIOD * PERIOD
+    array[:whole].reshape(-1, PERIOD)[:] = period
+    array[whole:] = period[: len(array) - whole]
+
+
+def count_wrong(array: Array, period: Array, index: int = 0) -> int:
+    """Count the elements that differ in any bit from elements `index` and following of the repeated period."""
+    bits = f"u{array.itemsize}"
+    array, period = array.view(bits), np.roll(period, -index).view(bits)
+    whole = len(array) // PERIOD * PERIOD
+    wrong = np.count_nonzero(array[:whole].reshape(-1, PERIOD) != period)
+    return int(wrong + np.count_nonzero(array[whole:] != period[: len(array) - whole]))

@@ -1,0 +1,478 @@
+"""One rank of a collective: executes its program over RDMA writes with immediate, checks the result, goes on.
+
+Each lane (connection to or from one peer) carries numbered segments into the receiver's staging ring of `slots` slots;
+segment s goes to slot s mod `slots`. The immediate is
+
+    bit 31      the iteration that this segment belongs to is the last one
+    bits 0-23   segment number mod 2^24 (towards the receiver), segments applied mod 2^24 (credits, towards the sender)
+
+A sender has never more than `slots` segments that are not known to be applied, so a slow receiver is never overrun and
+a receive is always posted. Without a number of iterations, rank 0 alone decides which one is the last; the word travels
+with the data, and since every result depends on rank 0's data (a closing barrier sees to it where the collective does
+not), every rank has it before its iteration ends.
+
+A collective that is not over `deadline_ms` after the rank entered it is reported as overdue, with where the rank is.
+
+The first `warmup` iterations are done like the others and not told: caches, translators and routes are cold in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from selectors import BaseSelector
+from typing import Any
+
+import numpy as np
+
+from traffic.node.gpu_client import GpuClient
+from traffic.node.ranks.feed import Feed
+from traffic.node.ranks.gate import Gate
+from traffic.node.ranks.lane import In, Out, packets
+from traffic.node.ranks.rank_memory import Memory
+from traffic.node.ranks.recorder import FIELDS, Recorder
+from traffic.node.ranks.segments import Need, make_plan
+from traffic.node.task import RECV_ID, Conn, Task
+from traffic.node.verbs import Rnic, recv_request, write_request
+
+__all__ = ["RankTask"]
+
+MASK = (1 << 24) - 1
+LAST = 1 << 31
+CREDIT_ID = 1 << 61
+CREDITS_IN_FLIGHT = 8
+
+
+class RankTask(Task):
+    """A rank. `spec` holds the program, `lanes` ([conn, "out"|"in", peer]), type, sizes, and how long to go on."""
+
+    def __init__(
+        self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None], selector: BaseSelector
+    ) -> None:
+        super().__init__(name, rnic, spec, emit)
+        program = spec["program"]
+        self.rank = program["rank"]
+        self.slots = spec["slots"]
+        self.segment_bytes = spec["segment_bytes"]
+        self.mtu = spec["qp"]["mtu"]
+        self.deadline_ns = spec["deadline_ms"] * 1_000_000
+        self.memory = Memory(program, spec["dtype"], spec["redop"])
+        self.data = self.memory.array
+        self.item = self.data.itemsize
+        self.data_mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
+        self.flight = Recorder()
+        plan = make_plan(program, self.segment_bytes // self.item)
+        self.phases, self.phases_ns = plan.phases, list[int]()
+        self.gate = Gate(program.get("pauses", []), program["fences"])
+        self.outs: dict[int, Out] = {}
+        self.ins: dict[int, In] = {}
+        self.out_by_conn: dict[int, Out] = {}
+        self.in_by_conn: dict[int, In] = {}
+        for number, direction, peer in spec["lanes"]:
+            if direction == "out":
+                self.outs[peer] = self.out_by_conn[number] = Out(number, peer, plan.sends[peer])
+            else:
+                staging = np.zeros(self.slots * self.segment_bytes // self.item, dtype=self.data.dtype)
+                mr = rnic.register(staging.ctypes.data, staging.nbytes)
+                self.ins[peer] = self.in_by_conn[number] = In(number, peer, plan.recvs[peer], staging, mr)
+        self.receive = recv_request(RECV_ID, self.data_mr)
+        self.gpu = GpuClient(spec["gpu"], selector) if spec["compute_units"] else None
+        self.feed = None
+        if spec.get("storage"):
+            self.feed = Feed(self.rank, spec["storage"], selector, stored=self._stored, on_trouble=self._in_trouble)
+        self.warmup = spec["warmup"]
+        self.index = -1
+        self.last_index: int | None = None
+        self.phase = "idle"
+        self.stopping = self.overdue = False
+        self.end_ns: int | None = None
+        self.begun_ns = self.start_ns = self.comm_ns = self.first_data_ns = self.compute_ns = 0
+        self.compute_from_ns = self.storage_ns = 0
+        self.took_ns = self.wrong = 0
+
+    # Connections.
+
+    def capacity(self, conn: Conn) -> tuple[int, int]:
+        return max(self.slots, CREDITS_IN_FLIGHT) + 2, self.slots + 4
+
+    def endpoint(self, conn: Conn) -> dict[str, Any]:
+        lane = self.in_by_conn.get(conn.number)
+        if lane is None:
+            return {"rkey": 0, "base": 0, "have": 0, "applied": 0}
+        lane.told = lane.applied
+        return {
+            "rkey": lane.mr.rkey,
+            "base": lane.staging.ctypes.data,
+            "have": lane.received,
+            "applied": lane.applied,
+        }
+
+    def joined(self, conn: Conn) -> None:
+        if conn.number in self.in_by_conn:
+            lane = self.in_by_conn[conn.number]
+            lane.credited = lane.told
+            lane.psn = conn.peer["psn"]
+            if lane.credit is None:
+                lane.credit, _ = write_request(wr_id=CREDIT_ID, mr=lane.mr, address=0, size=0, imm=True, signalled=True)
+        else:
+            out = self.out_by_conn[conn.number]
+            if out.request is None:
+                out.request, out.sge = write_request(
+                    wr_id=0,
+                    mr=self.data_mr,
+                    address=self.data.ctypes.data,
+                    size=self.item,
+                    imm=True,
+                    signalled=True,
+                )
+        for _ in range(self.slots + 4):
+            conn.rc.post_recv(self.receive)
+
+    def go(self, conn: Conn, now_ns: int) -> None:
+        conn.outstanding = 0
+        out = self.out_by_conn.get(conn.number)
+        if out is None:
+            lane = self.in_by_conn[conn.number]
+            self._note("up", lane, lane.received)
+            self._credit(conn, now_ns)  # the peer may have been there before us, and wait for it
+        else:
+            have = conn.peer["have"]
+            if not out.acked <= have <= out.posted:
+                raise ValueError(f"peer has {have} segments, acknowledged are {out.acked} of {out.posted}")
+            if conn.generation:
+                again = [out.segments[number % len(out.segments)].size for number in range(have, out.posted)]
+                self.emit(
+                    "redone",
+                    task=self.name,
+                    conn=conn.number,
+                    generation=conn.generation,
+                    segments=len(again),
+                    size_bytes=sum(again) * self.item,
+                )
+            out.posted = out.acked = have
+            out.credits = max(out.credits, conn.peer["applied"])  # or the peer was there before us, and has told more
+            out.psn = conn.rc.psn
+            self._note("up", out, have)
+        self._pump(now_ns)
+
+    def lost(self, conn: Conn, status: str, now_ns: int) -> None:
+        if conn.state != "lost" and not self.finished:
+            lane = self.out_by_conn.get(conn.number) or self.in_by_conn[conn.number]
+            self._note(f"lost {status}", lane, lane.acked if isinstance(lane, Out) else lane.received)
+        super().lost(conn, status, now_ns)
+
+    # Iterations.
+
+    def begin(self, now_ns: int) -> None:
+        self.running = True
+        self.begun_ns = now_ns
+        if not self.warmup:
+            self._count_from(now_ns)
+        if self.feed is not None:
+            self.feed.begin()
+        self._next_iteration()
+
+    def _count_from(self, now_ns: int) -> None:
+        self.begun_ns = self.sampled_ns = now_ns
+        self.series.start(now_ns)
+        if self.spec["duration_ms"] is not None:
+            self.end_ns = now_ns + self.spec["duration_ms"] * 1_000_000
+
+    def stop(self, now_ns: int) -> None:
+        self.stopping = True
+
+    def _next_iteration(self) -> None:
+        self.index += 1
+        self.memory.fill(self.index)
+        for out in self.outs.values():
+            out.base = self.index * len(out.segments)
+        for lane in self.ins.values():
+            lane.base = self.index * len(lane.segments)
+        self.start_ns = time.monotonic_ns()
+        self.flight.add("begin", iteration=self.index)
+        wanted = self.spec["iterations"]
+        if (wanted is not None and self.index + 1 >= self.warmup + wanted) or (
+            self.rank == 0 and self._is_over(self.start_ns)
+        ):
+            self.last_index = self.index
+        self.compute_ns = 0
+        self.phases_ns = []
+        if self.feed is None:
+            self._compute()
+        else:
+            self.phase, self.storage_ns = "data", self.start_ns
+            self.feed.batch(self._compute)
+
+    def _compute(self) -> None:
+        self.compute_from_ns = time.monotonic_ns()
+        if self.gpu is None:
+            self._communicate(self.compute_from_ns)
+        else:
+            self.phase = "compute"
+            self.gpu.compute(self.spec["compute_units"], self._computed)
+
+    def _is_over(self, now_ns: int) -> bool:
+        return self.stopping or (self.end_ns is not None and now_ns + self.took_ns // 2 >= self.end_ns)
+
+    def _computed(self, nanoseconds: int | None) -> None:
+        if nanoseconds is None:
+            self.phase = "idle"
+            said = "is gone" if self.gpu is None or not self.gpu.trouble else f"could not: {self.gpu.trouble}"
+            self.emit("error", error=f"{self.gpu.name if self.gpu else 'the GPU'} {said}", where=self.name)
+            return
+        now_ns = time.monotonic_ns()
+        self.compute_ns = now_ns - self.compute_from_ns
+        self._communicate(now_ns)
+
+    def _communicate(self, now_ns: int) -> None:
+        self.phase = "comm"
+        self.comm_ns = now_ns
+        self.gate.begin(now_ns)
+        waiting = not any(lane.received > lane.base for lane in self.ins.values())
+        self.first_data_ns = 0 if waiting else now_ns
+        self.memory.copy()
+        self._pump(now_ns)
+
+    # Data.
+
+    def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
+        if wr_id == CREDIT_ID:
+            self._credit(conn, now_ns)
+            return
+        out = self.out_by_conn[conn.number]
+        out.acked = wr_id + 1
+        self._note("ack", out, wr_id)
+        self._pump(now_ns)
+
+    def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
+        if conn.state in ("joined", "up"):
+            self.late.post(conn, self.receive)
+        lane = self.in_by_conn.get(conn.number)
+        if lane is None:
+            out = self.out_by_conn[conn.number]
+            out.credits += (imm - out.credits) & MASK
+        else:
+            if (imm ^ lane.received) & MASK:
+                self.lost(conn, "OUT_OF_SEQUENCE", now_ns)
+                return
+            iteration, index = divmod(lane.received, len(lane.segments))
+            if imm & LAST:
+                self.last_index = iteration
+            size_bytes = lane.segments[index].size * self.item
+            self.series.add(now_ns, size_bytes)
+            self._note("arrive", lane, lane.received, lane.psn)
+            lane.psn = (lane.psn + packets(size_bytes, self.mtu)) & MASK
+            lane.received += 1
+            if self.phase == "comm" and not self.first_data_ns:
+                self.first_data_ns = now_ns
+        self._pump(now_ns)
+
+    def wake(self, now_ns: int) -> None:
+        self._pump(now_ns)
+
+    def _met(self, received: Need, acked: Need) -> bool:
+        for peer, number in received:
+            lane = self.ins[peer]
+            if lane.applied - lane.base < number:
+                return False
+        for peer, number in acked:
+            out = self.outs[peer]
+            if out.acked - out.base < number:
+                return False
+        return True
+
+    def _pump(self, now_ns: int) -> None:
+        if self.phase != "comm":
+            return
+        moved = True
+        while moved:
+            moved = False
+            self.wake_ns = self.gate.look(len(self.phases_ns), now_ns)
+            for lane in self.ins.values():
+                moved |= self._apply(lane, now_ns)
+            for out in self.outs.values():
+                moved |= self._send(out, now_ns)
+            while len(self.phases_ns) < len(self.phases) and self._met(*self.phases[len(self.phases_ns)]):
+                now_ns = time.monotonic_ns()
+                self.phases_ns.append(now_ns - self.comm_ns)
+                moved = True
+        if len(self.phases_ns) == len(self.phases):
+            self._finish()
+
+    def _apply(self, lane: In, now_ns: int) -> bool:
+        start = lane.applied
+        size = self.segment_bytes // self.item
+        limit = min(lane.received, lane.base + len(lane.segments))
+        while lane.applied < limit:
+            segment = lane.segments[lane.applied - lane.base]
+            if (segment.received or segment.acked) and not self._met(segment.received, segment.acked):
+                break
+            at = lane.applied % self.slots * size
+            source = lane.staging[at : at + segment.size]
+            target = self.data[segment.offset : segment.offset + segment.size]
+            if segment.reduce:
+                self.memory.reduce(target, source)
+            else:
+                target[:] = source
+            self._note("apply", lane, lane.applied)
+            lane.applied += 1
+        if lane.applied == start:
+            return False
+        self._credit(self.conns[lane.number], now_ns)
+        return True
+
+    def _credit(self, conn: Conn, now_ns: int) -> None:
+        lane = self.in_by_conn[conn.number]
+        due = lane.applied - lane.credited >= max(1, self.slots // 4)
+        if not due or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
+            return
+        lane.credit.imm_data = lane.applied & MASK
+        lane.credited = lane.applied
+        self._note("credit", lane, lane.applied)
+        self.posted(conn, now_ns)
+        conn.rc.post_send(lane.credit)
+
+    def _send(self, out: Out, now_ns: int) -> bool:
+        conn = self.conns[out.number]
+        start = out.posted
+        end = out.base + len(out.segments)
+        while conn.state == "up" and out.posted < end and out.posted - out.credits < self.slots:
+            if out.posted - out.acked >= self.slots:
+                break
+            segment = out.segments[out.posted - out.base]
+            if segment.step >= self.gate.step:
+                break
+            if (segment.received or segment.acked) and not self._met(segment.received, segment.acked):
+                break
+            request, sge = out.request, out.sge
+            size_bytes = segment.size * self.item
+            sge.addr = self.data.ctypes.data + segment.offset * self.item
+            sge.length = size_bytes
+            slot = conn.peer["base"] + out.posted % self.slots * self.segment_bytes
+            request.set_wr_rdma(conn.peer["rkey"], slot)
+            request.imm_data = (out.posted & MASK) | (LAST if self.last_index == self.index else 0)
+            request.wr_id = out.posted
+            self._note("post", out, out.posted, out.psn)
+            out.psn = (out.psn + packets(size_bytes, self.mtu)) & MASK
+            out.posted += 1
+            self.posted(conn, now_ns)
+            conn.rc.post_send(request)
+        return out.posted != start
+
+    def _finish(self) -> None:
+        self.memory.divide()
+        now_ns = time.monotonic_ns()
+        self.phase, self.wake_ns = "idle", None
+        self.flight.add("end", iteration=self.index)
+        wrong = self.memory.count_wrong(self.index)
+        self.wrong += wrong
+        if self.feed is None or self.index < self.warmup:
+            self._iteration_over(now_ns, wrong)
+        else:
+            self.phase, self.storage_ns = "checkpoint", time.monotonic_ns()
+            self.feed.checkpoint(self.index - self.warmup, lambda: self._iteration_over(now_ns, wrong))
+
+    def _iteration_over(self, end_ns: int, wrong: int) -> None:
+        """What the collective ended at `end_ns`; a checkpoint that the rank waited for belongs to the iteration."""
+        self.phase = "idle"
+        if self.index >= self.warmup:
+            self._tell_iteration(end_ns, wrong)
+        checked_ns = time.monotonic_ns()
+        if self.index + 1 == self.warmup:
+            self._count_from(checked_ns)
+            self.emit("warm", task=self.name, at_ns=checked_ns, wrong=self.wrong)
+        self.sample(checked_ns)
+        self.took_ns = checked_ns - self.start_ns
+        if self.last_index is not None and self.index >= self.last_index:
+            self.finished = True
+            self.sample(checked_ns, last=True)
+            if self.feed is None:
+                self._done(end_ns)
+            else:
+                self.feed.settle(lambda: self._done(end_ns))
+        else:
+            self._next_iteration()
+
+    def _done(self, end_ns: int) -> None:
+        self.emit(
+            "done",
+            task=self.name,
+            start_ns=self.begun_ns,
+            end_ns=end_ns,
+            iterations=max(0, self.index + 1 - self.warmup),
+            wrong=self.wrong,
+        )
+
+    def _stored(self, fields: dict[str, int]) -> None:
+        self.emit("stored", task=self.name, size_bytes=self.spec["storage"]["checkpoint_bytes"], **fields)
+
+    def _in_trouble(self, text: str) -> None:
+        self.phase = "idle"
+        self.emit("error", error=text, where=self.name)
+
+    def _tell_iteration(self, now_ns: int, wrong: int) -> None:
+        ingest_ns, checkpoint_ns = (self.feed.ingest_ns, self.feed.checkpoint_ns) if self.feed is not None else (0, 0)
+        self.emit(
+            "iteration",
+            task=self.name,
+            index=self.index - self.warmup,
+            start_ns=self.start_ns,
+            end_ns=now_ns + checkpoint_ns,
+            compute_ns=self.compute_ns,
+            ingest_ns=ingest_ns,
+            checkpoint_ns=checkpoint_ns,
+            comm_ns=now_ns - self.comm_ns,
+            wait_ns=max(0, self.first_data_ns - self.comm_ns),
+            phases_ns=self.phases_ns,
+            paused_ns=self.gate.paused_ns,
+            wrong=wrong,
+        )
+
+    def tick(self, now_ns: int) -> None:
+        if not self.running or self.finished:
+            return
+        self.check_deadlines(now_ns)
+        self.sample(now_ns)
+        since_ns = {"comm": self.comm_ns, "data": self.storage_ns, "checkpoint": self.storage_ns}.get(
+            self.phase, now_ns
+        )
+        if not self.overdue and now_ns - since_ns > self.deadline_ns:
+            self.overdue = True
+            after_ms = self.deadline_ns // 1_000_000
+            self.emit("overdue", task=self.name, iteration=self.index, after_ms=after_ms, phase=self.phase)
+
+    # The flight recorder.
+
+    def _note(self, what: str, lane: In | Out, number: int, psn: int = -1) -> None:
+        iteration, index = divmod(number, len(lane.segments))
+        qpn, step = self.conns[lane.number].rc.qpn, lane.segments[index].step
+        self.flight.add(what, iteration=iteration, step=step, peer=lane.peer, qpn=qpn, segment=index, psn=psn)
+
+    def dump(self) -> None:
+        """Tell where this rank is: its phase, every lane, and what the flight recorder holds."""
+        lanes = []
+        ends: list[In | Out] = [*self.outs.values(), *self.ins.values()]
+        for lane in ends:
+            conn = self.conns.get(lane.number)
+            qpn, state = (conn.rc.qpn if conn.rc else 0, conn.state) if conn is not None else (0, "new")
+            lanes.append({"qpn": qpn, "state": state, **lane.describe()})
+        self.emit(
+            "flight",
+            task=self.name,
+            phase="over" if self.finished else self.phase,
+            iteration=self.index,
+            lanes=lanes,
+            fields=FIELDS,
+            entries=self.flight.entries(),
+        )
+
+    def close(self) -> None:
+        super().close()
+        if self.gpu is not None:
+            self.gpu.close()
+        if self.feed is not None:
+            self.feed.close()
+        self.gpu = self.feed = None  # they call back
+        for lane in self.ins.values():
+            lane.mr.close()
+        self.data_mr.close()

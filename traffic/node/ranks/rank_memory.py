@@ -1,0 +1,60 @@
+"""A rank's memory: its input and its work buffer in one array, what they are filled with, and what they must become."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traffic.node.ranks import pattern
+from traffic.node.ranks.elements import STORED, average, reducer
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """The array of a program (`traffic.schedules.programs`), of one element type and reduction."""
+
+    def __init__(self, program: dict[str, Any], dtype: str, redop: str) -> None:
+        self.program = program
+        self.dtype = dtype
+        self.redop = redop
+        self.array = np.zeros(program["elements"], dtype=STORED[dtype])
+        self.reduce = reducer(dtype, redop)
+        self.pattern = pattern.Pattern(program["ranks"], dtype, redop)
+
+    def fill(self, iteration: int) -> None:
+        """Write the input of an iteration."""
+        own = self.pattern.period(self.program["rank"], iteration)
+        for offset, count, index, _ in self.program["fills"]:
+            pattern.fill(self.array[offset : offset + count], own, index)
+
+    def copy(self) -> None:
+        """Do the local step: from the input to where the work begins."""
+        for to, of, count in self.program["copies"]:
+            self.array[to : to + count] = self.array[of : of + count]
+
+    def divide(self) -> None:
+        """Make averages of sums, when that is what is wanted."""
+        if self.redop == "avg":
+            for offset, count, source, _ in self.program["results"]:
+                if source < 0:
+                    members = self.program["groups"][-1 - source]
+                    average(self.array[offset : offset + count], len(members), self.dtype)
+
+    def count_wrong(self, iteration: int) -> int:
+        """Elements of the result that are not as they must be, and of the input, which nobody may have touched."""
+        wrong = 0
+        for offset, count, source, index in self.program["results"]:
+            if source < 0:
+                period = self.pattern.reduced(self.program["groups"][-1 - source], iteration)
+            else:
+                period = self.pattern.period(source, iteration)
+            wrong += pattern.count_wrong(self.array[offset : offset + count], period, index)
+        for offset, count, index, kept in self.program["fills"]:
+            if kept:
+                period = self.pattern.period(self.program["rank"], iteration)
+                wrong += pattern.count_wrong(self.array[offset : offset + count], period, index)
+        return wrong

@@ -1,0 +1,147 @@
+"""Which way a queue pair takes through ECMP: its UDP source port, and the path that the switches' own kernels give it.
+
+The source port of a connection (RC, UC) comes from the flow label of its address handle, or, without one, from both
+QPNs (Linux 6.12: `rdma_get_udp_sport`, `rdma_calc_flow_label` and `rdma_flow_label_to_udp_sport` in
+include/rdma/ib_verbs.h, which `rxe_modify_qp` in drivers/infiniband/sw/rxe/rxe_verbs.c asks; without a label measured
+on the wire for 48 of 48 QPs).
+
+A datagram QP of rxe keeps the port that it was made with, which is a hash of its own QPN (`rxe_qp_init_req` in
+rxe_qp.c, `hash_32` in include/linux/hash.h): nothing else is told to it before it sends, and of the address handle of a
+datagram `prepare4` in rxe_net.c takes addresses, traffic class and hop limit, but no flow label. On mlx5 a datagram
+with a flow label goes from the label's port (`mlx5_ah_get_udp_sport` in drivers/infiniband/hw/mlx5/ah.c; not yet run on
+hardware), and one without from the smallest that the RNIC has, which is not predicted here.
+
+The path is asked of each switch (`ip route get` with the whole 5-tuple), never guessed from a hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from testbed.lab import Lab
+from testbed.model.topology import Topology
+from traffic.engine.run_results import Connection
+
+__all__ = ["ASK_S", "ROCE_PORT", "Flow5", "datagram_sport", "paths", "sport_of", "udp_sport", "ways", "ways_both"]
+
+ROCE_PORT = 4791
+GOLDEN_RATIO_32 = 0x61C88647
+MAX_HOPS = 6
+ASK_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow5:
+    """The 5-tuple of a queue pair's data packets; protocol and destination port are RoCEv2's."""
+
+    src_ip: str
+    dst_ip: str
+    sport: int
+
+
+def udp_sport(lqpn: int, rqpn: int, flow_label: int = 0) -> int:
+    """The UDP source port of packets from QP `lqpn` to QP `rqpn`; with a flow label (not 0) by that alone."""
+    label = flow_label
+    if not label:
+        product = lqpn * rqpn
+        product ^= product >> 20
+        product ^= product >> 40
+        label = product & 0xFFFFF
+    return 0xC000 | ((label & 0x3FFF) ^ ((label & 0xFC000) >> 14))
+
+
+def datagram_sport(lqpn: int) -> int:
+    """The UDP source port of the datagrams that rxe's QP `lqpn` sends, whoever they go to."""
+    return 0xC000 + ((lqpn * GOLDEN_RATIO_32 & 0xFFFFFFFF) >> 18)
+
+
+def sport_of(one: Connection) -> int:
+    """The UDP source port of a connection's data packets."""
+    if one.transport == "ud" and not one.flow_label:
+        return datagram_sport(one.lqpn)
+    return udp_sport(one.lqpn, one.rqpn, one.flow_label)
+
+
+def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
+    """The nodes that each flow crosses, hosts at both ends, as the switches route it now.
+
+    A flow whose next hop a switch does not know ends there. One question a machine and hop, for all flows at once.
+    """
+    topology = lab.topology
+    walks: dict[Flow5, list[str]] = {}
+    ports: dict[Flow5, str] = {}
+    for flow in flows:
+        link = _host_link(topology, flow.src_ip)
+        if link is not None:
+            walks[flow] = [link[0], link[1]]
+            ports[flow] = link[2]
+    for _ in range(MAX_HOPS):
+        at_switch: dict[str, list[Flow5]] = {}
+        for flow, walk in walks.items():
+            if walk[-1] in topology.switch_by_name:
+                at_switch.setdefault(walk[-1], []).append(flow)
+        if not at_switch:
+            break
+        for flow, device in _ask(lab, at_switch, ports).items():
+            _step(topology, walks[flow], ports, flow, device)
+    return {flow: tuple(name for name in walk if name) for flow, walk in walks.items()}
+
+
+def ways(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ...]]:
+    """The path of each connection, by index; empty where it has none.
+
+    Raises:
+        LabError: a switch could not tell.
+    """
+    flows = {one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one)) for one in connections}
+    found = paths(lab, flows.values())
+    return {index: found.get(five, ()) for index, five in flows.items()}
+
+
+def ways_both(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The path of each connection's data and that of its ACKs, by index; empty where it has none.
+
+    ACKs come from the port that the data comes from: rxe computes it from both QPNs, whichever end sends.
+
+    Raises:
+        LabError: a switch could not tell.
+    """
+    flows = {one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one)) for one in connections}
+    acks = {index: Flow5(src_ip=one.dst_ip, dst_ip=one.src_ip, sport=one.sport) for index, one in flows.items()}
+    found = paths(lab, [*flows.values(), *acks.values()])
+    return {index: (found.get(five, ()), found.get(acks[index], ())) for index, five in flows.items()}
+
+
+def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:
+    for host in topology.hosts:
+        for rnic in host.rnics:
+            if rnic.ip == address:
+                link = topology.rnic_link(host.name, rnic.name)
+                return host.name, link.a.node, link.a.netdev
+    return None
+
+
+def _ask(lab: Lab, at_switch: Mapping[str, list[Flow5]], ports: Mapping[Flow5, str]) -> dict[Flow5, str]:
+    """By which port each flow leaves the switch where it is; empty: by none."""
+    found: dict[Flow5, str] = {}
+    for machine, nodes in lab.carried(at_switch).items():
+        asked = {
+            node: [namespace, [[one.src_ip, one.dst_ip, ports[one], one.sport, ROCE_PORT] for one in at_switch[node]]]
+            for node, namespace in nodes.items()
+        }
+        answer = lab.ask(machine, {"do": "ways", "flows": asked}, timeout_s=ASK_S)
+        for node, devices in answer["ports"].items():
+            found |= {flow: device or "" for flow, device in zip(at_switch[node], devices, strict=True)}
+    return found
+
+
+def _step(topology: Topology, walk: list[str], ports: dict[Flow5, str], flow: Flow5, device: str) -> None:
+    here = walk[-1]
+    for link in topology.links_of(here):
+        if link.end(here).netdev == device:
+            there = link.other(here)
+            walk.append(there.node)
+            ports[flow] = there.netdev
+            return
+    walk.append("")

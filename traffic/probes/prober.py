@@ -1,0 +1,217 @@
+"""Probes on every way through the fabric: datagrams between RNICs, on so many queue pairs that ECMP spreads them.
+
+Each RNIC sends to one in its own rack and to one in every other rack, so that every host's link carries probes in both
+directions, and every uplink most probably: which one they took is asked of the switches' kernels, and what was not
+covered is said. Each that arrives is answered by the process at the other end, which tells the network's round trip
+from what that process took. Where they are lost, and where they are slow, is for `traffic.probes.results`.
+
+`run` probes a lab from start to end, `start` beside something else, until it is told to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from testbed.errors import LabError, UsageError
+from testbed.finite import require_finite
+from testbed.lab import Lab
+from testbed.model.topology import Topology
+from traffic.engine.engine_client import Engines
+from traffic.engine.running_traffic import OnEvent, Running
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec, FlowsResult
+from traffic.probes import results, rtt, tomography
+from traffic.probes.paths import Ways, trips
+from traffic.probes.results import Probed
+from traffic.probes.rtt import Echo, PathTimes, SlowPlace
+from traffic.probes.tomography import Probes, Suspect
+
+__all__ = ["ProbeResult", "ProbeSpec", "Probing", "check", "pairs", "run", "start"]
+
+PATIENCE_S = 120.0
+MODULE = "traffic.node.probe_engine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSpec:
+    """`per_s` datagrams a second of `size_bytes` on each of `qps` queue pairs between two RNICs, for `duration_s`."""
+
+    duration_s: float = 5.0
+    per_s: float = 20.0
+    qps: int = 4
+    size_bytes: int = 64
+    qp: QpParams = field(default_factory=QpParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What became of the probes.
+
+    `paths` are the round trips by way there and back, `slow` the places that make them long; `stamps` says whose times
+    they are.
+    `uncovered` are directed links that none of them took; `moved` how many probes had no way that is known, because it
+    changed: they are left out.
+    """
+
+    spec: ProbeSpec
+    probes: tuple[Probes, ...]
+    suspects: tuple[Suspect, ...]
+    links: Mapping[str, tuple[int, int]]
+    uncovered: tuple[str, ...]
+    moved: int
+    paths: tuple[PathTimes, ...]
+    slow: tuple[SlowPlace, ...]
+    stamps: str = rtt.STAMPS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        found = asdict(self)
+        found["suspects"] = [{**asdict(one), "names": one.names} for one in self.suspects]
+        found["slow"] = [{**asdict(one), "names": one.names} for one in self.slow]
+        found["paths"] = [{**asdict(one), "slow": one.slow} for one in self.paths]
+        return found
+
+
+def check(spec: ProbeSpec) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    require_finite(spec)
+    if spec.duration_s <= 0 or spec.per_s <= 0 or spec.qps < 1:
+        raise UsageError("probes need a time, a rate and a number of queue pairs above 0")
+
+
+def pairs(topology: Topology) -> tuple[tuple[str, str], ...]:
+    """(source, destination) of every flow of probes: each RNIC to one in each rack, and each is sent to alike."""
+    racks: dict[str, list[str]] = {}
+    for host in topology.hosts:
+        racks.setdefault(host.rack, []).append(host.name)
+    found = []
+    for host in topology.hosts:
+        place = racks[host.rack].index(host.name)
+        for number, rnic in enumerate(host.rnics):
+            for rack, names in racks.items():
+                shift = 1 if rack == host.rack else number
+                other = topology.host_by_name[names[(place + shift) % len(names)]]
+                if other.name != host.name and number < len(other.rnics):
+                    found.append((f"{host.name}:{rnic.name}", f"{other.name}:{other.rnics[number].name}"))
+    return tuple(found)
+
+
+class Probing:
+    """Probes that go on until `stop`; made by `start`. At the end of its `with` block nothing of it is left."""
+
+    def __init__(self, lab: Lab, engines: Engines, running: Running[FlowsResult]) -> None:
+        self._engines = engines
+        self._running = running
+        self._ways = Ways(lab, lambda: running.connections)
+        self._echoes: tuple[Echo, ...] = ()
+        self._failure: str | None = None
+
+    def changed(self) -> None:
+        """Links or routes have changed: ways are asked for again. From any thread, and at once."""
+        self._ways.changed()
+
+    def stop(self) -> None:
+        """End them; what was under way is waited for."""
+        self._running.stop()
+        self.wait(PATIENCE_S)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for their end."""
+        try:
+            result = self._running.wait(timeout_s)
+        except LabError as error:
+            self._failure = str(error)
+        else:
+            self._failure = result.where if result.outcome == "failed" else None
+            # Of probes that failed, too: a host that rebooted is why somebody looks at them.
+            self._echoes = tuple(echo for one in result.flows for echo in one.echoes)
+        self._ways.close()
+
+    def found(self) -> Probed:
+        """What they found. After the end."""
+        known, unknown = trips(self._echoes, self._ways.asked)
+        return Probed(trips=known, unknown=unknown, trouble=self._failure or (None if known else self._ways.failure))
+
+    def __enter__(self) -> Self:
+        try:
+            self._ways.open()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ways.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._running.__exit__()
+        self._engines.close()
+
+
+def start(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> Probing:
+    """Start probing, for use in a `with` block; it ends after `spec.duration_s`, or when it is told to.
+
+    Raises:
+        UsageError: the lab has no two hosts to probe between.
+        LabError: the probes could not be started; nothing is left running.
+    """
+    check(spec)
+    chosen = pairs(lab.topology)
+    if not chosen:
+        raise UsageError(f"{lab.name} has no two hosts with RNICs: there is nothing to probe")
+    specs = [
+        FlowSpec(
+            src=src,
+            dst=dst,
+            verb="send",
+            transport="ud",
+            message_bytes=spec.size_bytes,
+            qps=spec.qps,
+            spread="round-robin",
+            rate_bps=spec.per_s * spec.qps * spec.size_bytes * 8,
+            duration_s=spec.duration_s,
+            echo=True,
+            qp=spec.qp,
+            peer_deadline_s=spec.duration_s + PATIENCE_S,
+        )
+        for src, dst in chosen
+    ]
+    hosts = [end.partition(":")[0] for pair in chosen for end in pair]
+    engines = Engines.start(lab, hosts, module=MODULE)  # `start_all` ends them where it fails
+    return Probing(lab, engines, flow_run.start_all(lab, specs, on_event, engines=engines))
+
+
+def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResult:
+    """Probe a lab, from start to end.
+
+    Raises:
+        UsageError: the lab has no two hosts to probe between.
+        LabError: the probes did not run.
+    """
+    with start(lab, spec, on_event) as probing:
+        probing.wait(spec.duration_s + PATIENCE_S)
+    found = probing.found()
+    if found.trouble is not None:
+        raise LabError(f"the probes failed: {found.trouble}")
+    probes, paths = results.one_way(found.trips), rtt.times_of(found.trips)
+    return ProbeResult(
+        spec=spec,
+        probes=probes,
+        suspects=tomography.locate(probes),
+        links={" -> ".join(link): count for link, count in sorted(tomography.links_of(probes).items())},
+        uncovered=results.uncovered(lab.topology, probes),
+        moved=found.unknown,
+        paths=paths,
+        slow=rtt.locate(paths),
+    )

@@ -1,0 +1,134 @@
+"""What became of probes: lost where, slow where, whole or window by window. Pure.
+
+A trip tells two one-way journeys: the probe's, which came or did not, and its answer's, which was read or was not. Both
+are votes on where datagrams are lost (`traffic.probes.tomography`); trips that came back are votes on what makes them
+long (`traffic.probes.rtt`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from testbed.model.topology import Topology
+from traffic.probes import rtt, tomography
+from traffic.probes.rtt import PathTimes, SlowPlace, Trip
+from traffic.probes.tomography import Probes, Suspect
+
+__all__ = ["Probed", "Seen", "lossy", "one_way", "seen", "uncovered", "windows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """Probes whose ways are known, by the time at which they began; and of how many they are not.
+
+    `trouble`: why they ended before they were told to, or why no way is known, where that is so.
+    """
+
+    trips: tuple[Trip, ...] = ()
+    unknown: int = 0
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the probes say that were posted in a time (controller ns).
+
+    `suspects` are the places that lose, `paths` the round trips by way there and back, `slow` the places that make them
+    long.
+    """
+
+    start_ns: int
+    end_ns: int
+    probes: tuple[Probes, ...]
+    suspects: tuple[Suspect, ...]
+    paths: tuple[PathTimes, ...]
+    slow: tuple[SlowPlace, ...]
+
+
+def seen(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> Seen:
+    """What the trips say that were begun in a time."""
+    chosen = [one for one in trips if start_ns <= one.echo.sent_ns < end_ns]
+    probes, paths = one_way(chosen), rtt.times_of(chosen)
+    return Seen(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        probes=probes,
+        suspects=tomography.locate(probes),
+        paths=paths,
+        slow=rtt.locate(paths),
+    )
+
+
+def windows(trips: Sequence[Trip], *, length_ns: int, start_ns: int, end_ns: int) -> tuple[Seen, ...]:
+    """The same of one window of `length_ns` after the other; a rest at the end that is shorter is left out."""
+    by_window: dict[int, list[Trip]] = {}
+    for one in trips:
+        by_window.setdefault((one.echo.sent_ns - start_ns) // length_ns, []).append(one)
+    starts = range(start_ns, end_ns - length_ns + 1, length_ns)
+    return tuple(
+        seen(by_window.get(number, ()), start_ns=at_ns, end_ns=at_ns + length_ns) for number, at_ns in enumerate(starts)
+    )
+
+
+def lossy(trips: Sequence[Trip], *, length_ns: int) -> tuple[Seen, ...]:
+    """The times at which places lose, the most telling first; they do not overlap, and each has its suspects.
+
+    One window, two, four and so on, up to all of them: a place that loses now and then is seen over many only.
+    """
+    if not trips:
+        return ()
+    start_ns, end_ns = trips[0].echo.sent_ns, trips[-1].echo.sent_ns + 1
+    count = max(1, -(-(end_ns - start_ns) // length_ns))
+    by_window: list[list[Trip]] = [[] for _ in range(count)]
+    for one in trips:
+        by_window[(one.echo.sent_ns - start_ns) // length_ns].append(one)
+    spans = [(first, min(first + size, count)) for size in _scales(count) for first in range(0, count, size)]
+    least_gain = tomography.LEAST_GAIN + math.log(len(spans))
+    found = []
+    for first, last in spans:
+        chosen = [one for window in by_window[first:last] for one in window]
+        suspects = tomography.locate(one_way(chosen), least_gain=least_gain)
+        if suspects:
+            found.append((suspects[0].gain, first, last))
+    taken: list[tuple[int, int]] = []
+    for _, first, last in sorted(found, reverse=True):
+        if all(last <= other_first or other_last <= first for other_first, other_last in taken):
+            taken.append((first, last))
+    return tuple(
+        seen(trips, start_ns=start_ns + first * length_ns, end_ns=min(start_ns + last * length_ns, end_ns))
+        for first, last in taken
+    )
+
+
+def _scales(count: int) -> Iterator[int]:
+    size = 1
+    while size < count:
+        yield size
+        size *= 2
+    yield count
+
+
+def one_way(trips: Iterable[Trip]) -> tuple[Probes, ...]:
+    """Probes and answers by the way that they went, as many as were sent and lost; sorted by path."""
+    sent: Counter[tuple[str, ...]] = Counter()
+    lost: Counter[tuple[str, ...]] = Counter()
+    for trip in trips:
+        sent[trip.there] += 1
+        lost[trip.there] += not trip.echo.came
+        if trip.echo.responder_ns is not None:
+            sent[trip.back] += 1
+            lost[trip.back] += trip.echo.lost_on_its_way_back
+    return tuple(Probes(path=path, sent=count, lost=lost[path]) for path, count in sorted(sent.items()))
+
+
+def uncovered(topology: Topology, probes: Sequence[Probes]) -> tuple[str, ...]:
+    """Directed links between RNICs and switches, and between switches, that no probe and no answer took."""
+    taken = tomography.links_of(probes)
+    wanted = []
+    for link in topology.links:
+        far = link.b.node if link.rnic is None else f"{link.b.node}:{link.rnic}"
+        wanted += [(link.a.node, far), (far, link.a.node)]
+    return tuple(f"{near} -> {far}" for near, far in wanted if not taken.get((near, far), (0, 0))[0])

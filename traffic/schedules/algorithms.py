@@ -1,0 +1,140 @@
+"""Schedules by name: which algorithm there is for which collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed.errors import UsageError
+from traffic.schedules import exchange, gather, rooted
+from traffic.schedules.meaning import COLLECTIVES, local_copies
+from traffic.schedules.schedule import Moves, Schedule, after, joined, mirrored, transposed
+
+__all__ = ["ALGORITHMS", "MIN_RANKS", "Shape", "algorithms_for", "build"]
+
+MIN_RANKS = 2
+MAX_PIECES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """For what a schedule is made.
+
+    `group` ranks that follow each other share a host (or a rack): of account to `hierarchical`. `pieces` is into how
+    many blocks chain and trees cut the buffer (each tree its half of it), so that they overlap.
+    """
+
+    ranks: int
+    group: int = 1
+    root: int = 0
+    pieces: int = 4
+
+
+Made = tuple[Moves, int, int]
+"""Moves, their period, and the number of blocks."""
+
+_FORTH = {"recursive-halving": "recursive-doubling"}
+"""What runs backwards in a reduction by halving."""
+
+
+def _all_gather(algorithm: str, shape: Shape) -> Made:
+    return *gather.all_gather(algorithm, shape.ranks, shape.group), shape.ranks
+
+
+def _reduce_scatter(algorithm: str, shape: Shape) -> Made:
+    """The other way round, so that it runs, as the all-gather does, towards higher ranks, over the same connections."""
+    made, period = gather.all_gather(_FORTH.get(algorithm, algorithm), shape.ranks, shape.group)
+    made = mirrored(made, ranks=shape.ranks, period=period)
+    return transposed(made, ranks=shape.ranks, chunks=shape.ranks, period=period), period, shape.ranks
+
+
+def _all_reduce(algorithm: str, shape: Shape) -> Made:
+    if algorithm == "recursive-doubling":
+        return gather.all_reduce_by_doubling(shape.ranks), shape.ranks, 1
+    if algorithm == "double-binary-tree":
+        return rooted.tree_all_reduce(shape.ranks, shape.pieces), shape.ranks, 2 * shape.pieces
+    scatter, period, chunks = _reduce_scatter(algorithm, shape)
+    return after(scatter, _all_gather(_FORTH.get(algorithm, algorithm), shape)[0]), period, chunks
+
+
+def _broadcast(algorithm: str, shape: Shape) -> Made:
+    made = rooted.broadcast(algorithm, shape.ranks, shape.group, shape.pieces, shape.root)
+    return made, shape.ranks, rooted.chunks_of(algorithm, shape.pieces)
+
+
+def _reduce(algorithm: str, shape: Shape) -> Made:
+    made, period, chunks = _broadcast(_FORTH.get(algorithm, algorithm), shape)
+    return transposed(made, ranks=shape.ranks, chunks=chunks, period=period), period, chunks
+
+
+def _all_to_all(algorithm: str, shape: Shape) -> Made:
+    return *exchange.all_to_all(algorithm, shape.ranks, shape.group), shape.ranks
+
+
+_MAKERS: dict[str, tuple[Callable[[str, Shape], Made], tuple[str, ...]]] = {
+    "all-reduce": (
+        _all_reduce,
+        ("ring", "recursive-doubling", "recursive-halving", "full-mesh", "double-binary-tree", "hierarchical"),
+    ),
+    "all-gather": (_all_gather, ("ring", "recursive-doubling", "full-mesh", "hierarchical")),
+    "reduce-scatter": (_reduce_scatter, ("ring", "recursive-halving", "full-mesh", "hierarchical")),
+    "broadcast": (_broadcast, ("ring", "recursive-doubling", "full-mesh", "double-binary-tree", "hierarchical")),
+    "reduce": (_reduce, ("ring", "recursive-halving", "full-mesh", "double-binary-tree", "hierarchical")),
+    "all-to-all": (_all_to_all, ("full-mesh", "recursive-doubling", "hierarchical")),
+    "all-to-allv": (_all_to_all, ("full-mesh",)),
+    "send-recv": (lambda _, __: (exchange.send_recv(), 1, 1), ("ring",)),
+    "barrier": (_all_gather, ("recursive-doubling",)),
+}
+_LOCAL_INCLUDED = frozenset({"all-to-all", "all-to-allv", "send-recv"})
+
+ALGORITHMS = tuple((collective, name) for collective, (_, names) in _MAKERS.items() for name in names)
+"""All (collective, algorithm) that there are."""
+
+
+def algorithms_for(collective: str) -> tuple[str, ...]:
+    """The algorithms of a collective.
+
+    Raises:
+        UsageError: there is no such collective.
+    """
+    if collective not in _MAKERS:
+        raise UsageError(f'no collective "{collective}"; there is {", ".join(COLLECTIVES)}')
+    return _MAKERS[collective][1]
+
+
+def build(collective: str, algorithm: str, shape: Shape) -> Schedule:
+    """Make a schedule by name.
+
+    Raises:
+        UsageError: unknown collective or algorithm, or a shape that it cannot have.
+    """
+    known = algorithms_for(collective)
+    if algorithm not in known:
+        raise UsageError(f'no algorithm "{algorithm}" for {collective}; there is {", ".join(known)}')
+    _check(collective, algorithm, shape)
+    made, period, chunks = _MAKERS[collective][0](algorithm, shape)
+    if collective not in _LOCAL_INCLUDED:
+        made = joined(local_copies(collective, period=period, chunks=chunks, root=shape.root), made)
+    return Schedule(
+        collective=collective,
+        algorithm=algorithm,
+        ranks=shape.ranks,
+        chunks=chunks,
+        period=period,
+        moves=made,
+        root=shape.root,
+    )
+
+
+def _check(collective: str, algorithm: str, shape: Shape) -> None:
+    if shape.ranks < MIN_RANKS:
+        raise UsageError(f"{collective} needs at least {MIN_RANKS} ranks, got {shape.ranks}")
+    if not 0 <= shape.root < shape.ranks:
+        raise UsageError(f"the root of {collective} must be a rank from 0 to {shape.ranks - 1}, got {shape.root}")
+    if not 1 <= shape.pieces <= MAX_PIECES:
+        raise UsageError(f"{collective} can be cut into 1 to {MAX_PIECES} pieces, got {shape.pieces}")
+    if algorithm == "hierarchical" and (shape.group < 1 or shape.ranks % shape.group):
+        raise UsageError(
+            f"hierarchical {collective} needs groups of one size: "
+            f"{shape.ranks} ranks are not a multiple of {shape.group}"
+        )

@@ -1,0 +1,136 @@
+"""What a trace says, whatever it is written in: operations in an order that every rank can follow.
+
+A trace of one rank is a list of `Part`s: what that rank does. `traffic.traces.join` makes `Operation`s of the parts of
+all ranks; an operation is what its members do together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from testbed.errors import UsageError
+
+__all__ = ["Note", "Operation", "Part", "RankTrace", "Trace", "fitted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something that is not replayed as it stands in `record` of `file`. `blocks`: a replay without it is another."""
+
+    file: str
+    record: int
+    what: str
+    blocks: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank does in an operation; `members` and `root` are ranks of the world, in the group's order.
+
+    `size_bytes` is the whole buffer, as `traffic.workloads.collective.CollectiveSpec` counts it. A `collective` of
+    "p2p" goes from `members[0]` to `members[1]`, and its `root` is the one of them that tells of it. `sends` and
+    `receives` are bytes by member, of an all-to-allv. The rank does other things for `pause_ns` before it, and does not
+    begin before `not_before_ns` after the beginning of the trace.
+    """
+
+    record: int
+    collective: str
+    members: tuple[int, ...]
+    size_bytes: int
+    root: int | None = None
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+    pause_ns: int = 0
+    not_before_ns: int = 0
+    duration_ns: int = 0
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """What is in one file. `rank` is None where it stands for all ranks; `world` is how many it knows of."""
+
+    file: str
+    rank: int | None
+    world: int
+    parts: tuple[Part, ...]
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A collective of `members` (ranks of the world), or "p2p" from the first to the second of two.
+
+    `record` is where the first member has it. `counts[i][j]` are the bytes from member i to member j, of an
+    all-to-allv. `pauses_ns` and `not_before_ns` are by member (`Part`). `duration_ns` is what it took when it was
+    recorded, 0 where the trace does not say.
+    """
+
+    record: int
+    collective: str
+    members: tuple[int, ...]
+    size_bytes: int
+    pauses_ns: tuple[int, ...]
+    not_before_ns: tuple[int, ...]
+    root: int | None = None
+    counts: tuple[tuple[int, ...], ...] = ()
+    duration_ns: int = 0
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A whole trace: `operations` in an order in which each rank finds its own."""
+
+    source: str
+    format: str
+    ranks: int
+    operations: tuple[Operation, ...]
+    notes: tuple[Note, ...] = ()
+
+
+def fitted(trace: Trace, *, ranks: int, scale: float = 1.0) -> Trace:
+    """The part of a trace that its first `ranks` ranks do among themselves, with all sizes multiplied by `scale`.
+
+    Sizes become multiples of 4 bytes, and where blocks are of one size, of 4 bytes a member: never less than asked for,
+    never nothing.
+
+    Raises:
+        UsageError: nothing is left.
+    """
+    if scale <= 0:
+        raise UsageError(f"a trace is scaled by a factor above 0, got {scale:g}")
+    kept = tuple(made for one in trace.operations if (made := _cut(one, ranks, scale)) is not None)
+    if not kept:
+        raise UsageError(f"{trace.source}: nothing in it is among its first {ranks} ranks")
+    return dataclasses.replace(trace, ranks=min(ranks, trace.ranks), operations=kept)
+
+
+def _cut(one: Operation, ranks: int, scale: float) -> Operation | None:
+    places = [index for index, member in enumerate(one.members) if member < ranks]
+    if len(places) < 2 or (one.collective == "p2p" and len(places) < len(one.members)):  # noqa: PLR2004
+        return None
+    members = tuple(one.members[place] for place in places)
+    grain = 4 * len(members) if one.collective in ("all-gather", "reduce-scatter", "all-to-all") else 4
+    of_whole = one.size_bytes * scale
+    if grain > 4:  # noqa: PLR2004  # what a member has of its own stays as large as it was
+        of_whole = of_whole * len(members) / len(one.members)
+    counts = tuple(
+        tuple(_rounded(one.counts[row][column] * scale, 4, least=0) for column in places)
+        for row in (places if one.counts else ())
+    )
+    largest = max((sum(row) for row in (*counts, *zip(*counts, strict=True))), default=0)
+    return dataclasses.replace(
+        one,
+        members=members,
+        root=one.root if one.root in members else members[0] if one.root is not None else None,
+        size_bytes=max(4, largest) if counts else _rounded(of_whole, grain, least=grain),
+        counts=counts,
+        pauses_ns=tuple(one.pauses_ns[place] for place in places),
+        not_before_ns=tuple(one.not_before_ns[place] for place in places),
+    )
+
+
+def _rounded(size: float, grain: int, *, least: int) -> int:
+    return max(least, -(-round(size) // grain) * grain)

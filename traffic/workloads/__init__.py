@@ -1,0 +1,1 @@
+"""Workloads of ranks: collectives, jobs that train, infer and rank, and replayed traces."""

@@ -1,0 +1,242 @@
+"""A collective over ranks, one RNIC a rank, iterated: what it is, how it is started, what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.errors import UsageError
+from testbed.finite import require_finite
+from testbed.suggestions import nearest
+from traffic import schedules
+from traffic.engine import traffic_metrics
+from traffic.engine.engine_client import Engines, Fabric, TrafficLab
+from traffic.engine.flight_recorder import RankEnd
+from traffic.engine.run_results import Endpoint, Window
+from traffic.engine.running_traffic import OnEvent, Running, begin
+from traffic.engine.task_specs import check_qp
+from traffic.schedules import cost
+from traffic.workloads.ranks import (
+    ITEM_BYTES,
+    RanksSpec,
+    ends_of,
+    gpus_of,
+    group_size,
+    host_group_size,
+    place,
+    rank_plan,
+    window_of,
+)
+from traffic.workloads.ranks_result import RanksResult, told
+
+__all__ = ["AUTO", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "fit", "layout", "start"]
+
+REDOPS = ("sum", "max", "avg")
+AUTO = "auto"
+MAX_BYTES = 1 << 30
+NOT_SYNCHRONISING = frozenset({"broadcast", "reduce", "send-recv"})
+"""Where a rank may be through before another one has begun: these end with a barrier, which is in their time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSpec(RanksSpec):
+    """One collective of `size_bytes`; ranks, element type, grain and deadlines as in `RanksSpec`.
+
+    `size_bytes` is the whole buffer as nccl-tests counts it: of all ranks together for all-gather and reduce-scatter.
+    The `skew` of an all-to-allv is the exponent of a Zipf law: 0 is even, with more of it rank 0 is wanted most.
+    `algorithm` "auto" takes what the cost model says is quickest. `root` means something to broadcast and reduce.
+    Input and output are buffers of their own, unless `in_place`. Give `duration_s` or `iterations`.
+    """
+
+    collective: str = "all-reduce"
+    algorithm: str = AUTO
+    size_bytes: int = 1 << 20
+    root: int = 0
+    skew: float = 0.0
+    in_place: bool = False
+    duration_s: float | None = None
+    iterations: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements in `size_bytes`."""
+        return self.size_bytes // ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveResult(RanksResult):
+    """A collective job that is over.
+
+    `algorithm` is what ran (of account where "auto" was asked for). `ends[r]` says how it ended for rank r, `flights`
+    are the recorders of a run that failed. `iterations[r]` are rank r's. `time_ns` is the median time of an operation
+    (`metrics.operation_times_ns`), `time_p95_ns` and so on are its tail; algbw and busbw are those of nccl-tests for
+    the median, in GB/s (10^9 bytes). `wrong_elements` is summed over all ranks and iterations, and an input that was
+    changed counts; `checked_elements` says how many elements of results there were.
+    """
+
+    spec: CollectiveSpec
+    algorithm: str
+    ends: tuple[RankEnd, ...]
+    window: Window
+    iterations_completed: int
+    checked_elements: int
+    time_ns: float
+    time_p95_ns: float
+    time_p99_ns: float
+    time_max_ns: float
+    algbw_gbytes_per_s: float
+    busbw_gbytes_per_s: float
+    straggler: traffic_metrics.Straggler | None
+
+
+def _check_buffer(spec: CollectiveSpec) -> None:
+    if spec.dtype not in ITEM_BYTES:
+        raise UsageError(f'no data type "{spec.dtype}"; there is {", ".join(ITEM_BYTES)}')
+    if spec.redop not in REDOPS:
+        raise UsageError(f'no reduction "{spec.redop}"; there is {", ".join(REDOPS)}')
+    item = ITEM_BYTES[spec.dtype]
+    if spec.size_bytes <= 0 or spec.size_bytes % item:
+        raise UsageError(
+            f"the size of a collective must be a multiple of {item} bytes ({spec.dtype}) above 0, got {spec.size_bytes}"
+        )
+    if spec.skew < 0:
+        raise UsageError(f"skew cannot be negative, got {spec.skew:g}")
+    if spec.size_bytes > MAX_BYTES:
+        raise UsageError(f"the size of a collective is at most {MAX_BYTES} bytes, got {spec.size_bytes}")
+    if spec.segment_bytes <= 0 or spec.segment_bytes % item:
+        raise UsageError(f"segment size must be a multiple of {item} bytes above 0, got {spec.segment_bytes}")
+
+
+def _check_algorithm(spec: CollectiveSpec) -> None:
+    known = (AUTO, *schedules.algorithms_for(spec.collective))
+    if spec.algorithm not in known:
+        near = nearest(spec.algorithm, known)
+        said = f'no algorithm "{spec.algorithm}" for {spec.collective}; there is {", ".join(known)}'
+        raise UsageError(f"{said}; did you mean {near}?" if near else said)
+
+
+def check(spec: CollectiveSpec) -> None:
+    """Refuse what cannot be meant on any lab.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    require_finite(spec)
+    _check_algorithm(spec)
+    _check_buffer(spec)
+    if spec.deadline_s <= 0:
+        raise UsageError(f"a collective's deadline must be above 0 s, got {spec.deadline_s:g} s")
+    if (spec.duration_s is None) == (spec.iterations is None):
+        raise UsageError("give a collective either a duration or a number of iterations")
+    if spec.duration_s is not None and spec.duration_s <= 0:
+        raise UsageError(f"a collective's duration must be above 0 s, got {spec.duration_s:g} s")
+    if spec.iterations is not None and spec.iterations < 1:
+        raise UsageError(f"a collective needs at least 1 iteration, got {spec.iterations}")
+    if not 2 <= spec.slots <= 1024:  # noqa: PLR2004
+        raise UsageError(f"slots must be 2 to 1024, got {spec.slots}")
+    if spec.compute_units < 0:
+        raise UsageError(f"compute units cannot be negative, got {spec.compute_units}")
+    check_qp(spec.qp)
+
+
+def _schedule(lab: Fabric, spec: CollectiveSpec, ranks: Sequence[Endpoint]) -> schedules.Schedule:
+    algorithm = spec.algorithm
+    # Near, to the model of `auto`, is what shares a host; ranks that share a rack talk over their RNICs too.
+    group = host_group_size(ranks) if algorithm == AUTO else group_size(lab.topology, ranks)
+    shape = cost.shape_for(len(ranks), spec.size_bytes, group=group, root=spec.root)
+    if algorithm == AUTO:
+        algorithm = cost.best_algorithm(spec.collective, shape, spec.size_bytes, cost.NETWORKS[lab.kind])
+    elif algorithm == "hierarchical" and group == 1:
+        raise UsageError(
+            f"hierarchical {spec.collective} needs several hosts (or else racks), each with the same number of ranks, "
+            "more than one, which follow each other; order the ranks so, or take another algorithm"
+        )
+    return schedules.build(spec.collective, algorithm, shape)
+
+
+def layout(spec: CollectiveSpec, ranks: int) -> schedules.Layout:
+    """How long the blocks of a collective over so many ranks are."""
+    if spec.collective == "barrier":
+        return schedules.Layout(elements=ranks)
+    if spec.collective == "all-to-allv":
+        counts = schedules.skewed_counts(spec.elements, ranks, spec.skew)
+        return schedules.Layout(elements=spec.elements, counts=counts)
+    return schedules.Layout(elements=spec.elements)
+
+
+def fit(lab: Fabric, spec: CollectiveSpec) -> tuple[tuple[Endpoint, ...], schedules.Schedule, list[schedules.Program]]:
+    """The ranks of a collective on a lab, its schedule, and each rank's part of it.
+
+    Raises:
+        UsageError: what cannot be meant, or not on this lab, in one sentence.
+    """
+    check(spec)
+    ranks = place(lab, spec)
+    made = _schedule(lab, spec, ranks)
+    programs = schedules.programs(
+        made, layout(spec, len(ranks)), in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
+    )
+    return ranks, made, programs
+
+
+def start(
+    lab: TrafficLab, spec: CollectiveSpec, on_event: OnEvent | None = None, *, engines: Engines | None = None
+) -> Running[CollectiveResult]:
+    """Start a collective job on a lab; on `engines` where some are lent, which several jobs may use in turn.
+
+    Raises:
+        UsageError: the spec asks for something that is not there; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    ranks, made, programs = fit(lab, spec)
+    plan = rank_plan(
+        f"{spec.collective} ({made.algorithm}) over {len(ranks)} ranks",
+        spec,
+        ranks,
+        programs,
+        iterations=spec.iterations,
+        duration_s=spec.duration_s,
+        gpus=gpus_of(lab, spec, ranks),
+    )
+    return begin(lab, plan, lambda running: _finish(running, spec, made, programs, ranks), on_event, engines)
+
+
+def _busbw(spec: CollectiveSpec, programs: Sequence[Mapping[str, Any]], time_ns: float) -> float:
+    """As nccl-tests counts it; of an all-to-allv, what its busiest RNIC sends or receives (equal, without skew)."""
+    if spec.collective != "all-to-allv":
+        return traffic_metrics.busbw_gbytes_per_s(spec.collective, len(programs), spec.size_bytes, time_ns)
+    busiest = max(sum(row[3] for row in program[way]) for program in programs for way in ("sends", "recvs"))
+    return traffic_metrics.algbw_gbytes_per_s(busiest * ITEM_BYTES[spec.dtype], time_ns)
+
+
+def _finish(
+    running: Running[CollectiveResult],
+    spec: CollectiveSpec,
+    made: schedules.Schedule,
+    programs: Sequence[Mapping[str, Any]],
+    ranks: tuple[Endpoint, ...],
+) -> CollectiveResult:
+    common = told(running, ranks)
+    per_rank = common["iterations"]
+    times = traffic_metrics.operation_times_ns(per_rank)
+    time_ns, p95_ns, p99_ns, max_ns = (
+        traffic_metrics.percentile(times, one) if times else 0.0 for one in (50, 95, 99, 100)
+    )
+    elements = [sum(count for _, count, *_ in program["results"]) for program in programs]
+    return CollectiveResult(
+        **common,
+        spec=spec,
+        algorithm=made.algorithm,
+        ends=ends_of(running, ranks),
+        window=window_of(running),
+        iterations_completed=len(times),
+        checked_elements=sum(len(done) * size for done, size in zip(per_rank, elements, strict=True)),
+        time_ns=time_ns,
+        time_p95_ns=p95_ns,
+        time_p99_ns=p99_ns,
+        time_max_ns=max_ns,
+        algbw_gbytes_per_s=traffic_metrics.algbw_gbytes_per_s(spec.size_bytes, time_ns),
+        busbw_gbytes_per_s=_busbw(spec, programs, time_ns),
+        straggler=traffic_metrics.straggler(per_rank) if all(per_rank) else None,
+    )

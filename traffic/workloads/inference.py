@@ -1,0 +1,182 @@
+"""An inference job: for each request a prefill in bulk, and then tokens, each as soon as it can be.
+
+All ranks are one tensor-parallel group, or the first `prefill_ranks` of them prefill and the others decode; then the
+KV cache of a request goes from prefill rank i to decode rank i (modulo their number), and the next request is prefilled
+while tokens of the one before are decoded: bulk beside latency. What the model computes is paused for (modelled).
+
+Time to first token runs from the beginning of a request's prefill to its first token on the last rank, time per
+output token (TPOT) from token to token on each rank; the slowest rank counts. The first is by the clocks of several
+hosts where prefill and decode are apart: `clock_error_ns` says how wrong that may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from testbed.errors import UsageError
+from testbed.finite import require_finite
+from traffic.engine import traffic_metrics
+from traffic.engine.engine_client import TrafficLab
+from traffic.engine.run_results import Iteration
+from traffic.engine.running_traffic import OnEvent, Running
+from traffic.traces import Operation, Trace
+from traffic.workloads import replay
+from traffic.workloads.ranks import RanksSpec, place
+from traffic.workloads.ranks_result import RanksResult, told
+from traffic.workloads.replay_result import Execution
+
+__all__ = ["InferenceResult", "InferenceSpec", "check", "request", "run", "start"]
+
+MAX_TOKENS = 200
+MIN_GROUP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceSpec(RanksSpec):
+    """`requests`, one after the other: a prefill, and `tokens` tokens, the first of which is what the user waits for.
+
+    A prefill is an all-reduce of `prefill_bytes` over its group after `prefill_ms` of computing, a token one of
+    `decode_bytes` after `decode_ms`. `kv_bytes` go from each prefill rank to its decode rank. `slo_ttft_ms` and
+    `slo_tpot_ms` are what a request is promised; 0 promises nothing.
+    """
+
+    prefill_ranks: int = 0
+    prefill_bytes: int = 4 << 20
+    kv_bytes: int = 1 << 20
+    decode_bytes: int = 65536
+    tokens: int = 16
+    requests: int = 10
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    slo_ttft_ms: float = 0.0
+    slo_tpot_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceResult(RanksResult):
+    """An inference job that is over. Times are in ns; `ttft_ns` has one a request, `tpot_ns` all of a request's.
+
+    `slo_attainment` is the share of requests that kept all promises (their mean TPOT counts), of those asked for.
+    """
+
+    spec: InferenceSpec
+    requests_completed: int
+    ttft_ns: tuple[int, ...]
+    tpot_ns: tuple[tuple[int, ...], ...]
+    ttft_p50_ns: float
+    ttft_p99_ns: float
+    tpot_p50_ns: float
+    tpot_p95_ns: float
+    tpot_p99_ns: float
+    slo_attainment: float
+
+
+def check(spec: InferenceSpec, ranks: int) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    require_finite(spec)
+    groups = (spec.prefill_ranks, ranks - spec.prefill_ranks) if spec.prefill_ranks else (ranks,)
+    if any(group < MIN_GROUP for group in groups):
+        said = " and ".join(str(group) for group in groups)
+        raise UsageError(f"an inference job needs groups of 2 ranks at least, got {said} of {ranks}")
+    if not 1 <= spec.tokens <= MAX_TOKENS:
+        raise UsageError(f"a request has 1 to {MAX_TOKENS} tokens, got {spec.tokens}")
+    if spec.requests < 1:
+        raise UsageError(f"an inference job has at least 1 request, got {spec.requests}")
+    for name in ("prefill_bytes", "kv_bytes", "decode_bytes"):
+        size = getattr(spec, name)
+        if size <= 0 or size % 4:
+            raise UsageError(f"{name} must be a multiple of 4 above 0, got {size}")
+    for name in ("prefill_ms", "decode_ms", "slo_ttft_ms", "slo_tpot_ms"):
+        if getattr(spec, name) < 0:
+            raise UsageError(f"{name} cannot be negative, got {getattr(spec, name):g}")
+
+
+def request(spec: InferenceSpec, ranks: int) -> Trace:
+    """What the ranks do for one request, as a trace; the last `tokens` operations are the tokens."""
+    first = tuple(range(spec.prefill_ranks or ranks))
+    then = tuple(range(spec.prefill_ranks, ranks)) if spec.prefill_ranks else first
+    made: list[tuple[str, tuple[int, ...], int, float]] = [("all-reduce", first, spec.prefill_bytes, spec.prefill_ms)]
+    if spec.prefill_ranks:
+        made += [("p2p", (src, then[src % len(then)]), spec.kv_bytes, 0.0) for src in first]
+    made += [("all-reduce", then, spec.decode_bytes, spec.decode_ms)] * spec.tokens
+    operations = tuple(
+        Operation(
+            record=number,
+            collective=name,
+            members=members,
+            size_bytes=size,
+            pauses_ns=(round(pause_ms * 1e6),) * len(members),
+            not_before_ns=(0,) * len(members),
+        )
+        for number, (name, members, size, pause_ms) in enumerate(made)
+    )
+    return Trace(source="inference", format="made", ranks=ranks, operations=operations)
+
+
+def start(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -> Running[InferenceResult]:
+    """Start an inference job.
+
+    Raises:
+        UsageError: the spec asks for something that is not there; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    ranks = len(place(lab, spec))
+    check(spec, ranks)
+    made = request(spec, ranks)
+    return replay.start_made(lab, spec, made, lambda done: _result(spec, done), repeat=spec.requests, on_event=on_event)
+
+
+def run(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -> InferenceResult:
+    """Run an inference job and wait for its end. Raises as `start`."""
+    with start(lab, spec, on_event) as running:
+        return running.wait(replay.patience_s(running, spec.requests))
+
+
+def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
+    ((_, running),) = done.runs
+    rows = list(zip(*done.iterations[0], strict=False))  # by request, of those that every rank has finished
+    tokens = list(enumerate(done.trace.operations))[-spec.tokens :]
+    phases = done.batches[0].phases
+    ttft_ns, tpot_ns = [], []
+    for row in rows:
+        ends = [
+            [_ended_ns(row[member], phases[index][place]) for place, member in enumerate(one.members)]
+            for index, one in tokens
+        ]
+        ttft_ns.append(max(ends[0]) - min(row[member].start_ns for member in done.trace.operations[0].members))
+        tpot_ns.append(tuple(_slowest(later, sooner) for sooner, later in pairwise(ends)))
+    all_ns = [time_ns for one in tpot_ns for time_ns in one]
+    kept = sum(_kept(spec, *times) for times in zip(ttft_ns, tpot_ns, strict=True))
+    return InferenceResult(
+        **told(running, done.ranks),
+        spec=spec,
+        requests_completed=len(rows),
+        ttft_ns=tuple(ttft_ns),
+        tpot_ns=tuple(tpot_ns),
+        ttft_p50_ns=traffic_metrics.percentile(ttft_ns, 50),
+        ttft_p99_ns=traffic_metrics.percentile(ttft_ns, 99),
+        tpot_p50_ns=traffic_metrics.percentile(all_ns, 50),
+        tpot_p95_ns=traffic_metrics.percentile(all_ns, 95),
+        tpot_p99_ns=traffic_metrics.percentile(all_ns, 99),
+        slo_attainment=kept / spec.requests,
+    )
+
+
+def _ended_ns(item: Iteration, phase: int) -> int:
+    return item.end_ns - item.comm_ns + item.phases_ns[phase]
+
+
+def _slowest(later: Sequence[int], sooner: Sequence[int]) -> int:
+    return max(b - a for a, b in zip(sooner, later, strict=True))
+
+
+def _kept(spec: InferenceSpec, ttft_ns: int, tpot_ns: Sequence[int]) -> bool:
+    mean_ns = sum(tpot_ns) / len(tpot_ns) if tpot_ns else 0.0
+    in_time = not spec.slo_ttft_ms or ttft_ns <= spec.slo_ttft_ms * 1e6
+    return in_time and (not spec.slo_tpot_ms or mean_ns <= spec.slo_tpot_ms * 1e6)

@@ -1,0 +1,147 @@
+"""A ranking job: embeddings by a skewed all-to-allv forth and back, and an all-reduce of what all ranks share.
+
+Each rank holds a shard of the embedding tables and asks the others for rows; which shard is asked how much is as uneven
+as `skew` says (Zipf). Forward, rows go from the hot shards to everybody; backward, their gradients come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.errors import UsageError
+from testbed.finite import require_finite
+from traffic import schedules
+from traffic.engine import traffic_metrics
+from traffic.engine.engine_client import TrafficLab
+from traffic.engine.running_traffic import OnEvent, Running
+from traffic.traces import Operation, Trace
+from traffic.workloads import replay
+from traffic.workloads.ranks import RanksSpec, place
+from traffic.workloads.ranks_result import RanksResult, told
+from traffic.workloads.replay_result import Execution, operation_times_ns
+
+__all__ = ["RankingResult", "RankingSpec", "check", "run", "start", "step"]
+
+MIN_RANKS = 2
+PARTS = 3
+"""Forward, backward, dense."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingSpec(RanksSpec):
+    """`iterations` of: rows to everybody, `dense_ms` of computing, gradients back, all-reduce of `dense_bytes`.
+
+    Each rank gets `embedding_bytes` of rows, of rank j's shard in proportion to 1 / (j + 1)^skew.
+    """
+
+    embedding_bytes: int = 1 << 20
+    skew: float = 1.0
+    dense_bytes: int = 1 << 18
+    dense_ms: float = 0.0
+    iterations: int = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingResult(RanksResult):
+    """A ranking job that is over; median times of its parts (the rank that waited least), and of whole iterations.
+
+    `mmr` is the most that a rank sends forward over the mean of all: 1 is even.
+    """
+
+    spec: RankingSpec
+    iterations_completed: int
+    mmr: float
+    forward_ns: float
+    backward_ns: float
+    dense_ns: float
+    iteration_p50_ns: float
+    iteration_p95_ns: float
+    iteration_p99_ns: float
+
+
+def check(spec: RankingSpec, ranks: int) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    require_finite(spec)
+    if ranks < MIN_RANKS:
+        raise UsageError(f"a ranking job needs 2 ranks at least, got {ranks}")
+    for name in ("embedding_bytes", "dense_bytes"):
+        size = getattr(spec, name)
+        if size <= 0 or size % 4:
+            raise UsageError(f"{name} must be a multiple of 4 above 0, got {size}")
+    if spec.iterations < 1:
+        raise UsageError(f"a ranking job has at least 1 iteration, got {spec.iterations}")
+    if spec.skew < 0 or spec.dense_ms < 0:
+        raise UsageError("skew and dense_ms cannot be negative")
+
+
+def step(spec: RankingSpec, ranks: int) -> Trace:
+    """What the ranks do in one iteration, as a trace."""
+    asked = schedules.skewed_counts(spec.embedding_bytes // 4, ranks, spec.skew) * 4
+    everybody = tuple(range(ranks))
+    made = [
+        ("all-to-allv", asked.T, 0.0),
+        ("all-to-allv", asked, spec.dense_ms),
+        ("all-reduce", None, 0.0),
+    ]
+    operations = tuple(
+        Operation(
+            record=number,
+            collective=name,
+            members=everybody,
+            size_bytes=spec.dense_bytes
+            if counts is None
+            else int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max())),
+            counts=() if counts is None else tuple(tuple(row) for row in counts.tolist()),
+            pauses_ns=(round(pause_ms * 1e6),) * ranks,
+            not_before_ns=(0,) * ranks,
+        )
+        for number, (name, counts, pause_ms) in enumerate(made)
+    )
+    return Trace(source="ranking", format="made", ranks=ranks, operations=operations)
+
+
+def start(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> Running[RankingResult]:
+    """Start a ranking job.
+
+    Raises:
+        UsageError: the spec asks for something that is not there; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    ranks = len(place(lab, spec))
+    check(spec, ranks)
+    made = step(spec, ranks)
+    return replay.start_made(
+        lab, spec, made, lambda done: _result(spec, done), repeat=spec.iterations, on_event=on_event
+    )
+
+
+def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> RankingResult:
+    """Run a ranking job and wait for its end. Raises as `start`."""
+    with start(lab, spec, on_event) as running:
+        return running.wait(replay.patience_s(running, spec.iterations))
+
+
+def _result(spec: RankingSpec, done: Execution) -> RankingResult:
+    ((_, running),) = done.runs
+    per_rank = done.iterations[0]
+    whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
+    forward, backward, dense = (
+        traffic_metrics.percentile(operation_times_ns(done.batches[0], index, per_rank), 50) for index in range(PARTS)
+    )
+    sent = [sum(row) - row[rank] for rank, row in enumerate(done.trace.operations[0].counts)]
+    return RankingResult(
+        **told(running, done.ranks),
+        spec=spec,
+        iterations_completed=len(whole),
+        mmr=max(sent) * len(sent) / sum(sent),
+        forward_ns=forward,
+        backward_ns=backward,
+        dense_ns=dense,
+        iteration_p50_ns=traffic_metrics.percentile(whole, 50),
+        iteration_p95_ns=traffic_metrics.percentile(whole, 95),
+        iteration_p99_ns=traffic_metrics.percentile(whole, 99),
+    )

@@ -1,0 +1,227 @@
+"""Ranks on RNICs: where they are, what an engine is told of them, and how each of them ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from testbed.errors import UsageError
+from testbed.model.selectors import select
+from testbed.model.topology import Topology
+from traffic import schedules
+from traffic.engine.engine_client import Fabric, endpoint
+from traffic.engine.flight_recorder import RankEnd
+from traffic.engine.run_results import Endpoint, Outcome, Window
+from traffic.engine.running_traffic import Running
+from traffic.engine.task_specs import Cable, Plan, QpParams, TaskPlan
+
+__all__ = [
+    "ITEM_BYTES",
+    "MAX_RANKS",
+    "WARMUP",
+    "RanksSpec",
+    "ends_of",
+    "gpus_of",
+    "group_size",
+    "host_group_size",
+    "place",
+    "rank_plan",
+    "task_name",
+    "window_of",
+]
+
+WARMUP = 2
+"""Iterations before those that count, where nobody says otherwise: caches and translators are cold in them."""
+
+MAX_RANKS = 128
+MIN_SLOTS = 4
+LEAST_SEGMENT = 65536
+
+ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
+"""Bytes of an element, by type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksSpec:
+    """What a collective and a job have in common: where the ranks are, element type, grain and deadlines.
+
+    `ranks` are RNIC names or selectors in rank order (empty: the first RNIC of every host). `redop` means something to
+    reductions.
+    With `compute_units` above 0 every iteration begins with that much work on the host's GPU `gpu`. `segment_bytes` is
+    the pipelining grain, `slots` how many segments a rank may have under way. Each segment costs a completion at both
+    ends and its share of a credit, and an emulated CPU feels that: of 64 KiB, a soft lab took 1.3 to 1.8 times as long.
+    An operation that takes a rank longer than `deadline_s` is a failure. The first `warmup` iterations are done and
+    checked, but not counted.
+    """
+
+    ranks: tuple[str, ...] = ()
+    dtype: str = "fp32"
+    redop: str = "sum"
+    compute_units: int = 0
+    warmup: int = 0
+    gpu: str = "gpu0"
+    segment_bytes: int = 262144
+    slots: int = 8
+    qp: QpParams = field(default_factory=QpParams)
+    deadline_s: float = 120.0
+    op_deadline_s: float = 10.0
+    peer_deadline_s: float = 30.0
+    stall_deadline_s: float = 60.0
+
+
+def place(lab: Fabric, spec: RanksSpec) -> tuple[Endpoint, ...]:
+    """The RNICs of a job's ranks.
+
+    Raises:
+        UsageError: one of them is not there, or named twice, or has no GPU for a compute phase.
+    """
+    written = spec.ranks or tuple(host.name for host in lab.topology.hosts)
+    ranks = tuple(endpoint(lab.topology, name) for text in written for name in select(lab.topology, text))
+    twice = {rank.name for rank in ranks if ranks.count(rank) > 1}
+    if twice:
+        raise UsageError(f"an RNIC is one rank only: {', '.join(sorted(twice))} is named twice")
+    if spec.warmup < 0:
+        raise UsageError(f"warm-up iterations cannot be negative, got {spec.warmup}")
+    if len(ranks) > MAX_RANKS:
+        raise UsageError(f"at most {MAX_RANKS} ranks, got {len(ranks)}")
+    gpus_of(lab, spec, ranks)
+    return ranks
+
+
+def gpus_of(lab: Fabric, spec: RanksSpec, ranks: Sequence[Endpoint]) -> tuple[Mapping[str, Any], ...] | None:
+    """Where each rank computes, as its engine is told; None: it does not.
+
+    That is the GPU which the inventory names beside the rank's RNIC, else `spec.gpu` of its host.
+
+    Raises:
+        UsageError: a host has no such GPU.
+    """
+    if not spec.compute_units:
+        return None
+    found: list[Mapping[str, Any]] = []
+    for rank in ranks:
+        host = lab.topology.host_by_name[rank.host]
+        beside = next((rnic.gpu for rnic in host.rnics if rnic.name == rank.rnic), None)
+        numbers = {gpu.name: number for number, gpu in enumerate(host.gpus)}
+        wanted = beside or spec.gpu
+        number = numbers.get(wanted)
+        if number is None:
+            raise UsageError(f"{rank.host} has no GPU {wanted}; leave out the compute phase, or name another")
+        gpu = host.gpus[number]
+        if gpu.kind == "soft":
+            found.append({"socket": f"/run/faultbed/{gpu.name}.sock"})
+        else:
+            found.append({"pcie": gpu.pcie, "number": number})
+    return tuple(found)
+
+
+def group_size(topology: Topology, ranks: Sequence[Endpoint]) -> int:
+    """How many ranks that follow each other share a host, or else a rack; 1 where groups would not be of one size."""
+    racks = {host.name: host.rack for host in topology.hosts}
+    found = host_group_size(ranks)
+    return found if found > 1 else _run_length([racks[rank.host] for rank in ranks])
+
+
+def host_group_size(ranks: Sequence[Endpoint]) -> int:
+    """How many ranks that follow each other share a host; 1 where groups would not be of one size, or but one."""
+    return _run_length([rank.host for rank in ranks])
+
+
+def _run_length(places: Sequence[str]) -> int:
+    runs = [len(list(run)) for _, run in groupby(places)]
+    alike = len(set(runs)) == 1 and len(runs) == len(set(places))
+    return runs[0] if alike and runs[0] < len(places) else 1
+
+
+def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program], busiest: float) -> int:
+    """No more than the longest message, for the memory; and less where `MIN_SLOTS` of a lane would be too much."""
+    item = ITEM_BYTES[spec.dtype]
+    longest = max((row[3] for program in programs for row in program["sends"]), default=1) * item
+    share = round(spec.slots * spec.segment_bytes / max(1.0, busiest)) // 2 // LEAST_SEGMENT * LEAST_SEGMENT
+    return min(spec.segment_bytes, longest, max(LEAST_SEGMENT, share))
+
+
+def rank_plan(
+    what: str,
+    spec: RanksSpec,
+    ranks: Sequence[Endpoint],
+    programs: Sequence[schedules.Program],
+    *,
+    iterations: int | None,
+    duration_s: float | None = None,
+    gpus: Sequence[Mapping[str, Any]] | None = None,
+    storage: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Tasks and connections of ranks that run programs, for so many iterations or so long.
+
+    `gpus` are those of ranks that compute (`gpus_of`); `storage` is what they are told of it
+    (`traffic.workloads.storage_service.StorageServer.told`).
+    """
+    pairs = schedules.peers_of(programs)
+    cables = tuple(Cable(index=index, src=task_name(src), dst=task_name(dst)) for index, (src, dst) in enumerate(pairs))
+    # What is under way is bounded by rank, not by lane: a rank with many peers would flood the queues on its way.
+    busiest = max(sum(rank in pair for pair in pairs) for rank in range(len(ranks))) / 2
+    slots = max(MIN_SLOTS, round(spec.slots / max(1.0, busiest)))
+    segment_bytes = _segment_bytes(spec, programs, busiest)
+    tasks = []
+    for rank, place in enumerate(ranks):
+        lanes: list[list[int | str]] = []
+        for index, (src, dst) in enumerate(pairs):
+            lanes += [[index, "out", dst]] if src == rank else []
+            lanes += [[index, "in", src]] if dst == rank else []
+        job = {
+            "program": programs[rank],
+            "lanes": lanes,
+            "dtype": spec.dtype,
+            "redop": spec.redop,
+            "segment_bytes": segment_bytes,
+            "slots": slots,
+            "iterations": iterations,
+            "warmup": spec.warmup,
+            "duration_ms": None if duration_s is None else round(duration_s * 1000),
+            "compute_units": spec.compute_units,
+            "gpu": None if gpus is None else gpus[rank],
+            "deadline_ms": round(spec.deadline_s * 1000),
+            "op_deadline_ms": round(spec.op_deadline_s * 1000),
+            "storage": storage,
+            "qp": spec.qp.to_dict(),
+        }
+        tasks.append(TaskPlan(name=task_name(rank), kind="rank", endpoint=place, spec=job, active=True))
+    return Plan(
+        what=what,
+        tasks=tuple(tasks),
+        cables=cables,
+        peer_deadline_s=spec.peer_deadline_s,
+        stall_deadline_s=spec.stall_deadline_s,
+    )
+
+
+def task_name(rank: int) -> str:
+    """Name of a rank's task."""
+    return f"rank{rank}"
+
+
+def ends_of(running: Running[Any], ranks: Sequence[Endpoint]) -> tuple[RankEnd, ...]:
+    """A rank that was through before others failed has completed; one of which nothing was heard has failed."""
+    found = []
+    for rank, place in enumerate(ranks):
+        flight = running.flights.get(task_name(rank))
+        if running.failure is None or task_name(rank) in running.done:
+            outcome: Outcome = "completed" if running.failure else running.outcome
+            found.append(RankEnd(rank=rank, endpoint=place.name, outcome=outcome, where=None))
+        else:
+            where = flight.standing if flight else "nothing was heard of it at the end"
+            found.append(RankEnd(rank=rank, endpoint=place.name, outcome="failed", where=where))
+    return tuple(found)
+
+
+def window_of(running: Running[Any]) -> Window:
+    """From the first rank's start to the last rank's end; of a run that failed, to the time that it was known."""
+    starts = [done["start_ns"] for done in running.done.values()]
+    ends = [done["end_ns"] for done in running.done.values()]
+    return Window(
+        start_ns=min(starts, default=running.started_ns),
+        end_ns=running.ended_ns if running.failure else max(ends, default=running.ended_ns),
+    )

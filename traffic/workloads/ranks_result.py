@@ -1,0 +1,57 @@
+"""What everything that runs on ranks tells alike: a collective, and jobs that train, infer and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from traffic.engine.flight_recorder import Flight
+from traffic.engine.run_results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample
+from traffic.engine.running_traffic import Running
+from traffic.engine.samples import iterations_of, samples_of
+from traffic.workloads.ranks import task_name
+
+__all__ = ["RanksResult", "told"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksResult:
+    """A run that is over. `iterations[r]` are those of rank r, `flights` the recorders of a run that failed.
+
+    `wrong_elements` is summed over all ranks and iterations; `clock_error_ns` is, by host, how wrong its times may be.
+    """
+
+    outcome: Outcome
+    where: str | None
+    ranks: tuple[str, ...]
+    iterations: tuple[tuple[Iteration, ...], ...]
+    wrong_elements: int
+    flights: tuple[Flight, ...]
+    samples: tuple[Sample, ...]
+    connections: tuple[Connection, ...]
+    qp_errors: tuple[QpError, ...]
+    rebuilds: tuple[Rebuild, ...]
+    clock_error_ns: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+def told(running: Running[Any], ranks: Sequence[Endpoint]) -> dict[str, Any]:
+    """The fields of `RanksResult`."""
+    per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
+    return {
+        "outcome": running.outcome,
+        "where": running.failure,
+        "ranks": tuple(rank.name for rank in ranks),
+        "iterations": per_rank,
+        "wrong_elements": sum(item.wrong_elements for rank in per_rank for item in rank),
+        "flights": tuple(running.flights.values()),
+        "samples": samples_of(running),
+        "connections": running.connections,
+        "qp_errors": running.qp_errors,
+        "rebuilds": running.rebuilds,
+        "clock_error_ns": running.clock_error_ns,
+    }

@@ -1,0 +1,102 @@
+"""A run written back as a trace: what each rank did in each iteration, and when by the clock of all.
+
+What is recorded can be replayed (`traffic.workloads.replay`), here or by others' tools (`traffic.traces.save`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traffic.engine.run_results import Iteration
+from traffic.schedules import ROOTED
+from traffic.traces import Operation, Trace
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveResult, CollectiveSpec
+from traffic.workloads.job import JobResult, as_spec, groups
+from traffic.workloads.ranks import ITEM_BYTES
+
+__all__ = ["of_collective", "of_job"]
+
+BARRIER_BYTES = 4
+"""What it moves is not of account, and it must not be nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """What some ranks do in phase `phase` of an iteration."""
+
+    collective: str
+    members: tuple[int, ...]
+    size_bytes: int
+    phase: int = 0
+    root: int | None = None
+    counts: tuple[tuple[int, ...], ...] = ()
+
+
+def of_collective(result: CollectiveResult) -> Trace:
+    """The trace of a collective job: one operation an iteration (a send-recv: a message of each rank to the next)."""
+    spec, members = result.spec, tuple(range(len(result.ranks)))
+    if spec.collective == "send-recv":
+        pairs = zip(members, members[1:] + members[:1], strict=True)
+        rows = [_Row(collective="p2p", members=pair, size_bytes=spec.size_bytes) for pair in pairs]
+    else:
+        rows = [_row(spec, members)]
+    return _trace("collective", rows, result.iterations, spec.dtype)
+
+
+def _row(spec: CollectiveSpec, members: tuple[int, ...]) -> _Row:
+    root = spec.root if spec.collective in ROOTED else None
+    size, counts = spec.size_bytes, collective.layout(spec, len(members)).counts
+    if counts is None:
+        size = BARRIER_BYTES if spec.collective == "barrier" else size
+        return _Row(collective=spec.collective, members=members, size_bytes=size, root=root)
+    sizes = counts * ITEM_BYTES[spec.dtype]
+    busiest = int(max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max()))
+    rows = tuple(tuple(row) for row in sizes.tolist())
+    return _Row(collective=spec.collective, members=members, size_bytes=busiest, counts=rows)
+
+
+def of_job(result: JobResult) -> Trace:
+    """The trace of a job: its phases in every group, an operation each."""
+    spec = result.spec
+    rows = [
+        dataclasses.replace(_row(as_spec(spec, phase), members), phase=number)
+        for number, phase in enumerate(spec.phases)
+        for members in groups(spec.grid, phase.along)
+    ]
+    return _trace("job", rows, result.iterations, spec.dtype)
+
+
+def _trace(what: str, rows: Sequence[_Row], iterations: Sequence[Sequence[Iteration]], dtype: str) -> Trace:
+    made: list[Operation] = []
+    whole = list(zip(*iterations, strict=False))  # those that every rank has finished
+    base_ns = min((_begun_ns(item, 0) for item in (whole[0] if whole else ())), default=0)
+    for ranks in whole:
+        for row in rows:
+            items = [ranks[member] for member in row.members]
+            starts = [_begun_ns(item, row.phase) - base_ns for item in items]
+            made.append(
+                Operation(
+                    record=len(made),
+                    collective=row.collective,
+                    members=row.members,
+                    size_bytes=row.size_bytes,
+                    root=row.root,
+                    counts=row.counts,
+                    pauses_ns=(0,) * len(items),
+                    not_before_ns=tuple(max(0, start) for start in starts),
+                    duration_ns=min(_took_ns(item, row.phase) for item in items),
+                    dtype=dtype,
+                )
+            )
+    return Trace(source=what, format="recorded", ranks=len(iterations), operations=tuple(made))
+
+
+def _begun_ns(item: Iteration, phase: int) -> int:
+    return item.end_ns - item.comm_ns + (item.phases_ns[phase - 1] if phase else 0)
+
+
+def _took_ns(item: Iteration, phase: int) -> int:
+    return item.phases_ns[phase] - (item.phases_ns[phase - 1] if phase else 0) if item.phases_ns else item.comm_ns

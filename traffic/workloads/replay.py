@@ -1,0 +1,148 @@
+"""A trace, replayed: each rank goes through its operations in the trace's order, groups beside groups.
+
+Batches (`traffic.workloads.replay_batches`) run one after the other on the same engines, and every element is checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from testbed.errors import UsageError
+from traffic.engine.engine_client import Engines, TrafficLab
+from traffic.engine.run_results import Endpoint
+from traffic.engine.running_traffic import OnEvent, Running, begin
+from traffic.engine.task_specs import Plan
+from traffic.schedules import cost
+from traffic.traces import Trace
+from traffic.workloads.ranks import RanksSpec, place, rank_plan
+from traffic.workloads.replay_batches import MADE_BYTES, Batch, ReplaySpec, batches, check, whole
+from traffic.workloads.replay_result import Execution, ReplayResult, RoundsResult, result, rounds
+
+__all__ = ["execute", "patience_s", "run", "start", "start_made"]
+
+Made = TypeVar("Made")
+
+SPARE_S = 60.0
+
+
+def run(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> ReplayResult:
+    """Replay a trace (`traffic.traces.load`, `fitted`) and wait for its end; rank i on the i-th RNIC.
+
+    Raises:
+        UsageError: it cannot be had on this lab; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    return result(execute(lab, spec, trace, on_event))
+
+
+def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> Execution:
+    """As `run`, with all that the ranks told."""
+    check(spec)
+    ranks = _ranks(lab, spec, trace)
+    made = batches(trace, spec, cost.NETWORKS[lab.kind])
+    plans = [_plan(spec, ranks, batch, number, len(made)) for number, batch in enumerate(made)]
+    ended: list[tuple[int, Running[Any]]] = []
+    times = 1 if len(made) == 1 else spec.repeat  # one batch is repeated by its ranks
+    with Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)) as engines:
+        for number, plan in [pair for _ in range(times) for pair in enumerate(plans)]:
+            with begin(lab, plan, _itself, on_event, engines) as running:
+                ended.append((number, running.wait(patience_s(running, spec.repeat))))
+            if running.failure is not None:
+                break
+    return Execution(spec=spec, trace=trace, ranks=ranks, batches=made, runs=tuple(ended))
+
+
+def _ranks(lab: TrafficLab, spec: ReplaySpec, trace: Trace) -> tuple[Endpoint, ...]:
+    found = place(lab, spec)
+    if trace.ranks > len(found):
+        raise UsageError(
+            f"{trace.source} is of {trace.ranks} ranks, and there are {len(found)} RNICs; shrink it to what its first "
+            f"{len(found)} ranks do among themselves"
+        )
+    return found[: trace.ranks]
+
+
+def start_made(
+    lab: TrafficLab,
+    spec: RanksSpec,
+    trace: Trace,
+    finish: Callable[[Execution], Made],
+    *,
+    repeat: int,
+    on_event: OnEvent | None = None,
+) -> Running[Made]:
+    """Start what a job was made into, on the ranks of the job's spec; `finish` makes its result.
+
+    Raises:
+        UsageError: it cannot be had on this lab, or is more than one batch; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec)}
+    as_replay = ReplaySpec(**common, repeat=repeat, batch_bytes=MADE_BYTES)
+    check(as_replay)
+    return _start_whole(lab, as_replay, place(lab, spec), trace, finish, on_event)
+
+
+def start(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> Running[RoundsResult]:
+    """Start a replay of a trace as one batch, `spec.repeat` rounds of it; rank i on the i-th RNIC.
+
+    Raises:
+        UsageError: it cannot be had on this lab, or is more than one batch; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    check(spec)
+    ranks = _ranks(lab, spec, trace)
+    return _start_whole(lab, spec, ranks, trace, rounds, on_event)
+
+
+def _start_whole(
+    lab: TrafficLab,
+    spec: ReplaySpec,
+    ranks: tuple[Endpoint, ...],
+    trace: Trace,
+    finish: Callable[[Execution], Made],
+    on_event: OnEvent | None,
+) -> Running[Made]:
+    batch = whole(trace, spec, cost.NETWORKS[lab.kind])
+
+    def ended(running: Running[Made]) -> Made:
+        return finish(Execution(spec=spec, trace=trace, ranks=ranks, batches=(batch,), runs=((0, running),)))
+
+    return begin(lab, _plan(spec, ranks, batch, 0, 1), ended, on_event)
+
+
+def patience_s(running: Running[Any], rounds: int) -> float:
+    """How long to wait for so many rounds of what `start_made` has started."""
+    each_s: float = max(task.spec["deadline_ms"] for task in running.plan.tasks) / 1000
+    return SPARE_S + running.plan.stall_deadline_s + rounds * each_s
+
+
+def _deadline_s(spec: ReplaySpec, batch: Batch) -> float:
+    """Of a rank's way through a batch: `deadline_s` is that of one operation, and a rank may have to wait for them all.
+
+    Also for those that it has no part in: each of its own may come after one of another group, through a rank that is
+    in both. A run in which nothing moves ends by its stall deadline, long before.
+    """
+    return spec.deadline_s * max(1, len(batch.operations)) + batch.pauses_ns / 1e9
+
+
+def _itself(running: Running[Any]) -> Running[Any]:
+    return running
+
+
+def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int, of: int) -> Plan:
+    patient = dataclasses.replace(
+        spec,
+        deadline_s=_deadline_s(spec, batch),
+        stall_deadline_s=spec.stall_deadline_s + batch.pauses_ns / 1e9,
+    )
+    return rank_plan(
+        f"replay of {len(batch.operations)} operations" + (f" (batch {number + 1} of {of})" if of > 1 else ""),
+        patient,
+        ranks,
+        batch.programs,
+        iterations=spec.repeat if of == 1 else 1,
+    )

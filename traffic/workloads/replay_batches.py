@@ -1,0 +1,208 @@
+"""A trace as programs: what each rank does of it, in as many batches as its memory needs. Pure.
+
+All operations of a batch are one program a rank, so that nothing but their own data and pauses is between them; a trace
+that does not fit a rank's memory is cut into several batches. Elements are carried as `dtype`, whatever the trace's
+were: sizes in bytes are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.errors import UsageError
+from testbed.finite import require_finite
+from traffic import schedules
+from traffic.engine.task_specs import check_qp
+from traffic.schedules import cost
+from traffic.traces import Operation, Trace
+from traffic.workloads.collective import REDOPS
+from traffic.workloads.ranks import ITEM_BYTES, RanksSpec
+
+__all__ = ["MADE_BYTES", "Batch", "ReplaySpec", "batches", "check", "whole"]
+
+MAX_OPERATIONS = 256
+"""Of one batch: what is told to an engine in one line stays small."""
+MADE_BYTES = 256 << 20
+"""Memory of a rank for a job that was made into a trace: it is one batch, or its parts could not be told apart."""
+MADE_OPERATIONS = 2048
+"""Of such a job. The pattern by which operations are told apart comes again after 4,099."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySpec(RanksSpec):
+    """How a trace is replayed, `repeat` times.
+
+    With `pauses`, ranks wait between operations as they did (or computed) in the trace, `speed` times as fast.
+    `batch_bytes` bounds the memory of a rank; an operation that needs more is refused.
+    """
+
+    repeat: int = 1
+    pauses: bool = True
+    speed: float = 1.0
+    batch_bytes: int = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Operations that run as one program a rank.
+
+    `phases[i][m]` is which phase of its rank operation i is, by member; `gates[i][m]` which pause is before it, if any.
+    """
+
+    operations: tuple[Operation, ...]
+    algorithms: tuple[str, ...]
+    programs: tuple[schedules.Program, ...]
+    phases: tuple[tuple[int, ...], ...]
+    gates: tuple[tuple[int | None, ...], ...]
+    pauses_ns: int
+
+
+def check(spec: ReplaySpec) -> None:
+    """Refuse what cannot be meant on any lab.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    require_finite(spec)
+    if spec.dtype not in ITEM_BYTES or ITEM_BYTES[spec.dtype] != 4:  # noqa: PLR2004  # sizes are multiples of 4
+        raise UsageError(f'a replay carries fp32 or int32, got "{spec.dtype}"')
+    if spec.redop not in REDOPS:
+        raise UsageError(f'no reduction "{spec.redop}"; there is {", ".join(REDOPS)}')
+    if spec.repeat < 1:
+        raise UsageError(f"a replay runs at least once, got {spec.repeat}")
+    if spec.speed <= 0:
+        raise UsageError(f"the speed of a replay must be above 0, got {spec.speed:g}")
+    check_qp(spec.qp)
+
+
+def _shape(one: Operation) -> tuple[str, schedules.Shape]:
+    """The collective that an operation is here: a message is a broadcast to one."""
+    root = 0 if one.root is None else one.members.index(one.root)
+    name = "broadcast" if one.collective == "p2p" else one.collective
+    return name, cost.shape_for(len(one.members), one.size_bytes, root=root)
+
+
+def _layout(one: Operation) -> schedules.Layout:
+    if one.collective == "barrier":
+        return schedules.Layout(elements=len(one.members))
+    if one.counts:
+        counts = np.array(one.counts, dtype=np.int64) // 4
+        return schedules.Layout(elements=int(counts.sum(axis=1).max()), counts=counts)
+    return schedules.Layout(elements=one.size_bytes // 4)
+
+
+class _Making:
+    """A batch in the making."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.made: list[schedules.Program | None] = [None] * ranks
+        self.operations: list[Operation] = []
+        self.algorithms: list[str] = []
+        self.phases: list[tuple[int, ...]] = []
+        self.gates: list[tuple[int | None, ...]] = []
+        self.steps = self.pauses_ns = 0
+
+    def elements(self, rank: int) -> int:
+        program = self.made[rank]
+        return 0 if program is None else int(program["elements"])
+
+    def add(self, one: Operation, algorithm: str, schedule: schedules.Schedule, parts: Sequence[schedules.Program],
+            waits: Sequence[tuple[int, int]]) -> None:  # fmt: skip
+        phases: list[int] = []
+        gates: list[int | None] = []
+        for part, (pause_ns, not_before_ns) in zip(parts, waits, strict=True):
+            mine = schedules.told_apart(schedules.renamed(part, one.members, self.ranks), len(self.operations))
+            before = self.made[mine["rank"]]
+            phase = 0 if before is None else len(before["fences"]) + 1
+            pauses = [] if before is None else before["pauses"]
+            gates.append(len(pauses) if pause_ns or not_before_ns else None)
+            if pause_ns or not_before_ns:
+                pauses = [*pauses, [phase, pause_ns, not_before_ns]]
+            whole = mine if before is None else schedules.in_sequence(before, mine, steps=self.steps)
+            self.made[mine["rank"]] = {**whole, "pauses": pauses}
+            phases.append(phase)
+        self.pauses_ns += max(pause_ns for pause_ns, _ in waits)
+        self.pauses_ns = max(self.pauses_ns, *(not_before_ns for _, not_before_ns in waits))
+        self.steps += schedule.steps
+        self.operations.append(one)
+        self.algorithms.append(algorithm)
+        self.phases.append(tuple(phases))
+        self.gates.append(tuple(gates))
+
+    def done(self) -> Batch:
+        return Batch(
+            operations=tuple(self.operations),
+            algorithms=tuple(self.algorithms),
+            programs=tuple(_nothing(rank, self.ranks) if one is None else one for rank, one in enumerate(self.made)),
+            phases=tuple(self.phases),
+            gates=tuple(self.gates),
+            pauses_ns=self.pauses_ns,
+        )
+
+
+def _nothing(rank: int, ranks: int) -> schedules.Program:
+    """The program of a rank that a batch does not need."""
+    lists = ("fills", "copies", "sends", "recvs", "fences", "results", "pauses")
+    return {"rank": rank, "ranks": ranks, "input": 0, "elements": 1, "groups": [[rank]], **{name: [] for name in lists}}
+
+
+def batches(
+    trace: Trace, spec: ReplaySpec, network: cost.Network, *, most_operations: int = MAX_OPERATIONS
+) -> tuple[Batch, ...]:
+    """The programs of all ranks, in as many batches as their memory needs, each of `most_operations` at most.
+
+    Raises:
+        UsageError: an operation that cannot be had, or is too large.
+    """
+    found = []
+    making = _Making(trace.ranks)
+    base_ns: int | None = None
+    for one in trace.operations:
+        name, shape = _shape(one)
+        algorithm = cost.best_algorithm(name, shape, one.size_bytes, network)
+        schedule = schedules.build(name, algorithm, shape)
+        parts = schedules.programs(schedule, _layout(one))
+        largest = max(part["elements"] for part in parts) * 4
+        if largest > spec.batch_bytes:
+            raise UsageError(
+                f"{trace.source}: record {one.record}: {one.collective} of {one.size_bytes} bytes needs {largest} "
+                f"bytes of a rank, and {spec.batch_bytes} are the most; scale the trace down"
+            )
+        most = max(making.elements(member) + part["elements"] for member, part in zip(one.members, parts, strict=True))
+        if making.operations and (most * 4 > spec.batch_bytes or len(making.operations) >= most_operations):
+            found.append(making.done())
+            making, base_ns = _Making(trace.ranks), None
+        base_ns = min(one.not_before_ns) if base_ns is None else base_ns
+        making.add(one, algorithm, schedule, parts, _waits(one, spec, base_ns))
+    return (*found, making.done())
+
+
+def whole(trace: Trace, spec: ReplaySpec, network: cost.Network) -> Batch:
+    """All of a trace as one batch.
+
+    Raises:
+        UsageError: it is more than that, or has an operation that cannot be had.
+    """
+    larger = dataclasses.replace(spec, batch_bytes=MADE_BYTES)
+    made = batches(trace, larger, network, most_operations=MADE_OPERATIONS)
+    if len(made) > 1:
+        raise UsageError(
+            f"{trace.source} is more than a rank can have at once ({MADE_OPERATIONS} operations, {MADE_BYTES >> 20} "
+            "MiB); scale it down, or cut it"
+        )
+    return made[0]
+
+
+def _waits(one: Operation, spec: ReplaySpec, base_ns: int) -> list[tuple[int, int]]:
+    """By member: how long after what was before, and how long after the beginning of the batch."""
+    if not spec.pauses:
+        return [(0, 0)] * len(one.members)
+    return [
+        (round(pause_ns / spec.speed), round(max(0, not_before_ns - base_ns) / spec.speed))
+        for pause_ns, not_before_ns in zip(one.pauses_ns, one.not_before_ns, strict=True)
+    ]

@@ -1,0 +1,178 @@
+"""What a replay tells: the time of each operation of the trace, and how the whole of it went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from traffic.engine import traffic_metrics
+from traffic.engine.run_results import Endpoint, Iteration, Outcome, QpError, Rebuild
+from traffic.engine.running_traffic import Running
+from traffic.engine.samples import iterations_of
+from traffic.traces import Trace
+from traffic.workloads.ranks import task_name, window_of
+from traffic.workloads.ranks_result import RanksResult, told
+from traffic.workloads.replay_batches import Batch, ReplaySpec
+
+__all__ = ["Execution", "OperationTime", "ReplayResult", "RoundsResult", "operation_times_ns", "result", "rounds"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationTime:
+    """An operation and its median time: of each replay the shortest of its members, who waited for nobody."""
+
+    record: int
+    collective: str
+    algorithm: str
+    members: tuple[int, ...]
+    size_bytes: int
+    time_ns: float
+    busbw_gbytes_per_s: float
+    recorded_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """A replay that is over. `time_ns` is from the first rank's start to the last one's end, summed over batches.
+
+    Where it failed, `operations` are those that were over.
+    """
+
+    spec: ReplaySpec
+    source: str
+    outcome: Outcome
+    where: str | None
+    ranks: tuple[str, ...]
+    operations: tuple[OperationTime, ...]
+    wrong_elements: int
+    time_ns: int
+    qp_errors: tuple[QpError, ...]
+    rebuilds: tuple[Rebuild, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsResult(RanksResult):
+    """A replay that was one batch, round after round, and is over: an iteration is the whole trace once.
+
+    Of each round `iteration_p50_ns` and so on are its slowest rank's; `operations` have their medians over the rounds.
+    """
+
+    spec: ReplaySpec
+    source: str
+    iterations_completed: int
+    operations: tuple[OperationTime, ...]
+    iteration_p50_ns: float
+    iteration_p95_ns: float
+    iteration_p99_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """A replay that is over, rank by rank: `runs[i]` are the number of a batch and what ran of it."""
+
+    spec: ReplaySpec
+    trace: Trace
+    ranks: tuple[Endpoint, ...]
+    batches: tuple[Batch, ...]
+    runs: tuple[tuple[int, Running[Any]], ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """As of all runs together."""
+        outcomes = {running.outcome for _, running in self.runs}
+        return "failed" if "failed" in outcomes else "recovered" if "recovered" in outcomes else "completed"
+
+    @property
+    def where(self) -> str | None:
+        """Where it failed, if it did."""
+        return next((running.failure for _, running in self.runs if running.failure is not None), None)
+
+    @property
+    def wrong_elements(self) -> int:
+        """Summed over all ranks."""
+        return sum(item.wrong_elements for per_rank in self.iterations for rank in per_rank for item in rank)
+
+    @property
+    def iterations(self) -> tuple[tuple[tuple[Iteration, ...], ...], ...]:
+        """What rank r did in run i: `iterations[i][r]`."""
+        return tuple(
+            tuple(iterations_of(running, task_name(rank)) for rank in range(len(self.ranks)))
+            for _, running in self.runs
+        )
+
+
+def rounds(done: Execution) -> RoundsResult:
+    """The result of a replay that was one batch, round after round."""
+    ((_, running),) = done.runs
+    per_rank, batch = done.iterations[0], done.batches[0]
+    lengths = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
+    took = [operation_times_ns(batch, index, per_rank) for index in range(len(batch.operations))]
+    return RoundsResult(
+        **told(running, done.ranks),
+        spec=done.spec,
+        source=done.trace.source,
+        iterations_completed=len(lengths),
+        operations=tuple(_time(batch, index, times) for index, times in enumerate(took) if times),
+        iteration_p50_ns=traffic_metrics.percentile(lengths, 50),
+        iteration_p95_ns=traffic_metrics.percentile(lengths, 95),
+        iteration_p99_ns=traffic_metrics.percentile(lengths, 99),
+    )
+
+
+def result(done: Execution) -> ReplayResult:
+    """The result of a replay of however many batches."""
+    times: dict[tuple[int, int], list[int]] = {}
+    for (number, _), per_rank in zip(done.runs, done.iterations, strict=True):
+        for index in range(len(done.batches[number].operations)):
+            times.setdefault((number, index), []).extend(operation_times_ns(done.batches[number], index, per_rank))
+    return ReplayResult(
+        spec=done.spec,
+        source=done.trace.source,
+        outcome=done.outcome,
+        where=done.where,
+        ranks=tuple(rank.name for rank in done.ranks),
+        operations=tuple(_time(done.batches[at], index, took) for (at, index), took in sorted(times.items()) if took),
+        wrong_elements=done.wrong_elements,
+        time_ns=sum(window_of(running).duration_ns for _, running in done.runs),
+        qp_errors=tuple(item for _, running in done.runs for item in running.qp_errors),
+        rebuilds=tuple(item for _, running in done.runs for item in running.rebuilds),
+    )
+
+
+def operation_times_ns(batch: Batch, index: int, per_rank: Sequence[Sequence[Iteration]]) -> list[int]:
+    """Time of one operation in each iteration that all its members have finished: of the member that waited least."""
+    ends = list(zip(batch.phases[index], batch.gates[index], strict=True))
+    rows = zip(*(per_rank[member] for member in batch.operations[index].members), strict=False)
+    return [min(_took_ns(item, *end) for item, end in zip(row, ends, strict=True)) for row in rows]
+
+
+def _took_ns(item: Iteration, phase: int, gate: int | None) -> int:
+    began_ns = item.phases_ns[phase - 1] if phase else 0
+    paused_ns = item.paused_ns[gate] if gate is not None and gate < len(item.paused_ns) else 0
+    return max(0, item.phases_ns[phase] - began_ns - paused_ns)
+
+
+def _time(batch: Batch, index: int, took: Sequence[int]) -> OperationTime:
+    one, time_ns = batch.operations[index], traffic_metrics.percentile(took, 50)
+    count = len(one.members)
+    if one.counts:
+        busiest = max(sum(row) - row[place] for place, row in enumerate(one.counts))
+        busbw = traffic_metrics.algbw_gbytes_per_s(busiest, time_ns)
+    else:
+        name = "send-recv" if one.collective == "p2p" else one.collective
+        busbw = traffic_metrics.busbw_gbytes_per_s(name, count, one.size_bytes, time_ns)
+    return OperationTime(
+        record=one.record,
+        collective=one.collective,
+        algorithm=batch.algorithms[index],
+        members=one.members,
+        size_bytes=one.size_bytes,
+        time_ns=time_ns,
+        busbw_gbytes_per_s=busbw,
+        recorded_ns=one.duration_ns,
+    )

@@ -1,0 +1,119 @@
+"""Storage of a job: a host serves data and takes checkpoints over the front end, TCP only (`traffic.node.storage`).
+
+It is there as long as the job: it ends with its channel, whatever becomes of the controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from testbed.errors import LabError, UsageError
+from testbed.model.selectors import select_one
+from testbed.remote.remote_node import Channel
+from traffic.engine import traffic_metrics
+from traffic.engine.engine_client import START_TIMEOUT_S, TrafficLab
+from traffic.engine.run_results import Checkpoint, Iteration
+
+__all__ = ["MODES", "MODULE", "Storage", "StorageServer", "StorageTimes", "check", "serve", "times_of"]
+
+MODULE = "traffic.node.storage"
+MODES = ("sync", "staggered", "async")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """`host` serves; every rank fetches `ingest_bytes` an iteration, ahead, and stores `checkpoint_bytes` now and then.
+
+    Every `every` iterations, in one of `MODES` (`traffic.node.ranks.feed`). A size of 0: nothing of that.
+    """
+
+    host: str
+    ingest_bytes: int = 0
+    checkpoint_bytes: int = 0
+    every: int = 10
+    mode: str = "sync"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageTimes:
+    """What storage cost a job, over all ranks: waits for data by iteration, waits for checkpoints, times to store."""
+
+    ingest_wait_p50_ns: float
+    ingest_wait_p99_ns: float
+    checkpoints: int
+    checkpoint_wait_p50_ns: float
+    checkpoint_wait_max_ns: float
+    stored_p50_ns: float
+    stored_max_ns: float
+
+
+def check(storage: Storage) -> None:
+    """Refuse what cannot be meant on any lab.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    if storage.mode not in MODES:
+        raise UsageError(f'no checkpoints "{storage.mode}"; there is {", ".join(MODES)}')
+    if min(storage.ingest_bytes, storage.checkpoint_bytes) < 0 or storage.every < 1:
+        raise UsageError("sizes of data and checkpoints are from 0 on, and checkpoints come every 1 iteration or more")
+    if not storage.ingest_bytes and not storage.checkpoint_bytes:
+        raise UsageError(f"storage on {storage.host} for nothing: say how much data an iteration needs, or checkpoints")
+
+
+class StorageServer:
+    """Storage that runs. `close` ends it and may be called twice."""
+
+    def __init__(self, channel: Channel, address: str, port: int) -> None:
+        self._channel = channel
+        self.address, self.port = address, port
+
+    def close(self) -> None:
+        """End it."""
+        self._channel.close()
+
+    def told(self, storage: Storage, ranks: int) -> dict[str, Any]:
+        """What a rank is told of it."""
+        return {**asdict(storage), "address": self.address, "port": self.port, "ranks": ranks}
+
+
+def serve(lab: TrafficLab, host: str) -> StorageServer:
+    """Start it.
+
+    Raises:
+        UsageError: there is no such host.
+        LabError: it does not start.
+    """
+    host = select_one(lab.topology, host)
+    found = lab.topology.host_by_name.get(host)
+    if found is None:
+        raise UsageError(f'storage on "{host}": there is no such host; there is {", ".join(lab.topology.host_by_name)}')
+    address = found.front_end_address.split("/")[0]
+    lab.ensure_code(host)
+    channel = lab.node(host).open([*lab.python(MODULE), address])
+    with contextlib.ExitStack() as undo:
+        undo.callback(channel.close)
+        first = channel.receive(timeout_s=START_TIMEOUT_S)
+        if first is None:
+            raise LabError(f"{host}: storage on {address} ended at once")
+        undo.pop_all()
+    return StorageServer(channel, address, first["port"])
+
+
+def times_of(iterations: Sequence[Sequence[Iteration]], checkpoints: Sequence[Checkpoint]) -> StorageTimes:
+    """Of all ranks' iterations, and of all that was stored."""
+    waits = [item.ingest_ns for rank in iterations for item in rank] or [0]
+    blocked = [item.waited_ns for item in checkpoints] or [0]
+    stored = [item.end_ns - item.start_ns for item in checkpoints] or [0]
+    return StorageTimes(
+        ingest_wait_p50_ns=traffic_metrics.percentile(waits, 50),
+        ingest_wait_p99_ns=traffic_metrics.percentile(waits, 99),
+        checkpoints=len(checkpoints),
+        checkpoint_wait_p50_ns=traffic_metrics.percentile(blocked, 50),
+        checkpoint_wait_max_ns=max(blocked),
+        stored_p50_ns=traffic_metrics.percentile(stored, 50),
+        stored_max_ns=max(stored),
+    )
