@@ -43,6 +43,9 @@ __all__ = ["TTL_S", "Injector", "Mutation", "Prepared", "longest_lease_s", "told
 
 TTL_S = 10.0
 """How long a target keeps a fault without hearing from its controller."""
+STATES_S = 5.0
+"""How long neighbours of a drained switch may take to follow its BGP update, on a starved machine."""
+
 Mutation = Literal["noop", "lie"]
 """Replace a holder's action by nothing; `lie` also claims that it was done. Only for tests of the harness."""
 
@@ -413,12 +416,22 @@ class Prepared:
             self.lease.pause(0.1)
 
     def _states_while_on(self) -> dict[str, int | None]:
-        """States by another way than through the holder; none when its window was over before they could be read."""
+        """Read the states that must hold while the fault is on, without asking its holder.
+
+        Neighbours of a switch follow its BGP daemon after a while, so the states are read again until they are as
+        planned, for `STATES_S` at most. Returns nothing when the window was over before they could be read.
+        """
         wanted = dict(self.planned.while_on)
-        found = self._witnesses.states(wanted)
-        if found != wanted and self.lease.ask({"do": "observe"})["state"] == "over":
-            return {}
-        return found
+        deadline = time.monotonic() + STATES_S
+        while True:
+            found = self._witnesses.states(wanted)
+            if found == wanted:
+                return found
+            if self.lease.ask({"do": "observe"})["state"] == "over":
+                return {}
+            if time.monotonic() > deadline:
+                return found
+            self.lease.pause(0.2)
 
     def observe(self) -> dict[str, Any]:
         """What it has done so far: `state`, `on`, `count`, `first_ns`, `last_ns`, `edges`, in controller time.

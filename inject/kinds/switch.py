@@ -71,7 +71,7 @@ KINDS = (
         "drain",
         "maintenance: the switch asks its neighbours to prefer others (BGP graceful shutdown, RFC 8326)",
         armed_by="the line of bgpd's running configuration",
-        must_move="packets sent on its neighbours' other uplinks meanwhile",
+        must_move="packets on its neighbours' other uplinks; none of their routes shares its load with it",
         must_not_move="rxe send_err, and InNoRoutes of every switch: a drain makes no black hole",
         colour="#9a8c98",
     ),

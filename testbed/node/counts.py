@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import socket
 import struct
 import time
 
@@ -29,17 +30,25 @@ if TYPE_CHECKING:
     Counts = Iterator[tuple[str, int]]
 
 __all__ = [
+    "STEER_PRIORITY",
     "Place",
     "cpu_waits",
     "gpu_counts",
     "is_full",
     "link_counts",
+    "next_hops_of",
+    "priority_of",
     "protocol_counts",
     "queue_stats_at",
     "stepped_s",
 ]
 
-_GETLINK, _GETQDISC, _GETSTATS = 18, 38, 94
+_GETLINK, _GETROUTE, _GETRULE, _GETQDISC, _GETSTATS = 18, 26, 34, 38, 94
+_MULTIPATH, _RULE_PRIORITY = 9, 6
+# RTNH_F_DEAD | RTNH_F_LINKDOWN
+_UNUSABLE = 1 | 16
+STEER_PRIORITY = 900
+"""Priority of the policy rule with which `congestion.hash-collision` sends everything out of one uplink."""
 _ROOT = 0xFFFFFFFF
 _UP = 1
 _LINK, _STATS_MSG, _TC_MSG = struct.Struct("=BxHiII"), struct.Struct("=BxHII"), struct.Struct("=BxxxiIII")
@@ -109,6 +118,7 @@ class Place:
             inside = attributes(body[_LINK.size :])
             self._names[index] = name = inside[3].rstrip(b"\0").decode()
             found.update(link_counts(name, flags, inside))
+        found.update(self._forwarding())
         found.update(self._queues())
         netns.enter(self.namespace)
         try:
@@ -170,6 +180,18 @@ class Place:
                 yield f"{self._names[index]}.queue_drops", drops
                 yield f"{self._names[index]}.queue_bytes", backlog
 
+    def _forwarding(self) -> Counts:
+        """Which ports share the load of a route, and whether a rule of a `congestion.hash-collision` is there."""
+        shared = {
+            index
+            for _, body in self._route.dump(_GETROUTE, bytes([socket.AF_INET]) + bytes(11))
+            for index in next_hops_of(body)
+        }
+        for index, name in self._names.items():
+            yield f"{name}.multipath", int(index in shared)
+        rules = self._route.dump(_GETRULE, bytes([socket.AF_INET]) + bytes(11))
+        yield "ip.steered", int(any(priority_of(body) == STEER_PRIORITY for _, body in rules))
+
     def close(self) -> None:
         """Close sockets and files."""
         self._route.close()
@@ -190,6 +212,27 @@ def queue_stats_at(body: bytes) -> int:
             return at
         at += max(4, (int.from_bytes(body[at : at + 2], "little") + 3) & ~3)
     return 0
+
+
+def next_hops_of(route: bytes) -> list[int]:
+    """Return the interfaces among which a route spreads its packets, from an RTM_NEWROUTE body.
+
+    A route with a single next hop spreads nothing: its list is empty. Unreachable next hops (RTNH_F_DEAD,
+    RTNH_F_LINKDOWN) get no packets and are left out.
+    """
+    hops = attributes(route[12:]).get(_MULTIPATH, b"")
+    found, at = [], 0
+    while at + 8 <= len(hops):
+        length, flags, _weight, index = struct.unpack_from("=HBBi", hops, at)
+        if not flags & _UNUSABLE:
+            found.append(index)
+        at += max(8, (length + 3) & ~3)
+    return found
+
+
+def priority_of(rule: bytes) -> int:
+    """Return the priority of a policy rule, from an RTM_NEWRULE body (linux/fib_rules.h)."""
+    return int.from_bytes(attributes(rule[12:]).get(_RULE_PRIORITY, b""), "little")
 
 
 def link_counts(name: str, flags: int, inside: dict[int, bytes]) -> Counts:

@@ -25,7 +25,7 @@ Snapshot = Mapping[str, Mapping[str, int]]
 STATES = frozenset(
     {
         *("carrier", "up", "quota_us", "mtu", "hash_policy", "stopped", "queue_bytes", "clocks_set", "power_capped"),
-        *("stepped", "full", "running", "neighbours", "sm_mhz"),
+        *("stepped", "full", "running", "neighbours", "sm_mhz", "multipath", "steered"),
     }
 )
 """Last parts of names that are states: 0 or 1, a setting, what waits, seconds, MHz, a limit (`quota_us` -1: none)."""

@@ -83,6 +83,7 @@ def test_what_is_left_to_a_slow_receiver_is_a_share_of_a_cpu():
 def test_a_drain_is_seen_on_the_other_uplinks_and_makes_no_black_hole():
     planned = soft("switch.drain", "ctsw1")
     assert planned.must_move[0].any_of == ("rtsw1/ctsw2.tx_packets", "rtsw2/ctsw2.tx_packets")
+    assert planned.while_on == (("rtsw1/ctsw1.multipath", 0), ("rtsw2/ctsw1.multipath", 0))
     assert {f"{switch.name}/ip.InNoRoutes" for switch in SOFT.switches} < set(planned.must_not_move)
     added = FrrActuator(**planned.request["args"]).revert_script()
     assert "'no bgp graceful-shutdown'" in added

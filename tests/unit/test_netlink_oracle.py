@@ -95,6 +95,19 @@ def test_the_ways_of_a_multipath_route_are_read_as_they_were_written(destination
     assert text.split(", ") == sorted(f"via {gateway} dev {NAMES[index]}" for gateway, index in hops)
 
 
+@given(hops=st.lists(st.tuples(st.sampled_from([2, 3, 4]), st.sampled_from([0, 1, 4, 16, 20])), min_size=2, max_size=8))
+def test_next_hops_of_multipath_route_are_its_usable_interfaces(hops):
+    """Flags 1 and 16 are RTNH_F_DEAD and RTNH_F_LINKDOWN; 4 is RTNH_F_ONLINK."""
+    ways = [{"oif": index, "hops": 0, "flags": flags, "attrs": []} for index, flags in hops]
+    route = route_of("10.0.0.0", 24, proto=ZEBRA, RTA_MULTIPATH=ways)
+
+    assert counts.next_hops_of(body_of(route)) == [index for index, flags in hops if not flags & 17]
+
+
+def test_next_hops_of_single_path_route_are_none():
+    assert counts.next_hops_of(body_of(route_of("10.0.0.0", 24, proto=BGP, RTA_GATEWAY="10.0.0.1", RTA_OIF=2))) == []
+
+
 def test_both_see_the_same_links_of_this_machine():
     with IPRoute() as route:
         seen = {

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from inject import injector
 from inject.evidence.receipt import Armed, judge_fired
 from inject.fault_plan import FaultSpec, plan
 from inject.injector import Prepared
@@ -28,14 +29,27 @@ BUSY = "host2/hogs.running"
         ({BUSY: 1}, "over", {BUSY: 1}),
     ],
 )
-def test_what_was_read_after_the_end_is_no_look_at_the_fault(seen, state, kept):
+def test_what_was_read_after_the_end_is_no_look_at_the_fault(seen, state, kept, monkeypatch):
     """A robbed host answers late: three seconds were over, and it was said that nobody had robbed it."""
+    monkeypatch.setattr(injector, "STATES_S", 0.0)
     prepared = SimpleNamespace(
         planned=PLANNED,
         _witnesses=SimpleNamespace(states=lambda _: seen),
         lease=SimpleNamespace(ask=lambda _: {"state": state}),
     )
     assert Prepared._states_while_on(prepared) == kept
+
+
+def test_states_while_on_that_follow_late_are_read_again():
+    readings = iter([{BUSY: 0}, {BUSY: 0}, {BUSY: 1}])
+    pauses = []
+    prepared = SimpleNamespace(
+        planned=PLANNED,
+        _witnesses=SimpleNamespace(states=lambda _: next(readings)),
+        lease=SimpleNamespace(ask=lambda _: {"state": "active"}, pause=pauses.append),
+    )
+    assert Prepared._states_while_on(prepared) == {BUSY: 1}
+    assert len(pauses) == 2
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,9 @@ def _collision(asked: Request) -> Shot:
         ),
         must_move=(Witness(any_of=(f"{switch.name}/{port.netdev}.tx_packets",), at_least=_PACKETS),),
         must_not_move=rnic_counters(asked.topology, "send_err"),
+        restored=((f"{switch.name}/ip.steered", 0),),
         shows={"netns": place.netns, "uplinks": port.netdev},
+        while_on=((f"{switch.name}/ip.steered", 1),),
     )
 
 

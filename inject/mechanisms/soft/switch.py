@@ -160,6 +160,9 @@ def _drain(asked: Request) -> Shot:
         for link in asked.topology.links_of(end.node)
         if link.is_uplink and link.other(end.node).node != switch.name
     ]
+    # While it is drained, its neighbours spread nothing over their ports to it. Traffic alone proves no drain: ECMP
+    # moves it to the other uplinks anyway.
+    shared = [f"{end.node}/{end.netdev}.multipath" for end in ends]
     if switch.role == "rtsw" or not others:
         raise UsageError(f"{asked.where}.target: {switch.name} is the only way to somewhere: it cannot be drained")
     place = on_switch(asked, switch.name)
@@ -186,6 +189,7 @@ def _drain(asked: Request) -> Shot:
             *(f"{each.name}/ip.InNoRoutes" for each in asked.topology.switches),
         ),
         shows={"netns": place.netns, "line": line},
+        while_on=tuple((state, 0) for state in shared),
     )
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from inject.node.actuator import Refused, enter_netns
 from inject.node.command import run
 from inject.node.inside import ip, name_of, unless_gone
+from testbed.node.counts import STEER_PRIORITY
 from testbed.node.next_hops import ways
 
 __all__ = ["PRIORITY", "TABLE", "SteerActuator"]
 
-PRIORITY, TABLE = "900", "251"
+PRIORITY, TABLE = str(STEER_PRIORITY), "251"
 """Of the rule, and of the table that it looks up: the marks that `heal` goes by."""
 
 _ROCE_PORT = 4791
