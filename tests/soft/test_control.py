@@ -94,6 +94,27 @@ def test_every_other_kind_is_proved(lab, tmp_path, busy):
     assert {kind: doubts for kind, doubts in found.items() if doubts} == {}
 
 
+ROUTED = [("switch.drain", "ctsw1"), ("congestion.hash-collision", "rtsw1:ctsw1")]
+
+
+@pytest.mark.parametrize("mutation", [None, "lie"])
+def test_fault_whose_traffic_flows_anyway_is_proved_by_routes_alone(lab, tmp_path, busy, mutation):
+    """ECMP puts packets on the other uplink without any drain or collision: a claimed one must not be believed."""
+    proved = {}
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True, mutate=mutation) as injector:
+        for index, (kind, target) in enumerate(ROUTED):
+            spec = FaultSpec(kind=kind, target=target, for_s=3.0)
+            prepared = injector.prepare(plan(spec, lab.topology, lab_kind="soft", index=index))
+            prepared.arm()
+            threading.Event().wait(spec.for_s)
+            receipt = prepared.clear()
+            print(kind, receipt.fired.witness, receipt.doubts)
+            assert receipt.cleared.ok
+            proved[kind] = receipt.proved
+    assert not busy.is_over
+    assert proved == dict.fromkeys(proved, mutation is None)
+
+
 def test_a_host_sends_as_before_when_a_path_has_its_mtu_again(lab, tmp_path):
     """What the switch told it of the small port outlived the fault: rxe could not send for ten minutes (send_err)."""
     one, _, three, _ = lab.topology.hosts[:4]
