@@ -419,18 +419,20 @@ class Prepared:
         """Read the states that must hold while the fault is on, without asking its holder.
 
         Neighbours of a switch follow its BGP daemon after a while, so the states are read again until they are as
-        planned, for `STATES_S` at most. Returns nothing when the window was over before they could be read.
+        planned, for `STATES_S` at most. Returns the last reading that was made within the window, or nothing.
         """
         wanted = dict(self.planned.while_on)
+        in_window: dict[str, int | None] = {}
         deadline = time.monotonic() + STATES_S
         while True:
             found = self._witnesses.states(wanted)
             if found == wanted:
                 return found
             if self.lease.ask({"do": "observe"})["state"] == "over":
-                return {}
+                return in_window
+            in_window = found
             if time.monotonic() > deadline:
-                return found
+                return in_window
             self.lease.pause(0.2)
 
     def observe(self) -> dict[str, Any]:

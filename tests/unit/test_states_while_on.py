@@ -52,6 +52,17 @@ def test_states_while_on_that_follow_late_are_read_again():
     assert len(pauses) == 2
 
 
+def test_states_while_on_of_window_that_ends_meanwhile_are_the_last_within_it():
+    states = iter(["active", "over"])
+    readings = iter([{BUSY: 0}, {BUSY: None}])
+    prepared = SimpleNamespace(
+        planned=PLANNED,
+        _witnesses=SimpleNamespace(states=lambda _: next(readings)),
+        lease=SimpleNamespace(ask=lambda _: {"state": next(states)}, pause=lambda _: None),
+    )
+    assert Prepared._states_while_on(prepared) == {BUSY: 0}
+
+
 @pytest.mark.parametrize(
     ("while_on", "says"), [({}, "give it a longer window"), ({BUSY: 0}, "was 0 while the fault was on")]
 )
