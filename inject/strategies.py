@@ -1,4 +1,4 @@
-"""Hypothesis strategies for faults and schedules of them, which shrink: to fewer, shorter, earlier, simpler ones.
+"""Hypothesis strategies for faults and fault schedules. They shrink to fewer, earlier, shorter and weaker faults.
 
 @given(schedules(topology))
 def test_the_job_lives_through_it(specs): ...
@@ -6,7 +6,8 @@ def test_the_job_lives_through_it(specs): ...
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
@@ -15,75 +16,169 @@ from inject.kinds.catalogue import CATALOGUE, FaultKind, Param
 from testbed.errors import FaultbedError
 from testbed.model.topology import Topology
 
-__all__ = ["fault_specs", "schedules"]
+__all__ = ["Accepts", "Grid", "compatible", "fault_specs", "schedules"]
 
-# One of these says which packets; without it the kind does not know.
+Accepts = Callable[[Sequence[FaultSpec]], bool]
+"""Return whether a schedule can be planned; the default plans it on the topology."""
+
 _NEEDS_SHARE = frozenset({"packet.drop", "packet.corrupt", "packet.reorder", "data.corrupt"})
+"""Kinds that take no packet at all unless `share`, `every` or `psn` selects some."""
+
+_WIDE = 1000
+"""A range whose ends are this far apart is drawn from by order of magnitude: 0.1 ms, 1 ms, 10 ms and so on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The times and parameter values that faults are drawn from.
+
+    A coarse grid shrinks in fewer steps. That matters where each step is a run on a lab. `step_s` divides both times;
+    `levels` is the number of steps from the lowest to the highest value of a parameter.
+    """
+
+    earliest_s: float = 0.0
+    latest_s: float = 10.0
+    shortest_s: float = 0.1
+    longest_s: float = 5.0
+    step_s: float = 0.001
+    levels: int = 100
+
+    @property
+    def starts(self) -> st.SearchStrategy[float]:
+        """When a fault begins, in seconds."""
+        return self._times(self.earliest_s, self.latest_s)
+
+    @property
+    def durations(self) -> st.SearchStrategy[float]:
+        """How long a fault lasts, in seconds."""
+        return self._times(self.shortest_s, self.longest_s)
+
+    def _times(self, low_s: float, high_s: float) -> st.SearchStrategy[float]:
+        steps = round((high_s - low_s) / self.step_s)
+        return st.integers(0, steps).map(lambda step: round(low_s + step * self.step_s, 6))
 
 
 def fault_specs(
-    topology: Topology, *, kinds: Sequence[str] | None = None, latest_s: float = 10.0, longest_s: float = 5.0
+    topology: Topology,
+    *,
+    kinds: Iterable[str] | None = None,
+    lab_kind: str = "soft",
+    grid: Grid | None = None,
+    accepts: Accepts | None = None,
 ) -> st.SearchStrategy[FaultSpec]:
-    """Faults that a soft lab of this topology can do, of the given kinds (None: all that can be reverted)."""
-    able = [kind for kind in CATALOGUE.values() if "soft" in kind.fidelity]
-    chosen = [kind for kind in able if (kind.reversible if kinds is None else kind.name in kinds)]
-    return st.sampled_from(chosen).flatmap(lambda kind: _of_kind(kind, topology, latest_s, longest_s))
+    """Draw faults that a lab of this topology can do.
+
+    Args:
+        topology: the lab.
+        kinds: names of the kinds to draw; None: all kinds that can be reverted.
+        lab_kind: `soft` or `rack`.
+        grid: times and parameter values.
+        accepts: whether a fault alone is allowed; what it rejects is never drawn.
+
+    Returns:
+        A strategy. It is empty where the lab has no target for any of the kinds.
+    """
+    grid = grid or Grid()
+    accepts = accepts or _plannable(topology, lab_kind)
+    wanted = None if kinds is None else frozenset(kinds)
+    able = [kind for kind in CATALOGUE.values() if lab_kind in kind.fidelity]
+    chosen = [kind for kind in able if (kind.reversible if wanted is None else kind.name in wanted)]
+    targets = {kind.name: _targets(kind, topology, grid, accepts) for kind in chosen}
+    left = [kind for kind in chosen if targets[kind.name]]
+    if not left:
+        return st.nothing()
+    return st.sampled_from(left).flatmap(lambda kind: _of_kind(kind, targets[kind.name], grid, accepts))
 
 
 def schedules(
     topology: Topology,
     *,
-    kinds: Sequence[str] | None = None,
+    kinds: Iterable[str] | None = None,
     most: int = 6,
-    latest_s: float = 10.0,
-    longest_s: float = 5.0,
+    lab_kind: str = "soft",
+    grid: Grid | None = None,
+    accepts: Accepts | None = None,
 ) -> st.SearchStrategy[tuple[FaultSpec, ...]]:
-    """Up to `most` faults that go together, in the order in which they begin."""
-    specs = fault_specs(topology, kinds=kinds, latest_s=latest_s, longest_s=longest_s)
+    """Draw up to `most` faults that can be done together, in the order in which they begin."""
+    accepts = accepts or _plannable(topology, lab_kind)
+    specs = fault_specs(topology, kinds=kinds, lab_kind=lab_kind, grid=grid, accepts=accepts)
+    return st.lists(specs, max_size=most).map(lambda drawn: compatible(drawn, accepts))
 
-    def compatible(found: list[FaultSpec]) -> tuple[FaultSpec, ...]:
-        kept: list[FaultSpec] = []
-        for spec in sorted(found, key=lambda each: each.at_s):
-            # Leave out what collides with an earlier one, so that every list is a schedule and shrinking never stops.
-            try:
-                plan_all([*kept, spec], topology, lab_kind="soft")
-            except FaultbedError:
-                continue
+
+def compatible(drawn: Sequence[FaultSpec], accepts: Accepts) -> tuple[FaultSpec, ...]:
+    """Return the faults in the order in which they begin, without those that conflict with an earlier one.
+
+    Every list becomes a schedule, so shrinking never stops at one that cannot be planned.
+    """
+    kept: list[FaultSpec] = []
+    for spec in sorted(drawn, key=lambda each: each.at_s):
+        if accepts([*kept, spec]):
             kept.append(spec)
-        return tuple(kept)
-
-    return st.lists(specs, max_size=most).map(compatible)
+    return tuple(kept)
 
 
-def _of_kind(kind: FaultKind, topology: Topology, latest_s: float, longest_s: float) -> st.SearchStrategy[FaultSpec]:
-    targets = [name for name in topology.target_names() if topology.resolve(name).kind in kind.targets]
-    params = {param.name: _value(param) for param in kind.params if param.required}
+def _plannable(topology: Topology, lab_kind: str) -> Accepts:
+    def accepts(specs: Sequence[FaultSpec]) -> bool:
+        try:
+            if len(specs) == 1:
+                plan(specs[0], topology, lab_kind=lab_kind)
+            else:
+                plan_all(specs, topology, lab_kind=lab_kind)
+        except FaultbedError:
+            return False
+        return True
+
+    return accepts
+
+
+def _targets(kind: FaultKind, topology: Topology, grid: Grid, accepts: Accepts) -> list[str]:
+    """Return the targets that accept the longest fault of a kind, with the lowest values of its parameters."""
+    least: Mapping[str, object] = {
+        **{param.name: _least(param) for param in kind.params if param.required},
+        **({"share": 0.001} if kind.name in _NEEDS_SHARE else {}),
+    }
+
+    def takes(target: str) -> bool:
+        spec = FaultSpec(kind=kind.name, target=target, at_s=grid.earliest_s, for_s=grid.longest_s, params=least)
+        return accepts([spec])
+
+    fitting = [name for name in topology.target_names() if topology.resolve(name).kind in kind.targets]
+    return [name for name in fitting if takes(name)]
+
+
+def _of_kind(kind: FaultKind, targets: Sequence[str], grid: Grid, accepts: Accepts) -> st.SearchStrategy[FaultSpec]:
+    params = {param.name: _value(param, grid.levels) for param in kind.params if param.required}
     if kind.name in _NEEDS_SHARE:
-        params["share"] = st.integers(1, 500).map(lambda thousandths: thousandths / 1000)
+        params["share"] = st.integers(0, grid.levels).map(lambda level: round(0.001 + 0.499 * level / grid.levels, 6))
     return st.builds(
-        lambda target, at_ms, for_ms, values: FaultSpec(
-            kind=kind.name, target=target, at_s=at_ms / 1000, for_s=for_ms / 1000, params=values
+        lambda target, at_s, for_s, values: FaultSpec(
+            kind=kind.name, target=target, at_s=at_s, for_s=for_s, params=values
         ),
         st.sampled_from(targets),
-        st.integers(0, round(latest_s * 1000)),
-        st.integers(100, round(longest_s * 1000)),
+        grid.starts,
+        grid.durations,
         st.fixed_dictionaries(params),
-    ).filter(lambda spec: _is_possible(spec, topology))
+    ).filter(lambda spec: accepts([spec]))
 
 
-def _value(param: Param) -> st.SearchStrategy[object]:
+def _least(param: Param) -> object:
+    if param.type == "choice":
+        return param.choices[0]
+    return param.low or 0.0
+
+
+def _value(param: Param, levels: int) -> st.SearchStrategy[object]:
     if param.type == "choice":
         return st.sampled_from(param.choices)
     low, high = param.low or 0.0, param.high if param.high is not None else 100.0
-    if param.type == "integer":
+    if param.type == "integer" and high - low <= levels:
         return st.integers(round(low), round(high))
-    # Whole steps shrink to something a person can read.
-    return st.integers(0, 100).map(lambda percent: round(low + (high - low) * percent / 100, 6))
+    values = st.integers(0, levels).map(lambda level: _at_level(low, high, level / levels))
+    return values.map(round) if param.type == "integer" else values
 
 
-def _is_possible(spec: FaultSpec, topology: Topology) -> bool:
-    try:
-        plan(spec, topology, lab_kind="soft")
-    except FaultbedError:
-        return False
-    return True
+def _at_level(low: float, high: float, share: float) -> float:
+    """Return the value at a share of a range, in few digits: by its order of magnitude where the range has several."""
+    if low > 0 and high >= _WIDE * low:
+        return min(high, max(low, float(f"{low * (high / low) ** share:.2g}")))
+    return round(low + (high - low) * share, 6)

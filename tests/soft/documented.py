@@ -36,6 +36,7 @@ NO_LAB = {
     'faultbed reserve host1 --for 2h --why "incast"': Expected(says="reserved: host1"),
     "faultbed inject link.flap rtsw1:ctsw1 --for 1s --plan": Expected(says="ip -n rtsw1 link set dev ctsw1 up"),
     "faultbed inject link.flap rtsw1:ctsw1 --for 2s --plan": Expected(says="ip -n rtsw1 link set dev ctsw1 up"),
+    "faultbed fuzz --plan": Expected(says="nothing was touched"),
     "faultbed run tests/experiments/demo.toml --plan": Expected(says="nothing is done yet"),
     "faultbed traffic replay tests/data/traces/ranking.json --dry-run": Expected(says="0 on host1:rxe0"),
     "faultbed report runs/<utc>-demo-7": Expected(says="every bound held", makes="runs/*-demo-7/report.html"),
@@ -124,6 +125,13 @@ LONG = {
     ),
     "faultbed shrink tests/experiments/demo.toml": Expected(
         says="does not fail", codes=(2,), resets=True, why="the demo passes: there is nothing to make smaller"
+    ),
+    "faultbed fuzz --for 8m": Expected(
+        says="seed 1",
+        codes=(0, 1),
+        more="--examples 3",
+        resets=True,
+        why="three runs show that it works; what a search finds is not known before",
     ),
     "faultbed campaign": Expected(
         says="said to be",

@@ -1,0 +1,87 @@
+"""One case of a fuzz: a workload and the faults beside it, and its experiment file. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inject.fault_plan import FaultSpec
+
+__all__ = ["NAME", "Case", "describe", "describe_fault", "duration_s", "size", "to_toml"]
+
+NAME = "fuzz"
+"""The experiment's name in every case; run directories are named after it."""
+
+TAIL_S = 3.0
+"""How long the workload goes on after the last fault: what a fault has spoiled shows up in later iterations, too."""
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A workload (keys of `[workload]`, without its duration) and faults in the order in which they begin."""
+
+    workload: Mapping[str, Any]
+    faults: tuple[FaultSpec, ...] = ()
+
+
+def duration_s(case: Case) -> float:
+    """Return how long the workload runs: until some seconds after the last fault."""
+    return max((fault.at_s + fault.for_s for fault in case.faults), default=0.0) + TAIL_S
+
+
+def size(case: Case) -> tuple[int, float, float, int]:
+    """Return what makes a case smaller than another: faults, time that faults are on, their starts, and its text."""
+    on_s = sum(fault.for_s for fault in case.faults)
+    return len(case.faults), on_s, sum(fault.at_s for fault in case.faults), len(to_toml(case))
+
+
+def to_toml(case: Case, *, comments: Sequence[str] = ()) -> str:
+    """Return the case as an experiment file.
+
+    It expects that no element is wrong, where the workload is a collective. It does not bound `kernel.errors`: rxe
+    logs every queue pair that a fault ends. A kernel that reports a bug makes the run an ERROR anyway.
+    """
+    metrics = ["wrong_elements"] if "collective" in case.workload else []
+    workload = {**case.workload, "duration": f"{duration_s(case):g}s"}
+    parts = [
+        *(f"# {line}" for line in comments),
+        f'name = "{NAME}"',
+        f"seed = {SEED}",
+        "",
+        "[workload]",
+        *_lines(workload),
+    ]
+    for fault in case.faults:
+        parts += ["", "[[faults]]", *_lines({"kind": fault.kind, "target": fault.target})]
+        parts += _lines({"at": f"{fault.at_s:g}s", "for": f"{fault.for_s:g}s"})
+        if fault.params:
+            parts.append(f"set = {{ {', '.join(_lines(fault.params))} }}")
+    for metric in metrics:
+        parts += ["", "[[expect]]", *_lines({"metric": metric, "max": 0})]
+    return "\n".join(parts) + "\n"
+
+
+def describe(case: Case) -> str:
+    """Return the case in one line for people."""
+    workload = " ".join(_word(key, value) for key, value in case.workload.items() if value != ())
+    return "; ".join([workload, *(describe_fault(fault) for fault in case.faults)])
+
+
+def describe_fault(fault: FaultSpec) -> str:
+    """Return a fault in one phrase for people."""
+    params = "".join(f" {key}={value}" for key, value in fault.params.items())
+    return f"{fault.kind} on {fault.target} at {fault.at_s:g} s for {fault.for_s:g} s{params}"
+
+
+def _word(key: str, value: Any) -> str:
+    if key in ("collective", "flow"):
+        return f"{key} {value}"
+    return f"{key}={','.join(value) if isinstance(value, tuple) else value}"
+
+
+def _lines(values: Mapping[str, Any]) -> list[str]:
+    # A JSON string, number, list or boolean is one of TOML, too.
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]

@@ -1,0 +1,178 @@
+"""Hypothesis strategies for cases that fit one lab and the safety policy of its owner. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from harness.experiment import experiment_file
+from harness.fuzz.case import Case, to_toml
+from harness.run.loop import LEAD_S
+from harness.run.prepare.resolve import decide, refusal
+from inject.fault_plan import FaultSpec, plan
+from inject.policy import safety
+from inject.strategies import Accepts, Grid, compatible, fault_specs
+from testbed.errors import FaultbedError, Unsupported
+from testbed.inventory.lab_inventory import Inventory
+from testbed.model.topology import Topology
+from traffic.flows.flow_spec import TRANSPORTS
+from traffic.flows.matrix import PATTERNS
+from traffic.schedules import COLLECTIVES, algorithms_for
+from traffic.workloads.ranks import ITEM_BYTES
+
+__all__ = ["ON_LAB", "WORKLOADS", "cases"]
+
+ON_LAB = Grid(earliest_s=LEAD_S, latest_s=LEAD_S + 4, shortest_s=0.5, longest_s=4.0, step_s=0.5, levels=8)
+"""Times on a lab. A fault before LEAD_S is late. Steps are coarse, as each step of shrinking is a run on the lab."""
+
+_KEYS = (
+    "collective",
+    "flow",
+    "transport",
+    "src",
+    "dst",
+    "pattern",
+    "size",
+    "qps",
+    "depth",
+    "algorithm",
+    "dtype",
+    "ranks",
+)
+"""Order of a workload's keys. hypothesis draws those of a dictionary in any order."""
+_SIZES = ("64KiB", "4KiB", "256KiB", "1MiB")
+
+
+def cases(
+    inventory: Inventory,
+    *,
+    kinds: Collection[str],
+    workloads: Collection[str],
+    most: int,
+    grid: Grid = ON_LAB,
+) -> st.SearchStrategy[Case]:
+    """Draw cases that can be planned on a lab and that its owner allows.
+
+    Args:
+        inventory: the lab.
+        kinds: names of fault kinds.
+        workloads: names from WORKLOADS.
+        most: faults in one case, at most.
+        grid: times and parameter values of the faults.
+
+    Raises:
+        Unsupported: the lab has no allowed target for any of the kinds.
+    """
+    topology = inventory.topology
+    longest_s = max(grid.shortest_s, min(grid.longest_s, safety.policy_of(inventory).longest_fault_s))
+    grid = replace(grid, longest_s=longest_s)
+    specs = fault_specs(topology, kinds=kinds, lab_kind=inventory.kind, grid=grid, accepts=_allowed(inventory))
+    if specs.is_empty:
+        raise Unsupported(
+            f"{inventory.name} has no target for {', '.join(kinds)} that its owner allows to be disrupted"
+        )
+    # Most cases have a fault; the simplest has none.
+    drawn_faults = st.integers(0, 7).flatmap(
+        lambda number: st.lists(specs, min_size=min(most, number and 1), max_size=most)
+    )
+    drawn_workload = st.one_of(*(WORKLOADS[name](topology) for name in WORKLOADS if name in workloads)).filter(
+        lambda workload: _fits(Case(workload=workload), inventory)
+    )
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        drawn = draw(drawn_workload)
+        workload = {key: drawn[key] for key in _KEYS if key in drawn}
+        faults = compatible(
+            draw(drawn_faults), lambda some: _fits(Case(workload=workload, faults=tuple(some)), inventory)
+        )
+        return Case(workload=workload, faults=faults)
+
+    return case()
+
+
+def _fits(case: Case, inventory: Inventory) -> bool:
+    source = to_toml(case).encode()
+    try:
+        decided = decide(experiment_file.decode(source, source="fuzz"), source, inventory)
+    except FaultbedError:
+        return False
+    return refusal(decided, inventory) is None
+
+
+def _allowed(inventory: Inventory) -> Accepts:
+    """Return whether one fault can be planned and is allowed; cheaper than a whole experiment."""
+
+    def accepts(specs: Sequence[FaultSpec]) -> bool:
+        try:
+            for spec in specs:
+                safety.check(plan(spec, inventory.topology, lab_kind=inventory.kind), inventory)
+        except FaultbedError:
+            return False
+        return True
+
+    return accepts
+
+
+def _collective(topology: Topology) -> st.SearchStrategy[dict[str, Any]]:
+    several = any(len(host.rnics) > 1 for host in topology.hosts)
+    return st.sampled_from(COLLECTIVES).flatmap(
+        lambda name: st.fixed_dictionaries(
+            {
+                "collective": st.just(name),
+                "size": st.sampled_from(_SIZES),
+                "algorithm": st.sampled_from(("auto", *algorithms_for(name))),
+                "dtype": st.sampled_from(tuple(ITEM_BYTES)),
+                "compute_units": st.sampled_from((0, 8)),
+                # Without ranks: one a host, on its first RNIC.
+                **({"ranks": st.sampled_from(((), ("rnic[*]",)))} if several else {}),
+            }
+        )
+    )
+
+
+def _flow(topology: Topology) -> st.SearchStrategy[dict[str, Any]]:
+    rnics = [f"{host.name}:{rnic.name}" for host in topology.hosts for rnic in host.rnics]
+    return _shape().flatmap(
+        lambda shape: st.fixed_dictionaries(
+            {
+                "flow": st.just(shape["flow"]),
+                "src": st.sampled_from(rnics),
+                "dst": st.sampled_from(rnics[::-1]),
+                **{key: st.just(value) for key, value in shape.items() if key != "flow"},
+            }
+        )
+    )
+
+
+def _pattern(_: Topology) -> st.SearchStrategy[dict[str, Any]]:
+    return st.tuples(_shape(), st.sampled_from(tuple(PATTERNS))).map(
+        lambda both: {"flow": both[0]["flow"], "pattern": both[1], **both[0]}
+    )
+
+
+def _shape() -> st.SearchStrategy[dict[str, Any]]:
+    """Return what flows of one and of several pairs have in common."""
+    verbs = [(verb, transport) for transport, carried in TRANSPORTS.items() for verb in carried]
+    return st.sampled_from(verbs).flatmap(
+        lambda pair: st.fixed_dictionaries(
+            {
+                "flow": st.just(pair[0]),
+                "transport": st.just(pair[1]),
+                "size": st.sampled_from(("4KiB", "64KiB") if pair[0] != "atomic" else ("8",)),
+                "qps": st.integers(1, 4),
+                "depth": st.sampled_from((4, 1, 16)),
+            }
+        )
+    )
+
+
+WORKLOADS: Mapping[str, Callable[[Topology], st.SearchStrategy[dict[str, Any]]]] = {
+    "collective": _collective,
+    "flow": _flow,
+    "pattern": _pattern,
+}
+"""Workloads that last for a given time, by name. A job goes by iterations: no fault can be planned for its middle."""

@@ -1,0 +1,38 @@
+"""The fault kinds that a fuzz draws from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+from inject.kinds.catalogue import CATALOGUE, find
+from testbed.errors import Unsupported
+
+__all__ = ["kinds_named"]
+
+
+def kinds_named(patterns: Collection[str], lab_kind: str) -> tuple[str, ...]:
+    """Return the kinds that a lab can do and revert, and whose names match one of the patterns (none: all).
+
+    A kind that nothing can revert is drawn only if a pattern is its very name.
+
+    Raises:
+        UsageError: a pattern without wildcards names no kind.
+        Unsupported: no kind is left.
+    """
+    for pattern in patterns:
+        if not any(sign in pattern for sign in "*?["):
+            find(pattern, where="--kinds")
+    named = [
+        kind.name
+        for kind in CATALOGUE.values()
+        if lab_kind in kind.fidelity
+        and (any(fnmatchcase(kind.name, pattern) for pattern in patterns) if patterns else True)
+        and (kind.reversible or kind.name in patterns)
+    ]
+    if not named:
+        said = ", ".join(patterns) or "any kind"
+        raise Unsupported(
+            f"--kinds: a {lab_kind} lab has no revertible fault kind of {said}; `faultbed faults` lists them"
+        )
+    return tuple(named)

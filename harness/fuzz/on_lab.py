@@ -1,0 +1,90 @@
+"""Run the cases of a fuzz on a lab, and write what was found as experiments of their own."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.experiment import experiment_file
+from harness.fuzz.case import SEED, Case, describe, describe_fault, to_toml
+from harness.fuzz.outcome import Failure, Outcome, outcome_of
+from harness.record import rundir
+from harness.run import loop
+from testbed.backends.soft import lifecycle
+from testbed.errors import DirtyLab, FaultbedError, UsageError
+from testbed.inventory.lab_inventory import Inventory
+
+__all__ = ["Runner", "keep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Runs cases on a lab, one after the other. `guard` raises when the lab is no longer reserved for us."""
+
+    inventory: Inventory
+    out: Path
+    progress: Callable[[str], None]
+    guard: Callable[[], None]
+
+    def __call__(self, case: Case) -> Outcome:
+        """Run a case and judge it. A soft lab that is DIRTY afterwards goes back to its snapshot.
+
+        Raises:
+            DirtyLab: a rack lab is DIRTY afterwards.
+            FaultbedError: the lab is not up, or the run could not be recorded.
+        """
+        source = to_toml(case).encode()
+        decided = loop.decide(experiment_file.decode(source, source="fuzz"), source, self.inventory)
+        try:
+            finished = loop.execute(decided, self.inventory, out=self.out, progress=self.progress, guard=self.guard)
+        except Exception as error:
+            defect = _defect_in(error)
+            if defect is None:
+                raise
+            self._restore(case, see=str(error))
+            said = traceback.format_exception_only(defect)[-1].strip()
+            return Outcome(verdict="ERROR", failures={f"crash.{type(defect).__name__}": said})
+        if finished.verdict.lab_state == "DIRTY":
+            self._restore(case, see=str(finished.report))
+        return outcome_of(case, finished.verdict, run_dir=finished.run_dir.path)
+
+    def _restore(self, case: Case, *, see: str) -> None:
+        if self.inventory.kind != "soft":
+            raise DirtyLab(
+                f"{self.inventory.name} is DIRTY after {describe(case)}: see {see}; `faultbed heal`, then fuzz again"
+            )
+        lifecycle.reset(self.inventory, self.progress)
+
+
+def _defect_in(error: Exception) -> Exception | None:
+    """Return the exception that nobody raised on purpose, which is a defect of ours; None: the lab or a file failed."""
+    known = (FaultbedError, OSError)
+    if not isinstance(error, known):
+        return error
+    return cause if isinstance(cause := error.__cause__, Exception) and not isinstance(cause, known) else None
+
+
+def keep(failure: Failure, folder: Path, inventory: Inventory) -> Path:
+    """Write a failure into `folder` as `experiment.toml` and `repro.sh`, and return the folder.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    comments = [
+        f"Found by `faultbed fuzz` on {inventory.name}. It fails: {', '.join(failure.checks)}.",
+        *(f"  {name}: {' '.join(failure.outcome.failures.get(name, '').split())}" for name in failure.checks),
+        f"Shrunk from {len(failure.first.faults)} faults to {len(failure.smallest.faults)} in {failure.runs} runs.",
+        "The first case that failed:",
+        *(f"  {describe_fault(fault)}" for fault in failure.first.faults),
+    ]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "experiment.toml").write_text(to_toml(failure.smallest, comments=comments))
+        script = folder / "repro.sh"
+        script.write_bytes(rundir.repro_script(seed=SEED, lab=str(inventory.path)))
+        script.chmod(0o755)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror or error}; choose another --out") from error
+    return folder

@@ -1,0 +1,103 @@
+"""What one run of a case came to: failures, failures that its faults are for, and faults without proof. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from harness.fuzz.case import Case
+from harness.verdict import Verdict, VerdictFile
+
+__all__ = ["EXPECTED", "Failure", "Outcome", "Tried", "Unproven", "outcome_of"]
+
+EXPECTED: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "host.rank-kill": frozenset({"workload"}),
+        "host.rank-hang": frozenset({"workload"}),
+        "host.freeze": frozenset({"workload"}),
+        "host.reboot": frozenset({"workload"}),
+        "gpu.lost": frozenset({"workload"}),
+        "rnic.remove": frozenset({"workload"}),
+        "rnic.reset": frozenset({"workload"}),
+        "data.corrupt": frozenset({"wrong_elements"}),
+    }
+)
+"""Checks that a kind is there to fail: a job whose rank is killed ends, and data corrupted in flight is found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unproven:
+    """A fault whose receipt does not prove that it happened, and the first reason."""
+
+    kind: str
+    target: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run came to. `failures` maps each check that failed to its detail; `excused` are those of EXPECTED."""
+
+    verdict: str
+    failures: Mapping[str, str]
+    excused: tuple[str, ...] = ()
+    unproven: tuple[Unproven, ...] = ()
+    run_dir: Path | None = None
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """Names of the checks that failed."""
+        return frozenset(self.failures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A case that was run."""
+
+    case: Case
+    outcome: Outcome
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One way to fail: the checks, the first case that failed them, and the smallest one.
+
+    `is_smallest` is False where the budget ended before the shrinking. `fails_again` is what a second run of the
+    smallest case showed; None: there was no second run. `runs` counts the runs from the first failure on.
+    """
+
+    checks: tuple[str, ...]
+    first: Case
+    smallest: Case
+    outcome: Outcome
+    is_smallest: bool
+    fails_again: bool | None
+    runs: int
+
+
+def outcome_of(case: Case, verdict: VerdictFile, *, run_dir: Path | None = None) -> Outcome:
+    """Judge the verdict of a run.
+
+    A check that is FAIL or ERROR is a failure, and so is a DIRTY lab. INCONCLUSIVE is none: a fault that is not proven
+    is reported apart.
+    """
+    bad = {check.name: check.detail for check in verdict.checks if check.verdict in (Verdict.FAIL, Verdict.ERROR)}
+    if verdict.lab_state == "DIRTY":
+        bad["lab_restored"] = next(
+            (check.detail for check in verdict.checks if check.name == "lab_restored"), "the lab is DIRTY"
+        )
+    expected = frozenset().union(*(EXPECTED.get(fault.kind, frozenset()) for fault in case.faults))
+    return Outcome(
+        verdict=verdict.verdict,
+        failures={name: detail for name, detail in bad.items() if name not in expected},
+        excused=tuple(sorted(bad.keys() & expected)),
+        unproven=tuple(
+            Unproven(kind=receipt.kind, target=receipt.target, reason=receipt.unproven[0])
+            for receipt in verdict.faults
+            if receipt.unproven
+        ),
+        run_dir=run_dir,
+    )

@@ -1,0 +1,217 @@
+"""Drive hypothesis over the cases of a lab: draw, run, shrink what fails, and replay what failed before.
+
+hypothesis draws, shrinks and keeps what failed in its database. This module adds what costly runs need: no case
+is run twice, a budget ends the search wherever it is, and each way to fail has a search of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from harness.fuzz.case import Case, describe, size, to_toml
+from harness.fuzz.outcome import Failure, Outcome, Tried
+
+__all__ = ["Search"]
+
+_SHRINKING_S = 300.0
+"""hypothesis gives up shrinking after this time (conjecture/engine.py, MAX_SHRINKING_SECONDS): ten runs on a lab."""
+_BATCH = 9
+"""Examples of one call of hypothesis. From ten on it keeps the first tenth small (`generate_new_examples`): the dozen
+runs that fit into a few minutes would all be of nearly nothing."""
+_BARREN = 50
+"""Batches in a row without a case that is new: the strategy has no more."""
+
+
+@dataclass(kw_only=True)
+class Search:
+    """A search over the cases of one strategy.
+
+    Args:
+        strategy: the cases.
+        run: runs a case. An exception of it ends the search, and is raised by `go`.
+        may_run: asked before every run; False ends the search.
+        database: folder of what failed in earlier searches; None: nothing is replayed, nor kept.
+        key: names the strategy in the database: what another strategy has drawn cannot be replayed.
+        seed: decides what is drawn.
+        progress: told each run.
+    """
+
+    strategy: st.SearchStrategy[Case]
+    run: Callable[[Case], Outcome]
+    may_run: Callable[[], bool]
+    database: Path | None
+    key: str
+    seed: int
+    progress: Callable[[str], None]
+    tried: list[Tried] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    _known: dict[str, Outcome] = field(default_factory=dict)
+
+    def go(self) -> None:
+        """Search until the budget is spent or no case is left. `tried` and `failures` grow meanwhile.
+
+        Raises:
+            Exception: what `run` has raised; also KeyboardInterrupt. What was found until then is in `failures`.
+        """
+        try:
+            while self._find_one():
+                pass
+        except _Ended as end:
+            if end.error is not None:
+                raise end.error from None
+        finally:
+            self._keep_unshrunk()
+
+    def _keep_unshrunk(self) -> None:
+        """Keep what failed in yet another way while something else was shrunk, and was not met again."""
+        for one in self.tried:
+            new = one.outcome.failed - {name for failure in self.failures for name in failure.checks}
+            if new:
+                self.failures.append(
+                    Failure(
+                        checks=tuple(sorted(new)),
+                        first=one.case,
+                        smallest=one.case,
+                        outcome=one.outcome,
+                        is_smallest=False,
+                        fails_again=None,
+                        runs=1,
+                    )
+                )
+
+    def _find_one(self) -> bool:
+        """Search for one more way to fail; False: no case is left to be tried."""
+        hunt = _Hunt(found=frozenset(name for failure in self.failures for name in failure.checks))
+        settled, again = False, None
+        try:
+            smallest = self._shrunk(hunt)
+            settled = True
+            if smallest is None:
+                return False
+            hunt.failing = [smallest]
+            wanted = self._known[to_toml(smallest)].failed & hunt.wanted
+            again = bool(self._outcome(smallest, anew=True).failed & wanted)
+        finally:
+            # Also when the budget, Ctrl-C or an error has ended it: what is known so far is kept.
+            if hunt.failing:
+                smallest = min(hunt.failing, key=size)
+                outcome = self._known[to_toml(smallest)]
+                self.failures.append(
+                    Failure(
+                        checks=tuple(sorted(outcome.failed & hunt.wanted)),
+                        first=hunt.first or smallest,
+                        smallest=smallest,
+                        outcome=outcome,
+                        is_smallest=settled,
+                        fails_again=again,
+                        runs=len(self.tried) - hunt.first_run,
+                    )
+                )
+        return True
+
+    def _shrunk(self, hunt: _Hunt) -> Case | None:
+        """Return the smallest case that fails in a new way; None: there is none."""
+
+        def fails(case: Case) -> bool:
+            new = self._outcome(case).failed - hunt.found
+            if not hunt.wanted and new:
+                hunt.wanted, hunt.first, hunt.first_run = new, case, len(self.tried)
+                hunt.failing_since = time.monotonic()
+                self.progress(f"run {len(self.tried)} fails ({', '.join(sorted(new))}): shrinking it")
+            if not new & hunt.wanted:
+                return False
+            hunt.failing.append(case)
+            return True
+
+        barren = 0
+        for batch in itertools.count():
+            ran = len(self._known)
+            if (smallest := self._find(fails, batch)) is not None:
+                break
+            barren = barren + 1 if len(self._known) == ran else 0
+            if barren == _BARREN:
+                return None
+        before = None
+        while smallest != before and time.monotonic() - hunt.failing_since > _SHRINKING_S:
+            hunt.failing_since = time.monotonic()
+            # It goes on from the database; outcomes that are known cost nothing.
+            before, smallest = smallest, self._find(fails, batch)
+        return smallest
+
+    def _find(self, fails: Callable[[Case], bool], batch: int) -> Case | None:
+        """Do what `hypothesis.find` does, but with a seed and a database: it drops the database if it is seeded."""
+        number, last = len(self.failures), list[Case]()
+
+        @settings(
+            max_examples=_BATCH,
+            database=None
+            if self.database is None
+            else DirectoryBasedExampleDatabase(self.database / self.key / str(number)),
+            phases=(Phase.reuse, Phase.generate, Phase.shrink),
+            deadline=None,
+            verbosity=Verbosity.quiet,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        )  # after `seed`, which sets the database to None (core.py)
+        @seed(f"{self.seed}/{number}/{batch}")
+        @given(self.strategy)
+        def drawn(case: Case) -> None:
+            if fails(case):
+                last[:] = [case]
+                raise _Fails
+
+        try:
+            drawn()
+        except _Fails:
+            return last[0]
+        return None
+
+    def _outcome(self, case: Case, *, anew: bool = False) -> Outcome:
+        key = to_toml(case)
+        if not anew and key in self._known:
+            return self._known[key]
+        if not self.may_run():
+            raise _Ended(None)
+        started = time.monotonic()
+        try:
+            outcome = self.run(case)
+        except Exception as error:
+            # hypothesis would take it for a failure of the case, and shrink it.
+            raise _Ended(error) from error
+        self.tried.append(Tried(case=case, outcome=outcome, seconds=time.monotonic() - started))
+        self._known.setdefault(key, outcome)
+        said = ", ".join(sorted(outcome.failed)) or outcome.verdict
+        self.progress(f"run {len(self.tried)}: {said}: {describe(case)}")
+        return outcome
+
+
+@dataclass(kw_only=True)
+class _Hunt:
+    """The search for one way to fail. `found` are checks that earlier ones have failed."""
+
+    found: frozenset[str]
+    wanted: frozenset[str] = frozenset()
+    first: Case | None = None
+    first_run: int = 0
+    failing_since: float = 0.0
+    failing: list[Case] = field(default_factory=list)
+
+
+class _Fails(Exception):
+    """What hypothesis is to find: a case that fails."""
+
+
+class _Ended(BaseException):
+    """Leaves hypothesis in the middle of a search, as Ctrl-C does; its database has what failed so far."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__()
+        self.error = error

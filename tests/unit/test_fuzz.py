@@ -1,0 +1,373 @@
+"""The search finds and shrinks a planted defect, keeps it, and tells failures from what proves nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from dataclasses import replace
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+
+from harness.cli.experiments import fuzzing
+from harness.cli.main import cli
+from harness.experiment import experiment_file as experiment
+from harness.fuzz import draw
+from harness.fuzz.case import Case, duration_s, to_toml
+from harness.fuzz.kinds import kinds_named
+from harness.fuzz.on_lab import keep
+from harness.fuzz.outcome import EXPECTED, Outcome, outcome_of
+from harness.fuzz.search import Search
+from harness.run.prepare.resolve import decide, refusal
+from harness.verdict import Check, Fired, Receipt, Verdict, VerdictFile
+from inject.fault_plan import FaultSpec
+from inject.kinds.catalogue import CATALOGUE
+from testbed.errors import LabError, Unsupported, UsageError
+from testbed.inventory import lab_inventory as inventory
+from testbed.inventory.schema import SafetyVars
+from testbed.shipped import inventories
+
+MINI = inventory.load(inventories() / "soft-mini.yml")
+ALL = kinds_named((), "soft")
+FAST = draw.ON_LAB
+PASSED = Outcome(verdict="PASS", failures={})
+
+
+def strategy(*, kinds=("link.down", "packet.drop", "gpu.xid"), workloads=("collective",), lab=MINI, most=4):
+    return draw.cases(lab, kinds=kinds, workloads=workloads, most=most)
+
+
+def host_of(fault):
+    return next(part for part in fault.target.split(":") if part.startswith(("host", "ctsw")))
+
+
+def overlap_on_one_host(case):
+    """The planted defect: a link that is down while packets of the same host are dropped elsewhere."""
+    downs = [fault for fault in case.faults if fault.kind == "link.down"]
+    drops = [fault for fault in case.faults if fault.kind == "packet.drop"]
+    return any(
+        host_of(down) == host_of(drop) and down.at_s < drop.at_s + drop.for_s and drop.at_s < down.at_s + down.for_s
+        for down in downs
+        for drop in drops
+    )
+
+
+class Fake:
+    """A lab in which a case fails the checks for which a predicate holds."""
+
+    def __init__(self, **defects):
+        self.defects, self.cases = defects, []
+
+    def __call__(self, case):
+        self.cases.append(case)
+        failures = {name: "planted" for name, holds in self.defects.items() if holds(case)}
+        return Outcome(verdict="FAIL", failures=failures) if failures else PASSED
+
+
+def search(tmp_path, run, *, runs=2000, seed=1, until=1, **kwargs):
+    """A search that ends after `runs`, or with the failure that is number `until`."""
+    made = Search(
+        strategy=strategy(**kwargs), run=run,
+        may_run=lambda: len(made.tried) < runs and len(made.failures) < until,
+        database=tmp_path / "db", key="test", seed=seed, progress=lambda _: None,
+    )  # fmt: skip
+    return made
+
+
+def test_search_planted_overlap_is_shrunk_to_two_short_faults(tmp_path):
+    made = search(tmp_path, Fake(workload=overlap_on_one_host))
+    made.go()
+    (failure,) = made.failures
+    assert sorted(fault.kind for fault in failure.smallest.faults) == ["link.down", "packet.drop"]
+    assert {(fault.at_s, fault.for_s) for fault in failure.smallest.faults} == {(FAST.earliest_s, FAST.shortest_s)}
+    drop = next(fault for fault in failure.smallest.faults if fault.kind == "packet.drop")
+    assert drop.params == {"share": 0.001}
+    assert failure.checks == ("workload",)
+    assert failure.is_smallest
+    assert failure.fails_again
+    assert len(failure.first.faults) >= 2
+
+
+def test_search_intensity_and_time_are_shrunk_to_the_least_that_fails(tmp_path):
+    """A defect that needs a share of 0.25 and two seconds is left with these."""
+
+    def strong(case):
+        return any(f.kind == "packet.drop" and f.params["share"] >= 0.25 and f.for_s >= 2 for f in case.faults)
+
+    made = search(tmp_path, Fake(workload=strong))
+    made.go()
+    ((fault,),) = (failure.smallest.faults for failure in made.failures)
+    assert (fault.at_s, fault.for_s, fault.params["share"]) == (FAST.earliest_s, 2.0, 0.2505)
+
+
+def test_search_two_ways_to_fail_are_found_apart(tmp_path):
+    made = search(
+        tmp_path,
+        Fake(
+            workload=lambda case: any(fault.kind == "link.down" for fault in case.faults),
+            wrong_elements=lambda case: any(fault.kind == "gpu.xid" for fault in case.faults),
+        ),
+        until=2,
+    )
+    made.go()
+    found = {failure.checks: [fault.kind for fault in failure.smallest.faults] for failure in made.failures}
+    assert found == {("workload",): ["link.down"], ("wrong_elements",): ["gpu.xid"]}
+
+
+def test_search_failure_met_only_while_another_is_shrunk_is_kept(tmp_path):
+    """It was seen once: it is reported as it was, not shrunk."""
+    seen = []
+
+    def once(case):
+        seen.append(case)
+        return len(seen) == 12
+
+    made = search(tmp_path, Fake(workload=lambda case: len(case.faults) > 1, harness=once))
+    made.go()
+    assert [failure.checks for failure in made.failures] == [("workload",), ("harness",)]
+    other = made.failures[1]
+    assert to_toml(other.smallest) == to_toml(seen[11])
+    assert not other.is_smallest
+
+
+def test_search_no_case_is_run_twice_but_to_confirm(tmp_path):
+    run = Fake(workload=lambda case: len(case.faults) > 1)
+    made = search(tmp_path, run, runs=2000)
+    made.go()
+    texts = [to_toml(case) for case in run.cases]
+    assert len(texts) - len(set(texts)) == len(made.failures) == 1
+
+
+def test_search_resumed_replays_what_failed_before(tmp_path):
+    """The first run of a new search is the smallest failing case of the one before, whatever its seed."""
+    first = search(tmp_path, Fake(workload=overlap_on_one_host))
+    first.go()
+    run = Fake(workload=overlap_on_one_host)
+    again = search(tmp_path, run, seed=99)
+    again.go()
+    smallest = to_toml(first.failures[0].smallest)
+    assert to_toml(run.cases[0]) == smallest
+    assert [to_toml(failure.smallest) for failure in again.failures] == [smallest]
+
+
+def test_search_budget_that_ends_while_shrinking_keeps_the_smallest_so_far(tmp_path):
+    whole = search(tmp_path, Fake(workload=overlap_on_one_host))
+    whole.go()
+    first = next(number for number, one in enumerate(whole.tried, start=1) if one.outcome.failures)
+    cut = search(tmp_path / "other", Fake(workload=overlap_on_one_host), runs=first + 1)
+    cut.go()
+    (failure,) = cut.failures
+    assert len(cut.tried) == first + 1
+    assert not failure.is_smallest
+    assert failure.fails_again is None
+    assert overlap_on_one_host(failure.smallest)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), LabError("the lab is not up")])
+def test_search_that_is_ended_reports_what_it_has_found(tmp_path, error):
+    """Ctrl-C and a lab that is gone are no failures of a case, and lose nothing."""
+    inner = Fake(workload=overlap_on_one_host)
+
+    def run(case):
+        if any(overlap_on_one_host(one) for one in inner.cases):
+            raise error
+        return inner(case)
+
+    made = search(tmp_path, run)
+    with pytest.raises(type(error)):
+        made.go()
+    (failure,) = made.failures
+    assert overlap_on_one_host(failure.smallest)
+    assert not failure.is_smallest
+
+
+def test_search_one_failure_by_chance_is_said_not_to_fail_again(tmp_path):
+    seen = []
+
+    def run(case):
+        seen.append(case)
+        return Outcome(verdict="FAIL", failures={"workload": "once"}) if len(seen) == 3 else PASSED
+
+    made = search(tmp_path, run)
+    made.go()
+    assert [failure.fails_again for failure in made.failures] == [False]
+
+
+def test_search_same_seed_draws_the_same_cases(tmp_path):
+    runs = [Fake(), Fake(), Fake()]
+    for number, (run, seed) in enumerate(zip(runs, (5, 5, 6), strict=True)):
+        search(tmp_path / str(number), run, runs=30, seed=seed).go()
+    one, two, other = ([to_toml(case) for case in run.cases] for run in runs)
+    assert one == two != other
+
+
+def test_most_cases_of_a_short_search_have_faults(tmp_path):
+    """Hypothesis begins with cases of nearly nothing: of the dozen runs that fit on a lab most would hurt nothing."""
+    run = Fake()
+    search(tmp_path, run, runs=20, kinds=ALL, workloads=tuple(draw.WORKLOADS)).go()
+    assert sum(bool(case.faults) for case in run.cases) >= 10
+    assert len({case.workload.get("collective", case.workload.get("flow")) for case in run.cases}) >= 4
+
+
+@settings(max_examples=60)
+@given(strategy(kinds=ALL, workloads=tuple(draw.WORKLOADS)))
+def test_every_drawn_case_fits_the_lab(case):
+    """As text, decoded, planned, allowed; and no fault outlasts the workload."""
+    source = to_toml(case).encode()
+    decoded = experiment.decode(source, source="case")
+    decided = decide(decoded, source, MINI)
+    assert refusal(decided, MINI) is None
+    assert [(one.kind, one.target.text) for one in decided.faults] == [(one.kind, one.target) for one in case.faults]
+    assert all(fault.at_s + fault.for_s < duration_s(case) for fault in case.faults)
+    assert tomllib.loads(source.decode())["seed"] == 1
+
+
+CAREFUL = replace(MINI, safety=SafetyVars(may_disrupt=["host2*"], longest_fault_s=2.0))
+
+
+@settings(max_examples=40)
+@given(strategy(kinds=ALL, workloads=("flow",), lab=CAREFUL))
+def test_no_drawn_fault_goes_beyond_the_policy_of_the_lab(case):
+    assert all(fault.target.startswith("host2") and fault.for_s <= 2 for fault in case.faults)
+
+
+def test_lab_whose_owner_allows_nothing_is_refused():
+    with pytest.raises(Unsupported, match=r"has no target for link\.down that its owner allows"):
+        strategy(kinds=("link.down",), lab=replace(MINI, safety=SafetyVars(may_disrupt=[])))
+
+
+def test_kinds_are_named_by_pattern_and_none_is_drawn_that_cannot_be_reverted_unless_named():
+    assert set(kinds_named(("link.*",), "soft")) == {name for name in CATALOGUE if name.startswith("link.")}
+    assert "host.rank-kill" not in kinds_named(("host.*",), "soft")
+    assert kinds_named(("host.rank-kill",), "soft") == ("host.rank-kill",)
+    with pytest.raises(UsageError, match=r"did you mean link.down\?"):
+        kinds_named(("link.downn",), "soft")
+    with pytest.raises(Unsupported, match=r"fault kind of x\.\*"):
+        kinds_named(("x.*",), "soft")
+
+
+def verdict(*, faults=(), lab_state="CLEAN", **checks):
+    return VerdictFile(
+        experiment="fuzz", seed=1, lab="soft-mini", verdict=max(checks.values(), default=Verdict.PASS),
+        checks=tuple(
+            Check(name=name, verdict=said, observed=None, bound=None, unit="", rule="", detail=f"why {name}")
+            for name, said in checks.items()
+        ),
+        faults=tuple(faults), lab_state=lab_state,
+    )  # fmt: skip
+
+
+def case_of(*kinds):
+    return Case(
+        workload={"collective": "barrier"},
+        faults=tuple(FaultSpec(kind=kind, target="host1", at_s=4, for_s=1) for kind in kinds),
+    )
+
+
+def test_outcome_fail_error_and_dirty_are_failures_and_inconclusive_is_none():
+    said = verdict(
+        lab_state="DIRTY", workload=Verdict.FAIL, harness=Verdict.ERROR, lab_restored=Verdict.INCONCLUSIVE,
+        wrong_elements=Verdict.PASS,
+    )  # fmt: skip
+    found = outcome_of(case_of("link.down"), said)
+    assert found.failures == {
+        "workload": "why workload", "harness": "why harness", "lab_restored": "why lab_restored"
+    }  # fmt: skip
+    assert outcome_of(case_of("link.down"), verdict(x=Verdict.INCONCLUSIVE)).failed == frozenset()
+
+
+@pytest.mark.parametrize(("kind", "checks"), sorted(EXPECTED.items()))
+def test_outcome_that_a_fault_is_for_is_excused_and_nothing_else(kind, checks):
+    """A killed rank ends its job; it excuses neither a DIRTY lab nor another check."""
+    assert kind in CATALOGUE
+    every = dict.fromkeys((*checks, "kernel.errors"), Verdict.FAIL)
+    found = outcome_of(case_of(kind), verdict(**every, lab_state="DIRTY"))
+    assert found.failed == {"kernel.errors", "lab_restored"}
+    assert found.excused == tuple(sorted(checks))
+    assert outcome_of(case_of("link.down"), verdict(**every)).failed == every.keys()
+
+
+def test_outcome_unproven_fault_is_reported_apart():
+    fired = Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={})
+    receipt = Receipt(
+        id="a", kind="packet.drop", target="host1:rxe0", fidelity="real", armed={}, fired=fired, cleared={},
+        unproven=("it never fired", "more"),
+    )  # fmt: skip
+    found = outcome_of(case_of("packet.drop"), verdict(faults=[receipt], x=Verdict.INCONCLUSIVE))
+    assert not found.failures
+    assert [(one.kind, one.target, one.reason) for one in found.unproven] == [
+        ("packet.drop", "host1:rxe0", "it never fired")
+    ]
+
+
+def test_what_is_found_is_kept_as_an_experiment_that_is_the_smallest_case(tmp_path):
+    made = search(tmp_path, Fake(workload=overlap_on_one_host))
+    made.go()
+    (failure,) = made.failures
+    folder = keep(failure, tmp_path / "found-1", MINI)
+    text = (folder / "experiment.toml").read_text()
+    assert "# Found by `faultbed fuzz` on soft-mini. It fails: workload." in text
+    assert f"# Shrunk from {len(failure.first.faults)} faults to 2 in {failure.runs} runs." in text
+    kept = experiment.decode(text.encode(), source="kept")
+    assert [fault.kind for fault in kept.faults] == [fault.kind for fault in failure.smallest.faults]
+    decide(kept, text.encode(), MINI)
+    script = (folder / "repro.sh").read_text()
+    assert 'run "$here/experiment.toml" --seed 1' in script
+    assert subprocess.run(["sh", "-n", folder / "repro.sh"], check=False, timeout=20).returncode == 0
+
+
+def test_command_plan_draws_and_touches_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    words = ["--lab", "soft-mini", "fuzz", "--plan", "--examples", "6", "--kinds", "link.*"]
+    shown = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert shown.return_value == 0, shown.output
+    assert "6 cases of seed 1; nothing was touched" in shown.output
+    drawn = json.loads(CliRunner().invoke(cli, [*words, "--json"], standalone_mode=False).output)
+    assert len(drawn) == 6
+    assert {fault["kind"].partition(".")[0] for case in drawn for fault in case["faults"]} == {"link"}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def fake_lab(monkeypatch, tmp_path):
+    """The command, with a lab that is up and not reserved by anybody, and runs that are made up."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(fuzzing.lifecycle, "up", lambda *_: None)
+
+    def invoke(run, *words):
+        monkeypatch.setattr(fuzzing.on_lab, "Runner", lambda **_: run)
+        argv = ["--lab", "soft-mini", "fuzz", "--out", str(tmp_path / "out"), "--json", *words]
+        return CliRunner().invoke(cli, argv, standalone_mode=False)
+
+    return invoke
+
+
+def test_command_exit_code_says_whether_something_was_found(fake_lab, tmp_path):
+    words = ("--kinds", "link.down", "--kinds", "packet.drop", "--workloads", "collective")
+    nothing = fake_lab(Fake(), "--examples", "5", *words)
+    assert nothing.return_value == 0
+    assert json.loads(nothing.stdout)["verdicts"] == {"PASS": 5}
+    none = fake_lab(Fake(), "--for", "0s", *words)
+    assert (none.return_value, json.loads(none.stdout)["runs"]) == (2, 0)
+    found = fake_lab(Fake(workload=overlap_on_one_host), "--examples", "150", *words)
+    assert found.return_value == 1
+    (one,) = json.loads(found.stdout)["found"]
+    assert len(one["smallest"]["faults"]) == 2
+    assert (tmp_path / "out" / "found-1" / "experiment.toml").exists()
+
+
+def test_command_ended_by_ctrl_c_shows_what_was_found(fake_lab):
+    inner = Fake(workload=lambda case: bool(case.faults))
+
+    def run(case):
+        if any(case.faults for case in inner.cases):
+            raise KeyboardInterrupt
+        return inner(case)
+
+    ended = fake_lab(run, "--kinds", "link.down")
+    assert isinstance(ended.exception, click.Abort)
+    assert len(json.loads(ended.stdout)["found"]) == 1
