@@ -398,7 +398,8 @@ def test_command_of_another_container_with_the_process_id_of_ours_is_another_com
 def test_marks_of_two_processes_with_one_id_have_two_files(tmp_path):
     """As in two containers that share the folder; each one counts its own marks from the beginning."""
     code = (
-        "import os, pathlib, sys; os.getpid = lambda: 7\nfrom testbed import fingerprint, in_progress\n"
+        "import os, pathlib, sys; os.getpid = lambda: 7\n"
+        "from testbed.observe import fingerprint\nfrom testbed.tenancy import in_progress\n"
         "in_progress.write(pathlib.Path(sys.argv[1]), why='x', before=fingerprint.Fingerprint(nodes={}), lease_s=0.0)"
     )
     for _ in range(2):
