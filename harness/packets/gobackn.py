@@ -177,21 +177,26 @@ def _goings_back(
 def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int], asked: set[int]) -> Indices:
     """Runs that came late, but only once: they fill a hole, stop short of the top, and the flow goes on there.
 
-    A run that was asked for by a NAK, or that comes after a silence, was sent again.
+    A run was sent again if a NAK asked for it, if it comes after a silence, or if it follows a run that was sent again:
+    a sender that goes back sends everything from there on, and the packet between them was lost once more.
     """
     late, holes = [], _holes(flow, top)
     opened = [hole for hole, _ in holes]
+    resent: tuple[int, int] | None = None  # where the last run that was sent again ended: place and PSN
     for at, last in ends.items():
         low, high = int(flow.psn[at]), int(flow.psn[last - 1] + flow.span[last - 1])
+        goes_on_back = resent is not None and at == resent[0] and low >= resent[1]
+        resent = (last, high)
         is_short = high < int(top[at - 1])
         goes_on = last == len(flow.psn) or int(flow.psn[last]) >= int(top[at - 1])
-        if not is_short or not goes_on or low in asked:
+        if not is_short or not goes_on or low in asked or goes_on_back:
             continue
         # Holes are in order, and those that open later begin at a top that `high` cannot reach.
         hole = bisect.bisect_right(opened, low) - 1
         silence = int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]])
         if hole >= 0 and high <= holes[hole][1] and silence < TIMERS_FROM_NS:
             late.append(at)
+            resent = None
     return np.array(late, dtype=np.int64)
 
 
