@@ -18,7 +18,7 @@ from inject.strategies import Accepts, Grid, compatible, fault_specs
 from testbed.errors import FaultbedError, Unsupported
 from testbed.inventory.lab_inventory import Inventory
 from testbed.model.topology import Topology
-from traffic.flows.flow_spec import TRANSPORTS
+from traffic.flows.flow_spec import CHECKED, TRANSPORTS
 from traffic.flows.matrix import PATTERNS
 from traffic.schedules import COLLECTIVES, algorithms_for
 from traffic.workloads.ranks import ITEM_BYTES
@@ -165,6 +165,8 @@ def _shape() -> st.SearchStrategy[dict[str, Any]]:
                 "size": st.sampled_from(("4KiB", "64KiB") if pair[0] != "atomic" else ("8",)),
                 "qps": st.integers(1, 4),
                 "depth": st.sampled_from((4, 1, 16)),
+                # Of those of which every byte can be checked, all are.
+                **({"check": st.just(value=True)} if pair[0] in CHECKED[pair[1]] else {}),
             }
         )
     )

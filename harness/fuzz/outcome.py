@@ -21,7 +21,7 @@ EXPECTED: Mapping[str, frozenset[str]] = MappingProxyType(
         "gpu.lost": frozenset({"workload"}),
         "rnic.remove": frozenset({"workload"}),
         "rnic.reset": frozenset({"workload"}),
-        "data.corrupt": frozenset({"wrong_elements"}),
+        "data.corrupt": frozenset({"wrong_elements", "workload"}),
     }
 )
 """Checks that a kind is there to fail: a job whose rank is killed ends, and data corrupted in flight is found."""

@@ -283,9 +283,9 @@ def test_outcome_fail_error_and_dirty_are_failures_and_inconclusive_is_none():
 def test_outcome_that_a_fault_is_for_is_excused_and_nothing_else(kind, checks):
     """A killed rank ends its job; it excuses neither a DIRTY lab nor another check."""
     assert kind in CATALOGUE
-    every = dict.fromkeys((*checks, "kernel.errors"), Verdict.FAIL)
+    every = dict.fromkeys((*checks, "harness"), Verdict.FAIL)
     found = outcome_of(case_of(kind), verdict(**every, lab_state="DIRTY"))
-    assert found.failed == {"kernel.errors", "lab_restored"}
+    assert found.failed == {"harness", "lab_restored"}
     assert found.excused == tuple(sorted(checks))
     assert outcome_of(case_of("link.down"), verdict(**every)).failed == every.keys()
 
