@@ -28,7 +28,7 @@ _DOWN = described(
     fidelity={"soft": "emulated"},
     armed_by=_FLAGS,
     must_move=_CARRIER,
-    must_not_move="rxe send_err",
+    must_not_move="rxe send_err (of an RNIC that is the target: of the others)",
     reversible=True,
     colour="#a63446",
 )
@@ -53,7 +53,7 @@ _FLAP = described(
     fidelity={"soft": "emulated"},
     armed_by=_FLAGS,
     must_move=_CARRIER,
-    must_not_move="rxe send_err",
+    must_not_move="rxe send_err (of an RNIC that is the target: of the others)",
     reversible=True,
     colour="#d1495b",
 )

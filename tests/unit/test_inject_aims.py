@@ -114,3 +114,11 @@ def test_changed_data_is_taken_once():
 def test_a_lab_without_a_choice_cannot_collide():
     with pytest.raises(UsageError, match="one uplink"):
         soft("congestion.hash-collision", "rtsw1:ctsw1", topology=MINI)
+
+
+@pytest.mark.parametrize("kind", ["link.down", "link.flap"])
+def test_link_of_an_rnic_may_move_its_own_send_errors_and_no_others(kind):
+    """A packet that leaves while the carrier goes has no route: two of eight such faults were refused their proof."""
+    every = {f"{host.name}/{rnic.name}.send_err" for host in SOFT.hosts for rnic in host.rnics}
+    assert set(soft(kind, "host1:rxe0").must_not_move) == every - {"host1/rxe0.send_err"}
+    assert set(soft(kind, "rtsw1:host1:rxe0").must_not_move) == every
