@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from experiment_text import FLOW, read
+from experiment_text import COLLECTIVE, FLOW, read, refused
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
@@ -147,3 +147,26 @@ def test_a_flow_takes_its_verb_and_its_spread():
 def test_a_flow_that_is_not_there_is_refused_with_its_path(verb, more, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         decode(FLOW.format(verb, more).encode(), source="x.toml")
+
+
+INSIDE_ONE_HOST = {
+    "workload.dst": FLOW.format("write", "").replace("host3", "host1:rxe1").replace('"host1"', '"host1:rxe0"'),
+    "workload: all-reduce": COLLECTIVE.format("all-reduce", 'ranks = ["host1:rxe0", "host1:rxe1", "host3:rxe0"]'),
+    "workload: job of 2 ranks": """
+name = "x"
+[workload]
+grid = "dp=2"
+phases = ["dp:all-reduce:64KiB"]
+iterations = 2
+ranks = ["host1:rxe0", "host1:rxe1"]
+""",
+}
+
+
+@pytest.mark.parametrize(("says", "text"), INSIDE_ONE_HOST.items())
+def test_traffic_inside_one_host_is_refused_by_the_plan_on_a_soft_lab_alone(says, text):
+    """A run found it only once the lab was reset, and was an ERROR."""
+    said = refused(text)
+    assert says in said
+    assert "host1:rxe0 -> host1:rxe1 is inside one host" in said
+    fit(read(text), soft_topology(), "rack")

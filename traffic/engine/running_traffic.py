@@ -22,7 +22,7 @@ from traffic.engine.connections import Cabling
 from traffic.engine.engine_client import Engines, Event, TrafficLab
 from traffic.engine.flight_recorder import Flight, flight_of
 from traffic.engine.run_results import Connection, Outcome, QpError, Rebuild, Standstill
-from traffic.engine.task_specs import Plan, TaskPlan
+from traffic.engine.task_specs import Plan, TaskPlan, refuse_local
 
 __all__ = ["Beside", "OnEvent", "Running", "begin"]
 
@@ -444,13 +444,7 @@ class Running(Generic[Result]):
 def _refuse_local(lab: TrafficLab, plan: Plan) -> None:
     """On a soft lab: Linux delivers to an address of its own through lo, where no rxe listens."""
     places = {task.name: task.endpoint for task in plan.tasks}
-    for cable in plan.cables:
-        src, dst = places[cable.src], places[cable.dst]
-        if lab.kind == "soft" and src.host == dst.host:
-            raise UsageError(
-                f"{plan.what}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot talk to itself over "
-                "the fabric; order the ranks so that neighbours are on different hosts"
-            )
+    refuse_local(lab.kind, plan.what, [(places[cable.src], places[cable.dst]) for cable in plan.cables])
 
 
 def begin(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from testbed.errors import UsageError
 from testbed.suggestions import hint
 from traffic.engine.run_results import Endpoint
 
-__all__ = ["PATIENT_TIMEOUT", "Cable", "Plan", "QpParams", "TaskPlan", "check_qp"]
+__all__ = ["PATIENT_TIMEOUT", "Cable", "Plan", "QpParams", "TaskPlan", "check_qp", "refuse_local"]
 
 PATIENT_TIMEOUT = 17
 """Of queue pairs that are measured without faults: an ACK is waited for 0.5 s. With 67 ms, by which faults are noticed
@@ -108,3 +108,22 @@ def check_qp(qp: QpParams) -> None:
         raise UsageError(f"path MTU must be 1024, 2048 or 4096, got {qp.mtu}")
     if not 0 <= qp.min_rnr_timer <= 31:  # noqa: PLR2004
         raise UsageError(f"min_rnr_timer must be 0 to 31, got {qp.min_rnr_timer}")
+
+
+def refuse_local(lab_kind: str, what: str, pairs: Iterable[tuple[Endpoint, Endpoint]]) -> None:
+    """Refuse a connection inside one host of a soft lab: Linux delivers it through lo, where no rxe listens.
+
+    Args:
+        lab_kind: `soft` or `rack`.
+        what: what the connections are for, such as `all-reduce (ring) over 4 ranks`.
+        pairs: both ends of each connection.
+
+    Raises:
+        UsageError: the sentence names both RNICs.
+    """
+    for src, dst in pairs:
+        if lab_kind == "soft" and src.host == dst.host:
+            raise UsageError(
+                f"{what}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot talk to itself over "
+                "the fabric; order the ranks so that neighbours are on different hosts"
+            )

@@ -21,9 +21,11 @@ from testbed.errors import ConfigError, UsageError
 from testbed.model.selectors import is_selector, select, select_one
 from testbed.model.topology import Topology
 from testbed.observe.packet_capture import port_named
+from traffic.engine.run_results import Endpoint
+from traffic.engine.task_specs import refuse_local
 from traffic.flows.flow_run import check_on
 from traffic.flows.matrix import pairs
-from traffic.schedules import cost
+from traffic.schedules import Program, cost, peers_of
 from traffic.workloads import collective, inference, job, ranking
 from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.ranking import RankingSpec
@@ -178,6 +180,9 @@ def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: 
     _resolve_rnic(experiment, topology, "workload.dst", dst)
     if src == dst:
         raise _error(experiment, "workload.dst", f"the flow ends where it begins ({src})")
+    if lab_kind == "soft" and src.partition(":")[0] == dst.partition(":")[0]:
+        said = "is inside one host, and soft RoCE cannot talk to itself over the fabric; name an RNIC of another host"
+        raise _error(experiment, "workload.dst", f"{src} -> {dst} {said}")
     return replace(flow, src=src, dst=dst, pairs=((src, dst),))
 
 
@@ -196,11 +201,17 @@ def _check_job(experiment: Experiment, workload: _Ranked, lab: _Lab) -> None:
         elif isinstance(workload, RankingSpec):
             ranking.check(workload, ranks)
         elif isinstance(workload, Job):
-            job.fit(lab, job_spec(workload))
+            places, programs, _ = job.fit(lab, job_spec(workload))
+            _refuse_local(lab, f"job of {ranks} ranks", places, programs)
         else:
-            collective.fit(lab, collective_spec(workload))
+            places, made, programs = collective.fit(lab, collective_spec(workload))
+            _refuse_local(lab, f"{workload.collective} ({made.algorithm}) over {ranks} ranks", places, programs)
     except UsageError as error:
         raise _error(experiment, "workload", str(error)) from error
+
+
+def _refuse_local(lab: _Lab, what: str, places: Sequence[Endpoint], programs: Sequence[Program]) -> None:
+    refuse_local(lab.kind, what, [(places[src], places[dst]) for src, dst in peers_of(programs)])
 
 
 def _fit_capture(experiment: Experiment, topology: Topology) -> tuple[str, ...]:
