@@ -185,18 +185,20 @@ def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int],
     resent: tuple[int, int] | None = None  # where the last run that was sent again ended: place and PSN
     for at, last in ends.items():
         low, high = int(flow.psn[at]), int(flow.psn[last - 1] + flow.span[last - 1])
-        goes_on_back = resent is not None and at == resent[0] and low >= resent[1]
-        resent = (last, high)
-        is_short = high < int(top[at - 1])
-        goes_on = last == len(flow.psn) or int(flow.psn[last]) >= int(top[at - 1])
-        if not is_short or not goes_on or low in asked or goes_on_back:
-            continue
         # Holes are in order, and those that open later begin at a top that `high` cannot reach.
         hole = bisect.bisect_right(opened, low) - 1
-        silence = int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]])
-        if hole >= 0 and high <= holes[hole][1] and silence < TIMERS_FROM_NS:
+        is_late = (
+            high < int(top[at - 1])  # it stops short of the top
+            and (last == len(flow.psn) or int(flow.psn[last]) >= int(top[at - 1]))  # and the flow goes on there
+            and hole >= 0
+            and high <= holes[hole][1]
+            and low not in asked
+            and int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]]) < TIMERS_FROM_NS
+            and not (resent is not None and at == resent[0] and low >= resent[1])
+        )
+        if is_late:
             late.append(at)
-            resent = None
+        resent = None if is_late else (last, high)
     return np.array(late, dtype=np.int64)
 
 

@@ -19,7 +19,7 @@ import struct
 import time
 
 from testbed.node import netns, nvml
-from testbed.node.netlink import attributes
+from testbed.node.netlink import RTA_MULTIPATH, attributes, next_hops
 from testbed.node.rdma import Rdma
 from testbed.node.xid import XidLog
 
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _GETLINK, _GETROUTE, _GETRULE, _GETQDISC, _GETSTATS = 18, 26, 34, 38, 94
-_MULTIPATH, _RULE_PRIORITY = 9, 6
+_FRA_PRIORITY = 6
 # RTNH_F_DEAD | RTNH_F_LINKDOWN
 _UNUSABLE = 1 | 16
 STEER_PRIORITY = 900
@@ -220,19 +220,13 @@ def next_hops_of(route: bytes) -> list[int]:
     A route with a single next hop spreads nothing: its list is empty. Unreachable next hops (RTNH_F_DEAD,
     RTNH_F_LINKDOWN) get no packets and are left out.
     """
-    hops = attributes(route[12:]).get(_MULTIPATH, b"")
-    found, at = [], 0
-    while at + 8 <= len(hops):
-        length, flags, _weight, index = struct.unpack_from("=HBBi", hops, at)
-        if not flags & _UNUSABLE:
-            found.append(index)
-        at += max(8, (length + 3) & ~3)
-    return found
+    hops = next_hops(attributes(route[12:]).get(RTA_MULTIPATH, b""))
+    return [index for flags, index, _ in hops if not flags & _UNUSABLE]
 
 
 def priority_of(rule: bytes) -> int:
     """Return the priority of a policy rule, from an RTM_NEWRULE body (linux/fib_rules.h)."""
-    return int.from_bytes(attributes(rule[12:]).get(_RULE_PRIORITY, b""), "little")
+    return int.from_bytes(attributes(rule[12:]).get(_FRA_PRIORITY, b""), "little")
 
 
 def link_counts(name: str, flags: int, inside: dict[int, bytes]) -> Counts:

@@ -1,6 +1,7 @@
 """As much netlink as node-side code needs, without a library: start-up time is what its speed is made of.
 
-Formats: linux/netlink.h, linux/netfilter/nfnetlink.h; attributes are type-length-value, padded to four bytes.
+Formats: linux/netlink.h, linux/rtnetlink.h, linux/netfilter/nfnetlink.h. Attributes are type-length-value, padded to
+four bytes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,23 @@ import socket
 import struct
 from collections.abc import Iterator
 
-__all__ = ["ACK", "DUMP", "ECHO", "REQUEST", "Netlink", "attribute", "attributes", "messages"]
+__all__ = [
+    "ACK",
+    "DUMP",
+    "ECHO",
+    "REQUEST",
+    "RTA_MULTIPATH",
+    "Netlink",
+    "attribute",
+    "attributes",
+    "messages",
+    "next_hops",
+]
 
 REQUEST, ACK, ECHO, DUMP = 1, 4, 8, 0x300
+RTA_MULTIPATH = 9
 _ERROR, _DONE = 2, 3
-_HEADER, _ATTR = struct.Struct("=IHHII"), struct.Struct("=HH")
+_HEADER, _ATTR, _NEXT_HOP = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=HBBi")
 _MOST = 1 << 17
 """No piece of a dump is longer (af_netlink.c, netlink_dump). It is read into a buffer that is kept: under emulation, to
 ask for memory for a megabyte with each piece and give it back made a dump cost five times as much."""
@@ -98,3 +111,12 @@ def attributes(raw: bytes) -> dict[int, bytes]:
         found[kind & ~_NESTED_OR_ORDER] = raw[at + _ATTR.size : at + length]
         at += (length + 3) & ~3
     return found
+
+
+def next_hops(raw: bytes) -> Iterator[tuple[int, int, dict[int, bytes]]]:
+    """Yield the flags (RTNH_F_*), interface index and attributes of each next hop in a route's RTA_MULTIPATH."""
+    at = 0
+    while at + _NEXT_HOP.size <= len(raw):
+        length, flags, _weight, index = _NEXT_HOP.unpack_from(raw, at)
+        yield flags, index, attributes(raw[at + _NEXT_HOP.size : at + length])
+        at += max(_NEXT_HOP.size, (length + 3) & ~3)

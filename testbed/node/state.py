@@ -19,7 +19,7 @@ from pathlib import Path
 
 from testbed.node import netns, settings
 from testbed.node.counts import is_full, stepped_s
-from testbed.node.netlink import Netlink, attributes
+from testbed.node.netlink import RTA_MULTIPATH, Netlink, attributes, next_hops
 
 __all__ = [
     "Facts",
@@ -175,7 +175,7 @@ def route_facts(body: bytes, names: dict[int, str]) -> Facts:
         return
     size = 4 if family == socket.AF_INET else 16
     to = f"{socket.inet_ntop(family, found.get(1, bytes(size)))}/{length}"
-    hops = list(_hops(found[9])) if 9 in found else [(flags, _number(found.get(4)), found)]  # noqa: PLR2004 (RTA_MULTIPATH)
+    hops = list(next_hops(found[RTA_MULTIPATH])) if RTA_MULTIPATH in found else [(flags, _number(found.get(4)), found)]
     ways = sorted(_way(family, flags, index, found, names) for flags, index, found in hops)
     subject = f"route {table} {_TYPES.get(kind, kind)} {to} metric {_number(found.get(6))}"
     # Equal prefixes may stand twice in a table: with other metrics, or (fe80::/64) once for each interface.
@@ -197,14 +197,6 @@ def path_mtu_facts(body: bytes, names: dict[int, str], soft: Collection[str]) ->
     netdev = names.get(_number(found.get(4)), "?")
     if flags & _CLONED and mtu and netdev in soft and 1 in found:
         yield f"path mtu {netdev} {socket.inet_ntop(family, found[1])}/{length}", str(_number(mtu))
-
-
-def _hops(raw: bytes) -> Iterator[tuple[int, int, dict[int, bytes]]]:
-    at = 0
-    while at + 8 <= len(raw):
-        length, flags, _hops, index = struct.unpack_from("=HBBi", raw, at)
-        yield flags, index, attributes(raw[at + 8 : at + length])
-        at += (length + 3) & ~3
 
 
 def _way(family: int, flags: int, index: int, found: dict[int, bytes], names: dict[int, str]) -> str:

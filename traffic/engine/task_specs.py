@@ -125,5 +125,5 @@ def refuse_local(lab_kind: str, what: str, pairs: Iterable[tuple[Endpoint, Endpo
         if lab_kind == "soft" and src.host == dst.host:
             raise UsageError(
                 f"{what}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot talk to itself over "
-                "the fabric; order the ranks so that neighbours are on different hosts"
+                "the fabric; name an RNIC of another host, or order the ranks so that neighbours are on different hosts"
             )

@@ -21,6 +21,7 @@ from testbed.errors import ConfigError, UsageError
 from testbed.model.selectors import is_selector, select, select_one
 from testbed.model.topology import Topology
 from testbed.observe.packet_capture import port_named
+from traffic.engine.engine_client import endpoint
 from traffic.engine.run_results import Endpoint
 from traffic.engine.task_specs import refuse_local
 from traffic.flows.flow_run import check_on
@@ -180,9 +181,10 @@ def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: 
     _resolve_rnic(experiment, topology, "workload.dst", dst)
     if src == dst:
         raise _error(experiment, "workload.dst", f"the flow ends where it begins ({src})")
-    if lab_kind == "soft" and src.partition(":")[0] == dst.partition(":")[0]:
-        said = "is inside one host, and soft RoCE cannot talk to itself over the fabric; name an RNIC of another host"
-        raise _error(experiment, "workload.dst", f"{src} -> {dst} {said}")
+    try:
+        refuse_local(lab_kind, f"flow {flow.flow}", [(endpoint(topology, src), endpoint(topology, dst))])
+    except UsageError as error:
+        raise _error(experiment, "workload.dst", str(error)) from error
     return replace(flow, src=src, dst=dst, pairs=((src, dst),))
 
 
