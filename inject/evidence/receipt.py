@@ -21,7 +21,7 @@ from typing import Any
 from inject.evidence import firing_times
 from inject.evidence.firing_times import OnTime
 from inject.fault_plan import PlannedFault
-from testbed.observe.counters import Snapshot, flat_deltas
+from testbed.observe.counters import Snapshot, flat_deltas, value_at
 
 __all__ = ["Armed", "Cleared", "Fired", "Receipt", "end_sentence", "judge_fired", "not_cleared"]
 
@@ -177,11 +177,11 @@ def judge_fired(
         What fired, and every reason to doubt it (none: proved).
     """
     deltas = flat_deltas(before, after)
-    lost = [key for key in planned.must_not_move if key not in deltas and _there(before, key)]
+    lost = [key for key in planned.must_not_move if key not in deltas and value_at(before, key) is not None]
     moved = {key: deltas[key] for witness in planned.must_move for key in witness.any_of if key in deltas}
     stayed = {key: deltas[key] for key in planned.must_not_move if key in deltas}
     count = int(observed.get("count") or 0)
-    doubts = _doubts_of_arming(planned, armed)
+    doubts = [*_doubts_of_arming(planned, armed), *_doubts_of_states_before(planned, before)]
     if count == 0:
         doubts.append("the actuator counted nothing")
     for witness in planned.must_move:
@@ -232,6 +232,20 @@ def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
     ]
 
 
+def _doubts_of_states_before(planned: PlannedFault, before: Snapshot) -> list[str]:
+    """Name each state that held already before the fault: seen while it is on, it shows no change.
+
+    Not of a fault of the workload, whose processes may not have started by then, nor of a thing that is to be gone.
+    """
+    if planned.of_workload:
+        return []
+    return [
+        f"{key} was {value} before the fault already: it does not show the fault"
+        for key, value in planned.while_on
+        if value is not None and value_at(before, key) == value
+    ]
+
+
 def _doubts_of_share(planned: PlannedFault, count: int, passed: int | None) -> list[str]:
     """Compare the packets hit with those that were to be, of so many that passed: which ones is decided by the plan."""
     if passed is None:
@@ -245,11 +259,6 @@ def _doubts_of_share(planned: PlannedFault, count: int, passed: int | None) -> l
     if abs(count - expected) <= 1:  # one may be on its way between the two counters
         return []
     return [f"{count} of {passed} packets were hit, {expected} ± 1 were to be"]
-
-
-def _there(snapshot: Snapshot, key: str) -> bool:
-    node, _, name = key.partition("/")
-    return name in snapshot.get(node, {})
 
 
 def _plain(value: Any) -> Any:

@@ -38,7 +38,7 @@ class Witnesses:
         if not wanted:
             return {}
         now = counters.read(self._lab, sorted({key.split("/", 1)[0] for key in wanted}))
-        return {key: _state(now, key) for key in wanted}
+        return {key: counters.value_at(now, key) for key in wanted}
 
     def settle(
         self, planned: PlannedFault, *, needs_witness: bool, pause: Callable[[float], None]
@@ -62,7 +62,7 @@ class Witnesses:
                     for witness in planned.must_move
                 )
             )
-            restored = {key: _state(after, key) for key, _ in planned.restored}
+            restored = {key: counters.value_at(after, key) for key, _ in planned.restored}
             wrong = [
                 f"{key} is {restored[key]}, was to be {value}"
                 for key, value in planned.restored
@@ -84,8 +84,3 @@ def booting(planned: PlannedFault) -> tuple[str, ...]:
     """Hosts of which the plan wants to know how often they have booted."""
     keys = {key for witness in planned.must_move for key in witness.any_of}
     return tuple(sorted(key.partition("/")[0] for key in keys if key.endswith(f"/{COUNTER}")))
-
-
-def _state(snapshot: counters.Snapshot, key: str) -> int | None:
-    node, _, name = key.partition("/")
-    return snapshot.get(node, {}).get(name)

@@ -17,7 +17,7 @@ from testbed.errors import LabError
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["MLX5", "STATES", "Snapshot", "delta", "deltas", "flat_deltas", "read"]
+__all__ = ["MLX5", "STATES", "Snapshot", "delta", "deltas", "flat_deltas", "read", "value_at"]
 
 Snapshot = Mapping[str, Mapping[str, int]]
 """Counter values by node and name."""
@@ -68,6 +68,12 @@ def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
         found = {name: values for part in pool.map(one, machines) for name, values in part.items()}
     return {name: found[name] for name in wanted}
+
+
+def value_at(snapshot: Snapshot, key: str) -> int | None:
+    """Return one value by its `node/name`; None where it was not read."""
+    node, _, name = key.partition("/")
+    return snapshot.get(node, {}).get(name)
 
 
 def delta(before: int, after: int) -> int:

@@ -17,6 +17,7 @@ from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
 MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
+SOFT = lab_inventory.load(inventories() / "soft.yml").topology
 FLAP = plan(FaultSpec(kind="link.flap", target="rtsw1:ctsw1", for_s=1.0), MINI, lab_kind="soft")
 DROP = plan(FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params={"share": 0.1}), MINI, lab_kind="soft")
 DONE = {"count": 1, "first_ns": 10, "last_ns": 20}
@@ -79,6 +80,22 @@ def test_a_state_that_another_look_did_not_find_is_a_doubt():
         armed = dataclasses.replace(armed_at(planned), while_on={"rtsw1/ctsw1.mtu": seen})
         _, doubts = judged(planned, armed=armed, moved={WITNESS: 1})
         assert bool(doubts) is doubted
+
+
+def test_state_that_was_there_before_the_fault_is_a_doubt():
+    """A switch that an operator had drained already looks drained, whatever the fault did."""
+    drain = plan(FaultSpec(kind="switch.drain", target="ctsw1", for_s=1.0), SOFT, lab_kind="soft")
+    witness = drain.must_move[0]
+    for shared, doubted in ((1, False), (0, True)):
+        before = {node: {} for node in drain.reads}
+        for key in drain.reads_keys:
+            node, name = key.split("/", 1)
+            before[node][name] = shared if name.endswith(".multipath") else 0
+        after = {node: dict(values) for node, values in before.items()}
+        node, name = witness.any_of[0].split("/", 1)
+        after[node][name] = witness.at_least
+        _, doubts = judge_fired(drain, armed=armed_at(drain), observed=DONE, before=before, after=after)
+        assert [("before the fault" in doubt) for doubt in doubts] == [True] * len(drain.while_on) * doubted
 
 
 def test_that_something_is_gone_is_a_state_too():
