@@ -16,7 +16,7 @@ from testbed.backends.soft import lifecycle
 from testbed.errors import DirtyLab, FaultbedError, UsageError
 from testbed.inventory.lab_inventory import Inventory
 
-__all__ = ["Runner", "keep"]
+__all__ = ["Runner", "keep", "next_number"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,12 @@ def _defect_in(error: Exception) -> Exception | None:
     if not isinstance(error, known):
         return error
     return cause if isinstance(cause := error.__cause__, Exception) and not isinstance(cause, known) else None
+
+
+def next_number(out: Path) -> int:
+    """Return the number of the next folder `found-N`: earlier searches keep theirs."""
+    numbers = (path.name.removeprefix("found-") for path in out.glob("found-*"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0) + 1
 
 
 def keep(failure: Failure, folder: Path, inventory: Inventory) -> Path:

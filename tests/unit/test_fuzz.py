@@ -360,6 +360,15 @@ def test_command_exit_code_says_whether_something_was_found(fake_lab, tmp_path):
     assert (tmp_path / "out" / "found-1" / "experiment.toml").exists()
 
 
+def test_command_leaves_what_an_earlier_search_found(fake_lab, tmp_path):
+    first, second = (tmp_path / "out" / f"found-{number}" / "experiment.toml" for number in (1, 2))
+    for kind in ("link.down", "packet.drop"):
+        found = fake_lab(Fake(workload=lambda case: bool(case.faults)), "--kinds", kind, "--examples", "40")
+        assert found.return_value == 1
+    assert 'kind = "link.down"' in first.read_text()
+    assert 'kind = "packet.drop"' in second.read_text()
+
+
 def test_command_ended_by_ctrl_c_shows_what_was_found(fake_lab):
     inner = Fake(workload=lambda case: bool(case.faults))
 

@@ -108,7 +108,7 @@ def fuzz(
             end = error
         folders = [
             on_lab.keep(failure, out / f"found-{number}", inventory)
-            for number, failure in enumerate(search.failures, start=1)
+            for number, failure in enumerate(search.failures, start=on_lab.next_number(out))
         ]
     _show(session, search, folders, as_json=as_json)
     if end is not None:
