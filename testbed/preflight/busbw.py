@@ -16,6 +16,8 @@ from testbed.inventory.schema import BusbwVars
 
 __all__ = ["Measured", "Run", "Short", "compare", "read"]
 
+_TAG = re.compile(r"^\[\d+,\d+\](?:<std(?:out|err)>)?: ?", re.MULTILINE)
+"""What `mpirun --tag-output` puts before each line: job, rank and stream (Open MPI, mpirun(1))."""
 _RANK = re.compile(r"^#\s+Rank\s+([0-9]+) ", re.MULTILINE)
 _NAME = r"(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf"
 _TEST = re.compile(_NAME)
@@ -62,6 +64,7 @@ def read(text: str) -> Run:
     Raises:
         UsageError: there is no line of results in it, or those of more than one run.
     """
+    text = _TAG.sub("", text)
     ranks, starting = _RANK.findall(text), _STARTING.findall(text)
     if len(set(ranks)) < len(ranks) or len(starting) > 1:
         raise UsageError(

@@ -31,6 +31,14 @@ ROW = (
 )
 TAIL = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 47.1\n"
 MIB, GIB = 2**20, 2**30
+TAGGED = """\
+[1,0]<stdout>:# nThread 1 nGpus 1 minBytes 1073741824 maxBytes 1073741824 step: 2(factor) warmup iters: 5 iters: 20
+[1,0]<stdout>:#  Rank  0 Group  0 Pid  41012 on      host1 device  0 [0x19] NVIDIA H100 80GB HBM3
+[1,1]<stderr>:host2:41013:41013 [1] NCCL INFO Bootstrap : Using eth0:192.0.2.12<0>
+[1,0]<stdout>:#  Rank  1 Group  0 Pid  41013 on      host2 device  0 [0x2b] NVIDIA H100 80GB HBM3
+[1,0]<stdout>: 1073741824 268435456 float sum -1    39561   27.14   47.50      0    39600   27.11   47.45      0
+"""
+"""As `mpirun --tag-output` writes it, in logs of the MPI operator and of AWS' examples."""
 TABLE = [
     BusbwVars(ranks=2, size_bytes=16 * MIB, at_least_gbytes_per_s=20),
     BusbwVars(ranks=2, size_bytes=GIB, at_least_gbytes_per_s=40),
@@ -112,3 +120,9 @@ def test_the_command(faultbed, tmp_path):  # noqa: F811 - a fixture
         done = faultbed("--lab", "inventory/rack-h100.example.yml", "preflight", "--busbw", str(file), "--json")
         assert done.returncode == code, done.stderr
         assert len(json.loads(done.stdout)["short"]) == code
+
+
+def test_output_that_mpirun_has_tagged_is_read():
+    run = read(TAGGED)
+    assert run.ranks == 2
+    assert [(line.size_bytes, line.gbytes_per_s) for line in run.lines] == [(GIB, 47.45)]
