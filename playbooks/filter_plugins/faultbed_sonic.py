@@ -11,6 +11,7 @@ MAP = "FAULTBED"
 WRED = "FAULTBED_ROCE"
 PAUSED_IN, PAUSED_OUT = "FAULTBED_LOSSLESS_IN", "FAULTBED_LOSSLESS_OUT"
 QP_FIELD = "RDMA_BTH_DEST_QP"
+"""In no public SONiC up to 202511 (sonic-swss, switch_schema.h; sonic-hash.yang): of vendors' own builds, if at all."""
 BUFFER = {"alpha": 0, "egress_alpha": 3, "ingress_pool": "ingress_lossless_pool", "egress_pool": "egress_lossless_pool"}
 """What an inventory need not say (testbed/inventory/schema.py, BufferVars): Ansible sees its text, not our structs."""
 RESTORE_FACTOR = 2
@@ -91,7 +92,8 @@ def _qos(qos, dscp_map, netdevs):
 def _buffers(buffer, priorities, netdevs):
     """What a paused priority may take of the platform's pools: reserved and headroom in, a share (2^alpha) of the rest.
 
-    Out, nothing is dropped for want of a share: the pause in front of it is what limits.
+    Out, nothing is dropped for want of a share: the pause in front of it is what limits. What of it a pool of mode
+    `static` takes is the role's to say, which reads the switch's pools (sonic_switch.py, fit_pools).
     """
     xon, xoff = buffer["xon_kib"] * 1024, buffer["xoff_kib"] * 1024
     alpha = str(buffer["alpha"])

@@ -30,6 +30,7 @@ FAR_ADDRESS = "192.0.2.1"
 _MARK = "@@"
 _SYSCTLS = "net.ipv4.ip_forward net.ipv4.fib_multipath_hash_policy net.ipv4.fib_multipath_hash_seed"
 _CLOCK_ASKS = 3
+_MLXLINK = "$(command -v mlxlink || command -v mstlink || echo mlxlink)"
 _FEC_APART_S = 2
 """At least this long between the two looks: 8e11 bits of a 400 Gb/s port, enough to see a BER of 1e-11."""
 _IN_NAMESPACE = f"""\
@@ -194,7 +195,8 @@ def script(inventory: Inventory, machine: str) -> str:
 def _rack_lines(host: Host) -> list[str]:
     """What only hardware can tell; a tool that is missing or may not look says so. Not yet run on hardware.
 
-    FEC's counters are looked at twice, first and last: what matters is whether they grow.
+    FEC's counters are looked at twice, first and last: what matters is whether they grow. mlxlink is given the PCI
+    address: of names it takes mlx5_N only (mstflint, mtcr_ul_com.c), and current hosts say rocep24s0.
     """
     lines = [
         f"echo {_MARK}raw pci; readlink -f /sys/bus/pci/devices/*",
@@ -209,7 +211,7 @@ def _rack_lines(host: Host) -> list[str]:
             f"echo {_MARK}raw device {name}; readlink -f {device}/device",
             f"echo {_MARK}raw pcie {name}; for f in {links}; do echo $(basename $f): $(cat $f); done 2>/dev/null",
             f"echo {_MARK}raw firmware {name}; cat {device}/board_id {device}/fw_ver 2>/dev/null",
-            f"echo {_MARK}raw mlxlink {name}; mlxlink -d {name} -c 2>&1",
+            f"echo {_MARK}raw mlxlink {name}; at=$(readlink -f {device}/device); {_MLXLINK} -d ${{at##*/}} -c 2>&1",
             f"echo {_MARK}raw qos {name}; mlnx_qos -i {netdev} 2>&1",
         ]
     lines.append(f"echo {_MARK}raw chrony; chronyc -c tracking 2>&1")

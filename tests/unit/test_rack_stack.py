@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 import sys
 
 import pytest
@@ -89,7 +90,7 @@ def host(tmp_path, monkeypatch, program, found, changes):
 
     def bring(*, check=False, **wanted):
         made = changes(check=check)
-        role._bring(
+        bring.result = role._bring(
             {
                 "flavour": "inbox",
                 "packages": ["rdma-core", "perftest"],
@@ -115,6 +116,43 @@ def host(tmp_path, monkeypatch, program, found, changes):
     bring.repo = lambda repo: (tmp_path / "repo.json").write_text(json.dumps(repo))
     bring.root = tmp_path / "root"
     return bring
+
+
+DKMS = "mlnx-ofed-kernel/25.10.OFED.25.10, {kernel}, x86_64: {state}\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "secure", "words"),
+    [
+        ("installed", False, None),
+        ("installed (original_module exists)", True, None),
+        ("added", False, "not built for kernel .*: added"),
+        (None, False, "DKMS knows of none"),
+    ],
+)
+def test_drivers_that_are_source_are_built_for_the_kernel_that_runs(host, tmp_path, state, secure, words):
+    """DOCA 3.2 and later: without the headers all packages install well, and there is no driver."""
+    kernel = os.uname().release
+    repo = {
+        "doca-ofed": {"version": "3.2.0", "needs": ["mlnx-ofed-kernel-dkms"]},
+        "mlnx-ofed-kernel-dkms": {"version": "25.10", "needs": []},
+        f"linux-headers-{kernel}": {"version": "1", "needs": []},
+    }
+    host.repo(repo)
+    said = DKMS.format(kernel=kernel, state=state) if state else ""
+    for name, text in (("dkms", said), ("mokutil", "SecureBoot enabled\n" if secure else "SecureBoot disabled\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\ncat {tmp_path / name}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    if words:
+        with pytest.raises(host.role.StateError, match=words):
+            host(flavour="doca")
+    else:
+        host(flavour="doca")
+        assert ["key is enrolled" in note for note in host.result["notes"]] == ([True] if secure else [])
+    assert f"linux-headers-{kernel}" in host.installed()
+    host.teardown()
+    assert f"linux-headers-{kernel}" not in host.installed()
 
 
 def test_what_is_missing_is_installed_once_and_taken_back_with_what_came_with_it(host):

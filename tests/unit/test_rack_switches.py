@@ -85,6 +85,8 @@ BEFORE = {
     "SWITCH_HASH|GLOBAL": {"ecmp_hash@": "DST_IP,SRC_IP", "lag_hash@": "DST_IP"},
     "INTERFACE|Ethernet0": {"NULL": "NULL"},
     "DSCP_TO_TC_MAP|AZURE": {"0": "1"},
+    "BUFFER_POOL|ingress_lossless_pool": {"mode": "dynamic", "size": "33004032", "type": "ingress"},
+    "BUFFER_POOL|egress_lossless_pool": {"mode": "static", "size": "32340992", "type": "egress"},
 }
 
 

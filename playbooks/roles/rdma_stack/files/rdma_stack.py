@@ -2,9 +2,14 @@
 
 What apt would do is asked of apt (`apt-get -s`, apt-get(8)) before it does it: what it would install is removed by a
 teardown, what it would upgrade or remove is returned in its old version. Not yet run on hardware.
+
+From DOCA 3.2 on its drivers are source, which DKMS builds for the kernel that runs: without the kernel's headers the
+packages install well and there is no driver. The headers are installed with them, and `dkms status` has the last word.
+Where Secure Boot is on, the kernel loads what DKMS has built only when its key is enrolled (dkms(8), mokutil(1)).
 """
 
 import base64
+import os
 import re
 import shutil
 
@@ -25,6 +30,10 @@ APT = [
     "-o",
     "DPkg::Lock::Timeout=300",
 ]
+ENROL = (
+    "Secure Boot is on: the new drivers load only when DKMS' key is enrolled: `mokutil --import "
+    "/var/lib/dkms/mok.pub`, then confirm it at the console during the next boot"
+)
 INSTALL = ["install", "--no-install-recommends"]
 
 
@@ -36,7 +45,7 @@ def main(wanted, check):
 def _bring(wanted, changes):
     flavour = wanted["flavour"]
     if flavour == "none":
-        return
+        return None
     if flavour not in ("inbox", "doca"):
         raise StateError(f"rdma_stack_flavour is {flavour!r}: say inbox, doca or none")
     found = Found("rdma_stack", changes)
@@ -49,12 +58,18 @@ def _bring(wanted, changes):
     if missing and changes.check:
         changes.really(f"{_told(missing)}: installed (was absent)")
     elif missing:
-        _install(found, missing, replace=wanted["replace"])
+        return {"notes": _install(found, missing, replace=wanted["replace"])}
+    return None
 
 
 def _install(found, missing, *, replace):
     run_long([*APT, "update"])
     plan = planned(run([*APT, "-s", *INSTALL, *missing]))
+    built = any(name.endswith("-dkms") for name in plan)
+    kernel = os.uname().release
+    if built and absent([f"linux-headers-{kernel}"]):
+        missing = [*missing, f"linux-headers-{kernel}"]
+        plan = planned(run([*APT, "-s", *INSTALL, *missing]))
     replaced = sorted(name for name, old in plan.items() if old)
     if replaced and not replace:
         names = ", ".join(replaced)
@@ -62,6 +77,29 @@ def _install(found, missing, *, replace):
     found.command(_told(missing), have="absent", want="installed", do=[*APT, *INSTALL, *missing], undo=undo(plan))
     if still := absent(missing):
         raise StateError(f"{', '.join(still)} not installed, although apt-get ended well")
+    if not built:
+        return []
+    if wrong := unbuilt(run(["dkms", "status", "-k", kernel])):
+        raise StateError(f"drivers not built for kernel {kernel}: {wrong}; see /var/lib/dkms/*/*/build/make.log")
+    return _secure_boot()
+
+
+def unbuilt(said):
+    """What of `dkms status` is not installed, in words; empty: all is.
+
+    A line is `mlnx-ofed-kernel/25.10, 6.8.0-60-generic, x86_64: installed`, with a remark in brackets behind it where
+    the kernel has a module of that name itself.
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if not lines:
+        return "DKMS knows of none"
+    return "; ".join(line for line in lines if not line.rpartition(": ")[2].startswith("installed"))
+
+
+def _secure_boot():
+    if shutil.which("mokutil") and "SecureBoot enabled" in run(["mokutil", "--sb-state"], ok=(0, 1, 255)):
+        return [ENROL]
+    return []
 
 
 def _told(missing):

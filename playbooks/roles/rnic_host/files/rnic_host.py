@@ -220,9 +220,14 @@ def register_fields(said):
 
 
 def firmware_settings(said):
-    """What `mlxconfig query` prints, name -> value; of `True(1)` the number."""
+    """What `mlxconfig query` prints, name -> value at the next boot; of `True(1)` the number.
+
+    With `-e` a line has three columns (default, current, next boot), a `*` where they differ and `RO` where nobody may
+    change it (mstflint, mlxcfg_ui.cpp, printSingleParam).
+    """
     found = {}
-    for name, value in re.findall(r"^\s+([A-Z][A-Z0-9_]+)\s+(\S+)\s*$", said, re.MULTILINE):
+    line = r"^[ *\t](?:RO)?[ \t]+([A-Z][A-Z0-9_]+)(?:[ \t]+\S+){0,2}?[ \t]+(\S+)[ \t]*$"
+    for name, value in re.findall(line, said, re.MULTILINE):
         number = re.fullmatch(r".*\((\w+)\)", value)
         found[name] = number[1] if number else value
     return found

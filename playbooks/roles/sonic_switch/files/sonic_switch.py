@@ -31,7 +31,7 @@ def _bring(wanted, changes):
     have, left_out = {}, []
     if wanted["load"]:
         have, left_out = json.loads(run(["sonic-cfggen", "-d", "--print-data"])), _unable(tables)
-        if wrong := in_the_way(tables, have):
+        if wrong := [*in_the_way(tables, have), *fit_pools(tables, have)]:
             raise StateError("; ".join(wrong))
         if WRED in have.get("WRED_PROFILE", {}):  # of an earlier profile with ECN: its queues would go on marking
             tables.setdefault("WRED_PROFILE", {WRED: MARKS_NOTHING})
@@ -74,7 +74,9 @@ def _unable(tables):
     wanted = tables["SWITCH_HASH"]["GLOBAL"]["ecmp_hash"]
     lacking = [field for field in wanted if field not in capable(said)]
     if QP_FIELD in lacking:
-        raise StateError(f"this switch does not hash on {QP_FIELD}: set sonic_switch_hash_qp to false")
+        raise StateError(
+            f"this switch does not hash on {QP_FIELD}, which no public SONiC knows: set sonic_switch_hash_qp to false"
+        )
     if lacking:
         del tables["SWITCH_HASH"]
         return [f"SWITCH_HASH: the switch does not tell that it hashes on {', '.join(lacking)}"]
@@ -85,6 +87,34 @@ def capable(said):
     """Fields that the ASIC hashes on, of SWITCH_CAPABILITY as sonic-db-cli prints it (a dict of Python)."""
     _, _, tail = said.partition("'HASH|NATIVE_HASH_FIELD_LIST': '")
     return [word.strip() for word in tail.partition("'")[0].split(",") if word.strip()]
+
+
+def fit_pools(tables, have):
+    """Give each of our buffer profiles the threshold that its pool's mode takes; what cannot be, in words.
+
+    A profile with `dynamic_th` on a pool of mode `static` is rejected by the ASIC, and what it rejects ends orchagent
+    up to 202411 (sonic-swss, saihelper.cpp). Broadcom's lossless egress pools are static: a share of all of it, as
+    their own profiles have (sonic-buildimage, device/arista/*/buffers_defaults_t1.j2).
+    """
+    wrong = []
+    pools = have.get("BUFFER_POOL", {})
+    for name, profile in tables.get("BUFFER_PROFILE", {}).items():
+        pool = pools.get(profile["pool"])
+        if pool is None:
+            wrong.append(
+                f"no buffer pool {profile['pool']}: it has {', '.join(pools) or 'none'}; faultbed_qos.buffer names them"
+            )
+        elif pool.get("mode") == "static" and profile.get("xoff"):
+            wrong.append(f"buffer pool {profile['pool']} of {name} is static: lossless input needs a dynamic one")
+        elif pool.get("mode") == "static":
+            del profile["dynamic_th"]
+            if not str(pool.get("size", "")).isdigit():
+                wrong.append(f"buffer pool {profile['pool']} is static and has no size: set it on the switch")
+            else:
+                profile["static_th"] = str(pool["size"])
+        elif pool.get("mode") != "dynamic":
+            wrong.append(f"buffer pool {profile['pool']} has the mode {pool.get('mode')!r}: neither static nor dynamic")
+    return wrong
 
 
 def in_the_way(tables, have):
