@@ -107,7 +107,7 @@ class Capture:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         self.out = open(self.path, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
         self.ports = [Port(one["name"], one["netns"], one["netdev"], int(request["snap"])) for one in request["ports"]]
-        for port, (seen, counted) in zip(self.ports, self._at_rest(), strict=True):
+        for port, (seen, counted) in zip(self.ports, self._at_rest()):  # noqa: B905 - Python 3.9
             port.before, port.counted = seen, counted
 
     def move(self) -> None:
@@ -126,7 +126,7 @@ class Capture:
                 "counted": counted - port.counted,
                 "drops": port.drops,
             }
-            for port, (seen, counted) in zip(self.ports, self._at_rest(), strict=True)
+            for port, (seen, counted) in zip(self.ports, self._at_rest())  # noqa: B905 - Python 3.9
         ]
         # The kernel finishes a block that is not full after its timeout.
         end = time.monotonic() + 4 * _RETIRE_MS / 1000

@@ -6,6 +6,9 @@ Names that end in a word of `testbed.observe.counters.STATES` are states, not co
 reading shows them. `read` tells everything; `sample` only what moves with traffic, by the cheapest way that there is,
 for it is done ten times a second beside the traffic that it watches.
 
+It runs on SONiC switches, too, whose Python is 3.9 up to release 202311 (sonic-buildimage, slave.mk: bullseye), as all
+of `testbed.node` and `inject.node` that a switch is asked for: nothing of a later Python.
+
 Formats: linux/rtnetlink.h, linux/if_link.h, linux/pkt_sched.h, linux/gen_stats.h.
 """
 
@@ -19,6 +22,7 @@ import struct
 import time
 
 from testbed.node import netns, nvml
+from testbed.node.asic_ports import port_counts
 from testbed.node.netlink import RTA_MULTIPATH, attributes, next_hops
 from testbed.node.rdma import Rdma
 from testbed.node.xid import XidLog
@@ -133,6 +137,7 @@ class Place:
             for name, text in self._gpus.texts():
                 found.update(gpu_counts(name, text.decode()))
             found.update(_machine())
+            found.update(port_counts())
         if self._xids is not None:
             found.update(_xids(self._xids))
         return found
@@ -241,7 +246,7 @@ def link_counts(name: str, flags: int, inside: dict[int, bytes]) -> Counts:
 
 
 def _traffic(name: str, body: bytes, at: int) -> Counts:
-    for what, value in zip(_STATS_NAMES, _STATS64.unpack_from(body, at), strict=True):
+    for what, value in zip(_STATS_NAMES, _STATS64.unpack_from(body, at)):  # noqa: B905 - Python 3.9
         if what is not None:
             yield f"{name}.{what}", value
 
@@ -297,9 +302,9 @@ def _protocols() -> Counts:
 def protocol_counts(text: str) -> Counts:
     """Of /proc/net/snmp or netstat: names in one line, values in the next."""
     lines = [line.split() for line in text.splitlines()]
-    for names, values in zip(lines[::2], lines[1::2], strict=False):
+    for names, values in zip(lines[::2], lines[1::2]):  # noqa: B905 - Python 3.9 has no strict
         kept, layer = {"Ip:": (_IP, "ip"), "IpExt:": (_IP, "ip"), "Tcp:": (_TCP, "tcp")}.get(names[0], ((), ""))
-        yield from ((f"{layer}.{name}", int(value)) for name, value in zip(names, values, strict=True) if name in kept)
+        yield from ((f"{layer}.{name}", int(value)) for name, value in zip(names, values) if name in kept)  # noqa: B905
 
 
 def _machine() -> Counts:

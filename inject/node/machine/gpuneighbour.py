@@ -59,7 +59,7 @@ class GpuNeighbourActuator:
         for other in self._others:
             other.start(functools.partial(self._compute, other))
         deadline = time.monotonic() + _BEGIN_S
-        while (idle := sum(o.count == was for o, was in zip(self._others, before, strict=True))) and self._all_there():
+        while (idle := sum(o.count == was for o, was in zip(self._others, before))) and self._all_there():  # noqa: B905
             if time.monotonic() > deadline:
                 break
             time.sleep(0.01)

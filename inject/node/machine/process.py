@@ -137,7 +137,7 @@ class ProcessActuator:
         if "daemons" in self._find:
             numbers = (_read(_pidfile(self._netns, name)) for name in self._find["daemons"])
             pids = [int(number) for number in numbers if number]
-            return [pid for pid, name in zip(pids, self._find["daemons"], strict=False) if _comm(pid) == name]
+            return [pid for pid, name in zip(pids, self._find["daemons"]) if _comm(pid) == name]  # noqa: B905
         return processes_with(self._find["argument"])
 
     def _said(self) -> str:
