@@ -64,6 +64,10 @@ class BmcVars(_Strict, frozen=True, kw_only=True):
 
     address: str
     protocol: Literal["redfish", "ipmi"] = "redfish"
+    system: str | None = None
+    """The name below /redfish/v1/Systems, such as System.Embedded.1; left out, the BMC is asked for its only one."""
+    cacert: str | None = None
+    """Path, on the machine that faultbed runs on, of the certificate authority that signs the BMC's certificate."""
 
 
 class PduVars(_Strict, frozen=True, kw_only=True):

@@ -4,21 +4,38 @@ Only ever planned here, and only where the lab's owner has said so (`faultbed_sa
 could not: the lab is marked DIRTY. Credentials are never on a command line and never in an inventory: curl reads a
 netrc file, ipmitool the environment. Redfish: DSP2046, ComputerSystem.Reset; IPMI: ipmitool(1). Not yet run on
 hardware.
+
+Which system a BMC has is asked of it: 1, System.Embedded.1 (Dell), DGX (NVIDIA, beside HGX_Baseboard_0, which is the
+GPUs' board and not the host). `ForceRestart` is a reset that leaves the power on: it is only taken where the BMC offers
+no `PowerCycle`.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from testbed.errors import Unsupported, UsageError
 from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.schema import BmcVars
 
 __all__ = ["PowerCycle", "plan"]
 
-_SYSTEM = "redfish/v1/Systems/1"
+_SYSTEMS = "/redfish/v1/Systems"
+_ONLY_SYSTEM = (
+    'import json,sys; m=[x["@odata.id"] for x in json.load(sys.stdin)["Members"]]; '
+    'm=[x for x in m if not x.rpartition("/")[2].startswith("HGX_")]; '
+    'print(m[0]) if len(m)==1 else sys.exit(f"{len(m)} systems, {m}: name one in faultbed_bmc.system")'
+)
+"""Python, for the shell: of a ComputerSystemCollection the path of the one host in it."""
+_RESET = (
+    'import json,sys; a=json.load(sys.stdin)["Actions"]["#ComputerSystem.Reset"]; '
+    'o=a.get("ResetType@Redfish.AllowableValues") or ["ForceRestart"]; '
+    'f=[w for w in ("PowerCycle","ForceRestart") if w in o]; '
+    'print(f[0],a["target"]) if f else sys.exit(f"it offers {o}: neither PowerCycle nor ForceRestart")'
+)
+"""Python, for the shell: of a ComputerSystem the kind of reset and where to post it."""
 _CURL = "curl --fail --silent --show-error --netrc-file ~/.config/faultbed/bmc.netrc"
 _IPMI = "ipmitool -I lanplus -E"
 
@@ -59,11 +76,31 @@ def plan(inventory: Inventory, host: str, *, dirty: bool) -> PowerCycle:
         raise Unsupported(f"{host}: the inventory has no faultbed_bmc of it")
     if bmc.protocol == "ipmi":
         at = f"{_IPMI} -H {shlex.quote(bmc.address)} -U faultbed"
-        commands = (f"{at} chassis power status", f"{at} chassis power cycle", f"{at} chassis power status")
+        commands: tuple[str, ...] = (
+            f"{at} chassis power status",
+            f"{at} chassis power cycle",
+            f"{at} chassis power status",
+        )
     else:
-        at = shlex.quote(f"https://{bmc.address}/{_SYSTEM}")
-        reset_at = shlex.quote(f"https://{bmc.address}/{_SYSTEM}/Actions/ComputerSystem.Reset")
-        body = shlex.quote(json.dumps({"ResetType": "ForceRestart"}))
-        reset = f"-H 'Content-Type: application/json' -X POST -d {body} {reset_at}"
-        commands = (f"{_CURL} {at}", f"{_CURL} {reset}", f"{_CURL} {at}")
+        commands = _redfish(bmc)
     return PowerCycle(host=host, bmc=bmc.address, commands=commands)
+
+
+def _redfish(bmc: BmcVars) -> tuple[str, ...]:
+    """One shell's lines: the system, what it offers and its state, the cycle, its state again."""
+    curl = f"{_CURL} --cacert {shlex.quote(bmc.cacert)}" if bmc.cacert else _CURL
+    at = f"https://{bmc.address}"
+    system = (
+        f"system={shlex.quote(f'{_SYSTEMS}/{bmc.system}')}"
+        if bmc.system
+        else f"system=$({curl} {shlex.quote(at + _SYSTEMS)} | python3 -c {shlex.quote(_ONLY_SYSTEM)})"
+    )
+    body = r'"{\"ResetType\": \"${reset%% *}\"}"'
+    look = f'{curl} {shlex.quote(at)}"${{system:?}}"'
+    return (
+        system,
+        look,
+        f"reset=$({look} | python3 -c {shlex.quote(_RESET)})",
+        f"{curl} -H 'Content-Type: application/json' -X POST -d {body} {shlex.quote(at)}\"${{reset##* }}\"",
+        look,
+    )
