@@ -96,7 +96,7 @@ def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> 
         "WatchdogSignal": "SIGKILL",
         "TimeoutStartSec": f"{START_S:g}",
         # Also the time that the revert itself may take: on a starved machine a process alone needs seconds to start.
-        "TimeoutStopSec": f"{START_S:g}",
+        "TimeoutStopSec": f"{START_S + float(planned.request.get('patience_s', 0.0)):g}",
         "RuntimeMaxSec": f"{planned.at_s + planned.for_s + SLACK_S:.0f}",
         "OOMScoreAdjust": "-900",
         # It gets its turn also where a CPU forwards packets all the time; what it starts again does not keep that.

@@ -26,17 +26,19 @@ class CommandsActuator:
 
     Args:
         on: commands (argv lists) that make the fault be, in order.
-        off: commands that undo them, any number of times. `{name}` in a word of either is what `remember` found.
+        off: commands that undo them, any number of times. `{name}` in a word of any command is what `remember` found,
+            or the program that `needs` found under that name.
         look: the command that is read back.
         applied: pattern of its output while the fault is there.
         normal: pattern of its output before; anything else is somebody else's change, and refused.
-        needs: programs that must be there.
-        able: (command, pattern, what is missing otherwise) of capabilities.
+        needs: programs that must be there; of `mlxlink|mstlink` the first that is there, as `{mlxlink}`.
+        able: (command, pattern, what is missing otherwise, with where to aim instead) of capabilities.
         remember: by name, a command and a pattern whose first group is the value to come back to.
         guard: an interface that must not be one that carries management.
         device: a PCIe device none of whose interfaces may be such a one, whatever the inventory calls them.
         count: a command and a pattern whose first group is a number that rises with each hit; None: edges count.
         settle_s: how long a change may take until `look` shows it.
+        command_s: how long one command may take; a daemon of a switch takes longer than 30 s to start again.
         shows: what the readback adds, to tell this target from others.
     """
 
@@ -56,6 +58,7 @@ class CommandsActuator:
         settle_s: float,
         shows: dict[str, Any],
         device: str | None = None,
+        command_s: float = 30.0,
     ) -> None:
         self._on, self._off, self._look = on, off, look
         self._applied, self._normal = applied, normal
@@ -66,23 +69,34 @@ class CommandsActuator:
         self._start_count = 0
         self._last_count = 0
         self.poll_s = 1.0 if count else None
-        self.patience_s = 30.0 + settle_s
+        self._command_s = command_s
+        self.patience_s = command_s + settle_s
 
     def prepare(self) -> dict[str, Any]:
         """Refuse what lacks a program or a capability, carries management, or is not as it must be before."""
-        for name in self._needs:
-            if shutil.which(name) is None:
-                raise Refused(f"there is no {name} here: this target cannot do it")
+        for need in self._needs:
+            names = need.split("|")
+            there = next((name for name in names if shutil.which(name)), None)
+            if there is None:
+                raise Refused(f"there is no {' and no '.join(names)} here: this target cannot do it")
+            self._known[names[0]] = there
         guarded = ({self._guard} if self._guard else set()) | (on_device(self._device) if self._device else set())
         if carries := sorted(guarded & management_interfaces() if guarded else ()):
             raise Refused(f"{', '.join(carries)} carries the management connection: never a target")
-        for command, pattern, missing in self._able:
-            if not _find(pattern, run(command)):
-                raise Refused(f"{missing} (`{shlex.join(command)}`)")
-        for name, (command, pattern) in self._remember.items():
-            found = _find(pattern, run(command))
+        for unfilled, pattern, missing in self._able:
+            command = self._filled(unfilled)
+            try:
+                said = run(command)
+            except OSError as error:
+                raise Refused(f"{missing} ({error})") from None
+            if not _find(pattern, said):
+                raise Refused(f"{missing} ({_answer(command, said)})")
+        for name, (unfilled, pattern) in self._remember.items():
+            command = self._filled(unfilled)
+            said = run(command)
+            found = _find(pattern, said)
             if found is None:
-                raise Refused(f"what to come back to cannot be read (`{shlex.join(command)}`)")
+                raise Refused(f"what to come back to cannot be read ({_answer(command, said)})")
             self._known[name] = found[1]
         seen = self.read()
         if seen["applied"] or not _find(self._normal, self._said()):
@@ -99,7 +113,7 @@ class CommandsActuator:
     def on(self) -> None:
         """The change, and the time that it takes."""
         for command in self._on:
-            run(self._filled(command))
+            self._run(command)
         self._settle(applied=True)
 
     def off(self) -> None:
@@ -107,7 +121,7 @@ class CommandsActuator:
         failed = []
         for command in self._off:
             try:
-                run(self._filled(command))
+                self._run(command)
             except OSError as error:
                 failed.append(str(error))
         if failed:
@@ -134,6 +148,9 @@ class CommandsActuator:
         while self.read()["applied"] != applied and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
 
+    def _run(self, command: list[str]) -> None:
+        run(self._filled(command), timeout_s=self._command_s)
+
     def _said(self) -> str:
         return run(self._filled(self._look))
 
@@ -156,5 +173,10 @@ class CommandsActuator:
         return words
 
 
+def _answer(command: list[str], said: str) -> str:
+    return f"`{shlex.join(command)}` says {' '.join(said.split())[-80:]!r}"
+
+
 def _find(pattern: str, text: str) -> re.Match[str] | None:
-    return re.search(pattern, text, re.MULTILINE)
+    # Behind the last newline Python sees an empty line, which grep does not: `^(None)?$` would fit anything.
+    return re.search(pattern, text.removesuffix("\n"), re.MULTILINE)

@@ -3,26 +3,35 @@
 They do what the tools' documentation says of the few commands that our plans use, and end with an error on all others.
 """
 
+import fnmatch
 import json
+import re
 import sys
 from pathlib import Path
 
 NAMES = (
-    "sonic-db-cli", "config", "aclshow", "TSA", "TSB", "TSC", "docker", "systemctl", "mlxlink", "nvidia-smi", "dcgmi",
+    "sonic-db-cli", "sonic-cfggen", "config", "aclshow", "counterpoll", "vtysh", "docker", "systemctl", "mlxlink",
+    "mlxconfig", "nvidia-smi", "dcgmi",
 )  # fmt: skip
 START = {
     "CONFIG_DB": {
         "PORT|Ethernet0": {"mtu": "9216", "admin_status": "up"},
         "SWITCH_HASH|GLOBAL": {"ecmp_hash@": "DST_IP,SRC_IP,IP_PROTOCOL,L4_DST_PORT,L4_SRC_PORT"},
+        # sonic-buildimage, files/build_templates/init_cfg.json.j2
+        "FLEX_COUNTER_TABLE|ACL": {"FLEX_COUNTER_STATUS": "enable", "POLL_INTERVAL": "10000"},
+        "FEATURE|bgp": {"state": "enabled", "auto_restart": "enabled"},
     },
     "STATE_DB": {
         "ACL_STAGE_CAPABILITY_TABLE|EGRESS": {"action_list": "PACKET_ACTION,COUNTER"},
         "ACL_STAGE_CAPABILITY_TABLE|INGRESS": {"action_list": "PACKET_ACTION,MIRROR_INGRESS_ACTION"},
         "SWITCH_CAPABILITY|switch": {"ECMP_HASH_CAPABLE": "true"},
     },
-    "mode": "Normal",
+    "asic": "broadcom",
     "bgpd": "S",
+    "starts": 1,
+    "redistributes": True,
     "port": "Active",
+    "keep_up": "False(0)",
     "lock": None,
     "busy": True,
     "limit": 700,
@@ -54,11 +63,17 @@ def main(program, argv):
     print("" if printed is None else printed)
 
 
-def do_sonic_db_cli(state, argv):
+def do_sonic_db_cli(state, argv):  # noqa: PLR0911 - one for each table
     name, command, key, *rest = argv
     if name == "APPL_DB":
         # portmgrd: the port's configuration, taken over
         return state["CONFIG_DB"][key.replace("PORT_TABLE:", "PORT|")].get(rest[0])
+    if name == "COUNTERS_DB":
+        return {"Ethernet0": "oid:0x1000000000001"}[rest[0]]
+    if name == "ASIC_DB":
+        return _asic(state["CONFIG_DB"], key, rest[0])
+    if command == "KEYS":
+        return "\n".join(sorted(each for each in state[name] if fnmatch.fnmatchcase(each, key))) or None
     if name == "STATE_DB" and key.startswith("ACL_RULE_TABLE|"):
         table, rule = key.split("|")[1:]
         there = f"ACL_TABLE|{table}" in state["CONFIG_DB"] and f"ACL_RULE|{table}|{rule}" in state["CONFIG_DB"]
@@ -76,7 +91,45 @@ def do_sonic_db_cli(state, argv):
     return int(tables.pop(key, None) is not None)
 
 
+def _asic(config, key, field):
+    """What orchagent makes of a port's scheduler, if its ASIC takes it (sonic-swss, qosorch.cpp)."""
+    name = config.get("PORT_QOS_MAP|Ethernet0", {}).get("scheduler")
+    if "SAI_OBJECT_TYPE_PORT" in key:
+        return "oid:0x160000000007f1" if name else "oid:0x0"
+    if "SAI_OBJECT_TYPE_SCHEDULER:oid:0x16" in key and field == "SAI_SCHEDULER_ATTR_MAX_BANDWIDTH_RATE":
+        return config.get(f"SCHEDULER|{name}", {}).get("pir")
+    return None
+
+
+def do_sonic_cfggen(state, argv):
+    assert argv == ["-y", "/etc/sonic/sonic_version.yml", "-v", "asic_type"]
+    return state["asic"]
+
+
+def do_counterpoll(state, argv):
+    area, what, interval = argv
+    assert (area, what) == ("acl", "interval")
+    if not 1000 <= int(interval) <= 30000:
+        sys.exit(f"Error: Invalid value for 'POLL_INTERVAL': {interval} is not in the range 1000<=x<=30000.")
+    state["CONFIG_DB"].setdefault("FLEX_COUNTER_TABLE|ACL", {})["POLL_INTERVAL"] = interval
+
+
+def do_vtysh(state, argv):
+    """FRR's shell, in the bgp container: one line of bgpd's configuration."""
+    words = [word for word in argv if word not in ("-c", "-d", "bgpd")]
+    if words == ["show running-config"]:
+        return "router bgp 65101\n address-family ipv4 unicast\n" + (
+            "  redistribute connected\n" if state["redistributes"] else ""
+        )
+    assert words[:2] == ["configure terminal", "router bgp 65101"], words
+    state["redistributes"] = {"no redistribute connected": False, "redistribute connected": True}[words[-1]]
+    return None
+
+
 def do_config(state, argv):
+    if argv[:3] == ["feature", "autorestart", "bgp"]:
+        state["CONFIG_DB"]["FEATURE|bgp"]["auto_restart"] = argv[3]
+        return
     area, what, port, *rest = argv
     assert area == "interface"
     entry = state["CONFIG_DB"][f"PORT|{port}"]
@@ -93,19 +146,6 @@ def do_aclshow(state, argv):
     )
 
 
-def do_tsa(state, _argv):
-    state["mode"] = "Maintenance"
-    return "System Mode: Normal -> Maintenance"
-
-
-def do_tsb(state, _argv):
-    state["mode"] = "Normal"
-
-
-def do_tsc(state, _argv):
-    return f"System Mode: {state['mode']}"
-
-
 def do_docker(state, argv):
     _exec, _bgp, program, *rest = argv
     if program == "pgrep":
@@ -114,23 +154,55 @@ def do_docker(state, argv):
         return "42"
     if program == "pkill":
         state["bgpd"] = {"-KILL": None, "-STOP": "T", "-CONT": "S"}[rest[0]]
+        if rest[0] == "-KILL" and state["CONFIG_DB"]["FEATURE|bgp"]["auto_restart"] == "enabled":
+            state["bgpd"] = "S"  # supervisor-proc-exit-listener ends the container, and systemd starts it again
         return None
     return f"State:\t{state['bgpd']} (said by /proc)"
 
 
 def do_systemctl(state, argv):
+    if argv == ["reset-failed", "bgp"]:
+        state["starts"] = 0
+        return
     assert argv == ["restart", "bgp"]
+    if state["starts"] >= 3:  # bgp.service: StartLimitBurst=3 in 1200 s
+        sys.exit("Job for bgp.service failed.\nStart request repeated too quickly.")
+    state["starts"] += 1
     state["bgpd"] = "S"
 
 
 def do_mlxlink(state, argv):
+    if not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9]|mlx5_[0-9a-f]+", argv[1]):
+        sys.exit(f"-E- Failed to open device: {argv[1]}. No such file or directory.")
     if "--port_state" in argv:
+        if argv[-1] == "DN" and state["keep_up"] == "True(1)":
+            sys.exit(
+                "-E- port is not Down, for some reasons:\n1- The link is configured to be up, run this command if "
+                "KEEP_ETH_LINK_UP_Px is True:\n   mstconfig -d 18:00.0 set KEEP_ETH_LINK_UP_P<port_number>=0"
+            )
         state["port"] = {"DN": "Disable", "UP": "Active"}[argv[-1]]
-        return None
-    physical = {"Active": "LinkUp", "Disable": "Disabled"}[state["port"]]
+        return "\nOperational Info\n----------------\n"
+    # Recorded of a ConnectX-7 at 400 Gb/s (mlxlink_exporter, internal/mlxlink/testdata): down or up, the physical
+    # state is the same; only an older one at 100 Gb/s says LinkUp.
+    speed, width = ("400G", "4x") if state["port"] == "Active" else ("N/A", "N/A")
     return (
-        f"\nOperational Info\n----------------\nState                              : \x1b[32m{state['port']}\x1b[0m\n"
-        f"Physical state                     : \x1b[32m{physical}\x1b[0m\nSpeed                              : 400G\n"
+        "\nOperational Info\n----------------\n"
+        f"State                              : \x1b[32m{state['port']}\x1b[0m\n"
+        "Physical state                     : \x1b[32mETH_AN_FSM_ENABLE\x1b[0m\n"
+        f"Speed                              : {speed}\nWidth                              : {width}\n"
+    )
+
+
+def do_mlxconfig(state, argv):
+    *_, enabled, query, name = argv
+    assert (enabled, query) == ("-e", "query")
+    if name not in ("KEEP_ETH_LINK_UP_P1", "KEEP_ETH_LINK_UP_P2"):
+        sys.exit(f"-E- The Device doesn't support {name} parameter")
+    default, now, later = "True(1)", state["keep_up"], state["keep_up"]
+    return (
+        "\nDevice #1:\n----------\n\nDevice type:        ConnectX7           \n\n"
+        "Configurations:                                          Default             Current             Next Boot\n"
+        f"{'*' if default != later else ' '}       {name:<48}{default:<20}{now:<20}{later:<20}\n"
     )
 
 

@@ -143,7 +143,7 @@ id = "dark"
 kind = "link.oneway"
 target = "host1:mlx5_0"
 at = "10s"
-for = "1s"
+for = "3s"
 
 [[expect]]
 metric = "qp_errors"

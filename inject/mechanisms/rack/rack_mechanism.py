@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,11 @@ from typing import Any
 
 from inject.kinds.kind import Fidelity
 from inject.mechanisms.mechanism import Place, Request, Shot, Step, Witness, held
+from testbed.errors import Unsupported
 from testbed.model.topology import Topology
 from testbed.observe import counters
 
-__all__ = ["COUNTERS", "PCI", "Commands", "Way", "commanded", "hardware", "retries"]
+__all__ = ["ADAPTIVE", "COUNTERS", "PCI", "Commands", "Way", "commanded", "hardware", "phases_last", "retries"]
 
 PCI = "/sys/bus/pci"
 COUNTERS = {
@@ -20,6 +22,13 @@ COUNTERS = {
     for name in ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_exceeded_err")
 }
 """Counters of retransmission by rxe's names, and those of mlx5 that tell the same."""
+ADAPTIVE = "roce_adp_retrans"
+"""What mlx5 counts first where nothing comes back: its adaptive retransmission (drivers/infiniband/hw/mlx5/counters.c).
+
+It is on by default (register ROCE_ACCL, `roce_adp_retrans_en`). On a ConnectX-6 `local_ack_timeout_err` follows about
+1 s later with a timeout of up to 16, and 17 s later with 20, and a queue pair dies later than the InfiniBand formula
+says: after 3.1 s instead of 0.5 s with timeout 14 and 6 retries.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +56,15 @@ class Commands:
     device: str | None = None
     count: tuple[Sequence[str], str] | None = None
     settle_s: float = 5.0
+    command_s: float = 30.0
+
+    def shown(self, words: Sequence[str]) -> str:
+        """One command as a person would type it: with the first of each program's names."""
+        text = shlex.join(words)
+        for need in self.needs:
+            name = need.partition("|")[0]
+            text = text.replace(f"'{{{name}}}'", name).replace(f"{{{name}}}", name)
+        return text
 
     def args(self, shows: dict[str, Any]) -> dict[str, Any]:
         """As JSON."""
@@ -63,6 +81,7 @@ class Commands:
             "device": self.device,
             "count": [list(self.count[0]), self.count[1]] if self.count else None,
             "settle_s": self.settle_s,
+            "command_s": self.command_s,
             "shows": shows,
         }
 
@@ -78,15 +97,16 @@ def commanded(
     restored: tuple[tuple[str, int], ...] = (),
     while_on: tuple[tuple[str, int], ...] = (),
     edges: list[list[Any]] | None = None,
+    patience_s: float | None = None,
 ) -> Shot:
     """The shot of a fault that commands on `node` make; each change is told beside its revert."""
-    do, undo = ([shlex.join(words) for words in each] for each in (commands.on, commands.off))
+    do, undo = ([commands.shown(words) for words in each] for each in (commands.on, commands.off))
     both = max(len(do), len(undo))
     do += ["# (nothing more)"] * (both - len(do))
     undo += ["# (nothing more)"] * (both - len(undo))
     return Shot(
         place=Place(node=node),
-        request=held(asked, "commands", commands.args(shows), claims=claims, edges=edges),
+        request=held(asked, "commands", commands.args(shows), claims=claims, edges=edges, patience_s=patience_s),
         steps=tuple(Step(do=one, undo=two) for one, two in zip(do, undo, strict=True)),
         must_move=must_move,
         must_not_move=(),
@@ -98,7 +118,7 @@ def commanded(
 
 def retries(topology: Topology, *names: str, but: str | None = None) -> tuple[str, ...]:
     """Counters of retransmission of every hardware RNIC (of every host but one), by rxe's names."""
-    wanted = names or tuple(COUNTERS)
+    wanted = (*(names or tuple(COUNTERS)), ADAPTIVE)
     return tuple(
         f"{host.name}/{rnic.name}.{COUNTERS.get(name, name)}"
         for name in wanted
@@ -112,3 +132,18 @@ def hardware(key: str) -> str:
     """A counter of rxe's, `node/device.name`, by the name that a hardware RNIC has for it; any other as it is."""
     head, _, name = key.rpartition(".")
     return f"{head}.{counters.MLX5.get(name, name)}"
+
+
+def phases_last(asked: Request, edges: Sequence[Sequence[Any]], shortest_s: float, *, why: str) -> None:
+    """Refuse a fault that comes and goes faster than its target can follow.
+
+    Raises:
+        Unsupported: a phase, or the whole window, is shorter than `shortest_s`.
+    """
+    times = [float(at) for at, _ in edges]
+    phases = [later - earlier for earlier, later in itertools.pairwise(times)] or [asked.for_s]
+    if min(phases) < shortest_s:
+        raise Unsupported(
+            f"{asked.where}: not supported on this lab: {asked.kind} is to hold for {min(phases):g} s, and {why}; "
+            f"make every phase at least {shortest_s:g} s"
+        )

@@ -1,8 +1,11 @@
 """RNICs of hosts: the port by `mlxlink`, the device by PCIe. Not yet run on hardware.
 
-`mlxlink --port_state DN|UP` is of NVIDIA's firmware tools (MFT, "mlxlink Utility"); `remove` and `rescan` are the
-kernel's (Documentation/ABI/testing/sysfs-bus-pci). A device that is removed loses its configuration: preflight, or the
-roles, have the last word after it is back.
+`mlxlink --port_state DN|UP` is of NVIDIA's firmware tools (MFT, "mlxlink Utility"; `mstlink` of mstflint is the same
+program); `remove` and `rescan` are the kernel's (Documentation/ABI/testing/sysfs-bus-pci). A device that is removed
+loses its configuration: preflight, or the roles, have the last word after it is back.
+
+A port that its firmware keeps up (KEEP_ETH_LINK_UP_Px, the default of every recorded ConnectX) does not go down:
+mlxlink looks after 2 s and fails (mstflint, mlxlink_commander.cpp, sendPaosDown). Whether it may is asked first.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inject.mechanisms.mechanism import Request, Shot, Witness, link_of, trains
-from inject.mechanisms.rack.rack_mechanism import PCI, Commands, Way, commanded, retries
+from inject.mechanisms.rack.rack_mechanism import PCI, Commands, Way, commanded, phases_last, retries
 from testbed.errors import Unsupported, UsageError
 
 __all__ = ["BY_KIND", "WAYS"]
 
 _COLOURLESS = r"s/\x1b\[[0-9;]*m//g"
 """For sed: mlxlink colours its values in a pipe, too (mstflint, mlxlink/modules/printutil)."""
+_SHORTEST_S = 3.0
+"""mlxlink waits 2 s before it looks whether the port is down (sendPaosDown)."""
 WAYS = (
     Way(kind="rnic.remove", fidelity="real", by="the kernel: PCIe remove, then rescan"),
     Way(kind="rnic.reset", fidelity="real", by="mlxlink: port state down, then up"),
@@ -32,15 +37,36 @@ def _port(asked: Request) -> Shot:
         raise UsageError(f"{asked.where}.target: {asked.target.text} is not an RNIC")
     edges: list[list[Any]] = trains(asked) if asked.kind == "link.flap" else [[0.0, True]]
     flaps, host, switch = sum(bool(on) for _, on in edges), asked.target.node, link.a
-    device = rnic.pcie or rnic.name
+    phases_last(asked, edges, _SHORTEST_S, why="mlxlink takes over 2 s to take a port down")
+    if rnic.pcie is None:  # mstflint knows devices by mlx5_N or their PCI address, and hosts name them rocep24s0
+        raise Unsupported(
+            f"{asked.where}.target: not supported on this lab: the inventory has no pcie of it, by which mlxlink "
+            f"finds it; aim at its switch port instead: {switch.node}:{host}:{rnic.name}"
+        )
+    device = rnic.pcie
+    keeps = f"KEEP_ETH_LINK_UP_P{int(device.rpartition('.')[2]) + 1}"
+    kept = (
+        f"the firmware keeps this port up: `mlxconfig -d {device} set {keeps}=0` and a reset of the firmware allow it, "
+        f"or aim at its switch port instead: {switch.node}:{host}:{rnic.name}"
+    )
     commands = Commands(
-        needs=("mlxlink",),
+        needs=("mlxlink|mstlink", "mlxconfig|mstconfig"),
         guard=port.netdev,
-        device=rnic.pcie,
-        on=(("mlxlink", "-d", device, "--port_state", "DN"),),
-        off=(("mlxlink", "-d", device, "--port_state", "UP"),),
-        look=("sh", "-c", f"mlxlink -d {shlex.quote(device)} | sed '{_COLOURLESS}'"),
-        applied="^Physical state +: *Disabled",
+        device=device,
+        able=(
+            (
+                ("{mlxconfig}", "-d", device, "-e", "query", keeps),
+                # default, current, next boot: what counts is the middle one
+                rf"^\W*(RO)?\s*{keeps}\s+\S+\s+False\(0\)\s",
+                kept,
+            ),
+        ),
+        on=(("{mlxlink}", "-d", device, "--port_state", "DN"),),
+        off=(("{mlxlink}", "-d", device, "--port_state", "UP"),),
+        look=("sh", "-c", f"{{mlxlink}} -d {shlex.quote(device)} | sed '{_COLOURLESS}'"),
+        # "Physical state" is no help: for Ethernet it tells of auto-negotiation, and a healthy port at 400 Gb/s says
+        # ETH_AN_FSM_ENABLE as one that is down (mstflint, mlxlink_maps.cpp; recorded by mlxlink_exporter).
+        applied="^State +: *Disable",
         normal="^State +: *Active",
     )
     return commanded(

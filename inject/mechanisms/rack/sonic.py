@@ -3,6 +3,11 @@
 Commands and tables are those of SONiC's Command Reference (sonic-utilities, doc/Command-Reference.md) and of its
 configuration model (sonic-buildimage, src/sonic-yang-models/doc/Configuration.md). Nothing is saved (`config save`), so
 that nothing outlives a reboot.
+
+Nothing here may take a switch down for good. What an ASIC rejects ends orchagent, and all of the switch's dataplane
+with it, in releases up to 202411 (sonic-swss, saihelper.cpp, handleSaiFailure): what not every ASIC has is only done on
+ASICs that are known to have it. A unit that is started three times within 20 minutes is not started again (bgp.service,
+StartLimitBurst): its count is reset before each start.
 """
 
 from __future__ import annotations
@@ -11,28 +16,54 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inject.mechanisms.mechanism import Request, Shot, Witness, link_of, trains
-from inject.mechanisms.rack.rack_mechanism import Commands, Way, commanded, retries
+from inject.mechanisms.mechanism import Place, Request, Shot, Step, Witness, held, link_of, trains
+from inject.mechanisms.rack.rack_mechanism import Commands, Way, commanded, phases_last, retries
 from inject.mechanisms.soft.hop import ends_of
 from testbed.errors import Unsupported, UsageError
 from testbed.model.topology import Port
 
-__all__ = ["BOTH", "BY_KIND", "WAYS", "facing"]
+__all__ = ["ACL_POLL_WAS", "BOTH", "BY_KIND", "WAYS", "facing"]
 
 ROCE_PORT = "4791"
 _DB = "sonic-db-cli"
 _RULE_PRIORITY = "9999"
+# `config` is a Python program that loads all of SONiC's command line: about a second on a switch's CPU.
+_PORT_S = 1.0
+_ACL_S = 3.0
+"""Shortest fault of an ACL: its counter is polled once a second at best (sonic-utilities, counterpoll/main.py)."""
+_ACL_POLL_MS = "1000"
+_ACL_POLL_DEFAULT_MS = "10000"
+"""aclorch.cpp, ACL_COUNTER_DEFAULT_POLLING_INTERVAL_MS: a fault that is shorter would count nothing."""
+_ACL_POLL = "FLEX_COUNTER_TABLE|ACL"
+ACL_POLL_WAS = "/run/faultbed/acl-poll"
+"""File, on the switch, of the interval that was there before the first of several ACL faults."""
+_BGP_S = 60.0
+"""How long `systemctl restart bgp` may take: docker stops the container within 10 s, and FRR has to start."""
+_SHAPES = "broadcom|mellanox"
+"""Values of `asic_type` (sonic_version.yml) whose SAI is known to take a scheduler at a port."""
+_NO_SHAPER = (
+    "whether this ASIC has a scheduler at a port is not known, and a rejected one ends orchagent: aim at a Linux "
+    "switch, or take link.mtu or link.flap"
+)
 # A switch's front panel; eth0 is its management.
 _FRONT_PANEL = re.compile(r"Ethernet[0-9]+")
 
 WAYS = (
     Way(kind="link.oneway", fidelity="real", by="SONiC: an ACL that drops all IPv4 and IPv6 at one side of the port"),
-    Way(kind="link.rate", fidelity="real", by="SONiC: a scheduler (shaper) of the port; towards the target only"),
+    Way(
+        kind="link.rate",
+        fidelity="real",
+        by="SONiC: a scheduler (shaper) of the port, on Broadcom and Mellanox ASICs; towards the target only",
+    ),
     Way(kind="link.mtu", fidelity="real", by="SONiC: config interface mtu"),
     Way(kind="packet.drop", fidelity="real", by="SONiC: an ACL that drops RoCEv2 (UDP 4791); share = 1 only"),
-    Way(kind="switch.bgp-kill", fidelity="real", by="SONiC: bgpd killed in its container, which is started again"),
+    Way(
+        kind="switch.bgp-kill",
+        fidelity="real",
+        by="SONiC: bgpd killed, its container kept from restarting, then restarted",
+    ),
     Way(kind="switch.freeze", fidelity="real", by="SONiC: bgpd and zebra stopped in their container"),
-    Way(kind="switch.withdraw", fidelity="real", by="SONiC: traffic shift away (TSA), and back (TSB)"),
+    Way(kind="switch.withdraw", fidelity="real", by="SONiC: vtysh, `no redistribute connected` in bgpd, and back"),
     Way(kind="switch.hash-policy", fidelity="real", by="SONiC: SWITCH_HASH without layer 4, where the ASIC can"),
 )
 BOTH = tuple(
@@ -69,6 +100,7 @@ def _down(asked: Request) -> Shot:
     edges: list[list[Any]] = trains(asked) if asked.kind == "link.flap" else [[0.0, True]]
     link, named = link_of(asked)
     flaps = sum(bool(on) for _, on in edges)
+    phases_last(asked, edges, _PORT_S, why="SONiC's `config interface` takes about a second")
     far = link.other(named.node)
     witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_changes",), at_least=flaps)
     port, _ = facing(asked)
@@ -143,8 +175,19 @@ def _drop(asked: Request) -> Shot:
 
 def _acl(asked: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Shot:
     """One ACL table for each address family at the port, each with one rule that drops."""
+    phases_last(asked, [[0.0, True]], _ACL_S, why="a switch counts the hits of an ACL once a second")
     stage = "EGRESS" if asked.params["direction"] == "to" else "INGRESS"
-    on: list[tuple[str, ...]] = []
+    # What the interval was before the first of several such faults; the last one that ends brings it back.
+    quick = (
+        f"mkdir -p {ACL_POLL_WAS.rpartition('/')[0]}; [ -e {ACL_POLL_WAS} ] || echo '{{interval}}' >{ACL_POLL_WAS}; "
+        f"counterpoll acl interval {_ACL_POLL_MS}"
+    )
+    back = (
+        f"[ -e {ACL_POLL_WAS} ] || exit 0; "
+        f"case $({_DB} CONFIG_DB KEYS 'ACL_TABLE|FAULTBED_*') in *FAULTBED_*) exit 0;; esac; "
+        f"was=$(cat {ACL_POLL_WAS}); counterpoll acl interval ${{was:-{_ACL_POLL_DEFAULT_MS}}} && rm -f {ACL_POLL_WAS}"
+    )
+    on: list[tuple[str, ...]] = [("sh", "-c", quick)]
     off: list[tuple[str, ...]] = []
     mark = f"FAULTBED_{asked.id.rpartition('-')[2].upper()}"
     for family, match in rules.items():
@@ -155,12 +198,25 @@ def _acl(asked: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Sh
             (_DB, "CONFIG_DB", "HSET", rule, "PRIORITY", _RULE_PRIORITY, "PACKET_ACTION", "DROP", *match),
         ]
         off += [(_DB, "CONFIG_DB", "DEL", rule), (_DB, "CONFIG_DB", "DEL", table)]
+    off.append(("sh", "-c", back))
     first = next(iter(rules))
     able = (_DB, "STATE_DB", "HGET", f"ACL_STAGE_CAPABILITY_TABLE|{stage}", "action_list")
     commands = Commands(
-        needs=(_DB, "aclshow"),
+        needs=(_DB, "aclshow", "counterpoll"),
         guard=port.netdev,
-        able=((able, "PACKET_ACTION", f"the ASIC cannot drop at {stage.lower()}"),),
+        able=(
+            (
+                able,
+                "PACKET_ACTION",
+                f"the ASIC cannot drop at {stage.lower()}: take the other direction, or aim at a Linux switch",
+            ),
+            (
+                (_DB, "CONFIG_DB", "HGET", _ACL_POLL, "FLEX_COUNTER_STATUS"),
+                "^(enable|None|)$",
+                "ACLs are not counted here: nothing could tell of this fault; `counterpoll acl enable` lets them",
+            ),
+        ),
+        remember={"interval": ((_DB, "CONFIG_DB", "HGET", _ACL_POLL, "POLL_INTERVAL"), r"\A(?:None)?([0-9]*)\s*\Z")},
         on=on,
         off=off,
         # orchagent's word that the ASIC has the rule (SONiC 202205 and later).
@@ -186,9 +242,24 @@ def _rate(asked: Request) -> Shot:
     name = f"FAULTBED_{asked.id.rpartition('-')[2].upper()}"
     bytes_per_s = str(round(asked.params["rate"] * 1_000_000 / 8))
     qos = f"PORT_QOS_MAP|{port.netdev}"
+    # What orchagent has made of it: the port's scheduler in the ASIC's own tables, and its rate.
+    asic = f"{_DB} ASIC_DB HGET ASIC_STATE:SAI_OBJECT_TYPE"
+    look = (
+        f"port=$({_DB} COUNTERS_DB HGET COUNTERS_PORT_NAME_MAP {port.netdev}); "
+        f"made=$({asic}_PORT:$port SAI_PORT_ATTR_QOS_SCHEDULER_PROFILE_ID); "
+        f"rate=$({asic}_SCHEDULER:$made SAI_SCHEDULER_ATTR_MAX_BANDWIDTH_RATE); "
+        f"echo $({_DB} CONFIG_DB HGET '{qos}' scheduler) rate $rate"
+    )
     commands = Commands(
-        needs=(_DB,),
+        needs=(_DB, "sonic-cfggen"),
         guard=port.netdev,
+        able=(
+            (
+                ("sonic-cfggen", "-y", "/etc/sonic/sonic_version.yml", "-v", "asic_type"),
+                f"^({_SHAPES})$",
+                _NO_SHAPER,
+            ),
+        ),
         on=(
             (
                 _DB,
@@ -205,9 +276,9 @@ def _rate(asked: Request) -> Shot:
             (_DB, "CONFIG_DB", "HSET", qos, "scheduler", name),
         ),
         off=((_DB, "CONFIG_DB", "HDEL", qos, "scheduler"), (_DB, "CONFIG_DB", "DEL", f"SCHEDULER|{name}")),
-        look=(_DB, "CONFIG_DB", "HGET", qos, "scheduler"),
-        applied=f"^{name}$",
-        normal="^(None)?$",
+        look=("sh", "-c", look),
+        applied=f"^{name} rate {bytes_per_s}$",
+        normal="^(None )?rate",
     )
     return commanded(
         asked,
@@ -226,19 +297,43 @@ def _bgp(asked: Request, daemons: tuple[str, ...], signal: str, commands: Comman
     opened = tuple(f"{end}/tcp.{name}" for end in (*ends, switch) for name in ("ActiveOpens", "PassiveOpens"))
     shows = {"daemons": " ".join(daemons), "signal": signal}
     witness = (Witness(any_of=opened),)
-    return commanded(asked, commands, node=switch, claims=f"{switch}/bgpd", shows=shows, must_move=witness)
+    patience_s = _BGP_S if commands.command_s == _BGP_S else None
+    return commanded(
+        asked,
+        commands,
+        node=switch,
+        claims=f"{switch}/bgpd",
+        shows=shows,
+        must_move=witness,
+        patience_s=patience_s,
+    )
 
 
 def _bgp_kill(asked: Request) -> Shot:
+    """Bgpd is a critical process: without it its container ends and comes back by itself after 30 s (RestartSec).
+
+    The listener that ends the container reads FEATURE|bgp auto_restart when a process dies (sonic-buildimage,
+    supervisor-proc-exit-listener): it is disabled for the window. The whole container is restarted, because what
+    bgpcfgd has configured is in no file that bgpd would read.
+    """
     alive = "docker exec bgp pgrep -x bgpd"
     commands = Commands(
-        needs=("docker", "systemctl"),
-        on=(("docker", "exec", "bgp", "pkill", "-KILL", "-x", "bgpd"),),
-        off=(("sh", "-c", f"{alive} || systemctl restart bgp"),),
+        needs=("docker", "systemctl", "config", _DB),
+        remember={"auto": ((_DB, "CONFIG_DB", "HGET", "FEATURE|bgp", "auto_restart"), "^(enabled|disabled)$")},
+        on=(
+            ("config", "feature", "autorestart", "bgp", "disabled"),
+            ("docker", "exec", "bgp", "pkill", "-KILL", "-x", "bgpd"),
+        ),
+        off=(
+            # `reset-failed` sets the count of starts to zero (systemctl(1)), which manual starts add to.
+            ("sh", "-c", f"{alive} || {{ systemctl reset-failed bgp; systemctl restart bgp; }}"),
+            ("config", "feature", "autorestart", "bgp", "{auto}"),
+        ),
         look=("sh", "-c", f"{alive} || echo gone"),
         applied="^gone$",
         normal="^[0-9]+$",
         settle_s=20.0,
+        command_s=_BGP_S,
     )
     return _bgp(asked, ("bgpd",), "KILL", commands)
 
@@ -257,23 +352,24 @@ def _freeze(asked: Request) -> Shot:
 
 
 def _withdraw(asked: Request) -> Shot:
+    """By bgpd itself, as on any FRR: TSA and TSC see route-maps named `V4` or `V6` only (docker-fpm-frr, TS).
+
+    A switch whose BGP another role has written has no such line, and is refused by the holder. `vtysh` on a SONiC host
+    is a script that runs the container's (docker-fpm-frr, base_image_files/vtysh).
+    """
     switch = asked.topology.switch_by_name[asked.target.node]
     _sonic(asked, switch.name)
     if switch.role != "rtsw":
         raise UsageError(f"{asked.where}.target: {switch.name} has no prefixes of hosts to withdraw; take an RTSW")
-    commands = Commands(
-        needs=("TSA", "TSB", "TSC"),
-        on=(("TSA",),),
-        off=(("TSB",),),
-        look=("TSC",),
-        applied="Maintenance",
-        normal="Normal",
-        settle_s=20.0,
-    )
-    witness = Witness(any_of=retries(asked.topology))
-    shows = {"switch": switch.name}
-    return commanded(
-        asked, commands, node=switch.name, claims=f"{switch.name}/bgpd/tsa", shows=shows, must_move=(witness,)
+    path, line = [f"router bgp {switch.asn}", "address-family ipv4 unicast"], "redistribute connected"
+    shell = " ".join(f"-c '{word}'" for word in ("configure terminal", *path))
+    return Shot(
+        place=Place(node=switch.name),
+        request=held(asked, "frr", {"netns": None, "path": path, "line": line}, claims=f"{switch.name}/bgpd/{line}"),
+        steps=(Step(do=f"vtysh {shell} -c 'no {line}'", undo=f"vtysh {shell} -c '{line}'"),),
+        must_move=(Witness(any_of=retries(asked.topology)),),
+        must_not_move=(),
+        shows={"netns": None, "line": line},
     )
 
 
@@ -288,7 +384,8 @@ def _hash_policy(asked: Request) -> Shot:
     able = (_DB, "STATE_DB", "HGET", "SWITCH_CAPABILITY|switch", "ECMP_HASH_CAPABLE")
     commands = Commands(
         needs=(_DB,),
-        able=((able, "^true$", "the ASIC's ECMP hash cannot be changed"),),
+        # SWITCH_HASH begins with 202311; sonic-mgmt skips its test on Broadcom and Cisco-8000.
+        able=((able, "^true$", "the ASIC's ECMP hash cannot be changed: aim at a Linux switch"),),
         remember={"was": (look, "^(.*L4_.*)$")},
         on=((_DB, "CONFIG_DB", "HSET", where, "ecmp_hash@", fields),),
         off=((_DB, "CONFIG_DB", "HSET", where, "ecmp_hash@", "{was}"),),
@@ -296,7 +393,8 @@ def _hash_policy(asked: Request) -> Shot:
         applied=f"^{fields}$",
         normal="L4_",
     )
-    witness = Witness(any_of=tuple(f"{switch}/{port}.tx_packets" for port in ports), at_least=100)
+    # The kernel counts what its CPU sends; what the ASIC forwards is in COUNTERS_DB (testbed.node.asic_ports).
+    witness = Witness(any_of=tuple(f"{switch}/{port}.asic_tx_packets" for port in ports), at_least=100)
     shows = {"switch": switch}
     return commanded(asked, commands, node=switch, claims=f"{switch}/hash", shows=shows, must_move=(witness,))
 

@@ -1,0 +1,453 @@
+"""Where public sources contradicted the rack's code: each test holds what the source says, and failed before.
+
+Sources: mstflint, sonic-swss, sonic-buildimage, sonic-utilities, DMTF's Redfish schema, recorded tool outputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+from dataclasses import replace
+
+import pytest
+import rack_tools
+from house import HOUSE
+
+from inject.fault_plan import FaultSpec, plan
+from inject.mechanisms.rack import sonic
+from inject.mechanisms.rack.rack_mechanism import retries
+from inject.node.actuator import Refused, make
+from testbed.backends.rack import power_cycle
+from testbed.errors import Unsupported
+from testbed.inventory import lab_inventory
+from testbed.inventory.schema import BmcVars, SafetyVars
+from testbed.node.asic_ports import port_counts
+from testbed.preflight import collect
+from testbed.shipped import inventories, playbooks
+
+RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    state = rack_tools.install(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(sonic, "ACL_POLL_WAS", str(tmp_path / "acl-poll"))
+    return state
+
+
+def planned(kind, target, *, for_s=5.0, topology=RACK.topology, **params):
+    return plan(FaultSpec(kind=kind, target=target, for_s=for_s, params=params), topology, lab_kind="rack")
+
+
+def actuator(kind, target, **params):
+    shot = planned(kind, target, **params)
+    return make(shot.request["actuator"], dict(shot.request["args"]))
+
+
+def edit(tools, **fields):
+    tools.write_text(json.dumps(json.loads(tools.read_text()) | fields))
+
+
+def test_rnic_port_down_at_400g_is_armed_by_its_state_line(tools):
+    """mlxlink's physical state is ETH_AN_FSM_ENABLE of a port that is up as of one that is down."""
+    link = actuator("link.down", "host1:mlx5_0")
+    assert not link.prepare()["applied"]
+    link.on()
+    assert "ETH_AN_FSM_ENABLE" in link.read()["said"]
+    assert link.read()["applied"]
+    link.off()
+    assert not link.read()["applied"]
+
+
+def test_rnic_port_that_firmware_keeps_up_is_refused_with_the_switch_port_instead(tools):
+    edit(tools, keep_up="True(1)")
+    with pytest.raises(Refused, match=r"KEEP_ETH_LINK_UP_P1=0.*rtsw1:host1:mlx5_0"):
+        actuator("link.down", "host1:mlx5_0").prepare()
+    assert json.loads(tools.read_text())["port"] == "Active"
+
+
+def test_second_port_of_a_card_asks_for_its_own_setting():
+    shot = planned("link.down", "host1:mlx5_0")
+    assert "KEEP_ETH_LINK_UP_P1" in json.dumps(shot.request["args"]["able"])
+    host = RACK.topology.host_by_name["host1"]
+    second = replace(host.rnics[0], pcie="0000:18:00.1")
+    hosts = tuple(replace(x, rnics=(second, *x.rnics[1:])) if x is host else x for x in RACK.topology.hosts)
+    shot = planned("link.down", "host1:mlx5_0", topology=replace(RACK.topology, hosts=hosts))
+    assert "KEEP_ETH_LINK_UP_P2" in json.dumps(shot.request["args"]["able"])
+
+
+def test_rnic_without_pcie_address_is_refused_with_the_switch_port_instead():
+    """mstflint finds `mlx5_0` or a PCI address; what current hosts call the device it does not know."""
+    host = RACK.topology.host_by_name["host1"]
+    nameless = replace(host.rnics[0], pcie=None)
+    hosts = tuple(replace(x, rnics=(nameless, *x.rnics[1:])) if x is host else x for x in RACK.topology.hosts)
+    with pytest.raises(Unsupported, match=r"no pcie.*rtsw1:host1:mlx5_0"):
+        planned("link.down", "host1:mlx5_0", topology=replace(RACK.topology, hosts=hosts))
+
+
+def test_inbox_host_with_mstflint_alone_can_take_its_port_down(tools, tmp_path):
+    """The distribution's package has mstlink and mstconfig, and no mlxlink."""
+    for old, new in (("mlxlink", "mstlink"), ("mlxconfig", "mstconfig")):
+        text = (tmp_path / old).read_text().replace('"$0"', f'"$(dirname "$0")/{old}"')
+        (tmp_path / new).write_text(text)
+        (tmp_path / new).chmod(0o755)
+        (tmp_path / old).unlink()
+    link = actuator("link.down", "host1:mlx5_0")
+    link.prepare()
+    link.on()
+    assert link.read()["applied"]
+    link.off()
+    assert "{ml" not in link.revert_script()
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "for_s", "params", "words"),
+    [
+        ("link.flap", "host1:mlx5_0", 5.0, {"period": 2}, "over 2 s"),
+        ("link.down", "host1:mlx5_0", 1.0, {}, "over 2 s"),
+        ("link.flap", "rtsw1:host1:mlx5_0", 5.0, {"period": 0.1}, "about a second"),
+        ("link.oneway", "host1:mlx5_0", 2.0, {}, "once a second"),
+        ("packet.drop", "host1:mlx5_0", 2.0, {"share": 1}, "once a second"),
+    ],
+)
+def test_fault_that_is_faster_than_its_tool_is_refused(kind, target, for_s, params, words):
+    with pytest.raises(Unsupported, match=words):
+        planned(kind, target, for_s=for_s, **params)
+
+
+FORBIDDEN = {"pairwise": "itertools.pairwise", "bit_count": "int.bit_count"}
+
+
+def later_than_3_9(path):
+    """What of a module Python 3.9 does not have, as far as its text tells."""
+    for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 9))):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            words = {word.arg for word in node.keywords}
+            if name == "zip" and "strict" in words:
+                yield f"{path.name}:{node.lineno}: zip(strict=)"
+            if name.endswith("dataclass") and words & {"slots", "kw_only"}:
+                yield f"{path.name}:{node.lineno}: dataclass({words})"
+        if isinstance(node, ast.Attribute) and node.attr in FORBIDDEN:
+            yield f"{path.name}:{node.lineno}: {FORBIDDEN[node.attr]}"
+        if isinstance(node, ast.Match):
+            yield f"{path.name}:{node.lineno}: match"
+
+
+def test_code_that_runs_on_switches_is_python_3_9():
+    """SONiC up to 202311 is Debian bullseye (sonic-buildimage, slave.mk)."""
+    paths = [*(HOUSE / "testbed/node").rglob("*.py"), *(HOUSE / "inject/node").rglob("*.py")]
+    assert len(paths) > 20
+    assert [wrong for path in paths for wrong in later_than_3_9(path)] == []
+
+
+def interval(tools):
+    return json.loads(tools.read_text())["CONFIG_DB"]["FLEX_COUNTER_TABLE|ACL"]["POLL_INTERVAL"]
+
+
+def test_acl_counters_are_polled_every_second_while_any_acl_fault_is_on(tools):
+    """aclorch polls every 10 s: a fault that is shorter would count nothing. The last one that ends restores it."""
+    one, two = actuator("link.oneway", "host1:mlx5_0"), actuator("packet.drop", "host1:mlx5_0", share=1)
+    one.prepare()
+    one.on()
+    assert interval(tools) == "1000"
+    two.prepare()
+    two.on()
+    one.off()
+    assert interval(tools) == "1000"
+    two.off()
+    assert interval(tools) == "10000"
+
+
+def test_acl_of_a_switch_that_does_not_count_acls_is_refused(tools):
+    state = json.loads(tools.read_text())
+    state["CONFIG_DB"]["FLEX_COUNTER_TABLE|ACL"]["FLEX_COUNTER_STATUS"] = "disable"
+    edit(tools, **state)
+    with pytest.raises(Refused, match="counterpoll acl enable"):
+        actuator("link.oneway", "host1:mlx5_0").prepare()
+
+
+def test_acl_that_is_active_already_is_not_ours(tools):
+    """`^(None)?$` fitted every answer that ends in a newline."""
+    oneway = actuator("link.oneway", "host1:mlx5_0")
+    oneway._applied = "^never$"
+    oneway.on()
+    with pytest.raises(Refused, match="not as it must be"):
+        oneway.prepare()
+
+
+def test_withdraw_on_sonic_takes_the_line_of_our_own_role(tools):
+    """TSC sees only route-maps named V4 or V6; ours is FAULTBED."""
+    withdraw = actuator("switch.withdraw", "rtsw1")
+    assert not withdraw.prepare()["applied"]
+    withdraw.on()
+    assert not json.loads(tools.read_text())["redistributes"]
+    script = withdraw.revert_script()
+    subprocess.run(["sh"], input=script, text=True, check=True, timeout=60)
+    assert json.loads(tools.read_text())["redistributes"]
+    edit(tools, redistributes=False)
+    with pytest.raises(Refused, match="not configured by us"):
+        actuator("switch.withdraw", "rtsw1").prepare()
+
+
+def test_bgp_kill_holds_and_its_revert_is_not_stopped_by_the_start_limit(tools):
+    """The container would restart by itself after 30 s; and systemd refuses a fourth start within 20 minutes."""
+    for starts in (1, 3):
+        edit(tools, starts=starts)
+        kill = actuator("switch.bgp-kill", "rtsw1")
+        kill.prepare()
+        kill.on()
+        assert json.loads(tools.read_text())["CONFIG_DB"]["FEATURE|bgp"]["auto_restart"] == "disabled"
+        assert kill.read()["applied"]
+        kill.off()
+        assert not kill.read()["applied"]
+        assert json.loads(tools.read_text())["CONFIG_DB"]["FEATURE|bgp"]["auto_restart"] == "enabled"
+
+
+def test_bgp_kill_is_refused_where_the_restart_cannot_be_turned_off(tools):
+    state = json.loads(tools.read_text())
+    state["CONFIG_DB"]["FEATURE|bgp"]["auto_restart"] = "always_enabled"
+    edit(tools, **state)
+    with pytest.raises(Refused, match="always_enabled"):
+        actuator("switch.bgp-kill", "rtsw1").prepare()
+
+
+def test_bgp_kill_leaves_pid_1_the_time_that_a_container_needs():
+    from inject.channels import START_S, unit_command
+
+    words = unit_command(planned("switch.bgp-kill", "rtsw1"), ["python3"], instance="x")
+    assert f"TimeoutStopSec={START_S + 60:g}" in words
+
+
+def test_link_rate_is_refused_where_a_rejected_scheduler_would_end_orchagent(tools):
+    edit(tools, asic="cisco-8000")
+    with pytest.raises(Refused, match=r"ends orchagent.*Linux switch"):
+        actuator("link.rate", "host1:mlx5_0", rate=100).prepare()
+
+
+def test_link_rate_is_armed_by_what_the_asic_has_and_not_by_the_wish(tools, monkeypatch):
+    rate = actuator("link.rate", "host1:mlx5_0", rate=100)
+    rate.prepare()
+    rate.on()
+    assert rate.read()["applied"]
+    state = json.loads(tools.read_text())
+    name = next(key for key in state["CONFIG_DB"] if key.startswith("SCHEDULER|"))
+    del state["CONFIG_DB"][name]  # the port's entry names it, and orchagent has made none
+    edit(tools, **state)
+    assert not rate.read()["applied"]
+
+
+def test_hash_policy_on_sonic_is_told_by_the_asics_own_counters():
+    """The kernel's tx_packets of a front panel port are those of the switch's CPU."""
+    shot = planned("switch.hash-policy", "rtsw1")
+    keys = [key for witness in shot.must_move for key in witness.any_of]
+    assert keys
+    assert all(key.endswith(".asic_tx_packets") for key in keys)
+
+
+PORTS = {"Ethernet0": ("oid:0x1", ["10", "2", "70", "5", "0", "1"]), "Ethernet8": ("oid:0x2", [None] * 6)}
+
+
+def redis(path, *, cut=None):
+    """A redis of one connection with SONiC's tables, in RESP2; `cut`: it ends after so many bytes."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+
+    def bulk(text):
+        return b"$-1\r\n" if text is None else b"$%d\r\n%s\r\n" % (len(text.encode()), text.encode())
+
+    def array(items):
+        return b"*%d\r\n" % len(items) + b"".join(map(bulk, items))
+
+    def serve():
+        connection, _ = server.accept()
+        with connection, server:
+            said = array([word for name, (oid, _) in PORTS.items() for word in (name, oid)])
+            text = b"+OK\r\n" + said
+            connection.recv(65536)
+            connection.sendall(text[:cut])
+            if cut is None:
+                connection.recv(65536)
+                connection.sendall(b"".join(array(values) for _, values in PORTS.values()))
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+def test_asic_counters_are_read_by_port_name(tmp_path):
+    redis(tmp_path / "redis.sock")
+    assert dict(port_counts(str(tmp_path / "redis.sock"))) == {
+        "Ethernet0.asic_rx_packets": 12,
+        "Ethernet0.asic_tx_packets": 75,
+        "Ethernet0.asic_rx_dropped": 0,
+        "Ethernet0.asic_tx_dropped": 1,
+    }
+
+
+@pytest.mark.parametrize("cut", [0, 3, 5, 9, 20, 40])
+def test_asic_counters_that_are_cut_short_are_none(tmp_path, cut):
+    redis(tmp_path / "redis.sock", cut=cut)
+    assert dict(port_counts(str(tmp_path / "redis.sock"))) == {}
+
+
+def test_machine_without_redis_has_no_asic_counters(tmp_path):
+    assert dict(port_counts(str(tmp_path / "nothing"))) == {}
+
+
+def test_silence_is_told_by_adaptive_retransmission_too():
+    """The first counter that moves on a ConnectX with its default registers."""
+    for names in ((), ("completer_retry_err",)):
+        assert "host1/mlx5_0.roce_adp_retrans" in retries(RACK.topology, *names)
+
+
+@pytest.fixture
+def sonic_switch(program):
+    return program("sonic_switch")
+
+
+POOLS = {"in": {"mode": "dynamic", "size": "100"}, "out": {"mode": "static", "size": "32340992"}}
+
+
+def profiles():
+    return {
+        "BUFFER_PROFILE": {
+            "FAULTBED_LOSSLESS_IN": {"pool": "in", "size": "1", "xoff": "1", "dynamic_th": "0"},
+            "FAULTBED_LOSSLESS_OUT": {"pool": "out", "size": "0", "dynamic_th": "3"},
+        }
+    }
+
+
+def test_buffer_profile_takes_the_threshold_of_its_pools_mode(sonic_switch):
+    """A dynamic threshold on Broadcom's static egress pool is rejected, and ends orchagent up to 202411."""
+    tables = profiles()
+    assert sonic_switch.fit_pools(tables, {"BUFFER_POOL": POOLS}) == []
+    out = tables["BUFFER_PROFILE"]["FAULTBED_LOSSLESS_OUT"]
+    assert out == {"pool": "out", "size": "0", "static_th": "32340992"}
+    assert tables["BUFFER_PROFILE"]["FAULTBED_LOSSLESS_IN"]["dynamic_th"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("pools", "words"),
+    [
+        ({}, "no buffer pool in: it has none"),
+        (POOLS | {"in": POOLS["out"]}, "needs a dynamic one"),
+        (POOLS | {"out": {"mode": "static"}}, "has no size"),
+        (POOLS | {"out": {}}, "neither static nor dynamic"),
+    ],
+)
+def test_buffer_pool_that_does_not_fit_is_told_before_anything_is_loaded(sonic_switch, pools, words):
+    assert words in "; ".join(sonic_switch.fit_pools(profiles(), {"BUFFER_POOL": pools}))
+
+
+def test_preflight_gives_mlxlink_the_pci_address(tmp_path):
+    """A name such as rocep24s0 is none that mstflint finds."""
+    lines = [line for line in collect.script(RACK, "host1").splitlines() if "mlxlink" in line]
+    assert lines
+    assert all("readlink -f" in line and "-d ${at##*/} -c" in line and "mstlink" in line for line in lines)
+    assert "mstflint" in (playbooks() / "roles/rdma_stack/defaults/main.yml").read_text()
+
+
+CURL = """\
+#!/bin/sh
+echo "$@" >>{said}
+for word; do case $word in
+*/Systems) cat {house}/systems.json;;
+*/Actions/*) ;;
+*/Systems/*) cat {house}/system.json;;
+esac; done
+"""
+
+
+def collection(*names):
+    return {"Members": [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in names]}
+
+
+def system(name, *offers):
+    reset = {"target": f"/redfish/v1/Systems/{name}/Actions/ComputerSystem.Reset"}
+    if offers:
+        reset["ResetType@Redfish.AllowableValues"] = list(offers)
+    return {"Actions": {"#ComputerSystem.Reset": reset}, "PowerState": "On"}
+
+
+@pytest.fixture
+def bmc(tmp_path, monkeypatch):
+    """Runs the planned commands in one shell against a BMC of files; gives what curl was told, and the shell's end."""
+    (tmp_path / "curl").write_text(CURL.format(said=tmp_path / "said", house=tmp_path))
+    (tmp_path / "curl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def cycle(systems, one, **fields):
+        (tmp_path / "systems.json").write_text(json.dumps(systems))
+        (tmp_path / "system.json").write_text(json.dumps(one))
+        (tmp_path / "said").write_text("")
+        lab = replace(
+            RACK,
+            safety=SafetyVars(power_cycle="after-heal", may_disrupt=["host?"]),
+            bmcs={"host1": BmcVars(address="198.51.100.11", **fields)},
+        )
+        commands = power_cycle.plan(lab, "host1", dirty=True).commands
+        done = subprocess.run(
+            ["bash", "-e"], input="\n".join(commands), text=True, check=False, timeout=60, capture_output=True
+        )
+        return done, (tmp_path / "said").read_text()
+
+    return cycle
+
+
+@pytest.mark.parametrize(
+    ("systems", "name", "offers", "wanted"),
+    [
+        (collection("1"), "1", ["On", "ForceOff", "ForceRestart", "PowerCycle"], "PowerCycle"),
+        (collection("System.Embedded.1"), "System.Embedded.1", ["On", "ForceRestart", "PowerCycle"], "PowerCycle"),
+        (collection("DGX", "HGX_Baseboard_0"), "DGX", ["On", "GracefulShutdown", "ForceRestart"], "ForceRestart"),
+        (collection("1"), "1", [], "ForceRestart"),
+    ],
+)
+def test_power_cycle_finds_the_system_and_takes_the_best_reset_that_it_offers(bmc, systems, name, offers, wanted):
+    done, said = bmc(systems, system(name, *offers))
+    assert done.returncode == 0, done.stderr
+    (post,) = [line for line in said.splitlines() if "POST" in line]
+    assert f'{{"ResetType": "{wanted}"}}' in post
+    assert post.endswith(f"https://198.51.100.11/redfish/v1/Systems/{name}/Actions/ComputerSystem.Reset")
+
+
+@pytest.mark.parametrize(
+    ("systems", "offers", "words"),
+    [
+        (collection("node1", "node2"), ["PowerCycle"], "2 systems.*faultbed_bmc.system"),
+        (collection(), ["PowerCycle"], "0 systems"),
+        (collection("1"), ["On", "Nmi"], "neither PowerCycle nor ForceRestart"),
+    ],
+)
+def test_power_cycle_of_a_bmc_that_is_not_clear_posts_nothing(bmc, systems, offers, words):
+    done, said = bmc(systems, system("1", *offers))
+    assert done.returncode != 0
+    assert re.search(words, done.stderr)
+    assert "POST" not in said
+
+
+def test_power_cycle_of_a_named_system_with_the_labs_own_authority(bmc):
+    done, said = bmc(collection("a", "b"), system("b", "PowerCycle"), system="b", cacert="/etc/lab ca.pem")
+    assert done.returncode == 0, done.stderr
+    assert all("--cacert /etc/lab ca.pem" in line for line in said.splitlines())
+    assert "/redfish/v1/Systems/b/Actions/" in said
+
+
+def test_firmware_settings_are_read_of_three_columns_too(program):
+    """`mlxconfig -e query`: default, current, next boot; as mstflint's printSingleParam writes them."""
+    read = program("rnic_host").firmware_settings
+    wide = (
+        "Configurations:                                          Default             Current             Next Boot\n"
+        "        MEMIC_BAR_SIZE                                  0                   0                   0         \n"
+        "*       ROCE_ADAPTIVE_ROUTING_EN                        False(0)            False(0)            True(1)   \n"
+        " RO     SRIOV_EN                                        True(1)             True(1)             True(1)   \n"
+    )
+    assert read(wide) == {"MEMIC_BAR_SIZE": "0", "ROCE_ADAPTIVE_ROUTING_EN": "1", "SRIOV_EN": "1"}
+    narrow = "Configurations:                    Next Boot\n        SRIOV_EN              True(1)    \n"
+    assert read(narrow) == {"SRIOV_EN": "1"}
