@@ -39,7 +39,8 @@ from testbed.model.topology import Port
 from testbed.node.holders import claim_file, end_holder, locked, read_claim
 from testbed.observe import counters
 from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import dirty
+from testbed.tenancy import dirty, interventions
+from testbed.tenancy.reservation import covered
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
@@ -170,6 +171,8 @@ def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s
     Raises:
         RevertFailed: something is left, or a machine does not answer and may still hold a fault; the others are done.
     """
+    # First: whoever reads it later begins no fault, and what has been begun is found below.
+    interventions.record(lab.state_dir, "heal --panic" if panic else "heal", covered(lab.topology, only))
     machines = tuple(name for name in lab.nodes() if not only or name in only)
 
     def one(machine: str) -> list[str]:

@@ -30,7 +30,7 @@ from inject.policy import blast_radius, safety
 from inject.policy.conflicts import claims_of
 from inject.policy.overlap import TAIL_S, own_evidence
 from testbed.errors import FaultbedError, FaultError, LabError, RevertFailed
-from testbed.tenancy import audit_log
+from testbed.tenancy import audit_log, interventions
 from testbed.tenancy.lab_lease import who
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class Injector:
             raise
         try:
             prepared.last_heal = last_heal(self.lab)
+            self.refuse_after_intervention(planned)
             with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
                 prepared.lease.begin()
                 if not (later and planned.of_workload):
@@ -187,6 +188,17 @@ class Injector:
                 f"{audit_log.path_of(self.lab.state_dir)}: {error.strerror or error}; nothing is changed without a "
                 "record: make room"
             ) from error
+
+    def refuse_after_intervention(self, planned: PlannedFault) -> None:
+        """Refuse a fault where `heal`, `reset` or `down` of another command has ended the lab's faults meanwhile.
+
+        Raises:
+            FaultError: so it is; the message names that command.
+        """
+        try:
+            interventions.refuse(self.lab.state_dir, self.lab.name, self.lab.ours)
+        except interventions.Intervened as error:
+            raise FaultError(f"{planned.kind} on {planned.target.text}: {error}") from error
 
     def claim_of(self, planned: PlannedFault) -> dict[str, Any]:
         """What a fault claims on its target, for holders of other sessions to compare and to name."""
@@ -363,7 +375,7 @@ class Prepared:
         request: dict[str, Any] = {"do": "arm", **learned}
         if at_ns is not None:
             request["at_ns"] = self.lease.to_node(at_ns)
-        self._injector.audit_change("arming", self.planned)
+        self._begin()
         self.began_ns = max(at_ns or 0, time.monotonic_ns())
         with self._injector.journal.doing("arm", fault=self.planned.id, at_ns=at_ns, **learned) as outcome:
             try:
@@ -399,6 +411,18 @@ class Prepared:
                 "readback": self._armed.readback,
             }
         return self._armed
+
+    def _begin(self) -> None:
+        """Record that the fault begins, unless another command has ended the lab's faults meanwhile.
+
+        A `heal` that comes later ends the holder, which stands.
+        """
+        try:
+            self._injector.refuse_after_intervention(self.planned)
+        except FaultError as error:
+            self.call_off(str(error))
+            raise
+        self._injector.audit_change("arming", self.planned)
 
     def may_act_after(self, since_ns: int) -> bool:
         """Whether its effect may still be seen at some time between a moment and now."""

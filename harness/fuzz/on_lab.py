@@ -13,8 +13,10 @@ from harness.fuzz.outcome import Failure, Outcome, outcome_of
 from harness.record import rundir
 from harness.run import loop
 from testbed.backends.soft import lifecycle
+from testbed.directories import lab_dir
 from testbed.errors import DirtyLab, FaultbedError, UsageError
 from testbed.inventory.lab_inventory import Inventory
+from testbed.tenancy import interventions
 
 __all__ = ["Runner", "keep", "next_number"]
 
@@ -33,6 +35,7 @@ class Runner:
 
         Raises:
             DirtyLab: a rack lab is DIRTY afterwards.
+            Intervened: another command has ended the faults of the lab, so the run is no finding.
             FaultbedError: the lab is not up, or the run could not be recorded.
         """
         source = to_toml(case).encode()
@@ -46,6 +49,7 @@ class Runner:
             self._restore(case, see=str(error))
             said = traceback.format_exception_only(defect)[-1].strip()
             return Outcome(verdict="ERROR", failures={f"crash.{type(defect).__name__}": said})
+        interventions.refuse(lab_dir(self.inventory.name), self.inventory.name)
         if finished.verdict.lab_state == "DIRTY":
             self._restore(case, see=str(finished.report))
         return outcome_of(case, finished.verdict, run_dir=finished.run_dir.path)

@@ -52,7 +52,7 @@ from testbed.inventory.subset import without_hosts
 from testbed.lab import Lab, open_lab
 from testbed.observe import counters, packet_capture, telemetry
 from testbed.observe.machine_load import MachineLoad
-from testbed.tenancy import audit_log, dirty
+from testbed.tenancy import audit_log, dirty, interventions
 from testbed.tenancy.dirty import Work
 from testbed.tenancy.reservation import covered
 from traffic.engine.running_traffic import OnEvent, Running
@@ -95,7 +95,8 @@ def execute(
         control: arm every fault with zero intensity, to measure what the harness itself costs (`harness.run.control`).
 
     Raises:
-        LabError: the lab is not up. Anything later ends in the verdict.
+        LabError: the lab is not up, or another command has ended its faults since this process began. Anything later
+            ends in the verdict.
         UsageError: the noise floor that is kept for the lab cannot be read.
         DirtyLab: it is marked DIRTY.
         Forbidden: the lab's owner does not allow one of the faults, or not as many at one time.
@@ -109,9 +110,10 @@ def execute(
         others = [host for host in inventory.topology.host_by_name if host not in decided.hosts]
         inventory = without_hosts(inventory, others)
     with open_lab(inventory) as lab:
-        lab.guard = guard
+        lab.guard = _guard_of(lab, guard)
         if lab.kind == "rack":  # a soft lab is one snapshot
             lab.ours = covered(lab.topology, touched(decided, lab.topology))
+        _refuse_after_intervention(lab)
         dirty.refuse(lab.state_dir, lab.name)  # what a killed command left is found by `dirty.begin`, or reset
         floor = noise.load(lab.state_dir, decided.plan.workload)
         run_dir = rundir.create(
@@ -174,6 +176,10 @@ def _guarded(
         journal.note("error", error=ends.describe(error), trace=trace)
     except BaseException as error:  # noqa: BLE001 (raised again below)
         interrupt = error
+    if (said := interventions.since_begin(lab.state_dir, lab.ours)) and not any(said in one for one in found.errors):
+        # Also where all faults were over by then: what the run has measured is not its own doing alone.
+        found.errors.append(said)
+        journal.note("error", error=said, trace="")
     if work is None:
         if interrupt is not None:
             raise interrupt
@@ -187,6 +193,20 @@ def _guarded(
         if outcome.state == "DIRTY":
             progress(outcome.said)
     journal.note("lab", state=found.lab_state, diff=list(found.lab_diff))
+
+
+def _guard_of(lab: Lab, ours: Callable[[], None]) -> Callable[[], None]:
+    """Return a guard that raises as well once another command has ended the faults of the lab."""
+
+    def guard() -> None:
+        ours()
+        _refuse_after_intervention(lab)
+
+    return guard
+
+
+def _refuse_after_intervention(lab: Lab) -> None:
+    interventions.refuse(lab.state_dir, lab.name, lab.ours)
 
 
 def _wants_twin(decided: Decided) -> bool:

@@ -27,7 +27,7 @@ from testbed.node.holders import identity
 from testbed.observe.fingerprint import Fingerprint
 from testbed.tenancy.reservation import WHOLE_LAB
 
-__all__ = ["Mark", "Own", "before_of", "dead", "live", "locked", "write"]
+__all__ = ["Mark", "Own", "ancestors", "before_of", "dead", "live", "locked", "write"]
 
 LOCK_S = 180.0
 """Longer than any comparison of a lab that another command may be at."""
@@ -123,7 +123,7 @@ def live(folder: Path, *, beside: bool = False) -> tuple[Mark, ...]:
 
     With `beside`, without those of this process and of its ancestors: a test session oversees the commands it starts.
     """
-    own = _ancestors() if beside else {}
+    own = ancestors() if beside else {}
     return tuple(mark for mark in _marks(folder) if mark.is_live and not _is_of(mark, own))
 
 
@@ -223,7 +223,7 @@ def _is_of(mark: Mark, processes: Mapping[int, int]) -> bool:
     return mark.pid in processes and mark.started in (None, processes[mark.pid])
 
 
-def _ancestors() -> dict[int, int]:
+def ancestors() -> dict[int, int]:
     """Ids of this process and of those above it, each with its start time in clock ticks."""
     found: dict[int, int] = {}
     pid = os.getpid()

@@ -24,7 +24,7 @@ from testbed.directories import home_dir, lab_dir, private_dir
 from testbed.errors import FaultbedError, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import open_keeper
-from testbed.tenancy import dirty, reservation
+from testbed.tenancy import dirty, interventions, reservation
 from testbed.tenancy.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, Reserved, covered
 from testbed.tenancy.reservation_store import BookStore, Reading, local_store, node_store
 
@@ -135,6 +135,7 @@ def hold(
         UsageError: there is no such thing, or it is outside what this user has booked by hand.
         ReservationLost: at the end, when it was lost on the way.
     """
+    interventions.watch(lab_dir(inventory.name))
     wanted = covered(inventory.topology, names)
     store, was_dirty = book_of(inventory), _is_dirty(inventory)
     holding = _claim(store, wanted, why=why, mode=mode, ttl_s=ttl_s, never_all=_never_all(inventory))

@@ -328,7 +328,7 @@ def test_begin_beside_a_dead_command_that_is_not_compared_yet_does_not_take_its_
     in_progress.write(tmp_path, why="inject A", before=both, lease_s=0.0).abandon()
     one = Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",))
     beside = in_progress.write(tmp_path, why="inject C", before=one, lease_s=0.0)
-    monkeypatch.setattr(in_progress, "_ancestors", dict)
+    monkeypatch.setattr(in_progress, "ancestors", dict)
     change(tmp_path, "host1", "DOWN by A")
     lab.ours = ("host1",)
     work = dirty.begin(lab, "inject B")

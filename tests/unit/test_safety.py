@@ -167,7 +167,9 @@ def test_the_injector_counts_what_is_there_already(tmp_path, monkeypatch):
     monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
     monkeypatch.setattr("inject.injector.Prepared.look", lambda _: {})
     limited = under(may_disrupt=["*"])
-    lab = SimpleNamespace(inventory_model=limited, state_dir=tmp_path / "state", topology=RACK.topology)
+    lab = SimpleNamespace(
+        inventory_model=limited, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
+    )
     with Journal(tmp_path / "journal") as journal:
         injector = Injector(lab, journal)
         first = injector.prepare(planned("link.down", "host1:mlx5_0"))
@@ -180,7 +182,9 @@ def test_the_injector_counts_what_is_there_already(tmp_path, monkeypatch):
 
 def test_the_injector_asks_before_it_does_anything(tmp_path):
     """No channel is opened, nothing is prepared; the refusal is written down with its revert."""
-    lab = SimpleNamespace(inventory_model=RACK, state_dir=tmp_path / "state", topology=RACK.topology)
+    lab = SimpleNamespace(
+        inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
+    )
     with Journal(tmp_path / "journal") as journal, Injector(lab, journal) as injector:
         with pytest.raises(Forbidden):
             injector.prepare(planned("link.down", "host3:mlx5_0"))
@@ -206,7 +210,9 @@ def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
         return {"before": {}}
 
     monkeypatch.setattr("inject.lease.Lease.ask", ask)
-    lab = SimpleNamespace(inventory_model=RACK, state_dir=tmp_path / "state", topology=RACK.topology)
+    lab = SimpleNamespace(
+        inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
+    )
     refuses = True
     with Journal(tmp_path / "journal") as journal:
         injector = Injector(lab, journal)

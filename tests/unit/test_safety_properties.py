@@ -205,7 +205,9 @@ def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypa
     monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
     monkeypatch.setattr("inject.injector.Prepared.look", lambda _: {})
     inventory = rack(min_spacing_s=10)
-    lab = SimpleNamespace(inventory_model=inventory, state_dir=tmp_path / "state", topology=RACK.topology)
+    lab = SimpleNamespace(
+        inventory_model=inventory, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
+    )
     first, second = downs(0, 100)[0], replace(downs(0, 0)[1], at_s=0.0)
     with Journal(tmp_path / "journal") as journal:
         injector = Injector(lab, journal)

@@ -40,7 +40,7 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.node import holders
 from testbed.observe.fingerprint import stored_reverts
 from testbed.remote import node_archive
-from testbed.tenancy import dirty
+from testbed.tenancy import dirty, interventions
 
 __all__ = [
     "Progress",
@@ -140,6 +140,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
             return "already up"
         if running is not None or any(fleet.unrecorded(machine) for machine in _all_vms(inventory, folder)):
             progress("ending what is left of an earlier lab")
+            interventions.record(folder, "up")
             _end_all(inventory, folder)
         capacity.check_memory(inventory)
         built = image.build(progress)
@@ -171,6 +172,7 @@ def down(inventory: Inventory) -> bool:
     if not folder.exists():
         return False
     with locked(folder):
+        interventions.record(folder, "down")
         return _end_all(inventory, folder)
 
 
@@ -178,6 +180,7 @@ def purge(inventory: Inventory) -> bool:
     """End a lab and remove everything of it, its snapshot too."""
     there = down(inventory) or lab_dir(inventory.name).exists()
     shutil.rmtree(lab_dir(inventory.name), ignore_errors=True)
+    interventions.forget(lab_dir(inventory.name))
     return there
 
 
@@ -205,6 +208,7 @@ def reset(inventory: Inventory, progress: Progress) -> None:
         raise LabError(f"the VM image of {inventory.name} is gone from {image.images_dir()}: `faultbed up --fresh`")
     with locked(folder):
         progress("going back to the snapshot")
+        interventions.record(folder, "reset")
         try:
             holders.discard_all(str(stored_reverts(folder)))
         except OSError as error:

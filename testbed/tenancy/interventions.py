@@ -1,0 +1,223 @@
+"""Interventions: commands that end whatever faults a lab has (heal, reset, down). A command begins no fault after one.
+
+    interventions.json   {"id", "number", "entries": [{"number", "what", "who", "pid", "at", "covers", "processes"}]}
+
+A command notes the record when it begins (`watch`), and reads it again before each fault (`refuse`). The operator who
+ran `faultbed heal` in another shell believes that the lab has no fault, so a command that is older than that must not
+begin another one. What a command does to the lab itself, or lets a program below it do, does not count: an entry names
+the processes above the command, and this process is one of them.
+
+The record is this controller's and lies in the lab's state directory; nothing is kept on a target, which a reset takes
+back in time. `id` is drawn when the record is made: one that is gone or replaced (`faultbed down --purge`) is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import LabError
+from testbed.tenancy import durable
+from testbed.tenancy.in_progress import ancestors
+from testbed.tenancy.reservation import WHOLE_LAB, overlap
+
+__all__ = ["Intervened", "forget", "path_of", "record", "refuse", "since_begin", "watch"]
+
+_MOST_ENTRIES = 256
+"""Entries that are kept. A command that has not looked for longer than that cannot tell whose they were."""
+_LOCK_S = 5.0
+
+
+class Intervened(LabError):
+    """Another command has ended the faults of this lab since this one began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """The record as found on disk; `id` is empty when there is none."""
+
+    id: str
+    number: int
+    entries: tuple[dict[str, Any], ...]
+
+
+_NONE = _Record(id="", number=0, entries=())
+_begun: dict[Path, _Record] = {}
+"""What this process found when it began to work, by state directory."""
+_lock = threading.Lock()
+
+
+def path_of(state_dir: Path) -> Path:
+    """The record of a lab."""
+    return state_dir / "interventions.json"
+
+
+def watch(state_dir: Path) -> None:
+    """Note that this process begins to work on a lab: what is recorded so far is before its time. Once; raises nothing.
+
+    Where there is no record one is made, so that its loss is noticed.
+    """
+    with _lock:
+        if _key(state_dir) in _begun:
+            return
+        found = _read(state_dir)
+        if not found.id:
+            with contextlib.suppress(OSError), _locked(state_dir):
+                found = _read(state_dir)
+                if not found.id:
+                    found = _write(state_dir, _Record(id=secrets.token_hex(8), number=0, entries=()))
+        _begun[_key(state_dir)] = found
+
+
+def record(state_dir: Path, what: str, covers: Sequence[str] = (WHOLE_LAB,)) -> None:
+    """Record that a command is about to end the faults of a lab, or of the part `covers`. Raises nothing.
+
+    A full disk must not keep a fault in place. Where nothing can be written the record is removed, which stops every
+    older command as well.
+    """
+    try:
+        with _locked(state_dir):
+            found = _read(state_dir)
+            entry = {
+                "number": found.number + 1,
+                "what": what,
+                "who": _who(),
+                "pid": os.getpid(),
+                "at": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+                "covers": list(covers),
+                "machine": _machine(),
+                "processes": [list(each) for each in ancestors().items()],
+            }
+            entries = (*found.entries, entry)[-_MOST_ENTRIES:]
+            _write(
+                state_dir,
+                _Record(id=found.id or secrets.token_hex(8), number=found.number + 1, entries=entries),
+            )
+    except OSError:
+        is_ours = since_begin(state_dir) is None
+        with contextlib.suppress(OSError):
+            path_of(state_dir).unlink(missing_ok=True)
+        if is_ours:
+            forget(state_dir)
+
+
+def since_begin(state_dir: Path, covers: Sequence[str] = (WHOLE_LAB,)) -> str | None:
+    """Say which command of another process has ended the faults of the part `covers` since this one began; None: none.
+
+    The first call of a process is its beginning, if `watch` was not called before.
+    """
+    watch(state_dir)
+    begun, now = _begun[_key(state_dir)], _read(state_dir)
+    if not now.id and not begun.id:
+        return None
+    if not now.id or (begun.id and now.id != begun.id):
+        return (
+            f"{path_of(state_dir)} is gone since this command began: by `faultbed down --purge`, or by a `heal` or "
+            "`reset` that could not write it"
+        )
+    ours = (os.getpid(), ancestors().get(os.getpid()))
+    known = range(now.number - len(now.entries) + 1, now.number + 1)
+    if begun.number + 1 < known.start:
+        return f"more than {len(now.entries)} commands have put this lab back since this one began"
+    for entry in now.entries:
+        if entry["number"] > begun.number and not _is_below(entry, ours) and _overlaps(entry, covers):
+            return (
+                f"`faultbed {entry.get('what')}` ({entry.get('who')}, process {entry.get('pid')}) ended the faults of "
+                f"this lab at {entry.get('at')}, while this command was at work"
+            )
+    return None
+
+
+def refuse(state_dir: Path, name: str, covers: Sequence[str] = (WHOLE_LAB,)) -> None:
+    """Refuse to begin a fault after another command has ended the faults of the lab.
+
+    Raises:
+        Intervened: so it is; the message says which command it was, and when.
+    """
+    if (said := since_begin(state_dir, covers)) is not None:
+        raise Intervened(f"{name}: {said}; it begins no other fault: run it again")
+
+
+def forget(state_dir: Path) -> None:
+    """Begin anew: this process itself has removed the lab's state directory."""
+    with _lock:
+        _begun.pop(_key(state_dir), None)
+
+
+def _is_below(entry: dict[str, Any], process: tuple[int, int | None]) -> bool:
+    """Whether the command of an entry was run by a process, or by one below it."""
+    return entry.get("machine") == _machine() and list(process) in entry.get("processes", [])
+
+
+def _overlaps(entry: dict[str, Any], covers: Sequence[str]) -> bool:
+    theirs = entry.get("covers")
+    return not isinstance(theirs, list) or overlap(tuple(theirs), tuple(covers))
+
+
+def _read(state_dir: Path) -> _Record:
+    try:
+        said = json.loads(path_of(state_dir).read_bytes())
+        entries = tuple(dict(entry) for entry in said["entries"])
+        numbers = [int(entry["number"]) for entry in entries]
+        found = _Record(id=str(said["id"]), number=int(said["number"]), entries=entries)
+    except (OSError, ValueError, KeyError, TypeError):
+        return _NONE
+    return found if numbers == list(range(found.number - len(numbers) + 1, found.number + 1)) else _NONE
+
+
+def _write(state_dir: Path, found: _Record) -> _Record:
+    said = {"id": found.id, "number": found.number, "entries": found.entries}
+    durable.replace(path_of(state_dir), json.dumps(said).encode())
+    return found
+
+
+@contextlib.contextmanager
+def _locked(state_dir: Path) -> Iterator[None]:
+    """Hold the lock of the record for the time of one write.
+
+    Raises:
+        OSError: the folder cannot be made, or another process holds the lock for too long.
+    """
+    state_dir.mkdir(parents=True, exist_ok=True)
+    fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + _LOCK_S
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _key(state_dir: Path) -> Path:
+    return state_dir.absolute()
+
+
+def _machine() -> str:
+    """This boot of this machine, and the namespace that process ids are of."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 (a text, not a path)
+
+
+def _who() -> str:
+    with contextlib.suppress(KeyError, OSError):
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    return f"user {os.getuid()}@{socket.gethostname()}"

@@ -1,0 +1,319 @@
+"""A command begins no other fault once `heal`, `reset` or `down` of another command has ended the lab's faults."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from house import HOUSE
+from local_lab import SOFT, lab_at
+from qmp_server import Qemu
+from waiting import until
+
+from harness.fuzz import on_lab
+from harness.run import loop
+from harness.run.collect_measurements import Found
+from inject.fault_plan import FaultSpec, plan
+from inject.heal import heal
+from inject.injector import Injector
+from inject.journal import Journal
+from testbed.backends.soft import fleet, lifecycle
+from testbed.errors import FaultError
+from testbed.observe import counters, fingerprint
+from testbed.tenancy import durable, interventions
+from testbed.tenancy.lab_lease import hold
+
+TWO_FAULTS = """
+import sys
+from pathlib import Path
+from local_lab import SOFT, lab_at
+from inject.fault_plan import FaultSpec, plan
+from inject.injector import Injector
+from inject.journal import Journal
+from testbed.errors import FaultbedError
+from testbed.tenancy import interventions
+
+folder = Path(sys.argv[1])
+interventions.watch(folder)
+fault = plan(FaultSpec(kind="link.flap", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
+with Journal(Path(sys.argv[2])) as journal, Injector(lab_at(folder), journal) as injector:
+    first = injector.prepare(fault)
+    first.arm()
+    print("armed", flush=True)
+    sys.stdin.readline()
+    first.clear()
+    try:
+        print("armed again", injector.prepare(fault).arm().ok, flush=True)
+    except FaultbedError as error:
+        print(error, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """`lab_at` replaces these for good: it is made for a process of its own."""
+    monkeypatch.setattr(counters, "read", counters.read)
+    monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The state directory of a soft lab."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    found = tmp_path / "labs" / "soft"
+    found.mkdir(parents=True)
+    return found
+
+
+@pytest.fixture
+def qemu(folder):
+    server = Qemu(folder / "qmp")
+    yield server
+    server.close()
+
+
+def in_another_shell(folder, what, covers=("*",)):
+    """Record an intervention as a process that is not below this one."""
+    before = interventions._read(folder).number
+    code = (
+        "import sys, pathlib; from testbed.tenancy import interventions;"
+        f"interventions.record(pathlib.Path({str(folder)!r}), {what!r}, {covers!r})"
+    )
+    subprocess.run(["setsid", "-f", sys.executable, "-c", code], check=True, cwd=HOUSE, timeout=30)
+    until(lambda: interventions._read(folder).number == before + 1, within_s=20)
+
+
+def healed_by(folder):
+    return heal(SimpleNamespace(**vars(lab_at(folder)), nodes=tuple), panic=True)
+
+
+def down_by(_):
+    lifecycle.down(SOFT)
+
+
+def purged_by(_):
+    lifecycle.purge(SOFT)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (healed_by, r"`faultbed heal --panic` \(.*, process PID\) ended the faults of this lab at 20..-.* UTC"),
+        (down_by, r"`faultbed down` \(.*, process PID\) ended the faults of this lab at 20..-.* UTC"),
+        (purged_by, r"interventions.json is gone since this command began: by `faultbed down --purge`"),
+    ],
+    ids=["heal", "down", "purge"],
+)
+def test_command_with_two_faults_begins_no_second_one_after_the_lab_was_put_back(qemu, folder, tmp_path, end, said):
+    """Real holders. The command is a process of its own, the one that puts the lab back is this one."""
+    path = os.pathsep.join((str(HOUSE), str(Path(__file__).parent)))
+    command = subprocess.Popen(
+        [sys.executable, "-c", TWO_FAULTS, str(folder), str(tmp_path / "journal")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    with command:
+        assert command.stdout.readline() == "armed\n"
+        end(folder)
+        changes = len(qemu.links)
+        out, _ = command.communicate("\n", timeout=60)
+    assert re.search(said.replace("PID", str(os.getpid())), out), out
+    assert "it begins no other fault: run it again" in out
+    assert False not in qemu.links[changes:], "the second fault took the link down"
+
+
+def flap():
+    return plan(FaultSpec(kind="link.flap", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
+
+
+def test_fault_that_stands_ready_is_not_armed_after_another_shell_has_healed(qemu, folder, tmp_path):
+    """Its holder lives on, as one does that `heal` could not see yet."""
+    with Journal(tmp_path / "journal") as journal, Injector(lab_at(folder), journal) as injector:
+        prepared = injector.prepare(flap())
+        in_another_shell(folder, "heal --panic")
+        with pytest.raises(FaultError, match="`faultbed heal --panic`"):
+            prepared.arm()
+        receipt = prepared.clear()
+    assert "it begins no other fault" in receipt.armed.error
+    assert not receipt.proved
+    assert False not in qemu.links
+
+
+def test_fault_of_a_process_that_heals_its_own_lab_is_armed(qemu, folder, tmp_path):
+    """A test session heals and injects again; so does a program that it starts."""
+    with Journal(tmp_path / "journal") as journal, Injector(lab_at(folder), journal) as injector:
+        interventions.watch(folder)
+        healed_by(folder)
+        code = (
+            "import pathlib; from testbed.tenancy import interventions;"
+            f"interventions.record(pathlib.Path({str(folder)!r}), 'reset')"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=HOUSE, timeout=30)
+        assert interventions._read(folder).number == 2
+        assert injector.prepare(flap()).arm().ok
+
+
+def test_command_that_begins_after_a_heal_is_not_refused(folder):
+    in_another_shell(folder, "heal")
+    interventions.refuse(folder, "soft")
+
+
+def test_hold_of_a_lab_is_the_beginning_of_a_command(folder):
+    """A heal between two runs of `run --repeat` is after the beginning of the command."""
+    with hold(SOFT, why="run", mode="exclusive"):
+        in_another_shell(folder, "heal --panic")
+        with pytest.raises(interventions.Intervened, match="soft: `faultbed heal --panic`"):
+            interventions.refuse(folder, "soft")
+
+
+def test_intervention_on_another_lab_or_another_part_does_not_count(folder, tmp_path):
+    other = tmp_path / "labs" / "other"
+    for each in (folder, other):
+        interventions.watch(each)
+    in_another_shell(other, "reset")
+    assert interventions.since_begin(folder) is None
+    assert "`faultbed reset`" in interventions.since_begin(other)
+    in_another_shell(folder, "heal", ("host1", "link1"))
+    assert interventions.since_begin(folder, ("host2",)) is None
+    assert "`faultbed heal`" in interventions.since_begin(folder, ("link1",))
+
+
+def test_own_intervention_does_not_hide_that_of_another_shell(folder):
+    interventions.watch(folder)
+    in_another_shell(folder, "reset")
+    interventions.record(folder, "reset")
+    assert "`faultbed reset`" in interventions.since_begin(folder)
+
+
+def test_intervention_on_a_full_disk_removes_the_record_and_stops_older_commands(folder, monkeypatch):
+    """`heal` goes on; the process that ran it is not in its own way, another one cannot tell and is stopped."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    interventions.watch(folder)
+    known = interventions._begun[interventions._key(folder)]
+    monkeypatch.setattr(durable, "replace", full)
+    assert healed_by(folder) == []
+    assert not interventions.path_of(folder).exists()
+    interventions.refuse(folder, "soft")
+    monkeypatch.setitem(interventions._begun, interventions._key(folder), known)
+    assert "is gone since this command began" in interventions.since_begin(folder)
+
+
+def test_process_that_purges_its_own_lab_begins_anew(folder):
+    interventions.watch(folder)
+    lifecycle.purge(SOFT)
+    assert not folder.exists()
+    assert interventions.since_begin(folder) is None
+
+
+def test_command_that_has_not_looked_for_longer_than_the_record_goes_back_is_refused(folder, monkeypatch):
+    """It cannot know whose the dropped entries were."""
+    interventions.watch(folder)
+    monkeypatch.setattr(interventions, "_MOST_ENTRIES", 2)
+    for _ in range(2):
+        interventions.record(folder, "reset")
+    assert interventions.since_begin(folder) is None
+    interventions.record(folder, "reset")
+    assert "more than 2 commands" in interventions.since_begin(folder)
+
+
+def test_record_is_on_the_disk_before_the_lab_is_touched(folder, monkeypatch):
+    """File and folder: a rename that a power failure takes back would be no record."""
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(stat.S_IFMT(os.fstat(fd).st_mode)), sync(fd)))
+    interventions.record(folder, "heal")
+    assert synced == [stat.S_IFREG, stat.S_IFDIR]
+
+
+def test_reset_is_recorded_before_a_vm_is_ended(folder, monkeypatch):
+    for name in ("read_state", "read_snapshot"):
+        monkeypatch.setattr(
+            lifecycle, name, lambda _: SimpleNamespace(key="k", complete=True, vms={}, accelerator="tcg")
+        )
+    monkeypatch.setattr(lifecycle.image, "find", object)
+    monkeypatch.setattr(lifecycle, "vms", lambda _: ())
+    monkeypatch.setattr(lifecycle, "_resume", lambda *_, **__: None)
+    seen = []
+    monkeypatch.setattr(fleet, "end", lambda *_: seen.append(interventions._read(folder).entries[-1]["what"]))
+    lifecycle.reset(SOFT, lambda _: None)
+    assert seen == ["reset"]
+
+
+def run_with(lab, tmp_path, monkeypatch, with_faults):
+    """The middle of a run; returns what it found."""
+    monkeypatch.setattr(loop, "_with_faults", with_faults)
+    monkeypatch.setattr(loop, "_wants_twin", lambda _: False)
+    monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
+    found = Found()
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        loop._guarded(SimpleNamespace(), lab, journal, found, lambda _: None, None, None)
+    return found
+
+
+def test_run_on_a_lab_that_was_healed_meanwhile_is_an_error_of_the_run(qemu, folder, tmp_path, monkeypatch):
+    """Also when all its faults were over by then; an error is judged ERROR, so it is no PASS."""
+    interventions.watch(folder)
+    found = run_with(lab_at(folder), tmp_path, monkeypatch, lambda *_: in_another_shell(folder, "heal --panic"))
+    assert len(found.errors) == 1
+    assert "`faultbed heal --panic`" in found.errors[0]
+    assert found.lab_state == "CLEAN"
+
+
+def test_run_on_a_lab_that_is_left_alone_has_no_error(qemu, folder, tmp_path, monkeypatch):
+    interventions.watch(folder)
+    found = run_with(lab_at(folder), tmp_path, monkeypatch, lambda *_: interventions.record(folder, "reset"))
+    assert (found.errors, found.lab_state) == ([], "CLEAN")
+
+
+def test_guard_of_a_run_raises_after_another_shell_has_healed(folder):
+    """The watch over a running workload asks it twice a second, and clears all faults when it raises."""
+    asked = []
+    guard = loop._guard_of(lab_at(folder), lambda: asked.append(1))
+    guard()
+    in_another_shell(folder, "heal --panic")
+    with pytest.raises(interventions.Intervened):
+        guard()
+    assert asked == [1, 1]
+
+
+def test_run_does_not_begin_after_another_shell_has_healed(folder, monkeypatch):
+    """The second of several runs: nothing of it is done, not even its directory is made."""
+    monkeypatch.setattr(loop, "refusal", lambda *_: None)
+    monkeypatch.setattr(loop, "open_lab", lambda _: contextlib.nullcontext(lab_at(folder)))
+    interventions.watch(folder)
+    in_another_shell(folder, "reset")
+    with pytest.raises(interventions.Intervened, match="`faultbed reset`"):
+        loop.execute(None, SOFT, out=folder / "runs", progress=lambda _: None)
+    assert not (folder / "runs").exists()
+
+
+def test_fuzz_does_not_take_a_run_on_a_healed_lab_for_a_finding(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_lab, "to_toml", lambda _: "")
+    monkeypatch.setattr(on_lab.experiment_file, "decode", lambda *_, **__: None)
+    monkeypatch.setattr(loop, "decide", lambda *_: None)
+
+    def execute(*_, **__):
+        in_another_shell(folder, "heal --panic")
+        return SimpleNamespace(verdict=SimpleNamespace(lab_state="CLEAN"))
+
+    monkeypatch.setattr(loop, "execute", execute)
+    interventions.watch(folder)
+    runner = on_lab.Runner(inventory=SOFT, out=tmp_path, progress=lambda _: None, guard=lambda: None)
+    with pytest.raises(interventions.Intervened):
+        runner(None)
+
+
+def test_record_that_cannot_be_read_counts_as_lost(folder):
+    interventions.watch(folder)
+    interventions.path_of(folder).write_text(json.dumps({"id": "x", "number": 3, "entries": []})[:-4])
+    assert "is gone" in interventions.since_begin(folder)
