@@ -24,7 +24,7 @@ from harness.cli.experiments import (
     runs,
     shrinking,
 )
-from harness.cli.lab import audits, inventories, labs, preflights, provisioning, sharing, watching
+from harness.cli.lab import audits, inventories, labs, preflights, provisioning, routing_commands, sharing, watching
 from harness.cli.traffic import jobs, probing, replays, serving
 from testbed.directories import act_as_owner, home_dir
 from traffic.engine import dump_signal
@@ -69,6 +69,7 @@ for module in (
     audits,
     faults,
     profile_commands,
+    routing_commands,
     jobs,
     replays,
     serving,

@@ -1,0 +1,1 @@
+"""Routing schemes: how a fabric shares load over equal-cost paths. Pure functions."""

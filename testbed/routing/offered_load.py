@@ -1,0 +1,122 @@
+"""What flows put on each link under a routing scheme, and how evenly a tier shares it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from testbed.errors import UsageError
+from testbed.model.topology import Link, Topology
+from testbed.routing.schemes import Choice, Flow, Routing, Scheme
+from testbed.routing.valley_free import ValleyFreePaths
+
+__all__ = ["Direction", "Fabric", "max_over_mean", "offered_load", "tier_mmr", "uplink_mmr"]
+
+Direction = tuple[str, str]
+"""A link's name and the switch that sends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """A lab's switches with a routing scheme.
+
+    `paths` are those that live, `healthy` those of the inventory. They differ where links have failed.
+    """
+
+    topology: Topology
+    scheme: Scheme
+    routing: Routing
+    healthy: ValleyFreePaths
+    paths: ValleyFreePaths
+
+    @classmethod
+    def of(
+        cls, topology: Topology, scheme: Scheme, routing: Routing | None = None, *, failed: frozenset[str] = frozenset()
+    ) -> Fabric:
+        """Make the fabric of a lab, without the links that have `failed`."""
+        return cls(
+            topology=topology,
+            scheme=scheme,
+            routing=routing or Routing(),
+            healthy=ValleyFreePaths(topology),
+            paths=ValleyFreePaths(topology, failed=failed),
+        )
+
+
+def offered_load(fabric: Fabric, flows: Iterable[Flow]) -> dict[Direction, float]:
+    """Return the bytes that flows put on every link between switches, each way; 0 where nothing passes.
+
+    Raises:
+        UsageError: a flow has no path, because links have failed.
+    """
+    load = {(link.name, node): 0.0 for link in fabric.topology.uplinks for node in (link.a.node, link.b.node)}
+    for flow in flows:
+        source, target = (_rack_switch(fabric.topology, name) for name in (flow.src, flow.dst))
+        at = {source: flow.size_bytes}
+        while at:
+            following: dict[str, float] = {}
+            for switch, size_bytes in at.items():
+                if switch == target:
+                    continue
+                for link, share in _shares(fabric, flow, switch, target):
+                    far = link.other(switch).node
+                    load[link.name, switch] += size_bytes * share
+                    following[far] = following.get(far, 0.0) + size_bytes * share
+            at = following
+    return load
+
+
+def _shares(fabric: Fabric, flow: Flow, switch: str, target: str) -> tuple[tuple[Link, float], ...]:
+    alive = fabric.paths.next_hops(switch, target)
+    if not alive:
+        raise UsageError(f"{flow.src} cannot reach {flow.dst}: {switch} has no path to {target} without failed links")
+    healthy = fabric.healthy.next_hops(switch, target)
+    # Where the whole way is longer than in a healthy fabric, no next hop of the healthy one is left.
+    hops = healthy if set(alive) <= set(healthy) else alive
+    return fabric.scheme.choose(
+        Choice(topology=fabric.topology, routing=fabric.routing, flow=flow, hops=hops, alive=alive)
+    )
+
+
+def _rack_switch(topology: Topology, rnic: str) -> str:
+    host, _, name = rnic.partition(":")
+    return topology.rnic_link(host, name).a.node
+
+
+def max_over_mean(loads: Iterable[float]) -> float | None:
+    """Return the maximum over the mean (MMR): 1 is even, n is all on one of n. None: under two links, or no load."""
+    values = list(loads)
+    if len(values) < 2 or not sum(values):  # noqa: PLR2004 - one link is always even
+        return None
+    return max(values) * len(values) / sum(values)
+
+
+def uplink_mmr(topology: Topology, load: Mapping[Direction, float]) -> dict[str, float]:
+    """Return the MMR of what each switch sends up, by its name, over all its uplinks (a failed one carries 0).
+
+    Switches that send nothing up, or have one uplink, are left out.
+    """
+    found = {}
+    for switch in topology.switches:
+        up = [load[link.name, switch.name] for link in topology.uplinks if link.a.node == switch.name]
+        mmr = max_over_mean(up)
+        if mmr is not None:
+            found[switch.name] = mmr
+    return found
+
+
+def tier_mmr(topology: Topology, load: Mapping[Direction, float]) -> dict[str, float]:
+    """Return the MMR over the spines (`ctsw`, `atsw`): of all that each of them receives from below.
+
+    Links to one spine count together: this is how many times its fair share the busiest spine carries.
+    """
+    found = {}
+    for role in ("ctsw", "atsw"):
+        received = {switch.name: 0.0 for switch in topology.switches if switch.role == role}
+        for link in topology.uplinks:
+            if link.b.node in received:
+                received[link.b.node] += load[link.name, link.a.node]
+        mmr = max_over_mean(received.values())
+        if mmr is not None:
+            found[role] = mmr
+    return found

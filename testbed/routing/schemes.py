@@ -1,0 +1,186 @@
+"""Routing schemes: how a switch chooses among equal-cost next hops. Pure.
+
+    ecmp            hash of the 5-tuple: every packet of a queue pair takes one path (RFC 2992)
+    e-ecmp          hash of the destination queue pair in the BTH, which a low-entropy source port does not spoil
+    static-parity   odd-numbered destination hosts by the first half of the next hops, even-numbered ones by the second
+    pinned          a next hop for each slice of a rack's RNICs, whoever sends
+    spray           every packet by the next hop in turn
+    weighted        hash of the 5-tuple into shares of unequal size
+    resilient       hash of the 5-tuple into buckets; a dead next hop moves its own buckets and no other one
+
+If a static next hop is dead, ECMP over the live ones replaces it: the table of that next hop has lost the route.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from testbed.errors import UsageError
+from testbed.model.topology import Link, Topology
+from testbed.routing.jenkins_hash import nft_jhash
+from testbed.suggestions import nearest
+
+__all__ = ["SCHEMES", "Choice", "Flow", "Routing", "Scheme", "scheme_named"]
+
+ROCE_PORT = 4791
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """What one queue pair carries. `src` and `dst` are RNICs (`host1:rxe0`)."""
+
+    src: str
+    dst: str
+    size_bytes: float
+    src_port: int
+    dst_qpn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """A scheme's parameters.
+
+    Attributes:
+        seed: of the hashes. All switches of a soft lab share one, so two tiers choose alike (hash polarisation).
+        weights: `weighted`: share of each next hop by the name of its link; a link that is not named has 1.
+        buckets: `resilient`: buckets of a next-hop group.
+    """
+
+    seed: int = 1
+    weights: dict[str, float] = field(default_factory=dict)
+    buckets: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a switch decides on.
+
+    Attributes:
+        topology: the lab.
+        routing: parameters of the scheme.
+        flow: the queue pair.
+        hops: next hops of a healthy fabric, in the order of the inventory.
+        alive: those that live.
+    """
+
+    topology: Topology
+    routing: Routing
+    flow: Flow
+    hops: Sequence[Link]
+    alive: Sequence[Link]
+
+
+Shares = tuple[tuple[Link, float], ...]
+"""Next hops of one flow with the fraction of its bytes that each carries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """A way to choose among next hops.
+
+    Attributes:
+        name: as an experiment spells it.
+        summary: one line for people.
+        is_static: whether it ignores what flows: two runs on one placement load the links alike.
+        choose: shares of a flow over the live next hops.
+    """
+
+    name: str
+    summary: str
+    is_static: bool
+    choose: Callable[[Choice], Shares]
+
+
+def scheme_named(name: str) -> Scheme:
+    """Return a scheme.
+
+    Raises:
+        UsageError: no scheme has this name.
+    """
+    if name not in SCHEMES:
+        near = nearest(name, SCHEMES)
+        hint = f"did you mean {near}?" if near else f"choose one of {', '.join(SCHEMES)}"
+        raise UsageError(f'routing: no scheme is called "{name}"; {hint}')
+    return SCHEMES[name]
+
+
+def _ecmp(at: Choice) -> Shares:
+    return _all_on(at.alive[int(_tuple_hash(at) * len(at.alive))])
+
+
+def _e_ecmp(at: Choice) -> Shares:
+    # A mark is set for each next hop of the healthy fabric; the table of a dead one is empty.
+    mark = nft_jhash(at.flow.dst_qpn.to_bytes(3, "big"), modulus=len(at.hops), seed=at.routing.seed)
+    return _static(at, at.hops[mark])
+
+
+def _static_parity(at: Choice) -> Shares:
+    host, _, rnic = at.flow.dst.partition(":")
+    number = 1 + [one.name for one in at.topology.hosts].index(host)
+    half = (len(at.hops) + 1) // 2
+    mine = at.hops[:half] if number % 2 or len(at.hops) == 1 else at.hops[half:]
+    order = [one.name for one in at.topology.host_by_name[host].rnics].index(rnic)
+    return _static(at, mine[order % len(mine)])
+
+
+def _pinned(at: Choice) -> Shares:
+    rack = at.topology.host_by_name[at.flow.dst.partition(":")[0]].rack
+    slices = [f"{host.name}:{rnic.name}" for host in at.topology.hosts if host.rack == rack for rnic in host.rnics]
+    return _static(at, at.hops[slices.index(at.flow.dst) % len(at.hops)])
+
+
+def _spray(at: Choice) -> Shares:
+    return tuple((link, 1 / len(at.alive)) for link in at.alive)
+
+
+def _weighted(at: Choice) -> Shares:
+    weights = [at.routing.weights.get(link.name, 1.0) for link in at.alive]
+    left = _tuple_hash(at) * sum(weights)
+    for link, weight in zip(at.alive, weights, strict=True):
+        left -= weight
+        if left < 0:
+            return _all_on(link)
+    return _all_on(at.alive[-1])
+
+
+def _resilient(at: Choice) -> Shares:
+    bucket = int(_tuple_hash(at) * at.routing.buckets)
+    link = at.hops[bucket % len(at.hops)]
+    return _all_on(link if link in at.alive else at.alive[bucket // len(at.hops) % len(at.alive)])
+
+
+def _all_on(link: Link) -> Shares:
+    return ((link, 1.0),)
+
+
+def _static(at: Choice, link: Link) -> Shares:
+    return _all_on(link) if link in at.alive else _ecmp(at)
+
+
+def _tuple_hash(at: Choice) -> float:
+    """Return a number in [0, 1) that is drawn by the 5-tuple. Linux and ASICs have other hashes, equally even."""
+    addresses = [_address(at.topology, name) for name in (at.flow.src, at.flow.dst)]
+    key = "|".join([*addresses, "17", str(at.flow.src_port), str(ROCE_PORT), str(at.routing.seed)])
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest()) / 2**48
+
+
+def _address(topology: Topology, rnic: str) -> str:
+    host, _, name = rnic.partition(":")
+    return next(one.ip for one in topology.host_by_name[host].rnics if one.name == name)
+
+
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme(name="ecmp", summary="hash of the 5-tuple", is_static=False, choose=_ecmp),
+        Scheme(name="e-ecmp", summary="hash of the destination queue pair", is_static=False, choose=_e_ecmp),
+        Scheme(name="static-parity", summary="odd and even hosts by halves", is_static=True, choose=_static_parity),
+        Scheme(name="pinned", summary="a next hop for each slice of a rack", is_static=True, choose=_pinned),
+        Scheme(name="spray", summary="every packet by the next hop in turn", is_static=True, choose=_spray),
+        Scheme(name="weighted", summary="hash of the 5-tuple, unequal shares", is_static=False, choose=_weighted),
+        Scheme(name="resilient", summary="hash of the 5-tuple into buckets", is_static=False, choose=_resilient),
+    )
+}
+"""Every scheme by its name."""

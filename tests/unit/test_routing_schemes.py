@@ -1,0 +1,321 @@
+"""Routing schemes: the hash, the paths, what each scheme puts on which link, and the search for conflicts."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.analysis.routing_prediction import CollectiveTraffic, flows_of, predict
+from harness.cli.main import cli
+from testbed.errors import UsageError
+from testbed.inventory import lab_inventory
+from testbed.model.topology import Link, Port, Switch, Topology
+from testbed.routing.jenkins_hash import jhash, nft_jhash
+from testbed.routing.offered_load import Fabric, max_over_mean, offered_load, tier_mmr, uplink_mmr
+from testbed.routing.replacements import replacements
+from testbed.routing.schemes import SCHEMES, Flow, Routing, scheme_named
+from testbed.routing.valley_free import ValleyFreePaths
+from testbed.shipped import inventory_named
+from traffic.schedules import build
+from traffic.schedules.cost import shape_for
+from traffic.schedules.traffic_matrix import pair_bytes
+
+LAB = lab_inventory.load(inventory_named("soft-3rack")).topology
+JOB = tuple(f"host{number}:rxe0" for number in (1, 2, 3, 4))
+REPLACED = (*JOB[:3], "host5:rxe0")
+
+
+def flow(src="host1:rxe0", dst="host3:rxe0", *, size_bytes=1.0, src_port=50000, dst_qpn=17):
+    return Flow(src=src, dst=dst, size_bytes=size_bytes, src_port=src_port, dst_qpn=dst_qpn)
+
+
+def all_pairs(ranks):
+    return [flow(src, dst) for src in ranks for dst in ranks if src != dst]
+
+
+def three_tiers():
+    """Two zones of two racks: RTSWs r1 to r4, two CTSWs a zone, two ATSWs; hosts as in the soft lab, without links."""
+    switches, links = [], []
+
+    def switch(name, role, zone):
+        rack = f"rack{name[1:]}" if role == "rtsw" else None
+        switches.append(
+            Switch(name=name, role=role, zone=zone, rack=rack, asn=65000, loopback="10.0.0.1/32", carrier="fabric")
+        )
+
+    def link(low, high):
+        ends = [Port(node=node, netdev=f"to-{far}", mac="", address=None) for node, far in ((low, high), (high, low))]
+        links.append(Link(a=ends[0], b=ends[1], rnic=None))
+
+    for zone in (1, 2):
+        for number in (1, 2):
+            switch(f"r{2 * (zone - 1) + number}", "rtsw", f"zone{zone}")
+            switch(f"c{2 * (zone - 1) + number}", "ctsw", f"zone{zone}")
+        for rack in (1, 2):
+            for spine in (1, 2):
+                link(f"r{2 * (zone - 1) + rack}", f"c{2 * (zone - 1) + spine}")
+    for number in (1, 2):
+        switch(f"a{number}", "atsw", "zone1")
+    for spine in (1, 2, 3, 4):
+        for number in (1, 2):
+            link(f"c{spine}", f"a{number}")
+    return Topology(hosts=(), switches=tuple(switches), links=tuple(links))
+
+
+def names(links):
+    return [link.name for link in links]
+
+
+@pytest.mark.parametrize(
+    ("key", "seed", "expected"),
+    [
+        (b"", 0, 0xDEADBEEF),
+        (b"Four score and seven years ago", 0, 0x17770551),
+        (b"Four score and seven years ago", 1, 0xCD628161),
+    ],
+)
+def test_jhash_of_published_vectors(key, seed, expected):
+    """The vectors of lookup3.c's own driver (Bob Jenkins, public domain)."""
+    assert jhash(key, seed) == expected
+
+
+@given(key=st.binary(min_size=3, max_size=3), modulus=st.integers(1, 64), seed=st.integers(0, 2**32 - 1))
+def test_nft_jhash_is_below_its_modulus(key, modulus, seed):
+    assert 0 <= nft_jhash(key, modulus=modulus, seed=seed) < modulus
+
+
+def test_paths_inside_a_zone_go_by_its_spines_only():
+    paths = ValleyFreePaths(three_tiers())
+    assert names(paths.next_hops("r1", "r2")) == ["r1:c1", "r1:c2"]
+    assert names(paths.next_hops("c1", "r2")) == ["r2:c1"]
+    assert paths.next_hops("r1", "r1") == ()
+
+
+def test_paths_across_zones_go_up_to_the_top_and_down():
+    paths = ValleyFreePaths(three_tiers())
+    assert names(paths.next_hops("r1", "r3")) == ["r1:c1", "r1:c2"]
+    assert names(paths.next_hops("c1", "r3")) == ["c1:a1", "c1:a2"]
+    assert names(paths.next_hops("a1", "r3")) == ["c3:a1", "c4:a1"]
+
+
+def test_paths_avoid_a_spine_that_lost_its_way_down():
+    """Without r2:c1, c1 could reach r2 only by way of another rack switch: r1 must not send it anything for r2."""
+    paths = ValleyFreePaths(three_tiers(), failed=frozenset({"r2:c1"}))
+    assert names(paths.next_hops("r1", "r2")) == ["r1:c2"]
+    assert names(paths.next_hops("a1", "r2")) == ["c2:a1"]
+
+
+@given(failed=st.sets(st.sampled_from(names(three_tiers().uplinks)), max_size=10))
+def test_paths_never_go_up_after_they_went_down(failed):
+    topology = three_tiers()
+    tier = {switch.name: {"rtsw": 0, "ctsw": 1, "atsw": 2}[switch.role] for switch in topology.switches}
+    paths = ValleyFreePaths(topology, failed=frozenset(failed))
+    racks = [switch.name for switch in topology.switches if switch.role == "rtsw"]
+
+    def walk(at, target, *, fell, hops):
+        assert hops <= 4, "no path of this fabric is longer"
+        for link in paths.next_hops(at, target):
+            assert link.name not in failed
+            far = link.other(at).node
+            down = tier[far] < tier[at]
+            assert down or not fell, f"{at} sends up what came down, on the way to {target}"
+            walk(far, target, fell=down, hops=hops + 1)
+        assert at == target or paths.next_hops(at, target) or not hops, f"{at} drops what is for {target}"
+
+    for source in racks:
+        for target in racks:
+            walk(source, target, fell=False, hops=0)
+
+
+def test_paths_refuse_a_link_that_does_not_exist():
+    with pytest.raises(UsageError, match="rtsw1:ctsw9"):
+        ValleyFreePaths(LAB, failed=frozenset({"rtsw1:ctsw9"}))
+
+
+def test_static_parity_shares_a_whole_job_evenly():
+    load = offered_load(Fabric.of(LAB, scheme_named("static-parity")), all_pairs(JOB))
+    assert uplink_mmr(LAB, load) == {"rtsw1": 1.0, "rtsw2": 1.0}
+
+
+def test_static_parity_after_a_replacement_gives_the_ratios_of_the_seed():
+    """Servers 1, 2, 3 and 5: rack 1 sends to odd servers only; of all flows across racks, 8 of 10 pass one spine."""
+    load = offered_load(Fabric.of(LAB, scheme_named("static-parity")), all_pairs(REPLACED))
+    assert uplink_mmr(LAB, load) == pytest.approx({"rtsw1": 2.0, "rtsw2": 4 / 3, "rtsw3": 4 / 3})
+    assert tier_mmr(LAB, load) == pytest.approx({"ctsw": 1.6})
+
+
+def test_spray_is_even_whatever_the_placement():
+    load = offered_load(Fabric.of(LAB, scheme_named("spray")), all_pairs(REPLACED))
+    assert set(uplink_mmr(LAB, load).values()) == {1.0}
+
+
+def test_e_ecmp_spreads_queue_pairs_that_share_one_source_port():
+    """The source port of all is one: ECMP puts all on one uplink, the hash of the destination queue pair does not."""
+    flows = [flow(dst_qpn=number) for number in range(17, 17 + 256)]
+    ecmp = uplink_mmr(LAB, offered_load(Fabric.of(LAB, scheme_named("ecmp")), flows))["rtsw1"]
+    by_queue_pair = uplink_mmr(LAB, offered_load(Fabric.of(LAB, scheme_named("e-ecmp")), flows))["rtsw1"]
+    assert ecmp == 2.0
+    assert by_queue_pair < 1.25
+
+
+def test_weighted_gives_a_link_its_share():
+    flows = [flow(src_port=49152 + number) for number in range(4000)]
+    routing = Routing(weights={"rtsw1:ctsw1": 3.0})
+    load = offered_load(Fabric.of(LAB, scheme_named("weighted"), routing), flows)
+    assert load["rtsw1:ctsw1", "rtsw1"] / 4000 == pytest.approx(0.75, abs=0.03)
+
+
+def test_resilient_moves_only_the_flows_of_the_dead_next_hop():
+    flows = [flow(src_port=49152 + number) for number in range(64)]
+    healthy = Fabric.of(LAB, scheme_named("resilient"))
+    hurt = Fabric.of(LAB, scheme_named("resilient"), failed=frozenset({"rtsw1:ctsw1"}))
+    for one in flows:
+        before, after = (offered_load(fabric, [one]) for fabric in (healthy, hurt))
+        assert after["rtsw1:ctsw1", "rtsw1"] == 0
+        if before["rtsw1:ctsw2", "rtsw1"]:
+            assert after == before
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@settings(max_examples=30)
+@given(
+    flows=st.lists(
+        st.builds(
+            flow,
+            st.sampled_from(JOB[:2]),
+            st.sampled_from(("host3:rxe0", "host4:rxe1", "host5:rxe0", "host6:rxe1")),
+            size_bytes=st.floats(1, 1e9),
+            src_port=st.integers(49152, 65535),
+            dst_qpn=st.integers(17, 0xFFFFFF),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    failed=st.sampled_from([frozenset(), frozenset({"rtsw1:ctsw1"}), frozenset({"rtsw2:ctsw2"})]),
+)
+def test_scheme_delivers_every_byte_and_uses_no_failed_link(name, flows, failed):
+    load = offered_load(Fabric.of(LAB, scheme_named(name), failed=failed), flows)
+    sent = sum(one.size_bytes for one in flows)
+    spines = {"ctsw1", "ctsw2"}
+    assert sum(size for (_, by), size in load.items() if by == "rtsw1") == pytest.approx(sent)
+    assert sum(size for (_, by), size in load.items() if by in spines) == pytest.approx(sent)
+    assert all(load[link, by] == 0 for link, by in load if link in failed)
+
+
+def test_offered_load_of_a_rack_that_is_cut_off_is_refused():
+    fabric = Fabric.of(LAB, scheme_named("spray"), failed=frozenset({"rtsw1:ctsw1", "rtsw1:ctsw2"}))
+    with pytest.raises(UsageError, match="host1:rxe0 cannot reach host3:rxe0: rtsw1 has no path to rtsw2"):
+        offered_load(fabric, [flow()])
+
+
+def test_conflicts_of_single_replacements_of_a_parity_job():
+    found = list(replacements(Fabric.of(LAB, scheme_named("static-parity")), JOB, all_pairs, replaced=1))
+    assert len(found) == 4 * 2
+    worst = {one.moved for one in found if one.mmr == 2.0}
+    assert (("host4", "host5"),) in worst
+    assert (("host4", "host6"),) not in worst
+    assert next(one for one in found if one.moved == (("host4", "host5"),)).ranks == REPLACED
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ranks", "replaced", "says"),
+    [
+        ("ecmp", JOB, 1, "ecmp chooses by queue pair"),
+        ("pinned", JOB, 3, "cannot replace 3 of 4 hosts; 2 hosts"),
+        ("pinned", tuple(f"host{number}:rxe0" for number in range(1, 7)), 1, "0 hosts of this lab have no rank"),
+    ],
+)
+def test_conflicts_that_cannot_be_searched_are_refused(scheme, ranks, replaced, says):
+    with pytest.raises(UsageError, match=says):
+        list(replacements(Fabric.of(LAB, scheme_named(scheme)), ranks, all_pairs, replaced=replaced))
+
+
+def test_scheme_that_does_not_exist_is_refused_with_the_nearest_name():
+    with pytest.raises(UsageError, match="did you mean static-parity"):
+        scheme_named("static-party")
+
+
+@pytest.mark.parametrize(("values", "ratio"), [([1, 1], 1.0), ([2, 0], 2.0), ([0, 0], None), ([5], None), ([], None)])
+def test_max_over_mean(values, ratio):
+    assert max_over_mean(values) == ratio
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "sends"),
+    [("all-reduce", "ring", 2 * 3 / 4), ("all-gather", "ring", 3 / 4), ("all-to-all", "full-mesh", 3 / 4)],
+)
+def test_pair_bytes_of_a_rank_add_up_to_what_nccl_tests_count(collective, algorithm, sends):
+    """`doc/PERFORMANCE.md` of nccl-tests: 2 (n - 1) / n of the buffer for all-reduce, (n - 1) / n for the others."""
+    sent = pair_bytes(build(collective, algorithm, shape_for(4, 1 << 20)), 1 << 20)
+    for rank in range(4):
+        assert sum(size for (src, _), size in sent.items() if src == rank) == pytest.approx(sends * 2**20)
+
+
+def test_prediction_of_more_queue_pairs_is_more_even():
+    def mean(qps):
+        traffic = CollectiveTraffic(qps_per_peer=qps)
+        (answer,) = predict(LAB, JOB, traffic, {"ecmp": Routing()}, draws=60)
+        return answer.uplinks["rtsw1"].mean
+
+    one, four, sixteen = mean(1), mean(4), mean(16)
+    assert one > four > sixteen > 1
+
+
+def test_prediction_is_inside_the_exact_distribution():
+    """Of four flows over two links, the busier one has 2, 3 or 4 with probability 6, 8 and 2 of 16."""
+    (answer,) = predict(LAB, JOB, CollectiveTraffic(), {"ecmp": Routing()}, draws=2000)
+    assert answer.uplinks["rtsw1"].mean == pytest.approx((6 * 1.0 + 8 * 1.5 + 2 * 2.0) / 16, abs=0.03)
+
+
+def test_flows_of_a_collective_split_each_pair_over_its_queue_pairs():
+    flows = flows_of(CollectiveTraffic(qps_per_peer=4, size_bytes=4096), JOB, np.random.default_rng(1))
+    assert len(flows) == 4 * 3 * 4
+    assert sum(one.size_bytes for one in flows) == pytest.approx(4 * 3 * 1024)
+    assert len({one.dst_qpn for one in flows}) == len(flows)
+
+
+def routing(*words):
+    return CliRunner().invoke(cli, ["--lab", "soft-3rack", "routing", *words], standalone_mode=False)
+
+
+def test_routing_predict_prints_the_conflict_of_the_seed():
+    ranks = [word for number in (1, 2, 3, 5) for word in ("--rank", f"host{number}")]
+    done = routing("predict", "--scheme", "static-parity", *ranks, "--json")
+    (answer,) = json.loads(done.output)
+    assert {name: round(spread["mean"], 2) for name, spread in answer["uplinks"].items()} == {
+        "rtsw1": 2.0,
+        "rtsw2": 1.33,
+        "rtsw3": 1.33,
+    }
+    assert answer["tiers"]["ctsw"]["mean"] == pytest.approx(1.6)
+    assert answer["draws"] == 1
+
+
+def test_routing_conflicts_counts_what_is_worse():
+    ranks = [word for number in (1, 2, 3, 4) for word in ("--rank", f"host{number}")]
+    answer = json.loads(routing("conflicts", *ranks, "--worst", "3", "--json").output)
+    assert (answer["before"]["mmr"], answer["placements"], answer["worse"]) == (1.0, 8, 8)
+    assert len(answer["worst"]) == 3
+    assert answer["worst"][0]["mmr"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("predict", "--rank", "host1"), "a job needs at least 2 ranks; got 1"),
+        (("predict", "--rank", "host1", "--rank", "host1:rxe0"), "host1:rxe0 is named twice"),
+        (("predict", "--weight", "rtsw1:ctsw9=2"), "--weight rtsw1:ctsw9=2: want LINK=SHARE; links are rtsw1:ctsw1"),
+        (("predict", "--failed", "rtsw1"), "no link between switches is called rtsw1"),
+    ],
+)
+def test_routing_refuses_what_it_cannot_mean(words, says):
+    error = routing(*words).exception
+    assert isinstance(error, UsageError), error
+    assert says in str(error)
+
+
+def test_routing_weight_that_is_no_number_is_a_usage_error():
+    assert "nan" in str(routing("predict", "--weight", "rtsw1:ctsw1=nan").exception)
