@@ -27,6 +27,7 @@ class Expected:
 
 _RACK = "faultbed --lab inventory/rack-h100.example.yml"
 _BOX = "faultbed --lab inventory/linux-box.example.yml"
+_ROUTING = "faultbed --lab soft-3rack routing"
 
 NO_LAB = {
     "faultbed inventory check": Expected(says="nothing wrong"),
@@ -36,6 +37,9 @@ NO_LAB = {
     'faultbed reserve host1 --for 2h --why "incast"': Expected(says="reserved: host1"),
     "faultbed inject link.flap rtsw1:ctsw1 --for 1s --plan": Expected(says="ip -n rtsw1 link set dev ctsw1 up"),
     "faultbed inject link.flap rtsw1:ctsw1 --for 2s --plan": Expected(says="ip -n rtsw1 link set dev ctsw1 up"),
+    f"{_ROUTING} predict --rank host1 --rank host2 --rank host3 --rank host5": Expected(says="static-parity"),
+    f"{_ROUTING} predict --scheme ecmp --qps-per-peer 16 --failed rtsw1:ctsw1": Expected(says="2.00"),
+    f"{_ROUTING} conflicts --rank host1 --rank host2 --rank host3 --rank host4": Expected(says="8 of 8 placements"),
     "faultbed fuzz --plan": Expected(says="nothing was touched"),
     "faultbed run tests/experiments/demo.toml --plan": Expected(says="nothing is done yet"),
     "faultbed traffic replay tests/data/traces/ranking.json --dry-run": Expected(says="0 on host1:rxe0"),
