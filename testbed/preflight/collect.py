@@ -19,7 +19,7 @@ from typing import Any
 from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab
-from testbed.model.topology import Host
+from testbed.model.topology import Host, Rnic
 from testbed.remote.remote_node import Node
 
 __all__ = ["FAR_ADDRESS", "Facts", "Interface", "look", "parse", "script"]
@@ -30,6 +30,20 @@ FAR_ADDRESS = "192.0.2.1"
 _MARK = "@@"
 _SYSCTLS = "net.ipv4.ip_forward net.ipv4.fib_multipath_hash_policy net.ipv4.fib_multipath_hash_seed"
 _CLOCK_ASKS = 3
+_PYTHON = f"echo {_MARK}raw able; echo python: $(python3 -V 2>&1)"
+_TOOLS = {
+    "mlxlink": "mlxlink mstlink",
+    "mlxconfig": "mlxconfig mstconfig",
+    **{name: name for name in ("nvidia-smi", "dcgmi", "mlnx_qos", "ethtool")},
+}
+_SONIC = """\
+echo release: $(sonic-cfggen -y /etc/sonic/sonic_version.yml -v build_version 2>&1)
+echo asic: $(sonic-cfggen -y /etc/sonic/sonic_version.yml -v asic_type 2>&1)
+echo bgp restart: $(sonic-db-cli CONFIG_DB HGET 'FEATURE|bgp' auto_restart 2>&1)
+for s in INGRESS EGRESS; do
+echo acl $s: $(sonic-db-cli STATE_DB HGET "ACL_STAGE_CAPABILITY_TABLE|$s" action_list 2>&1)
+done"""
+_MLXCONFIG = "$(command -v mlxconfig || command -v mstconfig || echo mlxconfig)"
 _MLXLINK = "$(command -v mlxlink || command -v mstlink || echo mlxlink)"
 _FEC_APART_S = 2
 """At least this long between the two looks: 8e11 bits of a 400 Gb/s port, enough to see a BER of 1e-11."""
@@ -188,7 +202,8 @@ def script(inventory: Inventory, machine: str) -> str:
             lines.append(_bgp(f"-N {netns} "))
         elif name == machine:
             lines.append(_bgp(""))
-            lines += [] if switch.is_linux else [_CONFIGDB]
+            lines += [_PYTHON] if inventory.kind == "rack" else []
+            lines += [] if switch.is_linux else [_SONIC, _CONFIGDB]
     return "\n".join([*lines, f"echo {_MARK}end", "true"])
 
 
@@ -199,6 +214,12 @@ def _rack_lines(host: Host) -> list[str]:
     address: of names it takes mlx5_N only (mstflint, mtcr_ul_com.c), and current hosts say rocep24s0.
     """
     lines = [
+        _PYTHON,
+        "echo lockdown: $(cat /sys/kernel/security/lockdown 2>/dev/null)",
+        *(
+            f"for t in {names}; do command -v $t >/dev/null && echo tool {tool}: $t && break; done"
+            for tool, names in _TOOLS.items()
+        ),
         f"echo {_MARK}raw pci; readlink -f /sys/bus/pci/devices/*",
         f"echo {_MARK}raw numa; grep -s . /sys/bus/pci/devices/*/numa_node",
         *_fec_lines(host, "first"),
@@ -212,10 +233,17 @@ def _rack_lines(host: Host) -> list[str]:
             f"echo {_MARK}raw pcie {name}; for f in {links}; do echo $(basename $f): $(cat $f); done 2>/dev/null",
             f"echo {_MARK}raw firmware {name}; cat {device}/board_id {device}/fw_ver 2>/dev/null",
             f"echo {_MARK}raw mlxlink {name}; at=$(readlink -f {device}/device); {_MLXLINK} -d ${{at##*/}} -c 2>&1",
+            f"echo {_MARK}raw keep-up {name}; {_MLXCONFIG} -d ${{at##*/}} -e query {_keep_up(rnic)} 2>&1",
             f"echo {_MARK}raw qos {name}; mlnx_qos -i {netdev} 2>&1",
         ]
     lines.append(f"echo {_MARK}raw chrony; chronyc -c tracking 2>&1")
     return [*lines, f"sleep {_FEC_APART_S}", *_fec_lines(host, "last")]
+
+
+def _keep_up(rnic: Rnic) -> str:
+    """The firmware's setting that keeps a port up: of the second port of a card, which is its second function, P2."""
+    function = (rnic.pcie or "").rpartition(".")[2]
+    return f"KEEP_ETH_LINK_UP_P{int(function) + 1 if function.isdigit() else 1}"
 
 
 def _fec_lines(host: Host, look: str) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from testbed.inventory.lab_inventory import Inventory
-from testbed.preflight import affinity_check, fec, golden, switch_qos
+from testbed.preflight import abilities, affinity_check, fec, golden, switch_qos
 from testbed.preflight.checks import Check, State
 from testbed.preflight.rack_formats import (
     Gpu,
@@ -312,6 +312,16 @@ RACK_CHECKS: tuple[Check, ...] = (
         unseen=_gpus_unseen,
         labs=("rack",),
         elsewhere="GPUs of a soft lab are processes: soft-gpu looks at them",
+    ),
+    Check(
+        name="abilities",
+        how="python3 -V; tools, lockdown and KEEP_ETH_LINK_UP of hosts; release, ASIC and ACLs of SONiC switches",
+        right="Python 3.9 or later; what else is missing for faults is told, with the kinds that it takes away",
+        do="install what is missing; `faultbed faults --here` asks target by target",
+        wrong=abilities.wrong,
+        unseen=abilities.unseen,
+        labs=("rack",),
+        elsewhere="machines of a soft lab are one image that has all it needs",
     ),
     Check(
         name="time",

@@ -30,6 +30,7 @@ __all__ = [
     "complaint",
     "gpu_wrong",
     "gpus",
+    "keeps_up",
     "key_values",
     "link_untold",
     "link_wrong",
@@ -128,6 +129,17 @@ def key_values(text: str) -> dict[str, str]:
         if colon and value.strip():
             found[name.strip()] = value.strip()
     return found
+
+
+def keeps_up(text: str) -> bool | None:
+    """Whether a port's firmware keeps it up now, of `mlxconfig -e query KEEP_ETH_LINK_UP_Px`; None: not told.
+
+    Columns are default, current and next boot (mstflint, mlxcfg_ui.cpp): the middle one counts.
+    """
+    found = re.search(
+        r"^\W*(?:RO)?[ \t]*KEEP_ETH_LINK_UP_P\d[ \t]+\S+[ \t]+(True\(1\)|False\(0\))[ \t]+\S+", text, re.MULTILINE
+    )
+    return found[1] == "True(1)" if found else None
 
 
 def complaint(tool: str, text: str) -> str:

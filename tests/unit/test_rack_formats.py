@@ -304,6 +304,24 @@ def bus(host):
     return "\n".join(paths), "\n".join(numa)
 
 
+HOST_ABLE = """\
+python: Python 3.12.3
+lockdown: [none] integrity confidentiality
+tool mlxlink: mstlink
+tool mlxconfig: mstconfig
+tool nvidia-smi: nvidia-smi
+tool dcgmi: dcgmi
+"""
+SWITCH_ABLE = """\
+python: Python 3.11.2
+release: SONiC.202405.0-dirty-20240911.063012
+asic: broadcom
+bgp restart: enabled
+acl INGRESS: PACKET_ACTION,MIRROR_INGRESS_ACTION,COUNTER
+acl EGRESS: PACKET_ACTION,COUNTER
+"""
+
+
 def rack_state():
     """What the tools of a healthy rack say, host by host."""
     state = {}
@@ -321,10 +339,12 @@ def rack_state():
             facts.raw[f"device {rnic.name}"] = path
         facts.raw["gpu"] = told(*({"index": index} for index in range(8)))
         facts.raw["chrony"] = CHRONY
+        facts.raw["able"] = HOST_ABLE
     for switch in RACK.topology.switches:
         facts = state[switch.name] = Facts()
         ports = {link.end(switch.name).netdev: dict(SONIC_PORT) for link in RACK.topology.links_of(switch.name)}
         maps = {"FAULTBED": {"0": "0", "26": "3", "48": "6"}}
+        facts.raw["able"] = SWITCH_ABLE
         facts.raw["configdb"] = json.dumps({"PORT_QOS_MAP": ports, "DSCP_TO_TC_MAP": maps})
     return state
 
@@ -678,9 +698,9 @@ def test_a_check_that_a_kind_of_lab_has_not_says_why():
 
 def test_the_script_of_a_rack_host_asks_its_tools_and_the_answer_is_kept_raw():
     text = script(RACK, "host1")
-    assert "mlxlink -d mlx5_7 -c" in text
+    assert "raw mlxlink mlx5_7; at=$(readlink -f /sys/class/infiniband/mlx5_7/device)" in text
     assert text.index("raw fec-first mlx5_7") < text.index("raw mlxlink mlx5_0") < text.index("raw fec-last mlx5_0")
-    assert "nvidia-smi" not in text
+    assert "\nnvidia-smi" not in text
     assert text.startswith("export LC_ALL=C\n")
     assert "mlxlink" not in script(inventory_module.load(shipped.inventories() / "soft.yml"), "host1")
     answer = f"@@node host1\n@@raw mlxlink mlx5_0\n{MLXLINK}@@end\n"

@@ -19,7 +19,7 @@ from harness.cli.context import Session, json_option, pass_session, styled
 from harness.quantities import parse_duration_ns
 from harness.run import ends
 from harness.verdict import ExitCode
-from inject import fault_page
+from inject import capability, fault_page
 from inject.evidence.receipt import Fired, Receipt
 from inject.fault_plan import FaultSpec, PlannedFault
 from inject.fault_plan import plan as plan_fault
@@ -46,13 +46,26 @@ OBSERVE_S = 0.5
 
 @click.command()
 @click.argument("kind", required=False)
+@click.option("--here", is_flag=True, help="Ask the lab's machines what they can do and undo. Nothing is changed.")
 @json_option
 @pass_session
-def faults(session: Session, *, kind: str | None, as_json: bool) -> None:
-    """List the kinds of faults; with a KIND (or the beginning of one), what it takes and what proves it."""
+def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> None:
+    """List the kinds of faults; with a KIND (or the beginning of one), what it takes and what proves it.
+
+    --here says target by target what can be done on this lab, what cannot, and why; on a rack by the release, ASIC,
+    firmware and tools that its machines have.
+    """
     kinds = list(catalogue.CATALOGUE.values())
     if kind is not None:
         kinds = [each for each in kinds if each.name.startswith(kind)] or [catalogue.find(kind)]
+    if here:
+        with open_lab(session.inventory()) as lab:
+            found = capability.abilities(lab, kinds)
+        if as_json:
+            session.json([dataclasses.asdict(each) for each in found])
+        else:
+            session.table(("kind", "here", "targets", "why"), capability.summary(found))
+        return
     if as_json:
         session.json([_kind_as_json(each) for each in kinds])
         return

@@ -24,6 +24,16 @@ _COLOURLESS = r"s/\x1b\[[0-9;]*m//g"
 """For sed: mlxlink colours its values in a pipe, too (mstflint, mlxlink/modules/printutil)."""
 _SHORTEST_S = 3.0
 """mlxlink waits 2 s before it looks whether the port is down (sendPaosDown)."""
+_LOCKED = (
+    "the kernel is locked down (as with Secure Boot) and keeps mlxlink from the device: start MFT's driver (mst start) "
+    "or aim at the switch port"
+)
+_LOCKDOWN = (
+    ("sh", "-c", "ls /dev/mst/* 2>/dev/null; cat /sys/kernel/security/lockdown 2>/dev/null || echo '[none]'"),
+    r"\[none\]|^/dev/mst/",
+    _LOCKED,
+)
+"""What PCI devices are written by from user space is closed then (kernel_lockdown(7)), unless MFT's driver is there."""
 WAYS = (
     Way(kind="rnic.remove", fidelity="real", by="the kernel: PCIe remove, then rescan"),
     Way(kind="rnic.reset", fidelity="real", by="mlxlink: port state down, then up"),
@@ -54,6 +64,7 @@ def _port(asked: Request) -> Shot:
         guard=port.netdev,
         device=device,
         able=(
+            _LOCKDOWN,
             (
                 ("{mlxconfig}", "-d", device, "-e", "query", keeps),
                 # default, current, next boot: what counts is the middle one

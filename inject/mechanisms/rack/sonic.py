@@ -22,13 +22,19 @@ from inject.mechanisms.soft.hop import ends_of
 from testbed.errors import Unsupported, UsageError
 from testbed.model.topology import Port
 
-__all__ = ["ACL_POLL_WAS", "BOTH", "BY_KIND", "WAYS", "facing"]
+__all__ = ["ACL_POLL_WAS", "BOTH", "BY_KIND", "ONE_ASIC", "WAYS", "facing"]
 
 ROCE_PORT = "4791"
 _DB = "sonic-db-cli"
 _RULE_PRIORITY = "9999"
 # `config` is a Python program that loads all of SONiC's command line: about a second on a switch's CPU.
 _PORT_S = 1.0
+ONE_ASIC = (
+    ("sh", "-c", "ls -d /run/redis[0-9]* 2>/dev/null || echo one"),
+    "^one$",
+    "this switch has several ASICs, each with tables of its own: aim at a switch with one",
+)
+"""Of a switch with several, `sonic-db-cli` without -n reads the tables of none (sonic-buildimage, database.sh)."""
 _ACL_S = 3.0
 """Shortest fault of an ACL: its counter is polled once a second at best (sonic-utilities, counterpoll/main.py)."""
 _ACL_POLL_MS = "1000"
@@ -106,6 +112,7 @@ def _down(asked: Request) -> Shot:
     port, _ = facing(asked)
     commands = Commands(
         needs=("config", _DB),
+        able=(ONE_ASIC,),
         guard=port.netdev,
         on=(("config", "interface", "shutdown", port.netdev),),
         off=(("config", "interface", "startup", port.netdev),),
@@ -131,6 +138,7 @@ def _mtu(asked: Request) -> Shot:
     mtu = str(asked.params["mtu"])
     commands = Commands(
         needs=("config", _DB),
+        able=(ONE_ASIC,),
         guard=port.netdev,
         remember={"was": ((_DB, "CONFIG_DB", "HGET", f"PORT|{port.netdev}", "mtu"), "^([0-9]+)$")},
         on=(("config", "interface", "mtu", port.netdev, mtu),),
@@ -205,6 +213,7 @@ def _acl(asked: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Sh
         needs=(_DB, "aclshow", "counterpoll"),
         guard=port.netdev,
         able=(
+            ONE_ASIC,
             (
                 able,
                 "PACKET_ACTION",
@@ -254,6 +263,7 @@ def _rate(asked: Request) -> Shot:
         needs=(_DB, "sonic-cfggen"),
         guard=port.netdev,
         able=(
+            ONE_ASIC,
             (
                 ("sonic-cfggen", "-y", "/etc/sonic/sonic_version.yml", "-v", "asic_type"),
                 f"^({_SHAPES})$",
@@ -319,6 +329,7 @@ def _bgp_kill(asked: Request) -> Shot:
     alive = "docker exec bgp pgrep -x bgpd"
     commands = Commands(
         needs=("docker", "systemctl", "config", _DB),
+        able=(ONE_ASIC,),
         remember={"auto": ((_DB, "CONFIG_DB", "HGET", "FEATURE|bgp", "auto_restart"), "^(enabled|disabled)$")},
         on=(
             ("config", "feature", "autorestart", "bgp", "disabled"),
@@ -342,6 +353,7 @@ def _freeze(asked: Request) -> Shot:
     each = [("docker", "exec", "bgp", "pkill", "-{}", "-x", name) for name in ("bgpd", "zebra")]
     commands = Commands(
         needs=("docker",),
+        able=(ONE_ASIC,),
         on=[tuple(word.replace("{}", "STOP") for word in words) for words in each],
         off=[tuple(word.replace("{}", "CONT") for word in words) for words in each],
         look=("docker", "exec", "bgp", "sh", "-c", "grep ^State: /proc/$(pgrep -x bgpd)/status"),
@@ -385,7 +397,10 @@ def _hash_policy(asked: Request) -> Shot:
     commands = Commands(
         needs=(_DB,),
         # SWITCH_HASH begins with 202311; sonic-mgmt skips its test on Broadcom and Cisco-8000.
-        able=((able, "^true$", "the ASIC's ECMP hash cannot be changed: aim at a Linux switch"),),
+        able=(
+            ONE_ASIC,
+            (able, "^true$", "the ASIC's ECMP hash cannot be changed: aim at a Linux switch"),
+        ),
         remember={"was": (look, "^(.*L4_.*)$")},
         on=((_DB, "CONFIG_DB", "HSET", where, "ecmp_hash@", fields),),
         off=((_DB, "CONFIG_DB", "HSET", where, "ecmp_hash@", "{was}"),),

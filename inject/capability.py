@@ -1,0 +1,135 @@
+"""What faults a lab can do, target by target: what planning refuses, and what its machines say when they are asked.
+
+A machine is asked by the code that would do the fault, up to the point before the first change (`inject.node.probe`):
+the release and the ASIC of a switch, its ACLs and containers, a firmware that keeps ports up, missing tools, foreign
+states. Nothing is changed, and nothing is reserved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from inject.fault_plan import FaultSpec, PlannedFault, plan
+from inject.kinds.catalogue import CATALOGUE
+from inject.kinds.kind import FaultKind, Param
+from testbed.errors import LabError, Unsupported, UsageError
+from testbed.model.topology import Topology
+
+if TYPE_CHECKING:
+    from testbed.lab import Lab
+
+__all__ = ["Ability", "abilities", "summary", "targets_of"]
+
+MODULE = "inject.node.probe"
+_FOR_S = 10.0
+_TIMEOUT_S = 600.0
+_SAMPLES: Mapping[str, Any] = {"share": 1, "rate": 1000, "period": 8, "percent": 20}
+"""Values of parameters with which a kind is tried; `share` 1 is the only one that an ASIC's ACL can do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ability:
+    """Whether a kind of fault can be done at one target: `no` is the target's own answer or the plan's, with `why`.
+
+    `unknown`: its machine did not answer.
+    """
+
+    kind: str
+    target: str
+    can: Literal["yes", "no", "unknown"]
+    why: str = ""
+
+
+def targets_of(kind: FaultKind, topology: Topology) -> Iterator[str]:
+    """Every target of a lab that a kind fits, as it is named in experiments."""
+    if "host" in kind.targets:
+        yield from (host.name for host in topology.hosts)
+    if "rnic" in kind.targets:
+        yield from (f"{host.name}:{rnic.name}" for host in topology.hosts for rnic in host.rnics)
+    if "gpu" in kind.targets:
+        yield from (f"{host.name}:{gpu.name}" for host in topology.hosts for gpu in host.gpus)
+    if "switch" in kind.targets:
+        yield from (switch.name for switch in topology.switches)
+    if "port" in kind.targets:
+        yield from (link.name for link in topology.links)
+
+
+def abilities(lab: Lab, kinds: Sequence[FaultKind] | None = None) -> list[Ability]:
+    """Ask every machine of a lab for all kinds (default: the whole catalogue) at all their targets."""
+    found: dict[tuple[str, str], Ability] = {}
+    asked: dict[str, list[PlannedFault]] = {}
+    for kind in CATALOGUE.values() if kinds is None else kinds:
+        for target in targets_of(kind, lab.topology):
+            try:
+                planned = plan(_spec(kind, target), lab.topology, lab_kind=lab.kind)
+            except (Unsupported, UsageError) as error:
+                why = str(error).removeprefix("fault: ")
+                found[kind.name, target] = Ability(kind=kind.name, target=target, can="no", why=why)
+                continue
+            found[kind.name, target] = Ability(kind=kind.name, target=target, can="unknown", why="not asked")
+            if planned.place.local:
+                found[kind.name, target] = Ability(kind=kind.name, target=target, can="yes")
+            else:
+                asked.setdefault(planned.place.node, []).append(planned)
+    with ThreadPoolExecutor(max_workers=max(1, len(asked))) as pool:
+        for answers in pool.map(lambda node: _ask(lab, node, asked[node]), asked):
+            found |= {(each.kind, each.target): each for each in answers}
+    return list(found.values())
+
+
+def summary(found: Sequence[Ability]) -> list[tuple[str, str, str, str]]:
+    """Rows (kind, can, targets, why): targets that say the same are told together."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for each in found:
+        rows.setdefault((each.kind, each.can, each.why.replace(each.target, "TARGET")), []).append(each.target)
+    most = 4
+    return [
+        (
+            kind,
+            can,
+            ", ".join(targets[:most]) + (f" and {len(targets) - most} more" if len(targets) > most else ""),
+            why,
+        )
+        for (kind, can, why), targets in rows.items()
+    ]
+
+
+def _spec(kind: FaultKind, target: str) -> FaultSpec:
+    params = {one.name: _sample(one) for one in kind.params if one.required or one.name == "share"}
+    return FaultSpec(kind=kind.name, target=target, for_s=_FOR_S, params=params)
+
+
+def _sample(param: Param) -> Any:
+    if param.name in _SAMPLES:
+        return _SAMPLES[param.name]
+    bounds = [value for value in (param.default, param.low, param.high) if value is not None]
+    return bounds[0] if bounds else next(iter(param.choices), "any")
+
+
+def _unknown(faults: Sequence[PlannedFault], why: str) -> list[Ability]:
+    return [Ability(kind=fault.kind, target=fault.target.text, can="unknown", why=why) for fault in faults]
+
+
+def _ask(lab: Lab, node: str, faults: Sequence[PlannedFault]) -> list[Ability]:
+    requests = [{"actuator": each.request["actuator"], "args": each.request["args"]} for each in faults]
+    try:
+        lab.ensure_code(node)
+        done = lab.carrier(node).run(lab.python(MODULE), stdin=json.dumps(requests), timeout_s=_TIMEOUT_S, check=False)
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+    except (LabError, ValueError) as error:
+        return _unknown(faults, str(error))
+    if len(answers) != len(faults):
+        return _unknown(faults, f"{node} answered {len(answers)} of {len(faults)}: {done.stderr.strip()[-200:]}")
+    return [
+        Ability(
+            kind=fault.kind,
+            target=fault.target.text,
+            can="yes" if answer["able"] else "no",
+            why=str(answer.get("why", "")),
+        )
+        for fault, answer in zip(faults, answers, strict=True)
+    ]

@@ -1,0 +1,96 @@
+"""What machines of a rack lack for faults: tools, settings of firmware, containers, releases. Pure.
+
+Nothing of it is wrong with a lab that only measures. It is told as *not looked at*, with the kinds of faults that it
+takes away; `faultbed faults --here` asks target by target. What no part of faultbed runs under is wrong: a Python
+before 3.9. Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from testbed.inventory.lab_inventory import Inventory
+from testbed.model.topology import Host, Switch
+from testbed.preflight.collect import Facts
+from testbed.preflight.rack_formats import keeps_up, key_values
+
+__all__ = ["OLDEST_PYTHON", "unseen", "wrong"]
+
+OLDEST_PYTHON = (3, 9)
+OLDEST_SONIC = 202205
+"""The first with the ACLs' status in STATE_DB, by which a rule is known to be in the ASIC (sonic-swss, aclorch.cpp)."""
+_HASH_SONIC = 202311
+_TOOLS = {
+    "mlxlink": "link.down, link.flap and rnic.reset of RNICs, and their link quality: install mstflint",
+    "mlxconfig": "link.down, link.flap and rnic.reset of RNICs: install mstflint",
+    "nvidia-smi": "faults of GPUs",
+    "dcgmi": "gpu.xid: install DCGM",
+}
+_GPU_TOOLS = ("nvidia-smi", "dcgmi")
+_RELEASE = re.compile(r"\b(20\d{4})\b")
+
+
+def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """Machines whose Python is too old, as the checks do."""
+    for name, values in _told(inventory, state):
+        version = _version(values.get("python", ""))
+        if version is not None and version < OLDEST_PYTHON:
+            yield name, values["python"], "3.9 or later (SONiC 202111)"
+
+
+def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """What is missing, by machine, with what cannot be done."""
+    for name, values in _told(inventory, state):
+        if _version(values.get("python", "")) is None:
+            yield name, "it does not tell its version of Python"
+    for host in inventory.topology.hosts:
+        yield from _of_host(host, state[host.name])
+    for switch in inventory.topology.switches:
+        if switch.nos == "sonic":
+            yield from _of_sonic(switch, key_values(state[switch.name].raw.get("able", "")))
+
+
+def _told(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    topology = inventory.topology
+    for name in (*topology.host_by_name, *topology.switch_by_name):
+        yield name, key_values(state[name].raw.get("able", ""))
+
+
+def _of_host(host: Host, facts: Facts) -> Iterator[tuple[str, str]]:
+    values = key_values(facts.raw.get("able", ""))
+    for tool, costs in _TOOLS.items():
+        if (tool in _GPU_TOOLS and not host.gpus) or f"tool {tool}" in values or not values:
+            continue
+        yield host.name, f"no {tool}: {costs}"
+    lockdown = values.get("lockdown", "")
+    if lockdown and "[none]" not in lockdown:
+        yield host.name, f"the kernel is locked down ({lockdown}): mlxlink and setpci need MFT's signed driver"
+    for rnic in host.rnics:
+        where, raw = f"{host.name}:{rnic.name}", facts.raw.get(f"keep-up {rnic.name}", "")
+        if keeps_up(raw) is True:
+            yield where, "its firmware keeps the port up (KEEP_ETH_LINK_UP): link.down is for the switch port"
+        if "DCBX mode: Firmware controlled" in facts.raw.get(f"qos {rnic.name}", ""):
+            yield where, "DCBX is controlled by its firmware, and may overrule PFC and trust: `mlnx_qos -i DEV -d os`"
+
+
+def _of_sonic(switch: Switch, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    release = _RELEASE.search(values.get("release", ""))
+    if release is None:
+        yield switch.name, f"its release is not told ({values.get('release', 'nothing')}): 202205 or later is needed"
+    elif int(release[1]) < OLDEST_SONIC:
+        yield switch.name, f"SONiC {release[1]}: its ACLs tell no status: link.oneway and packet.drop need 202205"
+    elif int(release[1]) < _HASH_SONIC:
+        yield switch.name, f"SONiC {release[1]}: switch.hash-policy needs 202311"
+    if values.get("asic", "") not in ("broadcom", "mellanox"):
+        yield switch.name, f"ASIC {values.get('asic') or 'not told'}: link.rate is refused where a port may not shape"
+    for stage in ("INGRESS", "EGRESS"):
+        if "PACKET_ACTION" not in values.get(f"acl {stage}", ""):
+            yield switch.name, f"no ACL that drops at {stage.lower()}: link.oneway and packet.drop in that direction"
+    if values.get("bgp restart", "") not in ("enabled", "disabled"):
+        yield switch.name, "whether the bgp container restarts cannot be set: switch.bgp-kill is refused"
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else None

@@ -1,0 +1,167 @@
+"""What a rack can do, asked before it is done: by preflight, and target by target by the holders' own code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import rack_tools
+from house import HOUSE
+from test_rack_formats import rack_state
+
+from inject import capability
+from inject.kinds.catalogue import CATALOGUE
+from inject.mechanisms.rack import WAYS, sonic
+from inject.node import probe
+from testbed.errors import Unreachable
+from testbed.inventory import lab_inventory
+from testbed.preflight.checks import not_looked, run_checks
+from testbed.preflight.rack_checks import RACK_CHECKS
+from testbed.preflight.rack_formats import keeps_up
+from testbed.remote.remote_node import Completed
+from testbed.shipped import inventories
+
+RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    state = rack_tools.install(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(sonic, "ACL_POLL_WAS", str(tmp_path / "acl-poll"))
+    return state
+
+
+class Machines:
+    """A rack all of whose machines are this one, with the stand-ins in PATH; `silent` ones do not answer."""
+
+    kind = "rack"
+    topology = RACK.topology
+
+    def __init__(self, *silent):
+        self.silent, self.one_at_a_time = silent, threading.Lock()  # the stand-ins share one file of states
+
+    def ensure_code(self, node):
+        if node in self.silent:
+            raise Unreachable(f"{node} does not answer")
+
+    def python(self, module):
+        return [sys.executable, "-m", module]
+
+    def carrier(self, node):
+        return self
+
+    def run(self, argv, *, stdin, timeout_s, check):
+        with self.one_at_a_time:
+            done = subprocess.run(
+                argv, input=stdin, text=True, capture_output=True, timeout=timeout_s, check=check, cwd=HOUSE
+            )
+        return Completed(argv=tuple(argv), rc=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def told(found, kind, target):
+    (one,) = [each for each in found if (each.kind, each.target) == (kind, target)]
+    return one
+
+
+def test_every_rack_kind_is_asked_of_every_target_that_it_fits():
+    for name in WAYS:
+        if name in CATALOGUE:
+            assert list(capability.targets_of(CATALOGUE[name], RACK.topology)), name
+
+
+def test_abilities_are_each_machines_own_answer_and_change_nothing(tools):
+    state = json.loads(tools.read_text())
+    tools.write_text(json.dumps(state | {"keep_up": "True(1)", "asic": "vs"}))
+    before = tools.read_text()
+    kinds = [CATALOGUE[name] for name in ("link.flap", "link.rate", "switch.withdraw", "packet.reorder")]
+    lab = Machines("host2", "rtsw2", "rtsw3", "rtsw4", "host3", "host4")
+    found = capability.abilities(lab, kinds)
+    assert tools.read_text() == before
+    assert told(found, "switch.withdraw", "rtsw1").can == "yes"
+    kept = told(found, "link.flap", "host1:mlx5_0")
+    assert (kept.can, "KEEP_ETH_LINK_UP_P1=0" in kept.why) == ("no", True)
+    assert "rtsw1:host1:mlx5_0" in kept.why, "where to aim instead"
+    assert told(found, "link.flap", "rtsw1:host1:mlx5_0").can == "yes"
+    shaped = told(found, "link.rate", "rtsw1:host1:mlx5_0")
+    assert (shaped.can, "orchagent" in shaped.why) == ("no", True)
+    assert "it takes a Linux switch" in told(found, "packet.reorder", "rtsw1:host1:mlx5_0").why
+    silent = told(found, "link.flap", "host2:mlx5_0")
+    assert (silent.can, silent.why) == ("unknown", "host2 does not answer")
+    rows = capability.summary(found)
+    assert len(rows) < len(found)
+    assert any(row[1] == "unknown" and "more" in row[2] for row in rows)
+
+
+def test_probe_of_a_python_that_is_too_old_says_what_is_needed(monkeypatch):
+    monkeypatch.setattr(probe, "OLDEST", (9, 0))
+    assert "faults need 3.9 (SONiC 202111) or later" in probe.able({"actuator": "commands", "args": {}})["why"]
+
+
+def test_probe_answers_what_cannot_be_asked():
+    assert not probe.able({"actuator": "commands", "args": {"nonsense": 1}})["able"]
+    assert "knows no actuator" in probe.able({"actuator": "no-such", "args": {}})["why"]
+
+
+LACKS = [
+    ("host1", "tool mlxlink: mstlink", "", "no mlxlink"),
+    ("host1", "tool dcgmi: dcgmi", "", "no dcgmi: gpu.xid"),
+    ("host1", "[none] integrity", "none [integrity]", "locked down"),
+    ("rtsw1", "SONiC.202405", "SONiC.202111", "need 202205"),
+    ("rtsw1", "SONiC.202405", "SONiC.202211", "switch.hash-policy needs 202311"),
+    ("rtsw1", "SONiC.202405", "SONiC.master", "its release is not told"),
+    ("rtsw1", "asic: broadcom", "asic: vs", "ASIC vs: link.rate"),
+    ("rtsw1", "acl EGRESS: PACKET_ACTION,COUNTER", "acl EGRESS: None", "drops at egress"),
+    ("rtsw1", "restart: enabled", "restart: always_enabled", "switch.bgp-kill"),
+    ("rtsw1", "python: Python 3.11.2", "", "its version of Python"),
+]
+
+
+@pytest.mark.parametrize(("node", "old", "new", "words"), LACKS)
+def test_preflight_names_what_is_missing_and_what_it_takes_away(node, old, new, words):
+    state = rack_state()
+    assert old in state[node].raw["able"]
+    state[node].raw["able"] = state[node].raw["able"].replace(old, new)
+    assert run_checks(RACK, state, RACK_CHECKS) == []
+    (unseen,) = not_looked(RACK, state, RACK_CHECKS)
+    assert (unseen.check, unseen.where) == ("abilities", node)
+    assert words in unseen.why
+
+
+def test_preflight_says_that_a_python_is_too_old():
+    state = rack_state()
+    state["rtsw2"].raw["able"] = state["rtsw2"].raw["able"].replace("3.11.2", "3.7.3")
+    (found,) = run_checks(RACK, state, RACK_CHECKS)
+    assert (found.check, found.where, found.found) == ("abilities", "rtsw2", "Python 3.7.3")
+
+
+def test_preflight_names_ports_that_firmware_keeps_up_and_dcbx_that_it_controls():
+    state = rack_state()
+    state["host1"].raw["keep-up mlx5_0"] = (
+        "Configurations:              Default             Current             Next Boot\n"
+        "*       KEEP_ETH_LINK_UP_P1         True(1)             True(1)             False(0)            \n"
+    )
+    state["host1"].raw["qos mlx5_1"] = (
+        state["host1"].raw["qos mlx5_1"].replace("DCBX mode: OS controlled", "DCBX mode: Firmware controlled")
+    )
+    whys = {each.where: each.why for each in not_looked(RACK, state, RACK_CHECKS)}
+    assert "keeps the port up" in whys["host1:mlx5_0"]
+    assert "-d os" in whys["host1:mlx5_1"]
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        ("        KEEP_ETH_LINK_UP_P1    True(1)   False(0)   True(1) \n", False),
+        (" RO     KEEP_ETH_LINK_UP_P2    False(0)  True(1)    True(1) \n", True),
+        ("        KEEP_ETH_LINK_UP_P1    True(1) \n", None),
+        ("-E- Failed to open device: 18:00.0. No such file or directory.\n", None),
+        ("", None),
+    ],
+)
+def test_what_counts_of_a_firmware_setting_is_what_is_in_force_now(row, kept):
+    assert keeps_up(row) is kept
