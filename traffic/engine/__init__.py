@@ -1,1 +1,1 @@
-"""The controller's side of the traffic engines: processes on hosts, connections, running traffic and its results."""
+"""Controller side of the traffic engines: processes on hosts, connections, running traffic and its results."""

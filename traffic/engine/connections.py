@@ -1,9 +1,11 @@
-"""Making connections, and making them again after an error: the controller's part of it, for all of a run's cables.
+"""Establish the connections of a run, and rebuild a connection after a QP error.
 
-A connection takes three rounds with both of its ends: qp (both make one and tell), connect (both go to RTS), go (both
-may send). Each making has a generation of its own; what an end says of an older one is recorded and otherwise ignored.
-Errors while an episode lasts count as further attempts of it; it is over when data has completed on the new QPs, and
-is a failure when that takes longer than the plan's `peer_deadline_s`.
+A connection takes three rounds with both of its ends. `qp`: each end creates a QP and reports it. `connect`: each end
+moves its QP to RTS. `go`: both ends may send. Every attempt has its own generation number. A message about an older
+generation is recorded and otherwise ignored.
+
+An episode begins with the first error of a connection. Errors during an episode count as further attempts. The episode
+ends when data has completed on the new QPs. It is a failure if that takes longer than the plan's `peer_deadline_s`.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ __all__ = ["Cabling", "first_psn"]
 
 RETRY_PAUSE_NS = 250_000_000
 _GOLDEN = 5_184_445
-"""2**23 over the golden ratio, rounded to an odd number: odd, so that its multiples repeat after 2**23 only."""
+"""2**23 divided by the golden ratio, rounded to an odd number. Being odd, its multiples repeat only after 2**23."""
 
 
 class _Link:
-    """Where one connection is in being made or made again."""
+    """State of one connection while it is established or rebuilt."""
 
     def __init__(self, cable: Cable) -> None:
         self.cable = cable
@@ -39,17 +41,18 @@ class _Link:
 
 
 def first_psn(made: int) -> int:
-    """Return the first PSN of the QP end that is made as number `made`, from 1 on.
+    """Return the first PSN of the QP end with serial number `made`, which counts from 1.
 
-    Multiples of 2**23 over the golden ratio: no two of 2**23 - 1 ends are equal, none is 0, and those of n ends are at
-    least about 2**23 / 2.6 n apart (three-distance theorem). A packet of a lost QP does not fit into the one that
-    replaces it, and a capture tells queue pairs apart by their PSNs. The upper half of all PSNs is for counting up.
+    The PSNs are multiples of 2**23 over the golden ratio. No two of 2**23 - 1 ends get the same PSN, and none gets 0.
+    The PSNs of n ends are at least about 2**23 / 2.6 n apart (three-distance theorem). A packet of a lost QP is
+    therefore out of sequence for its replacement, and a capture can identify queue pairs by their PSNs. Only the lower
+    half of the PSN range is used, so that PSNs can count up without wrapping.
     """
     return made * _GOLDEN % (1 << 23)
 
 
 class Cabling:
-    """The connections of a run. One thread feeds it events; `connections` may be read from any."""
+    """The connections of a run. One thread feeds it events; any thread may read `connections`."""
 
     def __init__(
         self, plan: Plan, send: Callable[[str, Mapping[str, Any]], None], publish: Callable[..., None]
@@ -65,17 +68,17 @@ class Cabling:
         self._links = {cable.index: _Link(cable) for cable in plan.cables}
         self._lock = threading.Lock()
         self._made = 0
-        """Ends of queue pairs made so far, those of every rebuild counted."""
+        """Number of QP ends created so far, rebuilds included."""
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """The connections as they are now (one that is being rebuilt: as it was), in order of their index."""
+        """The current connections in index order. A connection that is being rebuilt appears as it was before."""
         with self._lock:
             return tuple(link.described for link in self._links.values() if link.described is not None)
 
     @property
     def down(self) -> tuple[str, ...]:
-        """Names of the connections that are not up now."""
+        """Names of the connections that are not up."""
         return tuple(self._name(link) for link in self._links.values() if not link.is_up)
 
     @property
@@ -84,12 +87,12 @@ class Cabling:
         return bool(self.rebuilds) or any(link.episode is not None for link in self._links.values())
 
     def make_all(self) -> None:
-        """Begin to make every connection."""
+        """Start to establish every connection."""
         for link in self._links.values():
             self._make(link)
 
     def handle(self, name: str, message: Mapping[str, Any], now_ns: int) -> None:
-        """Take an engine's event; those that are not about connections are ignored."""
+        """Handle an engine's event. Events that do not concern connections are ignored."""
         handlers = {
             "qp": self._on_qp,
             "joined": self._on_joined,
@@ -102,13 +105,13 @@ class Cabling:
             handlers[name](message, now_ns)
 
     def retry_due(self, now_ns: int) -> None:
-        """Make those connections again whose pause after a failed attempt is over."""
+        """Retry the connections whose pause after a failed attempt is over."""
         for link in self._links.values():
             if link.retry_ns is not None and now_ns >= link.retry_ns:
                 self._rebuild(link, now_ns)
 
     def settle(self) -> None:
-        """The run is over: episodes that are still open belong into the record as they are."""
+        """Record episodes that are still open when the run ends."""
         for link in self._links.values():
             if link.episode is not None:
                 self.rebuilds.append(link.episode)
@@ -181,9 +184,9 @@ class Cabling:
         self.qp_errors.append(error)
         self._publish("qp_error", now_ns, qp_error=error)
         if self._link_of(message) is None:
-            return  # the other end has said so before, and the rebuild is under way
+            return  # the other end reported it first, and the rebuild is under way
         if not link.is_up:
-            link.retry_ns = now_ns  # the other end has not joined yet, and would wait for it
+            link.retry_ns = now_ns  # the other end has not joined yet and would wait for this one
             return
         if link.episode is None:
             link.episode = Rebuild(

@@ -1,8 +1,8 @@
-"""Somebody asks for the flight recorders of what runs, by a signal to this process.
+"""A request, made by a signal to this process, to dump the flight recorders of running traffic.
 
-A signal's handler may come between any two instructions, also while a lock is held: it notes the wish and does nothing
-else. Whichever run looks next takes the wish, on its own thread, and answers it (`traffic.engine.running_traffic`).
-There is one wish of a process, as there is one handler of a signal.
+A signal handler can interrupt any instruction, even while a lock is held. It therefore only records the request. The
+next run that checks takes the request and serves it on its own thread (`traffic.engine.running_traffic`). A process has
+one signal handler, so it has one request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["note", "take"]
 
 
 class _Wish:
-    """Whether there is one that nobody has taken."""
+    """Whether a dump request is waiting to be served."""
 
     open = False
 
@@ -22,11 +22,11 @@ _WISH = _Wish()
 
 
 def note(_number: int = 0, _frame: FrameType | None = None) -> None:
-    """Somebody asks. Made to be the handler of a signal."""
+    """Record a dump request. The signature is that of a signal handler."""
     _WISH.open = True
 
 
 def take() -> bool:
-    """Whether somebody has asked since the last time."""
+    """Return whether a dump was requested since the last call, and clear the request."""
     asked, _WISH.open = _WISH.open, False
     return asked

@@ -1,7 +1,7 @@
-"""The controller's side of the traffic engines: one process a host, started over SSH, their events in one queue.
+"""Controller side of the traffic engines: one process per host, started over SSH, with all events in one queue.
 
-Node times are turned into controller monotonic ns as they come in: every field whose name ends in `_ns` and that is a
-point in time (`TIME_FIELDS`).
+Node times are converted to controller monotonic ns on arrival. This applies to the fields that hold a point in time
+(`TIME_FIELDS`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ CLOCK_ROUNDS, CLOCK_TIMEOUT_S = 5, 3.0
 
 TIME_FIELDS = ("at_ns", "start_ns", "end_ns", "first_ns", "last_ns")
 GONE = "gone"
-"""Name of the event that stands for the end of an engine."""
+"""Name of the event that reports the end of an engine."""
 
 
 class Fabric(Protocol):
-    """What is known of a lab whether it is up or not (`testbed.inventory.lab_inventory.Inventory` has it)."""
+    """The static description of a lab, known without a running lab (`testbed.inventory.lab_inventory.Inventory`)."""
 
     @property
     def kind(self) -> str:
@@ -45,40 +45,40 @@ class Fabric(Protocol):
 
     @property
     def topology(self) -> Topology:
-        """What the lab is made of."""
+        """Hosts, switches and links of the lab."""
 
 
 class TrafficLab(Fabric, Protocol):
-    """The part of a lab that traffic needs (`testbed.lab.Lab` has it)."""
+    """The part of a lab that traffic needs (`testbed.lab.Lab` implements it)."""
 
     def node(self, name: str) -> Node:
-        """A machine by name."""
+        """Return a machine by name."""
 
     def python(self, module: str) -> list[str]:
-        """Command line that runs a node-side module."""
+        """Return the command line that runs a node-side module."""
 
     def ensure_code(self, name: str) -> None:
-        """Make sure that a machine has the node code."""
+        """Copy the node code to a machine unless it is already there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A message of one host's engine, its times in controller ns."""
+    """A message of one host's engine, with its times in controller ns."""
 
     host: str
     message: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """What kind of event it is."""
+        """The kind of the event."""
         return str(self.message.get("event"))
 
 
 class Engines:
-    """The engines of some hosts. Made by `Engines.start`; `close` ends them all and may be called twice.
+    """The engines of a set of hosts. Create it with `Engines.start`; `close` ends all engines and may be called twice.
 
-    One set of engines may serve many runs, one after the other (`engines` of `traffic.workloads.collective.start`):
-    starting them is what takes longest.
+    One set of engines can serve several runs in sequence (`engines` of `traffic.workloads.collective.start`), because
+    starting the engines takes longest.
     """
 
     def __init__(self) -> None:
@@ -95,16 +95,16 @@ class Engines:
 
     @classmethod
     def start(cls, lab: TrafficLab, hosts: Iterable[str], *, module: str = MODULE) -> Engines:
-        """Start an engine on every host, by the name of its module, and read its clock.
+        """Start an engine on every host by its module name, and measure its clock.
 
         Raises:
-            LabError: an engine does not start; those that did are ended.
+            LabError: an engine does not start. Engines that did start are stopped.
         """
         engines = cls()
         names = list(dict.fromkeys(hosts))
         try:
             with ThreadPoolExecutor(max_workers=len(names)) as pool:
-                list(pool.map(lambda name: engines._start_one(lab, name, module), names))  # our own
+                list(pool.map(lambda name: engines._start_one(lab, name, module), names))
         except BaseException:
             engines.close()
             raise
@@ -134,7 +134,7 @@ class Engines:
         while not self._closing.is_set():
             try:
                 message = channel.receive(timeout_s=1.0)
-            except CommandFailed:  # silence is no news
+            except CommandFailed:  # no message within the timeout
                 continue
             except FaultbedError as error:
                 self.events.put(Event(host=host, message={"event": GONE, "error": str(error)}))
@@ -154,7 +154,7 @@ class Engines:
         received_ns = time.monotonic_ns()
         with self._answered:
             if message.get("seq") != self._clock_seq:
-                return  # an answer that came too late for its round
+                return  # the reply to an earlier round
             sent_ns = self._asked_ns.pop(host, None)
             if sent_ns is not None:
                 one = clock.Exchange(sent_ns=sent_ns, node_ns=int(message["monotonic_ns"]), received_ns=received_ns)
@@ -162,9 +162,9 @@ class Engines:
             self._answered.notify_all()
 
     def widen_clocks(self, *, rounds: int = CLOCK_ROUNDS, timeout_s: float = CLOCK_TIMEOUT_S) -> None:
-        """Measure all clocks again; the error of `offsets` then holds what they have drifted since they were measured.
+        """Measure all clocks again. The error of each offset then includes the drift since the last measurement.
 
-        An engine that does not answer in time keeps what is known of it.
+        An engine that does not answer in time keeps its previous offset.
         """
         deadline = time.monotonic() + timeout_s
         with self._answered:
@@ -183,7 +183,7 @@ class Engines:
                 self.offsets[host] = clock.widened(self.offsets[host], clock.estimate(exchanges))
 
     def next(self, deadline_ns: int) -> Event | None:
-        """The next event of any host, or None at the deadline (controller monotonic ns)."""
+        """Return the next event of any host, or None at the deadline (controller monotonic ns)."""
         try:
             return self.events.get(timeout=max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
         except queue.Empty:
@@ -191,14 +191,14 @@ class Engines:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Where they run."""
+        """Names of the hosts that run an engine."""
         return tuple(self._channels)
 
     def forget(self) -> None:
-        """Make all engines give their tasks back, so that other work may follow on them; waits until they have.
+        """Make every engine release its tasks, and wait until all have, so that the next run can use the engines.
 
         Raises:
-            LabError: one of them is gone, or does not answer.
+            LabError: an engine is gone or does not answer.
         """
         left = set(self.hosts)
         for host in left:
@@ -207,7 +207,7 @@ class Engines:
         while left:
             event = self.next(deadline_ns)
             if event is None or event.name == GONE:
-                raise LabError(f"{', '.join(sorted(left))}: the traffic engine did not give its tasks back")
+                raise LabError(f"{', '.join(sorted(left))}: the traffic engine did not release its tasks")
             if event.name == "forgotten":
                 left.discard(event.host)
 
@@ -218,7 +218,10 @@ class Engines:
         self.close()
 
     def close(self) -> None:
-        """Ask every engine to quit, wait until it has, and close its channel (the end of its stdin in any case)."""
+        """Request every engine to quit, wait for it, and close its channel.
+
+        Closing the channel ends its stdin in any case.
+        """
         if self._closing.is_set():
             return
         for channel in self._channels.values():
@@ -235,10 +238,10 @@ class Engines:
 
 
 def endpoint(topology: Topology, name: str) -> Endpoint:
-    """The RNIC that a person means by `host1:rxe0`, or by `host1`: its first one.
+    """Return the RNIC named by `host1:rxe0`, or the first RNIC of the host named by `host1`.
 
     Raises:
-        UsageError: no such thing, or not an RNIC.
+        UsageError: the name does not exist or is not an RNIC.
     """
     target = resolve(topology, name)
     if target.kind == "host":
@@ -254,4 +257,4 @@ def endpoint(topology: Topology, name: str) -> Endpoint:
 def _said(channel: Channel) -> str:
     stderr = getattr(channel, "stderr", None)
     text = stderr() if callable(stderr) else ""
-    return f"; it said: {text}" if text else ""
+    return f"; stderr: {text}" if text else ""

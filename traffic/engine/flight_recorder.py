@@ -1,4 +1,4 @@
-"""What a flight recorder held, and in words where a rank was when it did not come to an end. Pure."""
+"""Flight recorder contents, and a sentence that says where a rank was when it did not finish. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Entry", "Flight", "RankEnd", "flight_of", "standing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing that happened on a rank (`traffic.node.ranks.recorder` says what there is), in controller ns."""
+    """One event on a rank, in controller ns (`traffic.node.ranks.recorder` lists the kinds of events)."""
 
     at_ns: int
     what: str
@@ -27,7 +27,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flight:
-    """The recorder of one rank, oldest entry first, and where the rank was."""
+    """The flight recorder of one rank, oldest entry first, and the rank's position in its program."""
 
     rank: int
     endpoint: str
@@ -37,7 +37,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How a collective ended for one rank. `where` says where it was, when it failed."""
+    """How a collective ended for one rank. For a failed rank, `where` is its position."""
 
     rank: int
     endpoint: str
@@ -46,7 +46,7 @@ class RankEnd:
 
 
 def flight_of(message: Mapping[str, Any], *, rank: int, endpoint: str, offset_ns: int) -> Flight:
-    """A `flight` event of an engine."""
+    """Build a `Flight` from an engine's `flight` event."""
     entries = (dict(zip(message["fields"], entry, strict=True)) for entry in message["entries"])
     return Flight(
         rank=rank,
@@ -57,7 +57,7 @@ def flight_of(message: Mapping[str, Any], *, rank: int, endpoint: str, offset_ns
 
 
 def standing(message: Mapping[str, Any]) -> str:
-    """Where a rank is: in which step it waits for which peer, or that it does not wait."""
+    """Describe where a rank is: the step and the peer it waits for, or the phase it is in."""
     waits = {"data": "waits for data from storage", "checkpoint": "waits for its checkpoint to be stored"}
     if message["phase"] in waits:
         return f"iteration {message['iteration']}, {waits[message['phase']]}"

@@ -1,4 +1,4 @@
-"""What a traffic run leaves behind. Times are the controller's monotonic clock in ns, sizes are payload bytes."""
+"""Results of a traffic run. Times are the controller's monotonic clock in ns, sizes are payload bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = [
 ]
 
 Outcome = Literal["completed", "recovered", "failed"]
-"""`recovered`: completed, but at least one QP had to be rebuilt on the way. `failed` comes with where."""
+"""`recovered`: completed, but at least one QP was rebuilt. A `failed` run also reports where it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An RNIC that takes part in traffic, as the lab's topology names it."""
+    """An RNIC that takes part in traffic, named as in the lab's topology."""
 
     host: str
     rnic: str
@@ -32,17 +32,17 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """`host1:rxe0`."""
+        """Name of the RNIC, such as `host1:rxe0`."""
         return f"{self.host}:{self.rnic}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """One connection, as it is now: `generation` counts its rebuilds. `transport` is rc, uc or ud.
+    """One connection in its current state. `generation` counts its rebuilds; `transport` is rc, uc or ud.
 
-    `src` sends data, `dst` receives it. `lqpn` and `sq_psn` belong to `src`; `rqpn` is the QP at `dst`, and `rq_psn`
-    the first PSN that `dst` sends with. A data packet on the wire carries destination QP `rqpn` and a PSN from
-    `sq_psn` on. `flow_label` is that of a connection's address handles (0: none).
+    `src` sends data, `dst` receives it. `lqpn` and `sq_psn` belong to `src`. `rqpn` is the QP at `dst`, and `rq_psn` is
+    the first PSN that `dst` sends. A data packet on the wire carries destination QP `rqpn` and a PSN from `sq_psn` on.
+    `flow_label` is the flow label of the connection's address handles (0: none).
     """
 
     index: int
@@ -61,7 +61,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Bytes whose completion was seen in [start, start + duration), at `endpoint`."""
+    """Bytes whose completion `endpoint` saw in [start, start + duration)."""
 
     endpoint: str
     start_ns: int
@@ -71,14 +71,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One compute phase and one collective, or a job's several, on one rank.
+    """One compute phase followed by one collective (in a job: by several collectives), on one rank.
 
-    `wait_ns` is the part of `comm_ns` before the first data of a neighbour could be used. `start_ns` is the beginning
-    of the compute phase, `end_ns` the end of the collective; the check of the result comes after it and is not in it.
-    `phases_ns` are when each collective of a job was over, counted from the end of the compute phase.
-    `paused_ns` is how long each pause in the program was (`traffic.node.ranks.gate`). With storage, the wait for data
-    (`ingest_ns`) comes before the compute phase and the wait for a checkpoint (`checkpoint_ns`) after the collective;
-    both are between `start_ns` and `end_ns`.
+    `start_ns` is the start of the compute phase, `end_ns` the end of the collective. The check of the result comes
+    after `end_ns`. `wait_ns` is the part of `comm_ns` before the first data of a neighbour could be used. `phases_ns`
+    are the end times of a job's collectives, relative to the end of the compute phase. `paused_ns` are the lengths of
+    the pauses in the program (`traffic.node.ranks.gate`).
+
+    With storage, the wait for data (`ingest_ns`) comes before the compute phase, and the wait for a checkpoint
+    (`checkpoint_ns`) after the collective. Both lie between `start_ns` and `end_ns`.
     """
 
     index: int
@@ -96,7 +97,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One rank's state, stored: written from `start_ns` to `end_ns`; for `waited_ns` the rank did nothing else."""
+    """A stored checkpoint of one rank, written from `start_ns` to `end_ns`. The rank was blocked for `waited_ns`."""
 
     rank: int
     iteration: int
@@ -108,7 +109,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstill:
-    """While this time (controller ns) the engine of a host did not run at all: stopped, or robbed of its CPU."""
+    """An interval (controller ns) in which a host's engine did not run: it was stopped or got no CPU time."""
 
     host: str
     start_ns: int
@@ -117,7 +118,7 @@ class Standstill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QpError:
-    """A completion with an error, or a deadline that passed: on `endpoint`'s QP `qpn`, towards `peer`."""
+    """A completion with an error, or an expired deadline, on `endpoint`'s QP `qpn` towards `peer`."""
 
     time_ns: int
     connection: int
@@ -130,11 +131,11 @@ class QpError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
-    """One episode from the first error of a connection until data flowed again.
+    """One episode, from the first error of a connection until data flowed again.
 
-    `attempts` counts the QP pairs that were made. `rebuilt_ns` is when the last pair was connected, `recovered_ns`
-    when its first data completed; None: never, the run ended before. `redone_segments` of a collective, of
-    `redone_bytes`, had been sent before the error and were sent again: all that the peer had not yet got.
+    `attempts` counts the QP pairs that were created. `rebuilt_ns` is when the last pair was connected. `recovered_ns`
+    is when its first data completed. Either is None if the run ended before. `redone_segments` and `redone_bytes` count
+    the data of a collective that was sent again because the peer had not received it.
     """
 
     connection: int
@@ -151,12 +152,12 @@ class Rebuild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of time in controller monotonic ns."""
+    """An interval in controller monotonic ns."""
 
     start_ns: int
     end_ns: int
 
     @property
     def duration_ns(self) -> int:
-        """Its length."""
+        """Length of the interval."""
         return self.end_ns - self.start_ns

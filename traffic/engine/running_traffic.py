@@ -1,11 +1,11 @@
-"""A running piece of traffic: connections made, work started, QPs rebuilt after errors, events kept, one typed end.
+"""Running traffic: establish connections, start the work, rebuild QPs after errors, and produce one typed result.
 
-`Running` owns one thread, which reads the engines' events and answers them; the harness may inject faults meanwhile
-from any other. A run always ends: by its work being done, by `stop`, or by a failure that says where - a peer that
-stayed unreachable longer than `peer_deadline_s`, an engine that is gone, or nothing moving for `stall_deadline_s`.
+`Running` owns one thread, which reads the engines' events and answers them. The harness may inject faults from any
+other thread. A run always ends: its work is done, `stop` is called, or it fails with a location. Failures are a peer
+that stays unreachable longer than `peer_deadline_s`, an engine that is gone, or no progress for `stall_deadline_s`.
 
-Who asks for the flight recorders meanwhile (`traffic.engine.dump_signal`) is answered by an event: `flights`, with
-those that were told, and the `silent` RNICs.
+A request for the flight recorders (`traffic.engine.dump_signal`) is answered by an event `flights`. It holds the
+recorders that were received, and under `silent` the RNICs whose engines did not reply.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Result = TypeVar("Result")
 
 
 class Beside(Protocol):
-    """Something that serves a run and ends with it."""
+    """A service of a run that is closed when the run ends, such as a storage server."""
 
     def close(self) -> None:
-        """End it."""
+        """Stop the service."""
 
 
 POLL_NS = 250_000_000
@@ -42,11 +42,11 @@ STEP_S = 0.5
 SETUP_TIMEOUT_S = 120.0
 WRECK_TIMEOUT_S = 5.0
 TELL_NS = 5_000_000_000
-"""How long ranks have to tell what their flight recorders hold, when somebody asks while they run."""
+"""How long ranks have to send their flight recorders when a dump is requested during a run."""
 
 
 class Running(Generic[Result]):
-    """Traffic that runs. Made by `begin`; `wait` gives its result, `stop` brings it to an orderly end."""
+    """Traffic that runs. Create it with `begin`; `wait` returns its result, `stop` ends it in an orderly way."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Running(Generic[Result]):
         self._cabling = Cabling(plan, engines.send, self._publish)
         self._moved_ns = time.monotonic_ns()
         self.flights: dict[str, Flight] = {}
-        """Of a run that failed, by task."""
+        """Flight recorders of a failed run, by task."""
         self._told: dict[str, Flight] = {}
         self._asked: set[str] | None = None
         self._asked_ns = 0
         self.standstills: list[Standstill] = []
         self.stamps: dict[str, list[Sequence[int]]] = {}
-        """Of probes, by task (`traffic.node.flows.echo`)."""
+        """Timestamps of probes, by task (`traffic.node.flows.echo`)."""
         self._gone: set[str] = set()
         self._cold: set[str] = set()
         self._psn_answers: dict[str, Mapping[str, Any]] = {}
@@ -87,11 +87,11 @@ class Running(Generic[Result]):
         self._result: Result | None = None
         self._thread = threading.Thread(target=self._run, name=f"traffic: {plan.what}", daemon=True)
 
-    # For the harness, from any thread.
+    # Interface for the harness, callable from any thread.
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """The connections as they are now (one that is being rebuilt: as it was), in order of their index."""
+        """The current connections in index order. A connection that is being rebuilt appears as it was before."""
         return self._cabling.connections
 
     @property
@@ -101,32 +101,32 @@ class Running(Generic[Result]):
 
     @property
     def rebuilds(self) -> tuple[Rebuild, ...]:
-        """Every rebuild that is over; at the end of the run also those that are not."""
+        """Completed rebuilds. After the run this also includes rebuilds that did not complete."""
         return tuple(self._cabling.rebuilds)
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended, or would end now."""
+        """The outcome of the run, or the outcome it would have if it ended now."""
         if self.failure is not None:
             return "failed"
         return "recovered" if self._cabling.was_rebuilt else "completed"
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether the run has ended, for any reason."""
         return self._over.is_set()
 
     @property
     def clock_error_ns(self) -> dict[str, int]:
-        """By host: how wrong its times may be, in ns."""
+        """Clock error of each host, in ns."""
         return {host: offset.error_ns for host, offset in self._engines.offsets.items()}
 
     def offset_ns(self, task: str) -> int:
-        """What makes the clock of a task's host the controller's."""
+        """Offset that converts the clock of a task's host to the controller's, in ns."""
         return self._engines.offsets[self._tasks[task].endpoint.host].offset_ns
 
     def psns(self, *, timeout_s: float = 5.0) -> dict[int, tuple[int, int]]:
-        """For each connection: the next PSN that `src` sends, and the next one that `src` expects from `dst`.
+        """Return, for each connection, the next PSN that `src` sends and the next one that `src` expects from `dst`.
 
         Raises:
             LabError: an engine did not answer in time, or the run is over.
@@ -140,7 +140,9 @@ class Running(Generic[Result]):
                 self._engines.send(self._tasks[name].endpoint.host, {"do": "psn", "task": name})
             while set(self._psn_answers) != sources:
                 if self._over.is_set() or not self._news.wait(max(0.0, deadline - time.monotonic())):
-                    raise LabError(f"{self.plan.what}: no PSNs from {', '.join(sources - set(self._psn_answers))}")
+                    raise LabError(
+                        f"{self.plan.what}: no reply with PSNs from {', '.join(sources - set(self._psn_answers))}"
+                    )
             return {
                 item["conn"]: (item["sq_psn"], item["rq_psn"])
                 for name, answer in self._psn_answers.items()
@@ -149,7 +151,7 @@ class Running(Generic[Result]):
             }
 
     def dump(self, *, timeout_s: float = 5.0) -> dict[str, Flight]:
-        """The flight recorders as they are now, by task; those of engines that do not answer in time are left out."""
+        """Return the current flight recorders by task. Engines that do not answer in time are left out."""
         deadline = time.monotonic() + timeout_s
         with self._news:
             self._told = {}
@@ -160,19 +162,20 @@ class Running(Generic[Result]):
             return dict(self._told)
 
     def stop(self) -> None:
-        """Ask for an orderly end: what is in flight is finished. The result is still got by `wait`."""
+        """Request an orderly end: requests in flight are completed. `wait` still returns the result."""
         for task in self.plan.tasks:
             if task.active and not self._over.is_set():
                 self._try_send(task.endpoint.host, {"do": "stop", "task": task.name})
 
     def wait(self, timeout_s: float) -> Result:
-        """The result, when the run is over.
+        """Return the result when the run is over.
 
         Raises:
-            LabError: it is not over by the timeout. It is ended then, and nothing is left on the nodes.
+            LabError: the run is not over by the timeout. It is ended then, and nothing is left on the nodes.
         """
         deadline = time.monotonic() + timeout_s
-        # In small steps: handlers of signals run on the main thread, which the kernel need not be the one to interrupt.
+        # Wait in small steps: Python runs signal handlers on the main thread, and the kernel may deliver the signal to
+        # another one.
         while not self._over.wait(min(STEP_S, max(0.0, deadline - time.monotonic()))) and time.monotonic() < deadline:
             pass
         if not self._over.is_set():
@@ -185,7 +188,7 @@ class Running(Generic[Result]):
         return self._result
 
     def abort(self, reason: str) -> None:
-        """End at once, as failed."""
+        """End the run at once, as failed."""
         self._engines.events.put(Event(host="controller", message={"event": "abort", "error": reason}))
 
     def __enter__(self) -> Running[Result]:
@@ -193,10 +196,10 @@ class Running(Generic[Result]):
 
     def __exit__(self, *_: object) -> None:
         if not self._over.is_set():
-            self.abort("given up by its user")
+            self.abort("abandoned by its user")
             self._over.wait(15.0)
 
-    # Setting up, in the caller's thread.
+    # Setup, in the caller's thread.
 
     def _prepare(self) -> None:
         for task in self.plan.tasks:
@@ -260,7 +263,7 @@ class Running(Generic[Result]):
                     self.failure = f"nothing moved for {self.plan.stall_deadline_s:.0f} s{self._where()}"
         except FaultbedError as error:
             self.failure = str(error)
-        except Exception as error:  # noqa: BLE001  # a defect of ours must end the run, not hang its user
+        except Exception as error:  # noqa: BLE001  # a defect in this code must end the run, not hang the user
             self.failure = f"{type(error).__name__}: {error}"
         self.ended_ns = time.monotonic_ns()
         if self.failure is not None:
@@ -278,7 +281,10 @@ class Running(Generic[Result]):
             self._over.set()
 
     def _release_engines(self) -> None:
-        """Engines that are lent go back clean, or not at all: what failed may have left anything."""
+        """Return borrowed engines without tasks, or close them.
+
+        After a failure they may hold anything, so they are closed.
+        """
         if self._owns_engines or self.failure is not None:
             self._engines.close()
             return
@@ -298,7 +304,7 @@ class Running(Generic[Result]):
         return asked
 
     def _answer(self, now_ns: int, *, at_end: bool = False) -> None:
-        """Ask all ranks when somebody has asked us; when they have told it, or will not any more, hand it on."""
+        """Serve a dump request: send it to all ranks, and publish the replies when they are complete or late."""
         if self._asked is None:
             if at_end or not dump_signal.take():
                 return
@@ -318,10 +324,10 @@ class Running(Generic[Result]):
             )
 
     def _look_at_the_wreck(self) -> None:
-        """What the ranks that are left were doing; whoever does not tell it in time is left out.
+        """Collect the flight recorders of the remaining ranks. Ranks that do not reply in time are left out.
 
-        Where an engine is gone, its peers are given two of their retry timers to notice: that is what a fabric shows of
-        a rank that died, and it would be gone with their queue pairs.
+        If an engine is gone, its peers first get two of their retry timers to notice. Their QP errors are what a fabric
+        shows of a rank that died, and would be lost with their queue pairs.
         """
         began_ns = time.monotonic_ns()
         deadline_ns = began_ns + int(WRECK_TIMEOUT_S * 1e9)
@@ -375,7 +381,7 @@ class Running(Generic[Result]):
         self.stamps.setdefault(message["task"], []).extend(message["rows"])
 
     def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
-        """What is not counted is over on one rank; the work has started when the last one says so."""
+        """Handle the end of warm-up on one rank. The measured work starts when the last rank has reported it."""
         self._moved_ns = now_ns
         self.started_ns = max(self.started_ns, message["at_ns"])
         if message["wrong"]:
@@ -442,7 +448,7 @@ class Running(Generic[Result]):
 
 
 def _refuse_local(lab: TrafficLab, plan: Plan) -> None:
-    """On a soft lab: Linux delivers to an address of its own through lo, where no rxe listens."""
+    """Reject connections inside one host of a soft lab: Linux delivers them through lo, where rxe does not listen."""
     places = {task.name: task.endpoint for task in plan.tasks}
     refuse_local(lab.kind, plan.what, [(places[cable.src], places[cable.dst]) for cable in plan.cables])
 
@@ -456,11 +462,11 @@ def begin(
     *,
     beside: Sequence[Beside] = (),
 ) -> Running[Result]:
-    """Start engines (unless some are lent), make all connections, start the work; `beside` ends with it.
+    """Start the engines (unless `engines` are given), establish all connections and start the work.
 
     Raises:
-        UsageError: the lab cannot carry it.
-        LabError: it could not be started; nothing is left running on any node.
+        UsageError: the lab cannot carry the traffic.
+        LabError: the traffic could not be started; nothing is left running on any node.
     """
     with contextlib.ExitStack() as undo:
         for one in beside:
@@ -468,11 +474,11 @@ def begin(
         _refuse_local(lab, plan)
         hosts = tuple(dict.fromkeys(task.endpoint.host for task in plan.tasks))
         if engines is not None and not set(hosts) <= set(engines.hosts):
-            raise UsageError(f"{plan.what}: the engines lent to it are on {', '.join(engines.hosts)} only")
+            raise UsageError(f"{plan.what}: the engines given to it run only on {', '.join(engines.hosts)}")
         owns_engines = engines is None
         engines = engines or Engines.start(lab, hosts)
         undo.callback(engines.close)
         running = Running(engines, plan, finish, on_event, owns_engines=owns_engines, beside=beside)
-        running._start()  # noqa: SLF001  # the two are one
+        running._start()  # noqa: SLF001  # `begin` is the constructor of `Running`
         undo.pop_all()
     return running

@@ -1,4 +1,4 @@
-"""Samples and iterations out of the raw events of a run."""
+"""Samples, iterations and checkpoints from the raw events of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BIN_NS = 100_000_000
 
 
 def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> tuple[Sample, ...]:
-    """The samples of some tasks (default: of all), by time."""
+    """Return the samples of some tasks (default: all), sorted by time."""
     names = {task.name: task.endpoint.name for task in running.plan.tasks}
     found = [
         Sample(
@@ -32,7 +32,7 @@ def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> t
 
 
 def iterations_of(running: Running[Any], task: str) -> tuple[Iteration, ...]:
-    """The iterations of one rank, in order."""
+    """Return the iterations of one rank, in order."""
     return tuple(
         Iteration(
             index=event.message["index"],
@@ -53,7 +53,7 @@ def iterations_of(running: Running[Any], task: str) -> tuple[Iteration, ...]:
 
 
 def checkpoints_of(running: Running[Any], task: str, rank: int) -> tuple[Checkpoint, ...]:
-    """What one rank has stored, in order."""
+    """Return the checkpoints that one rank has stored, in order."""
     return tuple(
         Checkpoint(
             rank=rank,

@@ -1,4 +1,4 @@
-"""What a run is made of, as data: tasks on engines, the connections between them, and QP parameters."""
+"""Plan of a traffic run as data: tasks on engines, the connections between them, and QP parameters."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from traffic.engine.run_results import Endpoint
 __all__ = ["PATIENT_TIMEOUT", "Cable", "Plan", "QpParams", "TaskPlan", "check_qp", "refuse_local"]
 
 PATIENT_TIMEOUT = 17
-"""Of queue pairs that are measured without faults: an ACK is waited for 0.5 s. With 67 ms, by which faults are noticed
-early, many queue pairs that send at once on emulated machines are sent again, and lost, by their own load."""
+"""QP timeout for measurements without faults: the sender waits 0.5 s for an ACK. The default of 67 ms detects faults
+early, but on emulated machines many concurrent QPs then retransmit, and lose packets, by their own load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QpParams:
     """Parameters of a reliable connection, all explicit.
 
-    `timeout` is the local ACK timeout of 4.096 us x 2^timeout (14: 67 ms); a packet is sent `retry_cnt` + 1 times
-    before the QP dies. `min_rnr_timer` 12 is 0.64 ms: what a receiver that is not ready asks to
-    wait for, as often as `rnr_retry` says. rxe takes `retry_cnt` 7 and `rnr_retry` 7 as for ever.
+    `timeout` is the local ACK timeout, 4.096 us x 2^timeout (14: 67 ms). A packet is sent `retry_cnt` + 1 times before
+    the QP fails. A receiver that is not ready requests a wait of `min_rnr_timer` (12: 0.64 ms); the sender waits up to
+    `rnr_retry` times. rxe treats 7 as "retry forever" for both `retry_cnt` and `rnr_retry`.
     """
 
     timeout: int = 14
@@ -36,7 +36,7 @@ class QpParams:
 
     @classmethod
     def of(cls, values: Mapping[str, int]) -> QpParams:
-        """The parameters with some of them changed.
+        """Return the default parameters with some of them replaced.
 
         Raises:
             UsageError: there is no such parameter.
@@ -47,29 +47,29 @@ class QpParams:
         return cls(**values)
 
     def to_dict(self) -> dict[str, int]:
-        """Plain data."""
+        """Return the parameters as plain data."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """A task of one engine, as the engine is told to make it."""
+    """A task of one engine, as requested from the engine."""
 
     name: str
     kind: str
     endpoint: Endpoint
     spec: Mapping[str, Any]
     active: bool
-    """Whether it is started, and ends with `done`."""
+    """Whether the task is started explicitly and ends with a `done` event."""
     stops_after: str | None = None
-    """The task after which it is told to stop."""
+    """Name of the task after whose end this one is stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cable:
-    """A connection to make: number and the names of the tasks at its ends; data goes from `src` to `dst`.
+    """A connection to establish. `src` and `dst` are the names of the tasks at its ends; data goes from `src` to `dst`.
 
-    `flow_label` is that of its address handles; 0: that of its task's QPs.
+    `flow_label` is the flow label of its address handles; 0 selects the flow label of the task's QPs.
     """
 
     index: int
@@ -80,7 +80,7 @@ class Cable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run: tasks, and the connections between them."""
+    """Tasks to run, and the connections between them."""
 
     what: str
     tasks: tuple[TaskPlan, ...]
@@ -88,22 +88,22 @@ class Plan:
     peer_deadline_s: float
     stall_deadline_s: float
     one_by_one: bool = False
-    """Whether each active task is started when the one before is done, so that none disturbs another."""
+    """Start each active task only when the previous one is done, so that they do not disturb each other."""
 
 
 def check_qp(qp: QpParams) -> None:
-    """Refuse connection parameters that mean something else than they say.
+    """Reject QP parameters that are out of range or have a surprising meaning.
 
     Raises:
-        UsageError: out of range, or for ever.
+        UsageError: a value is out of range, or means "retry forever" where that hides a dead peer.
     """
-    if not 1 <= qp.timeout <= 31:  # noqa: PLR2004  # 5 bits; 0 is for ever
+    if not 1 <= qp.timeout <= 31:  # noqa: PLR2004  # 5 bits; 0 means no timeout
         raise UsageError(f"QP timeout must be 1 to 31 (4.096 us x 2^timeout), got {qp.timeout}")
     if not 0 <= qp.retry_cnt <= 6:  # noqa: PLR2004
-        said = "rxe takes 7 as for ever, which hides a dead peer"
+        said = "rxe treats 7 as 'retry forever', which hides a dead peer"
         raise UsageError(f"retry_cnt must be 0 to 6, got {qp.retry_cnt}: {said}")
-    if not 0 <= qp.rnr_retry <= 7:  # noqa: PLR2004  # 7 hides no dead peer: who says "not ready" is there
-        raise UsageError(f"rnr_retry must be 0 to 6, or 7 for ever, got {qp.rnr_retry}")
+    if not 0 <= qp.rnr_retry <= 7:  # noqa: PLR2004  # 7 hides no dead peer: a peer that sends RNR NAKs is alive
+        raise UsageError(f"rnr_retry must be 0 to 6, or 7 to retry forever, got {qp.rnr_retry}")
     if qp.mtu not in (1024, 2048, 4096):
         raise UsageError(f"path MTU must be 1024, 2048 or 4096, got {qp.mtu}")
     if not 0 <= qp.min_rnr_timer <= 31:  # noqa: PLR2004
@@ -111,7 +111,7 @@ def check_qp(qp: QpParams) -> None:
 
 
 def refuse_local(lab_kind: str, what: str, pairs: Iterable[tuple[Endpoint, Endpoint]]) -> None:
-    """Refuse a connection inside one host of a soft lab: Linux delivers it through lo, where no rxe listens.
+    """Reject a connection inside one host of a soft lab: Linux delivers it through lo, where rxe does not listen.
 
     Args:
         lab_kind: `soft` or `rack`.
@@ -119,11 +119,11 @@ def refuse_local(lab_kind: str, what: str, pairs: Iterable[tuple[Endpoint, Endpo
         pairs: both ends of each connection.
 
     Raises:
-        UsageError: the sentence names both RNICs.
+        UsageError: a pair is inside one host; the message names both RNICs.
     """
     for src, dst in pairs:
         if lab_kind == "soft" and src.host == dst.host:
             raise UsageError(
-                f"{what}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot talk to itself over "
+                f"{what}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot reach its own host over "
                 "the fabric; name an RNIC of another host, or order the ranks so that neighbours are on different hosts"
             )

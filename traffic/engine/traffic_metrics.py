@@ -1,9 +1,8 @@
-"""Numbers of a traffic run, pure: goodput, algbw, busbw, percentiles, time series, and who is the straggler.
+"""Metrics of a traffic run: goodput, algbw, busbw, percentiles, time series and the straggler. Pure.
 
 algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md): algbw = size / time, busbw = algbw x a factor that makes
-the number comparable with the link speed at any rank count, 2(n-1)/n for an all-reduce. A barrier moves nothing that
-counts: its factor is 0. Sizes are bytes, times are
-nanoseconds, results are bits per second unless the name says otherwise.
+the number comparable with the link speed at any rank count, 2(n-1)/n for an all-reduce. A barrier moves no payload, so
+its factor is 0. Sizes are bytes, times are nanoseconds, results are bits per second unless the name says otherwise.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ __all__ = [
 
 
 def goodput_bps(size_bytes: float, time_ns: float) -> float:
-    """Payload bits a second; 0 when no time has passed."""
+    """Return payload bits per second; 0 if no time has passed."""
     return size_bytes * 8 * 1e9 / time_ns if time_ns > 0 else 0.0
 
 
 def busbw_factor(collective: str, ranks: int) -> float:
-    """The factor between algbw and busbw of nccl-tests.
+    """Return the factor between algbw and busbw of nccl-tests.
 
     Raises:
-        KeyError: a collective that has no factor (an all-to-allv has `busiest_bytes`).
+        KeyError: the collective has no factor (an all-to-allv has `busiest_bytes` instead).
     """
     share = (ranks - 1) / ranks
     return {
@@ -55,17 +54,17 @@ def busbw_factor(collective: str, ranks: int) -> float:
 
 
 def algbw_gbytes_per_s(size_bytes: float, time_ns: float) -> float:
-    """GB/s (10^9 bytes) of the user's buffer, as nccl-tests prints it. A byte a nanosecond is one GB/s."""
+    """Return GB/s (10^9 bytes) of the user's buffer, as nccl-tests prints it. One byte per nanosecond is one GB/s."""
     return size_bytes / time_ns if time_ns > 0 else 0.0
 
 
 def busbw_gbytes_per_s(collective: str, ranks: int, size_bytes: float, time_ns: float) -> float:
-    """GB/s (10^9 bytes) that each link had to carry, as nccl-tests prints it."""
+    """Return GB/s (10^9 bytes) that each link had to carry, as nccl-tests prints it."""
     return algbw_gbytes_per_s(size_bytes, time_ns) * busbw_factor(collective, ranks)
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """Percentile with linear interpolation between order statistics (numpy's default); NaN of nothing."""
+    """Return a percentile with linear interpolation between order statistics (numpy's default); NaN without values."""
     ordered = sorted(values)
     if not ordered:
         return math.nan
@@ -76,10 +75,10 @@ def percentile(values: Iterable[float], percent: float) -> float:
 
 
 def timeline(samples: Iterable[Sample], *, start_ns: int, end_ns: int, bin_ns: int = 100_000_000) -> tuple[float, ...]:
-    """Bytes in every bin of [start, end), summed over the samples.
+    """Return the bytes in every bin of [start, end), summed over the samples.
 
-    A sample that lies over a bin edge (clocks of nodes are not aligned) is shared out in proportion; what lies outside
-    is left out. The last bin may be short.
+    The clocks of nodes are not aligned, so a sample can overlap a bin edge. Its bytes are then divided in proportion.
+    Bytes outside the interval are dropped. The last bin may be short.
     """
     bins = [0.0] * max(0, -(-(end_ns - start_ns) // bin_ns))
     for sample in samples:
@@ -94,10 +93,10 @@ def timeline(samples: Iterable[Sample], *, start_ns: int, end_ns: int, bin_ns: i
 
 
 def operation_times_ns(per_rank: Sequence[Sequence[Iteration]]) -> tuple[int, ...]:
-    """Time of each collective operation: the shortest communication phase over the ranks.
+    """Return the time of each collective: the shortest communication phase over the ranks.
 
-    The rank that enters last waits for nobody, so its phase is the operation; the others' phases also hold the wait
-    for it. Needs no clock shared between nodes. Only iterations that every rank has finished count.
+    The rank that enters last does not wait, so its phase is the operation itself. The phases of the other ranks include
+    the wait for it. No shared clock is needed. Only iterations that every rank has finished are counted.
     """
     by_index = [{item.index: item.comm_ns for item in rank} for rank in per_rank]
     common = set(by_index[0]).intersection(*by_index[1:]) if by_index else set()
@@ -105,24 +104,25 @@ def operation_times_ns(per_rank: Sequence[Sequence[Iteration]]) -> tuple[int, ..
 
 
 def jain_index(values: Sequence[float]) -> float:
-    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 when all are alike, 1/n when one has all; NaN of nothing."""
+    """Return Jain's fairness index, (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has everything."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """The slowest rank, and how much slower than the median of the others it is (see `straggler`)."""
+    """The slowest rank, and how many times slower it is than the median of the other ranks (see `straggler`)."""
 
     rank: int
     ratio: float
 
 
 def straggler(per_rank: Sequence[Sequence[Iteration]]) -> Straggler:
-    """Name the rank that the others wait for.
+    """Return the rank that the other ranks wait for.
 
-    By compute time where there is a compute phase. Without one, by communication phases: the rank that enters last
-    waits for nobody and has the shortest, and the ratio is the others' median phase over its own.
+    With a compute phase, this is the rank with the longest compute time. Without one, the communication phases decide:
+    the rank that enters last does not wait, so it has the shortest phase. The ratio is the other ranks' median phase
+    over its own.
 
     Raises:
         ValueError: fewer than two ranks, or a rank without iterations.

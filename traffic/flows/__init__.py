@@ -1,1 +1,1 @@
-"""Flows between RNICs: specification, run, and what is derived from them."""
+"""Flows between RNICs: specification, execution and results."""

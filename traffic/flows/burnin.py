@@ -1,9 +1,9 @@
-"""Latency and bandwidth between every two RNICs of different hosts, one pair after the other, and who falls out.
+"""Burn-in: latency and bandwidth between every two RNICs of different hosts, one pair at a time, and the outliers.
 
-Each ordered pair gets a reliable connection and two measurements: small writes one at a time (their mean is a round
-trip to the RNIC and back), and large writes kept in flight. Pairs are compared with the others of their kind (same
-rack, or across racks), by ratio to the median: no figure of one machine means anything on another one. What falls out
-is measured again; only a pair that falls out every time is told.
+Each ordered pair gets a reliable connection and two measurements: small writes, one at a time (their mean is a round
+trip to the RNIC and back), and large writes kept in flight. A pair is compared with the other pairs of its kind (same
+rack, or across racks) by the ratio to what is usual, because absolute figures do not carry over between machines.
+Outliers are measured again; only a pair that is an outlier every time is reported.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ __all__ = ["SHAPES", "Burnin", "Outlier", "Pair", "Shape", "measure", "outliers"
 LATENCY_BYTES = 64
 BANDWIDTH_DEPTH = 4
 QP = QpParams(timeout=18)
-"""1.07 s until a packet is sent again, so that a starved machine shows a slow pair, not a dead one."""
+"""1.07 s until a packet is retransmitted, so that a host without CPU time shows as a slow pair, not a dead one."""
 PATIENCE_S = 60.0
-"""For one pair, both measurements; what does not move at all is ended sooner."""
+"""Timeout for both measurements of one pair. The stall deadline ends a pair without any progress sooner."""
 MOST_DEAD = 6
-"""Pairs that get nothing through cost half a minute each: after so many the rest is left unmeasured."""
+"""Dead pairs cost half a minute each; after this many, the remaining pairs are left unmeasured."""
 DEAD_END = 2
-"""An RNIC that is in so many dead pairs is not tried with others: it is known by then, and they would be dead, too."""
+"""An RNIC in this many dead pairs is not tried further: its other pairs would most likely be dead, too."""
 PAIRS_AT_ONCE = 256
-"""Pairs whose queue pairs are there at the same time: all of a lab of 32 hosts would be 126,976."""
+"""Pairs whose queue pairs exist at the same time. A lab of 32 hosts would otherwise need 126,976."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How much is measured of each pair."""
+    """How much is measured for each pair."""
 
     latency_messages: int
     bandwidth_bytes: int
@@ -48,13 +48,14 @@ SHAPES = {
     "soft": Shape(latency_messages=16, bandwidth_bytes=64 << 10, bandwidth_messages=8),
     "rack": Shape(latency_messages=256, bandwidth_bytes=1 << 20, bandwidth_messages=256),
 }
-"""By kind of lab. 512 KiB take soft RNICs long enough, but 10 us at 400 Gb/s, less than the sender's own program takes:
-a link of half the speed would not fall out. 256 MiB are 5.4 ms (reckoned; not yet run on hardware)."""
+"""By kind of lab. 512 KiB last long enough on soft RNICs. At 400 Gb/s they take 10 us, less than the overhead of the
+sender's own program, so a link of half the speed would not stand out. 256 MiB take 5.4 ms (calculated; not yet run on
+hardware)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What one ordered pair of RNICs measured; None where it did not get through."""
+    """Measurements of one ordered pair of RNICs; None if the pair got nothing through."""
 
     src: str
     dst: str
@@ -65,7 +66,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlier:
-    """A pair that falls out: `ratio` is how many times worse than `usual` for its kind (None: nothing got through)."""
+    """A pair that stands out, and how many times worse than `usual` it is (`ratio` None: nothing got through)."""
 
     pair: Pair
     what: str
@@ -76,9 +77,9 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burnin:
-    """A whole burn-in: the last measurement of each pair, and the pairs that fell out each time.
+    """A complete burn-in: the last measurement of each pair, and the pairs that were outliers every time.
 
-    `unmeasured` are the pairs, as (src, dst), that were not tried because too many others were dead.
+    `unmeasured` are the pairs (src, dst) that were not tried because too many others were dead.
     """
 
     pairs: tuple[Pair, ...]
@@ -87,12 +88,12 @@ class Burnin:
     unmeasured: tuple[tuple[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return the result as plain data, ready for JSON."""
         return asdict(self)
 
 
 def pairs_of(topology: Topology) -> list[tuple[str, str, str]]:
-    """Every ordered pair of RNICs of different hosts, as (src, dst, kind)."""
+    """Return every ordered pair of RNICs of different hosts, as (src, dst, kind)."""
     rnics = [(host, f"{host.name}:{rnic.name}") for host in topology.hosts for rnic in host.rnics]
     return [
         (src, dst, "same rack" if one.rack == other.rack else "across racks")
@@ -111,18 +112,18 @@ def measure(
     rounds: int = 3,
     on_event: OnEvent | None = None,
 ) -> Burnin:
-    """Measure all pairs, and those that fall out again.
+    """Measure all pairs, and the outliers again.
 
     Args:
-        lab: the lab; nothing else should run on it.
-        worse_than: the ratio to what is usual for its kind from which a pair falls out.
-        shape: how much is measured of each pair.
-        leave_out: RNICs that are known to be broken: pairs with them are not measured.
-        rounds: how often a pair must fall out to be told.
-        on_event: told of every event of the traffic.
+        lab: the lab; it should carry no other traffic.
+        worse_than: ratio to the usual value of its kind from which a pair is an outlier.
+        shape: how much is measured for each pair.
+        leave_out: RNICs that are known to be broken; pairs with them are not measured.
+        rounds: how often a pair must be an outlier to be reported.
+        on_event: called with every event of the traffic.
 
     Raises:
-        LabError: it could not be started.
+        LabError: the measurement could not be started.
     """
     everyone = [pair for pair in pairs_of(lab.topology) if pair[0] not in leave_out and pair[1] not in leave_out]
     found = {(pair.src, pair.dst): pair for pair in _round(lab, everyone, shape, on_event)}
@@ -139,7 +140,7 @@ def measure(
 
 
 def outliers(pairs: Sequence[Pair], *, worse_than: float) -> list[Outlier]:
-    """The pairs that are `worse_than` times worse than the best quarter of their kind, or got nothing through."""
+    """Return the pairs that got nothing through or are `worse_than` times worse than the best quarter of their kind."""
     found = []
     for kind in dict.fromkeys(pair.kind for pair in pairs):
         same = [pair for pair in pairs if pair.kind == kind]
@@ -158,12 +159,12 @@ def outliers(pairs: Sequence[Pair], *, worse_than: float) -> list[Outlier]:
 
 
 def _usual(best_first: Sequence[float]) -> float:
-    """The worst of the best quarter (of up to seven the best or the second); 0 of nothing."""
+    """Return the worst value of the best quarter (of up to seven values the best or the second); 0 if there is none."""
     return best_first[(len(best_first) - 1) // 4] if best_first else 0.0
 
 
 def _better(one: Pair, other: Pair) -> Pair:
-    """The better of two measurements in each respect: noise makes a pair slower, never faster."""
+    """Combine the better latency and the better rate of two measurements: noise makes a pair slower, never faster."""
     latencies = [x for x in (one.latency_us, other.latency_us) if x is not None]
     rates = [x for x in (one.goodput_bps, other.goodput_bps) if x is not None]
     return Pair(
@@ -178,7 +179,7 @@ def _better(one: Pair, other: Pair) -> Pair:
 def _round(
     lab: TrafficLab, pairs: Sequence[tuple[str, str, str]], shape: Shape, on_event: OnEvent | None
 ) -> list[Pair]:
-    """Measure pairs in order. One that gets nothing through ends its attempt; the next one goes on behind it."""
+    """Measure pairs in order. A dead pair ends its attempt, and a new attempt continues with the next pair."""
     found: list[Pair] = []
     left, dead, dead_ends = list(pairs), 0, Counter[str]()
     while left and dead < MOST_DEAD:
@@ -198,7 +199,7 @@ def _round(
 def _attempt(
     lab: TrafficLab, pairs: Sequence[tuple[str, str, str]], shape: Shape, on_event: OnEvent | None
 ) -> dict[str, Mapping[str, Any]]:
-    """What the tasks said that got done, one pair after the other; the rest when nothing moved any more is missing."""
+    """Run all pairs in sequence and return the `done` events. Tasks after a stall have none."""
     plan = _plan(lab.topology, pairs, shape)
     with begin(lab, plan, lambda running: dict(running.done), on_event) as running:
         return running.wait(len(pairs) * PATIENCE_S + plan.stall_deadline_s)

@@ -1,7 +1,7 @@
-"""Flows between RNICs, one or several at once: how they are started, and what they leave behind.
+"""Run flows between RNICs, one or several at once.
 
-Several flows make a traffic matrix (`traffic.flows.matrix`: incast, permutation and so on), or bulk with probes beside
-it.
+Several flows form a traffic matrix (`traffic.flows.matrix`: incast, permutation and so on), or bulk traffic with
+latency probes next to it.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ __all__ = [
 ]
 
 RD_ATOMIC = 16
-"""Reads and atomics that a QP has outstanding; further ones wait in its send queue."""
+"""Maximum number of outstanding reads and atomics of a QP; further ones wait in its send queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QpTotal:
-    """What one QP carried (acknowledged), between its first and its last completion."""
+    """Acknowledged messages and bytes of one QP."""
 
     connection: int
     messages: int
@@ -71,7 +71,7 @@ class QpTotal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Times of messages from posting to completion, in ns, over `count` of them (the first 200,000)."""
+    """Message times from posting to completion, in ns, over the first 200,000 messages (`count` of them)."""
 
     count: int
     min_ns: float
@@ -86,13 +86,15 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowResult:
-    """A flow that is over. `goodput_bps` counts acknowledged payload from the start to the last completion.
+    """Result of a flow. `goodput_bps` counts acknowledged payload from the start to the last completion.
 
-    `sent` are the messages that the sender was done with, `sent_totals` by QP. Over RC they have arrived; otherwise
-    `messages`, `size_bytes`, `goodput_bps` and `totals` are of what came. `messages` are whole ones, also where they
-    were split. `last_value` is what the last atomic found before it added 1; `rnr` is what late receives came to.
-    Of a flow with `check`, `checked_bytes` were looked at, and `wrong_bytes` of them were others than were sent: over
-    uc and ud these are all that came.
+    `sent` are the messages that the sender completed, `sent_totals` the same by QP. Over RC these have arrived. Over UC
+    and UD, `messages`, `size_bytes`, `goodput_bps` and `totals` count what arrived. `messages` are whole messages, even
+    if they were split. `last_value` is the value that the last atomic read before it added 1. `rnr` is the outcome of
+    late receives.
+
+    For a flow with `check`, `checked_bytes` were verified, and `wrong_bytes` of them differed from what was sent. Over
+    UC and UD all arriving bytes are verified.
     """
 
     spec: FlowSpec
@@ -118,12 +120,12 @@ class FlowResult:
     echoes: tuple[Echo, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return the result as plain data, ready for JSON."""
         return asdict(self)
 
 
 def engine_spec(spec: FlowSpec) -> dict[str, Any]:
-    """What the engines at both ends of a flow are told of it."""
+    """Return the configuration of a flow for the engines at both ends."""
     depth, chain = shape(spec)
     return {
         "verb": spec.verb,
@@ -176,13 +178,13 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
 
 
 def _gpu_at(topology: Topology, end: Endpoint) -> dict[str, Any]:
-    """The GPU at an RNIC's place in its host, as an engine is told of it."""
+    """Return the GPU at the same position in its host as an RNIC, in the form that an engine expects."""
     host = topology.host_by_name[end.host]
     place = [rnic.name for rnic in host.rnics].index(end.rnic)
     gpu = host.gpus[place] if place < len(host.gpus) else None
     if gpu is None or gpu.kind == "soft":
         said = "only a soft GPU" if gpu else "no GPU"
-        raise UsageError(f"{end.name} has {said} at its place; memory of a GPU needs a real one: use host memory")
+        raise UsageError(f"{end.name} has {said} at its position, but GPU memory needs a real GPU; use host memory")
     return {"number": place, "pcie": gpu.pcie}
 
 
@@ -209,7 +211,7 @@ def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Seque
 
 
 def _resolved(topology: Topology, spec: FlowSpec) -> FlowSpec:
-    """The flow between the RNICs that its selectors stand for."""
+    """Resolve the selectors of a flow to RNICs."""
     return replace(spec, src=select_one(topology, spec.src), dst=select_one(topology, spec.dst))
 
 
@@ -217,8 +219,8 @@ def start(lab: TrafficLab, spec: FlowSpec, on_event: OnEvent | None = None) -> R
     """Start a flow on a lab.
 
     Raises:
-        UsageError: the spec asks for something that is not there; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: the spec names something that the lab does not have; nothing was started.
+        LabError: the flow could not be started; nothing is left running.
     """
     spec = _resolved(lab.topology, spec)
     plan = _plan(lab, f"flow {spec.src} -> {spec.dst}", [spec], [""])
@@ -227,10 +229,10 @@ def start(lab: TrafficLab, spec: FlowSpec, on_event: OnEvent | None = None) -> R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowsResult:
-    """Several flows that ran at once and are over.
+    """Results of several flows that ran at once.
 
-    `goodput_bps` is the sum of the flows', `jain_index` how even those are that are no probes (1: all alike; 1/n: one
-    has all).
+    `goodput_bps` is the sum over the flows. `jain_index` is the fairness of the flows that are not probes (1: all
+    equal; 1/n: one has all).
     """
 
     outcome: Outcome
@@ -241,37 +243,37 @@ class FlowsResult:
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """The RNICs at their ends, sources first, each once."""
+        """RNICs at the ends of the flows, sources first, each once."""
         sources, sinks = ([getattr(one.spec, end) for one in self.flows] for end in ("src", "dst"))
         return tuple(dict.fromkeys([*sources, *sinks]))
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """Of all flows."""
+        """Samples of all flows."""
         return tuple(sample for one in self.flows for sample in one.samples)
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """Of all flows."""
+        """Connections of all flows."""
         return tuple(connection for one in self.flows for connection in one.connections)
 
     @property
     def qp_errors(self) -> tuple[QpError, ...]:
-        """Of all flows."""
+        """QP errors of all flows."""
         return tuple(error for one in self.flows for error in one.qp_errors)
 
     @property
     def rebuilds(self) -> tuple[Rebuild, ...]:
-        """Of all flows."""
+        """Rebuilds of all flows."""
         return tuple(rebuild for one in self.flows for rebuild in one.rebuilds)
 
     @property
     def clock_error_ns(self) -> Mapping[str, int]:
-        """By host: how wrong its times may be, in ns."""
+        """Clock error of each host, in ns."""
         return self.flows[0].clock_error_ns
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return the result as plain data, ready for JSON."""
         return asdict(self)
 
 
@@ -282,14 +284,14 @@ def start_all(
     *,
     engines: Engines | None = None,
 ) -> Running[FlowsResult]:
-    """Start several flows at once; on `engines` where some are lent.
+    """Start several flows at once, on new engines unless `engines` are given.
 
     Raises:
-        UsageError: a spec asks for something that is not there, or there is none; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: there is no spec, or one names something that the lab does not have; nothing was started.
+        LabError: the flows could not be started; nothing is left running.
     """
     if not specs:
-        raise UsageError("no flow at all: name at least one")
+        raise UsageError("no flow is given; name at least one")
     specs = [_resolved(lab.topology, spec) for spec in specs]
     suffixes = [str(number) for number in range(len(specs))]
     plan = _plan(lab, f"{len(specs)} flows", specs, suffixes)
@@ -318,7 +320,7 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
     if done and spec.transport != "rc":
         came = running.done.get(f"rx{suffix}", {})
         done = {**came, "start_ns": sent["start_ns"], "end_ns": max(sent["end_ns"], came["end_ns"])} if came else {}
-    if not done:  # failed: what the samples saw is what there is
+    if not done:  # the flow failed, so only its samples are known
         window = Window(start_ns=running.started_ns, end_ns=running.ended_ns)
         size = sum(sample.size_bytes for sample in samples)
     else:
@@ -361,7 +363,7 @@ def _echoes(running: Running[Any], suffix: str) -> tuple[Echo, ...]:
     found = echoes(running.stamps.get(tx, ()), came, offset_ns=running.offset_ns(tx))
     if rx in running.done:
         return found
-    # A responder that was lost on the way: of what came after its last word nobody knows.
+    # The responder was lost during the flow: probes after its last report are unknown, not lost.
     last_ns = max((row[2] for row in came), default=0) + running.offset_ns(rx)
     return tuple(one for one in found if one.came or one.sent_ns < last_ns)
 

@@ -1,4 +1,4 @@
-"""What a flow is and may be: its shape, pace and transport; what cannot be meant is refused in one sentence. Pure."""
+"""Specification of a flow: its size, rate and transport, and the validation of each. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ VERBS = ("write", "send", "read", "atomic", "write-imm")
 MEMORIES = ("host", "cuda")
 SPREADS = ("each", "round-robin", "split")
 TRANSPORTS = {"rc": VERBS, "uc": ("write", "send"), "ud": ("send",)}
-"""What each transport carries here."""
+"""Verbs that each transport supports here."""
 CHECKED = {"rc": ("send", "write-imm", "read"), "uc": ("write", "send"), "ud": ("send",)}
-"""Of which every byte can be checked: who looks must know when one has come, and a write over uc has an immediate."""
+"""Verbs whose bytes can be verified. The receiver must know when a message has arrived; a write over uc carries an
+immediate for that."""
 MAX_CHECKED_BYTES = 256 << 20
 ATOMIC_BYTES = 8
 
@@ -41,47 +42,48 @@ CHAIN_BYTES = 256 * 1024
 MAX_CHAIN = 32
 MAX_DEPTH_BYTES = 8 << 20
 LATE_DEPTH = 4
-"""Of a flow whose receives are late: what is outstanding at its end takes a receive each to be done."""
+"""Depth of a flow with late receives: each message outstanding at its end still needs a receive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSpec:
     """Messages of `message_bytes` from `src` to `dst` (with `read`: from `dst` to `src`) on `qps` queue pairs.
 
-    `verb` is write, write-imm (with immediate), send, read or atomic (fetch-and-add, 8 bytes). `spread` is how messages
-    get on the QPs: each QP on its own, in turn, or every message split over all of them. `rate_bps` paces the payload
-    (0: as fast as it goes); with `on_s` the flow is silent for `off_s` after every burst of `on_s`. `latency` times
-    every message, from its posting to its completion, which makes it a probe when `depth` is 1.
+    `verb` is write, write-imm (with immediate), send, read or atomic (fetch-and-add, 8 bytes). `spread` distributes
+    messages over the QPs: each QP has its own, the QPs take turns, or every message is split over all of them.
+    `rate_bps` paces the payload (0: unlimited); with `on_s` the flow is silent for `off_s` after every burst of `on_s`.
+    `latency` times every message from posting to completion, which makes the flow a latency probe if `depth` is 1.
 
-    `transport` is rc, uc (writes and sends) or ud (sends of at most an MTU). Over the latter two nothing is
-    acknowledged, sent again or held back: what came is counted by the receiver.
+    `transport` is rc, uc (writes and sends) or ud (sends of at most one MTU). Over uc and ud nothing is acknowledged,
+    retransmitted or flow-controlled, and the receiver counts what arrives.
 
-    With `echo` every datagram is answered by a process at the other end, and both ends keep its times
+    With `echo` a process at the other end answers every datagram, and both ends record its times
     (`traffic.probes.rtt`).
 
-    With `entropy` the QPs of all such flows of a plan share so many flow labels, by turns, and with them UDP source
-    ports: a low-entropy set, as training makes them, which ECMP cannot spread any wider. 0: each has the port that
-    its QPNs give it. Labels count up from `qp.flow_label`, or 1.
+    With `entropy` the QPs of all such flows of a plan share that many flow labels in turn, and therefore that many UDP
+    source ports. Training traffic has such low entropy, which ECMP cannot spread any wider. 0: each QP has the port
+    that follows from its QPNs. Labels count up from `qp.flow_label`, or 1.
 
-    With `admit`, all flows to an RNIC that have it send a chain when its host grants them one, and at most `admit` of
-    those are under way (`traffic.node.flows.admission`).
+    With `admit`, all flows with that option to an RNIC send a chain only when its host grants them one. At most `admit`
+    of those chains are in flight (`traffic.node.flows.admission`).
 
-    With `late_receives_ms` the receiver of sends or writes with immediate is slow: there is one receive at a time,
-    posted so long after the message before it came, and nobody tells the sender. Its RNIC meets RNR NAKs;
-    `FlowResult.rnr` says what came of it. `qp.min_rnr_timer` is how long it waits after each, `qp.rnr_retry` how often
-    (7: for ever, until `op_deadline_s`).
+    With `late_receives_ms` the receiver of sends or writes with immediate is slow: one receive at a time is posted,
+    that long after the previous message arrived, and the sender gets no credits. Its RNIC meets RNR NAKs, and
+    `FlowResult.rnr` reports the outcome. `qp.min_rnr_timer` is the wait after each NAK, `qp.rnr_retry` the number of
+    retries (7: forever, until `op_deadline_s`).
 
-    With `check` every byte of every message is looked at: of send, write-imm and read over rc, of write and send over
-    uc and of send over ud, in host memory. What is wrong makes the flow a failure; what does not come over the latter
-    two is lost, and not wrong. It costs both ends their CPU, message by message; there sends have an immediate, and a
-    writer waits for who looks (`traffic.node.flows.numbered`). A write over rc has no immediate: nobody at the other
-    end knows when it has landed, and the next one may be there already.
+    With `check` every byte of every message is verified: of send, write-imm and read over rc, of write and send over
+    uc, and of send over ud, in host memory. Wrong bytes make the flow a failure. Messages that do not arrive over uc or
+    ud count as lost, not as wrong. The check costs CPU time at both ends for every message. Over uc and ud, sends then
+    carry an immediate, and a sender of writes waits for the receiver's check (`traffic.node.flows.numbered`). A write
+    over rc cannot be checked: it has no immediate, so the receiver does not know when it has arrived, and the next
+    write may overwrite it.
 
-    `memory` is host, or cuda: of the GPU that stands at the RNIC's place in its host, at both ends (rack labs only; not
-    yet run on hardware).
+    `memory` is host, or cuda: the memory of the GPU at the same position in its host as the RNIC, at both ends (rack
+    labs only; not yet run on hardware).
 
-    Give `duration_s` or `messages` (in all, over the QPs). `depth` is the number of outstanding messages a QP, `chain`
-    how many are posted by one call with one completion at the end; 0 chooses both by message size.
+    Give `duration_s` or `messages` (in total, over all QPs). `depth` is the number of outstanding messages per QP.
+    `chain` is how many messages are posted by one call with one completion at the end. 0 chooses both by message size.
     """
 
     src: str
@@ -112,21 +114,21 @@ class FlowSpec:
 
 
 def is_probe(spec: FlowSpec) -> bool:
-    """Whether it is there for its times, not to move anything."""
+    """Return whether the flow only measures latency."""
     return spec.latency and spec.depth == 1
 
 
 def check(spec: FlowSpec) -> None:
-    """Refuse what cannot be meant.
+    """Reject a spec that is invalid on every lab.
 
     Raises:
-        UsageError: in one sentence.
+        UsageError: a value is invalid; the message names it.
     """
     require_finite(spec)
     if spec.verb not in VERBS:
         raise UsageError(f'no verb "{spec.verb}"; there is {", ".join(VERBS)}')
     if spec.spread not in SPREADS:
-        raise UsageError(f'no way "{spec.spread}" to spread messages over QPs; there is {", ".join(SPREADS)}')
+        raise UsageError(f'no spread "{spec.spread}" of messages over QPs; there is {", ".join(SPREADS)}')
     _check_transport(spec)
     if spec.verb == "atomic" and spec.message_bytes != ATOMIC_BYTES:
         raise UsageError(f"an atomic has {ATOMIC_BYTES} bytes, got {spec.message_bytes}")
@@ -144,21 +146,21 @@ def check(spec: FlowSpec) -> None:
 
 
 def check_on(lab_kind: str, *, transport: str, qp: QpParams, entropy: int = 0) -> None:
-    """Refuse what queue pairs of this transport cannot do on this kind of lab (soft, rack).
+    """Reject options that queue pairs of this transport do not support on this kind of lab (soft, rack).
 
-    The flow label of a datagram's address handle is its UDP source port on mlx5 (Linux 6.12, mlx5_ah_get_udp_sport in
-    drivers/infiniband/hw/mlx5/ah.c; not yet run on hardware). On rxe it is in no packet: prepare4 in
-    drivers/infiniband/sw/rxe/rxe_net.c takes the port that the QP has, which rxe_modify_qp in rxe_verbs.c sets by the
+    On mlx5 the flow label of a datagram's address handle selects its UDP source port (Linux 6.12, mlx5_ah_get_udp_sport
+    in drivers/infiniband/hw/mlx5/ah.c; not yet run on hardware). On rxe the label has no effect on datagrams: prepare4
+    in drivers/infiniband/sw/rxe/rxe_net.c uses the port of the QP. rxe_modify_qp in rxe_verbs.c sets that port from the
     label of the QP's own address handle, and a datagram QP has none.
 
     Raises:
-        UsageError: in one sentence.
+        UsageError: the option has no effect on this kind of lab.
     """
     asked = f"flow_label={qp.flow_label}" if qp.flow_label else f"entropy {entropy}" if entropy else None
     if lab_kind == "soft" and transport == "ud" and asked:
         raise UsageError(
-            "soft RoCE sends datagrams (ud) from the UDP source port that their queue pair was made with, and looks at "
-            f"no flow label: {asked} is for rc and uc here; take more qps for more ways"
+            "soft RoCE sends datagrams (ud) from the UDP source port that their queue pair was created with, and "
+            f"ignores flow labels: {asked} is for rc and uc here; use more qps for more paths"
         )
 
 
@@ -168,19 +170,19 @@ def _check_transport(spec: FlowSpec) -> None:
     if spec.verb not in TRANSPORTS[spec.transport]:
         raise UsageError(f"{spec.transport} carries {' and '.join(TRANSPORTS[spec.transport])}, not {spec.verb}")
     if spec.admit < 0 or (spec.admit and (spec.transport != "rc" or spec.verb != "write" or spec.spread != "each")):
-        raise UsageError("admission is for writes over rc, each QP on its own, and grants at least 1 chain at a time")
+        raise UsageError("admission needs writes over rc with spread each, and at least 1 grant")
     if spec.admit and (spec.rate_bps or spec.on_s or spec.latency):
-        raise UsageError(
-            "an admitted flow sends when it is granted to: it has no rate, no bursts and no times of its own"
-        )
+        raise UsageError("an admitted flow sends when it gets a grant; it cannot have a rate, bursts or latency")
     if spec.echo and (spec.transport != "ud" or spec.duration_s is None):
-        raise UsageError("an echo is of datagrams (ud), for a duration: its end waits for the last answers")
+        raise UsageError(
+            "an echo needs datagrams (ud) and a duration, because the flow waits for the last answers at its end"
+        )
     if spec.transport == "rc":
         return
     if spec.transport == "ud" and spec.message_bytes > spec.qp.mtu:
-        raise UsageError(f"a datagram has at most the MTU of {spec.qp.mtu} bytes, got {spec.message_bytes}")
+        raise UsageError(f"a datagram has at most {spec.qp.mtu} bytes (the MTU), got {spec.message_bytes}")
     if spec.latency or spec.spread == "split":
-        raise UsageError(f"over {spec.transport} nobody knows when a message has come, nor which parts are of one")
+        raise UsageError(f"over {spec.transport} arrivals are not acknowledged; leave out latency and spread split")
 
 
 def _check_qps(spec: FlowSpec) -> None:
@@ -194,10 +196,12 @@ def _check_qps(spec: FlowSpec) -> None:
     if needed > CQ_ENTRIES:
         raise UsageError(
             f"depth {spec.depth} on {spec.qps} QPs: up to {needed} requests complete at once when they die, and the "
-            f"completion queue of an RNIC has {CQ_ENTRIES} entries; take a smaller depth or fewer QPs"
+            f"completion queue of an RNIC has {CQ_ENTRIES} entries; use a smaller depth or fewer QPs"
         )
     if not 0 <= spec.entropy <= MAX_ENTROPY:
-        raise UsageError(f"QPs can share 1 to {MAX_ENTROPY} source ports (0: each its own), got entropy {spec.entropy}")
+        raise UsageError(
+            f"QPs can share 1 to {MAX_ENTROPY} source ports (0: each QP has its own), got entropy {spec.entropy}"
+        )
     check_qp(spec.qp)
 
 
@@ -205,7 +209,7 @@ def _check_memory(spec: FlowSpec) -> None:
     if spec.memory not in MEMORIES:
         raise UsageError(f'no memory "{spec.memory}"; there is {", ".join(MEMORIES)}')
     if spec.memory == "cuda" and (spec.transport != "rc" or spec.admit or spec.verb in ("send", "write-imm")):
-        raise UsageError("memory of a GPU is for writes, reads and atomics over rc, without admission")
+        raise UsageError("GPU memory supports writes, reads and atomics over rc, without admission")
 
 
 def _check_pace(spec: FlowSpec) -> None:
@@ -219,15 +223,15 @@ def _check_pace(spec: FlowSpec) -> None:
 
 def _check_late(spec: FlowSpec) -> None:
     if spec.late_receives_ms < 0:
-        raise UsageError(f"receives cannot come before their time, got {spec.late_receives_ms:g} ms")
+        raise UsageError(f"late_receives_ms cannot be negative, got {spec.late_receives_ms:g} ms")
     if not spec.late_receives_ms:
         return
     if spec.transport != "rc" or spec.verb not in ("send", "write-imm"):
-        raise UsageError("late receives are of send and write-imm over rc: only there is a sender told to wait")
+        raise UsageError("late receives need send or write-imm over rc: only there does a receiver send RNR NAKs")
     if spec.late_receives_ms >= spec.op_deadline_s * 1e3:
         raise UsageError(
-            f"a receive every {spec.late_receives_ms:g} ms is later than the {spec.op_deadline_s:g} s in which a "
-            "message has to be done"
+            f"a receive every {spec.late_receives_ms:g} ms exceeds the operation deadline of {spec.op_deadline_s:g} s; "
+            "use a shorter delay or a longer deadline"
         )
 
 
@@ -236,25 +240,27 @@ def _check_check(spec: FlowSpec) -> None:
         return
     if spec.verb not in CHECKED[spec.transport] or spec.memory != "host" or spec.echo:
         of = ", ".join(f"{transport} ({', '.join(verbs)})" for transport, verbs in CHECKED.items())
-        raise UsageError(f"bytes are checked of {of}, in host memory: who looks must know when a message has come")
+        raise UsageError(
+            f"bytes can be checked for {of}, in host memory: the receiver must know when a message has arrived"
+        )
     if spec.late_receives_ms or spec.chain > 1:
-        raise UsageError("a flow that is checked goes message by message, and its receives are never late")
+        raise UsageError("a checked flow cannot have late receives or chains longer than 1")
     needed = spec.qps * 2 * shape(spec)[0] * spec.message_bytes
     if needed > MAX_CHECKED_BYTES:
         raise UsageError(
-            f"a checked flow has memory for each message under way: {needed} bytes, and {MAX_CHECKED_BYTES} are the "
-            "most; take a smaller depth"
+            f"a checked flow needs memory for each message in flight: {needed} bytes, limit {MAX_CHECKED_BYTES}; "
+            "use a smaller depth"
         )
 
 
 def requests_a_qp(depth: int) -> int:
-    """Return the most requests that are posted on either end of a QP: twice the depth, or what datagrams need."""
+    """Return the maximum number of requests posted on either end of a QP: twice the depth, or what datagrams need."""
     return max(2 * depth, 256) + 32
 
 
 def shape(spec: FlowSpec) -> tuple[int, int]:
-    """Depth and chain length: several chains in flight, a chain short enough for 100 ms samples to mean something."""
-    # A chain would be a burst, and one time for all.
+    """Return depth and chain length: several chains in flight, and chains short enough for 100 ms samples."""
+    # With a rate, latency, late receives or a check, a chain would be one burst with one time for all its messages.
     alone = spec.rate_bps or spec.on_s or spec.latency or spec.late_receives_ms or spec.check
     chain = spec.chain or (1 if alone else max(1, min(MAX_CHAIN, CHAIN_BYTES // spec.message_bytes)))
     deep = LATE_DEPTH if spec.late_receives_ms else max(4, min(128, MAX_DEPTH_BYTES // spec.message_bytes))

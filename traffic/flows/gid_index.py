@@ -1,4 +1,4 @@
-"""The index of an RNIC's GID, as perftest and its reports name it."""
+"""The index of an RNIC's GID, for perftest and its reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["gid_index"]
 
 
 def gid_index(node: Node, place: Endpoint) -> int:
-    """The index of the RoCE v2 GID of an RNIC's address, looked up by value on its host.
+    """Return the index of the RoCE v2 GID with an RNIC's address, looked up by value on its host.
 
     Raises:
         LabError: there is none.

@@ -1,4 +1,4 @@
-"""Traffic matrices: which pairs of RNICs a pattern means. Pure."""
+"""Traffic matrices: the pairs of RNICs that form a pattern. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MIN_ENDS = 2
 
 
 def pairs(pattern: str, ends: Sequence[str], *, shift: int = 0) -> tuple[tuple[str, str], ...]:
-    """The (src, dst) of every flow.
+    """Return the (src, dst) of every flow.
 
-    incast: all others to the first of `ends`. outcast: the first one to all others. permutation: everybody sends to the
-    one `shift` places on and receives from one (0: half way round, which is another rack where there are two).
-    all-pairs: everybody to everybody.
+    incast: all RNICs send to the first of `ends`. outcast: the first one sends to all others. permutation: each RNIC
+    sends to the one `shift` positions further on and receives from one (0: half of the list, which is another rack if
+    there are two). all-pairs: each RNIC sends to every other one.
 
     Raises:
-        UsageError: no such pattern, too few ends, or a shift that brings everybody back to itself.
+        UsageError: the pattern is unknown, there are too few ends, or the shift maps each RNIC to itself.
     """
     count = len(ends)
     if pattern not in PATTERNS:
@@ -35,7 +35,9 @@ def pairs(pattern: str, ends: Sequence[str], *, shift: int = 0) -> tuple[tuple[s
         case "permutation":
             by = shift or max(1, count // 2)
             if by % count == 0:
-                raise UsageError(f"a permutation of {count} RNICs by {by} places sends nothing anywhere")
+                raise UsageError(
+                    f"a permutation of {count} RNICs with shift {by} maps each RNIC to itself; use another shift"
+                )
             return tuple((src, ends[(index + by) % count]) for index, src in enumerate(ends))
         case _:
             return tuple((src, dst) for src in ends for dst in ends if src != dst)

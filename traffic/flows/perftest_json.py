@@ -1,9 +1,9 @@
-"""A flow's result as perftest writes it with `--out_json`, for tools that read that. Pure.
+"""A flow's result in the format of perftest's `--out_json`, for tools that read that. Pure.
 
-Keys and their order are those of perftest 6.24 (Debian's 24.10), as `ib_write_bw --report_gbits` and `ib_write_lat`
-write them: Gb/s, millions of messages a second, microseconds. A flow has a duration, so that there is no peak (0, as
-perftest has then). What perftest calls the latency of a write or a send is half of a round trip; of a read and an
-atomic it is all of it. Ours is from posting to completion, which for a write ends with its ACK.
+Keys and their order are those of perftest 6.24 (Debian's 24.10), as written by `ib_write_bw --report_gbits` and
+`ib_write_lat`: Gb/s, millions of messages per second, microseconds. A flow runs for a duration, so there is no peak (0,
+as in perftest). perftest's latency is half a round trip for a write or a send, and a full one for a read or an atomic.
+faultbed measures from posting to completion, which for a write ends with its ACK.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _ONE_WAY = ("write", "write-imm", "send")
 
 
 def document(result: FlowResult, *, gid_index: int) -> str:
-    """The text of the file: a JSON object with `test_info` and `results`."""
+    """Return the text of the file: a JSON object with `test_info` and `results`."""
     return json.dumps(report(result, gid_index=gid_index), indent=0) + "\n"
 
 
 def report(result: FlowResult, *, gid_index: int) -> dict[str, Any]:
-    """The same as plain data; `gid_index` is that of the sender's RoCE v2 GID."""
+    """Return the content of the file as plain data. `gid_index` is that of the sender's RoCE v2 GID."""
     spec = result.spec
     test = "BW" if result.latency is None else "Latency"
     engine = engine_spec(spec)

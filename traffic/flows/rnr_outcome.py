@@ -1,4 +1,4 @@
-"""What a flow's sender met of a receiver that was not ready (RNR), and how it ended. Pure."""
+"""What a flow's sender experienced from a receiver that was not ready (RNR), and how it ended. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["EXCEEDED", "Rnr", "RnrOutcome", "rnr_of"]
 
 RnrOutcome = Literal["none", "waited", "exceeded", "unknown"]
 EXCEEDED = "RNR_RETRY_EXC_ERR"
-"""The completion status of a message whose receiver was not ready so often that its queue pair is lost."""
+"""Completion status of a message whose receiver was not ready for so many retries that its queue pair is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rnr:
-    """Of a flow with late receives.
+    """Outcome of a flow with late receives.
 
-    `outcome` is `waited` where the sender was told to wait and went on, `exceeded` where it was told more often than
-    its `rnr_retry` allows and a queue pair was lost (`lost_qps` of them, status `RNR_RETRY_EXC_ERR`), `none` where
-    a receive was always there, `unknown` where nobody counted. `naks` and `exceeded` are by how much the counters
-    `naks_counter` and `exceeded_counter` of the sender's RNIC grew over the flow; None: not told, or not counted.
+    `outcome` is `waited` if the sender got RNR NAKs and continued, `exceeded` if it ran out of `rnr_retry` and lost a
+    queue pair (`lost_qps` of them, status `RNR_RETRY_EXC_ERR`), `none` if a receive was always posted, and `unknown`
+    without counters. `naks` and `exceeded` are the growth of the counters `naks_counter` and `exceeded_counter` of the
+    sender's RNIC during the flow; None if not reported or not counted.
     """
 
     outcome: RnrOutcome
@@ -33,13 +33,13 @@ class Rnr:
     exceeded_counter: str | None
 
     def __str__(self) -> str:
-        counted = f"{self.naks} RNR NAKs ({self.naks_counter})" if self.naks_counter else "nobody counted RNR NAKs"
+        counted = f"{self.naks} RNR NAKs ({self.naks_counter})" if self.naks_counter else "RNR NAKs were not counted"
         over = f", {self.exceeded_counter} {self.exceeded}" if self.exceeded_counter else ""
         return f"receiver not ready: {self.outcome}; {counted}, {self.lost_qps} queue pairs lost to it{over}"
 
 
 def rnr_of(told: Mapping[str, Mapping[str, Any]], errors: Sequence[QpError]) -> Rnr:
-    """What a sender's engine told at its end (`node.flows.rnr`; nothing: it did not), and the QPs that it lost."""
+    """Return the outcome from the counters in a sender's `done` event (`traffic.node.flows.rnr`) and its lost QPs."""
     naks, exceeded = told.get("naks", {}), told.get("exceeded", {})
     lost = sum(error.status == EXCEEDED for error in errors)
     outcome: RnrOutcome = "none"

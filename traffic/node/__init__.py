@@ -1,1 +1,1 @@
-"""What runs on a host: pyverbs, numpy and the standard library, nothing else."""
+"""Traffic code that runs on a host. It needs pyverbs, numpy and the standard library only."""

@@ -1,7 +1,7 @@
-"""Room in the completion queue of an RNIC. Pure.
+"""Capacity check of an RNIC's completion queue. Pure.
 
-All QPs on an RNIC share one completion queue. A QP that dies completes everything that is posted on it at once, and a
-queue that overruns is broken for good (IBV_EVENT_CQ_ERR). So there is one entry for each request of each QP.
+All QPs on an RNIC share one completion queue. A QP that fails completes everything posted on it at once. A queue that
+overruns is unusable from then on (IBV_EVENT_CQ_ERR). The queue therefore needs one entry per request of each QP.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 __all__ = ["CQ_ENTRIES", "NoRoom", "refuse_overrun"]
 
 CQ_ENTRIES = 32_767
-"""The most that rdma_rxe makes (RXE_MAX_LOG_CQE in drivers/infiniband/sw/rxe/rxe_param.h); hardware has more."""
+"""Largest queue that rdma_rxe creates (RXE_MAX_LOG_CQE in drivers/infiniband/sw/rxe/rxe_param.h); hardware allows
+more."""
 
 
-class NoRoom(Exception):  # named for what is so, like testbed.errors
+class NoRoom(Exception):  # named for the condition, as in testbed.errors
     """The completion queue could overrun."""
 
 
 def refuse_overrun(rnic: str, held: int, wanted: int, *, entries: int = CQ_ENTRIES) -> None:
-    """Refuse a QP with `wanted` requests beside those with `held` ones, if the completion queue cannot take them all.
+    """Reject a QP with `wanted` requests if the completion queue, with `held` requests of other QPs, could overrun.
 
     Raises:
-        NoRoom: with both numbers and what to do.
+        NoRoom: the queue is too small; the message gives both numbers and what to do.
     """
     if held + wanted > entries:
         raise NoRoom(
             f"{rnic}: its completion queue has {entries} entries, and a QP with {wanted} requests beside {held} of "
-            "other QPs could overrun it when they die at once; take a smaller depth or fewer QPs"
+            "other QPs could overrun it when all QPs fail at once; use a smaller depth or fewer QPs"
         )

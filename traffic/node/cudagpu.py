@@ -1,9 +1,10 @@
-"""A GPU's work for one traffic engine, in a process of its own: a kernel that runs holds up nobody else's completions.
+"""GPU compute for one traffic engine, in a separate process, so that a running kernel does not delay completions.
 
     python3 -m traffic.node.cudagpu DESCRIPTOR NUMBER [PCIE]
 
-Speaks on the socket that it inherited as `DESCRIPTOR`, as the soft GPU does on its own (`traffic.node.softgpu`). Ends
-when the other end is closed, or with one last `{"error": ...}` where the GPU cannot be had. Not yet run on hardware.
+The process serves the socket that it inherited as `DESCRIPTOR`, with the protocol of the soft GPU
+(`traffic.node.softgpu`). It ends when the other end is closed. If the GPU is unavailable it sends `{"error": ...}` and
+ends. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ __all__ = ["main", "serve"]
 
 
 def serve(client: socket.socket, work: CudaWork) -> None:
-    """Answer requests, one after the other, until nobody asks any more."""
+    """Answer requests in order until the client closes the socket."""
     with client.makefile("rb") as lines:
         for line in lines:
             client.sendall(json.dumps(answer(line, work.compute)).encode() + b"\n")
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Run the process."""
     descriptor, number, *pcie = sys.argv[1:]
     with socket.socket(fileno=int(descriptor)) as client:
         try:
@@ -37,7 +38,7 @@ def main() -> None:
                 work.close()
         except NoCuda as error:
             client.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
-        except OSError:  # the engine went in the middle of an answer
+        except OSError:  # the engine closed the socket during a reply
             return
 
 

@@ -1,6 +1,6 @@
 """The traffic engine of one host: `python3 -m traffic.node.engine`, JSON lines on stdin and stdout.
 
-Requests                                                          answers and later events
+Requests                                                          replies and later events
     {"do": "clock"}                                               clock {monotonic_ns, pid}
     {"do": "task", task, kind, rnic, address, spec}               task {task, rnic, gid_index}
     {"do": "qp", task, conn, generation, psn}                     qp {task, conn, generation, end}
@@ -13,13 +13,13 @@ Requests                                                          answers and la
     {"do": "forget"}                                              forgotten
     {"do": "quit"}                                                (end of stdout)
 
-`kind` is rank, or flow_tx or flow_rx (or unreliable_, numbered_, echo_, admitted_ or checked_). A connection is made,
-and made again after an error, by qp, connect, go on both ends; the controller pairs them. `forget` gives all tasks
-back, so that other work may follow on the same engine. What cannot be done is answered with {"event": "error", "error",
-"where"}. The end of stdin means that the controller is gone: everything is closed and the process ends.
+`kind` is rank, flow_tx or flow_rx (or unreliable_, numbered_, echo_, admitted_ or checked_). A connection is
+established, and rebuilt after an error, by qp, connect and go on both ends; the controller pairs them. `forget`
+releases all tasks, so that the next run can use the same engine. A request that fails is answered with {"event":
+"error", "error", "where"}. The end of stdin means that the controller is gone: the engine closes everything and ends.
 
-One thread: a selector waits on stdin, on the completion channels and on the GPU's socket. A waiting thread would hold
-the GIL inside pyverbs, and on one core two threads only take turns.
+There is one thread. A selector waits on stdin, on the completion channels and on the GPU's socket. A second thread that
+waits would hold the GIL inside pyverbs, and on one core two threads only take turns.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = ["Engine", "main"]
 
 TICK_NS = 50_000_000
 STOOD_NS = 500_000_000
-"""Whoever has not run for so long did not only wait for its turn."""
+"""An engine that has not run for this long was stopped or got no CPU time; normal scheduling delays are shorter."""
 
 
 class Engine:
-    """The loop and what it serves; tasks are looked after every `tick_ns`."""
+    """The event loop of the engine. Every task gets a `tick` each `tick_ns`."""
 
     def __init__(self, tick_ns: int = TICK_NS) -> None:
         self.tick_ns = tick_ns
@@ -60,13 +60,13 @@ class Engine:
         self.open = True
 
     def emit(self, event: str, **fields: object) -> None:
-        """Write one line to the controller."""
+        """Write one event to the controller."""
         data = json.dumps({"event": event, **fields}, separators=(",", ":")).encode() + b"\n"
         while data:
             data = data[os.write(1, data) :]
 
     def run(self) -> None:
-        """Serve until the controller says quit or is gone."""
+        """Serve until the controller requests the end or is gone."""
         self.selector.register(0, selectors.EVENT_READ, self._readable)
         due_ns = time.monotonic_ns() + self.tick_ns
         looked_ns, ran_ns = time.monotonic_ns(), time.process_time_ns()
@@ -92,7 +92,7 @@ class Engine:
                 due_ns = time.monotonic_ns() + self.tick_ns
 
     def close(self) -> None:
-        """Give everything back, tasks before the devices that they use."""
+        """Release everything: tasks first, then the devices that they use."""
         for task in self.tasks.values():
             task.close()
         for rnic in self.rnics.values():
@@ -115,22 +115,22 @@ class Engine:
             where = request.get("task", where)
             handler = getattr(self, f"do_{request['do']}")
             handler(request)
-        except Exception as error:  # noqa: BLE001  # the controller is told, and decides
+        except Exception as error:  # noqa: BLE001  # reported to the controller, which decides
             self.emit("error", error=f"{type(error).__name__}: {error}", where=where, request=line.decode()[:200])
 
     def _completions(self, rnic: Rnic) -> None:
         now_ns = time.monotonic_ns()
         for completion in rnic.drain():
             conn = self.by_qpn.get((rnic.name, completion.qp_num))
-            if conn is not None:  # else: what a destroyed QP left in the queue
+            if conn is not None:  # otherwise a completion of a QP that was destroyed since
                 conn.task.completion(conn, completion, now_ns)
 
     def do_clock(self, request: dict[str, Any]) -> None:
-        """Tell the time."""
+        """Report the clock and the process id."""
         self.emit("clock", monotonic_ns=time.monotonic_ns(), pid=os.getpid(), seq=request.get("seq"))
 
     def do_task(self, request: dict[str, Any]) -> None:
-        """Make a task: memory, but no QP yet."""
+        """Create a task: its memory, but no QP yet."""
         name = request["rnic"]
         if name not in self.rnics:
             rnic = self.rnics[name] = Rnic(name, request["address"])
@@ -173,13 +173,13 @@ class Engine:
         return ends[("tx", "rx").index(kind.rpartition("_")[2])](*arguments)
 
     def do_qp(self, request: dict[str, Any]) -> None:
-        """Make the QP of a connection, in place of the one it had."""
+        """Create the QP of a connection. A previous QP of the connection is replaced."""
         task = self.tasks[request["task"]]
         if request["generation"] == 0:  # later, a fault may have changed it
             task.rnic.check_mtu(task.spec["qp"]["mtu"])
         conn = task.conns.setdefault(request["conn"], Conn(task, request["conn"]))
         if conn.rc is not None:
-            # What arrived whole must be counted before the peer is told where to resume: stop the old QP, then look.
+            # Stop the old QP and drain its completions first: the peer must resume after everything that arrived whole.
             task.give_up(conn, time.monotonic_ns())
             conn.rebuilding = True
             conn.rc.halt()
@@ -203,7 +203,10 @@ class Engine:
         return conn if conn.generation == request["generation"] else None
 
     def do_connect(self, request: dict[str, Any]) -> None:
-        """Bring a QP to RTS. A next hop that does not resolve is no error of ours: the controller tries again."""
+        """Move a QP to RTS.
+
+        A next hop that does not resolve is reported as `join_failed`, and the controller retries.
+        """
         conn = self._conn(request)
         if conn is None or conn.rc is None:
             return
@@ -213,13 +216,13 @@ class Engine:
             conn.rc.connect(conn.peer)
             conn.state = "joined"
             conn.task.joined(conn)
-        except Exception as error:  # noqa: BLE001  # PyverbsRDMAError, GidMissing, OSError: all alike here
+        except Exception as error:  # noqa: BLE001  # PyverbsRDMAError, GidMissing, OSError: all mean that the QP did not connect
             self.emit("join_failed", **fields, error=str(error))
         else:
             self.emit("joined", **fields)
 
     def do_go(self, request: dict[str, Any]) -> None:
-        """Both ends are joined: traffic may flow."""
+        """Allow a connection to send: both ends are joined."""
         conn = self._conn(request)
         if conn is not None and conn.state == "joined":
             conn.state = "up"
@@ -230,11 +233,11 @@ class Engine:
         self.tasks[request["task"]].begin(time.monotonic_ns())
 
     def do_stop(self, request: dict[str, Any]) -> None:
-        """Bring a task to an orderly end."""
+        """Stop a task in an orderly way."""
         self.tasks[request["task"]].stop(time.monotonic_ns())
 
     def do_psn(self, request: dict[str, Any]) -> None:
-        """Tell where the QPs of a task are."""
+        """Report the current PSNs of a task's QPs."""
         conns = []
         for conn in self.tasks[request["task"]].conns.values():
             if conn.rc is not None:
@@ -243,11 +246,11 @@ class Engine:
         self.emit("psn", task=request["task"], conns=conns)
 
     def do_dump(self, request: dict[str, Any]) -> None:
-        """Tell where a task is."""
+        """Report the state of a task."""
         self.tasks[request["task"]].dump()
 
     def do_forget(self, _request: dict[str, Any]) -> None:
-        """Give all tasks back; the devices stay open."""
+        """Release all tasks; the devices stay open."""
         for task in self.tasks.values():
             task.close()
         self.tasks.clear()
@@ -258,16 +261,16 @@ class Engine:
         self.emit("forgotten")
 
     def do_quit(self, _request: dict[str, Any]) -> None:
-        """End."""
+        """End the loop."""
         self.open = False
 
 
 def main(tick_ns: int = TICK_NS) -> None:
-    """Entry point."""
+    """Run the engine."""
     engine = Engine(tick_ns)
     try:
         engine.run()
-    except BrokenPipeError:  # nobody listens any more
+    except BrokenPipeError:  # the controller closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     finally:
         engine.close()

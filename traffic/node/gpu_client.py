@@ -1,7 +1,7 @@
-"""Client of a GPU: asks for work and is told when it is done, without blocking.
+"""Client of a GPU: request work and get a callback when it is done, without blocking.
 
-A soft GPU (`traffic.node.softgpu`) has a socket; for a real one the client starts a process (`traffic.node.cudagpu`),
-which ends with it.
+A soft GPU (`traffic.node.softgpu`) has a socket. For a real GPU the client starts a process (`traffic.node.cudagpu`)
+that ends with it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PATIENCE_S = 5.0
 class GpuClient:
     """One connection to a GPU, served by the engine's selector.
 
-    `gpu` is `{"socket": path}` of a soft one, `{"pcie": address or None, "number": n}` of a real one. `trouble` is what
-    the GPU said when it could not do what it was asked.
+    `gpu` is `{"socket": path}` for a soft GPU and `{"pcie": address or None, "number": n}` for a real one. `trouble` is
+    the error message of the GPU if its last request failed.
     """
 
     def __init__(self, gpu: dict[str, Any], selector: selectors.BaseSelector) -> None:
@@ -51,7 +51,7 @@ class GpuClient:
         selector.register(self.socket, selectors.EVENT_READ, self._readable)
 
     def compute(self, units: int, on_done: Callable[[int | None], None]) -> None:
-        """Ask for `units`; `on_done(ns)` is called with the time it took, or `on_done(None)` when the GPU is gone."""
+        """Request `units` of work. `on_done(ns)` gets the time it took, or None if the GPU is gone."""
         self.on_done = on_done
         try:
             self.socket.sendall(json.dumps({"units": units}).encode() + b"\n")
@@ -82,7 +82,7 @@ class GpuClient:
             self._answer(told.get("ns"))
 
     def close(self) -> None:
-        """Hang up; the GPU drops what it was doing for this client when it notices."""
+        """Close the connection. The GPU drops this client's work when it notices."""
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(self.socket)
         self.socket.close()

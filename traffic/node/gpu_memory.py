@@ -1,7 +1,7 @@
-"""Memory of a GPU that an RNIC can be told of (dma-buf), by the CUDA driver API. Not yet run on hardware.
+"""GPU memory that an RNIC can register (dma-buf), by the CUDA driver API. Not yet run on hardware.
 
-Source: CUDA driver API reference, memory management; `cuMemGetHandleForAddressRange` wants address and size in whole
-pages of the host, which allocations in whole 2 MiB have.
+Source: CUDA driver API reference, memory management. `cuMemGetHandleForAddressRange` requires the address and the size
+to be multiples of the host's page size; allocations in whole 2 MiB are.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ _SYNC_MEMOPS = 6  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
 
 
 class CudaMemory:
-    """`size` bytes on a GPU, and `fd`, their dma-buf. The GPU is named by PCIe address or, without one, by number."""
+    """`size` bytes on a GPU, and their dma-buf `fd`. The GPU is selected by PCIe address or, without one, by number."""
 
     def __init__(self, size: int, *, pcie: str | None, number: int, library: Any = None) -> None:
         self._gpu = CudaDevice(pcie=pcie, number=number, library=library)
         if not self._gpu.attribute(_DMA_BUF_SUPPORTED):
             raise NoCuda(
-                "this GPU's driver exports no dma-buf: the open kernel modules and Linux 5.12 do; or use --memory host"
+                "the driver of this GPU exports no dma-buf; use the open kernel modules with Linux 5.12 or later, "
+                "or --memory host"
             )
         self._gpu.hold()
         self.size = -(-size // _GRAIN) * _GRAIN
         self._pointer = ctypes.c_uint64()
         self._gpu.call("cuMemAlloc_v2", ctypes.byref(self._pointer), ctypes.c_size_t(self.size))
         try:
-            # What the RNIC has written must be seen by copies that follow (GPUDirect RDMA guide).
+            # Data that the RNIC has written must be visible to copies that follow (GPUDirect RDMA guide).
             yes = ctypes.c_uint(1)
             self._gpu.call("cuPointerSetAttribute", ctypes.byref(yes), _SYNC_MEMOPS, self._pointer)
             self._gpu.call("cuMemsetD8_v2", self._pointer, ctypes.c_ubyte(0), ctypes.c_size_t(self.size))
@@ -55,13 +56,13 @@ class CudaMemory:
             raise
 
     def read(self, size: int) -> bytes:
-        """The first bytes, copied to the host."""
+        """Copy the first `size` bytes to the host."""
         into = ctypes.create_string_buffer(size)
         self._gpu.call("cuMemcpyDtoH_v2", into, self._pointer, ctypes.c_size_t(size))
         return into.raw
 
     def close(self) -> None:
-        """Give the memory back; after the RNIC has forgotten it."""
+        """Free the memory. The RNIC must have deregistered it before."""
         import os
 
         os.close(self.fd)

@@ -1,7 +1,7 @@
-"""The engine of probes: `python3 -m traffic.node.probe_engine`. It is `traffic.node.engine` by a name of its own.
+"""The engine of probes, `python3 -m traffic.node.probe_engine`: `traffic.node.engine` under another process name.
 
-Probes run beside a job, on the same hosts: who kills or stops the job's engine by its name must not hit theirs. And it
-looks after its tasks less often, for it is not to be what makes a host busy.
+Probes run next to a job on the same hosts. A fault that kills or stops the job's engine by its process name must not
+hit the probes. The probe engine also ticks less often, so that it adds little CPU load to its host.
 """
 
 from traffic.node.engine import main

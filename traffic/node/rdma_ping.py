@@ -1,18 +1,17 @@
-"""RDMA ping between every RNIC here and every RNIC of the other hosts, all hosts at once.
+"""RDMA ping between every RNIC of this host and every RNIC of the other hosts, on all hosts at once.
 
     python3 -m traffic.node.rdma_ping < request.json
 
-Each pair of RNICs gets a reliable connection; each end sends 64 bytes that only this run and this direction have, and
-both must see their own send acknowledged and the other's bytes arrived. The ends find one another by UDP datagrams over
-the front end: each host repeats its state to its peers until all are done or the deadline passes.
+Each pair of RNICs gets a reliable connection. Each end sends 64 bytes that are unique to this run and direction. Both
+ends must see their own send acknowledged and the peer's bytes arrive. The hosts exchange QP numbers by UDP datagrams
+over the front end: each host repeats its state to its peers until all are done or the deadline passes.
 
-The request: {"run": str, "host": str, "address": front-end address, "rnics": [{"name", "address"}],
-"peers": [{"name", "address", "rnics": [...]}], "deadline_s": float}, addresses without prefix length; all hosts are
-given the same `run`, so that one run cannot hear another one's datagrams. The answer: {"pairs": count,
-"failed": ["host1:rxe0 > host2:rxe1, host1:rxe1 > host2:rxe1: why"], "slowest_us": float}; each pair of RNICs is
-counted at both of its ends.
+The request: {"run": str, "host": str, "address": front-end address, "rnics": [{"name", "address"}], "peers": [{"name",
+"address", "rnics": [...]}], "deadline_s": float}, addresses without prefix length. All hosts get the same `run`, so
+that datagrams of another run are ignored. The answer: {"pairs": count, "failed": ["host1:rxe0 > host2:rxe1, host1:rxe1
+> host2:rxe1: reason"], "slowest_us": float}. Each pair of RNICs is counted at both of its ends.
 
-It shares no code with the traffic engine on purpose: a mistake there must not be able to vouch for itself.
+It deliberately shares no code with the traffic engine: a defect in the engine must not be able to hide itself.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ SIZE = 64
 REPEAT_S = 0.25
 POLL_S = 0.01
 KNOWN, CONNECTED, DONE = 0, 1, 2
-TIMEOUT = 14  # 4.096 us * 2^14 = 67 ms until a lost packet is sent again
-FOR_EVER = 7  # retries: rxe repeats without end then, the deadline of the ping decides
+TIMEOUT = 14  # 4.096 us * 2^14 = 67 ms until a lost packet is retransmitted
+FOR_EVER = 7  # retries: rxe retries forever, so that the deadline of the ping decides
 MIN_RNR_TIMER = 12
 GID_ENTRIES = 64
 
 
 def ping(request: dict[str, Any]) -> dict[str, Any]:
-    """Ping as the request says; returns the answer (see the module's docstring)."""
+    """Ping as requested and return the answer (see the module's docstring)."""
     run = _Run(request)
     try:
         run.make()
@@ -67,7 +66,7 @@ def ping(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Pair:
-    """One connection, from an RNIC of ours to one of a peer's."""
+    """One connection, from an RNIC of this host to an RNIC of a peer."""
 
     def __init__(self, host: str, rnic: _Rnic, peer: dict[str, Any], other: dict[str, Any], number: int) -> None:
         self.rnic = rnic
@@ -77,7 +76,7 @@ class _Pair:
         self.remote_address = other["address"]
         self.number = number
         self.error: str | None = None
-        self.request: Any = None  # kept while it is posted
+        self.request: Any = None  # kept alive while it is posted
         self.sent_ns = self.acknowledged_ns = 0
         self.arrived = False
         cap = QPCap(max_send_wr=1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
@@ -91,7 +90,7 @@ class _Pair:
 
 
 class _Rnic:
-    """An open RNIC with one completion queue and memory for all its pairs: 64 bytes out and 64 bytes in for each."""
+    """An open RNIC with one completion queue, and memory for all its pairs: 64 bytes out and 64 bytes in for each."""
 
     def __init__(self, wanted: dict[str, Any], pairs: int) -> None:
         self.name = wanted["name"]
@@ -115,7 +114,7 @@ class _Rnic:
 
 
 def _gid(text: str) -> str:
-    """A GID in the long form that pyverbs takes and gives."""
+    """Return a GID in the long form that pyverbs uses."""
     raw = socket.inet_pton(socket.AF_INET6, text).hex()
     return ":".join(raw[i : i + 4] for i in range(0, 32, 4))
 
@@ -135,7 +134,7 @@ class _Run:
         self.socket.bind((request["address"], PORT))
 
     def make(self) -> None:
-        """Open the RNICs and make the QP of every pair, ready to receive as soon as it is connected."""
+        """Open the RNICs and create the QP of every pair, with a receive posted before it is connected."""
         count = sum(len(peer["rnics"]) for peer in self.request["peers"])
         for wanted in self.request["rnics"]:
             rnic = _Rnic(wanted, count)
@@ -147,12 +146,12 @@ class _Run:
                 self.by_qpn[rnic.name, pair.qp.qp_num] = pair
 
     def connect(self) -> None:
-        """Bring every pair to RTS whose other end is known."""
+        """Move every pair whose other end is known to RTS."""
         for pair in self.pairs:
             ends = self.heard.get(pair.peer, {}).get("ends", {})
             qpn = ends.get(f"{pair.there} > {pair.here}")
             if qpn is None:
-                pair.error = f"{pair.peer} was not heard on the front end ({self.addresses[pair.peer]})"
+                pair.error = f"{pair.peer} sent no datagram on the front end ({self.addresses[pair.peer]})"
                 continue
             route = GlobalRoute(
                 dgid=GID(_gid(f"::ffff:{pair.remote_address}")), sgid_index=pair.rnic.gid_index, hop_limit=64
@@ -169,10 +168,13 @@ class _Run:
             try:
                 pair.qp.to_rts(attr)
             except PyverbsError as error:
-                pair.error = f"cannot connect, is there a route to {pair.remote_address}? {error}"
+                pair.error = f"cannot connect; check the route to {pair.remote_address} ({error})"
 
     def send(self) -> None:
-        """Post one send on every connected pair; the objects are kept, as pyverbs holds only C pointers."""
+        """Post one send on every connected pair.
+
+        The request objects are kept, because pyverbs holds only C pointers.
+        """
         for pair in self.pairs:
             if pair.error is None:
                 payload = self._payload(pair.here, pair.there)
@@ -188,7 +190,7 @@ class _Run:
                 pair.qp.post_send(pair.request)
 
     def collect(self) -> None:
-        """Take completions until every pair is finished or the deadline passes."""
+        """Collect completions until every pair is finished or the deadline passes."""
         while not all(pair.finished() for pair in self.pairs):
             if time.monotonic() > self.deadline:
                 return
@@ -213,7 +215,7 @@ class _Run:
                 pair.error = f"wrong bytes arrived: {got.hex()}"
 
     def talk(self, phase: int, *, until: int) -> None:
-        """Repeat our state until every peer has told that it reached `until`, or the deadline passes."""
+        """Repeat this host's state until every peer has reported that it reached `until`, or the deadline passes."""
         self.phase = phase
         told = 0.0
         while True:
@@ -223,7 +225,7 @@ class _Run:
                 told = now
             behind = [name for name in self.addresses if self.heard.get(name, {"phase": -1})["phase"] < until]
             if not behind:
-                self._tell(self.addresses)  # for those who wait for nothing but this
+                self._tell(self.addresses)  # a peer may still be waiting for this state
                 return
             if now > self.deadline:
                 return
@@ -233,7 +235,7 @@ class _Run:
         for name in names:
             ends = {f"{pair.here} > {pair.there}": pair.qp.qp_num for pair in self.pairs if pair.peer == name}
             state = {"run": self.request["run"], "from": self.host, "phase": self.phase, "ends": ends}
-            with contextlib.suppress(OSError):  # no ARP answer yet: it is told again soon
+            with contextlib.suppress(OSError):  # no ARP reply yet: the state is repeated soon
                 self.socket.sendto(json.dumps(state).encode(), (self.addresses[name], PORT))
 
     def _listen(self, timeout_s: float) -> None:
@@ -250,7 +252,7 @@ class _Run:
         return hashlib.sha512(f"{self.request['run']} {source} > {target}".encode()).digest()
 
     def answer(self) -> dict[str, Any]:
-        """The answer of the whole run."""
+        """Return the answer of the whole run."""
         failed: dict[str, list[str]] = {}
         slowest_ns = 0
         for pair in self.pairs:
@@ -266,7 +268,7 @@ class _Run:
         return {"pairs": len(self.pairs), "failed": told, "slowest_us": slowest_ns / 1000}
 
     def close(self) -> None:
-        """Give back the socket and all verbs objects, inner ones first."""
+        """Close the socket and all verbs objects, inner ones first."""
         self.socket.close()
         for pair in self.pairs:
             pair.qp.close()

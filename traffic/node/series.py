@@ -1,4 +1,4 @@
-"""Bytes per 100 ms of CLOCK_MONOTONIC, collected cheaply and reported in batches."""
+"""Bytes per 100 ms of CLOCK_MONOTONIC, counted cheaply and reported in batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BIN_NS = 100_000_000
 
 
 class Series:
-    """Adds bytes to the current bin; `take` hands out the bins that are over, zeros included."""
+    """Adds bytes to the current bin. `take` returns the completed bins, zeros included."""
 
     def __init__(self) -> None:
         self._bins: dict[int, int] = {}
@@ -24,7 +24,7 @@ class Series:
         self._bins[index] = self._bins.get(index, 0) + size
 
     def take(self, now_ns: int, *, all_bins: bool = False) -> tuple[int, list[int]] | None:
-        """(start of the first bin in ns, bytes per bin) since the last call, or None when no bin is over."""
+        """Return (start of the first bin in ns, bytes per bin) since the last call, or None if no bin is complete."""
         if self._first is None:
             return None
         end = now_ns // BIN_NS + (1 if all_bins else 0)

@@ -1,10 +1,10 @@
-"""The soft GPU: a compute process that does what it is asked, as fast as its cgroup lets it.
+"""The soft GPU: a compute process whose speed is limited by its cgroup.
 
     python3 -m traffic.node.softgpu /run/faultbed/gpu0.sock
 
-A client connects and sends lines `{"units": K}`; the answer to each is `{"ns": elapsed, "units": K}` after K numpy
-matrix products of 96 x 96 fp32. Several clients share it as kernels share a GPU without MPS: one request at a time, in
-turn. An unreadable request is answered with `{"error": ...}`. Ends on SIGTERM, leaving no socket behind.
+A client connects and sends lines `{"units": K}`. The answer to each is `{"ns": elapsed, "units": K}` after K numpy
+matrix products of 96 x 96 fp32. Clients share the GPU as kernels share a GPU without MPS: one request at a time, in
+turn. An invalid request is answered with `{"error": ...}`. On SIGTERM the process ends and removes its socket.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIDE = 96
 
 
 def answer(line: bytes, work: Work) -> dict[str, Any]:
-    """What is said to one request, after `work(units)` has done what it asks for."""
+    """Return the answer to one request line, after `work(units)` has done the work."""
     try:
         units = json.loads(line)["units"]
         if not isinstance(units, int) or isinstance(units, bool) or units < 0:
@@ -44,7 +44,7 @@ def answer(line: bytes, work: Work) -> dict[str, Any]:
 
 
 def _serve_client(client: socket.socket, waiting: dict[socket.socket, bytes], work: Work) -> bool:
-    """The next request of a client that has sent something; False: it has gone."""
+    """Serve the next request of a client that has sent something; return False if the client is gone."""
     try:
         data = client.recv(4096)
         if not data:
@@ -53,14 +53,14 @@ def _serve_client(client: socket.socket, waiting: dict[socket.socket, bytes], wo
         while b"\n" in waiting[client]:
             line, _, waiting[client] = waiting[client].partition(b"\n")
             client.sendall(json.dumps(answer(line, work)).encode() + b"\n")
-    except OSError:  # it went in the middle of an answer
+    except OSError:  # the client closed the connection during an answer
         return False
     return True
 
 
 def serve(path: str) -> None:
-    """Serve clients on the unix socket `path`, in turn, for ever."""
-    import numpy as np  # a GPU's own process (`traffic.node.cudagpu`) needs none of it
+    """Serve clients on the unix socket `path`, in turn, until the process ends."""
+    import numpy as np  # `traffic.node.cudagpu` imports this module and does not need numpy
 
     a, b, out = (np.full((SIDE, SIDE), value, dtype=np.float32) for value in (1.0, 1.0 / SIDE, 0.0))
 
@@ -68,7 +68,7 @@ def serve(path: str) -> None:
         for _ in range(units):
             np.matmul(a, b, out=out)
 
-    work(1)  # the first product pays for what BLAS sets up
+    work(1)  # the first product includes BLAS initialisation
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     waiting: dict[socket.socket, bytes] = {}
@@ -86,7 +86,7 @@ def serve(path: str) -> None:
 
 
 def main() -> None:
-    """Entry point of the service."""
+    """Run the service."""
     if len(sys.argv) != 2:  # noqa: PLR2004
         sys.exit("usage: python3 -m traffic.node.softgpu SOCKET")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

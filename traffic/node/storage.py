@@ -1,13 +1,14 @@
-"""Storage on the front end: hosts read their data from it and write their checkpoints to it, over TCP.
+"""Storage server on the front end: hosts read training data from it and write checkpoints to it, over TCP.
 
     python3 -m traffic.node.storage 10.79.0.4
 
-It says {"event": "listening", "port": N} and serves until its stdin ends, one thread a client. A client sends lines:
+It prints {"event": "listening", "port": N} and serves until its stdin ends, with one thread per client. A client sends
+lines:
 
-    {"get": bytes}              answered by {"bytes": N, "crc": C} and N bytes, of which C is the CRC-32
-    {"put": bytes, "crc": C}    and the bytes; answered by {"stored": bytes}, or by {"error": ...}: they are not those
+    {"get": bytes}              the answer is {"bytes": N, "crc": C} and N bytes with CRC-32 C
+    {"put": bytes, "crc": C}    followed by the bytes; the answer is {"stored": bytes}, or {"error": ...} on a mismatch
 
-What is stored is checked and forgotten: it is the front end that is loaded here, not a disk.
+Stored data is verified and discarded: the purpose is to load the front end, not a disk.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _DATA = bytes(range(256)) * (BLOCK_BYTES // 256)
 
 
 def blocks(block: bytes, size_bytes: int) -> list[memoryview]:
-    """`size_bytes` of data: a block again and again, the last time in part."""
+    """Return `size_bytes` of data as repetitions of a block; the last one may be partial."""
     whole, rest = divmod(size_bytes, len(block))
     view = memoryview(block)
     return [view] * whole + ([view[:rest]] if rest else [])
 
 
 def checksum(parts: list[memoryview]) -> int:
-    """CRC-32 (ISO 3309, as zlib has it) of all parts in order."""
+    """Return the CRC-32 (ISO 3309, as in zlib) of all parts in order."""
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
@@ -51,10 +52,10 @@ class _Client(socketserver.StreamRequestHandler):
                 if not self._serve(line):
                     return
         except (ConnectionError, TimeoutError):
-            return  # it went in the middle
+            return  # the client closed the connection during a request
 
     def _serve(self, line: bytes) -> bool:
-        """False: what follows cannot be understood any more."""
+        """Serve one request; return False if the rest of the stream cannot be parsed."""
         asked, size_bytes = _request(line)
         if asked is None:
             self._say({"error": f"not a request: {line.decode(errors='replace')[:80]}"})
@@ -68,7 +69,11 @@ class _Client(socketserver.StreamRequestHandler):
         crc = _checksum_of(self.rfile, size_bytes)
         if crc is None:
             return False
-        self._say({"stored": size_bytes} if crc == asked.get("crc") else {"error": "other bytes came than were sent"})
+        self._say(
+            {"stored": size_bytes}
+            if crc == asked.get("crc")
+            else {"error": "checksum mismatch: the received bytes differ from those sent"}
+        )
         return True
 
     def _say(self, answer: dict[str, object]) -> None:
@@ -76,7 +81,7 @@ class _Client(socketserver.StreamRequestHandler):
 
 
 def _request(line: bytes) -> tuple[dict[str, Any] | None, int]:
-    """What is asked for, and of how many bytes; None: nothing that can be understood."""
+    """Parse a request: its fields and its size in bytes. Fields are None if the line is not a valid request."""
     try:
         asked = json.loads(line)
     except ValueError:
@@ -86,7 +91,7 @@ def _request(line: bytes) -> tuple[dict[str, Any] | None, int]:
 
 
 def _checksum_of(file: BufferedIOBase, size_bytes: int) -> int | None:
-    """Of what comes; None: it ends before."""
+    """Return the CRC-32 of the next `size_bytes`, or None if the stream ends before."""
     crc, left = 0, size_bytes
     while left:
         data = file.read(min(left, BLOCK_BYTES))
@@ -102,11 +107,11 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the server."""
     with _Server((sys.argv[1], 0), _Client) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(json.dumps({"event": "listening", "port": server.server_address[1]}), flush=True)
-        sys.stdin.buffer.read()  # the controller's end of the channel: when it goes, so do we
+        sys.stdin.buffer.read()  # ends when the controller closes the channel
         server.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""What the engine's loop and a task (one end of a flow, one rank of a collective) know of each other."""
+"""Interface between the engine's loop and a task (one end of a flow, or one rank of a collective)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["RECV_ID", "Conn", "Task"]
 
 RECV_ID = 1 << 62
-"""Work request id of all receives; what is below it is a task's own."""
+"""Work request id of all receives. Ids below it belong to the task."""
 
 SAMPLE_NS = 500_000_000
 
 
 class Conn:
-    """One end of a connection of a task; `rc` is replaced at every rebuild, `generation` counts them.
+    """One end of a task's connection. `rc` is replaced at every rebuild, and `generation` counts the rebuilds.
 
-    `state` goes new -> ready (QP made) -> joined (RTS) -> up (both ends are joined: may send) -> lost (an error was
-    seen) and from any of these back to ready by a rebuild.
+    `state` goes new -> ready (QP created) -> joined (RTS) -> up (both ends are joined: may send) -> lost (error seen).
+    A rebuild returns from any of these to ready.
     """
 
     def __init__(self, task: Task, number: int) -> None:
@@ -39,7 +39,7 @@ class Conn:
 
 
 class Task:
-    """Base of the tasks: connections by number, samples, and reports. Subclasses do the traffic."""
+    """Base of the tasks: connections by number, samples and reports. Subclasses generate the traffic."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         self.name = name
@@ -50,66 +50,66 @@ class Task:
         self.series = Series()
         self.running = False
         self.finished = False
-        self.late = Late()  # the engine's own, once it serves the task
+        self.late = Late()  # replaced by the engine's own object when the task is created there
         self.sampled_ns = 0
-        self.wake_ns: int | None = None  # when `wake` is wanted, if at all
+        self.wake_ns: int | None = None  # when `wake` is to be called, if at all
         self.op_deadline_ns = spec["op_deadline_ms"] * 1_000_000
 
-    # What subclasses say and do.
+    # Hooks for subclasses.
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
-        """How many sends and receives the QP must hold."""
+        """Return how many sends and receives the QP must hold."""
         raise NotImplementedError
 
     def endpoint(self, conn: Conn) -> dict[str, Any]:
-        """What the peer has to know besides the QP: memory, and where to resume."""
+        """Return what the peer needs besides the QP: memory, and where to resume."""
         raise NotImplementedError
 
     def make_qp(self, **wanted: Any) -> Rc:
-        """A QP of so many `sends` and `receives`, that sends from `psn` on, with `params`."""
+        """Create a QP with room for `sends` and `receives` that sends from `psn` on, with `params`."""
         return Rc(self.rnic, **wanted)
 
     def joined(self, conn: Conn) -> None:
-        """The QP is in RTS: post receives. The peer may not be there yet."""
+        """Handle a QP that has reached RTS: post receives. The peer may not be ready yet."""
 
     def go(self, conn: Conn, now_ns: int) -> None:
-        """Both ends are there: send what is to be sent, on a rebuilt connection from where the peer is."""
+        """Start to send, now that both ends are ready. After a rebuild, resume where the peer is."""
 
     def down(self, conn: Conn, now_ns: int) -> None:
-        """Its QP is gone: until it may `go` again, nothing can be sent."""
+        """Handle the loss of a QP: nothing can be sent until the next `go`."""
 
     def begin(self, now_ns: int) -> None:
         """Start the work."""
 
     def stop(self, now_ns: int) -> None:
-        """Come to an orderly end soon."""
+        """Stop soon, in an orderly way."""
 
     def tick(self, now_ns: int) -> None:
-        """Called about every 50 ms."""
+        """Do periodic work; called about every 50 ms."""
 
     def wake(self, now_ns: int) -> None:
-        """Called when `wake_ns` is over."""
+        """Continue after a wait; called when `wake_ns` has passed."""
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
-        """A signalled request completed."""
+        """Handle the completion of a signalled request."""
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
-        """A write with immediate arrived."""
+        """Handle an arrived write with immediate."""
 
     def dump(self) -> None:
-        """Tell where the work is, for whoever looks into a failure."""
+        """Report the state of the work, for the diagnosis of a failure."""
 
     def close(self) -> None:
-        """Give all resources back. A task and its connections name each other: memory would wait for the collector."""
+        """Release all resources. Clearing the connections breaks the reference cycle, so memory is freed at once."""
         for conn in self.conns.values():
             if conn.rc is not None:
                 conn.rc.close()
         self.conns.clear()
 
-    # What is the same for all.
+    # Behaviour shared by all tasks.
 
     def completion(self, conn: Conn, wc: Any, now_ns: int) -> None:
-        """Hand one completion on, or report the loss of the connection."""
+        """Dispatch one completion, or report the loss of the connection."""
         status = wc.status
         if status:
             self.lost(conn, STATUS.get(status, str(status)), now_ns)
@@ -126,7 +126,7 @@ class Task:
             self.emit("recovered", task=self.name, conn=conn.number, generation=conn.generation, at_ns=now_ns)
 
     def lost(self, conn: Conn, status: str, now_ns: int) -> None:
-        """Report the first error of a QP; its other requests are flushed and say nothing new."""
+        """Report the first error of a QP. Its other requests are flushed and carry no more information."""
         if conn.state == "lost" or self.finished:
             return
         self.give_up(conn, now_ns)
@@ -142,25 +142,25 @@ class Task:
         )
 
     def give_up(self, conn: Conn, now_ns: int) -> None:
-        """Nothing can be sent on this QP any more, whichever end has seen it first."""
+        """Mark a connection as lost, whichever end saw the error first."""
         if conn.state != "lost":
             conn.state = "lost"
             self.down(conn, now_ns)
 
     def posted(self, conn: Conn, now_ns: int) -> None:
-        """Count a signalled request; the deadline of an operation runs from the last progress."""
+        """Count a signalled request. The deadline of an operation runs from the last progress."""
         if not conn.outstanding:
             conn.progress_ns = now_ns
         conn.outstanding += 1
 
     def check_deadlines(self, now_ns: int) -> None:
-        """A QP whose oldest request neither completes nor fails in time is lost, too."""
+        """Report a QP as lost if its oldest request neither completes nor fails in time."""
         for conn in self.conns.values():
             if conn.state == "up" and conn.outstanding and now_ns - conn.progress_ns > self.op_deadline_ns:
                 self.lost(conn, "OP_DEADLINE", now_ns)
 
     def sample(self, now_ns: int, *, last: bool = False) -> None:
-        """Report the 100 ms bins that are over, about twice a second."""
+        """Report the completed 100 ms bins, about twice a second."""
         if not last and now_ns - self.sampled_ns < SAMPLE_NS:
             return
         self.sampled_ns = now_ns

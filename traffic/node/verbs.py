@@ -1,12 +1,12 @@
-"""The few verbs this engine needs, over pyverbs: an RNIC with its completion channel, and a reliable connection.
+"""The verbs that the engine needs, over pyverbs: an RNIC with its completion channel, and a reliable connection.
 
-Traps of pyverbs 56 that shape this module:
+Limitations of pyverbs 56 that shape this module:
 
-- SGE, SendWR and RecvWR objects are never freed (rdma-core 829cd7252 mends it after v64): requests are made once and
-  posted again and again.
-- `CompChannel` does not show its file descriptor, and its wait holds the GIL: the descriptor is found by what appears
-  in /proc/self/fd, made non-blocking, and waited on with a selector.
-- A chain linked by `next_wr` holds C pointers only: whoever links keeps all Python objects.
+- SGE, SendWR and RecvWR objects are never freed (fixed by rdma-core 829cd7252, after v64): requests are created once
+  and posted repeatedly.
+- `CompChannel` does not expose its file descriptor, and its wait holds the GIL. The descriptor is identified as the new
+  entry in /proc/self/fd, made non-blocking, and waited on with a selector.
+- A chain linked by `next_wr` holds C pointers only: the caller must keep all Python objects alive.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ POLL = 32
 SYSFS = "/sys/class/infiniband"
 
 
-class GidMissing(Exception):  # named for what is so, like testbed.errors
-    """The RNIC has no RoCE v2 GID for the address (yet): its netdev is down, or the address is on another one."""
+class GidMissing(Exception):  # named for the condition, as in testbed.errors
+    """The RNIC has no RoCE v2 GID for the address (yet): its netdev is down, or the address is on another netdev."""
 
 
 class MtuTooLarge(Exception):  # as GidMissing
-    """The RNIC's port carries less than what a QP is to send."""
+    """The RNIC's port carries a smaller MTU than the QP requires."""
 
 
 def _event_fds() -> set[int]:
@@ -104,7 +104,10 @@ class Rnic:
         self.cq.req_notify()
 
     def gid_index(self) -> int:
-        """Index of the RoCE v2 GID with this RNIC's address, looked up by value: a flap may have moved it."""
+        """Return the index of the RoCE v2 GID with this RNIC's address.
+
+        A link flap can move it, so it is looked up each time.
+        """
         want = gid_of(self.address)
         port = f"{SYSFS}/{self.name}/ports/1"
         for index in sorted(int(entry) for entry in os.listdir(f"{port}/gids")):
@@ -120,29 +123,29 @@ class Rnic:
         raise GidMissing(f"{self.name} has no RoCE v2 GID for {self.address}")
 
     def check_mtu(self, mtu: int) -> None:
-        """Refuse a path MTU that the port does not carry: packets would be dropped, and nobody would say so."""
+        """Reject a path MTU larger than the port's: the packets would be dropped without any error."""
         active = 128 << self.context.query_port(1).active_mtu
         if mtu > active:
             raise MtuTooLarge(
-                f"a path MTU of {mtu} is more than the {active} of {self.name}'s port (look at its netdev)"
+                f"a path MTU of {mtu} is more than the {active} of {self.name}'s port; check the MTU of its netdev"
             )
 
     def register(self, address: int, size: int) -> MR:
-        """Register memory that the caller keeps alive, for local use and all that a peer may do."""
+        """Register memory for local use and all remote access. The caller keeps the memory alive."""
         return MR(self.pd, size, ACCESS, address=address)
 
     def register_dmabuf(self, fd: int, size: int) -> MR:
-        """Register a dma-buf (kernel: Documentation/driver-api/dma-buf.rst); for verbs it begins at address 0."""
+        """Register a dma-buf (kernel: Documentation/driver-api/dma-buf.rst). For verbs it begins at address 0."""
         from pyverbs.mr import DmaBufMR
 
         return DmaBufMR(self.pd, size, ACCESS, dmabuf=fd, offset=0)
 
     def drain(self) -> list[Any]:
-        """All completions there are, after the descriptor became readable; arms the next notification."""
-        with contextlib.suppress(PyverbsRDMAError):  # EAGAIN: no event; polling tells the truth
+        """Return all completions, after the descriptor became readable, and arm the next notification."""
+        with contextlib.suppress(PyverbsRDMAError):  # EAGAIN: no event; the poll below is authoritative
             self.channel.get_cq_event(self.cq)
             self.cq.ack_events(1)
-        # Arm before polling: what completes between the two is either polled now or raises the next event.
+        # Arm before polling: a completion between the two is either polled now or raises the next event.
         self.cq.req_notify()
         found = []
         while True:
@@ -153,13 +156,13 @@ class Rnic:
 
 
 def gid_of(address: str) -> str:
-    """The GID that stands for an IPv4 address, as sysfs writes it."""
+    """Return the GID of an IPv4 address, as sysfs writes it."""
     a, b, c, d = (int(part) for part in address.split("."))
     return f"0000:0000:0000:0000:0000:ffff:{a << 8 | b:04x}:{c << 8 | d:04x}"
 
 
 class Rc:
-    """One end of a reliable connection. Made in RESET, moved to INIT at once, to RTS by `connect`."""
+    """One end of a reliable connection. It is created in RESET and moved to INIT at once; `connect` moves it to RTS."""
 
     kind = e.IBV_QPT_RC
 
@@ -177,7 +180,7 @@ class Rc:
         self.post_recv = self.qp.post_recv
 
     def route_to(self, peer: dict[str, Any]) -> GlobalRoute:
-        """The way to a peer's `address`, from the GID that this RNIC has for its own now."""
+        """Return the route to a peer's `address`, using the current GID of this RNIC."""
         return GlobalRoute(
             dgid=GID(gid_of(peer["address"])),
             sgid_index=self.rnic.gid_index(),
@@ -187,7 +190,10 @@ class Rc:
         )
 
     def connect(self, peer: dict[str, Any]) -> None:
-        """Go to RTS towards `peer` (`address`, `qpn`, `psn`). Resolves the next hop: may take seconds and fail."""
+        """Move to RTS towards `peer` (`address`, `qpn`, `psn`).
+
+        Resolving the next hop may take seconds and may fail.
+        """
         params, route = self.params, self.route_to(peer)
         attr = QPAttr(port_num=1)
         attr.qp_access_flags = ACCESS
@@ -205,23 +211,26 @@ class Rc:
         self.qp.to_rts(attr)
 
     def psns(self) -> tuple[int, int]:
-        """The next PSN to send and the next one expected, as the device tells (rxe tells its live values)."""
+        """Return the next PSN to send and the next PSN expected. rxe reports live values."""
         attr, _ = self.qp.query(e.IBV_QP_SQ_PSN | e.IBV_QP_RQ_PSN)
         return attr.sq_psn, attr.rq_psn
 
     def halt(self) -> None:
-        """Go to the error state: nothing is sent or accepted from here on, all requests are flushed."""
+        """Move to the error state: nothing is sent or accepted any more, and all requests are flushed."""
         attr = QPAttr(port_num=1)
         attr.qp_state = e.IBV_QPS_ERR
         self.qp.modify(attr, e.IBV_QP_STATE)
 
     def close(self) -> None:
-        """Destroy the QP; completions that are already queued carry its number, which is not used again soon."""
+        """Destroy the QP. Completions already queued carry its number, which is not reused soon."""
         self.qp.close()
 
 
 def request(verb: str, *, wr_id: int, mr: MR, address: int, size: int, signalled: bool) -> tuple[SendWR, SGE]:
-    """A request of `size` bytes, one of `VERBS`; keep both objects. The SGE may be changed between posts."""
+    """Build a request of `size` bytes, one of `VERBS`.
+
+    Keep both objects alive; the SGE may be changed between posts.
+    """
     sge = SGE(address, size, mr.lkey)
     made = SendWR(
         wr_id=wr_id,
@@ -237,13 +246,13 @@ def request(verb: str, *, wr_id: int, mr: MR, address: int, size: int, signalled
 
 
 def write_request(*, wr_id: int, mr: MR, address: int, size: int, imm: bool, signalled: bool) -> tuple[SendWR, SGE]:
-    """An RDMA write (with immediate), as `request` makes it."""
+    """Build an RDMA write, optionally with immediate (see `request`)."""
     verb = "write-imm" if imm else "write"
     return request(verb, wr_id=wr_id, mr=mr, address=address, size=size, signalled=signalled)
 
 
 def recv_request(wr_id: int, mr: MR, size: int = 0, offset: int = 0) -> RecvWR:
-    """A receive: of a send of `size` bytes, or without a buffer, for the notification of a write with immediate.
+    """Build a receive: for a send of `size` bytes, or without a buffer for the notification of a write with immediate.
 
     The buffer begins at `offset` of the memory. One object serves all posts.
     """

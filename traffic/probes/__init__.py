@@ -1,1 +1,1 @@
-"""Probes on every path of a fabric: sent, located, and turned into round trips and places of loss."""
+"""Probes on every path of a fabric, their round trips, and the locations of loss and delay."""

@@ -1,17 +1,17 @@
-"""Which way a queue pair takes through ECMP: its UDP source port, and the path that the switches' own kernels give it.
+"""The ECMP path of a queue pair: its UDP source port, and the path that the switches' own kernels report for it.
 
-The source port of a connection (RC, UC) comes from the flow label of its address handle, or, without one, from both
-QPNs (Linux 6.12: `rdma_get_udp_sport`, `rdma_calc_flow_label` and `rdma_flow_label_to_udp_sport` in
-include/rdma/ib_verbs.h, which `rxe_modify_qp` in drivers/infiniband/sw/rxe/rxe_verbs.c asks; without a label measured
+The source port of a connection (RC, UC) follows from the flow label of its address handle or, without a label, from
+both QPNs (Linux 6.12: `rdma_get_udp_sport`, `rdma_calc_flow_label` and `rdma_flow_label_to_udp_sport` in
+include/rdma/ib_verbs.h, called by `rxe_modify_qp` in drivers/infiniband/sw/rxe/rxe_verbs.c; without a label, verified
 on the wire for 48 of 48 QPs).
 
-A datagram QP of rxe keeps the port that it was made with, which is a hash of its own QPN (`rxe_qp_init_req` in
-rxe_qp.c, `hash_32` in include/linux/hash.h): nothing else is told to it before it sends, and of the address handle of a
-datagram `prepare4` in rxe_net.c takes addresses, traffic class and hop limit, but no flow label. On mlx5 a datagram
-with a flow label goes from the label's port (`mlx5_ah_get_udp_sport` in drivers/infiniband/hw/mlx5/ah.c; not yet run on
-hardware), and one without from the smallest that the RNIC has, which is not predicted here.
+A datagram QP of rxe keeps the port it was created with, a hash of its own QPN (`rxe_qp_init_req` in rxe_qp.c, `hash_32`
+in include/linux/hash.h). Nothing changes it before the QP sends: `prepare4` in rxe_net.c takes addresses, traffic class
+and hop limit from the datagram's address handle, but no flow label. On mlx5 a datagram with a flow label is sent from
+the label's port (`mlx5_ah_get_udp_sport` in drivers/infiniband/hw/mlx5/ah.c; not yet run on hardware). One without a
+label is sent from the smallest port of the RNIC, which is not predicted here.
 
-The path is asked of each switch (`ip route get` with the whole 5-tuple), never guessed from a hash.
+The path is queried from each switch (`ip route get` with the whole 5-tuple), never guessed from a hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ASK_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow5:
-    """The 5-tuple of a queue pair's data packets; protocol and destination port are RoCEv2's."""
+    """The 5-tuple of a queue pair's data packets, without the protocol and destination port of RoCEv2."""
 
     src_ip: str
     dst_ip: str
@@ -41,7 +41,7 @@ class Flow5:
 
 
 def udp_sport(lqpn: int, rqpn: int, flow_label: int = 0) -> int:
-    """The UDP source port of packets from QP `lqpn` to QP `rqpn`; with a flow label (not 0) by that alone."""
+    """Return the UDP source port of packets from QP `lqpn` to QP `rqpn`. A flow label other than 0 alone decides it."""
     label = flow_label
     if not label:
         product = lqpn * rqpn
@@ -52,21 +52,21 @@ def udp_sport(lqpn: int, rqpn: int, flow_label: int = 0) -> int:
 
 
 def datagram_sport(lqpn: int) -> int:
-    """The UDP source port of the datagrams that rxe's QP `lqpn` sends, whoever they go to."""
+    """Return the UDP source port of the datagrams that rxe's QP `lqpn` sends. It does not depend on the destination."""
     return 0xC000 + ((lqpn * GOLDEN_RATIO_32 & 0xFFFFFFFF) >> 18)
 
 
 def sport_of(one: Connection) -> int:
-    """The UDP source port of a connection's data packets."""
+    """Return the UDP source port of a connection's data packets."""
     if one.transport == "ud" and not one.flow_label:
         return datagram_sport(one.lqpn)
     return udp_sport(one.lqpn, one.rqpn, one.flow_label)
 
 
 def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
-    """The nodes that each flow crosses, hosts at both ends, as the switches route it now.
+    """Return the nodes that each flow crosses in the current routing, with the hosts at both ends.
 
-    A flow whose next hop a switch does not know ends there. One question a machine and hop, for all flows at once.
+    The path of a flow ends at a switch that has no next hop for it. Each machine gets one query per hop for all flows.
     """
     topology = lab.topology
     walks: dict[Flow5, list[str]] = {}
@@ -89,10 +89,10 @@ def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
 
 
 def ways(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ...]]:
-    """The path of each connection, by index; empty where it has none.
+    """Return the path of each connection by index; empty if it has none.
 
     Raises:
-        LabError: a switch could not tell.
+        LabError: a switch could not answer.
     """
     flows = {one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one)) for one in connections}
     found = paths(lab, flows.values())
@@ -100,12 +100,12 @@ def ways(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ..
 
 
 def ways_both(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The path of each connection's data and that of its ACKs, by index; empty where it has none.
+    """Return, by index, the path of each connection's data and the path of its ACKs; empty if there is none.
 
-    ACKs come from the port that the data comes from: rxe computes it from both QPNs, whichever end sends.
+    ACKs have the same source port as data: rxe computes it from both QPNs, whichever end sends.
 
     Raises:
-        LabError: a switch could not tell.
+        LabError: a switch could not answer.
     """
     flows = {one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one)) for one in connections}
     acks = {index: Flow5(src_ip=one.dst_ip, dst_ip=one.src_ip, sport=one.sport) for index, one in flows.items()}
@@ -123,7 +123,7 @@ def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:
 
 
 def _ask(lab: Lab, at_switch: Mapping[str, list[Flow5]], ports: Mapping[Flow5, str]) -> dict[Flow5, str]:
-    """By which port each flow leaves the switch where it is; empty: by none."""
+    """Return the port by which each flow leaves its current switch; empty if there is none."""
     found: dict[Flow5, str] = {}
     for machine, nodes in lab.carried(at_switch).items():
         asked = {

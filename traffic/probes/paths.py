@@ -1,4 +1,4 @@
-"""Which way each probe went, though ways change: the switches are asked now and then, and between two equal answers."""
+"""The path of each probe while paths change: switches are queried repeatedly, and two equal answers bound a period."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from traffic.probes.rtt import Echo, Trip
 __all__ = ["Asked", "Ways", "trips"]
 
 SPACING_S = 1.0
-"""Between two questions: changes that come sooner are asked about together."""
+"""Minimum time between two queries. Changes that come sooner share one query."""
 
 Way = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the switches said between two times (controller ns): ways there and back by connection, with its QPNs.
+    """Answer of the switches to a query between two times (controller ns): paths there and back by connection.
 
-    A connection that had no way, or could not be asked about, is not there.
+    Each entry holds both QPNs and both paths. A connection without a path, or without an answer, has no entry.
     """
 
     start_ns: int
@@ -34,31 +34,31 @@ class Asked:
 
 
 class Ways:
-    """Asks at its beginning and end, and in between each time that it is told of a change, on a thread of its own."""
+    """Queries paths at the start, at the end, and after each reported change, on its own thread."""
 
     def __init__(self, lab: Lab, connections: Callable[[], Sequence[Connection]]) -> None:
         self._lab = lab
         self._connections = connections
         self.asked: list[Asked] = []
         self.failure: str | None = None
-        """Why ways could not be asked for, the last time that they could not."""
+        """Why the last failed query failed, or None."""
         self._news = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="ways of probes", daemon=True)
 
     def changed(self) -> None:
-        """Something has changed that ways may depend on. From any thread, and at once."""
+        """Report that something changed which paths may depend on. Any thread may call it; it does not block."""
         self._news.set()
 
     def open(self) -> None:
-        """Ask for the first time, and go on when there is news."""
+        """Make the first query, and start to follow changes."""
         self.ask()
-        # Who probes has just begun: what changed meanwhile was told, and is asked about next.
+        # Probing has just begun, and later changes are reported: the first answer holds from the beginning.
         self.asked[0] = replace(self.asked[0], start_ns=0, end_ns=0)
         self._thread.start()
 
     def close(self) -> None:
-        """Ask for the last time, where that was not done."""
+        """Make the last query, unless that is done."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -67,7 +67,7 @@ class Ways:
             self._thread.join(2 * ASK_S)
 
     def ask(self) -> None:
-        """Ask now. What nobody can tell is a gap: probes beside it have no way."""
+        """Query the paths now. A failed query is a gap: probes next to it have no known path."""
         start_ns, found = time.monotonic_ns(), {}
         connections = self._connections()
         try:
@@ -87,14 +87,14 @@ class Ways:
 
 
 def trips(echoes: Sequence[Echo], asked: Sequence[Asked]) -> tuple[tuple[Trip, ...], int]:
-    """The probes whose way is known: the last answer before each and the first after it say the same. And the others.
+    """Return the probes with a known path, and the number of the others. The answers before and after must agree.
 
     Args:
         echoes: probes, in any order.
         asked: in order of time.
 
     Returns:
-        Trips by the time at which they began, and the number of probes whose way is not known.
+        Trips in the order of their start, and the number of probes whose path is not known.
     """
     found, place = [], 0
     ordered = sorted(echoes, key=lambda one: one.sent_ns)
@@ -121,12 +121,12 @@ def _ways(lab: Lab, connections: Sequence[Connection]) -> dict[int, tuple[int, i
 
 
 def _between(way: Way, src: str, dst: str) -> Way:
-    """A way with RNICs at its ends instead of hosts; none where it crosses no switch, or ends at one."""
+    """Replace the hosts at the ends of a path by RNICs. Return nothing if it crosses no switch or ends at one."""
     if len(way) < 3 or way[-1] != dst.partition(":")[0]:  # noqa: PLR2004
         return ()
     return (src, *way[1:-1], dst)
 
 
 def _turned(one: Connection) -> Connection:
-    """The same queue pair as its answers go: from the other end, which ECMP may send over another spine."""
+    """Return the connection as its answers travel: from the other end, possibly over another spine."""
     return replace(one, src=one.dst, dst=one.src, src_ip=one.dst_ip, dst_ip=one.src_ip, lqpn=one.rqpn, rqpn=one.lqpn)

@@ -1,11 +1,11 @@
-"""Probes on every way through the fabric: datagrams between RNICs, on so many queue pairs that ECMP spreads them.
+"""Probes on every path through the fabric: datagrams between RNICs, on enough queue pairs for ECMP to spread them.
 
-Each RNIC sends to one in its own rack and to one in every other rack, so that every host's link carries probes in both
-directions, and every uplink most probably: which one they took is asked of the switches' kernels, and what was not
-covered is said. Each that arrives is answered by the process at the other end, which tells the network's round trip
-from what that process took. Where they are lost, and where they are slow, is for `traffic.probes.results`.
+Each RNIC sends to one RNIC in its own rack and to one in every other rack. Every host's link then carries probes in
+both directions, and most probably every uplink does: the switches' kernels report which uplinks were used, and
+uncovered links are listed. The process at the other end answers each probe that arrives, and separates its own delay
+from the network's round trip. `traffic.probes.results` finds the locations of loss and delay.
 
-`run` probes a lab from start to end, `start` beside something else, until it is told to stop.
+`run` probes a lab for a fixed time. `start` probes in the background until it is stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODULE = "traffic.node.probe_engine"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSpec:
-    """`per_s` datagrams a second of `size_bytes` on each of `qps` queue pairs between two RNICs, for `duration_s`."""
+    """`per_s` datagrams per second of `size_bytes` on each of `qps` queue pairs between two RNICs, for `duration_s`."""
 
     duration_s: float = 5.0
     per_s: float = 20.0
@@ -49,12 +49,11 @@ class ProbeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What became of the probes.
+    """Result of probing a lab.
 
-    `paths` are the round trips by way there and back, `slow` the places that make them long; `stamps` says whose times
-    they are.
-    `uncovered` are directed links that none of them took; `moved` how many probes had no way that is known, because it
-    changed: they are left out.
+    `paths` are the round trips by path there and back, `slow` the places that make them long. `stamps` is the source of
+    the timestamps. `uncovered` are directed links that no probe crossed. `moved` counts probes without a known path,
+    because it changed; they are left out.
     """
 
     spec: ProbeSpec
@@ -68,7 +67,7 @@ class ProbeResult:
     stamps: str = rtt.STAMPS
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return the result as plain data, ready for JSON."""
         found = asdict(self)
         found["suspects"] = [{**asdict(one), "names": one.names} for one in self.suspects]
         found["slow"] = [{**asdict(one), "names": one.names} for one in self.slow]
@@ -77,18 +76,18 @@ class ProbeResult:
 
 
 def check(spec: ProbeSpec) -> None:
-    """Refuse what cannot be meant.
+    """Reject a spec that is invalid on every lab.
 
     Raises:
-        UsageError: in one sentence.
+        UsageError: a value is invalid.
     """
     require_finite(spec)
     if spec.duration_s <= 0 or spec.per_s <= 0 or spec.qps < 1:
-        raise UsageError("probes need a time, a rate and a number of queue pairs above 0")
+        raise UsageError("probes need a duration, a rate and a number of queue pairs above 0")
 
 
 def pairs(topology: Topology) -> tuple[tuple[str, str], ...]:
-    """(source, destination) of every flow of probes: each RNIC to one in each rack, and each is sent to alike."""
+    """Return (source, destination) of every flow of probes: each RNIC sends to one RNIC in each rack."""
     racks: dict[str, list[str]] = {}
     for host in topology.hosts:
         racks.setdefault(host.rack, []).append(host.name)
@@ -105,7 +104,7 @@ def pairs(topology: Topology) -> tuple[tuple[str, str], ...]:
 
 
 class Probing:
-    """Probes that go on until `stop`; made by `start`. At the end of its `with` block nothing of it is left."""
+    """Probes that run until `stop`; created by `start`. Nothing is left after its `with` block."""
 
     def __init__(self, lab: Lab, engines: Engines, running: Running[FlowsResult]) -> None:
         self._engines = engines
@@ -115,28 +114,31 @@ class Probing:
         self._failure: str | None = None
 
     def changed(self) -> None:
-        """Links or routes have changed: ways are asked for again. From any thread, and at once."""
+        """Report that links or routes changed, so that paths are queried again.
+
+        Any thread may call it; it does not block.
+        """
         self._ways.changed()
 
     def stop(self) -> None:
-        """End them; what was under way is waited for."""
+        """Stop the probes, and wait for those in flight."""
         self._running.stop()
         self.wait(PATIENCE_S)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for their end."""
+        """Wait for the end of the probes."""
         try:
             result = self._running.wait(timeout_s)
         except LabError as error:
             self._failure = str(error)
         else:
             self._failure = result.where if result.outcome == "failed" else None
-            # Of probes that failed, too: a host that rebooted is why somebody looks at them.
+            # Keep the probes of a failed run, too: a host that rebooted is a reason to look at them.
             self._echoes = tuple(echo for one in result.flows for echo in one.echoes)
         self._ways.close()
 
     def found(self) -> Probed:
-        """What they found. After the end."""
+        """Return the probes and their paths, after the end."""
         known, unknown = trips(self._echoes, self._ways.asked)
         return Probed(trips=known, unknown=unknown, trouble=self._failure or (None if known else self._ways.failure))
 
@@ -160,7 +162,7 @@ class Probing:
 
 
 def start(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> Probing:
-    """Start probing, for use in a `with` block; it ends after `spec.duration_s`, or when it is told to.
+    """Start probing, for use in a `with` block. It ends after `spec.duration_s`, or at `stop`.
 
     Raises:
         UsageError: the lab has no two hosts to probe between.
@@ -188,12 +190,12 @@ def start(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> Probing
         for src, dst in chosen
     ]
     hosts = [end.partition(":")[0] for pair in chosen for end in pair]
-    engines = Engines.start(lab, hosts, module=MODULE)  # `start_all` ends them where it fails
+    engines = Engines.start(lab, hosts, module=MODULE)  # `start_all` closes them if it fails
     return Probing(lab, engines, flow_run.start_all(lab, specs, on_event, engines=engines))
 
 
 def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResult:
-    """Probe a lab, from start to end.
+    """Probe a lab for `spec.duration_s` and return the result.
 
     Raises:
         UsageError: the lab has no two hosts to probe between.

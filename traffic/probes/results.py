@@ -1,8 +1,8 @@
-"""What became of probes: lost where, slow where, whole or window by window. Pure.
+"""Results of probes: where they were lost and where they were slow, in total or by window. Pure.
 
-A trip tells two one-way journeys: the probe's, which came or did not, and its answer's, which was read or was not. Both
-are votes on where datagrams are lost (`traffic.probes.tomography`); trips that came back are votes on what makes them
-long (`traffic.probes.rtt`).
+A trip covers two one-way journeys: the probe, which arrived or did not, and its answer, which was read or was not. Both
+are evidence for where datagrams are lost (`traffic.probes.tomography`). Completed trips are evidence for what makes
+them long (`traffic.probes.rtt`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["Probed", "Seen", "lossy", "one_way", "seen", "uncovered", "windows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """Probes whose ways are known, by the time at which they began; and of how many they are not.
+    """Probes with known paths, in the order of their start, and the number of probes without one.
 
-    `trouble`: why they ended before they were told to, or why no way is known, where that is so.
+    `trouble` is why the probes ended early, or why no path is known; None if neither happened.
     """
 
     trips: tuple[Trip, ...] = ()
@@ -34,10 +34,10 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the probes say that were posted in a time (controller ns).
+    """Evidence of the probes that were posted in an interval (controller ns).
 
-    `suspects` are the places that lose, `paths` the round trips by way there and back, `slow` the places that make them
-    long.
+    `suspects` are the places that lose probes, `paths` the round trips by path there and back, `slow` the places that
+    make them long.
     """
 
     start_ns: int
@@ -49,7 +49,7 @@ class Seen:
 
 
 def seen(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> Seen:
-    """What the trips say that were begun in a time."""
+    """Return the evidence of the trips that began in an interval."""
     chosen = [one for one in trips if start_ns <= one.echo.sent_ns < end_ns]
     probes, paths = one_way(chosen), rtt.times_of(chosen)
     return Seen(
@@ -63,7 +63,7 @@ def seen(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> Seen:
 
 
 def windows(trips: Sequence[Trip], *, length_ns: int, start_ns: int, end_ns: int) -> tuple[Seen, ...]:
-    """The same of one window of `length_ns` after the other; a rest at the end that is shorter is left out."""
+    """Return the evidence of consecutive windows of `length_ns`. A shorter rest at the end is left out."""
     by_window: dict[int, list[Trip]] = {}
     for one in trips:
         by_window.setdefault((one.echo.sent_ns - start_ns) // length_ns, []).append(one)
@@ -74,9 +74,9 @@ def windows(trips: Sequence[Trip], *, length_ns: int, start_ns: int, end_ns: int
 
 
 def lossy(trips: Sequence[Trip], *, length_ns: int) -> tuple[Seen, ...]:
-    """The times at which places lose, the most telling first; they do not overlap, and each has its suspects.
+    """Return the intervals in which places lose probes, the strongest evidence first. They do not overlap.
 
-    One window, two, four and so on, up to all of them: a place that loses now and then is seen over many only.
+    One window, two, four and so on up to all of them are examined: rare loss is visible only over many windows.
     """
     if not trips:
         return ()
@@ -112,7 +112,7 @@ def _scales(count: int) -> Iterator[int]:
 
 
 def one_way(trips: Iterable[Trip]) -> tuple[Probes, ...]:
-    """Probes and answers by the way that they went, as many as were sent and lost; sorted by path."""
+    """Count probes and answers by their path, sent and lost; sorted by path."""
     sent: Counter[tuple[str, ...]] = Counter()
     lost: Counter[tuple[str, ...]] = Counter()
     for trip in trips:
@@ -125,7 +125,7 @@ def one_way(trips: Iterable[Trip]) -> tuple[Probes, ...]:
 
 
 def uncovered(topology: Topology, probes: Sequence[Probes]) -> tuple[str, ...]:
-    """Directed links between RNICs and switches, and between switches, that no probe and no answer took."""
+    """Return directed links between RNICs and switches, and between switches, that no probe and no answer crossed."""
     taken = tomography.links_of(probes)
     wanted = []
     for link in topology.links:

@@ -1,22 +1,23 @@
-"""Round trips of probes: what the network took, what the responder took, and which place makes them long. Pure.
+"""Round trips of probes: the network's share, the responder's share, and the place that makes them long. Pure.
 
-A probe is answered by a process at its other end (R-Pingmesh: Zhao et al., SIGCOMM 2024). Each end takes two times by
-its own clock, so that no clock has to agree with another one:
+A process at the other end answers each probe (R-Pingmesh: Zhao et al., SIGCOMM 2024). Each end takes two times by its
+own clock, so no two clocks need to agree:
 
     network RTT = (answer read - probe sent) at the prober - (answer sent - probe read) at the responder
 
-R-Pingmesh takes the times at which an RNIC completed each of the four. `STAMPS` says what ours are: *software* times
-are taken by the process that posts a send and that reads a completion, so that a network RTT here holds what both
-waited for a CPU until they read; a busy host makes all its round trips long, and it is then the host that is named. The
-responder's delay is from its reading of the probe to its sending of the answer.
+R-Pingmesh uses the times at which an RNIC completed each of the four. `STAMPS` names the source used here. *Software*
+times are taken by the process that posts a send and reads a completion. A network RTT then includes the time that both
+processes waited for a CPU before they read. A busy host makes all its round trips long and is then the place that is
+named. The responder's delay is from its reading of the probe to its sending of the answer.
 
-What is usual of a path is what the network takes on paths of as many hops in the same run: the lower decile over those
-paths of their medians, which still holds when one spine of two is slow both ways. Where all paths are alike slow,
-nothing is. A round trip is *slow* when the network took more than `SLOW` times that. A place is named when most of what
-crosses it, either way, is slow, and takes more than `SLOW` times what like paths past it do. On a busy lab healthy
-paths take several times as long as each other, by whose turn it was on the CPU: therefore it is told by the one of
-`LEVELS` at which places stand out most. A delay of 200 ms is seen among round trips of 10 to 50 ms, most of which are
-slow by the first level.
+The usual time of a path is the lower decile of the median network times of all paths with the same number of hops in
+the run. It holds even if one of two spines is slow in both directions. If all paths are equally slow, none is. A round
+trip is *slow* if the network took more than `SLOW` times the usual time. A place is named if most round trips across
+it, in either direction, are slow, and take more than `SLOW` times as long as similar paths that avoid it.
+
+On a busy lab healthy paths differ several times, depending on CPU scheduling. The places are therefore located at each
+of `LEVELS`, and the level at which they stand out most is used. A delay of 200 ms is found among round trips of 10 to
+50 ms, most of which are slow by the first level.
 """
 
 from __future__ import annotations
@@ -45,21 +46,22 @@ __all__ = [
 ]
 
 STAMPS = "software"
-"""Whose times these are: rxe stamps no completion, and the engine's completion queues ask no RNIC for it."""
+"""Source of the timestamps: rxe stamps no completion, and the engine's completion queues request no RNIC timestamps."""
 SLOW = 2.0
-"""A slow round trip takes so many times what it takes on paths like its own."""
+"""A slow round trip takes more than this many times the usual time of similar paths."""
 LEVELS = (SLOW, 4.0, 8.0)
-"""What is much slower than that is looked for by these."""
+"""Thresholds for slow round trips, as multiples of the usual time."""
 _LIKE_PERCENT = 10.0
 _MOST = 0.5
-"""Of what crosses a slow place, more than this share is slow."""
+"""Share of the round trips across a place that must be slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:
-    """One probe: when it was posted (controller ns), whether it came, and, in ns, how long until its answer was read.
+    """One probe: when it was posted (controller ns), whether it arrived, and how long its answer took (ns).
 
-    Of that the responder had it for `responder_ns`; None: it sent no answer. `whole_ns` None: none was read.
+    `whole_ns` is the time until the answer was read; None if it was not. `responder_ns` is the part that the responder
+    took; None if it sent no answer.
     """
 
     connection: int
@@ -70,20 +72,20 @@ class Echo:
 
     @property
     def network_ns(self) -> int | None:
-        """What the network took; never below 0, though four readings of two clocks may come out so."""
+        """Time that the network took. It is at least 0, although the readings of two clocks may give less."""
         if self.whole_ns is None or self.responder_ns is None:
             return None
         return max(0, self.whole_ns - self.responder_ns)
 
     @property
     def lost_on_its_way_back(self) -> bool:
-        """Whether it was answered, and nobody read that."""
+        """Whether an answer was sent but not read."""
         return self.responder_ns is not None and self.whole_ns is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trip:
-    """A probe with the way that it took, and the way that its answer would: RNICs at both ends of each."""
+    """A probe with its path and the path of its answer, with RNICs at both ends of each."""
 
     there: tuple[str, ...]
     back: tuple[str, ...]
@@ -92,7 +94,7 @@ class Trip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Of some durations, in ns."""
+    """Statistics of durations, in ns."""
 
     min_ns: float
     median_ns: float
@@ -101,10 +103,10 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathTimes:
-    """The round trips on one way there and one way back, RNICs at both ends of each.
+    """Round trips on one path there and one path back, with RNICs at both ends of each.
 
-    `like_ns` is what the network takes on paths of as many hops in this run; of the `answered`, `over[i]` took more
-    than `LEVELS[i]` times that. `network` and `responder` None: no probe was answered.
+    `like_ns` is the usual network time of paths with as many hops in this run. `over[i]` of the `answered` round trips
+    took more than `LEVELS[i]` times that. `network` and `responder` are None if no probe was answered.
     """
 
     path: tuple[str, ...]
@@ -118,32 +120,32 @@ class PathTimes:
 
     @property
     def slow(self) -> int:
-        """How many took more than `SLOW` times what is usual."""
+        """Number of round trips that took more than `SLOW` times the usual time."""
         return self.over[0]
 
     @property
     def places(self) -> tuple[str, ...]:
-        """All that a round trip crosses, in order."""
+        """All nodes that a round trip crosses, in order."""
         return (*self.path, *self.back[1:])
 
     @property
     def crossed(self) -> frozenset[tuple[str, ...]]:
-        """The directed links and the nodes among them."""
+        """The directed links and the nodes that a round trip crosses."""
         return Probes(path=self.places, sent=1, lost=0).places
 
     @property
     def times(self) -> float | None:
-        """The median over that of paths like it."""
+        """Ratio of the median to the usual median of similar paths."""
         return self.network.median_ns / self.like_ns if self.network and self.like_ns else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowPlace:
-    """A link or a node that makes round trips long: how many crossed it, how many of them were slow.
+    """A link or node that makes round trips long: how many crossed it, and how many of those were slow.
 
-    Slow: longer than `level` (one of `LEVELS`) times what is usual. `times` is the median, over the paths that cross
-    it, of how many times as long they take as like paths that do not. `alike` are places that the same round trips
-    cross; of a host's link these are always both directions.
+    A round trip is slow if it takes more than `level` (one of `LEVELS`) times the usual time. `times` is the median,
+    over the paths across the place, of their ratio to similar paths that avoid it. `alike` are places that the same
+    round trips cross; for a host's link these always include both directions.
     """
 
     place: tuple[str, ...]
@@ -156,18 +158,18 @@ class SlowPlace:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`rtsw1 -> ctsw1`, or `host3`; then those that are alike."""
+        """Names such as `rtsw1 -> ctsw1` or `host3`, followed by the names of `alike`."""
         return tuple(" -> ".join(place) for place in (self.place, *self.alike))
 
 
 def echoes(sent: Iterable[Sequence[int]], came: Iterable[Sequence[int]], *, offset_ns: int = 0) -> tuple[Echo, ...]:
-    """Probes from the rows that both ends tell (`traffic.node.flows.echo`), each by its connection and number.
+    """Build probes from the rows that both ends report (`traffic.node.flows.echo`), matched by connection and number.
 
     Args:
-        sent: (connection, number, sent ns, answer read ns or 0) by the prober's clock; of a probe that is told again,
+        sent: (connection, number, sent ns, answer read ns or 0) by the prober's clock. If a probe is reported twice,
             the row with an answer counts.
-        came: (connection, number, read ns, answer sent ns or 0) by the responder's.
-        offset_ns: what makes the prober's clock the controller's.
+        came: (connection, number, read ns, answer sent ns or 0) by the responder's clock.
+        offset_ns: offset that converts the prober's clock to the controller's.
     """
     held = {
         (conn, number): answered_ns - read_ns if answered_ns else None for conn, number, read_ns, answered_ns in came
@@ -189,7 +191,7 @@ def echoes(sent: Iterable[Sequence[int]], came: Iterable[Sequence[int]], *, offs
 
 
 def times_of(trips: Iterable[Trip]) -> tuple[PathTimes, ...]:
-    """The times of each path, there and back, held against those of paths of as many hops; sorted by path."""
+    """Return the times of each path, there and back, with the usual time of paths of as many hops; sorted by path."""
     by_path: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Echo]] = defaultdict(list)
     for trip in trips:
         by_path[trip.there, trip.back].append(trip.echo)
@@ -209,7 +211,7 @@ def times_of(trips: Iterable[Trip]) -> tuple[PathTimes, ...]:
 
 
 def locate(paths: Sequence[PathTimes]) -> tuple[SlowPlace, ...]:
-    """Places that make round trips long, the most telling first; nothing: none is longer than paths like it."""
+    """Return the places that make round trips long, the strongest evidence first; empty if no path stands out."""
     seen = [one for one in paths if one.answered]
     if not seen:
         return ()
@@ -218,7 +220,7 @@ def locate(paths: Sequence[PathTimes]) -> tuple[SlowPlace, ...]:
 
 
 def _at(seen: Sequence[PathTimes], number: int) -> tuple[SlowPlace, ...]:
-    """The places, of round trips longer than one of the levels."""
+    """Return the places that make round trips longer than one of the levels."""
     votes = [Probes(path=one.places, sent=one.answered, lost=one.over[number]) for one in seen]
     found = tomography.locate(
         votes, background=None, least_share=_MOST, least_gain=tomography.LEAST_GAIN + math.log(len(LEVELS))
@@ -239,7 +241,7 @@ def _at(seen: Sequence[PathTimes], number: int) -> tuple[SlowPlace, ...]:
 
 
 def _beside(paths: Sequence[PathTimes], place: tuple[str, ...]) -> float:
-    """How many times as long a path over a place takes as like paths past it do; where none goes past, as is usual."""
+    """Return the median ratio between a path across a place and similar paths that avoid it, or else the usual time."""
     past: dict[int, list[float]] = defaultdict(list)
     for one in paths:
         if one.network is not None and place not in one.crossed:

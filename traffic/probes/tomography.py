@@ -1,17 +1,18 @@
-"""Where probes are lost, from which of them arrive: the place that explains most, then the next one. Pure.
+"""Locate the loss of probes from the probes that arrive: first the place that explains most, then the next. Pure.
 
-Every probe goes one way only (datagrams, nothing is acknowledged), on a path that is known. A place is a directed link,
-or a node. If it loses a share of what crosses it, the likelihood of what was seen is highest when that place is it:
+Every probe travels one way on a known path (datagrams are not acknowledged). A place is a directed link or a node. If a
+place loses a share of what crosses it, the likelihood of the observations is highest when that place is assumed to be
+the cause:
 
     gain = log L(its probes | the share they lost) - log L(its probes | background)
 
-so that paths through it that arrive speak against it, and lossy paths elsewhere do not speak for it. Where nobody knows
-the background, it is what is lost elsewhere, and the gain is that of two shares over one for all:
+Probes that cross a place and arrive are evidence against it, and lossy paths elsewhere are no evidence for it. If the
+background is unknown, it is the loss elsewhere, and the gain compares two shares with one share for all:
 
     gain = log L(its probes | their share) + log L(the others | theirs) - log L(all | one share)
 
-The best place is taken, its probes are taken out, and so on while the gain is more than chance would give (compare
-Duffield 2006, "Network tomography of binary network performance characteristics").
+The best place is chosen, its probes are removed, and the search repeats while the gain exceeds what chance would give
+(compare Duffield 2006, "Network tomography of binary network performance characteristics").
 """
 
 from __future__ import annotations
@@ -24,18 +25,15 @@ from dataclasses import dataclass
 __all__ = ["Probes", "Suspect", "links_of", "locate"]
 
 BACKGROUND = 0.002
-"""Share of probes that a healthy fabric of a busy lab may lose."""
+"""Share of probes that a healthy fabric on a busy lab may lose."""
 
 LEAST_GAIN = 12.0
-"""Of log-likelihood: by chance alone such a gain comes about once in 160,000 (exp -12)."""
+"""Minimum gain in log-likelihood. Chance alone reaches it about once in 160,000 (exp -12)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
-    """Probes that went one way: the nodes that they cross, RNICs (`host1:rxe0`) at both ends; sent, and lost.
-
-    Or that went there and back: then their path does, too.
-    """
+    """Probes sent and lost on one path: the nodes that they cross, with RNICs (`host1:rxe0`) at both ends."""
 
     path: tuple[str, ...]
     sent: int
@@ -43,17 +41,17 @@ class Probes:
 
     @property
     def places(self) -> frozenset[tuple[str, ...]]:
-        """Directed links, then nodes; a host is a node of its own, whatever the RNIC."""
+        """Directed links, and nodes; a host is a node of its own, whichever RNIC it uses."""
         nodes = {(node,) for node in self.path} | {(node.partition(":")[0],) for node in self.path}
         return frozenset(itertools.pairwise(self.path)) | nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """A place that loses: a link (near end, far end; data goes that way) or a node; and what crossed it meanwhile.
+    """A place that loses probes: a link (near end, far end, in the direction of the data) or a node.
 
-    `alike` are places that the same probes cross: none of them can tell these apart. Between two racks, what goes up to
-    a spine from the one comes down to the other.
+    `sent` and `lost` count the probes across it. `alike` are places that the same probes cross, so that they cannot be
+    told apart. Between two racks, the uplink to a spine in one and the downlink in the other are alike.
     """
 
     place: tuple[str, ...]
@@ -64,12 +62,12 @@ class Suspect:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`rtsw1 -> ctsw1`, or `host3`; then those that are alike."""
+        """Names such as `rtsw1 -> ctsw1` or `host3`, followed by the names of `alike`."""
         return tuple(" -> ".join(place) for place in (self.place, *self.alike))
 
 
 def links_of(probes: Sequence[Probes]) -> dict[tuple[str, str], tuple[int, int]]:
-    """By directed link: sent and lost of all probes that cross it."""
+    """Return, by directed link, how many probes across it were sent and lost."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for one in probes:
         for link in itertools.pairwise(one.path):
@@ -85,11 +83,11 @@ def locate(
     least_share: float = 0.0,
     least_gain: float = LEAST_GAIN,
 ) -> tuple[Suspect, ...]:
-    """Places that lose, the most telling first; nothing: no more is lost than anywhere.
+    """Return the places that lose probes, the strongest evidence first; empty if none loses more than the rest.
 
-    `background` is the share that is lost anyhow (None: nobody knows, and it is what is lost elsewhere); a place of
-    which no more than `least_share` is lost is not named, nor one that gains no more than `least_gain`: who looks n
-    times asks for log n more.
+    `background` is the share lost on a healthy fabric (None: unknown, so it is the loss elsewhere). A place needs a
+    loss of more than `least_share` and a gain of more than `least_gain`. A caller that searches n times must require
+    log n more.
     """
     left, found = [one for one in probes if one.sent], []
     while best := _best(left, background, least_share, least_gain):
@@ -116,7 +114,7 @@ def _best(probes: Sequence[Probes], background: float | None, least_share: float
         else:
             gain = _gain(sent, lost, background, least_share)
         if gain > (found.gain if found else least_gain):
-            # Links before nodes: they say more.
+            # Links before nodes: they are more specific.
             place, *others = sorted(places, key=lambda place: (-len(place), place))
             found = Suspect(place=place, sent=sent, lost=lost, gain=gain, alike=tuple(others))
     return found
@@ -130,7 +128,7 @@ def _gain(sent: int, lost: int, background: float, least_share: float) -> float:
 
 
 def _gain_over_others(sent: int, lost: int, others_sent: int, others_lost: int, least_share: float) -> float:
-    """A place that all probes cross gains nothing: nobody knows how it would be without it."""
+    """Return the gain with an unknown background. A place that all probes cross has none: there is no comparison."""
     if not others_sent or lost / sent <= max(others_lost / others_sent, least_share):
         return 0.0
     both = _likelihood(sent, lost, lost / sent) + _likelihood(others_sent, others_lost, others_lost / others_sent)

@@ -1,8 +1,8 @@
-"""Collective schedules as frozen data: who sends which blocks to whom, in which step, to be reduced or copied.
+"""Collective schedules as frozen data: which rank sends which blocks to which rank, in which step, to reduce or copy.
 
-One schedule has three readers: the executor on the nodes (`programs` is what nodes get), the checker
-(`traffic.schedules.schedule_check`) and the cost model (`traffic.schedules.cost`). A schedule knows ranks and blocks;
-`Layout` says how long the blocks are.
+One schedule has three readers: the executor on the nodes (which gets its `programs`), the checker
+(`traffic.schedules.schedule_check`) and the cost model (`traffic.schedules.cost`). A schedule contains ranks and
+blocks; `Layout` defines the lengths of the blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedules by name: which algorithm there is for which collective."""
+"""Schedules by name: the algorithms of each collective."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_PIECES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """For what a schedule is made.
+    """Parameters of a schedule.
 
-    `group` ranks that follow each other share a host (or a rack): of account to `hierarchical`. `pieces` is into how
-    many blocks chain and trees cut the buffer (each tree its half of it), so that they overlap.
+    `group` consecutive ranks share a host (or a rack); only `hierarchical` uses it. `pieces` is the number of blocks
+    into which chains and trees cut the buffer for pipelining; each of two trees gets that many.
     """
 
     ranks: int
@@ -34,7 +34,7 @@ Made = tuple[Moves, int, int]
 """Moves, their period, and the number of blocks."""
 
 _FORTH = {"recursive-halving": "recursive-doubling"}
-"""What runs backwards in a reduction by halving."""
+"""Algorithm whose all-gather, run backwards, is the reduction by this algorithm."""
 
 
 def _all_gather(algorithm: str, shape: Shape) -> Made:
@@ -42,7 +42,7 @@ def _all_gather(algorithm: str, shape: Shape) -> Made:
 
 
 def _reduce_scatter(algorithm: str, shape: Shape) -> Made:
-    """The other way round, so that it runs, as the all-gather does, towards higher ranks, over the same connections."""
+    """Transpose the mirrored all-gather. It then sends to higher ranks, over the connections of the all-gather."""
     made, period = gather.all_gather(_FORTH.get(algorithm, algorithm), shape.ranks, shape.group)
     made = mirrored(made, ranks=shape.ranks, period=period)
     return transposed(made, ranks=shape.ranks, chunks=shape.ranks, period=period), period, shape.ranks
@@ -88,11 +88,11 @@ _MAKERS: dict[str, tuple[Callable[[str, Shape], Made], tuple[str, ...]]] = {
 _LOCAL_INCLUDED = frozenset({"all-to-all", "all-to-allv", "send-recv"})
 
 ALGORITHMS = tuple((collective, name) for collective, (_, names) in _MAKERS.items() for name in names)
-"""All (collective, algorithm) that there are."""
+"""All pairs (collective, algorithm)."""
 
 
 def algorithms_for(collective: str) -> tuple[str, ...]:
-    """The algorithms of a collective.
+    """Return the names of a collective's algorithms.
 
     Raises:
         UsageError: there is no such collective.
@@ -103,10 +103,10 @@ def algorithms_for(collective: str) -> tuple[str, ...]:
 
 
 def build(collective: str, algorithm: str, shape: Shape) -> Schedule:
-    """Make a schedule by name.
+    """Build a schedule by name.
 
     Raises:
-        UsageError: unknown collective or algorithm, or a shape that it cannot have.
+        UsageError: the collective or the algorithm is unknown, or does not support the shape.
     """
     known = algorithms_for(collective)
     if algorithm not in known:
@@ -135,6 +135,6 @@ def _check(collective: str, algorithm: str, shape: Shape) -> None:
         raise UsageError(f"{collective} can be cut into 1 to {MAX_PIECES} pieces, got {shape.pieces}")
     if algorithm == "hierarchical" and (shape.group < 1 or shape.ranks % shape.group):
         raise UsageError(
-            f"hierarchical {collective} needs groups of one size: "
+            f"hierarchical {collective} needs groups of equal size: "
             f"{shape.ranks} ranks are not a multiple of {shape.group}"
         )

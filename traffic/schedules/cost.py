@@ -1,10 +1,9 @@
-"""How long a schedule takes, by the alpha-beta model: the third reader of schedules.
+"""Predict the duration of a schedule by the alpha-beta model: the third reader of schedules.
 
-A step lasts as long as its slowest rank needs, alpha + o (m - 1) + beta b, where b is the larger one of the bytes that
-the rank sends and receives in it and m the number of its messages; a rank's local and far links work side by side,
-unless they are one and the same.
-That is the model of Hockney (1994) with the overhead of LogP; it knows no congestion, so it is a bound, and good for
-choosing.
+A step lasts as long as its slowest rank needs: alpha + o (m - 1) + beta b. Here b is the larger of the bytes that the
+rank sends and receives in the step, and m is the number of its messages. A rank's near and far links work in parallel,
+unless they are the same link. This is the model of Hockney (1994) with the overhead of LogP. It ignores congestion, so
+it is a lower bound that serves to choose an algorithm.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MAX_PIECES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """alpha, o and beta of one kind of way between two ranks."""
+    """alpha, o and beta of one kind of link between two ranks."""
 
     alpha_ns: float
     overhead_ns: float
@@ -35,7 +34,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Ways between ranks of one group (`near`: one host, or one rack) and between groups."""
+    """Links between ranks of one group (`near`: one host or one rack) and between groups (`far`)."""
 
     near: Link
     far: Link
@@ -49,13 +48,13 @@ NETWORKS = {
         far=Link(alpha_ns=12_000, overhead_ns=500, ns_per_byte=1 / 50),
     ),
 }
-"""By kind of lab. Soft: fitted to all-reduces of 64 KiB to 16 MiB by three to five algorithms over four ranks (2
-cores, TCG, two or three measurements of each, 2026-11-22): all VMs share the cores, so that each message costs a
-while of a core. Rack: 400 Gb/s RNICs and NVLink of an H100 by their data sheets, not measured by us."""
+"""Parameters by kind of lab. Soft: fitted to all-reduces of 64 KiB to 16 MiB by three to five algorithms over four
+ranks (2 cores, TCG, two or three measurements each, 2026-11-22). All VMs share the cores, so each message costs CPU
+time. Rack: from the data sheets of 400 Gb/s RNICs and the NVLink of an H100, not measured."""
 
 
 def predict_ns(schedule: Schedule, size_bytes: float, network: Network, *, group: int = 1) -> float:
-    """Predicted time of one operation. `size_bytes` is the whole buffer, as nccl-tests counts it."""
+    """Return the predicted time of one operation. `size_bytes` is the whole buffer, as nccl-tests counts it."""
     group = group if schedule.ranks % group == 0 else 1
     period = lcm(schedule.period, group)
     listed = relisted(
@@ -63,7 +62,7 @@ def predict_ns(schedule: Schedule, size_bytes: float, network: Network, *, group
     )
     listed = listed[listed["step"] >= 0]
     block_bytes = size_bytes / schedule.chunks
-    if network.near == network.far:  # one way for all: what is near and what is far wait for each other
+    if network.near == network.far:  # one shared link: near and far messages queue behind each other
         return float(_step_times(listed, schedule.steps, period, block_bytes, network.far).sum())
     near = listed["src"] // group == listed["dst"] // group
     times = np.zeros(schedule.steps)
@@ -75,7 +74,8 @@ def predict_ns(schedule: Schedule, size_bytes: float, network: Network, *, group
 def _step_times(of: Moves, steps: int, period: int, block_bytes: float, link: Link) -> npt.NDArray[np.float64]:
     times = np.zeros(steps)
     for end in ("src", "dst"):
-        # Who is listed is the first `period` ranks; what goes to another one comes to the same place of its period.
+        # Only the first `period` ranks are listed. A message to any other rank counts for the same position in its
+        # period.
         key = of["step"].astype(np.int64) * period + of[end] % period
         order = np.argsort(key, kind="stable")
         key = key[order]
@@ -90,16 +90,16 @@ def _step_times(of: Moves, steps: int, period: int, block_bytes: float, link: Li
 
 
 def shape_for(ranks: int, size_bytes: int, *, group: int = 1, root: int = 0) -> Shape:
-    """The shape of a schedule for a message of this size: pieces of 64 KiB, 16 at most."""
+    """Return the shape of a schedule for a message of this size: pieces of 64 KiB, at most 16."""
     pieces = max(1, min(MAX_PIECES, size_bytes // PIECE_BYTES))
     return Shape(ranks=ranks, group=group, root=root, pieces=pieces)
 
 
 def best_algorithm(collective: str, shape: Shape, size_bytes: int, network: Network) -> str:
-    """The algorithm that the model says is quickest: what `auto` means.
+    """Return the algorithm with the shortest predicted time, for `algorithm = "auto"`.
 
     Raises:
-        UsageError: there is no such collective, or it cannot be had in this shape.
+        UsageError: there is no such collective, or it does not support the shape.
     """
     names = [name for name in algorithms_for(collective) if name != "hierarchical" or _has_groups(shape)]
 

@@ -1,7 +1,7 @@
-"""All-to-all, all-to-allv, send-recv and barrier: everybody has something of its own for somebody else.
+"""All-to-all, all-to-allv, send-recv and barrier: each rank has different data for each other rank.
 
-All-to-all by recursive doubling is that of Bruck et al. (1997): ceil(log2 n) steps in which half of the blocks move,
-for short messages. A barrier is the all-gather by doubling of one element a rank, so it can be checked.
+All-to-all by recursive doubling is the algorithm of Bruck et al. (1997): ceil(log2 n) steps that each move half of the
+blocks, for short messages. A barrier is the all-gather by doubling of one element per rank, so its data can be checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["all_to_all", "send_recv"]
 
 
 def all_to_all(algorithm: str, ranks: int, group: int) -> tuple[Moves, int]:
-    """Moves that bring block j of rank i's input to block i of rank j, with their local step; and their period."""
+    """Return moves from block j of rank i's input to block i of rank j, including the local step, and their period."""
     match algorithm:
         case "full-mesh":
             peer = np.arange(1, ranks)
@@ -27,7 +27,7 @@ def all_to_all(algorithm: str, ranks: int, group: int) -> tuple[Moves, int]:
 
 
 def _doubling(ranks: int) -> Moves:
-    """A block that has d ranks to go is kept in block r - d of the rank r that has it; bit k of d goes in step k."""
+    """Move a block with d ranks to go in step k if bit k of d is set; rank r keeps that block in place r - d."""
     to_go = np.arange(ranks)
     parts = [moves(step=-1, src=0, dst=0, source=to_go, target=-to_go % ranks, from_input=True)]
     for k in range((ranks - 1).bit_length()):
@@ -40,7 +40,7 @@ def _doubling(ranks: int) -> Moves:
 
 
 def _hierarchical(ranks: int, group: int) -> Moves:
-    """Within the group to the rank with the destination's local index, then across to the destination."""
+    """Move within the group to the rank with the destination's local index, then across groups to the destination."""
     groups = ranks // group
     src, dst, place = (
         axis.ravel() for axis in np.meshgrid(np.arange(group), np.arange(group), np.arange(groups), indexing="ij")
@@ -55,5 +55,5 @@ def _hierarchical(ranks: int, group: int) -> Moves:
 
 
 def send_recv() -> Moves:
-    """Everybody sends its buffer to the next rank, as the sendrecv test of nccl-tests does."""
+    """Each rank sends its buffer to the next rank, as in the sendrecv test of nccl-tests."""
     return moves(step=0, src=0, dst=1, source=0, from_input=True)

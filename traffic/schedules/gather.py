@@ -1,9 +1,9 @@
-"""All-gather, and with it reduce-scatter (its transpose) and all-reduce (the one after the other).
+"""All-gather, reduce-scatter (its transpose) and all-reduce (a reduce-scatter followed by an all-gather).
 
 Ring: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); each rank sends
 2(n-1)/n of the buffer. Recursive doubling and halving for any number of ranks is the concatenation of Bruck, Ho,
-Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications" (1997), and its transpose;
-ceil(log2 n) steps each. Reduce-scatter by halving before all-gather by doubling is the all-reduce of Rabenseifner,
+Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications" (1997), and its transpose; ceil(log2
+n) steps each. Reduce-scatter by halving followed by all-gather by doubling is the all-reduce of Rabenseifner,
 "Optimization of collective reduction operations" (2004).
 """
 
@@ -17,7 +17,7 @@ __all__ = ["all_gather", "all_reduce_by_doubling"]
 
 
 def all_gather(algorithm: str, ranks: int, group: int) -> tuple[Moves, int]:
-    """Moves that bring block r of rank r to everybody, and their period. `group` is for `hierarchical`."""
+    """Return moves that bring block r of rank r to all ranks, and their period. Only `hierarchical` uses `group`."""
     match algorithm:
         case "ring":
             return _ring(ranks), 1
@@ -30,13 +30,13 @@ def all_gather(algorithm: str, ranks: int, group: int) -> tuple[Moves, int]:
 
 
 def _ring(ranks: int) -> Moves:
-    """In step s rank r passes on block r - s, which it got in the step before."""
+    """In step s rank r forwards block r - s, which it received in the previous step."""
     step = np.arange(ranks - 1)
     return moves(step=step, src=0, dst=1, source=-step % ranks)
 
 
 def _doubling(ranks: int) -> Moves:
-    """In step k rank r sends the 2^k blocks that end with its own to rank r + 2^k; in the last one, what is lacking."""
+    """In step k rank r sends the 2^k blocks that end with its own to rank r + 2^k; the last step sends the rest."""
     step = np.arange((ranks - 1).bit_length())
     reach = 1 << step
     span = np.minimum(reach, ranks - reach)
@@ -44,7 +44,7 @@ def _doubling(ranks: int) -> Moves:
 
 
 def _hierarchical(ranks: int, group: int) -> Moves:
-    """A ring of ranks with one local index across the groups, then everybody to everybody within the group."""
+    """A ring across the groups for each local index, then a full mesh within each group."""
     groups = ranks // group
     step, local = (axis.ravel() for axis in np.meshgrid(np.arange(groups - 1), np.arange(group), indexing="ij"))
     across = moves(step=step, src=local, dst=(local + group) % ranks, source=(local - step * group) % ranks)
@@ -57,9 +57,9 @@ def _hierarchical(ranks: int, group: int) -> Moves:
 
 
 def all_reduce_by_doubling(ranks: int) -> Moves:
-    """Whole buffers exchanged with the rank whose number differs in one bit; one chunk, for short messages.
+    """Exchange whole buffers with the rank whose number differs in one bit; one block, for short messages.
 
-    Ranks beyond the largest power of two give their data to a partner before, and get the result after.
+    Ranks beyond the largest power of two send their data to a partner first, and receive the result at the end.
     """
     power = 1 << (ranks.bit_length() - 1)
     extra = np.arange(power, ranks)

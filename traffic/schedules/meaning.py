@@ -1,6 +1,6 @@
-"""What each collective means, in blocks: what a rank holds before, and what it must have after.
+"""Definition of each collective in blocks: what a rank holds before, and what it must hold after.
 
-Block c of rank s's input is written (s, c). `ALL` as a source stands for the reduction over all ranks.
+Block c of rank s's input is written (s, c). The source `ALL` stands for the reduction over all ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOTED = frozenset({"broadcast", "reduce"})
 
 
 def held(schedule: Schedule, rank: int) -> tuple[int, int]:
-    """First and number of the blocks that make up a rank's input."""
+    """Return the first block and the number of blocks of a rank's input."""
     match schedule.collective:
         case "all-gather" | "barrier":
             return rank, 1
@@ -42,7 +42,7 @@ def held(schedule: Schedule, rank: int) -> tuple[int, int]:
 
 
 def local_copies(collective: str, *, period: int, chunks: int, root: int) -> Moves:
-    """The local step of all collectives but the exchanges: the input, in the place where the work begins."""
+    """Return the local step of a collective other than an exchange: it copies the input to where the work begins."""
     listed = np.arange(period)
     match collective:
         case "all-gather" | "barrier":
@@ -54,10 +54,10 @@ def local_copies(collective: str, *, period: int, chunks: int, root: int) -> Mov
 
 
 def results(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
-    """What a rank's work buffer must hold in the end; what is not named is of no account.
+    """Return what a rank's work buffer must hold at the end. Blocks that are not listed may hold anything.
 
     Returns:
-        Rows of (first, span, source, block): work blocks [first, first + span) are to be blocks [block, block + span)
+        Rows of (first, span, source, block): work blocks [first, first + span) must equal blocks [block, block + span)
         of `source`'s input.
     """
     ranks, chunks = schedule.ranks, schedule.chunks

@@ -1,7 +1,7 @@
-"""From blocks to elements: what one rank has to do, as plain JSON data for its node.
+"""Convert blocks to elements: the work of one rank, as plain JSON data for its node.
 
 The memory of a rank is one array: its input, then its work buffer. With `in_place` there is no input: the pattern is
-put where the local step would have copied it.
+written where the local step would have copied it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,26 @@ __all__ = [
 ]
 
 PATTERN_SHIFT = 1009
-"""Between the patterns of programs in sequence: what is of another one does not fit."""
+"""Offset between the patterns of programs in sequence, so that data of one program never matches another."""
 
 Ints = npt.NDArray[np.int64]
 Program = dict[str, Any]
 
 
 def block_bounds(elements: int, chunks: int) -> Ints:
-    """Where blocks begin and end: `chunks` + 1 offsets. The first `elements % chunks` are one element longer."""
+    """Return the block boundaries: `chunks` + 1 offsets.
+
+    The first `elements % chunks` blocks are one element longer.
+    """
     index = np.arange(chunks + 1)
     return index * (elements // chunks) + np.minimum(index, elements % chunks)
 
 
 def skewed_counts(elements: int, ranks: int, skew: float) -> Ints:
-    """Elements that rank i has for rank j, of shape (i, j), for an all-to-allv of `elements` a rank.
+    """Return how many elements rank i sends to rank j, of shape (i, j), in an all-to-allv of `elements` per rank.
 
-    Rank j is wanted in proportion to 1 / (j + 1)^skew (Zipf): 0 is even, 1 makes rank 0 a hot one. Nobody gets nothing.
+    Rank j gets a share proportional to 1 / (j + 1)^skew (Zipf): 0 is even, 1 makes rank 0 hot. Every rank gets
+    something.
 
     Raises:
         UsageError: fewer elements than ranks.
@@ -61,26 +65,26 @@ def skewed_counts(elements: int, ranks: int, skew: float) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layout:
-    """How long the blocks are: cut evenly out of `elements`, or by `counts` (see `skewed_counts`)."""
+    """Lengths of the blocks: `elements` cut evenly, or given by `counts` (see `skewed_counts`)."""
 
     elements: int
     counts: Ints | None = None
 
     def input_bounds(self, schedule: Schedule, rank: int) -> Ints:
-        """Offsets of the blocks of a rank's input, as if it held all of them."""
+        """Return the offsets of the blocks of a rank's input, as if it held all of them."""
         if self.counts is None:
             return block_bounds(self.elements, schedule.chunks)
         return np.concatenate(([0], np.cumsum(self.counts[rank])))
 
     def work_bounds(self, schedule: Schedule, rank: int) -> Ints:
-        """Offsets of the blocks of a rank's work buffer."""
+        """Return the offsets of the blocks of a rank's work buffer."""
         if self.counts is None:
             return block_bounds(self.elements, schedule.chunks)
         return np.concatenate(([0], np.cumsum(self.counts[:, rank])))
 
 
 def peers_of(made: Sequence[Program]) -> tuple[tuple[int, int], ...]:
-    """Every (src, dst) pair that moves anything, in order of first use: the connections an executor needs."""
+    """Return every (src, dst) pair that moves data, in order of first use: the connections an executor needs."""
     uses = sorted((step, program["rank"], dst) for program in made for step, dst, _, _ in program["sends"])
     return tuple(dict.fromkeys((src, dst) for _, src, dst in uses))
 
@@ -88,23 +92,23 @@ def peers_of(made: Sequence[Program]) -> tuple[tuple[int, int], ...]:
 def programs(
     schedule: Schedule, layout: Layout, *, in_place: bool = False, closing_barrier: bool = False
 ) -> list[Program]:
-    """What each rank has to do. All offsets and counts are in elements of the rank's one array.
+    """Return the program of each rank. All offsets and counts are in elements of the rank's one array.
 
     `fills` are `[offset, count, index, kept]`: element `index` and following of the rank's pattern, and whether it is
-    an input that must be unharmed in the end. `copies` are `[to, from, count]`. `sends` are
-    `[step, dst, offset, count]`, `recvs` are `[step, src, offset, count, op]`, both in step order; empty ones are left
-    out on both sides alike. A rank enters a step of `fences` when all that came before is done. `results` are
-    `[offset, count, source, index]`: a source below 0 is reduced, over `groups[-1 - source]`.
+    an input that the collective must not change. `copies` are `[to, from, count]`. `sends` are `[step, dst, offset,
+    count]`, `recvs` are `[step, src, offset, count, op]`, both in step order; empty ones are left out on both sides. A
+    rank enters a step of `fences` when all earlier work is done. `results` are `[offset, count, source, index]`: a
+    source below 0 is a reduction over `groups[-1 - source]`.
 
-    `closing_barrier` lets nobody go on before everybody has finished.
+    With `closing_barrier` no rank finishes before all ranks have done their work.
 
     Raises:
-        UsageError: an algorithm that sends straight from its input, in place; or a size that cannot be divided.
+        UsageError: the algorithm sends from its input and cannot run in place, or the size cannot be divided.
     """
     if schedule.collective == "all-to-all" and layout.elements % schedule.ranks:
         raise UsageError(
             f"an all-to-all of {layout.elements} elements cannot be divided among {schedule.ranks} ranks; "
-            f"take {-(-layout.elements // schedule.ranks) * schedule.ranks}, or all-to-allv"
+            f"use {-(-layout.elements // schedule.ranks) * schedule.ranks} elements, or all-to-allv"
         )
     every = expanded(schedule)
     local, moving = every[every["step"] < 0], every[every["step"] >= 0]
@@ -135,7 +139,7 @@ def programs(
 
 
 def _input(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Ints:
-    """Offsets of the input blocks within the rank's array; meaningless for blocks that it does not hold."""
+    """Return the offsets of the input blocks within the rank's array; undefined for blocks that it does not hold."""
     whole = layout.input_bounds(schedule, rank)
     return whole if in_place else whole - whole[held(schedule, rank)[0]]
 
@@ -185,7 +189,7 @@ def _add_local(program: Program, row: Any, whole: Ints, inputs: Ints, work: Ints
 
 
 def in_sequence(first: Program, second: Program, *, steps: int) -> Program:
-    """Two programs of a rank in one array, with a fence between them at step `steps`."""
+    """Join two programs of a rank into one array, with a fence between them at step `steps`."""
     shift, groups = first["elements"], len(first["groups"])
     return {
         **first,
@@ -205,9 +209,9 @@ def in_sequence(first: Program, second: Program, *, steps: int) -> Program:
 
 
 def told_apart(program: Program, number: int) -> Program:
-    """The program with another part of the pattern as its input, so that data of program `number` fits no other one.
+    """Return the program with another part of the pattern as its input, so that its data matches no other program.
 
-    The number must be the same for all ranks.
+    `number` must be the same for all ranks.
     """
     other = PATTERN_SHIFT * number
     return {
@@ -218,7 +222,7 @@ def told_apart(program: Program, number: int) -> Program:
 
 
 def renamed(program: Program, members: Sequence[int], ranks: int) -> Program:
-    """The program of a group's rank in the words of a world of `ranks` ranks; `members` are the group's, in order."""
+    """Return a group's program with the rank numbers of a world of `ranks` ranks. `members` lists the group's ranks."""
     return {
         **program,
         "rank": members[program["rank"]],

@@ -1,8 +1,8 @@
-"""Broadcast from a root, and with it reduce (its transpose), and the double binary tree.
+"""Broadcast from a root, reduce (its transpose), and the double binary tree.
 
-The double binary tree is that of Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
-reduction and scan" (2009): two binary trees over the ranks, each carrying half of the blocks, with every rank interior
-in at most one of them. Blocks follow each other down chain and trees, so `pieces` of them overlap.
+The double binary tree is that of Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
+and scan" (2009): two binary trees over the ranks, each carrying half of the blocks, with every rank interior in at most
+one of them. Blocks are pipelined down chains and trees, so `pieces` of them overlap.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Ints = npt.NDArray[np.int64]
 
 
 def chunks_of(algorithm: str, pieces: int) -> int:
-    """Into how many blocks an algorithm cuts the buffer."""
+    """Return into how many blocks an algorithm cuts the buffer."""
     return {"ring": pieces, "double-binary-tree": 2 * pieces}.get(algorithm, 1)
 
 
 def broadcast(algorithm: str, ranks: int, group: int, pieces: int, root: int) -> Moves:
-    """Moves that bring all blocks of the root to everybody; their period is `ranks`."""
+    """Return moves that bring all blocks of the root to all ranks. Their period is `ranks`."""
     match algorithm:
         case "ring":
             made = _chain(ranks, pieces)
@@ -40,13 +40,13 @@ def broadcast(algorithm: str, ranks: int, group: int, pieces: int, root: int) ->
 
 
 def _chain(ranks: int, pieces: int) -> Moves:
-    """Everybody passes on to the next rank what it got in the step before."""
+    """Each rank forwards to the next rank what it received in the previous step."""
     rank, piece = (axis.ravel() for axis in np.meshgrid(np.arange(ranks - 1), np.arange(pieces), indexing="ij"))
     return joined(moves(step=rank + piece, src=rank, dst=rank + 1, source=piece))
 
 
 def _binomial(ranks: Ints) -> Moves:
-    """In step k each of the first 2^k of `ranks` sends to the one 2^k further on."""
+    """In step k each of the first 2^k of `ranks` sends to the rank 2^k positions further on."""
     parts = []
     for k in range((len(ranks) - 1).bit_length()):
         dst = np.arange(1 << k, min(2 << k, len(ranks)))
@@ -55,7 +55,7 @@ def _binomial(ranks: Ints) -> Moves:
 
 
 def _hierarchical(ranks: int, group: int, root: int) -> Moves:
-    """Along the ranks with the root's local index in every group, then within all groups at once."""
+    """Broadcast to the ranks with the root's local index in every group, then within all groups at once."""
     home, local = divmod(root, group)
     groups = ranks // group
     heads = (np.arange(groups) + home) % groups * group + local
@@ -66,14 +66,14 @@ def _hierarchical(ranks: int, group: int, root: int) -> Moves:
 
 
 def _parents(size: int) -> tuple[Ints, Ints]:
-    """In-order binary tree over labels 1..size: parent of each (0 at the root), and its depth.
+    """Return the parents (0 at the root) and the depths of an in-order binary tree over labels 1..size.
 
-    Label v has the children v -+ half of its lowest bit, nearest the label that exists; odd labels are leaves.
+    The children of label v are v -+ half of its lowest bit, or the nearest label that exists. Odd labels are leaves.
     """
     label = np.arange(1, size + 1)
     low = label & -label
     up, down = label + low, label - low
-    # A left child has bit 2*low set in its parent, a right child has not; beyond the end go on upwards from below.
+    # A left child has bit 2*low set in its parent, a right child has not. Past the last label, climb further up.
     parent = np.where(label & (2 * low), down, up)
     while (over := parent > size).any():
         bit = parent & -parent
@@ -87,7 +87,7 @@ def _parents(size: int) -> tuple[Ints, Ints]:
 
 
 def _trees(size: int) -> list[tuple[Ints, Ints, Ints, int]]:
-    """(child, parent, depth of child, root) of both trees over 0..size-1; the second is the first moved by one."""
+    """Return (child, parent, depth of child, root) of both trees over 0..size-1; the second is shifted by one."""
     parent, depth = _parents(size)
     below = np.flatnonzero(parent > 0)
     top = int(np.flatnonzero(parent == 0)[0])
@@ -108,7 +108,7 @@ def _down(tree: int, edges: tuple[Ints, Ints, Ints, int], pieces: int, *, later:
 
 
 def _from_root(ranks: int, pieces: int) -> Moves:
-    """Rank 0 feeds the roots of two trees over all the others."""
+    """Rank 0 feeds the roots of two trees over the other ranks."""
     parts = []
     for number, tree in enumerate(_trees(ranks - 1)):
         piece = np.arange(pieces)
@@ -118,10 +118,10 @@ def _from_root(ranks: int, pieces: int) -> Moves:
 
 
 def tree_all_reduce(ranks: int, pieces: int) -> Moves:
-    """Up both trees to their roots, reducing, and down again; a piece turns round as soon as it is complete."""
+    """Reduce up both trees to their roots, then broadcast down; a piece turns around as soon as it is complete."""
     down = [_down(number, tree, pieces, later=0, offset=0) for number, tree in enumerate(_trees(ranks))]
     up = transposed(joined(*down), ranks=ranks, chunks=2 * pieces, period=ranks)
-    # Backwards, the pieces come in backward order: the last one first. Turn them, so that the first comes first.
+    # Transposed, the pieces arrive last one first. Renumber them, so that the first one arrives first.
     number, piece = np.divmod(up["source"], pieces)
     up["source"] = up["target"] = number * pieces + pieces - 1 - piece
     levels = int(up["step"].max()) + 2 - pieces

@@ -1,16 +1,17 @@
-"""What a schedule is: moves of blocks between ranks, in steps, as frozen columns.
+"""Definition of a schedule: moves of blocks between ranks, in steps, as frozen columns.
 
-A buffer is cut into `chunks` blocks. A rank has an *input*, which nobody writes, and a *work* buffer, in which the
-result comes to be. A move takes `span` blocks, from block `source` on at rank `src` (of its work buffer, or of its
-input where `from_input`), to block `target` on at rank `dst`'s work buffer, to be reduced into it or to replace it.
+A buffer is cut into `chunks` blocks. A rank has an *input*, which is never written, and a *work* buffer, in which the
+result is built. A move takes `span` blocks of rank `src`, from block `source` on. They come from its work buffer, or
+from its input if `from_input` is set. They go to rank `dst`'s work buffer from block `target` on, where they are
+reduced into it or replace it.
 
-Moves of one step see the buffers as they were before that step; a rank enters step s with a block only when what it
-receives of that block in the steps before is in place. Ranks are otherwise not synchronised. Step -1 holds the local
-copies (`src` = `dst`) that a rank makes before anything else.
+Moves of one step see the buffers as they were before that step. A rank sends a block in step s only when all it
+receives for that block in earlier steps is in place. Ranks are not synchronised otherwise. Step -1 holds the local
+copies (`src` = `dst`) that a rank makes first.
 
-Most algorithms look the same from every rank. Such a schedule lists the moves of the first `period` ranks only; the
-next `period` ranks do the same, with ranks and blocks `period` further on, modulo their number. A ring of 24,576 ranks
-is so two rows a step, not 24,576; `expanded` gives all of them.
+Most algorithms look the same from every rank. Such a schedule lists the moves of the first `period` ranks only. The
+next `period` ranks make the same moves, with ranks and blocks shifted by `period` (modulo their number). A ring of
+24,576 ranks therefore needs two rows per step, not 24,576; `expanded` returns all of them.
 """
 
 from __future__ import annotations
@@ -45,18 +46,17 @@ MOVE = np.dtype([
     ("reduce", np.bool_),
     ("from_input", np.bool_),
 ])  # fmt: skip
-"""Columns of a move; see the module."""
+"""Columns of a move, explained in the module's docstring."""
 
 Moves = npt.NDArray[np.void]
-"""One-dimensional, of dtype `MOVE`."""
+"""A one-dimensional array of dtype `MOVE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """A collective over `ranks` ranks whose buffer is cut into `chunks` blocks, by one algorithm.
+    """A collective over `ranks` ranks by one algorithm, with its buffer cut into `chunks` blocks.
 
-    `moves` are those of the first `period` ranks, in order of their steps. `root` means something to broadcast and
-    reduce only.
+    `moves` are those of the first `period` ranks, in step order. Only broadcast and reduce use `root`.
     """
 
     collective: str
@@ -72,7 +72,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """How many steps there are, the local one before the first not counted."""
+        """Number of steps, not counting the local step."""
         return step_count(self.moves)
 
 
@@ -87,7 +87,7 @@ def moves(
     reduce: bool = False,
     from_input: bool = False,
 ) -> Moves:
-    """Moves out of columns (arrays of one length, or single values). `target` is `source` where it is left out."""
+    """Build moves from columns (arrays of equal length, or single values). `target` defaults to `source`."""
     columns = np.broadcast_arrays(step, src, dst, source, source if target is None else target, span)
     made = np.empty(columns[0].size, dtype=MOVE)
     for name, column in zip(MOVE.names or (), columns, strict=False):
@@ -97,43 +97,43 @@ def moves(
 
 
 def step_count(of: Moves) -> int:
-    """Number of steps that moves take."""
+    """Return the number of steps that moves take."""
     return int(of["step"].max(initial=-1)) + 1
 
 
 def after(first: Moves, second: Moves) -> Moves:
-    """`second` in the steps that follow those of `first`."""
+    """Append `second` to `first`: its steps follow those of `first`."""
     later = second.copy()
     later["step"] += step_count(first)
     return joined(first, later)
 
 
 def joined(*parts: Moves) -> Moves:
-    """All moves in order of their steps; those of one step in the order given."""
+    """Return all moves in step order. Moves of one step keep the order given."""
     together = np.concatenate(parts)
     return together[np.argsort(together["step"], kind="stable")]
 
 
 def transposed(of: Moves, *, ranks: int, chunks: int, period: int) -> Moves:
-    """The same paths run backwards, reducing: an all-gather becomes a reduce-scatter, a broadcast a reduce.
+    """Return the same paths run backwards with reduction: an all-gather becomes a reduce-scatter, a broadcast a reduce.
 
-    Right when every block reaches every rank on one path only, for then the paths are trees.
+    This is correct if every block reaches every rank on one path only, because the paths then are trees.
     """
     back = of[::-1].copy()
     back["step"] = step_count(of) - 1 - back["step"]
     back["src"], back["dst"] = of["dst"][::-1], of["src"][::-1]
     back["source"], back["target"] = of["target"][::-1], of["source"][::-1]
     back["reduce"] = True
-    turn = back["src"] // period * period  # listed is what the first ranks send
+    turn = back["src"] // period * period  # listed are the moves that the first ranks send
     for name, size in (("src", ranks), ("dst", ranks), ("source", chunks), ("target", chunks)):
         back[name] = (back[name] - turn) % size
     return joined(back)
 
 
 def mirrored(of: Moves, *, ranks: int, period: int) -> Moves:
-    """The same the other way round the ranks (or round the periods): what went up goes down.
+    """Return the moves in the opposite direction around the ranks (or around the periods).
 
-    Blocks are those of ranks. Only for moves of single blocks where the period is longer than one rank.
+    Block numbers are rank numbers. With a period longer than one rank, only moves of single blocks are supported.
     """
     turns = ranks // period
 
@@ -149,7 +149,7 @@ def mirrored(of: Moves, *, ranks: int, period: int) -> Moves:
 
 
 def expanded(schedule: Schedule, *, turns: int | None = None) -> Moves:
-    """The moves of all ranks (or of the first `turns` periods), none of them going over the end of a buffer."""
+    """Return the moves of all ranks (or of the first `turns` periods), split where they wrap at the end of a buffer."""
     listed, period = schedule.moves, schedule.period
     count = schedule.ranks // period if turns is None else turns
     every = listed[np.tile(np.arange(len(listed)), count)]
@@ -163,7 +163,7 @@ def expanded(schedule: Schedule, *, turns: int | None = None) -> Moves:
 
 
 def relisted(of: Moves, *, period: int, wanted: int, ranks: int, chunks: int) -> Moves:
-    """Moves that list `period` ranks, listing the first `wanted` ranks."""
+    """Convert moves that list `period` ranks to a list of the first `wanted` ranks."""
     if period == wanted:
         return of
     short = Schedule(collective="", algorithm="", ranks=ranks, chunks=chunks, period=period, moves=of)

@@ -1,9 +1,9 @@
-"""Proof that a schedule does what its collective means, without any network.
+"""Proof that a schedule does what its collective requires, without any network.
 
-Every block of every rank's input becomes a random number modulo 2^64; moves are additions and copies of them. A result
-that is not, for every rank and block, each input once (or one input, unreduced) differs from what is expected, except
-with a chance of about 2^-60. It is exact enough to prove and quick enough for thousands of ranks, where counting every
-contribution would need ranks^3 counters; `contributions` does count, for the sentences about a small one that is wrong.
+Every block of every rank's input becomes a random number modulo 2^64, and moves add or copy these numbers. A correct
+result contains each input exactly once (or one input, unreduced). Any other result differs from the expected number,
+except with a chance of about 2^-60. That is exact enough for a proof and fast enough for thousands of ranks; counting
+every contribution would need ranks^3 counters. `contributions` does count, to explain a small schedule that is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _by_step(every: Moves) -> list[Moves]:
 
 
 def _run(every: Moves, inputs: Numbers, work: Numbers) -> None:
-    """Do all moves on arrays of shape (ranks, chunks, ...); `work` becomes the result."""
+    """Execute all moves on arrays of shape (ranks, chunks, ...). `work` becomes the result."""
     for some in _by_step(every):
         _step(some, inputs, work)
 
@@ -53,13 +53,13 @@ def _step(of: Moves, inputs: Numbers, work: Numbers) -> None:
 
 
 def _spread(spans: Numbers) -> tuple[Numbers, Numbers]:
-    """For every block of every row: the number of its row, and its place in that row."""
+    """Return, for every block of every row, the row's index and the block's position in the row."""
     row = np.repeat(np.arange(len(spans)), spans)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(spans) - spans, spans)
 
 
 def _inputs_like(schedule: Schedule, full: Numbers) -> Numbers:
-    """Only what ranks hold; the rest is replaced by other numbers, so that its use shows."""
+    """Keep only the blocks that ranks hold. All others become different numbers, so that their use is detected."""
     other = np.random.default_rng(2).integers(0, 2**64, full.shape, dtype=np.uint64)
     for rank in range(schedule.ranks):
         first, span = held(schedule, rank)
@@ -68,7 +68,7 @@ def _inputs_like(schedule: Schedule, full: Numbers) -> Numbers:
 
 
 def faults(schedule: Schedule) -> list[str]:
-    """What is wrong with a schedule, a sentence each; empty when it is right. At most some of what is alike."""
+    """Return the errors of a schedule, one sentence each; empty if it is correct. Similar errors are abbreviated."""
     every = expanded(schedule)
     return [*_malformed(schedule, every), *_wrong_results(schedule, every)]
 
@@ -105,7 +105,7 @@ def _explained(schedule: Schedule, found: list[tuple[int, int, int]]) -> Iterato
 
 
 def contributions(schedule: Schedule) -> npt.NDArray[np.int64]:
-    """How often each rank's input went into a block: counts of shape (rank, block, contributing rank)."""
+    """Count how often each rank's input went into a block: counts of shape (rank, block, contributing rank)."""
     ranks, chunks = schedule.ranks, schedule.chunks
     inputs = np.zeros((ranks, chunks, ranks), dtype=np.int64)
     inputs[np.arange(ranks), :, np.arange(ranks)] = 1
@@ -127,7 +127,7 @@ def _malformed(schedule: Schedule, every: Moves) -> Iterator[str]:
 
 
 def _written_twice(schedule: Schedule, every: Moves) -> Iterator[str]:
-    """A block that is copied to may have no second writer in that step: which one comes last is nobody's choice."""
+    """Report blocks that are copied to and written a second time in one step: the order of the writes is undefined."""
     for some in _by_step(every):
         if some["reduce"].all():
             continue
@@ -142,7 +142,7 @@ def _written_twice(schedule: Schedule, every: Moves) -> Iterator[str]:
 
 
 def _repeats(keys: Numbers, below: int) -> bool:
-    """Whether any key comes twice: by counting where there are many, by sorting where there are few."""
+    """Return whether any key occurs twice: by counting if there are many keys, by sorting if there are few."""
     if len(keys) * 8 > below:
         return bool(np.bincount(keys, minlength=below).max() > 1)
     ordered = np.sort(keys)

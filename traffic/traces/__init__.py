@@ -1,4 +1,4 @@
-"""Traces of what jobs communicate: PARAM comms traces and Chakra execution traces, read, joined and written."""
+"""Communication traces of jobs: PARAM comms traces and Chakra execution traces are read, joined and written."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Chakra execution traces: one file a rank, `<name>.<rank>.et`, each a graph of what the rank computes and sends.
+"""Chakra execution traces: one file per rank, `<name>.<rank>.et`, each a graph of the rank's compute and communication.
 
-A communication node says `comm_type`, `comm_size` (bytes of the rank's input), `pg_name`, and messages `comm_src`,
-`comm_dst`. Groups are in the node `## process_group:init ##`, as PyTorch writes it, or in a file of their own,
-`{"name": [ranks]}`, as ASTRA-sim has it; without `pg_name` everybody takes part. The graph is followed in one order
-that its dependencies allow; what a rank computes before an operation is the longest way through its compute nodes.
+A communication node has `comm_type`, `comm_size` (bytes of the rank's input) and `pg_name`; messages have `comm_src`
+and `comm_dst`. Groups are in the node `## process_group:init ##`, as PyTorch writes it, or in a separate file `{"name":
+[ranks]}`, as in ASTRA-sim. Without `pg_name` all ranks take part. The graph is followed in one order that its
+dependencies allow. The compute time before an operation is the longest path through the compute nodes before it.
 Sources: mlcommons/chakra, schema/protobuf/et_def.proto, src/converter/pytorch_converter.py, src/feeder.
 """
 
@@ -39,7 +39,7 @@ def read(file: str, content: bytes, *, rank: int, world: int, groups: Groups) ->
     """Read one rank's file.
 
     Raises:
-        ConfigError: cut off, not such a trace, or a node makes no sense; with its record number, counted from 0.
+        ConfigError: the file is truncated, is no Chakra trace, or has an invalid node; with the record number from 0.
     """
     head, *nodes = wire.read_stream(file, content)
     del head
@@ -57,13 +57,13 @@ def read(file: str, content: bytes, *, rank: int, world: int, groups: Groups) ->
         elif node.type in (wire.SEND, wire.RECV):
             found = _message(number, node, rank, world)
         elif node.type in PASSED_OVER:
-            found = f"{PASSED_OVER[node.type]}, {node.name}: passed over", False
+            found = f"{PASSED_OVER[node.type]}, {node.name}: skipped", False
         elif node.type in BLOCKING:
-            found = f"{BLOCKING[node.type]}, {node.name}: nothing here does that", True
+            found = f"{BLOCKING[node.type]}, {node.name}: not supported", True
         elif node.type in (wire.COMP, wire.METADATA):
             continue
         else:
-            raise ConfigError(f"{file}: record {number}: no node type {node.type}")
+            raise ConfigError(f"{file}: record {number}: unknown node type {node.type}")
         if isinstance(found, tuple):
             notes.append(Note(file=file, record=number, what=found[0], blocks=found[1]))
         else:
@@ -77,18 +77,18 @@ def _begun(part: Part, node: Any, pause_ns: int) -> Part:
 
 
 def _groups_of(where: str, text: str, world: int) -> dict[str, tuple[int, ...]]:
-    """`['[{"pg_name": "0", "ranks": [], "group_size": 2, ...}]']`: a list printed by Python, with JSON inside."""
+    """Parse `['[{"pg_name": "0", "ranks": [], "group_size": 2, ...}]']`: a list printed by Python, containing JSON."""
     try:
         raw = json.loads(ast.literal_eval(text)[0]) if text.lstrip().startswith(("['", '["')) else json.loads(text)
         return {
             str(one["pg_name"]): tuple(one.get("ranks") or range(int(one.get("group_size") or world))) for one in raw
         }
     except (ValueError, SyntaxError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ConfigError(f"{where}: process groups that cannot be read: {error}") from error
+        raise ConfigError(f"{where}: the process groups are invalid: {error}") from error
 
 
 def _in_order(file: str, nodes: Sequence[Any]) -> list[tuple[int, int]]:
-    """Record numbers in an order that the dependencies allow, with the compute that is behind each (ns)."""
+    """Return record numbers in an order that the dependencies allow, with the compute time before each (ns)."""
     place = {node.id: number for number, node in enumerate(nodes)}
     if len(place) != len(nodes):
         raise ConfigError(f"{file}: two nodes have the same id")
@@ -99,8 +99,8 @@ def _in_order(file: str, nodes: Sequence[Any]) -> list[tuple[int, int]]:
         for dependency in {*node.ctrl_deps, *node.data_deps}:
             if dependency not in place:
                 raise ConfigError(
-                    f"{file}: record {number} (node {node.id}) waits for node {dependency}, which is not there; is the "
-                    "trace cut off?"
+                    f"{file}: record {number} (node {node.id}) depends on node {dependency}, which is missing; the "
+                    "trace may be truncated"
                 )
             after[place[dependency]].append(number)
             waits[number] += 1
@@ -117,7 +117,7 @@ def _in_order(file: str, nodes: Sequence[Any]) -> list[tuple[int, int]]:
                 heapq.heappush(free, follower)
     if len(order) < len(nodes):
         stuck = next(number for number, count in enumerate(waits) if count)
-        raise ConfigError(f"{file}: record {stuck} (node {nodes[stuck].id}) waits for itself, by a ring of nodes")
+        raise ConfigError(f"{file}: record {stuck} (node {nodes[stuck].id}) depends on itself through a cycle of nodes")
     return order
 
 
@@ -127,15 +127,16 @@ def _collective(
     said = wire.attributes(node)
     type_ = said.get("comm_type")
     if not isinstance(type_, int) or not 0 <= type_ < len(COMM_TYPES):
-        raise ConfigError(f"{where} ({node.name}): no collective has the comm_type {type_}")
+        raise ConfigError(f"{where} ({node.name}): unknown comm_type {type_}")
     kind = COMM_TYPES[type_]
     if kind in UNSUPPORTED:
-        return f"{kind}, {node.name}: no such collective here", True
+        return f"{kind}, {node.name}: this collective is not supported", True
     name = str(said.get("pg_name", ""))
     if name and name not in groups:
         if groups or name != "0":
             raise ConfigError(
-                f"{where} ({node.name}): nothing says which ranks are in process group {name}; name a file of groups"
+                f"{where} ({node.name}): the trace does not say which ranks are in process group {name}; give a "
+                "file of groups"
             )
         name = ""
     members = groups[name] if name else tuple(range(world))
@@ -143,7 +144,7 @@ def _collective(
     if rank not in members:
         return f"{node.name} of process group {name}, which rank {rank} is not in", False
     if len(members) == 1 or size <= 0:
-        return f"{node.name} of one rank, or of nothing", False
+        return f"{node.name} of one rank, or of 0 bytes", False
     root = int(said.get("root", members[0])) if kind in ("broadcast", "reduce") else None
     if root is not None and root not in members:
         raise ConfigError(f"{where} ({node.name}): root {root} is not in its group, {list(members)}")
@@ -157,16 +158,16 @@ def _message(number: int, node: Any, rank: int, world: int) -> Part | tuple[str,
     src, dst = (rank, said.get("comm_dst")) if sends else (said.get("comm_src"), rank)
     size = int(said.get("comm_size", 0))
     if src is None or dst is None:
-        return f"{node.name}: nothing says {'where it goes' if sends else 'where it comes from'}", True
+        return f"{node.name}: no {'destination' if sends else 'source'} is given", True
     if not (0 <= src < world and 0 <= dst < world):
         return f"{node.name}: there is no rank {dst if sends else src}", True
     if src == dst or size <= 0:
-        return f"{node.name}: a message of nothing, or to itself", False
+        return f"{node.name}: a message of 0 bytes, or to its own sender", False
     return Part(record=number, collective="p2p", members=(src, dst), size_bytes=size, root=rank)
 
 
 def content_for(trace: Trace, rank: int) -> bytes:
-    """The file of one rank: its compute and its communication, one after the other."""
+    """Return the file of one rank: its compute and its communication in sequence."""
     everybody = tuple(range(trace.ranks))
     groups = {everybody: "0"}
     for one in trace.operations:
@@ -209,7 +210,7 @@ def content_for(trace: Trace, rank: int) -> bytes:
             add(name, type_, one.duration_ns, comm_size=one.size_bytes, comm_src=src, comm_dst=dst, comm_tag=0)
             continue
         if one.collective not in COMM_TYPES:
-            raise ConfigError(f"a Chakra trace has no {one.collective}; write a PARAM trace")
+            raise ConfigError(f"a Chakra trace cannot contain {one.collective}; write a PARAM trace")
         size = one.size_bytes // len(one.members) if one.collective == "all-gather" else one.size_bytes
         attr: dict[str, Any] = {"comm_type": COMM_TYPES.index(one.collective), "pg_name": groups[one.members]}
         attr |= {} if one.collective == "barrier" else {"comm_size": size}

@@ -1,9 +1,9 @@
-"""The messages of a Chakra execution trace, and the stream that they are written in.
+"""The messages of a Chakra execution trace, and the stream format in which they are stored.
 
-The descriptor is made here, by the library, from the field numbers of mlcommons/chakra schema/protobuf/et_def.proto:
-no generated code, no compiler. Enumerations are numbers here, which is the same on the wire, and so is the version as
-bytes: before 0.0.4 its field held an attribute. A trace is GlobalMetadata and then Nodes, each behind its length as a
-varint.
+The protobuf library builds the descriptor at run time from the field numbers of mlcommons/chakra
+schema/protobuf/et_def.proto, without generated code or a compiler. Enumerations are declared as numbers, which is the
+same on the wire. The version is declared as bytes, because its field held an attribute before 0.0.4. A trace is one
+GlobalMetadata followed by Nodes, each preceded by its length as a varint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.errors import ConfigError
 __all__ = ["COLL", "COMP", "METADATA", "RECV", "SEND", "attributes", "new", "read_stream", "written_stream"]
 
 METADATA, COMP, SEND, RECV, COLL = 1, 4, 5, 6, 7
-"""NodeType."""
+"""Values of NodeType."""
 
 PACKAGE = "ChakraProtoMsg"
 SCALARS = (
@@ -43,7 +43,7 @@ MESSAGES: dict[str, tuple[tuple[str, int, str, bool], ...]] = {
         ("attr", 10, "AttributeProto", True),
     ),
 }
-"""By message: field name, number, type, and whether it is repeated."""
+"""Fields of each message: name, number, type, and whether it is repeated."""
 
 MAX_VARINT_BYTES = 10
 MAX_MESSAGE_BYTES = 1 << 30
@@ -86,7 +86,7 @@ _CLASSES = _classes()
 
 
 def new(message_name: str, /, **fields: Any) -> Any:
-    """A message; `attr` may be a mapping of names to numbers, texts and truths."""
+    """Build a message. `attr` may map names to numbers, strings and booleans."""
     attr = fields.pop("attr", {})
     message = _CLASSES[message_name](**fields)
     for key, value in attr.items():
@@ -96,7 +96,7 @@ def new(message_name: str, /, **fields: Any) -> Any:
 
 
 def attributes(node: Any) -> dict[str, Any]:
-    """The attributes of a node that have a value, lists as lists."""
+    """Return the attributes of a node that have a value. List values are returned as lists."""
     found = {}
     for attr in node.attr:
         kind = attr.WhichOneof("value")
@@ -107,10 +107,10 @@ def attributes(node: Any) -> dict[str, Any]:
 
 
 def read_stream(file: str, content: bytes) -> Iterator[Any]:
-    """GlobalMetadata and all Nodes.
+    """Yield the GlobalMetadata and all Nodes.
 
     Raises:
-        ConfigError: cut off, or not such messages; with the record's number, counted from 0 at the first node.
+        ConfigError: the file is truncated or has other messages; with the record number, from 0 at the first node.
     """
     at, number = 0, -1
     while at < len(content):
@@ -118,8 +118,8 @@ def read_stream(file: str, content: bytes) -> Iterator[Any]:
         size, start = _varint(file, content, at, record)
         if start + size > len(content):
             raise ConfigError(
-                f"{file}: the trace is cut off in {record}, at byte {at}: {size} bytes are announced and "
-                f"{len(content) - start} are there; get the whole file again"
+                f"{file}: the trace is truncated in {record}, at byte {at}: the message has {size} bytes, but "
+                f"only {len(content) - start} are there; copy the whole file again"
             )
         message = _CLASSES["GlobalMetadata" if number < 0 else "Node"]()
         try:
@@ -129,7 +129,7 @@ def read_stream(file: str, content: bytes) -> Iterator[Any]:
         yield message
         at, number = start + size, number + 1
     if number < 0:
-        raise ConfigError(f"{file}: an empty file is no Chakra trace")
+        raise ConfigError(f"{file}: the file is empty, not a Chakra trace")
 
 
 def _varint(file: str, content: bytes, at: int, record: str) -> tuple[int, int]:
@@ -141,12 +141,12 @@ def _varint(file: str, content: bytes, at: int, record: str) -> tuple[int, int]:
                 break
             return value, at + index + 1
     if len(content) - at < MAX_VARINT_BYTES:
-        raise ConfigError(f"{file}: the trace is cut off in {record}, at byte {at}; get the whole file again")
-    raise ConfigError(f"{file}: {record}, at byte {at}: no message can be so long; not a Chakra trace")
+        raise ConfigError(f"{file}: the trace is truncated in {record}, at byte {at}; copy the whole file again")
+    raise ConfigError(f"{file}: {record}, at byte {at}: the message length is impossible; not a Chakra trace")
 
 
 def written_stream(messages: Iterable[Message]) -> bytes:
-    """The bytes of a trace."""
+    """Return the bytes of a trace."""
     stream = bytearray()
     for message in messages:
         data = message.SerializeToString()

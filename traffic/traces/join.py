@@ -1,4 +1,4 @@
-"""Operations out of what each rank says that it does. Pure."""
+"""Join the parts of each rank's trace into operations. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["joined"]
 
 
 def joined(source: str, format_: str, files: Sequence[RankTrace]) -> Trace:
-    """The trace that some files are together: one file that stands for all ranks, or one a rank.
+    """Return the trace that several files form: one file that stands for all ranks, or one file per rank.
 
     Raises:
-        ConfigError: they do not fit together; with the records that wait for each other.
+        ConfigError: the files do not fit together; the message names the records that wait for each other.
     """
     notes = tuple(note for file in files for note in file.notes)
     if len(files) == 1 and files[0].rank is None:
@@ -45,7 +45,7 @@ def _check_world(files: Sequence[RankTrace]) -> None:
 
 
 def _of_all(part: Part) -> Operation:
-    """A part of a file that stands for all: everybody does the same."""
+    """Convert a part of a file that stands for all ranks: each rank does the same."""
     size = len(part.members)
     return Operation(
         record=part.record,
@@ -62,7 +62,7 @@ def _of_all(part: Part) -> Operation:
 
 
 def _sent_once(parts: Sequence[Part]) -> list[Part]:
-    """A message that a file has both as sent and as received is one message."""
+    """Merge a message that a file lists both as sent and as received into one."""
     kept: list[Part] = []
     open_: dict[tuple[object, ...], list[int]] = {}
     for part in parts:
@@ -77,12 +77,15 @@ def _sent_once(parts: Sequence[Part]) -> list[Part]:
 
 
 def _other(part: Part) -> int:
-    """The end of a message that does not tell of it in this part."""
+    """Return the other end of a message: the one that this part is not from."""
     return part.members[1] if part.root == part.members[0] else part.members[0]
 
 
 def _matched(files: Sequence[RankTrace]) -> list[Operation]:
-    """Every rank's parts in its own order; messages between two collectives of a rank may cross."""
+    """Match the parts of all ranks, each in its own order.
+
+    Messages between two collectives of a rank may be reordered.
+    """
     left = [list(file.parts) for file in files]
     made: list[Operation] = []
     while any(left):
@@ -105,9 +108,9 @@ def _matched(files: Sequence[RankTrace]) -> list[Operation]:
 
 
 def _ready(left: Sequence[Sequence[Part]], rank: int, *, cross: bool) -> list[tuple[int, int]] | None:
-    """Where the parts of an operation are that this rank and all its members have come to.
+    """Return the parts of an operation that this rank and all its members have reached, or None.
 
-    With `cross`, messages that follow each other are taken in any order.
+    With `cross`, consecutive messages may match in any order.
     """
     if not left[rank]:
         return None
@@ -142,7 +145,7 @@ def _one(files: Sequence[RankTrace], parts: Sequence[Part]) -> Operation:
         comes = tuple(row[number] for row in counts)
         if part.receives and part.receives != comes:
             raise ConfigError(
-                f"{files[member].file}: record {part.record}: rank {member} awaits {list(part.receives)} bytes, but "
+                f"{files[member].file}: record {part.record}: rank {member} expects {list(part.receives)} bytes, but "
                 f"is sent {list(comes)}"
             )
     return Operation(
@@ -170,5 +173,5 @@ def _stuck(files: Sequence[RankTrace], left: Sequence[Sequence[Part]]) -> str:
         if parts
     ]
     through = [file.file for file, parts in zip(files, left, strict=True) if not parts]
-    also = f"; {', '.join(through)} has no more" if through else ""
+    also = f"; {', '.join(through)} has ended" if through else ""
     return f"the traces do not fit together: they wait for each other at {'; '.join(waits)}{also}"

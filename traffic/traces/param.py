@@ -1,10 +1,10 @@
 """PARAM comms traces: the "basic" trace of commsTraceReplay, a JSON list of what one rank does.
 
 A record is `{"comms": name, "in_msg_size", "out_msg_size", "dtype", "req", "startTime_ns", "pg_id", "world_size",
-"root", "in_split", "out_split", "src_rank", "dst_rank", "use_batch", "global_ranks", "markers"}`, or
-`{"compute": "gemm" | "emb_lookup", ...}`; sizes and splits are in elements. A process group is made by the record
-`{"comms": "init", "pg_id", "global_ranks", "world_size"}`. A trace is a folder of `<rank>.json`, or one file for all
-ranks (`--use-one-trace` there). Source: facebookresearch/param, train/comms/pt/commsTraceParser.py and comms_utils.py.
+"root", "in_split", "out_split", "src_rank", "dst_rank", "use_batch", "global_ranks", "markers"}`, or `{"compute":
+"gemm" | "emb_lookup", ...}`; sizes and splits are in elements. The record `{"comms": "init", "pg_id", "global_ranks",
+"world_size"}` creates a process group. A trace is a folder of `<rank>.json`, or one file for all ranks
+(`--use-one-trace` in PARAM). Source: facebookresearch/param, train/comms/pt/commsTraceParser.py and comms_utils.py.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ WRITTEN = {
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int32": "int32"}
 BARRIER_BYTES = 4
 NOTHING_TO_DO = ("wait", "init", "batchisendirecv")
-"""Operations are replayed one after the other, as with blocking ones: there is nothing left to wait for."""
+"""Records without work: operations are replayed one after the other, like blocking ones, so no wait is needed."""
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What is of account to us in a record."""
+    """Fields of a record that are used."""
 
     comms: str | None = None
     compute: str | None = None
@@ -84,10 +84,10 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> RankTrace:
-    """Read one file; `world` is how many ranks there are, where the trace does not say.
+    """Read one file. `world` is the number of ranks, if the trace does not say it.
 
     Raises:
-        ConfigError: cut off, not such a trace, or a record makes no sense; with its number, counted from 0.
+        ConfigError: the file is truncated, is no PARAM trace, or has an invalid record; with the record number from 0.
     """
     records = _records(file, content)
     groups: dict[int | None, tuple[int, ...]] = {
@@ -98,7 +98,7 @@ def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> R
     largest = max(said, default=1)
     world = largest if largest > 1 else world
     if world is None:
-        raise ConfigError(f"{file}: no record says of how many ranks the trace is; say it")
+        raise ConfigError(f"{file}: no record gives the number of ranks; give it explicitly")
     parts: list[Part] = []
     notes: list[Note] = []
     for number, one in enumerate(records):
@@ -119,15 +119,15 @@ def _records(file: str, content: bytes) -> list[_Record]:
         raw = json.loads(content)
     except (ValueError, UnicodeDecodeError) as error:
         cut = not content.rstrip().endswith((b"]", b"}"))
-        what = "the trace is cut off" if cut else "not JSON"
-        raise ConfigError(f"{file}: {what}: {error}; get the whole file again") from error
+        what = "the trace is truncated" if cut else "not JSON"
+        raise ConfigError(f"{file}: {what}: {error}; copy the whole file again") from error
     if not isinstance(raw, list):
         if isinstance(raw, Mapping) and "nodes" in raw:
             raise ConfigError(
-                f"{file}: this is a PyTorch execution trace in JSON; make a Chakra trace of it "
-                "(chakra_trace_link, chakra_converter) and replay that"
+                f"{file}: this is a PyTorch execution trace in JSON; convert it to a Chakra trace "
+                "(chakra_trace_link, chakra_converter) and replay the result"
             )
-        raise ConfigError(f"{file}: not a PARAM comms trace: that is a JSON list of records")
+        raise ConfigError(f"{file}: not a PARAM comms trace, which is a JSON list of records")
     records = []
     for number, item in enumerate(raw):
         try:
@@ -140,21 +140,21 @@ def _records(file: str, content: bytes) -> list[_Record]:
 def _part(
     number: int, one: _Record, groups: Mapping[int | None, tuple[int, ...]], world: int, rank: int | None
 ) -> Part | tuple[str, bool] | None:
-    """The part, or what is not replayed and whether that stands in the way; None where there is nothing to do."""
+    """Return the part; or why it is not replayed, and whether that changes the replay; or None if it needs no work."""
     if one.compute is not None:
-        return f"compute {one.compute}: it has no time in a trace, and is passed over", False
+        return f"compute {one.compute}: it has no duration in a trace; skipped", False
     if one.comms is None:
-        raise ValueError("neither comms nor compute")
+        raise ValueError("the record has neither comms nor compute")
     name = "".join(letter for letter in one.comms.lower() if letter.isalpha())
     kind = COLLECTIVES.get(name)
     if kind is None:
-        return None if name in NOTHING_TO_DO else (f"{one.comms}: no such collective here", True)
+        return None if name in NOTHING_TO_DO else (f"{one.comms}: this collective is not supported", True)
     if kind in ("send", "recv"):
         sent, received, _ = _sizes(one)
         return _message(number, one, rank, sent if kind == "send" else received, sends=kind == "send")
     members = _members(one, groups, world)
     if len(members) == 1 or (rank is not None and rank not in members):
-        return f"{one.comms} of ranks {list(members)}: not with others, or not with this one", False
+        return f"{one.comms} of ranks {list(members)}: a single rank, or without this rank", False
     if kind == "barrier":
         return Part(record=number, collective=kind, members=members, size_bytes=BARRIER_BYTES)
     return _collective(number, one, kind, members)
@@ -171,7 +171,7 @@ def _collective(number: int, one: _Record, kind: str, members: tuple[int, ...]) 
         receives = _split(one.out_split, received, item, count) if one.out_split else ()
         size = max(sum(sends), sum(receives))
     if size <= 0:
-        return f"{one.comms} of nothing", False
+        return f"{one.comms} of 0 bytes", False
     return Part(
         record=number,
         collective=kind,
@@ -192,7 +192,7 @@ def _members(one: _Record, groups: Mapping[int | None, tuple[int, ...]], world: 
     elif one.pg_id in (None, 0):
         members = tuple(range(world))
     else:
-        raise ValueError(f"process group {one.pg_id} is not made by any init record, and the record names no ranks")
+        raise ValueError(f"no init record creates process group {one.pg_id}, and the record lists no ranks")
     if one.root is not None and one.root not in members:
         raise ValueError(f"root {one.root} is not in its group, {list(members)}")
     return members
@@ -202,7 +202,7 @@ def _sizes(one: _Record) -> tuple[int, int, int]:
     if one.in_msg_size is None or one.out_msg_size is None or one.dtype is None:
         raise ValueError(f"{one.comms} needs in_msg_size, out_msg_size and dtype")
     if one.dtype.lower() not in ITEM_BYTES:
-        raise ValueError(f'no data type "{one.dtype}"')
+        raise ValueError(f'unknown data type "{one.dtype}"')
     if one.in_msg_size < 0 or one.out_msg_size < 0:
         raise ValueError("sizes cannot be negative")
     item = ITEM_BYTES[one.dtype.lower()]
@@ -216,13 +216,13 @@ def _message(number: int, one: _Record, rank: int | None, size: int, *, sends: b
     if rank is not None and teller != rank:
         raise ValueError(f"{one.comms} of rank {teller} in the trace of rank {rank}")
     if one.src_rank == one.dst_rank or size <= 0:
-        return f"{one.comms} of nothing, or to itself", False
+        return f"{one.comms} of 0 bytes, or to its own sender", False
     members = (one.src_rank, one.dst_rank)
     return Part(record=number, collective="p2p", members=members, size_bytes=size, root=teller, dtype=one.dtype)
 
 
 def _split(split: Sequence[int] | None, size_bytes: int, item: int, count: int) -> tuple[int, ...]:
-    """Bytes by member; even where the trace does not say."""
+    """Return the bytes for each member; equal shares if the trace does not say."""
     if not split:
         each, more = divmod(size_bytes // item, count)
         return tuple((each + (index < more)) * item for index in range(count))
@@ -234,7 +234,7 @@ def _split(split: Sequence[int] | None, size_bytes: int, item: int, count: int) 
 
 
 def content_for(trace: Trace, rank: int) -> bytes:
-    """The file of one rank."""
+    """Return the file of one rank."""
     groups = {tuple(range(trace.ranks)): 0}
     for one in trace.operations:
         if one.collective != "p2p":

@@ -1,7 +1,7 @@
-"""What a trace says, whatever it is written in: operations in an order that every rank can follow.
+"""A trace in a form independent of its file format: operations in an order that every rank can follow.
 
-A trace of one rank is a list of `Part`s: what that rank does. `traffic.traces.join` makes `Operation`s of the parts of
-all ranks; an operation is what its members do together.
+A trace of one rank is a list of `Part`s: what that rank does. `traffic.traces.join` joins the parts of all ranks into
+`Operation`s: what their members do together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Note", "Operation", "Part", "RankTrace", "Trace", "fitted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something that is not replayed as it stands in `record` of `file`. `blocks`: a replay without it is another."""
+    """A record of `file` that is not replayed as it is. `blocks`: a replay without it would be a different workload."""
 
     file: str
     record: int
@@ -29,9 +29,9 @@ class Part:
     """What one rank does in an operation; `members` and `root` are ranks of the world, in the group's order.
 
     `size_bytes` is the whole buffer, as `traffic.workloads.collective.CollectiveSpec` counts it. A `collective` of
-    "p2p" goes from `members[0]` to `members[1]`, and its `root` is the one of them that tells of it. `sends` and
-    `receives` are bytes by member, of an all-to-allv. The rank does other things for `pause_ns` before it, and does not
-    begin before `not_before_ns` after the beginning of the trace.
+    "p2p" goes from `members[0]` to `members[1]`, and its `root` is the end whose trace contains this part. `sends` and
+    `receives` are bytes by member, for an all-to-allv. The rank pauses for `pause_ns` before the operation, and does
+    not begin it before `not_before_ns` after the start of the trace.
     """
 
     record: int
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """What is in one file. `rank` is None where it stands for all ranks; `world` is how many it knows of."""
+    """Contents of one file. `rank` is None if it stands for all ranks; `world` is the number of ranks it knows of."""
 
     file: str
     rank: int | None
@@ -60,11 +60,11 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A collective of `members` (ranks of the world), or "p2p" from the first to the second of two.
+    """A collective of `members` (ranks of the world), or "p2p" from the first to the second of two members.
 
-    `record` is where the first member has it. `counts[i][j]` are the bytes from member i to member j, of an
-    all-to-allv. `pauses_ns` and `not_before_ns` are by member (`Part`). `duration_ns` is what it took when it was
-    recorded, 0 where the trace does not say.
+    `record` is the record number in the first member's trace. `counts[i][j]` are the bytes from member i to member j,
+    for an all-to-allv. `pauses_ns` and `not_before_ns` are by member (see `Part`). `duration_ns` is the recorded
+    duration, 0 if the trace does not say.
     """
 
     record: int
@@ -81,7 +81,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A whole trace: `operations` in an order in which each rank finds its own."""
+    """A complete trace, with `operations` in an order in which each rank finds its own."""
 
     source: str
     format: str
@@ -91,19 +91,19 @@ class Trace:
 
 
 def fitted(trace: Trace, *, ranks: int, scale: float = 1.0) -> Trace:
-    """The part of a trace that its first `ranks` ranks do among themselves, with all sizes multiplied by `scale`.
+    """Return the part of a trace that its first `ranks` ranks do among themselves, with all sizes scaled by `scale`.
 
-    Sizes become multiples of 4 bytes, and where blocks are of one size, of 4 bytes a member: never less than asked for,
-    never nothing.
+    Sizes are rounded up to multiples of 4 bytes, or of 4 bytes per member if all blocks have equal size, and are never
+    0.
 
     Raises:
         UsageError: nothing is left.
     """
     if scale <= 0:
-        raise UsageError(f"a trace is scaled by a factor above 0, got {scale:g}")
+        raise UsageError(f"the scale of a trace must be above 0, got {scale:g}")
     kept = tuple(made for one in trace.operations if (made := _cut(one, ranks, scale)) is not None)
     if not kept:
-        raise UsageError(f"{trace.source}: nothing in it is among its first {ranks} ranks")
+        raise UsageError(f"{trace.source}: no operation is among its first {ranks} ranks")
     return dataclasses.replace(trace, ranks=min(ranks, trace.ranks), operations=kept)
 
 
@@ -114,7 +114,7 @@ def _cut(one: Operation, ranks: int, scale: float) -> Operation | None:
     members = tuple(one.members[place] for place in places)
     grain = 4 * len(members) if one.collective in ("all-gather", "reduce-scatter", "all-to-all") else 4
     of_whole = one.size_bytes * scale
-    if grain > 4:  # noqa: PLR2004  # what a member has of its own stays as large as it was
+    if grain > 4:  # noqa: PLR2004  # the block of each member keeps its size
         of_whole = of_whole * len(members) / len(one.members)
     counts = tuple(
         tuple(_rounded(one.counts[row][column] * scale, 4, least=0) for column in places)

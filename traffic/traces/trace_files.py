@@ -1,4 +1,4 @@
-"""Traces in files and folders: which format, which rank, all of them together."""
+"""Load and save traces: detect the format and the rank of each file in a folder."""
 
 from __future__ import annotations
 
@@ -22,22 +22,14 @@ NAMED = re.compile(r"(?:.*?[._-])?(?:rank)?(?P<rank>[0-9]+)\.(?P<ending>json|jso
 
 
 def load(path: Path, *, form: str | None = None, ranks: int | None = None, groups: Path | None = None) -> Trace:
-    """A trace: a folder with a file a rank (`3.json`, `name.3.et`), or one PARAM file that stands for all ranks.
-
-    `form` is param or chakra (None: by the files' names). `ranks` is how many there are, where the trace does not say.
-    `groups` is a JSON file with the ranks of process groups, for Chakra traces that do not have them.
-
-    Raises:
-        ConfigError: something in the files is wrong; with file and record.
-        UsageError: there are no such files.
-    """
+    """Load a trace: a folder with one file per rank (`3.json`, `name.3.et`), or one PARAM file for all ranks."""
     if form is not None and form not in FORMATS:
         raise UsageError(f'no trace format "{form}"; there is {", ".join(FORMATS)}')
     files = _files(path)
     found = {ENDINGS[_ending(file)] for file in files.values()}
     form = form or found.pop()
     if found - {form}:
-        raise UsageError(f"{path}: has files of two formats; name one with --format")
+        raise UsageError(f"{path}: has files of two formats; choose one with --format")
     files = {rank: file for rank, file in files.items() if ENDINGS[_ending(file)] == form}
     contents = {rank: _content(file) for rank, file in files.items()}
     if form == "param":
@@ -57,7 +49,7 @@ def load(path: Path, *, form: str | None = None, ranks: int | None = None, group
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The files of a trace, by rank.
+    """Return the files of a trace, by rank.
 
     Raises:
         UsageError: there are no such files.
@@ -66,12 +58,12 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def digest(path: Path, *, groups: Path | None = None) -> str:
-    """SHA-256 (hex) of a trace: of its file, or of the names and digests of its files, as sha256sum lists them.
+    """Return the SHA-256 (hex) of a trace: of its single file, or of its files' names and digests as in sha256sum.
 
-    With `groups` that file is one of them.
+    The file `groups` is included, if given.
 
     Raises:
-        UsageError: there are no such files, or one cannot be read.
+        UsageError: a file does not exist or cannot be read.
     """
     files = [*files_of(path), *([groups] if groups is not None else [])]
     try:
@@ -90,21 +82,21 @@ def _ending(file: Path) -> str:
 def _files(path: Path) -> dict[int, Path]:
     if path.is_file():
         if _ending(path) not in ENDINGS:
-            raise UsageError(f"{path}: not a trace by its name; those end with {', '.join(ENDINGS)}")
+            raise UsageError(f"{path}: the name is not that of a trace, which ends with {', '.join(ENDINGS)}")
         if ENDINGS[_ending(path)] == "chakra":
-            raise UsageError(f"{path}: a Chakra trace has a file for each rank; name the folder that they are in")
+            raise UsageError(f"{path}: a Chakra trace has one file per rank; name their folder")
         return {0: path}
     if not path.is_dir():
-        raise UsageError(f"{path}: no such trace; name a file, or a folder with a file for each rank")
+        raise UsageError(f"{path}: no such trace; name a file, or a folder with one file per rank")
     files: dict[int, Path] = {}
     for file in sorted(path.iterdir()):
         if match := NAMED.fullmatch(file.name):
             rank = int(match["rank"])
             if rank in files:
-                raise UsageError(f"{path}: {files[rank].name} and {file.name} are both of rank {rank}")
+                raise UsageError(f"{path}: {files[rank].name} and {file.name} both belong to rank {rank}")
             files[rank] = file
     if not files:
-        raise UsageError(f"{path}: no file in it is named like a rank's trace, as 0.json or job.0.et")
+        raise UsageError(f"{path}: no file in the folder is named like a rank's trace, such as 0.json or job.0.et")
     return files
 
 
@@ -113,7 +105,7 @@ def _content(file: Path) -> bytes:
         content = file.read_bytes()
         return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"{file}: the trace is cut off: {error}; get the whole file again") from error
+        raise ConfigError(f"{file}: the trace is truncated: {error}; copy the whole file again") from error
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}") from error
 
@@ -125,19 +117,19 @@ def _groups(file: Path) -> dict[str, list[int]]:
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}") from error
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f'{file}: not a file of groups, as in {{"0": [0, 1]}}: {error}') from error
+        raise ConfigError(f'{file}: not a file of groups, such as {{"0": [0, 1]}}: {error}') from error
 
 
 def save(trace: Trace, folder: Path, *, form: str) -> tuple[Path, ...]:
-    """Write a trace, one file a rank, into a folder that is made where there is none; the files.
+    """Write a trace, one file per rank, into a new or empty folder, and return the files.
 
     Raises:
-        UsageError: the folder has traces already, or the format cannot say this.
+        UsageError: the folder is not empty, or the format cannot represent the trace.
     """
     if form not in FORMATS:
         raise UsageError(f'no trace format "{form}"; there is {", ".join(FORMATS)}')
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: is there and not an empty folder; name another one")
+        raise UsageError(f"{folder}: exists and is not an empty folder; name another one")
     content_for, name = (param.content_for, "{}.json") if form == "param" else (chakra.content_for, "rank.{}.et")
     contents = [content_for(trace, rank) for rank in range(trace.ranks)]
     folder.mkdir(parents=True, exist_ok=True)

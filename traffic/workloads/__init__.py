@@ -1,1 +1,1 @@
-"""Workloads of ranks: collectives, jobs that train, infer and rank, and replayed traces."""
+"""Workloads on ranks: collectives, training, inference and ranking jobs, and replayed traces."""

@@ -1,4 +1,4 @@
-"""A collective over ranks, one RNIC a rank, iterated: what it is, how it is started, what it leaves behind."""
+"""A repeated collective over ranks, one RNIC per rank: its parameters, its start and its result."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ REDOPS = ("sum", "max", "avg")
 AUTO = "auto"
 MAX_BYTES = 1 << 30
 NOT_SYNCHRONISING = frozenset({"broadcast", "reduce", "send-recv"})
-"""Where a rank may be through before another one has begun: these end with a barrier, which is in their time."""
+"""Collectives that one rank can finish before another one has begun. They end with a barrier, which is timed too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSpec(RanksSpec):
-    """One collective of `size_bytes`; ranks, element type, grain and deadlines as in `RanksSpec`.
+    """One collective of `size_bytes`; ranks, element type, segment size and deadlines are in `RanksSpec`.
 
     `size_bytes` is the whole buffer as nccl-tests counts it: of all ranks together for all-gather and reduce-scatter.
-    The `skew` of an all-to-allv is the exponent of a Zipf law: 0 is even, with more of it rank 0 is wanted most.
-    `algorithm` "auto" takes what the cost model says is quickest. `root` means something to broadcast and reduce.
-    Input and output are buffers of their own, unless `in_place`. Give `duration_s` or `iterations`.
+    The `skew` of an all-to-allv is the exponent of a Zipf law: 0 is even; a larger value sends more to rank 0.
+    `algorithm` "auto" selects the fastest one by the cost model. Only broadcast and reduce use `root`. Input and output
+    are separate buffers, unless `in_place` is set. Give `duration_s` or `iterations`.
     """
 
     collective: str = "all-reduce"
@@ -60,19 +60,19 @@ class CollectiveSpec(RanksSpec):
 
     @property
     def elements(self) -> int:
-        """Elements in `size_bytes`."""
+        """Number of elements in `size_bytes`."""
         return self.size_bytes // ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveResult(RanksResult):
-    """A collective job that is over.
+    """Result of a collective job.
 
-    `algorithm` is what ran (of account where "auto" was asked for). `ends[r]` says how it ended for rank r, `flights`
-    are the recorders of a run that failed. `iterations[r]` are rank r's. `time_ns` is the median time of an operation
-    (`metrics.operation_times_ns`), `time_p95_ns` and so on are its tail; algbw and busbw are those of nccl-tests for
-    the median, in GB/s (10^9 bytes). `wrong_elements` is summed over all ranks and iterations, and an input that was
-    changed counts; `checked_elements` says how many elements of results there were.
+    `algorithm` is the one that ran, also for "auto". `ends[r]` is how the job ended for rank r. `flights` are the
+    flight recorders of a failed run. `iterations[r]` are those of rank r. `time_ns` is the median time of an operation
+    (`metrics.operation_times_ns`); `time_p95_ns` and so on are its tail. algbw and busbw are those of nccl-tests for
+    the median, in GB/s (10^9 bytes). `wrong_elements` is the sum over all ranks and iterations, including changed
+    inputs; `checked_elements` is the number of elements that were verified.
     """
 
     spec: CollectiveSpec
@@ -117,10 +117,10 @@ def _check_algorithm(spec: CollectiveSpec) -> None:
 
 
 def check(spec: CollectiveSpec) -> None:
-    """Refuse what cannot be meant on any lab.
+    """Reject a spec that is invalid on every lab.
 
     Raises:
-        UsageError: in one sentence.
+        UsageError: a value is invalid; the message names it.
     """
     require_finite(spec)
     _check_algorithm(spec)
@@ -142,7 +142,7 @@ def check(spec: CollectiveSpec) -> None:
 
 def _schedule(lab: Fabric, spec: CollectiveSpec, ranks: Sequence[Endpoint]) -> schedules.Schedule:
     algorithm = spec.algorithm
-    # Near, to the model of `auto`, is what shares a host; ranks that share a rack talk over their RNICs too.
+    # For `auto`, only ranks that share a host are near: ranks that share a rack still use their RNICs.
     group = host_group_size(ranks) if algorithm == AUTO else group_size(lab.topology, ranks)
     shape = cost.shape_for(len(ranks), spec.size_bytes, group=group, root=spec.root)
     if algorithm == AUTO:
@@ -156,7 +156,7 @@ def _schedule(lab: Fabric, spec: CollectiveSpec, ranks: Sequence[Endpoint]) -> s
 
 
 def layout(spec: CollectiveSpec, ranks: int) -> schedules.Layout:
-    """How long the blocks of a collective over so many ranks are."""
+    """Return the block lengths of a collective over `ranks` ranks."""
     if spec.collective == "barrier":
         return schedules.Layout(elements=ranks)
     if spec.collective == "all-to-allv":
@@ -166,10 +166,10 @@ def layout(spec: CollectiveSpec, ranks: int) -> schedules.Layout:
 
 
 def fit(lab: Fabric, spec: CollectiveSpec) -> tuple[tuple[Endpoint, ...], schedules.Schedule, list[schedules.Program]]:
-    """The ranks of a collective on a lab, its schedule, and each rank's part of it.
+    """Return the ranks of a collective on a lab, its schedule, and each rank's program.
 
     Raises:
-        UsageError: what cannot be meant, or not on this lab, in one sentence.
+        UsageError: the spec is invalid, or does not fit this lab.
     """
     check(spec)
     ranks = place(lab, spec)
@@ -183,11 +183,11 @@ def fit(lab: Fabric, spec: CollectiveSpec) -> tuple[tuple[Endpoint, ...], schedu
 def start(
     lab: TrafficLab, spec: CollectiveSpec, on_event: OnEvent | None = None, *, engines: Engines | None = None
 ) -> Running[CollectiveResult]:
-    """Start a collective job on a lab; on `engines` where some are lent, which several jobs may use in turn.
+    """Start a collective job on a lab. Several jobs can share `engines`, one after the other.
 
     Raises:
-        UsageError: the spec asks for something that is not there; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: the spec names something that the lab does not have; nothing was started.
+        LabError: the job could not be started; nothing is left running.
     """
     ranks, made, programs = fit(lab, spec)
     plan = rank_plan(
@@ -203,7 +203,7 @@ def start(
 
 
 def _busbw(spec: CollectiveSpec, programs: Sequence[Mapping[str, Any]], time_ns: float) -> float:
-    """As nccl-tests counts it; of an all-to-allv, what its busiest RNIC sends or receives (equal, without skew)."""
+    """Return busbw as nccl-tests counts it; for an all-to-allv, from the bytes of its busiest RNIC."""
     if spec.collective != "all-to-allv":
         return traffic_metrics.busbw_gbytes_per_s(spec.collective, len(programs), spec.size_bytes, time_ns)
     busiest = max(sum(row[3] for row in program[way]) for program in programs for way in ("sends", "recvs"))

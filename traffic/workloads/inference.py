@@ -1,12 +1,13 @@
-"""An inference job: for each request a prefill in bulk, and then tokens, each as soon as it can be.
+"""An inference job: for each request a prefill in bulk, then tokens one by one.
 
-All ranks are one tensor-parallel group, or the first `prefill_ranks` of them prefill and the others decode; then the
-KV cache of a request goes from prefill rank i to decode rank i (modulo their number), and the next request is prefilled
-while tokens of the one before are decoded: bulk beside latency. What the model computes is paused for (modelled).
+All ranks form one tensor-parallel group, or the first `prefill_ranks` of them prefill and the others decode. In the
+second case the KV cache of a request goes from prefill rank i to decode rank i (modulo their number). The next request
+is prefilled while the tokens of the previous one are decoded, so bulk and latency-sensitive traffic overlap. The
+model's compute time is a pause (modelled).
 
-Time to first token runs from the beginning of a request's prefill to its first token on the last rank, time per
-output token (TPOT) from token to token on each rank; the slowest rank counts. The first is by the clocks of several
-hosts where prefill and decode are apart: `clock_error_ns` says how wrong that may be.
+Time to first token runs from the start of a request's prefill to its first token on the last rank. Time per output
+token (TPOT) is measured from token to token on each rank; the slowest rank counts. If prefill and decode are on
+different hosts, the time to first token compares their clocks: `clock_error_ns` is the error of that.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ MIN_GROUP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceSpec(RanksSpec):
-    """`requests`, one after the other: a prefill, and `tokens` tokens, the first of which is what the user waits for.
+    """`requests` in sequence: a prefill, then `tokens` tokens, of which the user waits for the first.
 
-    A prefill is an all-reduce of `prefill_bytes` over its group after `prefill_ms` of computing, a token one of
-    `decode_bytes` after `decode_ms`. `kv_bytes` go from each prefill rank to its decode rank. `slo_ttft_ms` and
-    `slo_tpot_ms` are what a request is promised; 0 promises nothing.
+    A prefill is an all-reduce of `prefill_bytes` over its group after `prefill_ms` of compute. A token is one of
+    `decode_bytes` after `decode_ms`. Each prefill rank sends `kv_bytes` to its decode rank. `slo_ttft_ms` and
+    `slo_tpot_ms` are service level objectives of a request; 0 means none.
     """
 
     prefill_ranks: int = 0
@@ -56,9 +57,11 @@ class InferenceSpec(RanksSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceResult(RanksResult):
-    """An inference job that is over. Times are in ns; `ttft_ns` has one a request, `tpot_ns` all of a request's.
+    """Result of an inference job.
 
-    `slo_attainment` is the share of requests that kept all promises (their mean TPOT counts), of those asked for.
+    Times are in ns; `ttft_ns` has one value per request, `tpot_ns` one tuple per request.
+
+    `slo_attainment` is the share of all requests that met every objective. The mean TPOT of a request counts.
     """
 
     spec: InferenceSpec
@@ -74,16 +77,16 @@ class InferenceResult(RanksResult):
 
 
 def check(spec: InferenceSpec, ranks: int) -> None:
-    """Refuse what cannot be meant.
+    """Reject a spec that is invalid on every lab.
 
     Raises:
-        UsageError: in one sentence.
+        UsageError: a value is invalid; the message names it.
     """
     require_finite(spec)
     groups = (spec.prefill_ranks, ranks - spec.prefill_ranks) if spec.prefill_ranks else (ranks,)
     if any(group < MIN_GROUP for group in groups):
         said = " and ".join(str(group) for group in groups)
-        raise UsageError(f"an inference job needs groups of 2 ranks at least, got {said} of {ranks}")
+        raise UsageError(f"an inference job needs groups of at least 2 ranks, got {said} of {ranks}")
     if not 1 <= spec.tokens <= MAX_TOKENS:
         raise UsageError(f"a request has 1 to {MAX_TOKENS} tokens, got {spec.tokens}")
     if spec.requests < 1:
@@ -98,7 +101,7 @@ def check(spec: InferenceSpec, ranks: int) -> None:
 
 
 def request(spec: InferenceSpec, ranks: int) -> Trace:
-    """What the ranks do for one request, as a trace; the last `tokens` operations are the tokens."""
+    """Return the operations of one request as a trace; the last `tokens` operations are the tokens."""
     first = tuple(range(spec.prefill_ranks or ranks))
     then = tuple(range(spec.prefill_ranks, ranks)) if spec.prefill_ranks else first
     made: list[tuple[str, tuple[int, ...], int, float]] = [("all-reduce", first, spec.prefill_bytes, spec.prefill_ms)]
@@ -123,8 +126,8 @@ def start(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None)
     """Start an inference job.
 
     Raises:
-        UsageError: the spec asks for something that is not there; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: the spec names something that the lab does not have; nothing was started.
+        LabError: the job could not be started; nothing is left running.
     """
     ranks = len(place(lab, spec))
     check(spec, ranks)
@@ -133,14 +136,14 @@ def start(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None)
 
 
 def run(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -> InferenceResult:
-    """Run an inference job and wait for its end. Raises as `start`."""
+    """Run an inference job and wait for its end. Raises the exceptions of `start`."""
     with start(lab, spec, on_event) as running:
         return running.wait(replay.patience_s(running, spec.requests))
 
 
 def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
     ((_, running),) = done.runs
-    rows = list(zip(*done.iterations[0], strict=False))  # by request, of those that every rank has finished
+    rows = list(zip(*done.iterations[0], strict=False))  # one row per request that every rank has finished
     tokens = list(enumerate(done.trace.operations))[-spec.tokens :]
     phases = done.batches[0].phases
     ttft_ns, tpot_ns = [], []

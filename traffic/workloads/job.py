@@ -1,8 +1,8 @@
-"""A training job: on a grid of ranks, compute, then collectives along its dimensions; again and again.
+"""A training job on a grid of ranks: each iteration computes, then runs collectives along the grid's dimensions.
 
-A grid {tp: 2, dp: 4} has eight ranks; the dimension named first varies fastest. A phase is one collective along one
-dimension: each group of ranks that differ in that dimension only runs it, at the same time as all the others and
-unaware of them. A rank goes from phase to phase as soon as its own group lets it.
+A grid {tp: 2, dp: 4} has eight ranks; the first dimension varies fastest. A phase is one collective along one
+dimension. Every group of ranks that differ only in that dimension runs it, independently of the other groups. A rank
+enters the next phase as soon as its own group has finished.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPhase:
-    """A collective of `size_bytes` (as nccl-tests counts it, in each group) along the dimension `along`."""
+    """A collective of `size_bytes` (per group, as nccl-tests counts it) along the dimension `along`."""
 
     along: str
     collective: str
@@ -66,11 +66,11 @@ class JobPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(RanksSpec):
-    """`iterations` of a compute phase and `phases` on a `grid` of ranks (dimension and its size, fastest first).
+    """`iterations` of a compute phase and `phases` on a `grid` of ranks (dimension and size, fastest first).
 
-    There must be as many ranks as the grid has. A job goes by iterations: groups that know nothing of each other could
-    not agree on a time to end. With `storage`, an iteration begins when its data is there, and some end with a
-    checkpoint.
+    There must be as many ranks as the grid has. The duration is a number of iterations, because independent groups
+    could not agree on a time to end. With `storage`, an iteration begins when its data has arrived, and some iterations
+    end with a checkpoint.
     """
 
     grid: tuple[tuple[str, int], ...]
@@ -81,7 +81,10 @@ class JobSpec(RanksSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTime:
-    """Median time of one phase in one group: of each iteration the shortest of its ranks, who waited for nobody."""
+    """Median time of one phase in one group.
+
+    Each iteration counts by its fastest rank, which did not wait for others.
+    """
 
     phase: int
     members: tuple[int, ...]
@@ -91,7 +94,7 @@ class GroupTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(RanksResult):
-    """A job that is over. `iteration_p50_ns` and so on are of the slowest rank of each iteration."""
+    """Result of a training job. `iteration_p50_ns` and so on are over the slowest rank of each iteration."""
 
     spec: JobSpec
     algorithms: tuple[str, ...]
@@ -107,7 +110,7 @@ class JobResult(RanksResult):
 
 
 def groups(grid: Sequence[tuple[str, int]], along: str) -> tuple[tuple[int, ...], ...]:
-    """The groups of ranks that differ in one dimension only, in order of that dimension.
+    """Return the groups of ranks that differ in one dimension only, in order of that dimension.
 
     Raises:
         UsageError: the grid has no such dimension.
@@ -122,29 +125,31 @@ def groups(grid: Sequence[tuple[str, int]], along: str) -> tuple[tuple[int, ...]
 
 
 def check(spec: JobSpec) -> None:
-    """Refuse what cannot be meant on any lab.
+    """Reject a spec that is invalid on every lab.
 
     Raises:
-        UsageError: in one sentence.
+        UsageError: a value is invalid; the message names it.
     """
     require_finite(spec)
     names = [name for name, _ in spec.grid]
     if not spec.grid or len(set(names)) != len(names) or any(size < 1 for _, size in spec.grid):
         said = ", ".join(f"{name}={size}" for name, size in spec.grid)
-        raise UsageError(f'a grid has dimensions of different names and sizes from 1 on, as in tp=2,dp=2; got "{said}"')
+        raise UsageError(
+            f'a grid needs dimensions with different names and sizes of at least 1, such as tp=2,dp=2; got "{said}"'
+        )
     if spec.storage is not None:
         storage.check(spec.storage)
     if not spec.phases:
-        raise UsageError("a job has at least one phase, as in dp:all-reduce:1MiB")
+        raise UsageError("a job has at least one phase, such as dp:all-reduce:1MiB")
     for phase in spec.phases:
         size = len(groups(spec.grid, phase.along)[0])
         if size < schedules.MIN_RANKS:
-            raise UsageError(f"{phase.collective} along {phase.along} is by groups of {size} rank, and needs 2")
+            raise UsageError(f"{phase.collective} along {phase.along} has groups of {size} rank; it needs at least 2")
         collective.check(as_spec(spec, phase))
 
 
 def as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:
-    """What a group of a phase would be on its own."""
+    """Return the collective that a group of a phase runs."""
     common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec) if one.name != "ranks"}
     return CollectiveSpec(
         collective=phase.collective,
@@ -161,15 +166,15 @@ def job_programs(
     sharing: Callable[[tuple[int, ...]], int] = lambda _: 1,
     together: Callable[[tuple[int, ...]], int] = lambda _: 1,
 ) -> tuple[list[schedules.Program], tuple[str, ...]]:
-    """What every rank of the grid has to do in an iteration, and the algorithm of each phase.
+    """Return every rank's program for an iteration, and the algorithm of each phase.
 
-    `sharing` tells of the members of a group how many that follow each other share a host or a rack, as
-    `traffic.workloads.ranks.group_size`: a phase that is asked to be hierarchical is so by that. `together` tells how
-    many share a host, as `host_group_size`: where all groups of a phase are alike in that, `auto` may choose
-    hierarchical, too.
+    For the members of a group, `sharing` returns how many consecutive ranks share a host or a rack
+    (`traffic.workloads.ranks.group_size`); a hierarchical phase uses that as its group size. `together` returns how
+    many share a host (`host_group_size`). If that is equal in all groups of a phase, `auto` may choose hierarchical,
+    too.
 
     Raises:
-        UsageError: a phase that cannot be had.
+        UsageError: a phase does not support its shape.
     """
     world = prod(size for _, size in spec.grid)
     made: list[schedules.Program | None] = [None] * world
@@ -198,33 +203,33 @@ def job_programs(
 
 
 def _local(phase: JobPhase, found: set[int]) -> int:
-    """How many ranks that follow each other share a place, the same in all groups of a phase."""
+    """Return how many consecutive ranks share a host or rack; it must be equal in all groups of a phase."""
     if len(found) != 1 or found == {1}:
         raise UsageError(
-            f"hierarchical {phase.collective} along {phase.along} needs groups over several hosts (or else racks), "
-            "each with the same number of their ranks, more than one, which follow each other; order ranks or grid so, "
-            "or take another algorithm"
+            f"hierarchical {phase.collective} along {phase.along} needs groups that span several hosts (or racks), "
+            "with the same number of consecutive ranks, at least 2, on each; reorder the ranks or the grid, or choose "
+            "another algorithm"
         )
     return found.pop()
 
 
 def fit(lab: Fabric, spec: JobSpec) -> tuple[tuple[Endpoint, ...], list[schedules.Program], tuple[str, ...]]:
-    """The ranks of a job on a lab, each rank's part of an iteration, and the algorithm of each phase.
+    """Return the ranks of a job on a lab, each rank's program, and the algorithm of each phase.
 
     Raises:
-        UsageError: what cannot be meant, or not on this lab, in one sentence.
+        UsageError: the spec is invalid, or does not fit this lab.
     """
     check(spec)
     ranks = place(lab, spec)
     wanted = prod(size for _, size in spec.grid)
     if len(ranks) != wanted:
         said = " x ".join(f"{name} {size}" for name, size in spec.grid)
-        raise UsageError(f"a grid of {said} has {wanted} ranks, but {len(ranks)} RNICs are named")
+        raise UsageError(f"a grid of {said} has {wanted} ranks, but {len(ranks)} RNICs are given")
     programs, algorithms = job_programs(
         spec,
         cost.NETWORKS[lab.kind],
         sharing=lambda members: group_size(lab.topology, [ranks[rank] for rank in members]),
-        # Not on a soft lab: its ranks of one host cannot talk to each other, and a hierarchy would have them do so.
+        # Not on a soft lab: ranks on one host cannot reach each other there, and a hierarchy would need that.
         together=lambda members: 1 if lab.kind == "soft" else host_group_size([ranks[rank] for rank in members]),
     )
     return ranks, programs, algorithms
@@ -233,11 +238,11 @@ def fit(lab: Fabric, spec: JobSpec) -> tuple[tuple[Endpoint, ...], list[schedule
 def start(
     lab: TrafficLab, spec: JobSpec, on_event: OnEvent | None = None, *, engines: Engines | None = None
 ) -> Running[JobResult]:
-    """Start a job on a lab; on `engines` where some are lent.
+    """Start a job on a lab, on new engines unless `engines` are given.
 
     Raises:
-        UsageError: the spec asks for something that is not there; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: the spec names something that the lab does not have; nothing was started.
+        LabError: the job could not be started; nothing is left running.
     """
     ranks, programs, algorithms = fit(lab, spec)
     server = None if spec.storage is None else storage.serve(lab, spec.storage.host)

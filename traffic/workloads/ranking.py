@@ -1,7 +1,7 @@
-"""A ranking job: embeddings by a skewed all-to-allv forth and back, and an all-reduce of what all ranks share.
+"""A ranking job: embeddings by a skewed all-to-allv, forward and backward, and an all-reduce of the dense part.
 
-Each rank holds a shard of the embedding tables and asks the others for rows; which shard is asked how much is as uneven
-as `skew` says (Zipf). Forward, rows go from the hot shards to everybody; backward, their gradients come back.
+Each rank holds a shard of the embedding tables and requests rows from the other ranks. The demand for the shards is as
+uneven as `skew` says (Zipf). Forward, rows go from the hot shards to all ranks; backward, their gradients return.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PARTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingSpec(RanksSpec):
-    """`iterations` of: rows to everybody, `dense_ms` of computing, gradients back, all-reduce of `dense_bytes`.
+    """`iterations` of: rows to all ranks, `dense_ms` of compute, gradients back, an all-reduce of `dense_bytes`.
 
-    Each rank gets `embedding_bytes` of rows, of rank j's shard in proportion to 1 / (j + 1)^skew.
+    Each rank receives `embedding_bytes` of rows; the share of rank j's shard is proportional to 1 / (j + 1)^skew.
     """
 
     embedding_bytes: int = 1 << 20
@@ -43,9 +43,9 @@ class RankingSpec(RanksSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingResult(RanksResult):
-    """A ranking job that is over; median times of its parts (the rank that waited least), and of whole iterations.
+    """Result of a ranking job: median times of its parts (of the rank that waited least) and of whole iterations.
 
-    `mmr` is the most that a rank sends forward over the mean of all: 1 is even.
+    `mmr` is the maximum over the mean of the bytes that ranks send forward: 1 is even.
     """
 
     spec: RankingSpec
@@ -60,14 +60,14 @@ class RankingResult(RanksResult):
 
 
 def check(spec: RankingSpec, ranks: int) -> None:
-    """Refuse what cannot be meant.
+    """Reject a spec that is invalid on every lab.
 
     Raises:
-        UsageError: in one sentence.
+        UsageError: a value is invalid; the message names it.
     """
     require_finite(spec)
     if ranks < MIN_RANKS:
-        raise UsageError(f"a ranking job needs 2 ranks at least, got {ranks}")
+        raise UsageError(f"a ranking job needs at least 2 ranks, got {ranks}")
     for name in ("embedding_bytes", "dense_bytes"):
         size = getattr(spec, name)
         if size <= 0 or size % 4:
@@ -79,7 +79,7 @@ def check(spec: RankingSpec, ranks: int) -> None:
 
 
 def step(spec: RankingSpec, ranks: int) -> Trace:
-    """What the ranks do in one iteration, as a trace."""
+    """Return the operations of one iteration as a trace."""
     asked = schedules.skewed_counts(spec.embedding_bytes // 4, ranks, spec.skew) * 4
     everybody = tuple(range(ranks))
     made = [
@@ -108,8 +108,8 @@ def start(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -
     """Start a ranking job.
 
     Raises:
-        UsageError: the spec asks for something that is not there; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: the spec names something that the lab does not have; nothing was started.
+        LabError: the job could not be started; nothing is left running.
     """
     ranks = len(place(lab, spec))
     check(spec, ranks)
@@ -120,7 +120,7 @@ def start(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -
 
 
 def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> RankingResult:
-    """Run a ranking job and wait for its end. Raises as `start`."""
+    """Run a ranking job and wait for its end. Raises the exceptions of `start`."""
     with start(lab, spec, on_event) as running:
         return running.wait(replay.patience_s(running, spec.iterations))
 

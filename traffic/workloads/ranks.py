@@ -1,4 +1,4 @@
-"""Ranks on RNICs: where they are, what an engine is told of them, and how each of them ended."""
+"""Ranks on RNICs: their placement, the plan for their engines, and how each rank ended."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ __all__ = [
 ]
 
 WARMUP = 2
-"""Iterations before those that count, where nobody says otherwise: caches and translators are cold in them."""
+"""Default number of warm-up iterations: caches and translators are cold in them."""
 
 MAX_RANKS = 128
 MIN_SLOTS = 4
 LEAST_SEGMENT = 65536
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
-"""Bytes of an element, by type."""
+"""Bytes per element, by type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksSpec:
-    """What a collective and a job have in common: where the ranks are, element type, grain and deadlines.
+    """Common parameters of collectives and jobs: placement of ranks, element type, segment size and deadlines.
 
-    `ranks` are RNIC names or selectors in rank order (empty: the first RNIC of every host). `redop` means something to
-    reductions.
-    With `compute_units` above 0 every iteration begins with that much work on the host's GPU `gpu`. `segment_bytes` is
-    the pipelining grain, `slots` how many segments a rank may have under way. Each segment costs a completion at both
-    ends and its share of a credit, and an emulated CPU feels that: of 64 KiB, a soft lab took 1.3 to 1.8 times as long.
-    An operation that takes a rank longer than `deadline_s` is a failure. The first `warmup` iterations are done and
-    checked, but not counted.
+    `ranks` are RNIC names or selectors in rank order (empty: the first RNIC of every host). Only reductions use
+    `redop`. With `compute_units` above 0 every iteration begins with that much work on the host's GPU `gpu`. An
+    operation that takes a rank longer than `deadline_s` is a failure. The first `warmup` iterations are executed and
+    verified, but not counted.
+
+    `segment_bytes` is the unit of pipelining, `slots` the number of segments that a rank may have in flight. Each
+    segment costs a completion at both ends and a share of a credit, which is expensive on an emulated CPU: with
+    segments of 64 KiB a soft lab took 1.3 to 1.8 times as long.
     """
 
     ranks: tuple[str, ...] = ()
@@ -72,16 +73,16 @@ class RanksSpec:
 
 
 def place(lab: Fabric, spec: RanksSpec) -> tuple[Endpoint, ...]:
-    """The RNICs of a job's ranks.
+    """Return the RNICs of a job's ranks.
 
     Raises:
-        UsageError: one of them is not there, or named twice, or has no GPU for a compute phase.
+        UsageError: an RNIC does not exist, is named twice, or has no GPU for the compute phase.
     """
     written = spec.ranks or tuple(host.name for host in lab.topology.hosts)
     ranks = tuple(endpoint(lab.topology, name) for text in written for name in select(lab.topology, text))
     twice = {rank.name for rank in ranks if ranks.count(rank) > 1}
     if twice:
-        raise UsageError(f"an RNIC is one rank only: {', '.join(sorted(twice))} is named twice")
+        raise UsageError(f"an RNIC can be only one rank; {', '.join(sorted(twice))} is named twice")
     if spec.warmup < 0:
         raise UsageError(f"warm-up iterations cannot be negative, got {spec.warmup}")
     if len(ranks) > MAX_RANKS:
@@ -91,9 +92,9 @@ def place(lab: Fabric, spec: RanksSpec) -> tuple[Endpoint, ...]:
 
 
 def gpus_of(lab: Fabric, spec: RanksSpec, ranks: Sequence[Endpoint]) -> tuple[Mapping[str, Any], ...] | None:
-    """Where each rank computes, as its engine is told; None: it does not.
+    """Return the GPU of each rank in the form that its engine expects, or None without a compute phase.
 
-    That is the GPU which the inventory names beside the rank's RNIC, else `spec.gpu` of its host.
+    It is the GPU that the inventory assigns to the rank's RNIC, or else `spec.gpu` of its host.
 
     Raises:
         UsageError: a host has no such GPU.
@@ -108,7 +109,7 @@ def gpus_of(lab: Fabric, spec: RanksSpec, ranks: Sequence[Endpoint]) -> tuple[Ma
         wanted = beside or spec.gpu
         number = numbers.get(wanted)
         if number is None:
-            raise UsageError(f"{rank.host} has no GPU {wanted}; leave out the compute phase, or name another")
+            raise UsageError(f"{rank.host} has no GPU {wanted}; leave out the compute phase, or name another GPU")
         gpu = host.gpus[number]
         if gpu.kind == "soft":
             found.append({"socket": f"/run/faultbed/{gpu.name}.sock"})
@@ -118,14 +119,14 @@ def gpus_of(lab: Fabric, spec: RanksSpec, ranks: Sequence[Endpoint]) -> tuple[Ma
 
 
 def group_size(topology: Topology, ranks: Sequence[Endpoint]) -> int:
-    """How many ranks that follow each other share a host, or else a rack; 1 where groups would not be of one size."""
+    """Return how many consecutive ranks share a host, or else a rack; 1 if the groups have different sizes."""
     racks = {host.name: host.rack for host in topology.hosts}
     found = host_group_size(ranks)
     return found if found > 1 else _run_length([racks[rank.host] for rank in ranks])
 
 
 def host_group_size(ranks: Sequence[Endpoint]) -> int:
-    """How many ranks that follow each other share a host; 1 where groups would not be of one size, or but one."""
+    """Return how many consecutive ranks share a host; 1 if the groups have different sizes or there is only one."""
     return _run_length([rank.host for rank in ranks])
 
 
@@ -136,7 +137,7 @@ def _run_length(places: Sequence[str]) -> int:
 
 
 def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program], busiest: float) -> int:
-    """No more than the longest message, for the memory; and less where `MIN_SLOTS` of a lane would be too much."""
+    """Return the segment size: at most the longest message, and less if a rank has so many lanes that slots are few."""
     item = ITEM_BYTES[spec.dtype]
     longest = max((row[3] for program in programs for row in program["sends"]), default=1) * item
     share = round(spec.slots * spec.segment_bytes / max(1.0, busiest)) // 2 // LEAST_SEGMENT * LEAST_SEGMENT
@@ -154,14 +155,14 @@ def rank_plan(
     gpus: Sequence[Mapping[str, Any]] | None = None,
     storage: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Tasks and connections of ranks that run programs, for so many iterations or so long.
+    """Return tasks and connections for ranks that run programs, for `iterations` or for `duration_s`.
 
-    `gpus` are those of ranks that compute (`gpus_of`); `storage` is what they are told of it
-    (`traffic.workloads.storage_service.StorageServer.told`).
+    `gpus` are those of ranks that compute (`gpus_of`). `storage` is the storage client's configuration
+    (`traffic.workloads.storage_service.StorageServer.client_spec`).
     """
     pairs = schedules.peers_of(programs)
     cables = tuple(Cable(index=index, src=task_name(src), dst=task_name(dst)) for index, (src, dst) in enumerate(pairs))
-    # What is under way is bounded by rank, not by lane: a rank with many peers would flood the queues on its way.
+    # The data in flight is limited per rank, not per lane: a rank with many peers would flood the queues on its path.
     busiest = max(sum(rank in pair for pair in pairs) for rank in range(len(ranks))) / 2
     slots = max(MIN_SLOTS, round(spec.slots / max(1.0, busiest)))
     segment_bytes = _segment_bytes(spec, programs, busiest)
@@ -199,12 +200,12 @@ def rank_plan(
 
 
 def task_name(rank: int) -> str:
-    """Name of a rank's task."""
+    """Return the name of a rank's task."""
     return f"rank{rank}"
 
 
 def ends_of(running: Running[Any], ranks: Sequence[Endpoint]) -> tuple[RankEnd, ...]:
-    """A rank that was through before others failed has completed; one of which nothing was heard has failed."""
+    """Return how each rank ended. A rank that finished before others failed has completed."""
     found = []
     for rank, place in enumerate(ranks):
         flight = running.flights.get(task_name(rank))
@@ -212,13 +213,13 @@ def ends_of(running: Running[Any], ranks: Sequence[Endpoint]) -> tuple[RankEnd, 
             outcome: Outcome = "completed" if running.failure else running.outcome
             found.append(RankEnd(rank=rank, endpoint=place.name, outcome=outcome, where=None))
         else:
-            where = flight.standing if flight else "nothing was heard of it at the end"
+            where = flight.standing if flight else "its engine sent no flight recorder at the end"
             found.append(RankEnd(rank=rank, endpoint=place.name, outcome="failed", where=where))
     return tuple(found)
 
 
 def window_of(running: Running[Any]) -> Window:
-    """From the first rank's start to the last rank's end; of a run that failed, to the time that it was known."""
+    """Return the time from the first rank's start to the last rank's end, or to the detection of a failure."""
     starts = [done["start_ns"] for done in running.done.values()]
     ends = [done["end_ns"] for done in running.done.values()]
     return Window(

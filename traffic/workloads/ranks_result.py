@@ -1,4 +1,4 @@
-"""What everything that runs on ranks tells alike: a collective, and jobs that train, infer and rank."""
+"""Results common to all workloads on ranks: collectives, and training, inference and ranking jobs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["RanksResult", "told"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksResult:
-    """A run that is over. `iterations[r]` are those of rank r, `flights` the recorders of a run that failed.
+    """Result of a run. `iterations[r]` are those of rank r, `flights` the flight recorders of a failed run.
 
-    `wrong_elements` is summed over all ranks and iterations; `clock_error_ns` is, by host, how wrong its times may be.
+    `wrong_elements` is the sum over all ranks and iterations. `clock_error_ns` is the clock error of each host.
     """
 
     outcome: Outcome
@@ -35,12 +35,12 @@ class RanksResult:
     clock_error_ns: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return the result as plain data, ready for JSON."""
         return asdict(self)
 
 
 def told(running: Running[Any], ranks: Sequence[Endpoint]) -> dict[str, Any]:
-    """The fields of `RanksResult`."""
+    """Return the fields of `RanksResult` for a run that is over."""
     per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
     return {
         "outcome": running.outcome,

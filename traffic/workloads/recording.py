@@ -1,6 +1,6 @@
-"""A run written back as a trace: what each rank did in each iteration, and when by the clock of all.
+"""Record a run as a trace: what each rank did in each iteration, and when, on a common clock.
 
-What is recorded can be replayed (`traffic.workloads.replay`), here or by others' tools (`traffic.traces.save`).
+A recorded trace can be replayed (`traffic.workloads.replay`) or exported for other tools (`traffic.traces.save`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from traffic.workloads.ranks import ITEM_BYTES
 __all__ = ["of_collective", "of_job"]
 
 BARRIER_BYTES = 4
-"""What it moves is not of account, and it must not be nothing."""
+"""Size of a barrier in a trace. The value has no meaning, but must not be 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class _Row:
 
 
 def of_collective(result: CollectiveResult) -> Trace:
-    """The trace of a collective job: one operation an iteration (a send-recv: a message of each rank to the next)."""
+    """Return the trace of a collective job: one operation per iteration (a send-recv: one message per rank)."""
     spec, members = result.spec, tuple(range(len(result.ranks)))
     if spec.collective == "send-recv":
         pairs = zip(members, members[1:] + members[:1], strict=True)
@@ -59,7 +59,7 @@ def _row(spec: CollectiveSpec, members: tuple[int, ...]) -> _Row:
 
 
 def of_job(result: JobResult) -> Trace:
-    """The trace of a job: its phases in every group, an operation each."""
+    """Return the trace of a training job: one operation for each phase and group."""
     spec = result.spec
     rows = [
         dataclasses.replace(_row(as_spec(spec, phase), members), phase=number)
@@ -71,7 +71,7 @@ def of_job(result: JobResult) -> Trace:
 
 def _trace(what: str, rows: Sequence[_Row], iterations: Sequence[Sequence[Iteration]], dtype: str) -> Trace:
     made: list[Operation] = []
-    whole = list(zip(*iterations, strict=False))  # those that every rank has finished
+    whole = list(zip(*iterations, strict=False))  # iterations that every rank has finished
     base_ns = min((_begun_ns(item, 0) for item in (whole[0] if whole else ())), default=0)
     for ranks in whole:
         for row in rows:

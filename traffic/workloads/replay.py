@@ -1,6 +1,6 @@
-"""A trace, replayed: each rank goes through its operations in the trace's order, groups beside groups.
+"""Replay a trace: each rank executes its operations in the trace's order, and groups run independently.
 
-Batches (`traffic.workloads.replay_batches`) run one after the other on the same engines, and every element is checked.
+Batches (`traffic.workloads.replay_batches`) run in sequence on the same engines, and every element is verified.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ SPARE_S = 60.0
 
 
 def run(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> ReplayResult:
-    """Replay a trace (`traffic.traces.load`, `fitted`) and wait for its end; rank i on the i-th RNIC.
+    """Replay a trace (`traffic.traces.load`, `fitted`) and wait for its end. Rank i runs on the i-th RNIC.
 
     Raises:
-        UsageError: it cannot be had on this lab; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: the trace does not fit this lab; nothing was started.
+        LabError: the replay could not be started; nothing is left running.
     """
     return result(execute(lab, spec, trace, on_event))
 
 
 def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> Execution:
-    """As `run`, with all that the ranks told."""
+    """Replay a trace like `run`, and return the raw data of all ranks."""
     check(spec)
     ranks = _ranks(lab, spec, trace)
     made = batches(trace, spec, cost.NETWORKS[lab.kind])
     plans = [_plan(spec, ranks, batch, number, len(made)) for number, batch in enumerate(made)]
     ended: list[tuple[int, Running[Any]]] = []
-    times = 1 if len(made) == 1 else spec.repeat  # one batch is repeated by its ranks
+    times = 1 if len(made) == 1 else spec.repeat  # the ranks themselves repeat a single batch
     with Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)) as engines:
         for number, plan in [pair for _ in range(times) for pair in enumerate(plans)]:
             with begin(lab, plan, _itself, on_event, engines) as running:
@@ -59,7 +59,7 @@ def _ranks(lab: TrafficLab, spec: ReplaySpec, trace: Trace) -> tuple[Endpoint, .
     found = place(lab, spec)
     if trace.ranks > len(found):
         raise UsageError(
-            f"{trace.source} is of {trace.ranks} ranks, and there are {len(found)} RNICs; shrink it to what its first "
+            f"{trace.source} has {trace.ranks} ranks, but there are {len(found)} RNICs; shrink it to what its first "
             f"{len(found)} ranks do among themselves"
         )
     return found[: trace.ranks]
@@ -74,11 +74,11 @@ def start_made(
     repeat: int,
     on_event: OnEvent | None = None,
 ) -> Running[Made]:
-    """Start what a job was made into, on the ranks of the job's spec; `finish` makes its result.
+    """Start a workload that was converted to a trace, on the ranks of its spec. `finish` builds its result.
 
     Raises:
-        UsageError: it cannot be had on this lab, or is more than one batch; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: the trace does not fit this lab, or needs more than one batch; nothing was started.
+        LabError: the workload could not be started; nothing is left running.
     """
     common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec)}
     as_replay = ReplaySpec(**common, repeat=repeat, batch_bytes=MADE_BYTES)
@@ -87,11 +87,11 @@ def start_made(
 
 
 def start(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> Running[RoundsResult]:
-    """Start a replay of a trace as one batch, `spec.repeat` rounds of it; rank i on the i-th RNIC.
+    """Start a replay of a trace as one batch, for `spec.repeat` rounds. Rank i runs on the i-th RNIC.
 
     Raises:
-        UsageError: it cannot be had on this lab, or is more than one batch; nothing was started.
-        LabError: it could not be started; nothing is left running.
+        UsageError: the trace does not fit this lab, or needs more than one batch; nothing was started.
+        LabError: the replay could not be started; nothing is left running.
     """
     check(spec)
     ranks = _ranks(lab, spec, trace)
@@ -115,17 +115,13 @@ def _start_whole(
 
 
 def patience_s(running: Running[Any], rounds: int) -> float:
-    """How long to wait for so many rounds of what `start_made` has started."""
+    """Return a timeout for `rounds` rounds of a replay that `start_made` has started."""
     each_s: float = max(task.spec["deadline_ms"] for task in running.plan.tasks) / 1000
     return SPARE_S + running.plan.stall_deadline_s + rounds * each_s
 
 
 def _deadline_s(spec: ReplaySpec, batch: Batch) -> float:
-    """Of a rank's way through a batch: `deadline_s` is that of one operation, and a rank may have to wait for them all.
-
-    Also for those that it has no part in: each of its own may come after one of another group, through a rank that is
-    in both. A run in which nothing moves ends by its stall deadline, long before.
-    """
+    """Return the deadline of a rank's whole batch: one `deadline_s` for each operation that the rank may wait for."""
     return spec.deadline_s * max(1, len(batch.operations)) + batch.pauses_ns / 1e9
 
 

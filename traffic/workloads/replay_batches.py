@@ -1,8 +1,8 @@
-"""A trace as programs: what each rank does of it, in as many batches as its memory needs. Pure.
+"""Convert a trace to programs: the work of each rank, in as many batches as its memory requires. Pure.
 
-All operations of a batch are one program a rank, so that nothing but their own data and pauses is between them; a trace
-that does not fit a rank's memory is cut into several batches. Elements are carried as `dtype`, whatever the trace's
-were: sizes in bytes are kept.
+All operations of a batch form one program per rank, so that only their own data and pauses separate them. A trace that
+does not fit a rank's memory is cut into several batches. Elements have the type `dtype`, whatever the trace's type was;
+sizes in bytes are kept.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from traffic.workloads.ranks import ITEM_BYTES, RanksSpec
 __all__ = ["MADE_BYTES", "Batch", "ReplaySpec", "batches", "check", "whole"]
 
 MAX_OPERATIONS = 256
-"""Of one batch: what is told to an engine in one line stays small."""
+"""Maximum number of operations per batch. It keeps the line short that configures an engine."""
 MADE_BYTES = 256 << 20
-"""Memory of a rank for a job that was made into a trace: it is one batch, or its parts could not be told apart."""
+"""Memory of a rank for a job that was converted to a trace. Such a job must be one batch."""
 MADE_OPERATIONS = 2048
-"""Of such a job. The pattern by which operations are told apart comes again after 4,099."""
+"""Maximum number of operations of such a job. The pattern that distinguishes operations repeats after 4,099."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySpec(RanksSpec):
     """How a trace is replayed, `repeat` times.
 
-    With `pauses`, ranks wait between operations as they did (or computed) in the trace, `speed` times as fast.
-    `batch_bytes` bounds the memory of a rank; an operation that needs more is refused.
+    With `pauses`, ranks pause between operations as in the trace, `speed` times as fast. `batch_bytes` limits the
+    memory of a rank; an operation that needs more is rejected.
     """
 
     repeat: int = 1
@@ -48,9 +48,10 @@ class ReplaySpec(RanksSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Operations that run as one program a rank.
+    """Operations that run as one program per rank.
 
-    `phases[i][m]` is which phase of its rank operation i is, by member; `gates[i][m]` which pause is before it, if any.
+    `phases[i][m]` is the phase of operation i in the program of its member m. `gates[i][m]` is the pause before it, if
+    any.
     """
 
     operations: tuple[Operation, ...]
@@ -62,10 +63,10 @@ class Batch:
 
 
 def check(spec: ReplaySpec) -> None:
-    """Refuse what cannot be meant on any lab.
+    """Reject a spec that is invalid on every lab.
 
     Raises:
-        UsageError: in one sentence.
+        UsageError: a value is invalid; the message names it.
     """
     require_finite(spec)
     if spec.dtype not in ITEM_BYTES or ITEM_BYTES[spec.dtype] != 4:  # noqa: PLR2004  # sizes are multiples of 4
@@ -80,7 +81,7 @@ def check(spec: ReplaySpec) -> None:
 
 
 def _shape(one: Operation) -> tuple[str, schedules.Shape]:
-    """The collective that an operation is here: a message is a broadcast to one."""
+    """Return the collective that stands for an operation; a message is a broadcast to one rank."""
     root = 0 if one.root is None else one.members.index(one.root)
     name = "broadcast" if one.collective == "p2p" else one.collective
     return name, cost.shape_for(len(one.members), one.size_bytes, root=root)
@@ -96,7 +97,7 @@ def _layout(one: Operation) -> schedules.Layout:
 
 
 class _Making:
-    """A batch in the making."""
+    """Builds a batch, operation by operation."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -146,7 +147,7 @@ class _Making:
 
 
 def _nothing(rank: int, ranks: int) -> schedules.Program:
-    """The program of a rank that a batch does not need."""
+    """Return the program of a rank that takes no part in a batch."""
     lists = ("fills", "copies", "sends", "recvs", "fences", "results", "pauses")
     return {"rank": rank, "ranks": ranks, "input": 0, "elements": 1, "groups": [[rank]], **{name: [] for name in lists}}
 
@@ -154,10 +155,10 @@ def _nothing(rank: int, ranks: int) -> schedules.Program:
 def batches(
     trace: Trace, spec: ReplaySpec, network: cost.Network, *, most_operations: int = MAX_OPERATIONS
 ) -> tuple[Batch, ...]:
-    """The programs of all ranks, in as many batches as their memory needs, each of `most_operations` at most.
+    """Return the programs of all ranks, in as many batches as their memory requires, of at most `most_operations` each.
 
     Raises:
-        UsageError: an operation that cannot be had, or is too large.
+        UsageError: an operation is not supported or too large.
     """
     found = []
     making = _Making(trace.ranks)
@@ -171,7 +172,7 @@ def batches(
         if largest > spec.batch_bytes:
             raise UsageError(
                 f"{trace.source}: record {one.record}: {one.collective} of {one.size_bytes} bytes needs {largest} "
-                f"bytes of a rank, and {spec.batch_bytes} are the most; scale the trace down"
+                f"bytes per rank, and the limit is {spec.batch_bytes}; scale the trace down"
             )
         most = max(making.elements(member) + part["elements"] for member, part in zip(one.members, parts, strict=True))
         if making.operations and (most * 4 > spec.batch_bytes or len(making.operations) >= most_operations):
@@ -183,23 +184,23 @@ def batches(
 
 
 def whole(trace: Trace, spec: ReplaySpec, network: cost.Network) -> Batch:
-    """All of a trace as one batch.
+    """Return the whole trace as one batch.
 
     Raises:
-        UsageError: it is more than that, or has an operation that cannot be had.
+        UsageError: it does not fit into one batch, or has an operation that is not supported.
     """
     larger = dataclasses.replace(spec, batch_bytes=MADE_BYTES)
     made = batches(trace, larger, network, most_operations=MADE_OPERATIONS)
     if len(made) > 1:
         raise UsageError(
-            f"{trace.source} is more than a rank can have at once ({MADE_OPERATIONS} operations, {MADE_BYTES >> 20} "
+            f"{trace.source} exceeds what a rank can hold at once ({MADE_OPERATIONS} operations, {MADE_BYTES >> 20} "
             "MiB); scale it down, or cut it"
         )
     return made[0]
 
 
 def _waits(one: Operation, spec: ReplaySpec, base_ns: int) -> list[tuple[int, int]]:
-    """By member: how long after what was before, and how long after the beginning of the batch."""
+    """Return, by member, the pause after the previous operation and the earliest start after the batch's beginning."""
     if not spec.pauses:
         return [(0, 0)] * len(one.members)
     return [

@@ -1,4 +1,4 @@
-"""What a replay tells: the time of each operation of the trace, and how the whole of it went."""
+"""Results of a replay: the time of each operation of the trace, and of the whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Execution", "OperationTime", "ReplayResult", "RoundsResult", "operat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationTime:
-    """An operation and its median time: of each replay the shortest of its members, who waited for nobody."""
+    """An operation and its median time. Each replay counts by the fastest member, which did not wait for the others."""
 
     record: int
     collective: str
@@ -34,9 +34,9 @@ class OperationTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """A replay that is over. `time_ns` is from the first rank's start to the last one's end, summed over batches.
+    """Result of a replay. `time_ns` is from the first rank's start to the last rank's end, summed over batches.
 
-    Where it failed, `operations` are those that were over.
+    For a failed replay, `operations` are those that were completed.
     """
 
     spec: ReplaySpec
@@ -51,15 +51,16 @@ class ReplayResult:
     rebuilds: tuple[Rebuild, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return the result as plain data, ready for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsResult(RanksResult):
-    """A replay that was one batch, round after round, and is over: an iteration is the whole trace once.
+    """Result of a replay of one batch in rounds. An iteration is one pass over the whole trace.
 
-    Of each round `iteration_p50_ns` and so on are its slowest rank's; `operations` have their medians over the rounds.
+    `iteration_p50_ns` and so on are over the slowest rank of each round. `operations` have their medians over the
+    rounds.
     """
 
     spec: ReplaySpec
@@ -73,7 +74,7 @@ class RoundsResult(RanksResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """A replay that is over, rank by rank: `runs[i]` are the number of a batch and what ran of it."""
+    """A finished replay, rank by rank. `runs[i]` are the number of a batch and its run."""
 
     spec: ReplaySpec
     trace: Trace
@@ -83,23 +84,23 @@ class Execution:
 
     @property
     def outcome(self) -> Outcome:
-        """As of all runs together."""
+        """The worst outcome of all runs."""
         outcomes = {running.outcome for _, running in self.runs}
         return "failed" if "failed" in outcomes else "recovered" if "recovered" in outcomes else "completed"
 
     @property
     def where(self) -> str | None:
-        """Where it failed, if it did."""
+        """Where the replay failed, or None."""
         return next((running.failure for _, running in self.runs if running.failure is not None), None)
 
     @property
     def wrong_elements(self) -> int:
-        """Summed over all ranks."""
+        """Sum of wrong elements over all ranks."""
         return sum(item.wrong_elements for per_rank in self.iterations for rank in per_rank for item in rank)
 
     @property
     def iterations(self) -> tuple[tuple[tuple[Iteration, ...], ...], ...]:
-        """What rank r did in run i: `iterations[i][r]`."""
+        """Iterations of rank r in run i: `iterations[i][r]`."""
         return tuple(
             tuple(iterations_of(running, task_name(rank)) for rank in range(len(self.ranks)))
             for _, running in self.runs
@@ -107,7 +108,7 @@ class Execution:
 
 
 def rounds(done: Execution) -> RoundsResult:
-    """The result of a replay that was one batch, round after round."""
+    """Return the result of a replay that was one batch, in rounds."""
     ((_, running),) = done.runs
     per_rank, batch = done.iterations[0], done.batches[0]
     lengths = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
@@ -125,7 +126,7 @@ def rounds(done: Execution) -> RoundsResult:
 
 
 def result(done: Execution) -> ReplayResult:
-    """The result of a replay of however many batches."""
+    """Return the result of a replay of any number of batches."""
     times: dict[tuple[int, int], list[int]] = {}
     for (number, _), per_rank in zip(done.runs, done.iterations, strict=True):
         for index in range(len(done.batches[number].operations)):
@@ -145,7 +146,7 @@ def result(done: Execution) -> ReplayResult:
 
 
 def operation_times_ns(batch: Batch, index: int, per_rank: Sequence[Sequence[Iteration]]) -> list[int]:
-    """Time of one operation in each iteration that all its members have finished: of the member that waited least."""
+    """Return the time of an operation in each iteration that all members finished, of the member that waited least."""
     ends = list(zip(batch.phases[index], batch.gates[index], strict=True))
     rows = zip(*(per_rank[member] for member in batch.operations[index].members), strict=False)
     return [min(_took_ns(item, *end) for item, end in zip(row, ends, strict=True)) for row in rows]

@@ -1,6 +1,6 @@
-"""Storage of a job: a host serves data and takes checkpoints over the front end, TCP only (`traffic.node.storage`).
+"""Storage of a job: a host serves data and stores checkpoints over the front end, by TCP (`traffic.node.storage`).
 
-It is there as long as the job: it ends with its channel, whatever becomes of the controller.
+The server lives as long as its channel, so it also ends when the controller is gone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ MODES = ("sync", "staggered", "async")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """`host` serves; every rank fetches `ingest_bytes` an iteration, ahead, and stores `checkpoint_bytes` now and then.
+    """Storage on `host`: each rank prefetches `ingest_bytes` per iteration and stores `checkpoint_bytes` periodically.
 
-    Every `every` iterations, in one of `MODES` (`traffic.node.ranks.feed`). A size of 0: nothing of that.
+    A checkpoint is due every `every` iterations, in one of `MODES` (`traffic.node.ranks.feed`). A size of 0 disables
+    that part.
     """
 
     host: str
@@ -39,7 +40,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageTimes:
-    """What storage cost a job, over all ranks: waits for data by iteration, waits for checkpoints, times to store."""
+    """Storage times of a job over all ranks: waits for data, waits for checkpoints, and times to store them."""
 
     ingest_wait_p50_ns: float
     ingest_wait_p99_ns: float
@@ -51,41 +52,43 @@ class StorageTimes:
 
 
 def check(storage: Storage) -> None:
-    """Refuse what cannot be meant on any lab.
+    """Reject a spec that is invalid on every lab.
 
     Raises:
-        UsageError: in one sentence.
+        UsageError: a value is invalid; the message names it.
     """
     if storage.mode not in MODES:
-        raise UsageError(f'no checkpoints "{storage.mode}"; there is {", ".join(MODES)}')
+        raise UsageError(f'no checkpoint mode "{storage.mode}"; there is {", ".join(MODES)}')
     if min(storage.ingest_bytes, storage.checkpoint_bytes) < 0 or storage.every < 1:
-        raise UsageError("sizes of data and checkpoints are from 0 on, and checkpoints come every 1 iteration or more")
+        raise UsageError(
+            "sizes of data and checkpoints must be at least 0, and a checkpoint interval at least 1 iteration"
+        )
     if not storage.ingest_bytes and not storage.checkpoint_bytes:
-        raise UsageError(f"storage on {storage.host} for nothing: say how much data an iteration needs, or checkpoints")
+        raise UsageError(f"storage on {storage.host} is not used; give a size for ingest or for checkpoints")
 
 
 class StorageServer:
-    """Storage that runs. `close` ends it and may be called twice."""
+    """A running storage server. `close` stops it and may be called twice."""
 
     def __init__(self, channel: Channel, address: str, port: int) -> None:
         self._channel = channel
         self.address, self.port = address, port
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._channel.close()
 
     def told(self, storage: Storage, ranks: int) -> dict[str, Any]:
-        """What a rank is told of it."""
+        """Return the configuration of a rank's storage client."""
         return {**asdict(storage), "address": self.address, "port": self.port, "ranks": ranks}
 
 
 def serve(lab: TrafficLab, host: str) -> StorageServer:
-    """Start it.
+    """Start the storage server on a host.
 
     Raises:
         UsageError: there is no such host.
-        LabError: it does not start.
+        LabError: the server does not start.
     """
     host = select_one(lab.topology, host)
     found = lab.topology.host_by_name.get(host)
@@ -104,7 +107,7 @@ def serve(lab: TrafficLab, host: str) -> StorageServer:
 
 
 def times_of(iterations: Sequence[Sequence[Iteration]], checkpoints: Sequence[Checkpoint]) -> StorageTimes:
-    """Of all ranks' iterations, and of all that was stored."""
+    """Summarise the storage waits of all ranks' iterations, and all checkpoints."""
     waits = [item.ingest_ns for rank in iterations for item in rank] or [0]
     blocked = [item.waited_ns for item in checkpoints] or [0]
     stored = [item.end_ns - item.start_ns for item in checkpoints] or [0]

@@ -1,10 +1,10 @@
-"""Receiver-driven admission: senders to one RNIC send a chain when its host grants them one, each in its turn.
+"""Receiver-driven admission: a sender to an RNIC sends a chain only when the receiving host grants it, in turn.
 
-However many senders there are, never more than `admit` chains are under way to the RNIC: an incast becomes a queue at
-the receiver's host instead of one at its switch port (as in Homa's and NDP's grants, by chains instead of packets). The
-last request of a chain is a write with immediate, by which the receiver knows that the chain has come; a grant is an
-empty write with immediate, of as many messages as the sender's chains have. A sender that has no more says so by an
-immediate of 0.
+At most `admit` chains are in flight to the RNIC, however many senders there are. An incast then queues at the senders
+instead of at the receiver's switch port (as with the grants of Homa and NDP, but for chains instead of packets). The
+last request of a chain is a write with immediate, by which the receiver knows that the chain has arrived. A grant is an
+empty write with immediate; its value is the number of messages in the sender's chains. A sender without more data sends
+an immediate of 0.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LEAVE_ID = 1 << 60
 
 
 _GRANTS: dict[str, Grants] = {}
-"""By RNIC, of this engine: its flows know nothing of each other but this."""
+"""Grants of this engine by RNIC, shared by all flows to that RNIC."""
 
 
 class AdmittedReceiver(FlowReceiver):
-    """The end that grants."""
+    """The end that grants chains."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
@@ -66,7 +66,7 @@ class AdmittedReceiver(FlowReceiver):
 
     def _grant(self, granted: list[Conn], now_ns: int) -> None:
         for conn in granted:
-            credit, _ = conn.task.credits[conn.number]  # type: ignore[attr-defined]  # one of us
+            credit, _ = conn.task.credits[conn.number]  # type: ignore[attr-defined]  # an AdmittedReceiver
             credit.imm_data = conn.peer["chain"]
             conn.task.posted(conn, now_ns)
             conn.rc.post_send(credit)
@@ -77,7 +77,7 @@ class AdmittedReceiver(FlowReceiver):
 
 
 class AdmittedSender(FlowSender):
-    """The end that waits for grants; they are counted as a sender of sends counts what it was told of."""
+    """The end that waits for grants. Grants use the credit counter of `FlowSender`."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
@@ -105,7 +105,7 @@ class AdmittedSender(FlowSender):
         if self.running:
             conn.outstanding = 0
             self.left.discard(conn.number)
-            # Granted to a queue pair that is gone: the receiver does not count these any more, and grants them anew.
+            # Chains in flight on the lost queue pair: the receiver no longer counts their grants and grants them again.
             self.again[conn.number] = deque(self.lanes[conn.number].flying)
             self._fill(conn, now_ns)
             self._leave_if_done(conn, now_ns)

@@ -1,4 +1,4 @@
-"""Registered memory of a flow: of the host, or of a GPU."""
+"""Registered memory of a flow, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CudaBuffer", "HostBuffer", "make"]
 
 
 class HostBuffer:
-    """Page-aligned memory of the host."""
+    """Page-aligned host memory."""
 
     def __init__(self, rnic: Rnic, size: int) -> None:
         import ctypes
@@ -27,22 +27,22 @@ class HostBuffer:
         self.mr: MR = rnic.register(self.address, size)
 
     def read(self, size: int, offset: int = 0) -> bytes:
-        """So many bytes from `offset` on."""
+        """Return `size` bytes from `offset` on."""
         return self._memory[offset : offset + size]
 
     def write(self, offset: int, data: bytes) -> None:
-        """Put bytes there."""
+        """Write `data` at `offset`."""
         self._memory[offset : offset + len(data)] = data
 
     def close(self) -> None:
-        """Forget the registration, then the memory."""
+        """Deregister the memory, then free it."""
         self.mr.close()
         del self._view
         self._memory.close()
 
 
 class CudaBuffer:
-    """Memory of a GPU, registered by its dma-buf: for the RNIC it begins at address 0. Not yet run on hardware."""
+    """GPU memory registered by its dma-buf. For the RNIC it begins at address 0. Not yet run on hardware."""
 
     address = 0
 
@@ -57,21 +57,21 @@ class CudaBuffer:
             raise
 
     def read(self, size: int, offset: int = 0) -> bytes:
-        """The first bytes; there is no way yet to others."""
+        """Return the first `size` bytes. Another offset is not implemented."""
         if offset:
-            raise NotImplementedError("memory of a GPU is read from its beginning only")
+            raise NotImplementedError("GPU memory can only be read from offset 0")
         return self._memory.read(size)
 
     def write(self, offset: int, data: bytes) -> None:
-        """There is no way yet to do so."""
-        raise NotImplementedError("memory of a GPU is not written by its host")
+        """Raise, as the host cannot write GPU memory yet."""
+        raise NotImplementedError("the host cannot write GPU memory")
 
     def close(self) -> None:
-        """Forget the registration, then the memory."""
+        """Deregister the memory, then free it."""
         self.mr.close()
         self._memory.close()
 
 
 def make(rnic: Rnic, size: int, gpu: dict[str, Any] | None) -> HostBuffer | CudaBuffer:
-    """On the GPU {"pcie", "number"}; None: on the host."""
+    """Allocate a buffer on the GPU {"pcie", "number"}, or on the host if `gpu` is None."""
     return HostBuffer(rnic, size) if gpu is None else CudaBuffer(rnic, size, gpu)

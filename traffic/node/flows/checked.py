@@ -1,11 +1,11 @@
-"""Flows of which every byte of every message is looked at: sends and writes with immediate by the receiver, reads here.
+"""Flows whose every byte is verified: sends and writes with immediate by the receiver, reads by the reader.
 
-What is in them is in `traffic.node.flows.content`. Each message under way has a slot of its own at both ends, filled
-before it is posted and looked at when it has come; only then may the slot be used again: a receive is posted again, and
-a sender of writes is told, after the look.
+`traffic.node.flows.content` defines the bytes. Each message in flight has its own slot at both ends. A slot is filled
+before the message is posted and verified when it has arrived. Only then is it reused: the receive is posted again, or
+the sender of a write gets a credit.
 
-After a rebuild the sender sends again what was not acknowledged, and what the receiver had not looked at yet is lost to
-it: the first message on a new QP may have any number near the one that is due.
+After a rebuild the sender repeats the messages that were not acknowledged. Messages that the receiver had not yet
+verified are lost. The first message on a new QP may therefore have any number near the expected one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUIET_NS = 500_000_000
 
 
 class CheckedReceiver(FlowReceiver):
-    """The end that looks at what was sent and written, or holds what is read."""
+    """The end that verifies what was sent or written, or holds the data that is read."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
@@ -44,7 +44,7 @@ class CheckedReceiver(FlowReceiver):
             self.buffer.write(0, self.content.of(0, 0))
 
     def slots(self) -> int:
-        """Of one QP: as many as there are receives, or writes under way."""
+        """Number of slots per QP: one per receive, or one per write in flight."""
         return self.receives if self.spec["verb"] == "send" else int(self.spec["depth"])
 
     def memory_bytes(self) -> int:
@@ -82,7 +82,7 @@ class CheckedReceiver(FlowReceiver):
 
     def taken(self, conn: Conn, imm: int) -> Any:
         looker = self.lookers[conn.number]
-        if self.spec["verb"] == "send":  # receives are used in the order in which they were posted
+        if self.spec["verb"] == "send":  # receives complete in the order in which they were posted
             self.requests[conn.number].rotate(-1)
             offset, made = self.requests[conn.number][-1]
         else:
@@ -118,12 +118,12 @@ class CheckedReceiver(FlowReceiver):
 
 
 class CheckedSender(FlowSender):
-    """The active end; its chains are of one message."""
+    """The active end. Its chains consist of one message."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
         self.content = Content(self.size)
-        self.posted_messages: dict[int, int] = {}  # by connection, in order of their places in memory
+        self.posted_messages: dict[int, int] = {}  # by connection, in the order of the connections' slots in memory
         self.checked = self.wrong = 0
         if self.verb == "write-imm":
             self.window = spec["depth"]

@@ -1,7 +1,7 @@
-"""What is in the messages of a flow that is checked, and the look at them. Pure.
+"""Contents of the messages of a checked flow, and their verification. Pure.
 
-Message n of a QP begins with n in 8 bytes, and goes on with a part of a tape of random bytes that begins at another
-place for each n and each QP. What is left over from another message, of another QP, or at another place, does not fit.
+Message n of a QP begins with n in 8 bytes. The rest is an excerpt of a tape of random bytes, whose start differs for
+each n and each QP. Bytes left over from another message, another QP or another position therefore do not match.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import hashlib
 __all__ = ["Content", "Looker", "differing", "nearest"]
 
 PERIOD = 65537
-"""Prime: a shift by a multiple of packets or slots is always another place of the tape."""
+"""Prime, so that a shift by any number of packets or slots is a different position on the tape."""
 BY_MESSAGE = 40503
 BY_CONN = 7919
 NUMBER_BYTES = 8
 
 
 def differing(data: bytes, want: bytes) -> int:
-    """How many bytes of a message are others than they should be; both are of one size."""
+    """Return how many bytes of a message differ from the expected ones. Both have the same length."""
     return sum(one != other for one, other in zip(data, want, strict=True))
 
 
 def nearest(said: int, due: int, whole: int) -> int:
-    """The number nearest to `due`, but not below 0, of which only `said`, its remainder modulo `whole`, is known."""
+    """Return the number nearest to `due`, but not below 0, whose remainder modulo `whole` is `said`."""
     away = (said - due) % whole
     return max(0, due + (away if away < whole // 2 else away - whole))
 
 
 class Content:
-    """What is in messages of `size` bytes."""
+    """Contents of messages of `size` bytes."""
 
     def __init__(self, size: int) -> None:
         tape = hashlib.shake_128(b"faultbed").digest(PERIOD)
@@ -37,14 +37,14 @@ class Content:
         self.tape = (tape * (1 + -(-size // PERIOD)))[: PERIOD + size]
 
     def of(self, conn: int, number: int) -> bytes:
-        """Message `number` of a connection."""
+        """Return message `number` of a connection."""
         start = (number * BY_MESSAGE + conn * BY_CONN) % PERIOD
         head = number.to_bytes(NUMBER_BYTES, "little")[: self.size]
         return head + self.tape[start : start + self.size - len(head)]
 
 
 class Looker:
-    """Looks at the messages of one connection as they come; counts bytes, and wrong ones."""
+    """Verifies the messages of one connection as they arrive, and counts bytes and wrong bytes."""
 
     def __init__(self, content: Content, conn: int) -> None:
         self.content = content
@@ -54,7 +54,7 @@ class Looker:
         self.checked = self.wrong = 0
 
     def look(self, data: bytes) -> None:
-        """The next message."""
+        """Verify the next message."""
         number = self._near(data) if self.rejoined else self.due
         self.rejoined = False
         want = self.content.of(self.conn, number)
@@ -66,6 +66,6 @@ class Looker:
         self.checked += len(data)
 
     def _near(self, data: bytes) -> int:
-        """The number that a message says it has, which in a short one is but its last bytes."""
+        """Return the message number that `data` carries; a short message carries only its lowest bytes."""
         width = min(NUMBER_BYTES, len(data))
         return nearest(int.from_bytes(data[:width], "little"), self.due, 1 << 8 * width)

@@ -1,13 +1,13 @@
-"""Probes that are answered: datagrams with a number, sent back by the process at the other end, with the times of both.
+"""Echo probes: numbered datagrams that the process at the other end sends back, timed at both ends.
 
-The prober keeps when it posted each probe and when it read its answer, the responder when it read the probe and when it
-posted the answer; each tells its own every few seconds, and nobody's clock is compared with another's
-(`traffic.probes.rtt`). The number is the immediate of both datagrams. A responder that has `ANSWERS` of a connection
-under way answers no more.
+The prober records when it posted each probe and when it read the answer. The responder records when it read the probe
+and when it posted the answer. Each end reports its own times every few seconds, and the clocks of the two hosts are
+never compared (`traffic.probes.rtt`). The number is the immediate of both datagrams. A responder with `ANSWERS` answers
+of a connection in flight does not answer further probes.
 
-Rows of `stamps` are (connection, number, ns, ns). A prober's are posted and read: a probe is told when its answer has
-come, or, with 0, when none has after `GIVE_UP_NS`; an answer that comes still later is told again. A responder's are
-read and answered, with 0 for what it did not answer.
+Rows of `stamps` are (connection, number, ns, ns). For a prober the times are posted and read. A probe is reported when
+its answer arrives, or with 0 after `GIVE_UP_NS` without an answer. A later answer is reported in a second row. For a
+responder the times are read and answered, with 0 for a probe that it did not answer.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = ["EchoReceiver", "EchoSender"]
 
 ANSWERS = 8
 ANSWERED = 64
-"""Receives that a prober posts for answers: all queue pairs of an RNIC share one completion queue."""
+"""Receives that a prober posts for answers. It is limited because all QPs of an RNIC share one completion queue."""
 GIVE_UP_NS = 2_000_000_000
 FORGET_NS = 30_000_000_000
-"""An answer that is later than this finds nobody who waits for it."""
+"""An answer later than this is ignored."""
 TELL_NS = 3_000_000_000
-"""Every line costs an emulated host some milliseconds."""
+"""Interval between reports: every line costs an emulated host some milliseconds."""
 
 
 class _Told:
-    """Rows that a task tells the controller now and then."""
+    """Rows of timestamps that a task reports to the controller in batches."""
 
     def __init__(self, task: EchoSender | EchoReceiver) -> None:
         self.task = task
@@ -53,7 +53,7 @@ class _Told:
         self.told_ns = 0
 
     def look(self, now_ns: int, *, last: bool = False) -> None:
-        """Tell them when it is time."""
+        """Report the rows if the interval is over."""
         if self.rows and (last or now_ns - self.told_ns >= TELL_NS):
             self.told_ns = now_ns
             rows, self.rows = self.rows, []
@@ -61,7 +61,7 @@ class _Told:
 
 
 class EchoSender(UnreliableSender):
-    """Numbers its probes and keeps the times of each."""
+    """Sends numbered probes and records the times of each."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
@@ -69,9 +69,7 @@ class EchoSender(UnreliableSender):
         self.answers = buffer.make(rnic, self.size + GRH_BYTES, None)
         self.answer = recv_request(RECV_ID, self.answers.mr, self.size + GRH_BYTES)
         self.counts: dict[int, int] = {}
-        self.waiting: dict[
-            tuple[int, int], int
-        ] = {}  # of each probe that nobody has answered yet: posted, oldest first
+        self.waiting: dict[tuple[int, int], int] = {}  # unanswered probes, oldest first: when each was posted
         self.given_up: dict[tuple[int, int], int] = {}
         self.told = _Told(self)
 
@@ -117,7 +115,7 @@ class EchoSender(UnreliableSender):
         return {}
 
     def sample(self, now_ns: int, *, last: bool = False) -> None:
-        """Nobody asks for the goodput of probes."""
+        """Report nothing: the goodput of probes is not of interest."""
 
     def close(self) -> None:
         super().close()
@@ -125,7 +123,7 @@ class EchoSender(UnreliableSender):
 
 
 class EchoReceiver(UnreliableReceiver):
-    """Sends each probe back, and keeps when it came and went."""
+    """Sends each probe back and records when it arrived and when the answer was posted."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
@@ -171,7 +169,7 @@ class EchoReceiver(UnreliableReceiver):
         self.idle[conn.number].append(wr_id)
 
     def sample(self, now_ns: int, *, last: bool = False) -> None:
-        """As the prober's."""
+        """Report nothing: the goodput of answers is not of interest."""
 
     def tick(self, now_ns: int) -> None:
         super().tick(now_ns)
@@ -183,7 +181,7 @@ class EchoReceiver(UnreliableReceiver):
 
 
 def _older(posted: dict[tuple[int, int], int], before_ns: int) -> list[tuple[int, int]]:
-    """Of probes by the time at which they were posted, oldest first: those from before a time."""
+    """Return the keys of the probes that were posted before `before_ns`. `posted` is in order of time."""
     found = []
     for key, posted_ns in posted.items():
         if posted_ns >= before_ns:

@@ -1,16 +1,17 @@
-"""A flow: requests of one size and verb on N QPs, kept `depth` deep, for a time or a number of messages.
+"""A flow: requests of one size and verb on N QPs, kept `depth` deep, for a duration or a number of messages.
 
-Requests are posted as chains of `batch` of which only the last is signalled: one system call and one completion a
-batch. A chain is made once and posted again when it has completed; after a rebuild the chains that had not completed
-are posted again on the new QP. The receiver's CPU takes no part, except in sends and writes with immediate: it posts
-receives, and tells the sender how many messages have come by empty writes with immediate, so that each finds a receive.
+Requests are posted as chains of `batch`, of which only the last is signalled: one system call and one completion per
+batch. A chain is built once and posted again when it has completed. After a rebuild, the chains that had not completed
+are posted on the new QP. The receiver's CPU takes part only in sends and writes with immediate. It posts receives and
+returns credits, so that each message finds a receive. A credit is an empty write with immediate; its value is the
+number of messages that have arrived.
 
-With `late_ns` none is told anything, and a message finds a receive only by luck: there is never more than one, posted
-so long after the message before it came. The sender's RNIC is told that the receiver is not ready (RNR NAK), waits for
-what its `min_rnr_timer` says and sends again, `rnr_retry` times.
+With `late_ns` the receiver sends no credits, and at most one receive is posted at a time, `late_ns` after the previous
+message arrived. Most messages then find no receive. The sender's RNIC gets an RNR NAK, waits for the receiver's
+`min_rnr_timer` and retries, up to `rnr_retry` times.
 
-`spread` over the QPs: each on its own (`each`), message after message in turn (`round-robin`), or every message in
-parts, one on each QP (`split`).
+`spread` distributes messages over the QPs: each QP has its own (`each`), the QPs take turns (`round-robin`), or every
+message is split into parts, one per QP (`split`).
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ DRAIN_NS = 3_000_000_000
 CREDIT_ID = 1 << 61
 CREDITS_IN_FLIGHT = 8
 RECEIVED = ("send", "write-imm")
-"""Verbs of which each message takes a receive."""
+"""Verbs whose messages each consume a receive."""
 SEND_WINDOW = 2
-"""Receives that are posted, in depths of the sender."""
+"""Number of posted receives, as a multiple of the sender's depth."""
 MOST_LATENCIES = 200_000
 
 
 class _Lane:
-    """The chains of one connection: idle ones and those in flight, oldest first."""
+    """The chains of one connection: idle ones, and those in flight, oldest first."""
 
     def __init__(self) -> None:
         self.heads: list[Any] = []
-        self.keep: list[Any] = []  # every request and SGE of every chain: the links between them are C pointers
+        self.keep: list[Any] = []  # all requests and SGEs of all chains, which are linked only by C pointers
         self.idle: deque[int] = deque()
         self.flying: deque[int] = deque()
         self.posted_ns: dict[int, int] = {}
         self.batch = 1
-        self.left: int | None = None  # messages still to be posted; None: until the time is over
+        self.left: int | None = None  # messages still to be posted; None: no limit but the duration
         self.messages = 0
-        self.ahead = 0  # sends that the receiver has not told of
+        self.ahead = 0  # messages for which no credit has come yet
         self.first_ns = 0
         self.last_ns = 0
 
@@ -76,15 +77,15 @@ class FlowReceiver(Task):
         self.untold: dict[int, int] = {}
 
     def memory_bytes(self) -> int:
-        """How much memory it has for what comes."""
+        """Return the size of the memory that receives data."""
         return int(self.spec["part_bytes"])
 
     def receives_of(self, conn: Conn) -> Iterable[Any]:
-        """What is posted on a new QP."""
+        """Return the receives to post on a new QP."""
         return [self.receive] * self.receives
 
     def taken(self, conn: Conn, imm: int) -> Any:
-        """A message has come: what is posted again for the receive that it took."""
+        """Return the receive to post after a message has consumed one."""
         return self.receive
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
@@ -166,7 +167,7 @@ class FlowSender(Task):
         self.stopping_ns: int | None = None
 
     def memory_bytes(self) -> int:
-        """How much memory it has for what it sends."""
+        """Return the size of the memory that is sent from."""
         return int(self.spec["part_bytes"])
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
@@ -196,7 +197,7 @@ class FlowSender(Task):
         if total is not None:
             share, rest = (total, 0) if self.spec["spread"] == "split" else divmod(total, self.spec["qps"])
             lane.left = share + (1 if place < rest else 0)
-            # Chains are posted whole: the longest that divides the share.
+            # Chains are posted whole, so their length is the longest that divides the share.
             lane.batch = next(b for b in range(lane.batch, 0, -1) if lane.left % b == 0)
         for index in range(max(1, self.spec["depth"] // lane.batch)):
             following = None
@@ -207,7 +208,7 @@ class FlowSender(Task):
                     mr=self.buffer.mr,
                     address=self.buffer.address,
                     size=self.size,
-                    signalled=position == 0,  # built from the tail: the first made is the last of the chain
+                    signalled=position == 0,  # built from the tail: the first one built is the last of the chain
                 )
                 if following is not None:
                     made[0].next_wr = following
@@ -233,7 +234,7 @@ class FlowSender(Task):
     def wake(self, now_ns: int) -> None:
         self.wake_ns = None
         conns = list(self.conns.values())
-        if not self.in_turn:  # of a pace that is shared, whoever is asked first has most: another one each time
+        if not self.in_turn:  # the first QP gets most of a shared rate, so another one is first each time
             self.turn = (self.turn + 1) % len(conns)
         for conn in conns[self.turn :] + conns[: self.turn]:
             self._fill(conn, now_ns)
@@ -259,7 +260,7 @@ class FlowSender(Task):
                 pass
 
     def _post(self, conn: Conn, now_ns: int) -> bool:
-        """Post one chain on a connection, if there is one, and it may."""
+        """Post one chain on a connection, if there is one and the window and the rate allow it."""
         lane = self.lanes[conn.number]
         if conn.state != "up" or not lane.idle or self.stopping_ns is not None or lane.left == 0:
             return False
@@ -279,12 +280,12 @@ class FlowSender(Task):
         return True
 
     def leaves(self, conn: Conn, index: int) -> None:
-        """Chain `index` of a connection is posted right now, for the first time since it was idle."""
+        """Prepare for posting chain `index` of a connection for the first time since it was idle."""
         if self.latencies_ns is not None:
             self.lanes[conn.number].posted_ns[index] = time.monotonic_ns()
 
     def extras(self) -> dict[str, Any]:
-        """What is told at the end, besides what every flow tells."""
+        """Return fields for the `done` event, besides those of every flow."""
         return {}
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Whose turn it is to send to an RNIC. Pure."""
+"""Grants to send to an RNIC, given out in turn. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Grants"]
 
 
 class Grants:
-    """Who may send to an RNIC: at most `admit` grants are held at a time, and everybody has a turn."""
+    """Grants to send to an RNIC: at most `admit` are out at a time, and the waiting senders take turns."""
 
     def __init__(self, admit: int) -> None:
         self.free = admit
@@ -20,14 +20,14 @@ class Grants:
         self.held: dict[Any, int] = {}
 
     def join(self, who: Any) -> list[Any]:
-        """Somebody wants to send, or wants it again after its grants were lost; who is granted now."""
+        """Add a sender, or restart one whose grants were lost. Return the senders that get a grant now."""
         granted = self.leave(who)
         self.held[who] = 0
         self.waiting.append(who)
         return granted + self._serve()
 
     def came(self, who: Any) -> list[Any]:
-        """What somebody was granted has come."""
+        """Record that a granted chain of `who` has arrived. Return the senders that get a grant now."""
         if self.held.get(who):
             self.held[who] -= 1
             self.free += 1
@@ -35,7 +35,7 @@ class Grants:
         return self._serve()
 
     def leave(self, who: Any) -> list[Any]:
-        """Somebody has nothing more to send, or cannot."""
+        """Remove a sender that has no more data or cannot send. Return the senders that get a grant now."""
         self.free += self.held.pop(who, 0)
         self.waiting = deque(one for one in self.waiting if one != who)
         return self._serve()

@@ -1,10 +1,9 @@
-"""Receives that are posted late: what a program that was not ready leaves its RNIC with.
+"""Receives that are posted late, as by a program that is not ready when its RNIC needs the next receive.
 
-While the file `PATH` is there, a task keeps each receive that was taken for as many milliseconds as the file says (0:
-for as long as it is there) before it posts it again. Whoever sends meanwhile runs into a receiver that is not ready:
-its RNIC is told so (RNR NAK, InfiniBand Architecture Specification 9.7.5.2.8) and tries again, `rnr_retry` times. The
-file is looked for at every tick of the engine; the fault `congestion.late-receives` puts it there. It is below /run, so
-that no boot ever finds it.
+While the file `PATH` exists, a task delays the reposting of each consumed receive. The file holds the delay in ms; 0
+means until the file is removed. A sender then meets a receiver that is not ready: its RNIC gets an RNR NAK (InfiniBand
+Architecture Specification 9.7.5.2.8) and retries, up to `rnr_retry` times. The engine checks for the file at every
+tick. The fault `congestion.late-receives` creates it. It lies below /run, so that it never survives a reboot.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ _FOR_EVER_NS = 1 << 62
 
 
 class Late:
-    """Of one engine, or of a receiver that is asked to be slow. `ns`: how late; 0: at once."""
+    """Delayed receives of one engine, or of a receiver that is configured to be slow. `ns` is the delay (0: none)."""
 
     def __init__(self, ns: int = 0) -> None:
         self.ns = ns
         self.held: deque[tuple[int, Conn, int, Any]] = deque()
 
     def look(self) -> None:
-        """Whether the fault is there; what it held back is posted when it goes."""
+        """Read the delay that the fault sets. When the fault ends, post all delayed receives."""
         before, self.ns = self.ns, _asked_ns()
         if before and not self.ns:
             self._post(_FOR_EVER_NS)
 
     def post(self, conn: Conn, receive: Any) -> None:
-        """A receive that was taken: now, or later."""
+        """Post a consumed receive again, now or after the delay."""
         if self.ns:
             self.held.append((time.monotonic_ns() + self.ns, conn, conn.generation, receive))
         else:
@@ -47,31 +46,31 @@ class Late:
 
     @property
     def due_ns(self) -> int | None:
-        """When `wake` has something to post, if at all."""
+        """When `wake` has something to post, or None."""
         return self.held[0][0] if self.held else None
 
     def wake(self, now_ns: int) -> None:
-        """Post what is due."""
+        """Post the receives that are due."""
         if self.held and self.held[0][0] <= now_ns:
             self._post(now_ns)
 
     def forget(self) -> None:
-        """Their connections are gone."""
+        """Drop all delayed receives, because their connections are gone."""
         self.held.clear()
 
     def _post(self, until_ns: int) -> None:
         while self.held and self.held[0][0] <= until_ns:
             _, conn, generation, receive = self.held.popleft()
-            # A connection that was rebuilt meanwhile got all its receives anew.
+            # A connection that was rebuilt since has new receives.
             if generation == conn.generation and conn.state in ("joined", "up"):
                 conn.rc.post_recv(receive)
 
 
 def _asked_ns() -> int:
-    if not os.access(PATH, os.F_OK):  # nearly always: an exception costs more than a look
+    if not os.access(PATH, os.F_OK):  # the usual case; an exception would cost more than this check
         return 0
     try:
         with open(PATH, encoding="ascii") as file:
             return int(file.read()) * 1_000_000 or _FOR_EVER_NS // 2
-    except (OSError, ValueError):  # gone since, or not yet written
+    except (OSError, ValueError):  # removed since, or not yet written
         return 0

@@ -1,23 +1,24 @@
-"""Flows over unreliable transports of which every byte that comes is looked at.
+"""Flows over unreliable transports whose every arriving byte is verified.
 
-Each message carries its number twice: in its content (`traffic.node.flows.content`) and as its immediate, which is in
-no memory that anyone writes to. By the immediate the receiver knows which message has come, whatever was lost,
-overtaken or doubled before it, and compares all of what is where it should be: what is damaged, of two messages, or
-left over from another one does not fit. What never comes is not looked at; it is missing from the count of what came.
+Each message carries its number twice: in its content (`traffic.node.flows.content`), and as its immediate, which is not
+stored in memory that a peer can overwrite. From the immediate the receiver knows which message has arrived, even after
+losses, reordering or duplication, and compares all bytes that belong to it. Damaged, mixed or stale bytes do not match.
+A message that never arrives is not verified; it is missing from the count of arrived messages.
 
-A send has a receive with memory of its own, which is posted again after the look; receives are used in the order in
-which they were posted, also after a message of which a part was lost (rxe_resp.c, do_class_d1e_error). So nobody has to
-hold its sender back.
+Sends: each receive has its own memory and is posted again after the check. Receives complete in the order in which they
+were posted, also after a message that lost a part (rxe_resp.c, do_class_d1e_error). The sender needs no credits.
 
-A write goes to the place of its number modulo the depth, and nobody but its sender knows when the next one goes there:
-it waits until the one before is over with. The receiver tells up to which number all have come and were looked at, by
-an empty write with that as its immediate. Where one is missing, or what tells was lost, the sender is held back; after
-a silence of a tick it asks, by an empty write with the number of its next message, and what has not come before that
-will not come any more. When nothing answers for `op_deadline_ms`, the queue pair is lost, and made again: so is one on
-which a part of a write of several packets was lost, for rxe takes nothing more on it (rxe_resp.c, check_op_seq: it is
-still in the middle of that write). A message that comes when its place was given up (a copy of it, or one that was
-overtaken for more than a tick) and is not whole there is not looked at; the next one of its place may be called wrong,
-if such a write lands in the moment between its landing and the look.
+Writes: a message goes to slot (number mod depth), and only the sender knows when it will write there next. It therefore
+waits until the previous message in the slot is settled. The receiver reports the number up to which all messages have
+arrived and were verified, as the immediate of an empty write. If a message or such a report is lost, the sender stalls.
+After one silent tick it sends a query: an empty write with the number of its next message. Messages before that number
+which have not arrived by then are given up. If there is no reply for `op_deadline_ms`, the queue pair counts as lost
+and is rebuilt. The same happens after the loss of a part of a write of several packets, because rxe accepts nothing
+more on that QP (rxe_resp.c, check_op_seq: it is still in the middle of the write).
+
+A message that arrives after it was given up (a copy, or one delayed by more than a tick) is not verified unless it is
+complete. If such a late write lands between the arrival and the check of the next message in its slot, that message may
+be reported as wrong.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ if TYPE_CHECKING:
 __all__ = ["NumberedReceiver", "NumberedSender"]
 
 ASK = NUMBERS = 1 << 31
-"""An immediate is a number modulo 2^31, and one bit: whether it asks."""
+"""An immediate is a number modulo 2^31, and one bit that marks a query."""
 ASKS = 8
-"""Under way at a time."""
+"""Maximum number of queries in flight."""
 ASK_ID = 1 << 60
 PLACES_BYTES = 64 << 20
-"""Memory of a flow's receives; fewer than `RECEIVES`, but never than two depths, where messages are large."""
+"""Memory for a flow's receives. Large messages get fewer than `RECEIVES`, but never fewer than two depths."""
 
 
 class NumberedReceiver(UnreliableReceiver):
-    """Counts what comes, and looks at it."""
+    """Counts and verifies arriving messages."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
@@ -57,14 +58,14 @@ class NumberedReceiver(UnreliableReceiver):
         self.tell_at = max(1, self.places() // 4)
         self.content = Content(self.size)
         self.checked = self.wrong = 0
-        self.bases: dict[int, int] = {}  # by connection: where its places begin
+        self.bases: dict[int, int] = {}  # by connection: where its slots begin
         self.requests: dict[int, deque[tuple[int, Any]]] = {}
-        self.due: dict[int, int] = {}  # the number after the highest that came
-        self.over: dict[int, int] = {}  # the first number whose place is not given up
-        self.early: dict[int, set[int]] = {}  # numbers above that which came
+        self.due: dict[int, int] = {}  # the number after the highest one that arrived
+        self.over: dict[int, int] = {}  # the first number whose slot is still awaited
+        self.early: dict[int, set[int]] = {}  # numbers above `over` that arrived
 
     def places(self) -> int:
-        """Of one QP."""
+        """Return the number of slots per QP."""
         depth: int = self.spec["depth"]
         if self.spec["verb"] == "write":
             return depth
@@ -81,7 +82,7 @@ class NumberedReceiver(UnreliableReceiver):
     def joined(self, conn: Conn) -> None:
         number = conn.number
         self.due.setdefault(number, 0)
-        self.over[number] = self.untold[number] = 0  # of this QP: what was sent again may have any number
+        self.over[number] = self.untold[number] = 0  # per QP: a repeated message may have any number
         self.early[number] = set()
         if self.writes:
             super().joined(conn)
@@ -132,7 +133,7 @@ class NumberedReceiver(UnreliableReceiver):
         self.checked += len(data)
 
     def _give_up(self, conn: Conn, before: int) -> None:
-        """Places of numbers below `before`, and of those that came in a row from there on."""
+        """Settle all numbers below `before`, and the consecutive arrived numbers that follow."""
         early, over = self.early[conn.number], self.over[conn.number]
         if before > over:
             early -= {number for number in early if number < before}
@@ -156,14 +157,14 @@ class NumberedReceiver(UnreliableReceiver):
 
 
 class NumberedSender(CheckedSender, UnreliableSender):
-    """Fills and numbers its messages as a checked one does; of writes as many are under way as there are places."""
+    """Fills and numbers its messages like a checked sender. As many writes are in flight as there are slots."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
         if self.verb == "send":
             self.verb = "send-imm"
         self.asks: dict[int, Any] = {}
-        self.held_ns: dict[int, int] = {}  # by connection: since when nothing was told to one that is held back
+        self.held_ns: dict[int, int] = {}  # by connection: since when a stalled sender has had no report
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
         sends, receives = super().capacity(conn)

@@ -1,32 +1,35 @@
-"""When a flow may post next: a rate, on and off bursts, both or neither. Pure: told the time, asks no clock."""
+"""Decide when a flow may post next: by a rate, by on/off bursts, by both or by neither.
+
+Pure: the time is an argument.
+"""
 
 from __future__ import annotations
 
 __all__ = ["Pacer"]
 
 CATCH_UP_NS = 5_000_000
-"""Time that was slept through (timers and virtual CPUs are late) is made up for, this much of it."""
+"""How much missed time is made up for. Timers and virtual CPUs are late."""
 
 
 class Pacer:
-    """Lets bytes go at `rate_bps` (0: as they come), in the first `on_ns` of every `on_ns + off_ns` (0: always)."""
+    """Limits bytes to `rate_bps` (0: unlimited), in the first `on_ns` of every `on_ns + off_ns` (0: always)."""
 
     def __init__(self, *, rate_bps: float, on_ns: int, off_ns: int) -> None:
         self.rate_bps = rate_bps
         self.on_ns = on_ns
         self.off_ns = off_ns
         self.wake_ns: int | None = None
-        """When to ask again, after a no."""
+        """When to try again after a refusal."""
         self._start_ns = 0
         self._next_ns = 0.0
 
     def start(self, now_ns: int) -> None:
-        """The first burst begins now."""
+        """Start the first burst now."""
         self._start_ns = now_ns
         self._next_ns = now_ns
 
     def take(self, now_ns: int, size_bytes: int) -> bool:
-        """Whether so much may be posted now; if so it is counted."""
+        """Return whether `size_bytes` may be posted now; if so, count them."""
         self.wake_ns = None
         if self.on_ns:
             burst, place_ns = divmod(now_ns - self._start_ns, self.on_ns + self.off_ns)

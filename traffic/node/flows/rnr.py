@@ -1,8 +1,8 @@
-"""What an RNIC counts of peers that were not ready to receive (RNR), by the names that its driver has for it.
+"""An RNIC's counters of peers that were not ready to receive (RNR), under the names that its driver uses.
 
-rdma_rxe: `rcvd_rnr_err` and `retry_rnr_exceeded_err` (drivers/infiniband/sw/rxe/rxe_hw_counters.c); mlx5:
-`rnr_nak_retry_err` and `req_rnr_retries_exceeded` (not yet run on hardware). They are of the whole RNIC: what else it
-sends meanwhile counts, too.
+rdma_rxe: `rcvd_rnr_err` and `retry_rnr_exceeded_err` (drivers/infiniband/sw/rxe/rxe_hw_counters.c). mlx5:
+`rnr_nak_retry_err` and `req_rnr_retries_exceeded` (not yet run on hardware). The counters belong to the whole RNIC, so
+they include its other traffic.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ NAMES = {
 
 
 class RnrCount:
-    """How much they grow from `begin` on."""
+    """Growth of the RNR counters since `begin`."""
 
     def __init__(self, rnic: str) -> None:
         self.folder = f"{SYSFS}/{rnic}/ports/1/hw_counters"
         self.before: dict[str, tuple[str, int]] = {}
 
     def begin(self) -> None:
-        """Count from here."""
+        """Record the current values as the reference."""
         self.before = self._read()
 
     def told(self) -> dict[str, Any]:
-        """By what is counted: `counter` and `count`, of those that this RNIC has."""
+        """Return `counter` (its name) and `count` (its growth) for each kind of counter that this RNIC has."""
         return {
             what: {"counter": name, "count": value - self.before[what][1]}
             for what, (name, value) in self._read().items()

@@ -1,11 +1,11 @@
-"""Flows over unreliable transports: what is sent is told by the sender, what came by the receiver.
+"""Flows over unreliable transports: the sender reports what it sent, the receiver reports what arrived.
 
-Nothing is acknowledged: a send completes when it has left, a message of which a packet is lost does not arrive, and so
-does not one that finds no receive posted. An unreliable connection (UC) carries writes, each with an immediate, so that
-its receiver can count, and sends; unreliable datagrams (UD) are sends of at most an MTU, and the receiver's buffer
-begins with 40 bytes for a GRH (IBTA 11.4.1.2: over RoCE v2 the IP header is at its end).
+Nothing is acknowledged: a send completes when it has left the RNIC. A message does not arrive if one of its packets is
+lost, or if no receive is posted for it. An unreliable connection (UC) carries sends, and writes with immediate, which
+its receiver can count. Unreliable datagrams (UD) are sends of at most one MTU. Their receive buffer begins with 40
+bytes for a GRH (IBTA 11.4.1.2: over RoCE v2 the IP header is at its end).
 
-The receiver ends some while after it is told to stop: when nothing has come for `QUIET_NS`.
+The receiver ends after it was stopped and nothing has arrived for `QUIET_NS`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRH_BYTES = 40
 QKEY = 0x11111111
 QUIET_NS = 500_000_000
 RECEIVES = 256
-"""Receives that are posted: nobody holds the sender back."""
+"""Number of posted receives. It is large because no credits limit the sender."""
 
 
 class Uc(Rc):
@@ -39,7 +39,7 @@ class Uc(Rc):
 
 
 class Ud(Rc):
-    """A datagram QP that talks to one peer: in RTS as soon as it is made; `connect` resolves the peer."""
+    """A datagram QP with one peer. It is in RTS as soon as it is created; `connect` resolves the peer's address."""
 
     def __init__(self, rnic: Rnic, *, sends: int, receives: int, psn: int, params: dict[str, Any]) -> None:
         self.rnic = rnic
@@ -69,7 +69,7 @@ QPS = {"uc": Uc, "ud": Ud}
 
 
 class UnreliableSender(FlowSender):
-    """Sends as fast as it may, and nobody tells it what came."""
+    """Sends as fast as it may, without feedback about what arrived."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
@@ -89,7 +89,7 @@ class UnreliableSender(FlowSender):
 
 
 class UnreliableReceiver(FlowReceiver):
-    """Counts what comes."""
+    """Counts arriving messages."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         self.front = GRH_BYTES if spec["transport"] == "ud" else 0
@@ -146,5 +146,5 @@ class UnreliableReceiver(FlowReceiver):
             self.emit("done", task=self.name, start_ns=self.started_ns, end_ns=end_ns, totals=totals, **told)
 
     def extras(self) -> dict[str, Any]:
-        """What is told at the end besides."""
+        """Return fields for the `done` event, besides those of every flow."""
         return {}

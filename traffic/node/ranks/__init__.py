@@ -1,1 +1,1 @@
-"""Engine tasks of ranks: programs of collectives, their memory and their checked data."""
+"""Engine tasks of ranks: programs of collectives, their memory and their verified data."""

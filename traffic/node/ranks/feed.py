@@ -1,8 +1,8 @@
-"""A rank's dealings with storage: the data of the next iteration is fetched ahead, checkpoints are written.
+"""A rank's storage traffic: prefetch the data of the next iteration, and write checkpoints.
 
-A checkpoint is `sync` (all ranks at the same iteration, who wait until it is stored), `staggered` (each at an iteration
-of its own, waiting) or `async` (all at the same iteration; the rank goes on, and waits only if the one before is not
-stored yet). Every byte is checked by its receiver (CRC-32).
+Checkpoint modes: `sync` (all ranks at the same iteration; they wait until it is stored), `staggered` (each rank at its
+own iteration, also waiting) and `async` (all ranks at the same iteration; a rank continues, and waits only if the
+previous checkpoint is not stored yet). The receiver verifies every byte (CRC-32).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["Feed", "StorageClient"]
 
 
 class StorageClient:
-    """One connection to storage, served by the engine's selector; one request at a time.
+    """One connection to the storage server, served by the engine's selector, with one request at a time.
 
-    `on_trouble(text)` is called once when the storage is gone or says that something is wrong.
+    `on_trouble(text)` is called once if the server is gone or reports an error.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class StorageClient:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is in progress."""
         return self.on_done is not None
 
     def get(self, size_bytes: int, on_done: Callable[[], None]) -> None:
-        """Fetch; `on_done()` when all of it has come and is right."""
+        """Fetch `size_bytes`. `on_done()` is called when all bytes have arrived and are correct."""
         self._ask({"get": size_bytes}, [], on_done)
 
     def put(self, parts: list[memoryview], on_done: Callable[[], None]) -> None:
-        """Store; `on_done()` when the storage has all of it, and it is right."""
+        """Store `parts`. `on_done()` is called when the server has all bytes and they are correct."""
         self._ask({"put": sum(len(part) for part in parts), "crc": checksum(parts)}, parts, on_done)
 
     def _ask(self, request: dict[str, int], parts: list[memoryview], on_done: Callable[[], None]) -> None:
@@ -109,7 +109,7 @@ class StorageClient:
 
     def _done(self) -> None:
         if self.crc != self.wanted_crc:
-            self._trouble(f"{self.name}: other bytes came than were sent")
+            self._trouble(f"{self.name}: checksum mismatch: the received bytes differ from those sent")
             return
         done, self.on_done = self.on_done, None
         if done is not None:
@@ -120,18 +120,18 @@ class StorageClient:
         self.on_trouble(text)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(self.socket)
         self.socket.close()
 
 
 class Feed:
-    """The storage of one rank.
+    """The storage traffic of one rank.
 
-    `spec` is `traffic.workloads.storage_service.Storage` as plain data, with `address`, `port` and `ranks`.
-    `ingest_ns` is how long the rank has waited for the data of this iteration, `checkpoint_ns` after it for its
-    checkpoint. `stored(fields)` is called with every checkpoint that is safe: iteration, start_ns, end_ns, waited_ns.
+    `spec` is `traffic.workloads.storage_service.Storage` as plain data, with `address`, `port` and `ranks`. `ingest_ns`
+    is how long the rank has waited for the data of this iteration, `checkpoint_ns` how long for its checkpoint.
+    `stored(fields)` is called for every stored checkpoint with iteration, start_ns, end_ns and waited_ns.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Feed:
             self._reader.get(self.spec["ingest_bytes"], self._came)
 
     def batch(self, then: Callable[[], None]) -> None:
-        """Call `then` when the data of this iteration is here; that of the next one is fetched from now on."""
+        """Call `then` when the data of this iteration has arrived, and start to fetch the data of the next one."""
         self.ingest_ns = self.checkpoint_ns = 0
         if self._reader is None:
             then()
@@ -185,12 +185,12 @@ class Feed:
         return bool((iteration + 1 + turn) % every == 0)
 
     def checkpoint(self, iteration: int, then: Callable[[], None]) -> None:
-        """Call `then` when the rank may go on after this iteration."""
+        """Write a checkpoint if one is due. Call `then` when the rank may continue."""
         if self._writer is None or not self._is_due(iteration):
             then()
             return
         asked_ns = time.monotonic_ns()
-        if self._writer.is_busy:  # the one before is not stored yet
+        if self._writer.is_busy:  # the previous checkpoint is not stored yet
             self._wants_writer = lambda: self._put(iteration, asked_ns, then)
         else:
             self._put(iteration, asked_ns, then)
@@ -213,21 +213,21 @@ class Feed:
             elif self._on_idle is not None:
                 self._on_idle()
 
-        # No two checkpoints are alike, as those of a job are not.
+        # Every checkpoint has its own content, as those of a real job do.
         block = f"rank {self.rank} iteration {iteration} ".encode().ljust(64, b".") * (BLOCK_BYTES // 64)
-        assert self._writer is not None  # noqa: S101  # or nobody came here
+        assert self._writer is not None  # noqa: S101  # `checkpoint` returns early without a writer
         self._writer.put(blocks(block, self.spec["checkpoint_bytes"]), stored)
         if not waits:
             then()
 
     def settle(self, then: Callable[[], None]) -> None:
-        """Call `then` when nothing is being written any more."""
+        """Call `then` when no write is in progress."""
         if self._writer is not None and self._writer.is_busy:
             self._on_idle = then
         else:
             then()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for client in self._clients:
             client.close()

@@ -1,18 +1,18 @@
-"""Pauses in a rank's program: what it does between collectives, or waits for, without a GPU (modelled)."""
+"""Pauses in a rank's program that stand for work between collectives, without a GPU (modelled)."""
 
 from __future__ import annotations
 
 __all__ = ["Gate"]
 
 OPEN = 1 << 62
-"""A step that no program has."""
+"""A step beyond the end of every program."""
 
 
 class Gate:
-    """Holds back the sends of a phase and all after it: `[phase, pause_ns, not_before_ns]`, in order of phases.
+    """Holds back the sends of a phase and everything after it: `[phase, pause_ns, not_before_ns]`, in order of phases.
 
-    Phase 0 is what comes before the first fence, phase i what comes between fences i - 1 and i. The gate of a phase
-    opens `pause_ns` after all that was before it, and not before `not_before_ns` after the beginning of the iteration.
+    Phase 0 is before the first fence, phase i is between fences i - 1 and i. The gate of a phase opens `pause_ns` after
+    all earlier phases are done, and not before `not_before_ns` after the start of the iteration.
     """
 
     def __init__(self, pauses: list[list[int]], fences: list[int]) -> None:
@@ -23,7 +23,7 @@ class Gate:
         self.begin(0)
 
     def begin(self, now_ns: int) -> None:
-        """An iteration begins."""
+        """Start an iteration."""
         self.start_ns = self.reached_ns = now_ns
         self.index = 0
         self.until_ns: int | None = None
@@ -31,7 +31,7 @@ class Gate:
         self.step = self.rows[0][1] if self.rows else OPEN
 
     def look(self, phases_done: int, now_ns: int) -> int | None:
-        """Open what may be opened; when to look again, if time alone is waited for."""
+        """Open every gate that may open. Return when to call again, or None if no gate waits for time alone."""
         while self.index < len(self.rows):
             phase, _, pause_ns, not_before_ns = self.rows[self.index]
             if phases_done < phase:

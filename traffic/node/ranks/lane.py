@@ -1,4 +1,4 @@
-"""The two ends of a lane: what a rank has sent to, and received from, one peer. Counts run over all iterations."""
+"""The two ends of a lane: what a rank has sent to one peer, or received from it. Counts run over all iterations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _described(direction: str, peer: int, segments: list[Segment], *, begun: int
 
 
 def packets(size_bytes: int, mtu: int) -> int:
-    """PSNs that a write takes: one even when it is empty."""
+    """Return the number of PSNs that a write uses: one even if it is empty."""
     return max(1, -(-size_bytes // mtu))
 
 
@@ -44,7 +44,7 @@ class Out:
         self.sge: Any = None
 
     def describe(self) -> dict[str, Any]:
-        """How far this iteration is: segments posted and acknowledged, and the step of the next one."""
+        """Describe the progress of this iteration: segments posted and acknowledged, and the step of the next one."""
         begun, done = self.posted - self.base, self.acked - self.base
         return _described("out", self.peer, self.segments, begun=begun, done=done)
 
@@ -62,11 +62,11 @@ class In:
         self.received = 0
         self.applied = 0
         self.credited = 0
-        self.told = 0  # applied, when the peer was last given our endpoint
+        self.told = 0  # value of `applied` in the endpoint data that the peer last got
         self.psn = 0  # of the next segment
         self.credit: Any = None
 
     def describe(self) -> dict[str, Any]:
-        """How far this iteration is: segments arrived and applied, and the step of the next one."""
+        """Describe the progress of this iteration: segments arrived and applied, and the step of the next one."""
         begun, done = self.received - self.base, self.applied - self.base
         return _described("in", self.peer, self.segments, begun=begun, done=done)

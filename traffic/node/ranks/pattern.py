@@ -1,12 +1,12 @@
-"""Data whose every result is known in closed form, so that each element of each collective can be checked.
+"""Input data for which every result is known in closed form, so that each element of a collective can be verified.
 
 Element k of rank r's input in iteration i is a hash of (k mod 4099, r, i), modulo a number so small that the sum over
-all ranks is exact in the element type, in any order. 4099 is prime and no segment size is a multiple of it, so a
-segment that lands in the wrong place, one of another rank, or one left over from the iteration before does not fit.
+all ranks is exact in the element type, in any order. 4099 is prime and no segment size is a multiple of it. A segment
+in the wrong place, of another rank or of an earlier iteration therefore does not match.
 
-What is expected is computed in whole numbers (`exactly`) and shares no arithmetic with what makes the results
-(`traffic.node.ranks.elements`): a fault in one of them is not in the other. Results are compared bit by bit. That is
-what "the same" means of data that is moved; and of reductions it is right, too, because no zero of ours has a sign.
+The expected values are computed in whole numbers (`exactly`), independently of the arithmetic that produces the results
+(`traffic.node.ranks.elements`), so that both cannot share a defect. Results are compared bit by bit. For moved data
+that is the definition of equality. It is right for reductions too, because no zero in the data has a sign.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLACE = np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1)
 
 
 class Pattern:
-    """The pattern of a collective of so many ranks, of one element type and reduction."""
+    """The pattern of a collective over `ranks` ranks, for one element type and reduction."""
 
     def __init__(self, ranks: int, dtype: str, redop: str) -> None:
         self.ranks = ranks
@@ -47,11 +47,11 @@ class Pattern:
         return (mixed % np.uint32(self.modulus)).astype(np.int64)
 
     def period(self, rank: int, iteration: int) -> Array:
-        """One period, of shape (4099,), of a rank's input."""
+        """Return one period, of shape (4099,), of a rank's input."""
         return _looked_up(self._whole(rank, iteration), 1, self.dtype)
 
     def reduced(self, members: list[int], iteration: int) -> Array:
-        """One period, of shape (4099,), of the reduction of the inputs of some ranks."""
+        """Return one period, of shape (4099,), of the reduction of some ranks' inputs."""
         total = self._whole(members[0], iteration)
         for rank in members[1:]:
             other = self._whole(rank, iteration)
@@ -60,16 +60,16 @@ class Pattern:
 
 
 def _looked_up(numbers: Array, divisor: int, dtype: str) -> Array:
-    """Return `exactly` of each number from a table: there are few different ones, so each is divided once."""
+    """Return `exactly` of each number from a table: few distinct numbers occur, so each is divided once."""
     return exactly(np.arange(int(numbers.max()) + 1), divisor, dtype)[numbers]
 
 
 def exactly(numbers: Array, divisor: int, dtype: str) -> Array:
-    """Divide whole numbers from 0 on by a divisor, as IEEE 754 rounds: to nearest, ties to even; int32 is cut off.
+    """Divide non-negative whole numbers by a divisor, rounded as in IEEE 754 (nearest, ties to even; int32 truncates).
 
-    Whole numbers alone: the significand is the quotient of a shifted number, rounded by its remainder, and the bits of
-    the type are put together from it and the exponent. Quotients below the smallest normal number do not occur: no
-    group has that many ranks.
+    Only integer arithmetic is used. The significand is the quotient of a shifted number, rounded by its remainder; the
+    bits of the type are assembled from it and the exponent. Quotients below the smallest normal number do not occur,
+    because no group has that many ranks.
     """
     if dtype == "int32":
         return (numbers // divisor).astype(np.int32)
@@ -81,17 +81,17 @@ def exactly(numbers: Array, divisor: int, dtype: str) -> Array:
     unit = divisor << np.maximum(-shift, 0)
     significand, rest = np.divmod(numbers << np.maximum(shift, 0), unit)
     significand += (2 * rest > unit) | ((2 * rest == unit) & (significand % 2 == 1))
-    # A significand that was rounded up to the next power of two carries into the exponent by itself.
+    # Rounding up to the next power of two carries into the exponent without further work.
     bits = np.where(numbers == 0, 0, (power + bias - 1 << precision - 1) + significand)
     return bits.astype(np.uint32 if dtype == "fp32" else np.uint16).view(STORED[dtype])
 
 
 _FORMATS = {"fp32": (24, 127), "fp16": (11, 15), "bf16": (8, 127)}
-"""Bits of the significand with the leading one, and the exponent's bias."""
+"""Bits of the significand including the leading one, and the exponent's bias."""
 
 
 def fill(array: Array, period: Array, index: int = 0) -> None:
-    """Write elements `index` and following of the repeated period over a 1-d array."""
+    """Fill a 1-d array with the repeated period, from element `index` on."""
     period = np.roll(period, -index)
     whole = len(array) // PERIOD * PERIOD
     array[:whole].reshape(-1, PERIOD)[:] = period
@@ -99,7 +99,7 @@ def fill(array: Array, period: Array, index: int = 0) -> None:
 
 
 def count_wrong(array: Array, period: Array, index: int = 0) -> int:
-    """Count the elements that differ in any bit from elements `index` and following of the repeated period."""
+    """Count the elements that differ in any bit from the repeated period, from element `index` on."""
     bits = f"u{array.itemsize}"
     array, period = array.view(bits), np.roll(period, -index).view(bits)
     whole = len(array) // PERIOD * PERIOD

@@ -1,4 +1,4 @@
-"""One rank of a collective: executes its program over RDMA writes with immediate, checks the result, goes on.
+"""One rank of a collective: execute its program over RDMA writes with immediate, verify the result, and repeat.
 
 Each lane (connection to or from one peer) carries numbered segments into the receiver's staging ring of `slots` slots;
 segment s goes to slot s mod `slots`. The immediate is
@@ -6,14 +6,16 @@ segment s goes to slot s mod `slots`. The immediate is
     bit 31      the iteration that this segment belongs to is the last one
     bits 0-23   segment number mod 2^24 (towards the receiver), segments applied mod 2^24 (credits, towards the sender)
 
-A sender has never more than `slots` segments that are not known to be applied, so a slow receiver is never overrun and
-a receive is always posted. Without a number of iterations, rank 0 alone decides which one is the last; the word travels
-with the data, and since every result depends on rank 0's data (a closing barrier sees to it where the collective does
-not), every rank has it before its iteration ends.
+A sender never has more than `slots` segments that are not known to be applied. A slow receiver is therefore never
+overrun, and a receive is always posted.
 
-A collective that is not over `deadline_ms` after the rank entered it is reported as overdue, with where the rank is.
+Without a number of iterations, rank 0 alone decides which iteration is the last, and the flag travels with the data.
+Every result depends on rank 0's data (or a closing barrier follows the collective), so every rank has the flag before
+its iteration ends.
 
-The first `warmup` iterations are done like the others and not told: caches, translators and routes are cold in them.
+A collective that is not complete `deadline_ms` after the rank entered it is reported as overdue, with the rank's state.
+
+The first `warmup` iterations run like the others but are not reported: caches, translators and routes are cold in them.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ CREDITS_IN_FLIGHT = 8
 
 
 class RankTask(Task):
-    """A rank. `spec` holds the program, `lanes` ([conn, "out"|"in", peer]), type, sizes, and how long to go on."""
+    """A rank.
+
+    `spec` holds the program, `lanes` ([conn, "out"|"in", peer]), the element type, sizes and the duration.
+    """
 
     def __init__(
         self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None], selector: BaseSelector
@@ -134,11 +139,14 @@ class RankTask(Task):
         if out is None:
             lane = self.in_by_conn[conn.number]
             self._note("up", lane, lane.received)
-            self._credit(conn, now_ns)  # the peer may have been there before us, and wait for it
+            self._credit(conn, now_ns)  # the peer may have been ready first and be waiting for this credit
         else:
             have = conn.peer["have"]
             if not out.acked <= have <= out.posted:
-                raise ValueError(f"peer has {have} segments, acknowledged are {out.acked} of {out.posted}")
+                raise ValueError(
+                    f"peer reports {have} received segments, but {out.acked} of {out.posted} posted ones are "
+                    "acknowledged"
+                )
             if conn.generation:
                 again = [out.segments[number % len(out.segments)].size for number in range(have, out.posted)]
                 self.emit(
@@ -150,7 +158,8 @@ class RankTask(Task):
                     size_bytes=sum(again) * self.item,
                 )
             out.posted = out.acked = have
-            out.credits = max(out.credits, conn.peer["applied"])  # or the peer was there before us, and has told more
+            # a peer that was ready first may have sent more credits since
+            out.credits = max(out.credits, conn.peer["applied"])
             out.psn = conn.rc.psn
             self._note("up", out, have)
         self._pump(now_ns)
@@ -217,7 +226,7 @@ class RankTask(Task):
     def _computed(self, nanoseconds: int | None) -> None:
         if nanoseconds is None:
             self.phase = "idle"
-            said = "is gone" if self.gpu is None or not self.gpu.trouble else f"could not: {self.gpu.trouble}"
+            said = "is gone" if self.gpu is None or not self.gpu.trouble else f"reported an error: {self.gpu.trouble}"
             self.emit("error", error=f"{self.gpu.name if self.gpu else 'the GPU'} {said}", where=self.name)
             return
         now_ns = time.monotonic_ns()
@@ -373,7 +382,7 @@ class RankTask(Task):
             self.feed.checkpoint(self.index - self.warmup, lambda: self._iteration_over(now_ns, wrong))
 
     def _iteration_over(self, end_ns: int, wrong: int) -> None:
-        """What the collective ended at `end_ns`; a checkpoint that the rank waited for belongs to the iteration."""
+        """Complete an iteration whose collective ended at `end_ns`. It includes the wait for a checkpoint."""
         self.phase = "idle"
         if self.index >= self.warmup:
             self._tell_iteration(end_ns, wrong)
@@ -449,7 +458,7 @@ class RankTask(Task):
         self.flight.add(what, iteration=iteration, step=step, peer=lane.peer, qpn=qpn, segment=index, psn=psn)
 
     def dump(self) -> None:
-        """Tell where this rank is: its phase, every lane, and what the flight recorder holds."""
+        """Report this rank's phase, every lane, and the contents of the flight recorder."""
         lanes = []
         ends: list[In | Out] = [*self.outs.values(), *self.ins.values()]
         for lane in ends:
@@ -472,7 +481,7 @@ class RankTask(Task):
             self.gpu.close()
         if self.feed is not None:
             self.feed.close()
-        self.gpu = self.feed = None  # they call back
+        self.gpu = self.feed = None  # both hold callbacks to this task, a reference cycle
         for lane in self.ins.values():
             lane.mr.close()
         self.data_mr.close()

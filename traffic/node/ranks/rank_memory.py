@@ -1,4 +1,4 @@
-"""A rank's memory: its input and its work buffer in one array, what they are filled with, and what they must become."""
+"""A rank's memory: input and work buffer in one array, their initial contents, and the expected result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """The array of a program (`traffic.schedules.programs`), of one element type and reduction."""
+    """The array of a program (`traffic.schedules.program`), for one element type and reduction."""
 
     def __init__(self, program: dict[str, Any], dtype: str, redop: str) -> None:
         self.program = program
@@ -32,12 +32,12 @@ class Memory:
             pattern.fill(self.array[offset : offset + count], own, index)
 
     def copy(self) -> None:
-        """Do the local step: from the input to where the work begins."""
+        """Copy the input to where the work begins (the program's local step)."""
         for to, of, count in self.program["copies"]:
             self.array[to : to + count] = self.array[of : of + count]
 
     def divide(self) -> None:
-        """Make averages of sums, when that is what is wanted."""
+        """Turn sums into averages, if the reduction is an average."""
         if self.redop == "avg":
             for offset, count, source, _ in self.program["results"]:
                 if source < 0:
@@ -45,7 +45,7 @@ class Memory:
                     average(self.array[offset : offset + count], len(members), self.dtype)
 
     def count_wrong(self, iteration: int) -> int:
-        """Elements of the result that are not as they must be, and of the input, which nobody may have touched."""
+        """Count the wrong elements of the result, and those of the input that the collective must not change."""
         wrong = 0
         for offset, count, source, index in self.program["results"]:
             if source < 0:

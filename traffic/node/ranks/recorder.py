@@ -1,9 +1,9 @@
-"""The flight recorder of a rank: what happened last, segment by segment, in a ring of fixed size.
+"""The flight recorder of a rank: its latest events, segment by segment, in a ring of fixed size.
 
-An entry is (time in ns, what, iteration, step, peer, QP number, segment, PSN). What: `begin` and `end` of an iteration,
-`post` and `ack` of a segment that is sent, `arrive` and `apply` of one that is received, `credit` (segment: how many
-the peer is told were applied), `lost` and `up` of a connection. Segments count from 0 within their iteration; the PSN
-is that of a segment's first packet, counted as the RNIC counts (a packet a path MTU), and -1 where there is none.
+An entry is (time in ns, event, iteration, step, peer, QP number, segment, PSN). Events: `begin` and `end` of an
+iteration, `post` and `ack` of a sent segment, `arrive` and `apply` of a received segment, `credit` (segment: number of
+applied segments reported to the peer), `lost` and `up` of a connection. Segments count from 0 within their iteration.
+The PSN is that of a segment's first packet, counted as by the RNIC (one per path MTU), and -1 if there is none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIELDS = ("at_ns", "what", "iteration", "step", "peer", "qpn", "segment", "psn")
 
 
 class Recorder:
-    """Keeps the last `size` entries; adding one costs a tuple."""
+    """Keeps the latest `size` entries. Adding one costs one tuple."""
 
     def __init__(self, size: int = 1024) -> None:
         self.size = size
@@ -38,12 +38,12 @@ class Recorder:
         segment: int = -1,
         psn: int = -1,
     ) -> None:
-        """Write an entry, stamped now, over the oldest one."""
+        """Write an entry with the current time over the oldest one."""
         now_ns = time.monotonic_ns()
         self._entries[self.count % self.size] = (now_ns, what, iteration, step, peer, qpn, segment, psn)
         self.count += 1
 
     def entries(self) -> list[Entry]:
-        """What there is, oldest first."""
+        """Return the entries, oldest first."""
         at = self.count % self.size
         return [entry for entry in self._entries[at:] + self._entries[:at] if entry is not None]

@@ -1,10 +1,10 @@
-"""A rank's program cut into segments with their dependencies. Pure: no verbs, no clock.
+"""A rank's program, cut into segments with their dependencies. Pure: no verbs, no clock.
 
-A lane is the one-way path to or from one peer; the segments of a lane are numbered from 0 in the order they travel, so
-that both ends count alike without telling each other. Dependencies are what makes pipelining safe:
+A lane is the one-way path to or from one peer. The segments of a lane are numbered from 0 in the order in which they
+travel, so both ends use the same numbers without exchanging them. Dependencies make pipelining safe:
 
 - a send waits for the receives of earlier steps that touch the same elements;
-- a receive waits until the sends of the same or an earlier step that touch the same elements are acknowledged, for
+- a receive waits until the sends of the same or an earlier step that touch the same elements are acknowledged, because
   the RNIC reads the buffer when it (re)transmits, not when the request is posted;
 - receives that touch the same elements on different lanes are applied in step order;
 - a send behind a fence waits for everything before the fence.
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 __all__ = ["Need", "Plan", "Segment", "make_plan"]
 
 Need = tuple[tuple[int, int], ...]
-"""(peer, number of segments of this iteration that must be done on the lane of that peer), at most one a peer."""
+"""Pairs (peer, number of segments that must be done on that peer's lane in this iteration), at most one per peer."""
 
 
 class Segment(NamedTuple):
-    """Elements [offset, offset + size) on a lane, with what must be done before it can be sent or applied."""
+    """Elements [offset, offset + size) on a lane, with the segments that must be done before it is sent or applied."""
 
     step: int
     offset: int
@@ -32,7 +32,7 @@ class Segment(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Segments by peer rank, per direction; and what is received and acknowledged at each fence, and in the end."""
+    """Segments by peer rank in each direction, and what must be received and acknowledged at each fence."""
 
     sends: dict[int, list[Segment]]
     recvs: dict[int, list[Segment]]
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
 
 class _History:
-    """Ranges of elements that were used, found again by overlap; bucketed, so that a lookup does not grow with size."""
+    """Element ranges used so far, searchable by overlap. Buckets keep the cost of a lookup independent of the size."""
 
     def __init__(self, bucket: int) -> None:
         self.bucket = bucket
@@ -67,7 +67,7 @@ def _all(lanes: dict[int, list[Segment]]) -> Need:
 
 
 def make_plan(program: dict[str, Any], segment_elements: int) -> Plan:
-    """Cut a program of `traffic.schedules.programs` into segments of at most `segment_elements`."""
+    """Cut a program of `traffic.schedules.program` into segments of at most `segment_elements`."""
     sends: dict[int, list[Segment]] = {}
     recvs: dict[int, list[Segment]] = {}
     sent, received = _History(segment_elements), _History(segment_elements)
@@ -86,7 +86,7 @@ def make_plan(program: dict[str, Any], segment_elements: int) -> Plan:
             count = min(segment_elements, start + length - offset)
             if is_recv:
                 acked = sent.need(offset, count, step + 1)
-                # a lane applies its own segments in order anyway
+                # a lane always applies its own segments in order
                 before = received.need(offset, count, step + 1, but=peer)
                 received.add(step, offset, count, peer, len(lane))
                 lane.append(Segment(step, offset, count, reduce=op == "reduce", received=before, acked=acked))
