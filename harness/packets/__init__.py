@@ -1,1 +1,1 @@
-"""What a capture proves: queue-pair flows, go-back-N checked packet by packet, retransmissions explained. Pure."""
+"""Analysis of a capture: queue-pair flows, go-back-N verified packet by packet, retransmissions explained. Pure."""

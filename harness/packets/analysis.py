@@ -1,4 +1,4 @@
-"""Analyse a whole capture: `packets.json`, the table of `faultbed packets`, the section of the report."""
+"""Analyse a whole capture, for `packets.json`, the table of `faultbed packets` and the section of the report."""
 
 from __future__ import annotations
 
@@ -26,28 +26,24 @@ __all__ = ["Analysis", "FlowReport", "analyse"]
 
 NEEDED_BYTES = 70
 CLOCK_STEP_NS = 1_000_000_000
-"""No capture has a packet that far behind a later one of the same port."""
+"""A packet this far behind a later one of the same port means that the clock was set, not that the order is off."""
 _NAMED = 8
 KEPT = 1000
-"""Episodes, and violations, that are told one by one for each flow; all are counted."""
+"""Episodes, and violations, that are listed individually for each flow; all are counted."""
 
 
 class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     """One direction of one queue pair at one captured port.
 
-    requests         packets of the requester, `responses` those back
-    payload_bytes    of the requests, each transmission counted
-    again            requests that had passed before, and were sent again
-    duplicates       requests that had passed before and that nobody sent again: copies made on the way
-    response_duplicates  the same of responses
-    missing          PSNs that were jumped over: lost before this port, or late
-    returned         of these, the ones that came when they were sent again
-    reordered        of these, the ones that came late by themselves
-    dropped_ahead    requests out of order that the receiver had to drop
-    lost_behind      NAKs for what had passed the receiver's port
-    naks, rnrs       negative acknowledgements
-    causes           episodes by cause: nak, rnr, timer
-    is_ambiguous     responses of several queue pairs fit: rules of responses and causes were not looked at
+    requests         packets of the requester; `responses` are those back payload_bytes    of the requests, each
+    transmission counted again            retransmitted requests: they had passed before duplicates       requests that
+    had passed before and were not retransmitted: copies made on the path response_duplicates  copies of responses made
+    on the path missing          skipped PSNs: lost before this port, or late returned         of the missing ones,
+    those that arrived by retransmission reordered        of the missing ones, those that arrived late without a
+    retransmission dropped_ahead    requests out of order that the receiver had to drop lost_behind      NAKs for
+    packets that had passed the receiver's port naks, rnrs       negative acknowledgements causes           episodes by
+    cause: nak, rnr, timer is_ambiguous     responses match several queue pairs: rules of responses and causes were not
+    checked
     """
 
     port: str
@@ -81,10 +77,10 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
-    """What a capture shows. `frames` are all, `roce` those that are RoCEv2.
+    """Analysis of a capture. `frames` counts all frames, `roce` those that are RoCEv2.
 
-    `doubts` are reasons why rules may be broken that the analysis cannot see: with any, "no rule broken" is not proven.
-    `notes` say how the capture was read where that is not obvious.
+    `doubts` are reasons why the analysis may miss broken rules. With any doubt, "no rule broken" is not proven. `notes`
+    say how the capture was read if that is not obvious.
     """
 
     schema: Literal[1] = 1
@@ -97,34 +93,32 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def violations(self) -> int:
-        """Broken rules of all flows."""
+        """Number of broken rules in all flows."""
         return sum(sum(flow.broken.values()) for flow in self.flows)
 
 
 def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Analysis:
-    """Decode, sort by time, sort into flows, check each.
+    """Decode a capture, sort it by time, split it into flows, and check each flow.
 
     Args:
         frames: a capture.
-        host_ports: for each interface whether a host is at its far end; None: told by its name, which for a switch port
-            that faces an RNIC is `SWITCH:HOST:RNIC`.
+        host_ports: for each interface, whether a host is at its far end. None derives it from the name: a switch port
+            that faces an RNIC is named `SWITCH:HOST:RNIC`.
 
     Raises:
-        UsageError: the capture has more addresses and ports than can be sorted (`flows_of`).
+        UsageError: the capture has too many addresses and ports to sort (`flows_of`).
     """
     decoded = decode(frames)
     packets, late, back_ns = _in_time_order(decoded)
     if host_ports is None:
-        host_ports = [name.count(":") == 2 for name in frames.interfaces]  # noqa: PLR2004 - as the docstring says
+        host_ports = [name.count(":") == 2 for name in frames.interfaces]  # noqa: PLR2004 - see the docstring
     flows, unpaired = flows_of(packets, host_ports=host_ports)
-    # What is cut off, or in another order than it was, can look like a broken rule.
+    # Truncated frames, or frames in the wrong order, can look like a broken rule.
     is_exact = not packets.cut and back_ns <= CLOCK_STEP_NS
     reports = tuple(_report(packets, flow, frames.interfaces[flow.port], is_exact=is_exact) for flow in flows)
     notes: tuple[str, ...] = ()
     if late:
-        notes = (
-            f"{late:,} packets stand behind later ones in the file, by up to {back_ns / 1e9:.6f} s: sorted by time",
-        )
+        notes = (f"{late:,} packets come after later ones in the file, by up to {back_ns / 1e9:.6f} s: sorted by time",)
     return Analysis(
         frames=len(frames),
         roce=len(packets),
@@ -136,9 +130,9 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
 
 
 def _in_time_order(packets: Packets) -> tuple[Packets, int, int]:
-    """The packets by time (equal times in the file's order), how many stood too late, and by how many ns at most.
+    """Sort packets by time (stable). Return them with the number of misplaced packets and their maximum delay in ns.
 
-    Ports are compared each with itself: a file may have one port's packets behind another's.
+    Each port is compared only with itself: a file may contain one port's packets after another's.
     """
     if not len(packets) or (np.diff(packets.time_ns) >= 0).all():
         return packets, 0, 0
@@ -158,7 +152,7 @@ def _doubts(
     if not len(frames):
         yield "the capture has no frames"
     elif not len(packets):
-        yield f"none of {len(frames):,} frames is RoCEv2 that can be decoded (UDP port 4791 over IPv4 or IPv6)"
+        yield f"none of {len(frames):,} frames can be decoded as RoCEv2 (UDP port 4791 over IPv4 or IPv6)"
     elif not flows:
         yield f"{len(packets):,} RoCEv2 packets, but no request of a reliable connection: nothing to check"
     elif not any(one.responses or one.is_ambiguous for one in flows):
@@ -174,18 +168,18 @@ def _doubts(
         )
         names = ", ".join(map(str, qpns[:_NAMED])) + (f" and {len(qpns) - _NAMED} more" if len(qpns) > _NAMED else "")
         yield (
-            f"{src} -> {dst}{f' at {port}' if port else ''}: responses fit more than one of the QPs {names} (equal UDP "
-            "source ports, PSNs within one window), so rules of responses were not checked"
+            f"{src} -> {dst}{f' at {port}' if port else ''}: responses match more than one of the QPs {names} (equal "
+            "UDP source ports, PSNs within one window), so rules of responses were not checked"
         )
     for one in unpaired:
         yield (
-            f"{one.responses:,} responses from {one.src} to QP {one.dqpn} of {one.dst} fit no requests at this port "
+            f"{one.responses:,} responses from {one.src} to QP {one.dqpn} of {one.dst} match no requests at this port "
             "and were not checked"
         )
     if back_ns > CLOCK_STEP_NS:
         yield (
             f"times of one port go back by {back_ns / 1e9:.3f} s: the clock was set during the capture, or captures "
-            "were joined; the order of its packets is not known, so no rule was checked"
+            "were joined; the order of its packets is unknown, so no rule was checked"
         )
 
 
@@ -194,7 +188,7 @@ def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> Flow
     seen = gobackn.track(packets, flow)
     found, broken = list(episodes(packets, flow, seen)), gobackn.violations(packets, flow, seen) if is_exact else []
     if flow.is_ambiguous:
-        # Without its responses nobody knows what the sender was asked for.
+        # Without its responses the reason for a retransmission is unknown.
         found = []
     syndrome = packets.syndrome[flow.responses]
     missing = int((flow.psn[seen.jumps] - seen.top[seen.jumps - 1]).sum())
@@ -235,13 +229,13 @@ def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> Flow
 
 
 def _late(flow: Flow, seen: gobackn.Track) -> int:
-    """PSNs in runs that came late by themselves."""
+    """Count the PSNs in runs that arrived late without a retransmission."""
     ends = dict(zip(seen.begin.tolist(), seen.end.tolist(), strict=True))
     return sum(int(flow.psn[ends[at] - 1] + flow.span[ends[at] - 1] - flow.psn[at]) for at in seen.reordered.tolist())
 
 
 def _distinct(flow: Flow, seen: gobackn.Track) -> tuple[int, int]:
-    """Requests with a PSN of their own, and PSNs that passed at least once."""
+    """Count the requests with distinct PSNs, and the PSNs that passed at least once."""
     if not len(seen.backwards) and not len(seen.reordered):
         return len(flow.psn), int(flow.span.sum())
     distinct = len(np.unique(flow.psn))

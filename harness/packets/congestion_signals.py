@@ -1,7 +1,7 @@
 """ECN and CNP: which marked packets were answered by a congestion notification, and how fast.
 
-A receiver that gets a packet with congestion experienced (CE) sends a CNP to the packet's sender, at most one in some
-interval for a flow (InfiniBand annex A17.9; DCQCN, SIGCOMM 2015: 50 us).
+A receiver of a packet with congestion experienced (CE) sends a CNP to the packet's sender, at most one per interval and
+flow (InfiniBand annex A17.9; DCQCN, SIGCOMM 2015: 50 us).
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _CE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Congestion:
-    """Of one flow: packets marked CE, CNPs back, those with no marked packet since the CNP before, and times in ns."""
+    """Congestion signals of a flow: packets marked CE, CNPs, and CNPs without a marked packet since the previous CNP.
+
+    Times are in ns.
+    """
 
     marked: int
     notified: int
@@ -38,7 +41,7 @@ class Congestion:
 
 
 def congestion(packets: Packets, flow: Flow) -> Congestion | None:
-    """Pair the CNPs to a flow's sender with the marked packet that came first after the CNP before; None: nothing."""
+    """Pair each CNP to a flow's sender with the first marked packet since the previous CNP; None without signals."""
     marked = flow.requests[packets.ecn[flow.requests] == _CE]
     if flow.reply_qpn is None:
         notified = np.zeros(0, dtype=np.int64)
@@ -49,7 +52,7 @@ def congestion(packets: Packets, flow: Flow) -> Congestion | None:
         ends = (names[packets.src[notified]] == flow.dst) & (names[packets.dst[notified]] == flow.src)
         notified = notified[ends]
         if flow.is_doubled:
-            # All CNPs of a flow are alike: of two capture points, every second one is a copy.
+            # All CNPs of a flow are identical. With two capture points, every second one is a copy.
             notified = notified[::2]
     if not len(marked) and not len(notified):
         return None

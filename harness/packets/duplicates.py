@@ -1,19 +1,17 @@
-"""Copies of requests that nobody sent again: made by the network, or by a fault like `packet.duplicate`. Pure.
+"""Copies of requests that were not retransmitted: made by the network, or by a fault such as `packet.duplicate`. Pure.
 
-Where the sender numbers its packets (identification of the IPv4 header; rxe does), a copy has the number of another,
-and what was sent again has one of its own.
+If the sender numbers its packets (identification of the IPv4 header; rxe does), a copy has the number of its original,
+and a retransmission has a new number. Otherwise the reason decides. A requester retransmits a packet for one of three
+reasons (InfiniBand Architecture Specification, volume 1, 9.7.5 and 9.7.6):
 
-Where it does not, the reason decides. A requester sends a packet again for three (InfiniBand Architecture
-Specification, volume 1, 9.7.5 and 9.7.6):
-
-    NAK, RNR   it was asked for that very PSN;
+    NAK, RNR   the responder requested that very PSN;
     timer      it had not been acknowledged for the queue pair's ACK timeout, 4.096 us * 2**t, since it was sent;
-    response   of a READ or an atomic, a packet of the response is missing, which asks without a NAK.
+    response   a packet of the response to a READ or an atomic is missing; this needs no NAK.
 
-A copy with none of these before it is a duplicate. Of the timer only the shortest that there is counts: rxe starts its
-own before the packet that it sends again, which then comes sooner than the timeout after itself. And where a port does
-not see a flow's responses (they may take another way), a NAK cannot be ruled out: there only copies that come sooner
-than any answer could are told apart.
+A repeated packet without any of these reasons is a duplicate. Only the shortest possible timer counts: rxe starts its
+timer before the packet that it retransmits, which then repeats sooner than the timeout. If a port does not see a flow's
+responses (they may take another path), a NAK cannot be ruled out. There, only copies that arrive sooner than any answer
+could are identified.
 """
 
 from __future__ import annotations
@@ -40,17 +38,17 @@ if TYPE_CHECKING:
 __all__ = ["duplicates", "without_copies"]
 
 _NO_ANSWER_NS = 1_000
-"""No fabric carries a packet and its NAK there and back in less."""
+"""No fabric carries a packet there and its NAK back in less time."""
 
 _NUMBERED = 0.25
-"""Share of packets that must have another number than the one before; each one doubled leaves half."""
+"""Share of packets that must have a number different from their predecessor's. Duplicating every packet leaves half."""
 
 _DOUBLED = 0.4
-"""Share of copies among requests, and among responses, from which on a capture has two points of a flow's path."""
+"""Minimum share of copies, among requests and among responses, that shows two capture points on a flow's path."""
 
 
 def duplicates(packets: Packets, flow: Flow) -> NDArray[np.bool_]:
-    """Of each request of a flow, whether it is a duplicate."""
+    """Return, for each request of a flow, whether it is a duplicate."""
     after = flow.psn + flow.span
     top = np.maximum.accumulate(after)
     starts = np.flatnonzero(flow.psn[1:] != after[:-1]) + 1
@@ -58,7 +56,7 @@ def duplicates(packets: Packets, flow: Flow) -> NDArray[np.bool_]:
         return np.zeros(len(flow.psn), dtype=np.bool_)
     ident = packets.ident[flow.requests]
     if _is_numbered(ident):
-        # One that `packet.corrupt` has hit twice is no copy of itself.
+        # `packet.corrupt` sets a fixed number: two corrupted packets are not copies of each other.
         found: NDArray[np.bool_] = _twice(flow.psn << 16 | ident) & (ident != CORRUPTED_ID)
         return found
     return _without_reason(packets, flow, starts, top)
@@ -69,10 +67,10 @@ def _is_numbered(ident: NDArray[np.int32]) -> bool:
 
 
 def _response_copies(packets: Packets, flow: Flow) -> tuple[NDArray[np.bool_], bool]:
-    """Of each response whether it equals an earlier one, and whether that makes it a copy wherever it was captured.
+    """Return whether each response equals an earlier one, and whether that makes it a copy at any capture point.
 
-    Equal are opcode, PSN and AETH; of numbered packets the number, too. Of packets without a number every second equal
-    one is meant, if it comes soon after the one before.
+    Compared are opcode, PSN and AETH, and for numbered packets the number. Without numbers, every second one of several
+    equal packets counts as a copy, if it follows its predecessor soon.
     """
     which = flow.responses
     ident = packets.ident[which]
@@ -88,7 +86,7 @@ def _response_copies(packets: Packets, flow: Flow) -> tuple[NDArray[np.bool_], b
     times = packets.time_ns[which][order]
     place = 0
     for at in np.flatnonzero(equal).tolist():
-        # `at` and the one after it are equal; the first of them is no copy itself.
+        # `at` and the next one are equal; the first of them is not a copy.
         if at >= place and times[at + 1] - times[at] < TIMERS_FROM_NS:
             found[order[at + 1]] = True
             place = at + 2
@@ -96,7 +94,7 @@ def _response_copies(packets: Packets, flow: Flow) -> tuple[NDArray[np.bool_], b
 
 
 def _twice(numbers: Indices) -> NDArray[np.bool_]:
-    """Which of them were there before."""
+    """Return which numbers occurred before."""
     order = np.argsort(numbers, kind="stable")
     found = np.zeros(len(numbers), dtype=np.bool_)
     found[order[1:]] = numbers[order[1:]] == numbers[order[:-1]]
@@ -109,7 +107,7 @@ def _without_reason(packets: Packets, flow: Flow, starts: Indices, top: Indices)
     here = int(after[starts[0] - 1])
     for at, end in itertools.pairwise([*starts.tolist(), len(flow.psn)]):
         if int(flow.psn[at]) < here:
-            # The run may go on beyond its copies: that is the flow, where it had been.
+            # The run may continue beyond its copies: from there on it is the flow's next part.
             known = int(np.searchsorted(flow.psn[at:end], here))
             if judge.is_copy(at, known):
                 found[at : at + known] = True
@@ -118,13 +116,13 @@ def _without_reason(packets: Packets, flow: Flow, starts: Indices, top: Indices)
                 continue
             judge.back = at
             if end < len(flow.psn) and after[end - 1] < top[at - 1] <= flow.psn[end]:
-                continue  # a packet that came late: the flow goes on where it had been
+                continue  # a late packet: the flow continues where it was
         here = int(after[end - 1])
     return found
 
 
 def without_copies(packets: Packets, flow: Flow) -> Flow:
-    """Return the flow as its ends sent it. Captured at two points of its path, its side is between them."""
+    """Return the flow without copies. If it was captured at two points of its path, its side becomes "between"."""
     copies = duplicates(packets, flow)
     repeated, is_certain = _response_copies(packets, flow)
     is_doubled = len(repeated) > 0 and min(copies.mean(), repeated.mean()) >= _DOUBLED
@@ -144,12 +142,12 @@ def without_copies(packets: Packets, flow: Flow) -> Flow:
 
 @dataclass(kw_only=True)
 class _Judge:
-    """What is known when a run begins before where the flow had been.
+    """State for deciding whether a run that begins before the flow's position is a copy.
 
-    `asked` are the PSNs of NAKs and RNRs, `place` the number of requests before each, `heard` that of every response.
-    `at_psn` is where the PSNs pass that may be copies. `back` is where the flow went back last, `copies` are the
-    duplicates so far, and `filled` the PSN that a NAK asked for and that came without having passed before: late by
-    itself, perhaps, and then the answer to the NAK comes still.
+    `asked` are the PSNs requested by NAKs and RNRs, `place` the number of requests before each, and `heard` the number
+    of requests before every response. `at_psn` lists where PSNs pass that may be copies. `back` is where the flow last
+    went back. `copies` are the duplicates so far. `filled` is the PSN that a NAK requested and that then arrived for
+    the first time: perhaps late, in which case the retransmission is still to come.
     """
 
     flow: Flow
@@ -183,7 +181,7 @@ class _Judge:
         )
 
     def is_copy(self, at: int, known: int) -> bool:
-        """Whether nothing made the sender send request `at` again, and the `known` - 1 that follow it."""
+        """Return whether the sender had no reason to retransmit request `at` and the `known` - 1 that follow it."""
         low = int(self.flow.psn[at])
         first, last = (int(np.searchsorted(self.place, one, side="right")) for one in (self.back, at))
         is_asked = bool((self.asked[first:last] == low).any())
@@ -200,7 +198,7 @@ class _Judge:
             return bool(self.times[at] - self.times[sent] < _NO_ANSWER_NS)
         if self.by_response[at] and ((self.heard > sent) & (self.heard <= at)).any():
             return False
-        # Where an earlier PSN was asked for, this is a sender that goes back to the wrong one, unless that comes soon.
+        # If an earlier PSN was requested, the sender goes back to the wrong one, unless the right one follows soon.
         lower = np.flatnonzero(self.asked[first:last] < low)
         return not len(lower) or self._comes_soon(first + int(lower[-1]), at)
 

@@ -1,10 +1,10 @@
-"""Retransmission episodes: what was lost, how its sender learned of it, and where the time went.
+"""Retransmission episodes: what was lost, how its sender detected it, and where the time went.
 
     NAK:      gap seen --NAK generation--> NAK passes --NAK reaction--> the lost PSN passes again
     timer:    silence of about 4.096 us * 2**t, then the oldest packet without an ACK passes again
 
-The split of a NAK episode follows Lumina (SIGCOMM 2023). Times are those of the captured port: at the receiver's port
-the NAK reaction holds the way to the sender and back, at the sender's port the NAK generation does.
+The split of a NAK episode follows Lumina (SIGCOMM 2023). Times are those of the captured port. At the receiver's port
+the NAK reaction includes the path to the sender and back; at the sender's port the NAK generation does.
 """
 
 from __future__ import annotations
@@ -31,24 +31,20 @@ __all__ = ["Cause", "Episode", "episodes", "ladder_step"]
 
 Cause = Literal["nak", "rnr", "timer"]
 _EARLY = 1.02
-"""Timers are seen a little short of nominal: clock ticks at both ends of the silence."""
+"""Tolerance: measured timers are slightly shorter than nominal, by clock ticks at both ends of the silence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One going back. Times are ns of the capture's clock, lengths are ns; None where there was no such thing.
+    """One go-back. Times are ns of the capture's clock, durations are ns; None if it does not apply.
 
-    frame            of the first packet that was sent again
-    psn              from which it was sent again, 24 bits
-    missing          PSNs that were lost before this port and are missing when the going back begins
-    dropped_ahead    packets out of order that the receiver had to drop since the last going back
-    resent           packets sent again until the flow was where it had been
-    gap_ns           when the first packet out of order passed
-    signal_ns        when the NAK passed
-    resent_ns        when the first packet passed again
-    silence_ns       how long the flow had been silent before that
-    retry            1 for the first going back to this PSN, 2 for the second, ...
-    timeout_step     t of the ladder 4.096 us * 2**t that the silence reached; timer episodes only
+    frame            of the first retransmitted packet psn              from which the sender retransmitted, 24 bits
+    missing          PSNs that were lost before this port and are missing when the go-back begins dropped_ahead
+    packets out of order that the receiver had to drop since the last go-back resent           packets retransmitted
+    until the flow was where it had been gap_ns           when the first packet out of order passed signal_ns
+    when the NAK passed resent_ns        when the first packet passed again silence_ns       how long the flow had been
+    silent before that retry            1 for the first go-back to this PSN, 2 for the second, ... timeout_step     t of
+    the timeout 4.096 us * 2**t that the silence reached; timer episodes only
     """
 
     cause: Cause
@@ -66,25 +62,25 @@ class Episode:
 
     @property
     def generation_ns(self) -> int | None:
-        """From the gap to the NAK."""
+        """Time from the gap to the NAK."""
         return self.signal_ns - self.gap_ns if self.signal_ns is not None and self.gap_ns is not None else None
 
     @property
     def reaction_ns(self) -> int | None:
-        """From the NAK to the packet that was asked for."""
+        """Time from the NAK to the retransmission of the requested packet."""
         return self.resent_ns - self.signal_ns if self.signal_ns is not None else None
 
 
 def ladder_step(silence_ns: int) -> int:
-    """The highest t whose nominal timeout fits into a silence; 0 for what is shorter than all."""
+    """Return the largest t whose nominal timeout fits into a silence; 0 if none does."""
     return max(0, math.floor(math.log2(max(1.0, silence_ns * _EARLY / timeout_ns(0)))))
 
 
 def episodes(packets: Packets, flow: Flow, seen: Track) -> Iterator[Episode]:
-    """The episodes of a flow, in order.
+    """Yield the episodes of a flow, in order.
 
-    A going back is a run of requests that begins before the highest PSN seen, or, where the first transmission was lost
-    before this port, the first packet that fills a gap.
+    A go-back is a run of requests that begins before the highest PSN seen. If the first transmission was lost before
+    this port, it is the first packet that fills a gap.
     """
     times = packets.time_ns[flow.requests]
     syndrome = packets.syndrome[flow.responses]
@@ -119,7 +115,7 @@ def episodes(packets: Packets, flow: Flow, seen: Track) -> Iterator[Episode]:
 
 
 def _last_sign_of_life(packets: Packets, flow: Flow, at: int) -> int:
-    """The last request or response before request `at`: what a requester's timer was last started by."""
+    """Return the time of the last request or response before request `at`, which restarted the requester's timer."""
     before = int(packets.time_ns[flow.requests[at - 1]])
     answers = int(np.searchsorted(flow.responses, flow.requests[at]))
     if answers:
@@ -133,7 +129,7 @@ def _missing(flow: Flow, seen: Track, last: int, at: int) -> int:
 
 
 def _resent(flow: Flow, seen: Track, at: int) -> int:
-    """Packets from `at` until the flow goes beyond where it had been, or goes back once more."""
+    """Count packets from `at` until the flow passes its previous position, or goes back once more."""
     stop = int(seen.top[at - 1])
     later = seen.backwards[np.searchsorted(seen.backwards, at, side="right") :]
     end = int(later[0]) if len(later) else len(flow.psn)

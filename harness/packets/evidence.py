@@ -1,4 +1,4 @@
-"""What a run keeps of its captured packets: the capture, a slice of it around each fault, and `packets.json`."""
+"""Packet evidence that a run stores: the capture, a slice of it around each fault, and `packets.json`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ __all__ = ["CAPTURE", "Evidence", "keep", "read", "with_idle_ports", "write"]
 
 CAPTURE = "capture.pcapng"
 _BEFORE_NS, _AFTER_NS = 500_000_000, 1_500_000_000
-"""A slice begins and ends that long before and after its fault: the last healthy packets, and the way back."""
+"""Margins of a slice before and after its fault. They cover the last healthy packets and the recovery."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """`packets.json`. A packet's time less `epoch_offset_ns` is the controller's monotonic clock, as a run's times are.
+    """Contents of `packets.json`.
 
-    `slices` are files by fault id. `clock_error_ns` is the uncertainty of the capture's clock.
+    A packet's time minus `epoch_offset_ns` is on the controller's monotonic clock, like all times of a run. `slices`
+    are files by fault id. `clock_error_ns` is the uncertainty of the capture's clock.
     """
 
     schema: Literal[1] = 1
@@ -35,7 +36,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missed(self) -> int:
-        """Frames that passed a port and are not in the capture, or the other way round, and what the kernel dropped."""
+        """Frames that the capture and the port's counters disagree about, plus frames that the kernel dropped."""
         return sum(abs(one.counted - one.captured) + one.drops for one in self.proofs)
 
 
@@ -43,7 +44,7 @@ def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]
     """Write the capture and its slices into a run directory, and analyse it.
 
     Args:
-        captured: what was captured.
+        captured: the capture.
         folder: the run directory.
         windows: first firing and removal of each fault, controller monotonic ns.
     """
@@ -70,7 +71,7 @@ def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]
 
 
 def with_idle_ports(analysis: Analysis) -> Analysis:
-    """Add a doubt for each port that no request passed: an experiment names its ports, so silence proves nothing."""
+    """Add a doubt for each port without requests: the experiment selected its ports, so silence proves nothing."""
     busy = {flow.port for flow in analysis.flows}
     idle = [port for port in analysis.ports if port not in busy] if busy else []
     doubts = [f"no request of a reliable connection passed {port}: nothing to check there" for port in idle]
@@ -78,7 +79,7 @@ def with_idle_ports(analysis: Analysis) -> Analysis:
 
 
 def write(evidence: Evidence) -> bytes:
-    """`packets.json` as bytes."""
+    """Return the bytes of `packets.json`."""
     return msgspec.json.format(msgspec.json.encode(evidence), indent=1) + b"\n"
 
 

@@ -1,9 +1,9 @@
-"""Packets of a capture, sorted into flows: one direction of one queue pair at one captured port.
+"""Sort the packets of a capture into flows: one direction of one queue pair at one captured port.
 
 A flow has the requests of one requester (with its PSNs) and the responses to them, which carry the same PSNs back. No
-header names both QPs of a pair: a request carries the responder's QPN, a response the requester's. Which two belong
-together follows from the PSNs (`harness.packets.pairing`). Where two pairings fit equally well, the flow is marked
-ambiguous and has no responses: a guess would accuse queue pairs that keep the rules.
+header names both QPs of a pair: a request carries the responder's QPN, a response the requester's. The PSNs show which
+two belong together (`harness.packets.pairing`). If two pairings match equally well, the flow is marked ambiguous and
+has no responses: a guess could report queue pairs that follow the rules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Flow", "Side", "Unpaired", "flows_of"]
 
 Side = Literal["sender", "receiver", "between"]
-"""Where the capture stands: at the requester's own port, at the responder's, or somewhere between them."""
+"""Capture point: at the requester's own port, at the responder's, or somewhere between them."""
 
 _FIRST_OR_MIDDLE = (0x00, 0x01, 0x06, 0x07)
 _READ_FIRST_OR_MIDDLE = (0x0D, 0x0E)
@@ -38,10 +38,10 @@ _READ_FIRST_OR_MIDDLE = (0x0D, 0x0E)
 class Flow:
     """Requests from `src` to QP `dqpn` of `dst`, as captured at one port, and the responses to them.
 
-    `requests` and `responses` index the capture's packets. `psn` are the requests' PSNs unwrapped (they go on beyond
-    2**24), `span` how many PSNs each takes: 1, and for a READ as many as its response has packets. `reply_qpn` is the
-    QP that the responses go to; None when no response was seen, or when `is_ambiguous`: responses of several queue
-    pairs fit these requests equally well. `is_doubled`: the capture had each of its packets twice.
+    `requests` and `responses` index the capture's packets. `psn` are the requests' PSNs, unwrapped beyond 2**24. `span`
+    is how many PSNs each request takes: 1, or for a READ the number of packets in its response. `reply_qpn` is the QP
+    that the responses go to; None if no response was seen or the flow is ambiguous. `is_ambiguous`: responses of
+    several queue pairs match these requests equally well. `is_doubled`: the capture contains each of its packets twice.
     """
 
     port: int
@@ -61,7 +61,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpaired:
-    """Responses from `src` to QP `dqpn` of `dst` that fit no requests seen at the port."""
+    """Responses from `src` to QP `dqpn` of `dst` that match no requests seen at the port."""
 
     port: int
     src: str
@@ -71,13 +71,13 @@ class Unpaired:
 
 
 def flows_of(packets: Packets, *, host_ports: Sequence[bool]) -> tuple[list[Flow], list[Unpaired]]:
-    """The RC flows of a capture, in the order of their first packet, and the responses that belong to none of them.
+    """Return the RC flows of a capture, in the order of their first packet, and the responses that match none of them.
 
-    `host_ports` says of each captured interface whether a host is at its far end: there, a request on its way out is
-    seen last before its receiver, and one that comes in first after its sender.
+    `host_ports` says for each captured interface whether a host is at its far end. An outbound request on such a port
+    is about to reach its receiver; an inbound one has just left its sender.
 
     Raises:
-        UsageError: more addresses and ports than fit into the key that packets are sorted by.
+        UsageError: there are more addresses and ports than the sort key can hold.
     """
     asked: dict[tuple[int, int, int], list[Indices]] = {}
     answered: dict[tuple[int, int, int], list[Indices]] = {}
@@ -118,13 +118,15 @@ def _unpaired(packets: Packets, group: Indices) -> Unpaired:
 
 
 def _groups(packets: Packets, which: NDArray[np.bool_]) -> list[Indices]:
-    """Indices of packets with one port, source, destination and destination QP; in order of their first packet."""
+    """Group packets by port, source, destination and destination QP, in the order of their first packet."""
     chosen = np.flatnonzero(which)
     if not len(chosen):
         return []
     names, ports = len(packets.addresses), int(packets.port.max()) + 1
     if ports * names**2 >= 1 << 39:
-        raise UsageError(f"{names:,} addresses at {ports:,} ports in one capture; split it by port or by address")
+        raise UsageError(
+            f"{names:,} addresses at {ports:,} ports in one capture is too many; split it by port or by address"
+        )
     ends = (packets.port[chosen].astype(np.int64) * names + packets.src[chosen]) * names + packets.dst[chosen]
     key = ends << 24 | packets.dqpn[chosen]
     if int(key[0]) == int(key.min()) == int(key.max()):
@@ -135,7 +137,7 @@ def _groups(packets: Packets, which: NDArray[np.bool_]) -> list[Indices]:
 
 
 def _requests(packets: Packets, requests: Indices, candidates: list[Indices]) -> tuple[Requests, int]:
-    """One requester's packets with their PSNs unwrapped, and the path MTU."""
+    """Return one requester's packets with their PSNs unwrapped, and the path MTU."""
     raw = packets.psn[requests]
     psn = np.concatenate([raw[:1], raw[:1] + np.cumsum(distance(raw[1:], raw[:-1]))])
     mtu = _mtu(packets, requests, candidates)
@@ -170,9 +172,9 @@ def _flow(
 
 
 def _mtu(packets: Packets, requests: Indices, candidates: Sequence[Indices]) -> int:
-    """Path MTU: what every first and middle packet of a message carries. 4096 when the capture shows none.
+    """Return the path MTU: the payload of every first and middle packet of a message, or 4096 if there is none.
 
-    `candidates` are the responses between the same two addresses: a path has one MTU, whichever QP uses it.
+    `candidates` are the responses between the same two addresses: a path has one MTU for all its QPs.
     """
     full = packets.payload[requests[np.isin(packets.opcode[requests], _FIRST_OR_MIDDLE)]]
     if len(full):

@@ -1,20 +1,20 @@
-"""Go-back-N, checked packet by packet: what the responder expected, what is missing, and which rule was broken.
+"""Verify go-back-N packet by packet: the PSN that the responder expects, what is missing, and the broken rules.
 
-The receiver of an RC flow takes packets in PSN order only, answers the first one that is out of order with one NAK that
-carries the PSN it expects, and drops everything until that PSN comes (InfiniBand Architecture Specification, volume 1,
-9.7.5). A sender that is NAKed goes back to that PSN and sends on from there.
+The receiver of an RC flow accepts packets in PSN order only. It answers the first packet out of order with one NAK that
+carries the expected PSN, and drops everything until that PSN arrives (InfiniBand Architecture Specification, volume 1,
+9.7.5). A sender that gets a NAK goes back to that PSN and continues from there.
 
-A stretch of consecutive PSNs (a *run*) moves this machine in one step, so the loop is over runs, of which there are
-as many as there are anomalies; all else is array arithmetic.
+A stretch of consecutive PSNs (a *run*) moves this state machine in one step. The loop is therefore over runs, of which
+there are as many as there are anomalies; all else is array arithmetic.
 
-Rules, and where the capture has to stand for them to be exact (`Flow.side`):
+Rules, and the capture point (`Flow.side`) at which they are exact:
 
     skipped-psn           sender               a PSN was left out that was never sent before
-    went-back-wrong       sender               after a NAK, the sender went back to behind the PSN that was asked for
-    opcode-order          any                  FIRST, MIDDLE, LAST or ONLY in an order that makes no message
+    went-back-wrong       sender               after a NAK, the sender went back to behind the requested PSN
+    opcode-order          any                  FIRST, MIDDLE, LAST or ONLY in an order that forms no message
     nak-ahead             any                  a NAK for a PSN beyond what the responder can expect
     nak-of-acknowledged   any                  a NAK for a PSN that was acknowledged before
-    nak-repeated          any                  a second NAK for one PSN, which had not come again in between
+    nak-repeated          any                  a second NAK for one PSN, which had not arrived again in between
     ack-ahead             any                  an ACK for a PSN that cannot have arrived in order
     ack-regress           any                  an ACK for less than the ACK before it
 """
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["TIMERS_FROM_NS", "Track", "Violation", "answers", "track", "violations"]
 
 TIMERS_FROM_NS = 500_000
-"""No RNIC's ACK timer is shorter in practice (4.096 us * 2**7); packets overtake each other by less."""
+"""Shortest ACK timer of an RNIC in practice (4.096 us * 2**7). Reordered packets are closer together than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A broken rule: at which frame of the file, and in which words. `psn` is the 24 bits of the wire."""
+    """A broken rule: the frame in the file and an explanation. `psn` has 24 bits, as on the wire."""
 
     rule: str
     frame: int
@@ -57,13 +57,14 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Track:
-    """A flow seen as a state machine.
+    """State of a flow at each of its packets.
 
-    Of each request: `expected`, the PSN that the responder waits for after it; `top`, one beyond the highest PSN seen
-    so far, itself included; `ahead`, whether it is out of order and was dropped. Of each run: `begin` (place in the
-    flow's requests) and `end`. Of each response: `place`, the number of requests before it, and `answer`, its PSN
-    unwrapped. `backwards` and `jumps` are places of requests that begin a run before, and beyond, `top`; `reordered`
-    those that came late without having been sent again. `beyond_port` counts losses behind the receiver's port.
+    For each request: `expected` is the PSN that the responder waits for after it; `top` is one more than the highest
+    PSN so far, itself included; `ahead` is whether it was out of order and dropped. For each run: `begin` (position in
+    the flow's requests) and `end`. For each response: `place` is the number of requests before it, and `answer` its
+    unwrapped PSN. `backwards` and `jumps` are positions of requests that begin a run before, and beyond, `top`.
+    `reordered` are those that arrived late without a retransmission. `beyond_port` counts losses behind the receiver's
+    port.
     """
 
     expected: Indices
@@ -80,7 +81,7 @@ class Track:
 
 
 def track(packets: Packets, flow: Flow) -> Track:
-    """Follow a flow through its packets. Duplicates have to be taken out before (`harness.packets.duplicates`)."""
+    """Follow a flow through its packets. Duplicates must have been removed (`harness.packets.duplicates`)."""
     psn, after = flow.psn, flow.psn + flow.span
     place = np.searchsorted(flow.requests, flow.responses)
     answer = answers(packets, flow, place)
@@ -127,13 +128,13 @@ def track(packets: Packets, flow: Flow) -> Track:
 
 
 def answers(packets: Packets, flow: Flow, place: Indices) -> Indices:
-    """Responses' PSNs, unwrapped: the one nearest to the request that came just before (`place` requests did)."""
+    """Unwrap the responses' PSNs: each is nearest to that of the request before it, number `place` - 1."""
     near = flow.psn[np.maximum(place - 1, 0)]
     return near + distance(packets.psn[flow.responses], near % PSN_SPACE)
 
 
 def _first_expected(packets: Packets, flow: Flow, place: Indices, answer: Indices) -> int:
-    """What the responder expects at the start: the first PSN, unless the capture began amid an episode."""
+    """Return the first PSN that the responder expects, which is lower if the capture began during an episode."""
     first = int(flow.psn[0])
     nak = np.flatnonzero(packets.syndrome[flow.responses] == NAK_SEQUENCE)
     if len(nak) and place[nak[0]] > 0 and answer[nak[0]] < first:
@@ -142,9 +143,10 @@ def _first_expected(packets: Packets, flow: Flow, place: Indices, answer: Indice
 
 
 def _rewinds(packets: Packets, flow: Flow, place: Indices, answer: Indices) -> dict[int, tuple[int, bool]]:
-    """Place in the requests to the PSN expected from there on, and whether that was a loss.
+    """Return, by position in the requests, the PSN expected from there on, and whether a loss caused it.
 
-    RNR: what came in order was refused. A NAK for less than what passed the responder's port: it was lost behind it.
+    After an RNR, packets that arrived in order were refused. A NAK below what passed the responder's port means a loss
+    behind that port.
     """
     syndrome = packets.syndrome[flow.responses]
     rnr, nak = is_rnr(syndrome), syndrome == NAK_SEQUENCE
@@ -155,9 +157,10 @@ def _rewinds(packets: Packets, flow: Flow, place: Indices, answer: Indices) -> d
 def _goings_back(
     packets: Packets, flow: Flow, starts: Indices, top: Indices, late: set[int], asked: set[int]
 ) -> Indices:
-    """Runs that begin before the top, but for those that came late, and those that a going back skips to.
+    """Return the runs that begin before the top, except late packets and continuations of a go-back.
 
-    What was sent again and lost again, or was acknowledged meanwhile, leaves a gap in a going back, which is one still.
+    A retransmission that is lost again, or was acknowledged meanwhile, leaves a gap in a go-back. It is still one
+    go-back.
     """
     found = []
     after = flow.psn + flow.span
@@ -175,21 +178,21 @@ def _goings_back(
 
 
 def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int], asked: set[int]) -> Indices:
-    """Runs that came late, but only once: they fill a hole, stop short of the top, and the flow goes on there.
+    """Return the runs that arrived late but only once: they fill a hole, and the flow continues where it was.
 
-    A run was sent again if a NAK asked for it, if it comes after a silence, or if it follows a run that was sent again:
-    a sender that goes back sends everything from there on, and the packet between them was lost once more.
+    A run is a retransmission if a NAK requested it, if it follows a silence, or if it follows a retransmitted run: a
+    sender that goes back sends everything from there on, and the packet between them was lost again.
     """
     late, holes = [], _holes(flow, top)
     opened = [hole for hole, _ in holes]
-    resent: tuple[int, int] | None = None  # where the last run that was sent again ended: place and PSN
+    resent: tuple[int, int] | None = None  # end of the last retransmitted run: position and PSN
     for at, last in ends.items():
         low, high = int(flow.psn[at]), int(flow.psn[last - 1] + flow.span[last - 1])
-        # Holes are in order, and those that open later begin at a top that `high` cannot reach.
+        # Holes are in order, and later ones begin at a top that `high` cannot reach.
         hole = bisect.bisect_right(opened, low) - 1
         is_late = (
             high < int(top[at - 1])  # it stops short of the top
-            and (last == len(flow.psn) or int(flow.psn[last]) >= int(top[at - 1]))  # and the flow goes on there
+            and (last == len(flow.psn) or int(flow.psn[last]) >= int(top[at - 1]))  # and the flow continues there
             and hole >= 0
             and high <= holes[hole][1]
             and low not in asked
@@ -208,7 +211,7 @@ def _holes(flow: Flow, top: Indices) -> list[tuple[int, int]]:
 
 
 def violations(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
-    """Every broken rule of a flow, in the order of the capture."""
+    """Return every broken rule of a flow, in the order of the capture."""
     found = [
         *_sender_rules(packets, flow, seen),
         *_opcode_order(packets, flow, seen),
@@ -248,13 +251,13 @@ def _sender_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
         asked, since = int(wanted[before]), int(places[before])
         served = bool((flow.psn[since:at] == asked).any())
         if int(flow.psn[at]) > asked and not served:
-            detail = f"PSN {asked % PSN_SPACE} was asked for and had not been sent again"
+            detail = f"PSN {asked % PSN_SPACE} was requested and had not been retransmitted"
             found.append(_violation(packets, "went-back-wrong", int(flow.requests[at]), detail))
     return found
 
 
 def _message_tables() -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """By opcode: what it leaves open for the next packet (0 nothing, 1 a SEND, 2 a WRITE), and what it needs open."""
+    """Return by opcode which message it leaves open (0 none, 1 a SEND, 2 a WRITE), and which one it must continue."""
     leaves, needs = np.zeros(256, dtype=np.int8), np.zeros(256, dtype=np.int8)
     for kind, first, middle, lasts in ((1, 0x00, 0x01, (0x02, 0x03, 0x16)), (2, 0x06, 0x07, (0x08, 0x09))):
         leaves[[first, middle]] = kind
@@ -269,7 +272,7 @@ def _opcode_order(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
     opcode = packets.opcode[flow.requests]
     follows = np.ones(len(opcode), dtype=np.bool_)
     follows[seen.begin] = False
-    # A rewind cuts a run in two although its PSNs go on.
+    # A rewind splits a run although its PSNs are consecutive.
     follows[1:] |= flow.psn[1:] == flow.psn[:-1] + flow.span[:-1]
     follows[0] = False
     wrong = np.flatnonzero(follows[1:] & (_NEEDS[opcode[1:]] != _LEAVES[opcode[:-1]])) + 1
@@ -294,7 +297,7 @@ def _responder_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violatio
     for rule, wrong, detail in (
         ("ack-ahead", is_ack & (answer >= limit), "{limit} had not arrived in order"),
         ("ack-regress", is_ack & (answer < highest), "{highest} was acknowledged before"),
-        ("nak-ahead", is_sequence & (answer > limit), "{limit} was to be expected"),
+        ("nak-ahead", is_sequence & (answer > limit), "{limit} was expected"),
         ("nak-of-acknowledged", is_sequence & (answer <= highest), "{highest} was acknowledged before"),
     ):
         for at in np.flatnonzero(wrong).tolist():
@@ -305,5 +308,7 @@ def _responder_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violatio
         asked = int(answer[one])
         between = flow.psn[before[one] + 1 : before[other] + 1]
         if asked == int(answer[other]) and not (between == asked).any():
-            found.append(_violation(packets, "nak-repeated", int(which[other]), "it had not come again since the last"))
+            found.append(
+                _violation(packets, "nak-repeated", int(which[other]), "it had not arrived again since the last NAK")
+            )
     return found

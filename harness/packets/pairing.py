@@ -1,12 +1,13 @@
-"""Which responses belong to which requests: two QPNs paired by their PSNs. Pure.
+"""Match responses to requests: pair two QPNs by their PSNs. Pure.
 
-A request names the responder's QP, a response the requester's, and no header names both. What ties them together is
-that a response carries the PSN of a request: of one that has passed this port already, since a response follows its
-request. Between one pair of addresses, each requester is paired with at most one group of responses so that as many
-responses as possible carry such a PSN (an assignment problem).
+A request names the responder's QP, a response the requester's, and no header names both. The link between them is the
+PSN: a response carries the PSN of a request that has already passed this port. Between one pair of addresses, each
+requester is paired with at most one group of responses, so that as many responses as possible carry such a PSN (an
+assignment problem).
 
-A pairing counts only if no other one explains the packets as well. Otherwise all queue pairs that could change partners
-are ambiguous, which happens when their PSNs lie within one window of each other and their UDP source ports are equal.
+A pairing counts only if no other one explains the packets as well. Otherwise all queue pairs that could exchange
+partners are ambiguous. This happens if their PSNs lie within one window of each other and their UDP source ports are
+equal.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ if TYPE_CHECKING:
 __all__ = ["Pairing", "Requests", "pair"]
 
 _NEAR = 1 << 16
-"""A response that far from the last request, in PSNs, answers another queue pair: far more than any window."""
+"""A response this many PSNs from the last request belongs to another queue pair: no window is that large."""
 _TRIED = 256
-"""Responses of each group that are looked at."""
+"""Responses of each group that are examined."""
 _UNLIKELY = 0.45
-"""What a response counts that is near, but answers what was never seen: from before the capture, or against the rules.
-A group of nothing but those is not paired (`_LEAST`), unless its UDP source port says so."""
+"""Score of a response whose PSN is near but answers no request seen: from before the capture, or a violation. A group
+of only such responses is not paired (`_LEAST`), unless its UDP source port matches."""
 _SAME_PORT = 0.1
-"""What an equal UDP source port counts: rxe, and RNICs whose ports come from a symmetric flow label, use one for both
+"""Score of an equal UDP source port. rxe, and RNICs whose ports come from a symmetric flow label, use one port for both
 directions."""
 _LEAST = 0.47
-"""The least score of a pair; without responses of its own, a queue pair has that."""
+"""Minimum score of a pair, and the score of a queue pair without responses."""
 _TINY = 1e-6
 _MARGIN = 0.05
-"""By so much a pairing must be better than any other."""
+"""A pairing must be better than any other by this much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Requests:
-    """Packets of one requester: their places in the capture, PSNs unwrapped, and how many PSNs each takes."""
+    """Packets of one requester: their positions in the capture, their unwrapped PSNs, and how many PSNs each takes."""
 
     places: Indices
     psn: Indices
@@ -57,7 +58,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """For each requester: the place of its responses among the candidates (-1: none), and whether that is ambiguous.
+    """For each requester: the index of its responses among the candidates (-1: none), and whether it is ambiguous.
 
     `left` are the candidates that belong to no requester.
     """
@@ -68,7 +69,7 @@ class Pairing:
 
 
 def pair(packets: Packets, requests: Sequence[Requests], candidates: Sequence[Indices]) -> Pairing:
-    """Pair requesters with groups of responses; all of them between the same two addresses, seen at one port."""
+    """Pair requesters with groups of responses between the same two addresses at one port."""
     if not candidates:
         return Pairing(partner=(-1,) * len(requests), is_ambiguous=(False,) * len(requests), left=())
     scores = np.stack([_score(packets, one, candidates) for one in requests])
@@ -79,7 +80,7 @@ def pair(packets: Packets, requests: Sequence[Requests], candidates: Sequence[In
 
 
 def _plain(scores: Scores) -> Pairing | None:
-    """The pairing where every requester has a best partner of its own, by more than `_MARGIN`; else None."""
+    """Return the pairing if every requester has its own best partner by more than `_MARGIN`; else None."""
     rows, columns = np.arange(scores.shape[0]), scores.shape[1]
     best = scores.argmax(axis=1)
     others = scores.copy()
@@ -91,12 +92,12 @@ def _plain(scores: Scores) -> Pairing | None:
 
 
 def _score(packets: Packets, requests: Requests, candidates: Sequence[Indices]) -> Scores:
-    """How well each group of responses fits a requester, from 0 to 1, and `_SAME_PORT` more."""
+    """Return how well each group of responses matches a requester, from 0 to 1, plus `_SAME_PORT` for an equal port."""
     tried = [group[np.linspace(0, len(group) - 1, min(_TRIED, len(group))).astype(np.int64)] for group in candidates]
     sizes = np.array([len(each) for each in tried])
     every = np.concatenate(tried)
     before = np.searchsorted(requests.places, every) - 1
-    # A response from before the first request says nothing either way.
+    # A response from before the first request is no evidence.
     follows = before >= 0
     before = np.maximum(before, 0)
     top = np.maximum.accumulate(requests.psn + requests.span)
@@ -116,11 +117,11 @@ def _score(packets: Packets, requests: Requests, candidates: Sequence[Indices]) 
 
 
 def _assign(scores: Scores) -> Pairing:
-    # Imported here: half a second that most captures do not need.
+    # Imported here because it takes half a second, and most captures do not need it.
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
     rows, columns = scores.shape
-    # A partner that is nobody, for each requester: none is paired for less than `_LEAST`.
+    # One dummy partner per requester: no pair has a score below `_LEAST`.
     _, chosen = linear_sum_assignment(np.hstack([scores, np.full((rows, rows), _LEAST)]), maximize=True)
     partner = np.where(chosen < columns, chosen, -1)
     is_ambiguous = _exchangeable(scores, partner)
@@ -130,11 +131,11 @@ def _assign(scores: Scores) -> Pairing:
 
 
 def _exchangeable(scores: Scores, partner: Indices) -> NDArray[np.bool_]:
-    """Requesters that could have another partner at a loss of less than `_MARGIN` for all of them together.
+    """Return the requesters that could have another partner at a total loss of less than `_MARGIN`.
 
-    Partners are changed in circles: one requester takes the next one's responses, and so on; the last one takes what
-    the first one gave up, or responses that nobody had, or none. The edges of the graph are the losses of these steps,
-    its last node stands for what nobody has, and the circle of the least loss is the shortest way back.
+    Partners are exchanged in cycles: one requester takes the next one's responses, and so on. The last one takes what
+    the first one gave up, or unused responses, or none. The edges of the graph are the losses of these steps, its last
+    node stands for unused responses, and the cycle of least loss is the shortest path back.
     """
     from scipy.sparse.csgraph import floyd_warshall  # noqa: PLC0415
 
@@ -146,7 +147,7 @@ def _exchangeable(scores: Scores, partner: Indices) -> NDArray[np.bool_]:
     loss = np.zeros((rows + 1, rows + 1))
     loss[:rows, :rows] = np.where(has, own[:, None] - scores[:, np.maximum(partner, 0)], np.inf)
     loss[:rows, rows] = own - np.where(has, np.maximum(best_free, _LEAST), best_free)
-    # The library takes a weight that is nearly 0 for a missing edge.
+    # The library treats a weight close to 0 as a missing edge.
     far = floyd_warshall(np.where(np.abs(loss) < _TINY, _TINY, loss), directed=True)
     circle = far + far.T
     np.fill_diagonal(circle, np.inf)

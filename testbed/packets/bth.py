@@ -1,7 +1,7 @@
-"""The numbers of RoCEv2 headers: opcodes, syndromes, timers.
+"""Constants of RoCEv2 headers: opcodes, syndromes, timers.
 
 Source: InfiniBand Architecture Specification, volume 1, release 1.4, chapter 9 (transport headers, table "OpCode
-field") and annex A17 (RoCEv2). A PSN has 24 bits; what is before what is decided over half of that space.
+field") and annex A17 (RoCEv2). A PSN has 24 bits, and PSNs are ordered within half of that space.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _TRANSPORTS = {0x00: "RC", 0x20: "UC", 0x40: "RD", 0x60: "UD"}
 
 
 def opcode_name(opcode: int) -> str:
-    """`RC_RDMA_WRITE_FIRST`, `CNP`; `0x1f` for what the specification does not name."""
+    """Return names such as `RC_RDMA_WRITE_FIRST` or `CNP`, or `0x1f` for an opcode without a name."""
     if opcode == CNP:
         return "CNP"
     kind = opcode & 0x1F
@@ -83,7 +83,7 @@ def opcode_name(opcode: int) -> str:
 
 
 def _table(kinds: set[int]) -> NDArray[np.bool_]:
-    """For each opcode of RC, whether it is one of these."""
+    """Return a table over all opcodes of which RC opcodes are in `kinds`."""
     table = np.zeros(256, dtype=np.bool_)
     table[sorted(kinds)] = True
     return table
@@ -91,35 +91,35 @@ def _table(kinds: set[int]) -> NDArray[np.bool_]:
 
 _RESPONSES = {0x0D, 0x0E, 0x0F, 0x10, 0x11, 0x12}
 IS_REQUEST = _table({*range(0x18)} - _RESPONSES - {0x15})
-"""By opcode: an RC request, with a PSN of its sender's own."""
+"""By opcode: whether it is an RC request, with a PSN of its sender's own."""
 IS_RESPONSE = _table(_RESPONSES)
-"""By opcode: an RC response, with a PSN of the requester's."""
+"""By opcode: whether it is an RC response, with a PSN of the requester's."""
 HAS_AETH = _table(_RESPONSES - {0x0E})
 HAS_RETH = _table({0x06, 0x0A, 0x0B, 0x0C})
 
 
 def is_nak(syndrome: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """NAK of any code (bits 6:5 of the syndrome are 11)."""
+    """Return which syndromes are NAKs of any code (bits 6:5 are 11)."""
     found: NDArray[np.bool_] = (syndrome >= 0) & ((syndrome & 0x60) == 0x60)  # noqa: PLR2004 - the specification's
     return found
 
 
 def is_rnr(syndrome: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Receiver not ready (bits 6:5 are 01)."""
+    """Return which syndromes are receiver not ready (bits 6:5 are 01)."""
     found: NDArray[np.bool_] = (syndrome >= 0) & ((syndrome & 0x60) == 0x20)  # noqa: PLR2004 - the specification's
     return found
 
 
 def distance(psn: NDArray[np.int64], base: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """How far `psn` is after `base` in the circle of PSNs: from -2**23 to 2**23 - 1."""
+    """Return the signed distance of `psn` from `base` in the circle of PSNs: -2**23 to 2**23 - 1."""
     half = PSN_SPACE // 2
     far: NDArray[np.int64] = (psn - base + half) % PSN_SPACE - half
     return far
 
 
 def timeout_ns(exponent: int) -> float:
-    """The nominal ACK timeout of a QP's `timeout` attribute: 4.096 us * 2**exponent.
+    """Return the nominal ACK timeout of a QP's `timeout` attribute: 4.096 us * 2**exponent.
 
-    The specification lets a requester take up to four times that (9.7.6.1.3).
+    The specification allows a requester up to four times that (9.7.6.1.3).
     """
     return 4096.0 * float(2**exponent)

@@ -1,10 +1,10 @@
 """Capture files: pcap and pcapng read in bulk, pcapng written in bulk.
 
-Only the walk from record to record is a loop; what is in the records is found by array arithmetic afterwards. pcapng is
-draft-ietf-opsawg-pcapng, pcap draft-ietf-opsawg-pcap.
+Only the walk from record to record is a loop; array arithmetic then decodes the records. pcapng is
+draft-ietf-opsawg-pcapng, pcap is draft-ietf-opsawg-pcap.
 
-A damaged length makes everything behind it unreadable: neither format has a mark to resume at. The frames before the
-damage are returned, and `Frames.damage` says where it is and how many bytes are not read.
+A damaged length makes everything behind it unreadable, because neither format has a mark to resume at. The frames
+before the damage are returned, and `Frames.damage` says where it is and how many bytes are not read.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _EPB_BYTES = 32
 """Bytes of an enhanced packet block without its packet and options."""
 _NS_PER_S = 1_000_000_000
 _AT_ONCE = 50_000
-"""Frames that are laid out at a time when writing."""
+"""Frames that are written in one batch."""
 _TAIL = 128
-"""Zero bytes kept behind the data, so that a read beyond a cut frame finds nothing instead of an error."""
+"""Zero bytes kept behind the data, so that a read beyond a truncated frame returns zeros instead of an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frames:
-    """Frames of one capture, in file order: where each begins in `data`, and what the file says about it.
+    """Frames of one capture, in file order: where each begins in `data`, and the file's metadata.
 
-    `captured` and `length` are bytes in the file and on the wire. `outbound` is 1, 0, or -1 where the file is silent.
-    `interfaces` are names (or "" where a file has none); `link_types` has one number for each (1: Ethernet).
-    `damage` says at which byte a damaged file stops being readable; "": all of the file was read.
+    `captured` and `length` are bytes in the file and on the wire. `outbound` is 1, 0, or -1 if the file does not say.
+    `interfaces` are names (or "" if the file has none); `link_types` has one number for each (1: Ethernet). `damage`
+    says at which byte a damaged file stops being readable; "": all of the file was read.
     """
 
     data: NDArray[np.uint8]
@@ -71,10 +71,10 @@ class Frames:
 
 
 def read(path: Path) -> Frames:
-    """Read a pcap or pcapng file, of either byte order, up to its end or to the first damage (`Frames.damage`).
+    """Read a pcap or pcapng file of either byte order, up to its end or to the first damage (`Frames.damage`).
 
     Raises:
-        UsageError: not readable, not a capture, or of a link type other than Ethernet and raw IP.
+        UsageError: the file is not readable, is not a capture, or has a link type other than Ethernet and raw IP.
     """
     try:
         size = path.stat().st_size
@@ -88,10 +88,10 @@ def read(path: Path) -> Frames:
     except (struct.error, ValueError, IndexError) as error:
         raise UsageError(f"{path}: damaged capture file: {error}; capture again") from error
     if frames is None:
-        raise UsageError(f"{path}: neither pcap nor pcapng; compressed files are to be unpacked first")
+        raise UsageError(f"{path}: neither pcap nor pcapng; unpack a compressed file first")
     strange = sorted({int(each) for each in frames.link_types} - {ETHERNET, RAW_IP})
     if strange:
-        raise UsageError(f"{path}: link type {strange[0]}; only Ethernet (1) and raw IP (101) are read")
+        raise UsageError(f"{path}: link type {strange[0]}; only Ethernet (1) and raw IP (101) are supported")
     return frames
 
 
@@ -107,7 +107,7 @@ def _parse(data: NDArray[np.uint8], size: int) -> Frames | None:
 
 
 def _words(data: NDArray[np.uint8], at: Indices, order: str) -> Indices:
-    """32-bit words at any byte offsets."""
+    """Return 32-bit words at any byte offsets."""
     parts = [data[at + index].astype(np.int64) for index in range(4)]
     if order == ">":
         parts.reverse()
@@ -115,7 +115,7 @@ def _words(data: NDArray[np.uint8], at: Indices, order: str) -> Indices:
 
 
 def _aligned(data: NDArray[np.uint8], order: str) -> NDArray[np.uint32]:
-    """All of a file as 32-bit words; without a copy when the byte order is this machine's."""
+    """Return all of a file as 32-bit words, without a copy if the byte order is this machine's."""
     return data.view(f"{order}u4").astype(np.uint32, copy=False)
 
 
@@ -132,7 +132,7 @@ def _parse_pcap(data: NDArray[np.uint8], end: int, order: str, unit_ns: int) -> 
     while at + 16 <= end:
         _, part, captured, length = read_head(content, at)
         if captured > _LARGEST_FRAME or captured > length or not length or part >= most_parts:
-            problem = f"no record of a frame (captured {captured:,} of {length:,} bytes, {part:,} of a second)"
+            problem = f"an invalid record header (captured {captured:,} of {length:,} bytes, {part:,} of a second)"
             damage = _unread(at, end, problem)
             break
         if at + 16 + captured > end:
@@ -158,7 +158,7 @@ def _parse_pcap(data: NDArray[np.uint8], end: int, order: str, unit_ns: int) -> 
 
 @dataclass(slots=True, kw_only=True)
 class _Interface:
-    """An interface: `per_s` ticks are a second (if_tsresol), `offset_s` is added to each time (if_tsoffset)."""
+    """An interface: ticks per second (if_tsresol), and an offset added to each time (if_tsoffset)."""
 
     name: str
     link: int
@@ -168,7 +168,7 @@ class _Interface:
 
 @dataclass(slots=True, kw_only=True)
 class _Section:
-    """A section: its byte order, its interfaces, the offsets of its packet blocks, where it ends, and its damage."""
+    """A pcapng section: byte order, interfaces, offsets of the packet blocks, end offset and damage."""
 
     order: str
     interfaces: list[_Interface] = field(default_factory=list)
@@ -178,7 +178,7 @@ class _Section:
 
 
 def _parse_pcapng(data: NDArray[np.uint8], size: int) -> Frames:
-    """All blocks of all sections; interfaces are numbered over the whole file."""
+    """Parse all blocks of all sections. Interfaces are numbered across the whole file."""
     sections: list[_Section] = []
     at = 0
     while at + 28 <= size and not (sections and sections[-1].damage):
@@ -216,7 +216,7 @@ def _walk_section(data: NDArray[np.uint8], begin: int, end: int) -> _Section:
     if order is None:
         damage = _unread(begin, end, "a section header without its byte-order magic")
         return _Section(order="<", records=np.zeros(0, dtype=np.int64), end=end, damage=damage)
-    # Blocks are aligned to four bytes: plain words, read without a call for each.
+    # Blocks are aligned to four bytes, so plain words can be read without a call for each.
     words = _aligned(data, order).data
     records: list[int] = []
     interfaces: list[_Interface] = []
@@ -224,7 +224,7 @@ def _walk_section(data: NDArray[np.uint8], begin: int, end: int) -> _Section:
     while at + 12 <= end:
         kind, length = words[at >> 2], words[(at >> 2) + 1]
         if kind == _EPB:
-            if length < 12 or length & 3 or at + length > end:  # noqa: PLR2004 - the least a block can be
+            if length < 12 or length & 3 or at + length > end:  # noqa: PLR2004 - minimum block length
                 problem = _problem_of(length)
                 break
             note(at)
@@ -245,23 +245,25 @@ def _walk_section(data: NDArray[np.uint8], begin: int, end: int) -> _Section:
 
 
 def _problem_of(length: int) -> str:
-    return f"a block of {length:,} bytes, which the file ends within, or which does not end with its length"
+    return f"a block of {length:,} bytes that is truncated or does not end with its length"
 
 
 def _read_block(
     data: NDArray[np.uint8], at: int, kind: int, length: int, interfaces: list[_Interface], order: str
 ) -> None:
-    """Read a block that is no enhanced packet block."""
+    """Read a block that is not an enhanced packet block."""
     if kind == _IDB:
         interfaces.append(_read_interface(data[at + 8 : at + length - 4].tobytes(), order))
     elif kind in (_SPB, _OBSOLETE_PACKET):
-        raise ValueError(f"byte {at:,}: a packet block of type {kind}, which is not read; use `editcap -F pcapng`")
+        raise ValueError(
+            f"byte {at:,}: a packet block of type {kind} is not supported; convert the file with `editcap -F pcapng`"
+        )
     elif kind not in _NO_PACKETS:
-        raise ValueError(f"byte {at:,}: a block of type {kind}, which is not known and may hold a packet")
+        raise ValueError(f"byte {at:,}: an unknown block of type {kind}, which may hold a packet")
 
 
 def _whole(words: memoryview, records: Indices, end: int) -> tuple[Indices, str]:
-    """The packet blocks before the first one that contradicts itself, and the damage."""
+    """Return the packet blocks before the first inconsistent one, and the damage."""
     all_words, at = np.frombuffer(words, dtype=np.uint32), records >> 2
     length = all_words[at + 1].astype(np.int64)
     fits = length >= _EPB_BYTES
@@ -305,10 +307,10 @@ def _columns(
 
     interface = word(at + 2)
     if len(at) and int(interface.max()) >= len(section.interfaces):
-        raise ValueError(f"a packet of interface {int(interface.max())}, which no block describes")
+        raise ValueError(f"a packet of interface {int(interface.max())}, which has no interface block")
     captured, start = word(at + 5), section.records + 28
     options = start + (captured + 3 & ~3) >> 2
-    # epb_flags (code 2, 4 bytes) as the first option, where writers put it; its two low bits: 1 in, 2 out.
+    # epb_flags (code 2, 4 bytes) as the first option, where writers put it. Its two low bits: 1 inbound, 2 outbound.
     has = options + 2 <= at + (word(at + 1) >> 2) - 1
     wanted = 2 | 4 << 16 if section.order == "<" else 2 << 16 | 4
     options = np.where(has, options, 0)
@@ -319,10 +321,10 @@ def _columns(
 
 
 def _times_ns(high: Indices, low: Indices, interface: Indices, interfaces: Sequence[_Interface]) -> Indices:
-    """Times of a section in ns, from the two halves of each tick count and the interfaces' units and offsets.
+    """Return the times of a section in ns, from the tick counts and the interfaces' units and offsets.
 
     Raises:
-        ValueError: a time that 63 bits of ns do not hold.
+        ValueError: a time does not fit into 63 bits of ns.
     """
     if all(each.per_s == _NS_PER_S and not each.offset_s for each in interfaces):
         _check_range(int(high.max(initial=0)) << 32)
@@ -341,10 +343,10 @@ def _one_unit_ns(high: Indices, low: Indices, unit: _Interface) -> Indices:
     _check_range(unit.offset_s * _NS_PER_S)
     if unit.per_s <= _NS_PER_S:
         ticks = high << 32 | low
-        # Seconds apart from the rest: ticks times 10**9 would overflow.
+        # Compute seconds and the remainder separately: ticks times 10**9 would overflow.
         time_ns = ticks // unit.per_s * _NS_PER_S + (ticks % unit.per_s) * _NS_PER_S // unit.per_s
     else:
-        # Finer than a nanosecond is rare, and its products need more than 64 bits: Python's integers.
+        # Units finer than a nanosecond are rare and need more than 64 bits: use Python's integers.
         pairs = zip(high.tolist(), low.tolist(), strict=True)
         fine = [(upper << 32 | lower) * _NS_PER_S // unit.per_s for upper, lower in pairs]
         time_ns = np.array(fine, dtype=np.int64)
@@ -353,14 +355,14 @@ def _one_unit_ns(high: Indices, low: Indices, unit: _Interface) -> Indices:
 
 def _check_range(time_ns: int) -> None:
     if abs(int(time_ns)) >= 1 << 63:
-        raise ValueError("a time that 63 bits of nanoseconds do not hold (if_tsresol or if_tsoffset)")
+        raise ValueError("a time does not fit into 63 bits of nanoseconds (if_tsresol or if_tsoffset)")
 
 
 _EPB_HEAD = np.dtype([(name, "<u4") for name in ("kind", "total", "interface", "high", "low", "captured", "length")])
 
 
 def write_pcapng(path: Path, frames: Frames, *, comment: str = "", order: Indices | None = None) -> None:
-    """Write frames with nanosecond times, interface names and directions; `order` picks some, in its order."""
+    """Write frames with nanosecond times, interface names and directions. `order` selects frames and their order."""
     chosen = np.arange(len(frames), dtype=np.int64) if order is None else order
     with path.open("wb") as file:
         file.write(_section_header(comment))
@@ -371,7 +373,7 @@ def write_pcapng(path: Path, frames: Frames, *, comment: str = "", order: Indice
 
 
 def _packet_blocks(frames: Frames, chosen: Indices) -> bytes:
-    """Enhanced packet blocks, laid out as rows of the longest one's length and cut to each one's own."""
+    """Build enhanced packet blocks as rows of the longest length, each cut to its own length."""
     captured, time_ns = frames.captured[chosen], frames.time_ns[chosen]
     padded = captured + 3 & ~3
     width, total = int(padded.max(initial=0)), 28 + padded + 16

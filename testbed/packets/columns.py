@@ -1,8 +1,8 @@
 """A capture as columns: one array for each header field, one entry for each RoCEv2 packet.
 
-`decode` reads the headers of all frames at once; it needs the first 70 bytes of a frame (Ethernet, IPv4, UDP, BTH and
-RETH), so a capture of headers only is as good as a whole one. Frames that are cut before that are counted
-(`Packets.cut`): a NAK whose AETH is cut off looks like nothing.
+`decode` reads the headers of all frames at once. It needs the first 70 bytes of a frame (Ethernet, IPv4, UDP, BTH and
+RETH), so a capture of headers only is sufficient. Shorter frames are counted (`Packets.cut`), because a NAK whose AETH
+is cut off cannot be recognised.
 """
 
 from __future__ import annotations
@@ -33,22 +33,15 @@ _BTH_BYTES, _ICRC_BYTES, _UDP_BYTES = 12, 4, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packets:
-    """RoCEv2 packets in the order of the capture. All arrays have one length. `cut` counts frames cut too short.
+    """RoCEv2 packets in the order of the capture. All arrays have one length. `cut` counts truncated frames.
 
-    number      of the frame in the file, from 1, as Wireshark counts
-    time_ns     as the file has it
-    port        interface of the file (`Frames.interfaces`)
-    outbound    1: left the captured interface, 0: came in, -1: the file does not say
-    src, dst    into `addresses`
-    sport       UDP source port
-    ecn         two bits of the IP header; 3 is congestion experienced
-    ident       identification in the IPv4 header, -1 for IPv6
-    opcode, dqpn, psn, ack_req      BTH
-    syndrome    AETH, -1 where there is none
-    msn         AETH, -1 likewise
-    dma_bytes   length in the RETH, -1 where there is none
-    payload     bytes after all headers, from the IP length, without padding and ICRC
-    wire        bytes of the frame on the wire
+    number      of the frame in the file, from 1, as in Wireshark time_ns     time stamp of the file port
+    interface of the file (`Frames.interfaces`) outbound    1: left the captured interface, 0: came in, -1: the file
+    does not say src, dst    index into `addresses` sport       UDP source port ecn         two bits of the IP header; 3
+    is congestion experienced ident       identification in the IPv4 header, -1 for IPv6 opcode, dqpn, psn, ack_req
+    BTH syndrome    AETH, -1 if there is none msn         AETH, -1 if there is none dma_bytes   length in the RETH, -1
+    if there is none payload     bytes after all headers, from the IP length, without padding and ICRC wire        bytes
+    of the frame on the wire
     """
 
     addresses: tuple[str, ...]
@@ -76,7 +69,7 @@ class Packets:
         return len(self.number)
 
     def take(self, which: NDArray[np.bool_] | Indices) -> Packets:
-        """Those packets, in the order given."""
+        """Return some of the packets, in the order given."""
         columns = {each.name: getattr(self, each.name)[which] for each in fields(self) if each.name not in _SHARED}
         return Packets(addresses=self.addresses, cut=self.cut, **columns)
 
@@ -85,10 +78,10 @@ _SHARED = ("addresses", "cut")
 
 
 def decode(frames: Frames) -> Packets:
-    """The RoCEv2 packets among `frames` (UDP to port 4791 over IPv4 or IPv6, VLAN tags allowed).
+    """Decode the RoCEv2 packets among `frames` (UDP to port 4791 over IPv4 or IPv6, VLAN tags allowed).
 
-    Fragments and frames cut within their BTH are left out. `cut` counts the frames that are too short to decide whether
-    they are RoCEv2, and the RoCEv2 packets without the whole BTH, AETH or RETH that their opcode announces.
+    Fragments and frames that end within their BTH are left out. `cut` counts the frames that are too short to decide
+    whether they are RoCEv2, and the RoCEv2 packets without the whole BTH, AETH or RETH of their opcode.
 
     Raises:
         UsageError: an interface of the capture is neither Ethernet nor raw IP (from `Frames`).
@@ -99,7 +92,7 @@ def decode(frames: Frames) -> Packets:
     at, ip_bytes, v4 = _transport(data, ip, family)
     chosen = np.flatnonzero(at > 0)
     at = at[chosen]
-    # Cut before the UDP header's ports: nobody knows whether it is RoCEv2.
+    # Frames that end before the UDP ports may or may not be RoCEv2.
     readable = at + 4 <= end[chosen]
     cut = int((too_short & (kept < frames.length)).sum()) + int((frames.length > kept)[chosen[~readable]].sum())
     chosen, at = (each[readable] for each in (chosen, at))
@@ -111,7 +104,7 @@ def decode(frames: Frames) -> Packets:
     v4, ip, end = v4[chosen], ip[chosen], end[chosen]
     opcode = data[bth]
     extended = bth + _BTH_BYTES
-    # AtomicAckETH follows AETH, RETH stands alone: nothing that is read here lies behind another optional header.
+    # AtomicAckETH follows AETH, RETH stands alone: no field read here lies behind another optional header.
     aeth = HAS_AETH[opcode] & (extended + 4 <= end)
     reth = HAS_RETH[opcode] & (extended + 16 <= end)
     cut += int((HAS_AETH[opcode] & ~aeth).sum() + (HAS_RETH[opcode] & ~reth).sum())
@@ -132,7 +125,7 @@ def decode(frames: Frames) -> Packets:
         opcode=opcode,
         dqpn=_u24(data, bth + 5),
         psn=_u24(data, bth + 9),
-        ack_req=data[bth + 8] >= 0x80,  # noqa: PLR2004 - its top bit
+        ack_req=data[bth + 8] >= 0x80,  # noqa: PLR2004 - the top bit
         syndrome=_optional(data, extended, aeth, _u8).astype(np.int16),
         msn=_optional(data, extended + 1, aeth, _u24),
         dma_bytes=_optional(data, extended + 12, reth, _u32),
@@ -143,7 +136,7 @@ def decode(frames: Frames) -> Packets:
 
 
 def _extended_bytes() -> Indices:
-    """Bytes of extended transport headers by opcode (RC, UC and UD)."""
+    """Return the bytes of extended transport headers by opcode (RC, UC and UD)."""
     table = np.zeros(256, dtype=np.int64)
     sizes = {
         4: (0x03, 0x05, 0x09, 0x23, 0x25, 0x29, 0x0D, 0x0F, 0x10, 0x11, 0x16, 0x17),
@@ -185,9 +178,9 @@ def _optional(data: Bytes, at: Indices, there: NDArray[np.bool_], read: object) 
 
 
 def _network(data: Bytes, starts: Indices, kept: Indices, frames: Frames) -> tuple[Indices, Indices, NDArray[np.bool_]]:
-    """Where each frame's IP header begins, its EtherType (both 0 where there is none), and whether it is cut too short.
+    """Locate each frame's IP header.
 
-    Too short means that the bytes kept of the frame end before its IP header does.
+    Return its offset and EtherType (both 0 if there is none), and if it is truncated.
     """
     ip, family = np.zeros(len(starts), dtype=np.int64), np.zeros(len(starts), dtype=np.int64)
     link = frames.link_types[frames.interface]
@@ -211,7 +204,7 @@ def _network(data: Bytes, starts: Indices, kept: Indices, frames: Frames) -> tup
 
 
 def _transport(data: Bytes, ip: Indices, family: Indices) -> tuple[Indices, Indices, NDArray[np.bool_]]:
-    """Where UDP begins (0: no unfragmented UDP), the bytes from there to the end of the IP packet, and if IPv4."""
+    """Return where UDP begins (0: no unfragmented UDP), the bytes to the end of the IP packet, and if it is IPv4."""
     at, size = np.zeros(len(ip), dtype=np.int64), np.zeros(len(ip), dtype=np.int64)
     v4 = family == _IPV4
     four = np.flatnonzero(v4)

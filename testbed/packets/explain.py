@@ -1,4 +1,4 @@
-"""One frame of a capture, dissected by scapy: Ethernet, IP, UDP, BTH, the headers after it, and the ICRC."""
+"""Dissect one frame of a capture with scapy: Ethernet, IP, UDP, BTH, extended headers and ICRC."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """A dissected frame. `icrc` is `right`, `wrong`, `not captured` (the frame is cut) or `none` (no RoCEv2)."""
+    """A dissected frame. `icrc` is `right`, `wrong`, `not captured` (the frame is truncated) or `none` (not RoCEv2)."""
 
     frame: int
     time_ns: int
@@ -55,13 +55,15 @@ class Explained:
 
 
 def explain(frames: Frames, number: int) -> Explained:
-    """Dissect frame `number` of a capture, from 1 on as Wireshark counts.
+    """Dissect frame `number` of a capture; the first one is 1, as in Wireshark.
 
     Raises:
-        UsageError: the capture has no such frame, or it is cut before its first header ends.
+        UsageError: the capture has no such frame, or the frame ends before its first header does.
     """
     if not 1 <= number <= len(frames):
-        raise UsageError(f"frame {number}: the capture has {len(frames):,} frames; name one of 1 to {len(frames)}")
+        raise UsageError(
+            f"frame {number}: the capture has {len(frames):,} frames; give a number from 1 to {len(frames)}"
+        )
     at = number - 1
     start, captured, length = int(frames.start[at]), int(frames.captured[at]), int(frames.length[at])
     interface, outbound = int(frames.interface[at]), int(frames.outbound[at])
@@ -69,7 +71,7 @@ def explain(frames: Frames, number: int) -> Explained:
         packet = _dissect(frames.data[start : start + captured].tobytes(), int(frames.link_types[interface]))
     except struct.error as error:
         raise UsageError(
-            f"frame {number}: its {captured} captured bytes end before its first header does; capture more"
+            f"frame {number}: its {captured} captured bytes end within the first header; capture longer frames"
         ) from error
     layers, payload_bytes, layer = [], 0, packet
     while not isinstance(layer, NoPayload):
@@ -86,7 +88,7 @@ def explain(frames: Frames, number: int) -> Explained:
         captured=captured,
         length=length,
         layers=tuple(layers),
-        # What is cut off is payload, too, and of a whole frame the ICRC is a field of the BTH already.
+        # The truncated part counts as payload. In a whole frame the ICRC is a field of the BTH already.
         payload_bytes=payload_bytes + length - captured,
         icrc=_icrc(packet, is_whole=captured == length),
     )
@@ -110,7 +112,7 @@ def _fields(layer: Any) -> dict[str, str]:
 
 
 def _syndrome(value: int) -> str:
-    """An AETH's syndrome in words (InfiniBand Architecture Specification, volume 1, 9.7.5.2.1)."""
+    """Return the meaning of an AETH's syndrome (InfiniBand Architecture Specification, volume 1, 9.7.5.2.1)."""
     code = value & 0x1F
     kind = value & NAK_SEQUENCE
     if kind == 0:

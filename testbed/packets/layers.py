@@ -1,10 +1,10 @@
-"""RoCEv2 in scapy, completed: the extended transport headers that `scapy.contrib.roce` lacks.
+"""Extended transport headers of RoCEv2 that `scapy.contrib.roce` lacks.
 
     from testbed.packets import layers          # binds; scapy then dissects them
     Ether() / IP() / UDP(dport=4791) / BTH(opcode="RC_RDMA_WRITE_ONLY") / RETH(...) / Raw(...)
 
-RETH, AtomicETH, AtomicAckETH, ImmDt, IETH and DETH as in the InfiniBand Architecture Specification, volume 1, 9.3; AETH
-also on READ responses. Written in scapy's own manner, so that it can become a part of that module.
+RETH, AtomicETH, AtomicAckETH, ImmDt, IETH and DETH are defined in the InfiniBand Architecture Specification, volume 1,
+9.3; AETH also on READ responses. The code follows scapy's own style, so that it can be contributed to that module.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ _ATOMIC_ACKNOWLEDGE, _UD_SEND_ONLY_WITH_IMMEDIATE = 0x12, 0x65
 
 
 def _opcode_below(packet: Any) -> int | None:
-    """The opcode of the BTH under a header."""
+    """Return the opcode of the BTH below a header, or None."""
     below = packet.underlayer
     return int(below.opcode) if isinstance(below, BTH) else None
 
 
 class ImmDt(Packet):  # type: ignore[misc]  # scapy has no types here
-    """Immediate data."""
+    """Immediate data header."""
 
     name = "ImmDt"
-    fields_desc = [XIntField("immdt", 0)]  # noqa: RUF012 - scapy's way
+    fields_desc = [XIntField("immdt", 0)]  # noqa: RUF012 - scapy's style
 
 
 class IETH(Packet):  # type: ignore[misc]
-    """Invalidate: the R_Key that the responder is to invalidate."""
+    """Invalidate header: the R_Key that the responder must invalidate."""
 
     name = "IETH"
     fields_desc = [XIntField("rkey", 0)]  # noqa: RUF012
 
 
 class RETH(Packet):  # type: ignore[misc]
-    """RDMA: where the responder writes to or reads from."""
+    """RDMA header: where the responder writes to or reads from."""
 
     name = "RETH"
     fields_desc = [XLongField("va", 0), XIntField("rkey", 0), BitField("dmalen", 0, 32)]  # noqa: RUF012
 
     def guess_payload_class(self, payload: bytes) -> Any:
-        """Immediate data follows where the BTH says so."""
+        """Return `ImmDt` if the BTH announces immediate data."""
         if _opcode_below(self) in _WRITE_ONLY_WITH_IMMEDIATE:
             return ImmDt
         return super().guess_payload_class(payload)
 
 
 class AtomicETH(Packet):  # type: ignore[misc]
-    """Compare and swap, or fetch and add (`swap` is then what is added)."""
+    """Compare-and-swap or fetch-and-add header; `swap` holds the value to add."""
 
     name = "AtomicETH"
     fields_desc = [  # noqa: RUF012
@@ -69,20 +69,20 @@ class AtomicETH(Packet):  # type: ignore[misc]
 
 
 class AtomicAckETH(Packet):  # type: ignore[misc]
-    """What stood in the responder's memory before an atomic operation."""
+    """Atomic acknowledge header: the value in the responder's memory before the operation."""
 
     name = "AtomicAckETH"
     fields_desc = [XLongField("orig", 0)]  # noqa: RUF012
 
 
 class DETH(Packet):  # type: ignore[misc]
-    """Datagram: queue key and source QP."""
+    """Datagram header: queue key and source QP."""
 
     name = "DETH"
     fields_desc = [XIntField("qkey", 0), XByteField("reserved", 0), BitField("sqpn", 0, 24)]  # noqa: RUF012
 
     def guess_payload_class(self, payload: bytes) -> Any:
-        """Immediate data follows where the BTH says so."""
+        """Return `ImmDt` if the BTH announces immediate data."""
         if _opcode_below(self) == _UD_SEND_ONLY_WITH_IMMEDIATE:
             return ImmDt
         return super().guess_payload_class(payload)
@@ -96,7 +96,7 @@ def _after_aeth(self: Any, payload: bytes) -> Any:
 
 def _bind() -> None:
     names = {opcode: opcode_name(opcode) for opcode in (0x16, 0x17)}
-    # The table that scapy's BTH names its opcodes from; these two are missing there.
+    # Table from which scapy's BTH names its opcodes; these two are missing there.
     _bth_opcodes.update(names)
     field = next(each for each in BTH.fields_desc if each.name == "opcode")
     field.i2s.update(names)

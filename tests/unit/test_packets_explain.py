@@ -73,7 +73,7 @@ def test_explain_says_what_a_syndrome_means(tmp_path, syndrome, words):
 
 
 def test_explain_of_a_frame_that_is_not_there_is_refused():
-    with pytest.raises(UsageError, match="name one of 1 to 2"):
+    with pytest.raises(UsageError, match="give a number from 1 to 2"):
         explain(Wire(packets=[(0, bytes(60), True), (1, bytes(60), True)]).frames(), 3)
 
 
@@ -85,7 +85,7 @@ def test_explain_of_any_bytes_is_no_traceback():
         content[rng.integers(size)] ^= int(rng.integers(1, 256))
         frames = Wire(packets=[(0, bytes(content), True)]).frames()
         if size < 14:
-            with pytest.raises(UsageError, match="before its first header"):
+            with pytest.raises(UsageError, match="within the first header"):
                 explain(frames, 1)
         else:
             explain(frames, 1)

@@ -296,7 +296,7 @@ def test_interface_of_another_section_is_refused(tmp_path):
     content = bytearray(packet(roce(1), 1))
     content[8:12] = struct.pack("<I", 1)
     path.write_bytes(section() + interface() + bytes(content) + section() + interface())
-    with pytest.raises(UsageError, match="which no block describes"):
+    with pytest.raises(UsageError, match="which has no interface block"):
         read(path)
 
 
