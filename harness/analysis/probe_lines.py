@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from traffic.probes import results
-from traffic.probes.results import Seen
+from traffic.probes.results import WindowStats
 from traffic.probes.rtt import Trip
 
 __all__ = ["WINDOW_NS", "At", "Line", "lines"]
@@ -68,7 +68,7 @@ def lines(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> tuple[Line, .
     return tuple(Line(link=link, windows=tuple(each)) for link, each in sorted(found.items()))
 
 
-def _of(window: Seen) -> dict[tuple[str, str], At]:
+def _of(window: WindowStats) -> dict[tuple[str, str], At]:
     crossed: dict[tuple[str, str], list[int]] = {}
     for one in window.probes:
         for link in itertools.pairwise(one.path):

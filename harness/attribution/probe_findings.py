@@ -24,7 +24,7 @@ from harness.record.measurements import Measurements
 from testbed.model.topology import Link, Topology
 from traffic.engine.traffic_metrics import percentile
 from traffic.probes import results, rtt
-from traffic.probes.results import Seen
+from traffic.probes.results import WindowStats
 from traffic.probes.rtt import PathTimes, SlowPlace, Trip
 from traffic.probes.tomography import Suspect
 
@@ -114,7 +114,7 @@ def _waits(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Said]
         return []
     start_ns, end_ns = trips[0].echo.sent_ns, trips[-1].echo.sent_ns + 1
     length_ns = min(WINDOW_NS, end_ns - start_ns)
-    by_place: dict[tuple[str, ...], list[tuple[SlowPlace, Seen]]] = {}
+    by_place: dict[tuple[str, ...], list[tuple[SlowPlace, WindowStats]]] = {}
     every = results.windows(trips, length_ns=length_ns, start_ns=start_ns, end_ns=end_ns)
     for window in every:
         for slow in window.slow:

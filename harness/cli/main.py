@@ -87,7 +87,7 @@ for module in (
 
 def main() -> NoReturn:
     """Entry point of the console command."""
-    signal.signal(signal.SIGUSR1, dump_signal.note)  # its default is to end the process
+    signal.signal(signal.SIGUSR1, dump_signal.request_dump)  # its default is to end the process
     if (user := act_as_owner()) is not None:
         sys.stderr.write(f"faultbed: acting as {user}, who owns {home_dir()}\n")
     end_with(cli, "faultbed")

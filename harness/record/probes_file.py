@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from harness.record import parquet
 from testbed.errors import UsageError
-from traffic.probes.results import Probed
+from traffic.probes.results import ProbeTrips
 from traffic.probes.rtt import STAMPS, Echo, Trip
 
 __all__ = ["PROBES_SCHEMA", "read", "write"]
@@ -37,7 +37,7 @@ PROBES_SCHEMA = pa.schema(
 many probes had no way that is known and are left out; `trouble`, why they ended early, or have no ways."""
 
 
-def write(found: Probed, path: Path, *, t0_ns: int) -> None:
+def write(found: ProbeTrips, path: Path, *, t0_ns: int) -> None:
     """Write probes, with the columns of `PROBES_SCHEMA`."""
     rows = [
         {
@@ -56,7 +56,7 @@ def write(found: Probed, path: Path, *, t0_ns: int) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=PROBES_SCHEMA.with_metadata(told)), path)
 
 
-def read(path: Path) -> Probed:
+def read(path: Path) -> ProbeTrips:
     """What `write` has written.
 
     Raises:
@@ -77,7 +77,7 @@ def read(path: Path) -> Probed:
         )
     )
     try:
-        return Probed(trips=trips, unknown=int(told[b"unknown"]), trouble=told[b"trouble"].decode() or None)
+        return ProbeTrips(trips=trips, unknown=int(told[b"unknown"]), trouble=told[b"trouble"].decode() or None)
     except (TypeError, KeyError, ValueError) as error:
         raise UsageError(
             f"{path}: cannot be read: its metadata is not that of probes ({error!r}); copy the run directory again, or "

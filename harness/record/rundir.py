@@ -47,7 +47,7 @@ from harness.verdict import LeftOut, VerdictFile
 from testbed.errors import UsageError
 from testbed.observe.telemetry import Recorded
 from traffic.engine.flight_recorder import Flight
-from traffic.probes.results import Probed
+from traffic.probes.results import ProbeTrips
 
 __all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights", "write_pooled"]
 
@@ -128,17 +128,17 @@ class RunDir:
             return ()
         return self._decoded("flights.json", msgspec.json.Decoder(tuple[Flight, ...]).decode)
 
-    def write_probes(self, found: Probed, *, t0_ns: int) -> None:
+    def write_probes(self, found: ProbeTrips, *, t0_ns: int) -> None:
         """Write `probes.parquet`."""
         from harness.record import probes_file  # noqa: PLC0415 (as above)
 
         with _whole(self.path / "probes.parquet") as temporary:
             probes_file.write(found, temporary, t0_ns=t0_ns)
 
-    def read_probes(self) -> Probed:
+    def read_probes(self) -> ProbeTrips:
         """Read `probes.parquet`; one without trips: nobody probed."""
         if not (self.path / "probes.parquet").exists():
-            return Probed()
+            return ProbeTrips()
         from harness.record import probes_file  # noqa: PLC0415 (as above)
 
         return probes_file.read(self.path / "probes.parquet")

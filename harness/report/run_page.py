@@ -56,7 +56,7 @@ from harness.verdict import Receipt, VerdictFile
 from testbed.errors import UsageError
 from testbed.observe.telemetry import Change, Recorded
 from traffic.engine.flight_recorder import Flight
-from traffic.probes.results import Probed
+from traffic.probes.results import ProbeTrips
 
 __all__ = ["render", "render_html"]
 
@@ -231,7 +231,7 @@ def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequenc
     }
 
 
-def _probes(run: Measurements, found: Probed, bands: Sequence[Band]) -> dict[str, Any]:
+def _probes(run: Measurements, found: ProbeTrips, bands: Sequence[Band]) -> dict[str, Any]:
     """What the section about probes shows."""
     lines = probe_lines.lines(found.trips, start_ns=run.t0_ns, end_ns=run.end_ns)
     return {

@@ -30,7 +30,7 @@ from testbed.observe.machine_load import MachineLoad
 from testbed.observe.packet_capture import Captured
 from testbed.observe.telemetry import Recorded
 from traffic.engine.run_results import Standstill
-from traffic.probes.results import Probed
+from traffic.probes.results import ProbeTrips
 
 __all__ = ["Found", "measurements_of", "windows"]
 
@@ -54,7 +54,7 @@ class Found:
     paths: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
     captured: Captured | None = None
     packets: Evidence | None = None
-    probed: Probed | None = None
+    probed: ProbeTrips | None = None
     recorded: Recorded = field(default_factory=Recorded)
     lease_s: float = TTL_S
     injector: Injector | None = None

@@ -291,7 +291,7 @@ def _with_faults(
         found.recorded = following.stop()
         if probing is not None:
             probing.stop()
-            found.probed = probing.found()
+            found.probed = probing.collected()
         if ports:
             progress("fetching the captured packets")
             found.captured = capturing.stop()

@@ -14,7 +14,7 @@ from testbed.lab import Lab
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec
-from traffic.probes.ecmp_entropy import ways_both
+from traffic.probes.ecmp_entropy import data_and_ack_paths
 from traffic.workloads import collective, inference, job, ranking, replay
 from traffic.workloads.collective import CollectiveSpec
 from traffic.workloads.inference import InferenceSpec
@@ -105,7 +105,7 @@ def patience_s(experiment: Experiment, running: Running[Any]) -> float:
     """How long it may take. Of a trace that is as long as its pauses and operations are; nobody else knows how many."""
     work = experiment.workload
     if isinstance(work, Replay):
-        return replay.patience_s(running, work.warmup + work.repeat)
+        return replay.timeout_s(running, work.warmup + work.repeat)
     length_ns = duration_ns(work)
     return 10 * GRACE_S if length_ns is None else length_ns / 1e9 + GRACE_S
 
@@ -113,5 +113,5 @@ def patience_s(experiment: Experiment, running: Running[Any]) -> float:
 def paths_of(lab: Lab, running: Running[Any]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
     """The paths of each connection's data and ACKs, by index; empty when a switch could not tell."""
     with contextlib.suppress(LabError):
-        return ways_both(lab, running.connections)
+        return data_and_ack_paths(lab, running.connections)
     return {}

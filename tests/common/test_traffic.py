@@ -93,7 +93,7 @@ def test_a_rank_that_goes_away_is_a_typed_failure_of_all_the_others(lab, signal,
     assert says in result.where
     assert took_s < deadline_s + 20.0, "its end is to come by the deadline"
     assert [end.outcome for end in result.ends] == ["failed"] * 4
-    assert result.ends[2].where == "nothing was heard of it at the end"
+    assert result.ends[2].where == "its engine sent no flight recorder at the end"
     for rank in (0, 1, 3):
         assert result.ends[rank].where.startswith("iteration ")
     assert any("waits for segment" in end.where for end in result.ends)

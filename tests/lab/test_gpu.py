@@ -133,7 +133,7 @@ class Rank:
             assert ready, f"{units} units are not done after {PATIENCE_S} s"
             for key, _ in ready:
                 key.data()
-        assert told[0] is not None, self.client.trouble
+        assert told[0] is not None, self.client.error
         return told[0] / 1e9
 
     @property

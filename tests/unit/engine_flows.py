@@ -20,7 +20,7 @@ def flow_on(monkeypatch, fabric, **change):
         kinds = node.numbered.NumberedSender, node.numbered.NumberedReceiver
     for name, kind in zip(("tx", "rx"), kinds, strict=True):
         fabric.tasks[name] = kind(name, Rnic("rxe0"), told, fabric.emit_for(name))
-    fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(told["qps"])])
+    fabric.connect([fabric.connection(node, number, "tx", "rx") for number in range(told["qps"])])
 
 
 def run_checked(fabric, verb):

@@ -58,7 +58,7 @@ class Rnic:
         return SimpleNamespace(rkey=1, lkey=1, buf=address, close=lambda: None)
 
 
-class Rc:
+class RcQp:
     qpn, psn = 1, 256
 
     def __init__(self, fabric, conn):
@@ -86,7 +86,8 @@ def modules(monkeypatch):
     """The engine's modules, made anew upon this fabric; the others come back after the test."""
     fake = types.ModuleType("traffic.node.verbs")
     fake.__dict__.update(
-        STATUS={13: "RNR_RETRY_EXC_ERR"}, VERBS=VERBS, Rc=Rc, Rnic=Rnic, request=request, write_request=write_request,
+        STATUS={13: "RNR_RETRY_EXC_ERR"}, VERBS=VERBS, RcQp=RcQp, Rnic=Rnic, request=request,
+        write_request=write_request,
         recv_request=lambda _id, mr, size=0, offset=0: SimpleNamespace(address=mr.buf + offset, size=size), gid_of=str,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
@@ -116,35 +117,35 @@ class Fabric:
     def emit_for(self, name):
         return lambda event, **fields: self.events.append((name, event, fields))
 
-    def cable(self, node, number, src, dst):
+    def connection(self, node, number, src, dst):
         ends = [node.task.Conn(self.tasks[name], number) for name in (src, dst)]
         for end, other in (ends, ends[::-1]):
-            end.other, end.generation, end.rc = other, 0, Rc(self, end)
+            end.other, end.generation, end.qp = other, 0, RcQp(self, end)
             end.task.conns[number] = end
         return ends
 
-    def connect(self, cables):
-        for end in (end for ends in cables for end in ends):
+    def connect(self, connections):
+        for end in (end for ends in connections for end in ends):
             end.told = {**end.task.endpoint(end), "psn": 256}
-        for end in (end for ends in cables for end in ends):
+        for end in (end for ends in connections for end in ends):
             end.peer = end.other.told
             end.state = "joined"
             end.task.joined(end)
-        for end in (end for ends in cables for end in ends):
+        for end in (end for ends in connections for end in ends):
             end.state = "up"
             end.task.go(end, time.monotonic_ns())
 
-    def carry(self, rc, chain):
+    def carry(self, qp, chain):
         now_ns = time.monotonic_ns()
-        rc.last_ns = max(now_ns + self.choice.randint(0, self.delay_ns), rc.last_ns + 1)
+        qp.last_ns = max(now_ns + self.choice.randint(0, self.delay_ns), qp.last_ns + 1)
         if any(data for _, _, data, *_ in chain):
             self.data_under_way += 1
             self.most_under_way = max(self.most_under_way, self.data_under_way)
         if self.unreliable:
             for _, _, _, _, wr_id, signalled in chain:
-                self.later(now_ns, rc.conn, (None, 0, b"", 0, wr_id, signalled))
+                self.later(now_ns, qp.conn, (None, 0, b"", 0, wr_id, signalled))
             chain = [(*message[:-1], False) for message in chain]
-        self.later(rc.last_ns, rc.conn, *chain)
+        self.later(qp.last_ns, qp.conn, *chain)
 
     def later(self, at_ns, conn, *chain):
         self.number += 1
@@ -158,11 +159,11 @@ class Fabric:
             now_ns = time.monotonic_ns()
             assert now_ns < deadline_ns, "they wait for each other"
             for task in self.tasks.values():
-                task.late.wake(now_ns)
+                task.late_receives.wake(now_ns)
                 if task.wake_ns is not None and now_ns >= task.wake_ns:
                     task.wake(now_ns)
                 if now_ns >= tick_ns:
-                    task.late.look()
+                    task.late_receives.check_fault()
                     task.tick(now_ns)
             tick_ns = tick_ns if now_ns < tick_ns else now_ns + TICK_NS
             if self.queue and self.queue[0][0] <= now_ns:
@@ -183,12 +184,12 @@ class Fabric:
         if self.rnr_retry is None:
             self.arrive(conn, chain, now_ns)
             return
-        conn.rc.held.extend(chain)
-        if not conn.rc.naks or not chain:  # an empty one: what was not ready is tried again
+        conn.qp.held.extend(chain)
+        if not conn.qp.naks or not chain:  # an empty one: what was not ready is tried again
             self.arrive_if_ready(conn, now_ns)
 
     def arrive_or_be_lost(self, conn, message, now_ns):
-        into, receives = None, conn.other.rc.receives
+        into, receives = None, conn.other.qp.receives
         if message[0] is not None:
             message = self.spoilt(*message)
             if message is None or not receives:
@@ -200,18 +201,18 @@ class Fabric:
 
     def arrive_if_ready(self, conn, now_ns):
         """In order, each message that takes a receive when there is one; the first that finds none holds all up."""
-        rc, taking = conn.rc, (VERBS["send"], VERBS["write-imm"])
-        while rc.held and conn.state == "up":
-            if rc.held[0][0] in taking:
-                if not conn.other.rc.receives:
+        qp, taking = conn.qp, (VERBS["send"], VERBS["write-imm"])
+        while qp.held and conn.state == "up":
+            if qp.held[0][0] in taking:
+                if not conn.other.qp.receives:
                     self.not_ready(conn, now_ns)
                     return
-                into = conn.other.rc.receives.popleft()
-                if rc.held[0][0] == VERBS["send"]:
-                    assert into.size >= len(rc.held[0][2])
-                    ctypes.memmove(into.address, rc.held[0][2], len(rc.held[0][2]))
-            rc.naks = 0
-            self.arrive(conn, [self.spoilt(*rc.held.popleft())], now_ns)
+                into = conn.other.qp.receives.popleft()
+                if qp.held[0][0] == VERBS["send"]:
+                    assert into.size >= len(qp.held[0][2])
+                    ctypes.memmove(into.address, qp.held[0][2], len(qp.held[0][2]))
+            qp.naks = 0
+            self.arrive(conn, [self.spoilt(*qp.held.popleft())], now_ns)
 
     def spoilt(self, *message):
         """A message as it arrives: for a test to change."""
@@ -219,9 +220,9 @@ class Fabric:
 
     def not_ready(self, conn, now_ns):
         self.naks += 1
-        conn.rc.naks += 1
-        if conn.rc.naks > self.rnr_retry:
-            conn.task.completion(conn, SimpleNamespace(status=13, wr_id=conn.rc.held[0][4]), now_ns)
+        conn.qp.naks += 1
+        if conn.qp.naks > self.rnr_retry:
+            conn.task.completion(conn, SimpleNamespace(status=13, wr_id=conn.qp.held[0][4]), now_ns)
             return
         self.later(now_ns + self.min_rnr_ns, conn)
 

@@ -29,11 +29,11 @@ from traffic.workloads import collective
 
 @pytest.fixture(autouse=True)
 def _handler():
-    dump_signal.take()
-    before = signal.signal(signal.SIGUSR1, dump_signal.note)
+    dump_signal.take_request()
+    before = signal.signal(signal.SIGUSR1, dump_signal.request_dump)
     yield
     signal.signal(signal.SIGUSR1, before)
-    dump_signal.take()
+    dump_signal.take_request()
 
 
 class Told:
@@ -113,7 +113,7 @@ class MuteLab(RankLab):
 
 
 def test_who_does_not_tell_in_time_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("traffic.engine.running_traffic.TELL_NS", 300_000_000)
+    monkeypatch.setattr("traffic.engine.running_traffic.DUMP_TIMEOUT_NS", 300_000_000)
     told = Told()
     with run_with(told, tmp_path, MuteLab(lambda engine: None)):
         ask()

@@ -19,7 +19,7 @@ from harness.attribution.probe_findings import with_probes
 from harness.cli.main import cli
 from harness.findings import NOTHING, Finding
 from harness.report.run_page import render
-from traffic.probes.results import Probed
+from traffic.probes.results import ProbeTrips
 from traffic.probes.tomography import Probes
 
 WHILE_NS = 16_000_000_000
@@ -87,7 +87,7 @@ def test_round_trips_are_evidence_for_what_is_already_found_there(labelled):
 
 @pytest.mark.parametrize(("confidence", "told"), [(0.4, True), (0.9, False)])
 def test_a_link_is_told_beside_its_switch_unless_that_is_surer_known(confidence, told):
-    """Seen once: 16 packets that rtsw2 kept, nobody knew which, took in what probes said of one of its links."""
+    """WindowStats once: 16 packets that rtsw2 kept, nobody knew which, took in what probes said of one of its links."""
     known = Finding(cause="loss", place="rtsw", name="rtsw2", confidence=confidence, evidence=("16 packets",))
     found = with_probes(Network(3).run().measured(None, ""), [known], probed(("rtsw2", "host3:rxe1")))
     assert [one.name for one in found] == ["rtsw2", *(["rtsw2:host3:rxe1"] if told else [])]
@@ -147,8 +147,8 @@ def test_a_few_that_are_lost_all_the_time_are_seen_over_all_of_it():
 
 def test_probes_in_the_run_directory_reach_the_command_and_the_page(tmp_path):
     directory = finished(tmp_path, Network(3).run().measured(None, ""))
-    assert directory.read_probes() == Probed()
-    found = Probed(trips=probed(("rtsw1", "ctsw1"), lost=0.1), unknown=3, trouble="host2 is gone")
+    assert directory.read_probes() == ProbeTrips()
+    found = ProbeTrips(trips=probed(("rtsw1", "ctsw1"), lost=0.1), unknown=3, trouble="host2 is gone")
     directory.write_probes(found, t0_ns=T0)
     assert directory.read_probes() == found
     told = pq.read_schema(directory.path / "probes.parquet").metadata

@@ -40,7 +40,7 @@ def test_a_killed_rank_fails_and_the_others_say_where_they_were():
     assert result.outcome == "failed"
     assert "host3: the traffic engine is gone" in result.where
     assert [end.outcome for end in result.ends] == ["failed"] * 4
-    assert result.ends[2].where == "nothing was heard of it at the end"
+    assert result.ends[2].where == "its engine sent no flight recorder at the end"
     assert result.ends[0].where == "iteration 3, step 2: waits for segment 1 of 4 from rank 1 (QP 9, lost)"
     assert sorted(one.rank for one in result.flights) == [0, 1, 3]
     assert result.flights[0].entries[0].what == "post"
@@ -97,7 +97,7 @@ def test_engines_may_serve_several_collectives_and_stay():
 
 def test_engines_on_too_few_hosts_are_refused():
     lab = RankLab(None)
-    with Engines.start(lab, ["host1", "host2"]) as engines, pytest.raises(UsageError, match="on host1, host2 only"):
+    with Engines.start(lab, ["host1", "host2"]) as engines, pytest.raises(UsageError, match="only on host1, host2"):
         start(None, engines=engines, lab=lab)
 
 

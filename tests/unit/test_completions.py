@@ -65,9 +65,7 @@ def test_flow_default_depth_is_accepted_on_as_many_qps_as_there_may_be(kind):
 def test_flow_deeper_than_the_completion_queue_is_refused_with_the_limit():
     """4,096 deep was accepted with a queue of 4,096, and twice as many receives."""
     flow_spec.check(spec_of(("rc", "send", False), 1, 4096))
-    with pytest.raises(
-        UsageError, match=r"depth 4096 on 4 QPs: up to 32896 .* has 32767 entries; take a smaller depth"
-    ):
+    with pytest.raises(UsageError, match=r"depth 4096 on 4 QPs: up to 32896 .* has 32767 entries; use a smaller depth"):
         flow_spec.check(spec_of(("rc", "send", False), 4, 4096))
 
 
@@ -88,7 +86,7 @@ def test_engine_qp_beside_too_many_others_is_refused(monkeypatch):
 
         def __init__(self):
             self.spec = {"qp": {}}
-            self.rnic, self.conns = rnic, {0: SimpleNamespace(task=self, rc=None, number=0, generation=0, state="")}
+            self.rnic, self.conns = rnic, {0: SimpleNamespace(task=self, qp=None, number=0, generation=0, state="")}
 
         def capacity(self, _conn):
             return 10, 50
@@ -103,7 +101,7 @@ def test_engine_qp_beside_too_many_others_is_refused(monkeypatch):
     one = SimpleNamespace(tasks={"a": Task(), "b": Task()}, by_qpn={}, emit=lambda event, **_: said.append(event))
     request = {"conn": 0, "generation": 1, "flow_label": 0, "psn": 1}
     engine_module.Engine.do_qp(one, {"task": "a", **request})
-    with pytest.raises(completions.NoRoom, match="has 100 entries, and a QP with 60 requests beside 60"):
+    with pytest.raises(completions.CompletionQueueFull, match="has 100 entries, and a QP with 60 requests beside 60"):
         engine_module.Engine.do_qp(one, {"task": "b", **request})
     assert len(made) == 1
     assert said == ["qp"]

@@ -143,7 +143,7 @@ def test_a_rank_is_told_that_its_host_has_no_driver_and_no_process_stays():
             for key, _ in selector.select(1.0):
                 key.data()
         assert found == [None]
-        assert (client.name, "no CUDA driver on this host" in client.trouble) == ("GPU 0000:19:00.0", True)
+        assert (client.name, "no CUDA driver on this host" in client.error) == ("GPU 0000:19:00.0", True)
         client.close()
     assert client.process.returncode == 0
 
@@ -181,9 +181,9 @@ def test_each_end_takes_the_gpu_at_the_place_of_its_rnic():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({}, "only a soft GPU at its place"),
-        ({"src": "host1:rxe1"}, "no GPU at its place"),
-        ({"verb": "send"}, "memory of a GPU is for writes"),
+        ({}, "only a soft GPU at its position"),
+        ({"src": "host1:rxe1"}, "no GPU at its position"),
+        ({"verb": "send"}, "GPU memory supports writes"),
         ({"memory": "hbm"}, 'no memory "hbm"; there is host, cuda'),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memory_fabric import VERBS, Fabric
 
 from traffic.flows import flow_run
-from traffic.node.flows.content import Content, Looker, nearest
+from traffic.node.flows.content import Content, Verifier, nearest
 
 MS = 1_000_000
 
@@ -50,20 +50,20 @@ def test_a_byte_that_is_not_what_was_sent_is_counted(verb, monkeypatch):
 
 def test_what_comes_again_after_a_rebuild_is_right_and_what_is_of_another_place_is_not():
     content = Content(64)
-    looker = Looker(content, 3)
+    verifier = Verifier(content, 3)
     for number in range(5):
-        looker.look(content.of(3, number))
-    looker.rejoined = True
-    looker.look(content.of(3, 3))  # its acknowledgement was lost
-    looker.look(content.of(3, 4))
-    looker.rejoined = True
-    looker.look(content.of(3, 7))  # it had not looked at two
-    assert (looker.checked, looker.wrong) == (8 * 64, 0)
-    looker.look(content.of(3, 7))
-    assert looker.wrong > 50, "one that comes twice, unasked"
-    before = looker.wrong
-    looker.look(content.of(4, 9))
-    assert looker.wrong > before + 50, "one of another queue pair"
+        verifier.verify(content.of(3, number))
+    verifier.is_rebuilt = True
+    verifier.verify(content.of(3, 3))  # its acknowledgement was lost
+    verifier.verify(content.of(3, 4))
+    verifier.is_rebuilt = True
+    verifier.verify(content.of(3, 7))  # it had not looked at two
+    assert (verifier.checked, verifier.wrong) == (8 * 64, 0)
+    verifier.verify(content.of(3, 7))
+    assert verifier.wrong > 50, "one that comes twice, unasked"
+    before = verifier.wrong
+    verifier.verify(content.of(4, 9))
+    assert verifier.wrong > before + 50, "one of another queue pair"
 
 
 UNRELIABLE = [(transport, verb) for transport in ("uc", "ud") for verb in flow_run.CHECKED[transport]]
@@ -215,9 +215,9 @@ def test_after_a_rebuild_messages_have_the_numbers_that_they_had(transport, verb
     run_checked(fabric, verb)
     sender = fabric.tasks["tx"]
     lane = sender.lanes[0]
-    lane.flying.extend([lane.idle.popleft(), lane.idle.popleft()])
+    lane.in_flight.extend([lane.idle.popleft(), lane.idle.popleft()])
     sender.joined(sender.conns[0])
-    assert [lane.keep[index][0].imm_data for index in lane.flying] == [48, 49]
+    assert [lane.keep[index][0].imm_data for index in lane.in_flight] == [48, 49]
 
 
 @given(st.integers(0, 1 << 40), st.integers(-(1 << 30) + 1, (1 << 30) - 1))

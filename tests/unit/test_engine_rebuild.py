@@ -9,12 +9,12 @@ from collections import deque
 from types import SimpleNamespace
 
 import pytest
-from memory_fabric import Fabric, Rc, Rnic, modules
+from memory_fabric import Fabric, RcQp, Rnic, modules
 
 from traffic import schedules
-from traffic.engine.connections import Cabling
+from traffic.engine.connections import ConnectionManager
 from traffic.engine.run_results import Endpoint
-from traffic.engine.task_specs import Cable
+from traffic.engine.task_specs import ConnectionSpec
 from traffic.flows import flow_run
 from traffic.schedules import cost
 from traffic.workloads import collective
@@ -33,8 +33,8 @@ class MadeAgain(Fabric):
         self.queue = [item for item in self.queue if item[2] not in (first, last)]
         heapq.heapify(self.queue)
         for end in (first, last):
-            end.task.give_up(end, 0)
-            end.state, end.rebuilding, end.rc = "ready", True, Rc(self, end)
+            end.task.mark_lost(end, 0)
+            end.state, end.rebuilding, end.qp = "ready", True, RcQp(self, end)
             end.generation += 1
             end.told = {**end.task.endpoint(end), "psn": 256}
         for end in (first, last):
@@ -59,34 +59,34 @@ class Chaos(Fabric):
         self.losses, self.lines, self.steps, self.dead = losses, {}, {}, set()
 
     def carry(self, rc, chain):
-        assert (rc, rc.conn.state) == (rc.conn.rc, "up"), "posted on a queue pair that cannot send"
+        assert (rc, rc.conn.state) == (rc.conn.qp, "up"), "posted on a queue pair that cannot send"
         self.lines.setdefault(rc.conn, deque()).extend(chain)
 
-    def lose(self, cable):
-        for end in cable:
+    def lose(self, connection):
+        for end in connection:
             line = self.lines.pop(end, ())
             some = self.choice.randint(0, len(line)) if self.meets(end) else 0
             for opcode, remote, data, imm, wr_id, _ in list(line)[:some]:
                 self.arrive(end, [(opcode, remote, data, imm, wr_id, False)], 0)
-        self.dead |= {(end, end.generation) for end in cable}
-        for end in self.choice.sample(cable, self.choice.randint(1, 2)):
+        self.dead |= {(end, end.generation) for end in connection}
+        for end in self.choice.sample(connection, self.choice.randint(1, 2)):
             end.task.lost(end, "RETRY_EXC_ERR", 0)
-        self.steps[cable] = self.made_again(cable)
+        self.steps[connection] = self.made_again(connection)
 
-    def made_again(self, cable):
+    def made_again(self, connection):
         """As the engine does it at each end (`Engine.do_qp`, `do_connect`, `do_go`) in the controller's order."""
-        generation = 1 + max(end.generation for end in cable)
-        for end in self.choice.sample(cable, 2):
-            end.task.give_up(end, 0)
+        generation = 1 + max(end.generation for end in connection)
+        for end in self.choice.sample(connection, 2):
+            end.task.mark_lost(end, 0)
             self.lines.pop(end, None)
-            end.rebuilding, end.rc, end.state, end.generation = True, Rc(self, end), "ready", generation
+            end.rebuilding, end.qp, end.state, end.generation = True, RcQp(self, end), "ready", generation
             end.told = {**end.task.endpoint(end), "psn": 256}
             yield
-        for end in self.choice.sample(cable, 2):
+        for end in self.choice.sample(connection, 2):
             end.peer, end.state = end.other.told, "joined"
             end.task.joined(end)
             yield
-        for end in self.choice.sample(cable, 2):
+        for end in self.choice.sample(connection, 2):
             end.state = "up"
             end.task.go(end, 0)
             yield
@@ -95,11 +95,11 @@ class Chaos(Fabric):
         alive = (end, end.generation) not in self.dead
         return alive and end.generation == end.other.generation and end.other.state in ("joined", "up")
 
-    def step(self, cables):
+    def step(self, connections):
         """One thing that can happen."""
         can = [("arrive", end) for end, line in self.lines.items() if line and self.meets(end)]
-        can += [("make", cable) for cable in self.steps]
-        can += [("lose", cable) for cable in cables] * (self.losses > 0)
+        can += [("make", connection) for connection in self.steps]
+        can += [("lose", connection) for connection in connections] * (self.losses > 0)
         if not can:
             return False
         what, where = self.choice.choice(can)
@@ -121,9 +121,12 @@ def ranks_on(fabric, node, spec, name):
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
         fabric.tasks[task.name] = made
-    cables = [tuple(fabric.cable(node, cable.index, cable.src, cable.dst)) for cable in plan.cables]
-    fabric.connect(cables)
-    return cables
+    connections = [
+        tuple(fabric.connection(node, connection.index, connection.src, connection.dst))
+        for connection in plan.connections
+    ]
+    fabric.connect(connections)
+    return connections
 
 
 def all_is_right(fabric):
@@ -147,13 +150,13 @@ def test_a_collective_ends_right_whatever_is_lost_and_whenever_it_is_made_again(
     for seed in range(SEEDS):
         choice = random.Random(seed)
         fabric = Chaos(choice, losses=choice.randint(1, 12))
-        cables = ranks_on(fabric, node, spec, name)
+        connections = ranks_on(fabric, node, spec, name)
         waiting = list(fabric.tasks.values())
-        while waiting or fabric.step(cables):
+        while waiting or fabric.step(connections):
             if waiting and choice.random() < 0.2:
                 waiting.pop(choice.randrange(len(waiting))).begin(0)
             elif waiting:
-                fabric.step(cables)
+                fabric.step(connections)
         try:
             all_is_right(fabric)
         except AssertionError as error:
@@ -181,20 +184,20 @@ def test_flows_to_one_rnic_end_whatever_is_lost(monkeypatch, change):
     spec = flow_run.FlowSpec(**common | change)
     for seed in range(SEEDS):
         choice, rnic = random.Random(seed), Rnic("rxe0")
-        fabric, cables = Chaos(choice, losses=choice.randint(1, 12)), []
+        fabric, connections = Chaos(choice, losses=choice.randint(1, 12)), []
         for number in range(3):
             for name, kind, place in ((f"tx{number}", kinds[0], Rnic("rxe0")), (f"rx{number}", kinds[1], rnic)):
                 fabric.tasks[name] = kind(name, place, flow_run.engine_spec(spec), fabric.emit_for(name))
             for _ in range(spec.qps):
-                cables.append(tuple(fabric.cable(node, len(cables), f"tx{number}", f"rx{number}")))
-        fabric.connect(cables)
+                connections.append(tuple(fabric.connection(node, len(connections), f"tx{number}", f"rx{number}")))
+        fabric.connect(connections)
         senders = [fabric.tasks[f"tx{number}"] for number in range(3)]
         waiting = senders[:]
-        while waiting or fabric.step(cables):
+        while waiting or fabric.step(connections):
             if waiting and choice.random() < 0.2:
                 waiting.pop().begin(0)
             elif waiting:
-                fabric.step(cables)
+                fabric.step(connections)
         assert all(sender.finished for sender in senders), f"seed {seed}: they wait for each other"
         for task in fabric.tasks.values():
             assert not any(looker.wrong for looker in getattr(task, "lookers", {}).values())
@@ -216,7 +219,7 @@ def ring(monkeypatch):
 def test_ranks_go_on_whichever_end_of_a_connection_made_again_is_there_first(ring, first):
     """The last one has nothing to lose: neither credits that it could not send yet, nor those that came early."""
     late = ring.tasks["rank1"]
-    receiver = late.conns[late.ins[0].number]
+    receiver = late.conns[late.recv_lanes[0].number]
 
     def begin():
         late.begin(time.monotonic_ns())
@@ -224,7 +227,7 @@ def test_ranks_go_on_whichever_end_of_a_connection_made_again_is_there_first(rin
 
     if first == "receiver":
         ring.drain()
-        assert late.ins[0].received == late.slots
+        assert late.recv_lanes[0].received == late.slots
         ring.make_again(receiver, receiver.other, begin)
     else:
         ring.make_again(receiver.other, receiver, begin)
@@ -236,8 +239,8 @@ def test_an_end_that_is_lost_before_the_other_one_has_joined_is_not_waited_for()
     """The other one would come up, have nothing to send, and hear of nothing."""
     told, place = [], SimpleNamespace(host="host1", name="host1:rxe0", address="192.0.2.1")
     tasks = tuple(SimpleNamespace(name=name, endpoint=place, spec={}) for name in ("a", "b"))
-    plan = SimpleNamespace(tasks=tasks, cables=(Cable(index=0, src="a", dst="b"),), peer_deadline_s=30.0)
-    cabling = Cabling(plan, lambda _host, message: told.append(message), lambda *_args, **_fields: None)
+    plan = SimpleNamespace(tasks=tasks, connections=(ConnectionSpec(index=0, src="a", dst="b"),), peer_deadline_s=30.0)
+    cabling = ConnectionManager(plan, lambda _host, message: told.append(message), lambda *_args, **_fields: None)
     cabling.make_all()
 
     def say(event, task, generation=0, **fields):

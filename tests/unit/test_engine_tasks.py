@@ -48,7 +48,9 @@ def test_ranks_go_through_a_trace_in_order_with_its_pauses_and_all_is_right(name
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
         fabric.tasks[task.name] = made
-    fabric.connect([fabric.cable(node, cable.index, cable.src, cable.dst) for cable in plan.cables])
+    fabric.connect(
+        [fabric.connection(node, connection.index, connection.src, connection.dst) for connection in plan.connections]
+    )
     fabric.run([task.name for task in plan.tasks])
     for rank, program in enumerate(batch.programs):
         told = [fields for who, event, fields in fabric.events if who == f"rank{rank}" and event == "iteration"]
@@ -91,7 +93,7 @@ def test_memory_of_a_rank_is_free_as_soon_as_it_is_closed(monkeypatch):
 )
 def test_no_more_chains_are_under_way_than_a_receiver_grants(senders, admit, messages, monkeypatch):
     node, fabric = modules(monkeypatch), Fabric(random.Random(7), delay_ns=300_000)
-    rnic, names, cables = Rnic("rxe0"), [], []
+    rnic, names, connections = Rnic("rxe0"), [], []
     for number in range(senders):
         spec = flow_run.FlowSpec(
             src=f"host{number + 2}", dst="host1", message_bytes=4096, chain=4, depth=16, admit=admit,
@@ -101,9 +103,9 @@ def test_no_more_chains_are_under_way_than_a_receiver_grants(senders, admit, mes
         tx, rx = f"tx{number}", f"rx{number}"
         fabric.tasks[tx] = node.admission.AdmittedSender(tx, Rnic("rxe0"), told, fabric.emit_for(tx))
         fabric.tasks[rx] = node.admission.AdmittedReceiver(rx, rnic, told, fabric.emit_for(rx))
-        cables.append(fabric.cable(node, number, tx, rx))
+        connections.append(fabric.connection(node, number, tx, rx))
         names.append(tx)
-    fabric.connect(cables)
+    fabric.connect(connections)
     fabric.run(names)
     sent = [fields["totals"][0]["messages"] for _, event, fields in fabric.events if event == "done"]
     assert fabric.most_under_way == min(admit, senders)
@@ -120,7 +122,7 @@ def test_queue_pairs_that_share_a_pace_send_alike(monkeypatch):
     told = flow_run.engine_spec(spec)
     fabric.tasks["tx"] = node.flow.FlowSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
     fabric.tasks["rx"] = node.flow.FlowReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
-    fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(4)])
+    fabric.connect([fabric.connection(node, number, "tx", "rx") for number in range(4)])
     fabric.run(["tx"])
     (done,) = [fields for _, event, fields in fabric.events if event == "done"]
     sent = [total["messages"] for total in done["totals"]]
@@ -144,7 +146,9 @@ def test_a_rank_has_the_time_of_all_operations_that_it_may_have_to_wait_for(monk
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
         fabric.tasks[task.name] = made
-    fabric.connect([fabric.cable(node, cable.index, cable.src, cable.dst) for cable in plan.cables])
+    fabric.connect(
+        [fabric.connection(node, connection.index, connection.src, connection.dst) for connection in plan.connections]
+    )
     fabric.run([task.name for task in plan.tasks])
     whole_ns = max(fields["comm_ns"] for _, event, fields in fabric.events if event == "iteration")
     assert whole_ns > spec.deadline_s * 1e9, "or nothing was shown"
@@ -189,14 +193,14 @@ def test_a_receive_that_is_late_for_a_queue_pair_that_is_gone_is_not_posted_on_t
     flow_on(monkeypatch, fabric, verb="send", messages=4, qps=2, late_receives_ms=1.0)
     receiver = fabric.tasks["rx"]
     for conn in receiver.conns.values():
-        conn.rc.receives.clear()  # it was taken
+        conn.qp.receives.clear()  # it was taken
         receiver.on_recv(conn, 0, time.monotonic_ns())
     gone = receiver.conns[0]
     gone.generation += 1
     receiver.joined(gone)
     while receiver.wake_ns is not None:
         receiver.wake(receiver.wake_ns)
-    assert [len(conn.rc.receives) for conn in receiver.conns.values()] == [1, 1]
+    assert [len(conn.qp.receives) for conn in receiver.conns.values()] == [1, 1]
 
 
 class Interfered(Fabric):
@@ -222,7 +226,7 @@ class Interfered(Fabric):
     def look(self):
         """As the engine's next tick does; on this fabric all could be over by then."""
         for task in self.tasks.values():
-            task.late.look()
+            task.late_receives.check_fault()
 
 
 @pytest.fixture
@@ -242,7 +246,9 @@ def test_a_fault_that_makes_receives_late_holds_up_a_flow_that_then_goes_on(verb
     assert [total["messages"] for total in done["totals"]] == [2000, 2000]
     assert fabric.naks >= 40
     assert not late_path.exists()
-    receives = [len(conn.rc.receives) + len(conn.task.late.held) for conn in fabric.tasks["rx"].conns.values()]
+    receives = [
+        len(conn.qp.receives) + len(conn.task.late_receives.delayed) for conn in fabric.tasks["rx"].conns.values()
+    ]
     assert receives == [8, 8], "each that was taken is posted again, once"
 
 
@@ -255,7 +261,9 @@ def test_a_fault_that_makes_receives_late_holds_up_a_collective_whose_results_st
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
         fabric.tasks[task.name] = made
-    fabric.connect([fabric.cable(node, cable.index, cable.src, cable.dst) for cable in plan.cables])
+    fabric.connect(
+        [fabric.connection(node, connection.index, connection.src, connection.dst) for connection in plan.connections]
+    )
     fabric.run([task.name for task in plan.tasks])
     wrong = [fields["wrong"] for _, event, fields in fabric.events if event == "iteration"]
     assert wrong == [0] * 48
@@ -263,16 +271,16 @@ def test_a_fault_that_makes_receives_late_holds_up_a_collective_whose_results_st
 
 
 def test_a_fault_that_is_over_or_half_written_makes_nothing_late(late_path):
-    one = late.Late()
+    one = late.LateReceives()
     for said in ("", "soon", "-"):
         late_path.write_text(said)
-        one.look()
+        one.check_fault()
         assert one.ns == 0
     late_path.write_text("250\n")
-    one.look()
+    one.check_fault()
     assert one.ns == 250 * MS
     late_path.unlink()
-    one.look()
+    one.check_fault()
     assert one.ns == 0
 
 
@@ -289,4 +297,4 @@ def test_counters_of_rnr_are_read_by_the_name_that_the_driver_has(tmp_path, monk
     count = rnr.RnrCount("mlx5_0")
     count.begin()
     (folder / "rnr_nak_retry_err").write_text("42\n")
-    assert count.told() == {"naks": {"counter": "rnr_nak_retry_err", "count": 2}}
+    assert count.growth() == {"naks": {"counter": "rnr_nak_retry_err", "count": 2}}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 from traffic.engine.run_results import Connection
-from traffic.probes.ecmp_entropy import datagram_sport, sport_of, udp_sport, ways, ways_both
-from traffic.probes.paths import _turned
+from traffic.probes.ecmp_entropy import data_and_ack_paths, data_paths, datagram_sport, sport_of, udp_sport
+from traffic.probes.paths import _reversed
 
 MADE = {"src": "host1:rxe0", "dst": "host3:rxe0", "src_ip": "10.77.1.1", "dst_ip": "10.77.2.1", "lqpn": 65, "rqpn": 65,
         "sq_psn": 1, "rq_psn": 1, "generation": 0}  # fmt: skip
@@ -54,7 +54,7 @@ def test_ports_of_datagrams_are_in_the_dynamic_range(qpn):
 
 def test_a_datagram_goes_by_its_own_queue_pair_and_its_answer_by_that_of_who_answers():
     probe = Connection(index=0, **MADE | {"lqpn": 17, "rqpn": 18}, transport="ud")
-    answer = _turned(probe)
+    answer = _reversed(probe)
     assert (sport_of(probe), sport_of(answer)) == (datagram_sport(17), datagram_sport(18))
     assert sport_of(Connection(index=0, **MADE, transport="ud", flow_label=2)) == 0xC002, "on a rack"
     assert sport_of(Connection(index=0, **MADE, transport="uc")) == udp_sport(65, 65)
@@ -71,7 +71,7 @@ def test_the_way_of_a_flow_with_a_label_is_asked_with_its_port():
     topology = lab_inventory.load(inventories() / "soft.yml").topology
     lab = SimpleNamespace(topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask)
     datagrams = Connection(index=2, **MADE, transport="ud")
-    ways(lab, [Connection(index=0, **MADE), Connection(index=1, **MADE, flow_label=2), datagrams])
+    data_paths(lab, [Connection(index=0, **MADE), Connection(index=1, **MADE, flow_label=2), datagrams])
     assert asked == [0xD081, 0xC002, 0xF4FA]
 
 
@@ -91,6 +91,6 @@ def test_the_ways_of_data_and_acks_are_asked_with_one_port_and_swapped_addresses
         return {"ports": {node: [port(node, five[0], five[3]) for five in fives] for node, (_, fives) in flows}}
 
     lab = SimpleNamespace(topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask)
-    data, acks = ways_both(lab, [one])[4]
+    data, acks = data_and_ack_paths(lab, [one])[4]
     assert (data[0], data[2], acks[2]) == (one.src.partition(":")[0], "ctsw1", "ctsw2")
     assert acks[0] == one.dst.partition(":")[0]

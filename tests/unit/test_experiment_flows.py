@@ -106,7 +106,7 @@ def test_an_experiment_can_say_all_of_a_flow():
         ('on = "20"', 'workload.on: "20" is not a duration'),
         ("rate = -1", "workload.rate"),
         ('late_receives = "soon"', 'workload.late_receives: "soon" is not a duration'),
-        ('late_receives = "5ms"', "workload: late receives are of send and write-imm"),
+        ('late_receives = "5ms"', "workload: late receives need send or write-imm"),
         ("admit = 1\nlatency = true", "workload: an admitted flow"),
         ('transport = "ud"\nsize = "1KiB"', "workload: ud carries send"),
     ],

@@ -78,12 +78,12 @@ def test_a_job_says_where_its_storage_is():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "for nothing"),
+        ("", "storage on host4 is not used"),
         ('ingests = "64KiB"', 'workload.storage: no key "ingests" here; did you mean ingest?'),
         ('ingest = "64 parsecs"', "workload.storage.ingest: "),
         ('checkpoint = "1MiB:often"', 'workload.storage.checkpoint: "often" is not a number of iterations'),
-        ('checkpoint = "1MiB:5:later"', 'no checkpoints "later"; there is sync, staggered, async'),
-        ('checkpoint = "1MiB:0"', "every 1 iteration or more"),
+        ('checkpoint = "1MiB:5:later"', 'no checkpoint mode "later"; there is sync, staggered, async'),
+        ('checkpoint = "1MiB:0"', "interval at least 1 iteration"),
     ],
 )
 def test_storage_that_makes_no_sense_is_told_with_its_path(line, said):
@@ -175,7 +175,10 @@ def test_a_ranking_job_is_a_workload():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (SERVING.replace("tokens = 8", "prefill_ranks = 3"), r"workload: an inference job needs groups of 2 ranks"),
+        (
+            SERVING.replace("tokens = 8", "prefill_ranks = 3"),
+            r"workload: an inference job needs groups of at least 2 ranks",
+        ),
         (SERVING.replace('"4KiB"', '"none"'), r"workload\.decode: "),
         (SERVING.replace("tokens", "tokns"), r'workload: no key "tokns" here; did you mean tokens\?'),
         (RANKING.replace('"512KiB"', '"513"'), r"workload: embedding_bytes must be a multiple of 4"),

@@ -71,7 +71,7 @@ def test_patterns_are_what_they_are_called(pattern, flows):
 def test_in_a_permutation_everybody_sends_once_and_receives_once(count, shift):
     ends = [str(index) for index in range(count)]
     if shift % count == 0:
-        with pytest.raises(UsageError, match="nothing anywhere"):
+        with pytest.raises(UsageError, match="maps each RNIC to itself"):
             matrix.pairs("permutation", ends, shift=shift)
         return
     found = matrix.pairs("permutation", ends, shift=shift)
@@ -115,7 +115,7 @@ def test_never_more_than_so_many_are_granted_and_everybody_has_a_turn(admit, sen
     for _ in range(20 * senders):
         if under_way and choice.random() < 0.9:
             who = under_way.pop(choice.randrange(len(under_way)))
-            granted(grants.came(who))
+            granted(grants.arrived(who))
         else:
             who = choice.choice(list(had))
             under_way[:] = [other for other in under_way if other != who]
@@ -130,8 +130,8 @@ def test_turns_go_round():
     for who in "abc":
         order += grants.join(who)
     for _ in range(6):
-        order += grants.came(order[-1])
+        order += grants.arrived(order[-1])
     assert "".join(order) == "abcabca"
     assert grants.leave("b") == []
-    assert grants.came("a") == ["c"]
-    assert grants.came("b") == [], "who has left is granted nothing"
+    assert grants.arrived("a") == ["c"]
+    assert grants.arrived("b") == [], "who has left is granted nothing"

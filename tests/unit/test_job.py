@@ -110,7 +110,7 @@ def test_a_hierarchical_phase_goes_by_where_its_ranks_are(name, choice):
 def test_a_hierarchical_phase_without_a_hierarchy_is_refused(found):
     """It was a plain ring under that name."""
     phase = JobPhase(along="dp", collective="all-reduce", size_bytes=96, algorithm="hierarchical")
-    with pytest.raises(UsageError, match="hierarchical all-reduce along dp needs groups over several hosts"):
+    with pytest.raises(UsageError, match="hierarchical all-reduce along dp needs groups that span several hosts"):
         job.job_programs(JobSpec(grid=(("dp", 2), ("tp", 2)), phases=(phase,)), NETWORK, found.__getitem__)
 
 
@@ -197,11 +197,11 @@ DP = JobPhase(along="dp", collective="all-reduce", size_bytes=4096)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"grid": ()}, "a grid has dimensions"),
+        ({"grid": ()}, "a grid needs dimensions"),
         ({"grid": (("dp", 2), ("dp", 2))}, 'different names .* got "dp=2, dp=2"'),
         ({"grid": (("tp", 4),)}, 'the grid has no dimension "dp"; it has tp'),
-        ({"grid": (("tp", 4), ("dp", 1))}, "by groups of 1 rank, and needs 2"),
-        ({"grid": (("tp", 4), ("dp", 2))}, "a grid of tp 4 x dp 2 has 8 ranks, but 4 RNICs are named"),
+        ({"grid": (("tp", 4), ("dp", 1))}, "has groups of 1 rank; it needs at least 2"),
+        ({"grid": (("tp", 4), ("dp", 2))}, "a grid of tp 4 x dp 2 has 8 ranks, but 4 RNICs are given"),
         ({"phases": ()}, "at least one phase"),
         ({"phases": (JobPhase(along="dp", collective="all-reduce", size_bytes=0),)}, "multiple of 4 bytes"),
         ({"phases": (JobPhase(along="dp", collective="gossip", size_bytes=64),)}, 'no collective "gossip"'),

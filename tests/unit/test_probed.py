@@ -26,9 +26,9 @@ from testbed.inventory.lab_inventory import load
 from testbed.observe.telemetry import Change
 from traffic.engine.run_results import Connection
 from traffic.probes import paths
-from traffic.probes.paths import Asked, Ways, trips
+from traffic.probes.paths import PathQuery, PathTracker, trips
 from traffic.probes.prober import Probing
-from traffic.probes.results import Probed, lossy, one_way, windows
+from traffic.probes.results import ProbeTrips, lossy, one_way, windows
 from traffic.probes.rtt import Trip
 
 THERE = ("host1:rxe0", "rtsw1", "ctsw1", "rtsw2", "host3:rxe0")
@@ -38,7 +38,7 @@ SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
 
 
 def asked(start, end, way=THERE, qpns=(17, 18)):
-    return Asked(start_ns=start, end_ns=end, ways={0: (*qpns, way, THERE[::-1])} if way else {})
+    return PathQuery(start_ns=start, end_ns=end, paths={0: (*qpns, way, THERE[::-1])} if way else {})
 
 
 def sent(*times):
@@ -81,8 +81,8 @@ def test_ways_are_never_made_up(told, times):
     for at in times:
         before = [one for one in every if one.end_ns <= at]
         after = [one for one in every if one.start_ns > at]
-        same = before and after and before[-1].ways == after[0].ways
-        assert by_time.get(at) == (before[-1].ways[0][2] if same else None)
+        same = before and after and before[-1].paths == after[0].paths
+        assert by_time.get(at) == (before[-1].paths[0][2] if same else None)
 
 
 def connection(**change):
@@ -103,9 +103,9 @@ def test_ways_are_asked_for_at_the_beginning_at_each_change_and_at_the_end(monke
             raise way
         return {0: (way[0].partition(":")[0], *way[1:-1], way[-1].partition(":")[0])}
 
-    monkeypatch.setattr(paths, "ways", told)
+    monkeypatch.setattr(paths, "data_paths", told)
     monkeypatch.setattr(paths, "SPACING_S", 0.01)
-    following = Ways(None, lambda: [connection()])
+    following = PathTracker(None, lambda: [connection()])
     following.open()
     for _ in range(2):
         assert said.acquire(timeout=10)
@@ -113,17 +113,17 @@ def test_ways_are_asked_for_at_the_beginning_at_each_change_and_at_the_end(monke
     assert said.acquire(timeout=10)
     following.close()
     following.close()
-    assert [one.ways.get(0, (0, 0, None))[2] for one in following.asked] == [THERE, OTHER, None, THERE]
-    assert following.asked[0].end_ns == 0, "what is sent before the first answer is known has had no change yet"
-    assert following.asked[-1].end_ns <= time.monotonic_ns()
+    assert [one.paths.get(0, (0, 0, None))[2] for one in following.queries] == [THERE, OTHER, None, THERE]
+    assert following.queries[0].end_ns == 0, "what is sent before the first answer is known has had no change yet"
+    assert following.queries[-1].end_ns <= time.monotonic_ns()
 
 
 @pytest.mark.parametrize("way", [("host1", "rtsw1"), ("host1", "rtsw1", "ctsw1"), ()])
 def test_a_way_that_ends_at_a_switch_is_none(monkeypatch, way):
-    monkeypatch.setattr(paths, "ways", lambda _lab, _connections: {0: way})
-    following = Ways(None, lambda: [connection()])
-    following.ask()
-    assert following.asked[0].ways == {}
+    monkeypatch.setattr(paths, "data_paths", lambda _lab, _connections: {0: way})
+    following = PathTracker(None, lambda: [connection()])
+    following.query()
+    assert following.queries[0].paths == {}
 
 
 def trip(at, *, came=True, whole_ns=500, there=THERE):
@@ -211,6 +211,6 @@ def test_what_nobody_can_ask_about_is_said():
     """SONiC tells no ways: then all probes are left out, and that is not nothing lost."""
     probing = Probing(None, SimpleNamespace(close=lambda: None), SimpleNamespace(connections=()))
     probing._echoes = tuple(sent(5))
-    probing._ways.asked = [asked(0, 0, None), asked(10, 10, None)]
-    probing._ways.failure = "rtsw1: SONiC tells no ways"
-    assert probing.found() == Probed(trips=(), unknown=1, trouble="rtsw1: SONiC tells no ways")
+    probing._tracker.queries = [asked(0, 0, None), asked(10, 10, None)]
+    probing._tracker.failure = "rtsw1: SONiC tells no ways"
+    assert probing.collected() == ProbeTrips(trips=(), unknown=1, trouble="rtsw1: SONiC tells no ways")

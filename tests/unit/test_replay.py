@@ -83,18 +83,18 @@ def test_a_gate_opens_a_while_after_what_was_before_and_not_before_its_time():
     gate = Gate([[0, 0, 100], [2, 50, 1000]], fences=[4, 9])
     gate.begin(10_000)
     assert gate.step == -1, "nothing may be sent"
-    assert gate.look(0, 10_000) == 10_100
-    assert gate.look(0, 10_100) is None
-    assert (gate.step, gate.look(1, 10_200)) == (9, None), "what is before it has no time yet"
-    assert gate.look(2, 10_970) == 11_020, "after what was before it, as that took so long"
-    assert gate.look(2, 11_020) is None
+    assert gate.advance(0, 10_000) == 10_100
+    assert gate.advance(0, 10_100) is None
+    assert (gate.step, gate.advance(1, 10_200)) == (9, None), "what is before it has no time yet"
+    assert gate.advance(2, 10_970) == 11_020, "after what was before it, as that took so long"
+    assert gate.advance(2, 11_020) is None
     assert gate.step > 1 << 40
     assert gate.paused_ns == [100, 50]
     gate.begin(20_000)
-    assert gate.look(0, 20_100) is None
-    assert gate.look(2, 20_200) == 21_000, "its time is later"
+    assert gate.advance(0, 20_100) is None
+    assert gate.advance(2, 20_200) == 21_000, "its time is later"
     idle = Gate([], fences=[3])
-    assert (idle.look(0, 5), idle.paused_ns) == (None, [])
+    assert (idle.advance(0, 5), idle.paused_ns) == (None, [])
 
 
 class TraceEngine(RankEngine):
@@ -152,8 +152,8 @@ def test_a_replay_that_fails_says_where_and_goes_no_further():
         ({"dtype": "bf16"}, "a replay carries fp32 or int32"),
         ({"repeat": 0}, "at least once"),
         ({"speed": 0.0}, "above 0"),
-        ({"batch_bytes": 1000}, "record 1: all-to-allv of 65536 bytes needs 131072 bytes of a rank"),
-        ({"ranks": ("host1:rxe0", "host2:rxe0")}, "is of 4 ranks, and there are 2 RNICs"),
+        ({"batch_bytes": 1000}, "record 1: all-to-allv of 65536 bytes needs 131072 bytes per rank"),
+        ({"ranks": ("host1:rxe0", "host2:rxe0")}, "has 4 ranks, but there are 2 RNICs"),
     ],
 )
 def test_refusals_before_anything_starts(change, says):
@@ -228,7 +228,7 @@ def test_a_dry_run_says_what_would_be_done_without_a_lab(tmp_path, monkeypatch):
     assert [one["collective"] for one in plan["operations"]][:3] == ["all-reduce", "all-reduce", "p2p"]
     assert plan["operations"][2]["wait_ns"] == 5_000_000
     done = CliRunner().invoke(cli, ["traffic", "replay", str(TRACES / "ranking.json"), "--dry-run"])
-    assert "passed over: " in done.stdout
+    assert "skipped: " in done.stdout
     assert "record 3: compute gemm" in done.stdout
 
 
@@ -249,7 +249,7 @@ def test_a_trace_that_has_more_than_we_can_is_refused_by_its_record(tmp_path, mo
     path.write_text(json.dumps([{"comms": "all_reduce", **record}, {"comms": "gather", **record}]))
     done = CliRunner().invoke(cli, ["traffic", "replay", str(path)])
     assert isinstance(done.exception, UsageError)
-    assert "record 1: gather: no such collective here" in str(done.exception)
+    assert "record 1: gather: this collective is not supported" in str(done.exception)
     path.write_text(json.dumps([{"comms": "all_reduce", **record, "world_size": 8}]))
     done = CliRunner().invoke(cli, ["traffic", "replay", str(path), "--dry-run"])
     assert "of 8 ranks, and there are 4 RNICs; --shrink" in str(done.exception)

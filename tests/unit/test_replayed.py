@@ -82,8 +82,8 @@ def test_a_trace_of_fewer_ranks_takes_the_first_ones(folder):
     ("old", "new", "says"),
     [
         ("traces/ranking.json", "traces/absent.json", "workload.replay: .*absent.json: no such trace"),
-        ("traces/ranking.json", "traces", "workload.replay: .*no file in it is named like a rank's trace"),
-        ("traces/ranking.json", "traces/tensor-parallel/layer.0.et", "workload.replay: .*name the folder"),
+        ("traces/ranking.json", "traces", "workload.replay: .*no file in the folder is named like a rank's trace"),
+        ("traces/ranking.json", "traces/tensor-parallel/layer.0.et", "workload.replay: .*name their folder"),
         ("repeat = 2", "repeat = 0", "workload.repeat: "),
         ("repeat = 2", "repat = 2", 'workload: no key "repat" here; did you mean repeat'),
         ("repeat = 2", "speed = 0.0", "workload: the speed of a replay must be above 0"),

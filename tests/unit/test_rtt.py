@@ -195,7 +195,7 @@ def test_probes_are_numbered_answered_and_stamped_by_both_ends(made, monkeypatch
     told = flow_run.engine_spec(spec)
     fabric.tasks["tx"] = node.echo.EchoSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
     fabric.tasks["rx"] = node.echo.EchoReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
-    fabric.connect([fabric.cable(node, number, "tx", "rx") for number in range(3)])
+    fabric.connect([fabric.connection(node, number, "tx", "rx") for number in range(3)])
     fabric.tasks["rx"].begin(0)
     fabric.run(["tx"])
     fabric.tasks["rx"].stop(0)
@@ -224,7 +224,7 @@ def test_probes_are_numbered_answered_and_stamped_by_both_ends(made, monkeypatch
 @pytest.mark.parametrize("change", [{"transport": "rc"}, {"duration_s": None, "messages": 10}])
 def test_only_datagrams_of_a_duration_are_answered(change):
     spec = {"src": "host1:rxe0", "dst": "host3:rxe0", "verb": "send", "transport": "ud", "message_bytes": 64}
-    with pytest.raises(UsageError, match="an echo is of datagrams"):
+    with pytest.raises(UsageError, match="an echo needs datagrams"):
         flow_run.check(flow_run.FlowSpec(**{**spec, "duration_s": 1.0, "echo": True, **change}))
 
 

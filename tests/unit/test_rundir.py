@@ -17,7 +17,7 @@ from harness.record.samples_file import SAMPLES_SCHEMA
 from testbed.errors import UsageError
 from testbed.observe.telemetry import Change, Recorded, Sample
 from traffic.engine.flight_recorder import Entry, Flight
-from traffic.probes.results import Probed
+from traffic.probes.results import ProbeTrips
 
 RECORDED = Recorded(
     samples=(Sample(at_ns=T0, node="host1", values={"rxe0.rcvd_pkts": 1}),),
@@ -156,7 +156,7 @@ def test_flight_recorders_are_written_rank_by_rank(tmp_path):
 def whole(tmp_path):
     run = finished(tmp_path, synthetic_run())
     run.write_telemetry(RECORDED, t0_ns=T0)
-    run.write_probes(Probed(), t0_ns=T0)
+    run.write_probes(ProbeTrips(), t0_ns=T0)
     run.write_flights([])
     return run
 

@@ -262,7 +262,7 @@ def test_an_exchange_cannot_run_in_place():
 
 
 def test_a_size_that_ranks_do_not_divide_is_refused_where_it_matters():
-    with pytest.raises(UsageError, match="10 elements cannot be divided among 4 ranks; take 12"):
+    with pytest.raises(UsageError, match="10 elements cannot be divided among 4 ranks; use 12 elements"):
         programs(build("all-to-all", "full-mesh", Shape(ranks=4)), Layout(elements=10))
 
 

@@ -103,14 +103,14 @@ def test_a_ranking_job_reports_its_parts_and_how_uneven_it_is():
     [
         (inference, InferenceSpec(tokens=0), "1 to 200 tokens"),
         (inference, InferenceSpec(requests=0), "at least 1 request"),
-        (inference, InferenceSpec(prefill_ranks=3), "groups of 2 ranks at least, got 3 and 1 of 4"),
+        (inference, InferenceSpec(prefill_ranks=3), "groups of at least 2 ranks, got 3 and 1 of 4"),
         (inference, InferenceSpec(decode_bytes=6), "decode_bytes must be a multiple of 4"),
         (inference, InferenceSpec(slo_ttft_ms=-1), "slo_ttft_ms cannot be negative"),
         (ranking, RankingSpec(embedding_bytes=0), "embedding_bytes must be a multiple of 4 above 0"),
         (ranking, RankingSpec(skew=-1), "cannot be negative"),
         (ranking, RankingSpec(iterations=0), "at least 1 iteration"),
         (ranking, RankingSpec(embedding_bytes=8), "at least one element for each"),
-        (ranking, RankingSpec(ranks=("host1:rxe0",)), "2 ranks at least"),
+        (ranking, RankingSpec(ranks=("host1:rxe0",)), "at least 2 ranks"),
     ],
 )
 def test_refusals_before_anything_starts(module, spec, says):

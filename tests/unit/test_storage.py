@@ -60,7 +60,7 @@ def feed_of(server, loop, *, rank=0, ranks=2, **spec):
     told = {"address": "127.0.0.1", "port": server.port, "ranks": ranks, "ingest_bytes": 0, "checkpoint_bytes": 0}
     stored, trouble = [], []
     told |= {"every": 2, "mode": "sync"} | spec
-    made = Feed(rank, told, loop, stored=stored.append, on_trouble=trouble.append)
+    made = Feed(rank, told, loop, stored=stored.append, on_error=trouble.append)
     return made, stored, trouble
 
 
@@ -86,9 +86,9 @@ def test_data_comes_and_goes_whole(server, loop):
 def test_other_bytes_than_were_sent_are_told(server, loop):
     trouble = []
     client = StorageClient("127.0.0.1", server.port, loop, trouble.append)
-    client._ask({"put": 4, "crc": 1}, [memoryview(b"data")], lambda: trouble.append("believed"))
+    client._request({"put": 4, "crc": 1}, [memoryview(b"data")], lambda: trouble.append("believed"))
     loop.until(lambda: trouble)
-    assert "other bytes came than were sent" in trouble[0]
+    assert "checksum mismatch" in trouble[0]
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b'{"get": -1}\n', b'{"put": "many"}\n', b"[]\n"])
@@ -199,9 +199,9 @@ def test_staggered_checkpoints_take_turns(server, loop):
     ("changes", "said"),
     [
         ({"mode": "later"}, "sync, staggered, async"),
-        ({"every": 0}, "every 1 iteration"),
-        ({"ingest_bytes": -1}, "from 0 on"),
-        ({"ingest_bytes": 0}, "for nothing"),
+        ({"every": 0}, "interval at least 1 iteration"),
+        ({"ingest_bytes": -1}, "must be at least 0"),
+        ({"ingest_bytes": 0}, "is not used"),
     ],
 )
 def test_storage_that_makes_no_sense_is_refused(changes, said):

@@ -17,27 +17,27 @@ from dataclasses import replace
 from typing import Any
 
 from traffic.engine.run_results import Connection, QpError, Rebuild
-from traffic.engine.task_specs import Cable, Plan
+from traffic.engine.task_specs import ConnectionSpec, Plan
 
-__all__ = ["Cabling", "first_psn"]
+__all__ = ["ConnectionManager", "first_psn"]
 
 RETRY_PAUSE_NS = 250_000_000
 _GOLDEN = 5_184_445
 """2**23 divided by the golden ratio, rounded to an odd number. Being odd, its multiples repeat only after 2**23."""
 
 
-class _Link:
+class _ConnectionState:
     """State of one connection while it is established or rebuilt."""
 
-    def __init__(self, cable: Cable) -> None:
-        self.cable = cable
+    def __init__(self, spec: ConnectionSpec) -> None:
+        self.spec = spec
         self.generation = -1
         self.ends: dict[str, dict[str, Any]] = {}
         self.joined: set[str] = set()
         self.is_up = False
         self.retry_ns: int | None = None
         self.episode: Rebuild | None = None
-        self.described: Connection | None = None
+        self.connection: Connection | None = None
 
 
 def first_psn(made: int) -> int:
@@ -51,7 +51,7 @@ def first_psn(made: int) -> int:
     return made * _GOLDEN % (1 << 23)
 
 
-class Cabling:
+class ConnectionManager:
     """The connections of a run. One thread feeds it events; any thread may read `connections`."""
 
     def __init__(
@@ -60,36 +60,36 @@ class Cabling:
         self.qp_errors: list[QpError] = []
         self.rebuilds: list[Rebuild] = []
         self.failure: str | None = None
-        self.moved_ns = time.monotonic_ns()
+        self.progress_ns = time.monotonic_ns()
         self._plan = plan
         self._send = send
         self._publish = publish
         self._tasks = {task.name: task for task in plan.tasks}
-        self._links = {cable.index: _Link(cable) for cable in plan.cables}
+        self._states = {spec.index: _ConnectionState(spec) for spec in plan.connections}
         self._lock = threading.Lock()
-        self._made = 0
+        self._ends_created = 0
         """Number of QP ends created so far, rebuilds included."""
 
     @property
     def connections(self) -> tuple[Connection, ...]:
         """The current connections in index order. A connection that is being rebuilt appears as it was before."""
         with self._lock:
-            return tuple(link.described for link in self._links.values() if link.described is not None)
+            return tuple(state.connection for state in self._states.values() if state.connection is not None)
 
     @property
     def down(self) -> tuple[str, ...]:
         """Names of the connections that are not up."""
-        return tuple(self._name(link) for link in self._links.values() if not link.is_up)
+        return tuple(self._name(state) for state in self._states.values() if not state.is_up)
 
     @property
     def was_rebuilt(self) -> bool:
         """Whether any QP was lost so far."""
-        return bool(self.rebuilds) or any(link.episode is not None for link in self._links.values())
+        return bool(self.rebuilds) or any(state.episode is not None for state in self._states.values())
 
     def make_all(self) -> None:
         """Start to establish every connection."""
-        for link in self._links.values():
-            self._make(link)
+        for state in self._states.values():
+            self._establish(state)
 
     def handle(self, name: str, message: Mapping[str, Any], now_ns: int) -> None:
         """Handle an engine's event. Events that do not concern connections are ignored."""
@@ -106,72 +106,74 @@ class Cabling:
 
     def retry_due(self, now_ns: int) -> None:
         """Retry the connections whose pause after a failed attempt is over."""
-        for link in self._links.values():
-            if link.retry_ns is not None and now_ns >= link.retry_ns:
-                self._rebuild(link, now_ns)
+        for state in self._states.values():
+            if state.retry_ns is not None and now_ns >= state.retry_ns:
+                self._rebuild(state, now_ns)
 
-    def settle(self) -> None:
+    def record_open_episodes(self) -> None:
         """Record episodes that are still open when the run ends."""
-        for link in self._links.values():
-            if link.episode is not None:
-                self.rebuilds.append(link.episode)
-                link.episode = None
+        for state in self._states.values():
+            if state.episode is not None:
+                self.rebuilds.append(state.episode)
+                state.episode = None
 
-    def _make(self, link: _Link) -> None:
-        link.generation += 1
-        link.ends, link.joined, link.is_up, link.retry_ns = {}, set(), False, None
-        for task in (link.cable.src, link.cable.dst):
-            self._made += 1
-            self._tell(task, link, {"do": "qp", "psn": first_psn(self._made), "flow_label": self._label(link)})
+    def _establish(self, state: _ConnectionState) -> None:
+        state.generation += 1
+        state.ends, state.joined, state.is_up, state.retry_ns = {}, set(), False, None
+        for task in (state.spec.src, state.spec.dst):
+            self._ends_created += 1
+            self._request(
+                task, state, {"do": "qp", "psn": first_psn(self._ends_created), "flow_label": self._label(state)}
+            )
 
-    def _label(self, link: _Link) -> int:
-        return link.cable.flow_label or self._tasks[link.cable.src].spec.get("qp", {}).get("flow_label", 0)
+    def _label(self, state: _ConnectionState) -> int:
+        return state.spec.flow_label or self._tasks[state.spec.src].spec.get("qp", {}).get("flow_label", 0)
 
-    def _tell(self, task: str, link: _Link, message: dict[str, Any]) -> None:
-        message |= {"task": task, "conn": link.cable.index, "generation": link.generation}
+    def _request(self, task: str, state: _ConnectionState, message: dict[str, Any]) -> None:
+        message |= {"task": task, "conn": state.spec.index, "generation": state.generation}
         self._send(self._tasks[task].endpoint.host, message)
 
-    def _link_of(self, message: Mapping[str, Any]) -> _Link | None:
-        link = self._links[message["conn"]]
-        return link if link.generation == message["generation"] else None
+    def _state_of(self, message: Mapping[str, Any]) -> _ConnectionState | None:
+        state = self._states[message["conn"]]
+        return state if state.generation == message["generation"] else None
 
     def _on_qp(self, message: Mapping[str, Any], _now_ns: int) -> None:
-        link = self._link_of(message)
-        if link is None:
+        state = self._state_of(message)
+        if state is None:
             return
-        link.ends[message["task"]] = message["end"]
-        cable = link.cable
-        if {cable.src, cable.dst} <= set(link.ends):
+        state.ends[message["task"]] = message["end"]
+        spec = state.spec
+        if {spec.src, spec.dst} <= set(state.ends):
             with self._lock:
-                link.described = self._describe(link)
-            for task, peer in ((cable.src, cable.dst), (cable.dst, cable.src)):
-                self._tell(task, link, {"do": "connect", "peer": link.ends[peer]})
+                state.connection = self._describe(state)
+            for task, peer in ((spec.src, spec.dst), (spec.dst, spec.src)):
+                self._request(task, state, {"do": "connect", "peer": state.ends[peer]})
 
     def _on_joined(self, message: Mapping[str, Any], now_ns: int) -> None:
-        link = self._link_of(message)
-        if link is None:
+        state = self._state_of(message)
+        if state is None:
             return
-        link.joined.add(message["task"])
-        if link.joined != {link.cable.src, link.cable.dst}:
+        state.joined.add(message["task"])
+        if state.joined != {state.spec.src, state.spec.dst}:
             return
-        link.is_up = True
-        for task in (link.cable.src, link.cable.dst):
-            self._tell(task, link, {"do": "go"})
-        if link.episode is not None:
-            link.episode = replace(link.episode, rebuilt_ns=now_ns)
-            self.moved_ns = now_ns
-            self._publish("rebuilt", now_ns, rebuild=link.episode, connection=self._describe(link))
+        state.is_up = True
+        for task in (state.spec.src, state.spec.dst):
+            self._request(task, state, {"do": "go"})
+        if state.episode is not None:
+            state.episode = replace(state.episode, rebuilt_ns=now_ns)
+            self.progress_ns = now_ns
+            self._publish("rebuilt", now_ns, rebuild=state.episode, connection=self._describe(state))
 
     def _on_join_failed(self, message: Mapping[str, Any], now_ns: int) -> None:
-        link = self._link_of(message)
-        if link is not None and link.retry_ns is None:
-            link.retry_ns = now_ns + RETRY_PAUSE_NS
-            self._give_up_if_late(link, now_ns, str(message.get("error")))
+        state = self._state_of(message)
+        if state is not None and state.retry_ns is None:
+            state.retry_ns = now_ns + RETRY_PAUSE_NS
+            self._fail_if_late(state, now_ns, str(message.get("error")))
 
     def _on_qp_error(self, message: Mapping[str, Any], now_ns: int) -> None:
-        link = self._links[message["conn"]]
+        state = self._states[message["conn"]]
         task = message["task"]
-        other = link.cable.dst if task == link.cable.src else link.cable.src
+        other = state.spec.dst if task == state.spec.src else state.spec.src
         error = QpError(
             time_ns=message["at_ns"],
             connection=message["conn"],
@@ -183,62 +185,62 @@ class Cabling:
         )
         self.qp_errors.append(error)
         self._publish("qp_error", now_ns, qp_error=error)
-        if self._link_of(message) is None:
+        if self._state_of(message) is None:
             return  # the other end reported it first, and the rebuild is under way
-        if not link.is_up:
-            link.retry_ns = now_ns  # the other end has not joined yet and would wait for this one
+        if not state.is_up:
+            state.retry_ns = now_ns  # the other end has not joined yet and would wait for this one
             return
-        if link.episode is None:
-            link.episode = Rebuild(
-                connection=link.cable.index,
-                src=self._tasks[link.cable.src].endpoint.name,
-                dst=self._tasks[link.cable.dst].endpoint.name,
+        if state.episode is None:
+            state.episode = Rebuild(
+                connection=state.spec.index,
+                src=self._tasks[state.spec.src].endpoint.name,
+                dst=self._tasks[state.spec.dst].endpoint.name,
                 error_ns=error.time_ns,
                 rebuilt_ns=None,
                 recovered_ns=None,
                 attempts=0,
                 reason=error.status,
             )
-        link.is_up = False
-        self._rebuild(link, now_ns)
+        state.is_up = False
+        self._rebuild(state, now_ns)
 
-    def _rebuild(self, link: _Link, now_ns: int) -> None:
-        self._give_up_if_late(link, now_ns, link.episode.reason if link.episode else "no connection")
+    def _rebuild(self, state: _ConnectionState, now_ns: int) -> None:
+        self._fail_if_late(state, now_ns, state.episode.reason if state.episode else "no connection")
         if self.failure is None:
-            if link.episode is not None:
-                link.episode = replace(link.episode, attempts=link.episode.attempts + 1)
-            self._make(link)
+            if state.episode is not None:
+                state.episode = replace(state.episode, attempts=state.episode.attempts + 1)
+            self._establish(state)
 
     def _on_redone(self, message: Mapping[str, Any], _now_ns: int) -> None:
-        link = self._link_of(message)
-        if link is not None and link.episode is not None:
-            link.episode = replace(
-                link.episode,
-                redone_segments=link.episode.redone_segments + message["segments"],
-                redone_bytes=link.episode.redone_bytes + message["size_bytes"],
+        state = self._state_of(message)
+        if state is not None and state.episode is not None:
+            state.episode = replace(
+                state.episode,
+                redone_segments=state.episode.redone_segments + message["segments"],
+                redone_bytes=state.episode.redone_bytes + message["size_bytes"],
             )
 
     def _on_recovered(self, message: Mapping[str, Any], now_ns: int) -> None:
-        link = self._link_of(message)
-        if link is None or link.episode is None:
+        state = self._state_of(message)
+        if state is None or state.episode is None:
             return
-        self.rebuilds.append(replace(link.episode, recovered_ns=message["at_ns"]))
-        link.episode = None
-        self.moved_ns = now_ns
+        self.rebuilds.append(replace(state.episode, recovered_ns=message["at_ns"]))
+        state.episode = None
+        self.progress_ns = now_ns
 
-    def _give_up_if_late(self, link: _Link, now_ns: int, reason: str) -> None:
-        if link.episode is not None and now_ns - link.episode.error_ns > self._plan.peer_deadline_s * 1e9:
-            self.failure = f"{self._name(link)}: unreachable for {self._plan.peer_deadline_s:.0f} s ({reason})"
+    def _fail_if_late(self, state: _ConnectionState, now_ns: int, reason: str) -> None:
+        if state.episode is not None and now_ns - state.episode.error_ns > self._plan.peer_deadline_s * 1e9:
+            self.failure = f"{self._name(state)}: unreachable for {self._plan.peer_deadline_s:.0f} s ({reason})"
 
-    def _name(self, link: _Link) -> str:
-        return f"{self._tasks[link.cable.src].endpoint.name} -> {self._tasks[link.cable.dst].endpoint.name}"
+    def _name(self, state: _ConnectionState) -> str:
+        return f"{self._tasks[state.spec.src].endpoint.name} -> {self._tasks[state.spec.dst].endpoint.name}"
 
-    def _describe(self, link: _Link) -> Connection:
-        src, dst = self._tasks[link.cable.src].endpoint, self._tasks[link.cable.dst].endpoint
-        here, there = link.ends[link.cable.src], link.ends[link.cable.dst]
-        spec = self._tasks[link.cable.src].spec
+    def _describe(self, state: _ConnectionState) -> Connection:
+        src, dst = self._tasks[state.spec.src].endpoint, self._tasks[state.spec.dst].endpoint
+        here, there = state.ends[state.spec.src], state.ends[state.spec.dst]
+        spec = self._tasks[state.spec.src].spec
         return Connection(
-            index=link.cable.index,
+            index=state.spec.index,
             src=src.name,
             dst=dst.name,
             src_ip=src.address,
@@ -247,7 +249,7 @@ class Cabling:
             rqpn=there["qpn"],
             sq_psn=here["psn"],
             rq_psn=there["psn"],
-            generation=link.generation,
-            flow_label=self._label(link),
+            generation=state.generation,
+            flow_label=self._label(state),
             transport=spec.get("transport", "rc"),
         )

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from types import FrameType
 
-__all__ = ["note", "take"]
+__all__ = ["request_dump", "take_request"]
 
 
-class _Wish:
+class _DumpRequest:
     """Whether a dump request is waiting to be served."""
 
-    open = False
+    is_pending = False
 
 
-_WISH = _Wish()
+_REQUEST = _DumpRequest()
 
 
-def note(_number: int = 0, _frame: FrameType | None = None) -> None:
+def request_dump(_number: int = 0, _frame: FrameType | None = None) -> None:
     """Record a dump request. The signature is that of a signal handler."""
-    _WISH.open = True
+    _REQUEST.is_pending = True
 
 
-def take() -> bool:
+def take_request() -> bool:
     """Return whether a dump was requested since the last call, and clear the request."""
-    asked, _WISH.open = _WISH.open, False
-    return asked
+    was_pending, _REQUEST.is_pending = _REQUEST.is_pending, False
+    return was_pending

@@ -88,9 +88,9 @@ class Engines:
         self._channels: dict[str, Channel] = {}
         self._pumps: list[threading.Thread] = []
         self._clock_seq = 0
-        self._asked_ns: dict[str, int] = {}
+        self._clock_sent_ns: dict[str, int] = {}
         self._exchanges: dict[str, list[clock.Exchange]] = {}
-        self._answered = threading.Condition()
+        self._clock_replied = threading.Condition()
         self._closing = threading.Event()
 
     @classmethod
@@ -119,10 +119,10 @@ class Engines:
         channel = lab.node(host).open(lab.python(module))
         self._channels[host] = channel
         channel.send({"do": "clock"})
-        first = channel.receive(timeout_s=START_TIMEOUT_S)
-        if first is None:
-            raise LabError(f"{host}: the traffic engine ended at once{_said(channel)}")
-        self.pids[host] = first.get("pid")
+        reply = channel.receive(timeout_s=START_TIMEOUT_S)
+        if reply is None:
+            raise LabError(f"{host}: the traffic engine ended at once{_stderr_of(channel)}")
+        self.pids[host] = reply.get("pid")
         self.offsets[host] = clock.measure(channel)
 
     def send(self, host: str, message: Mapping[str, Any]) -> None:
@@ -140,26 +140,28 @@ class Engines:
                 self.events.put(Event(host=host, message={"event": GONE, "error": str(error)}))
                 return
             if message is None:
-                self.events.put(Event(host=host, message={"event": GONE, "error": _said(channel).lstrip("; ")}))
+                self.events.put(Event(host=host, message={"event": GONE, "error": _stderr_of(channel).lstrip("; ")}))
                 return
             if message.get("event") == "clock":
-                self._take_clock(host, message)
+                self._record_clock_reply(host, message)
                 continue
             for field in TIME_FIELDS:
                 if field in message:
                     message[field] += offset
             self.events.put(Event(host=host, message=message))
 
-    def _take_clock(self, host: str, message: Mapping[str, Any]) -> None:
+    def _record_clock_reply(self, host: str, message: Mapping[str, Any]) -> None:
         received_ns = time.monotonic_ns()
-        with self._answered:
+        with self._clock_replied:
             if message.get("seq") != self._clock_seq:
                 return  # the reply to an earlier round
-            sent_ns = self._asked_ns.pop(host, None)
+            sent_ns = self._clock_sent_ns.pop(host, None)
             if sent_ns is not None:
-                one = clock.Exchange(sent_ns=sent_ns, node_ns=int(message["monotonic_ns"]), received_ns=received_ns)
-                self._exchanges.setdefault(host, []).append(one)
-            self._answered.notify_all()
+                exchange = clock.Exchange(
+                    sent_ns=sent_ns, node_ns=int(message["monotonic_ns"]), received_ns=received_ns
+                )
+                self._exchanges.setdefault(host, []).append(exchange)
+            self._clock_replied.notify_all()
 
     def widen_clocks(self, *, rounds: int = CLOCK_ROUNDS, timeout_s: float = CLOCK_TIMEOUT_S) -> None:
         """Measure all clocks again. The error of each offset then includes the drift since the last measurement.
@@ -167,17 +169,17 @@ class Engines:
         An engine that does not answer in time keeps its previous offset.
         """
         deadline = time.monotonic() + timeout_s
-        with self._answered:
+        with self._clock_replied:
             self._exchanges.clear()
             for _ in range(rounds):
-                self._asked_ns.clear()
+                self._clock_sent_ns.clear()
                 self._clock_seq += 1
                 for host, channel in self._channels.items():
                     with contextlib.suppress(FaultbedError):
-                        self._asked_ns[host] = time.monotonic_ns()
+                        self._clock_sent_ns[host] = time.monotonic_ns()
                         channel.send({"do": "clock", "seq": self._clock_seq})
                 left_s = deadline - time.monotonic()
-                if not self._answered.wait_for(lambda: not self._asked_ns, timeout=max(0.0, left_s)):
+                if not self._clock_replied.wait_for(lambda: not self._clock_sent_ns, timeout=max(0.0, left_s)):
                     break
             for host, exchanges in self._exchanges.items():
                 self.offsets[host] = clock.widened(self.offsets[host], clock.estimate(exchanges))
@@ -200,16 +202,16 @@ class Engines:
         Raises:
             LabError: an engine is gone or does not answer.
         """
-        left = set(self.hosts)
-        for host in left:
+        pending = set(self.hosts)
+        for host in pending:
             self.send(host, {"do": "forget"})
         deadline_ns = time.monotonic_ns() + int(FORGET_TIMEOUT_S * 1e9)
-        while left:
+        while pending:
             event = self.next(deadline_ns)
             if event is None or event.name == GONE:
-                raise LabError(f"{', '.join(sorted(left))}: the traffic engine did not release its tasks")
+                raise LabError(f"{', '.join(sorted(pending))}: the traffic engine did not release its tasks")
             if event.name == "forgotten":
-                left.discard(event.host)
+                pending.discard(event.host)
 
     def __enter__(self) -> Self:
         return self
@@ -254,7 +256,7 @@ def endpoint(topology: Topology, name: str) -> Endpoint:
     return Endpoint(host=target.node, rnic=target.rnic.name, address=target.rnic.ip)
 
 
-def _said(channel: Channel) -> str:
+def _stderr_of(channel: Channel) -> str:
     stderr = getattr(channel, "stderr", None)
     text = stderr() if callable(stderr) else ""
     return f"; stderr: {text}" if text else ""

@@ -18,19 +18,19 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from testbed.errors import FaultbedError, LabError, UsageError
 from traffic.engine import dump_signal
-from traffic.engine.connections import Cabling
+from traffic.engine.connections import ConnectionManager
 from traffic.engine.engine_client import Engines, Event, TrafficLab
 from traffic.engine.flight_recorder import Flight, flight_of
 from traffic.engine.run_results import Connection, Outcome, QpError, Rebuild, Standstill
 from traffic.engine.task_specs import Plan, TaskPlan, refuse_local
 
-__all__ = ["Beside", "OnEvent", "Running", "begin"]
+__all__ = ["BackgroundService", "OnEvent", "Running", "begin"]
 
 OnEvent = Callable[[dict[str, Any]], None]
 Result = TypeVar("Result")
 
 
-class Beside(Protocol):
+class BackgroundService(Protocol):
     """A service of a run that is closed when the run ends, such as a storage server."""
 
     def close(self) -> None:
@@ -40,8 +40,8 @@ class Beside(Protocol):
 POLL_NS = 250_000_000
 STEP_S = 0.5
 SETUP_TIMEOUT_S = 120.0
-WRECK_TIMEOUT_S = 5.0
-TELL_NS = 5_000_000_000
+POSTMORTEM_TIMEOUT_S = 5.0
+DUMP_TIMEOUT_NS = 5_000_000_000
 """How long ranks have to send their flight recorders when a dump is requested during a run."""
 
 
@@ -56,11 +56,11 @@ class Running(Generic[Result]):
         on_event: OnEvent | None,
         *,
         owns_engines: bool,
-        beside: Sequence[Beside] = (),
+        services: Sequence[BackgroundService] = (),
     ) -> None:
         self.plan = plan
         self._owns_engines = owns_engines
-        self._beside = beside
+        self._services = services
         self.events: list[Event] = []
         self.failure: str | None = None
         self.done: dict[str, Mapping[str, Any]] = {}
@@ -69,20 +69,20 @@ class Running(Generic[Result]):
         self._finish = finish
         self._on_event = on_event
         self._tasks = {task.name: task for task in plan.tasks}
-        self._cabling = Cabling(plan, engines.send, self._publish)
-        self._moved_ns = time.monotonic_ns()
+        self._manager = ConnectionManager(plan, engines.send, self._publish)
+        self._progress_ns = time.monotonic_ns()
         self.flights: dict[str, Flight] = {}
         """Flight recorders of a failed run, by task."""
-        self._told: dict[str, Flight] = {}
-        self._asked: set[str] | None = None
-        self._asked_ns = 0
+        self._received_flights: dict[str, Flight] = {}
+        self._awaited_flights: set[str] | None = None
+        self._dump_requested_ns = 0
         self.standstills: list[Standstill] = []
         self.stamps: dict[str, list[Sequence[int]]] = {}
         """Timestamps of probes, by task (`traffic.node.flows.echo`)."""
-        self._gone: set[str] = set()
-        self._cold: set[str] = set()
+        self._dead_hosts: set[str] = set()
+        self._warming_up: set[str] = set()
         self._psn_answers: dict[str, Mapping[str, Any]] = {}
-        self._news = threading.Condition()
+        self._reply_arrived = threading.Condition()
         self._over = threading.Event()
         self._result: Result | None = None
         self._thread = threading.Thread(target=self._run, name=f"traffic: {plan.what}", daemon=True)
@@ -92,24 +92,24 @@ class Running(Generic[Result]):
     @property
     def connections(self) -> tuple[Connection, ...]:
         """The current connections in index order. A connection that is being rebuilt appears as it was before."""
-        return self._cabling.connections
+        return self._manager.connections
 
     @property
     def qp_errors(self) -> tuple[QpError, ...]:
         """Every QP that was lost so far."""
-        return tuple(self._cabling.qp_errors)
+        return tuple(self._manager.qp_errors)
 
     @property
     def rebuilds(self) -> tuple[Rebuild, ...]:
         """Completed rebuilds. After the run this also includes rebuilds that did not complete."""
-        return tuple(self._cabling.rebuilds)
+        return tuple(self._manager.rebuilds)
 
     @property
     def outcome(self) -> Outcome:
         """The outcome of the run, or the outcome it would have if it ended now."""
         if self.failure is not None:
             return "failed"
-        return "recovered" if self._cabling.was_rebuilt else "completed"
+        return "recovered" if self._manager.was_rebuilt else "completed"
 
     @property
     def is_over(self) -> bool:
@@ -131,15 +131,15 @@ class Running(Generic[Result]):
         Raises:
             LabError: an engine did not answer in time, or the run is over.
         """
-        source_of = {cable.index: cable.src for cable in self.plan.cables}
+        source_of = {connection.index: connection.src for connection in self.plan.connections}
         sources = set(source_of.values())
         deadline = time.monotonic() + timeout_s
-        with self._news:
+        with self._reply_arrived:
             self._psn_answers = {}
             for name in sources:
                 self._engines.send(self._tasks[name].endpoint.host, {"do": "psn", "task": name})
             while set(self._psn_answers) != sources:
-                if self._over.is_set() or not self._news.wait(max(0.0, deadline - time.monotonic())):
+                if self._over.is_set() or not self._reply_arrived.wait(max(0.0, deadline - time.monotonic())):
                     raise LabError(
                         f"{self.plan.what}: no reply with PSNs from {', '.join(sources - set(self._psn_answers))}"
                     )
@@ -153,13 +153,13 @@ class Running(Generic[Result]):
     def dump(self, *, timeout_s: float = 5.0) -> dict[str, Flight]:
         """Return the current flight recorders by task. Engines that do not answer in time are left out."""
         deadline = time.monotonic() + timeout_s
-        with self._news:
-            self._told = {}
-            wanted = self._ask_for_flights()
-            while wanted - set(self._told) and not self._over.is_set():
-                if not self._news.wait(max(0.0, deadline - time.monotonic())):
+        with self._reply_arrived:
+            self._received_flights = {}
+            pending = self._request_flights()
+            while pending - set(self._received_flights) and not self._over.is_set():
+                if not self._reply_arrived.wait(max(0.0, deadline - time.monotonic())):
                     break
-            return dict(self._told)
+            return dict(self._received_flights)
 
     def stop(self) -> None:
         """Request an orderly end: requests in flight are completed. `wait` still returns the result."""
@@ -214,20 +214,20 @@ class Running(Generic[Result]):
                     "spec": dict(task.spec),
                 },
             )
-        self._cabling.make_all()
-        self._pump_until(lambda: not self._cabling.down)
+        self._manager.make_all()
+        self._pump_until(lambda: not self._manager.down)
         self._publish("qps", time.monotonic_ns(), connections=list(self.connections))
 
-    def _pump_until(self, is_there: Callable[[], bool]) -> None:
+    def _pump_until(self, is_ready: Callable[[], bool]) -> None:
         deadline_ns = time.monotonic_ns() + int(SETUP_TIMEOUT_S * 1e9)
-        while not is_there():
+        while not is_ready():
             event = self._engines.next(min(deadline_ns, time.monotonic_ns() + POLL_NS))
             now_ns = time.monotonic_ns()
             if event is not None:
                 self._handle(event, now_ns)
-            self._tend(now_ns)
+            self._check_connections(now_ns)
             if self.failure is None and now_ns > deadline_ns:
-                self.failure = f"no connection {', '.join(self._cabling.down)} after {SETUP_TIMEOUT_S:.0f} s"
+                self.failure = f"no connection {', '.join(self._manager.down)} after {SETUP_TIMEOUT_S:.0f} s"
             if self.failure is not None:
                 raise LabError(f"{self.plan.what} did not start: {self.failure}")
 
@@ -236,15 +236,15 @@ class Running(Generic[Result]):
 
     def _start(self) -> None:
         self._prepare()
-        self.started_ns = self._moved_ns = time.monotonic_ns()
-        waiting = [task for task in self.plan.tasks if task.active]
-        for task in waiting[: 1 if self.plan.one_by_one else None]:
+        self.started_ns = self._progress_ns = time.monotonic_ns()
+        active = [task for task in self.plan.tasks if task.active]
+        for task in active[: 1 if self.plan.one_by_one else None]:
             self._begin_task(task)
-        self._cold = {task.name for task in waiting if task.spec.get("warmup")}
-        if not self._cold:
+        self._warming_up = {task.name for task in active if task.spec.get("warmup")}
+        if not self._warming_up:
             self._publish("ready", self.started_ns)
         self._thread.start()
-        while self._cold and not self._over.wait(0.05):
+        while self._warming_up and not self._over.wait(0.05):
             pass
 
     # The run's own thread.
@@ -257,9 +257,9 @@ class Running(Generic[Result]):
                 now_ns = time.monotonic_ns()
                 if event is not None:
                     self._handle(event, now_ns)
-                self._tend(now_ns)
-                self._answer(now_ns)
-                if now_ns - self._moved_ns > self.plan.stall_deadline_s * 1e9:
+                self._check_connections(now_ns)
+                self._serve_dump_request(now_ns)
+                if now_ns - self._progress_ns > self.plan.stall_deadline_s * 1e9:
                     self.failure = f"nothing moved for {self.plan.stall_deadline_s:.0f} s{self._where()}"
         except FaultbedError as error:
             self.failure = str(error)
@@ -267,17 +267,17 @@ class Running(Generic[Result]):
             self.failure = f"{type(error).__name__}: {error}"
         self.ended_ns = time.monotonic_ns()
         if self.failure is not None:
-            self._look_at_the_wreck()
+            self._collect_flights()
         try:
-            self._answer(self.ended_ns, at_end=True)
+            self._serve_dump_request(self.ended_ns, at_end=True)
             self._engines.widen_clocks()
             self._release_engines()
-            self._cabling.settle()
+            self._manager.record_open_episodes()
             self._result = self._finish(self)
             self._publish("done", self.ended_ns, outcome=self.outcome, where=self.failure)
         finally:
-            for one in self._beside:
-                one.close()
+            for service in self._services:
+                service.close()
             self._over.set()
 
     def _release_engines(self) -> None:
@@ -294,72 +294,72 @@ class Running(Generic[Result]):
             self.failure = str(error)
             self._engines.close()
 
-    def _ask_for_flights(self) -> set[str]:
-        asked = set()
+    def _request_flights(self) -> set[str]:
+        requested = set()
         for task in self.plan.tasks:
-            if task.kind == "rank" and task.endpoint.host not in self._gone:
+            if task.kind == "rank" and task.endpoint.host not in self._dead_hosts:
                 with contextlib.suppress(FaultbedError):
                     self._engines.send(task.endpoint.host, {"do": "dump", "task": task.name})
-                    asked.add(task.name)
-        return asked
+                    requested.add(task.name)
+        return requested
 
-    def _answer(self, now_ns: int, *, at_end: bool = False) -> None:
+    def _serve_dump_request(self, now_ns: int, *, at_end: bool = False) -> None:
         """Serve a dump request: send it to all ranks, and publish the replies when they are complete or late."""
-        if self._asked is None:
-            if at_end or not dump_signal.take():
+        if self._awaited_flights is None:
+            if at_end or not dump_signal.take_request():
                 return
-            with self._news:
-                self._told = {}
-                self._asked, self._asked_ns = self._ask_for_flights(), now_ns
-        with self._news:
-            told = dict(self._told)
-        if self._asked <= set(told) or at_end or now_ns - self._asked_ns > TELL_NS:
-            self._asked = None
+            with self._reply_arrived:
+                self._received_flights = {}
+                self._awaited_flights, self._dump_requested_ns = self._request_flights(), now_ns
+        with self._reply_arrived:
+            received = dict(self._received_flights)
+        if self._awaited_flights <= set(received) or at_end or now_ns - self._dump_requested_ns > DUMP_TIMEOUT_NS:
+            self._awaited_flights = None
             ranks = [task for task in self.plan.tasks if task.kind == "rank"]
             self._publish(
                 "flights",
                 now_ns,
-                flights=[told[task.name] for task in ranks if task.name in told],
-                silent=[task.endpoint.name for task in ranks if task.name not in told],
+                flights=[received[task.name] for task in ranks if task.name in received],
+                silent=[task.endpoint.name for task in ranks if task.name not in received],
             )
 
-    def _look_at_the_wreck(self) -> None:
+    def _collect_flights(self) -> None:
         """Collect the flight recorders of the remaining ranks. Ranks that do not reply in time are left out.
 
         If an engine is gone, its peers first get two of their retry timers to notice. Their QP errors are what a fabric
         shows of a rank that died, and would be lost with their queue pairs.
         """
         began_ns = time.monotonic_ns()
-        deadline_ns = began_ns + int(WRECK_TIMEOUT_S * 1e9)
+        deadline_ns = began_ns + int(POSTMORTEM_TIMEOUT_S * 1e9)
         timers = [4096 << task.spec["qp"]["timeout"] for task in self.plan.tasks if "qp" in task.spec]
-        noticed_ns = min(began_ns + 2 * max(timers, default=0), deadline_ns) if self._gone else began_ns
-        with self._news:
-            self._told = {}
-        wanted = self._ask_for_flights()
-        while wanted - set(self._told) and time.monotonic_ns() < deadline_ns:
+        noticed_ns = min(began_ns + 2 * max(timers, default=0), deadline_ns) if self._dead_hosts else began_ns
+        with self._reply_arrived:
+            self._received_flights = {}
+        pending = self._request_flights()
+        while pending - set(self._received_flights) and time.monotonic_ns() < deadline_ns:
             event = self._engines.next(deadline_ns)
             if event is not None:
                 self._handle(event, time.monotonic_ns())
-                wanted -= {task.name for task in self.plan.tasks if task.endpoint.host in self._gone}
+                pending -= {task.name for task in self.plan.tasks if task.endpoint.host in self._dead_hosts}
         while (left_ns := noticed_ns - time.monotonic_ns()) > 0:
             event = self._engines.next(time.monotonic_ns() + left_ns)
             if event is not None:
                 self._handle(event, time.monotonic_ns())
-        self.flights = dict(self._told)
+        self.flights = dict(self._received_flights)
 
-    def _tend(self, now_ns: int) -> None:
-        self._cabling.retry_due(now_ns)
-        self._moved_ns = max(self._moved_ns, self._cabling.moved_ns)
-        self.failure = self.failure or self._cabling.failure
+    def _check_connections(self, now_ns: int) -> None:
+        self._manager.retry_due(now_ns)
+        self._progress_ns = max(self._progress_ns, self._manager.progress_ns)
+        self.failure = self.failure or self._manager.failure
 
     def _where(self) -> str:
-        down = self._cabling.down
+        down = self._manager.down
         late = [name for name, task in self._tasks.items() if task.active and name not in self.done]
         return f" (down: {', '.join(down)})" if down else f" (not done: {', '.join(late)})"
 
     def _handle(self, event: Event, now_ns: int) -> None:
         message = event.message
-        self._cabling.handle(event.name, message, now_ns)
+        self._manager.handle(event.name, message, now_ns)
         handler = getattr(self, f"_on_{event.name}", None)
         if handler is not None:
             handler(message, event.host, now_ns)
@@ -369,30 +369,30 @@ class Running(Generic[Result]):
 
     def _on_sample(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         if any(message["sizes"]):
-            self._moved_ns = now_ns
+            self._progress_ns = now_ns
 
     def _on_iteration(self, _message: Mapping[str, Any], _host: str, now_ns: int) -> None:
-        self._moved_ns = now_ns
+        self._progress_ns = now_ns
 
     _on_stored = _on_iteration
 
     def _on_stamps(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
-        self._moved_ns = now_ns
+        self._progress_ns = now_ns
         self.stamps.setdefault(message["task"], []).extend(message["rows"])
 
     def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
         """Handle the end of warm-up on one rank. The measured work starts when the last rank has reported it."""
-        self._moved_ns = now_ns
+        self._progress_ns = now_ns
         self.started_ns = max(self.started_ns, message["at_ns"])
         if message["wrong"]:
             self.failure = f"{host}, {message['task']}: {message['wrong']} wrong elements already while warming up"
-        elif self._cold == {message["task"]}:
+        elif self._warming_up == {message["task"]}:
             self._publish("ready", self.started_ns)
-        self._cold.discard(message["task"])
+        self._warming_up.discard(message["task"])
 
     def _on_done(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         self.done[message["task"]] = message
-        self._moved_ns = now_ns
+        self._progress_ns = now_ns
         for task in self.plan.tasks:
             if task.stops_after == message["task"]:
                 self._try_send(task.endpoint.host, {"do": "stop", "task": task.name})
@@ -402,17 +402,17 @@ class Running(Generic[Result]):
                 self._begin_task(following)
 
     def _on_psn(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
-        with self._news:
+        with self._reply_arrived:
             self._psn_answers[message["task"]] = message
-            self._news.notify_all()
+            self._reply_arrived.notify_all()
 
     def _on_flight(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
         task = self._tasks[message["task"]]
         rank = next(index for index, other in enumerate(self.plan.tasks) if other is task)
         flight = flight_of(message, rank=rank, endpoint=task.endpoint.name, offset_ns=self.offset_ns(task.name))
-        with self._news:
-            self._told[task.name] = flight
-            self._news.notify_all()
+        with self._reply_arrived:
+            self._received_flights[task.name] = flight
+            self._reply_arrived.notify_all()
 
     def _on_standstill(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
         self.standstills.append(Standstill(host=host, start_ns=message["start_ns"], end_ns=message["end_ns"]))
@@ -432,7 +432,7 @@ class Running(Generic[Result]):
         self.failure = self.failure or str(message["error"])
 
     def _on_gone(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
-        self._gone.add(host)
+        self._dead_hosts.add(host)
         said = f": {message['error']}" if message.get("error") else ""
         self.failure = self.failure or f"{host}: the traffic engine is gone{said}"
 
@@ -449,8 +449,10 @@ class Running(Generic[Result]):
 
 def _refuse_local(lab: TrafficLab, plan: Plan) -> None:
     """Reject connections inside one host of a soft lab: Linux delivers them through lo, where rxe does not listen."""
-    places = {task.name: task.endpoint for task in plan.tasks}
-    refuse_local(lab.kind, plan.what, [(places[cable.src], places[cable.dst]) for cable in plan.cables])
+    endpoints = {task.name: task.endpoint for task in plan.tasks}
+    refuse_local(
+        lab.kind, plan.what, [(endpoints[connection.src], endpoints[connection.dst]) for connection in plan.connections]
+    )
 
 
 def begin(
@@ -460,7 +462,7 @@ def begin(
     on_event: OnEvent | None = None,
     engines: Engines | None = None,
     *,
-    beside: Sequence[Beside] = (),
+    services: Sequence[BackgroundService] = (),
 ) -> Running[Result]:
     """Start the engines (unless `engines` are given), establish all connections and start the work.
 
@@ -469,8 +471,8 @@ def begin(
         LabError: the traffic could not be started; nothing is left running on any node.
     """
     with contextlib.ExitStack() as undo:
-        for one in beside:
-            undo.callback(one.close)
+        for service in services:
+            undo.callback(service.close)
         _refuse_local(lab, plan)
         hosts = tuple(dict.fromkeys(task.endpoint.host for task in plan.tasks))
         if engines is not None and not set(hosts) <= set(engines.hosts):
@@ -478,7 +480,7 @@ def begin(
         owns_engines = engines is None
         engines = engines or Engines.start(lab, hosts)
         undo.callback(engines.close)
-        running = Running(engines, plan, finish, on_event, owns_engines=owns_engines, beside=beside)
+        running = Running(engines, plan, finish, on_event, owns_engines=owns_engines, services=services)
         running._start()  # noqa: SLF001  # `begin` is the constructor of `Running`
         undo.pop_all()
     return running

@@ -17,7 +17,7 @@ BIN_NS = 100_000_000
 def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> tuple[Sample, ...]:
     """Return the samples of some tasks (default: all), sorted by time."""
     names = {task.name: task.endpoint.name for task in running.plan.tasks}
-    found = [
+    samples = [
         Sample(
             endpoint=names[event.message["task"]],
             start_ns=event.message["start_ns"] + index * BIN_NS,
@@ -28,7 +28,7 @@ def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> t
         if event.name == "sample" and (tasks is None or event.message["task"] in tasks)
         for index, size in enumerate(event.message["sizes"])
     ]
-    return tuple(sorted(found, key=lambda sample: (sample.start_ns, sample.endpoint)))
+    return tuple(sorted(samples, key=lambda sample: (sample.start_ns, sample.endpoint)))
 
 
 def iterations_of(running: Running[Any], task: str) -> tuple[Iteration, ...]:

@@ -10,7 +10,7 @@ from testbed.errors import UsageError
 from testbed.suggestions import hint
 from traffic.engine.run_results import Endpoint
 
-__all__ = ["PATIENT_TIMEOUT", "Cable", "Plan", "QpParams", "TaskPlan", "check_qp", "refuse_local"]
+__all__ = ["PATIENT_TIMEOUT", "ConnectionSpec", "Plan", "QpParams", "TaskPlan", "check_qp", "refuse_local"]
 
 PATIENT_TIMEOUT = 17
 """QP timeout for measurements without faults: the sender waits 0.5 s for an ACK. The default of 67 ms detects faults
@@ -66,7 +66,7 @@ class TaskPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cable:
+class ConnectionSpec:
     """A connection to establish. `src` and `dst` are the names of the tasks at its ends; data goes from `src` to `dst`.
 
     `flow_label` is the flow label of its address handles; 0 selects the flow label of the task's QPs.
@@ -84,7 +84,7 @@ class Plan:
 
     what: str
     tasks: tuple[TaskPlan, ...]
-    cables: tuple[Cable, ...]
+    connections: tuple[ConnectionSpec, ...]
     peer_deadline_s: float
     stall_deadline_s: float
     one_by_one: bool = False

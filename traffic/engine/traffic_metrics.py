@@ -82,13 +82,13 @@ def timeline(samples: Iterable[Sample], *, start_ns: int, end_ns: int, bin_ns: i
     """
     bins = [0.0] * max(0, -(-(end_ns - start_ns) // bin_ns))
     for sample in samples:
-        at = max(sample.start_ns, start_ns)
-        stop = min(sample.start_ns + sample.duration_ns, end_ns)
-        while at < stop:
-            index = (at - start_ns) // bin_ns
-            edge = min(stop, start_ns + (index + 1) * bin_ns)
-            bins[index] += sample.size_bytes * (edge - at) / sample.duration_ns
-            at = edge
+        start = max(sample.start_ns, start_ns)
+        end = min(sample.start_ns + sample.duration_ns, end_ns)
+        while start < end:
+            index = (start - start_ns) // bin_ns
+            edge = min(end, start_ns + (index + 1) * bin_ns)
+            bins[index] += sample.size_bytes * (edge - start) / sample.duration_ns
+            start = edge
     return tuple(bins)
 
 

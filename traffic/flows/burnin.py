@@ -16,7 +16,7 @@ from typing import Any
 from testbed.model.topology import Topology
 from traffic.engine.engine_client import TrafficLab, endpoint
 from traffic.engine.running_traffic import OnEvent, begin
-from traffic.engine.task_specs import Cable, Plan, QpParams, TaskPlan
+from traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan
 from traffic.flows.flow_run import FlowSpec, engine_spec
 
 __all__ = ["SHAPES", "Burnin", "Outlier", "Pair", "Shape", "measure", "outliers", "pairs_of"]
@@ -25,9 +25,9 @@ LATENCY_BYTES = 64
 BANDWIDTH_DEPTH = 4
 QP = QpParams(timeout=18)
 """1.07 s until a packet is retransmitted, so that a host without CPU time shows as a slow pair, not a dead one."""
-PATIENCE_S = 60.0
+PAIR_TIMEOUT_S = 60.0
 """Timeout for both measurements of one pair. The stall deadline ends a pair without any progress sooner."""
-MOST_DEAD = 6
+MAX_DEAD = 6
 """Dead pairs cost half a minute each; after this many, the remaining pairs are left unmeasured."""
 DEAD_END = 2
 """An RNIC in this many dead pairs is not tried further: its other pairs would most likely be dead, too."""
@@ -96,10 +96,10 @@ def pairs_of(topology: Topology) -> list[tuple[str, str, str]]:
     """Return every ordered pair of RNICs of different hosts, as (src, dst, kind)."""
     rnics = [(host, f"{host.name}:{rnic.name}") for host in topology.hosts for rnic in host.rnics]
     return [
-        (src, dst, "same rack" if one.rack == other.rack else "across racks")
-        for one, src in rnics
-        for other, dst in rnics
-        if one.name != other.name
+        (src, dst, "same rack" if src_host.rack == dst_host.rack else "across racks")
+        for src_host, src in rnics
+        for dst_host, dst in rnics
+        if src_host.name != dst_host.name
     ]
 
 
@@ -126,22 +126,22 @@ def measure(
         LabError: the measurement could not be started.
     """
     everyone = [pair for pair in pairs_of(lab.topology) if pair[0] not in leave_out and pair[1] not in leave_out]
-    found = {(pair.src, pair.dst): pair for pair in _round(lab, everyone, shape, on_event)}
-    suspects = outliers(list(found.values()), worse_than=worse_than)
+    results = {(pair.src, pair.dst): pair for pair in _round(lab, everyone, shape, on_event)}
+    suspects = outliers(list(results.values()), worse_than=worse_than)
     done = 1
     while suspects and done < rounds:
-        again = [item for item in everyone if (item[0], item[1]) in {(x.pair.src, x.pair.dst) for x in suspects}]
-        for pair in _round(lab, again, shape, on_event):
-            found[pair.src, pair.dst] = _better(found[pair.src, pair.dst], pair)
-        suspects = outliers(list(found.values()), worse_than=worse_than)
+        repeated = [item for item in everyone if (item[0], item[1]) in {(x.pair.src, x.pair.dst) for x in suspects}]
+        for pair in _round(lab, repeated, shape, on_event):
+            results[pair.src, pair.dst] = _better(results[pair.src, pair.dst], pair)
+        suspects = outliers(list(results.values()), worse_than=worse_than)
         done += 1
-    unmeasured = tuple((src, dst) for src, dst, _ in everyone if (src, dst) not in found)
-    return Burnin(pairs=tuple(found.values()), outliers=tuple(suspects), rounds=done, unmeasured=unmeasured)
+    unmeasured = tuple((src, dst) for src, dst, _ in everyone if (src, dst) not in results)
+    return Burnin(pairs=tuple(results.values()), outliers=tuple(suspects), rounds=done, unmeasured=unmeasured)
 
 
 def outliers(pairs: Sequence[Pair], *, worse_than: float) -> list[Outlier]:
     """Return the pairs that got nothing through or are `worse_than` times worse than the best quarter of their kind."""
-    found = []
+    results = []
     for kind in dict.fromkeys(pair.kind for pair in pairs):
         same = [pair for pair in pairs if pair.kind == kind]
         usual_us = _usual(sorted(pair.latency_us for pair in same if pair.latency_us is not None))
@@ -150,12 +150,12 @@ def outliers(pairs: Sequence[Pair], *, worse_than: float) -> list[Outlier]:
             if not pair.goodput_bps or usual_bps > worse_than * pair.goodput_bps:
                 rate = pair.goodput_bps or None
                 ratio = usual_bps / rate if rate else None
-                found.append(Outlier(pair=pair, what="goodput_bps", value=rate, usual=usual_bps, ratio=ratio))
+                results.append(Outlier(pair=pair, what="goodput_bps", value=rate, usual=usual_bps, ratio=ratio))
             elif not pair.latency_us or pair.latency_us > worse_than * usual_us:
                 time_us = pair.latency_us or None
                 ratio = time_us / usual_us if time_us else None
-                found.append(Outlier(pair=pair, what="latency_us", value=time_us, usual=usual_us, ratio=ratio))
-    return found
+                results.append(Outlier(pair=pair, what="latency_us", value=time_us, usual=usual_us, ratio=ratio))
+    return results
 
 
 def _usual(best_first: Sequence[float]) -> float:
@@ -180,20 +180,20 @@ def _round(
     lab: TrafficLab, pairs: Sequence[tuple[str, str, str]], shape: Shape, on_event: OnEvent | None
 ) -> list[Pair]:
     """Measure pairs in order. A dead pair ends its attempt, and a new attempt continues with the next pair."""
-    found: list[Pair] = []
+    results: list[Pair] = []
     left, dead, dead_ends = list(pairs), 0, Counter[str]()
-    while left and dead < MOST_DEAD:
-        some = left[:PAIRS_AT_ONCE]
-        done = _attempt(lab, some, shape, on_event)
-        measured = [_pair(item, done, shape) for item in some]
-        whole = next((i for i, x in enumerate(measured) if x.latency_us is None or x.goodput_bps is None), len(some))
+    while left and dead < MAX_DEAD:
+        chunk = left[:PAIRS_AT_ONCE]
+        done = _attempt(lab, chunk, shape, on_event)
+        measured = [_pair(item, done, shape) for item in chunk]
+        whole = next((i for i, x in enumerate(measured) if x.latency_us is None or x.goodput_bps is None), len(chunk))
         tried = measured[: whole + 1]
-        found += tried
-        if whole < len(some):
+        results += tried
+        if whole < len(chunk):
             dead += 1
-            dead_ends.update(some[whole][:2])
+            dead_ends.update(chunk[whole][:2])
         left = [pair for pair in left[len(tried) :] if max(dead_ends[pair[0]], dead_ends[pair[1]]) < DEAD_END]
-    return found
+    return results
 
 
 def _attempt(
@@ -202,7 +202,7 @@ def _attempt(
     """Run all pairs in sequence and return the `done` events. Tasks after a stall have none."""
     plan = _plan(lab.topology, pairs, shape)
     with begin(lab, plan, lambda running: dict(running.done), on_event) as running:
-        return running.wait(len(pairs) * PATIENCE_S + plan.stall_deadline_s)
+        return running.wait(len(pairs) * PAIR_TIMEOUT_S + plan.stall_deadline_s)
 
 
 def _pair(item: tuple[str, str, str], done: Mapping[str, Mapping[str, Any]], shape: Shape) -> Pair:
@@ -227,7 +227,7 @@ def _task(src: str, dst: str, what: str) -> str:
 
 
 def _plan(topology: Topology, pairs: Sequence[tuple[str, str, str]], shape: Shape) -> Plan:
-    cables: list[Cable] = []
+    connections: list[ConnectionSpec] = []
     large = _spec(shape.bandwidth_bytes, shape.bandwidth_messages, BANDWIDTH_DEPTH)
     tasks = [
         TaskPlan(name=f"rx {dst}", kind="flow_rx", endpoint=endpoint(topology, dst), spec=large, active=False)
@@ -238,11 +238,11 @@ def _plan(topology: Topology, pairs: Sequence[tuple[str, str, str]], shape: Shap
         for what, spec in specs.items():
             name = _task(src, dst, what)
             tasks.append(TaskPlan(name=name, kind="flow_tx", endpoint=endpoint(topology, src), spec=spec, active=True))
-            cables.append(Cable(index=len(cables), src=name, dst=f"rx {dst}"))
+            connections.append(ConnectionSpec(index=len(connections), src=name, dst=f"rx {dst}"))
     return Plan(
         what=f"burn-in of {len(pairs)} pairs",
         tasks=tuple(tasks),
-        cables=tuple(cables),
+        connections=tuple(connections),
         peer_deadline_s=30.0,
         stall_deadline_s=30.0,
         one_by_one=True,

@@ -20,7 +20,7 @@ from traffic.engine.engine_client import Engines, TrafficLab, endpoint
 from traffic.engine.run_results import Connection, Endpoint, Outcome, QpError, Rebuild, Sample, Window
 from traffic.engine.running_traffic import OnEvent, Running, begin
 from traffic.engine.samples import samples_of
-from traffic.engine.task_specs import Cable, Plan, TaskPlan
+from traffic.engine.task_specs import ConnectionSpec, Plan, TaskPlan
 from traffic.flows.flow_spec import (
     ATOMIC_BYTES,
     CHECKED,
@@ -157,7 +157,7 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
     common = engine_spec(spec)
     counts = spec.transport != "rc"
-    looks = spec.check and spec.verb != "read"
+    verifies = spec.check and spec.verb != "read"
     kinds = {
         "echo": spec.echo,
         "numbered": counts and spec.check,
@@ -166,18 +166,18 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
         "checked": spec.check,
         "flow": True,
     }
-    kind = next(name for name, wanted in kinds.items() if wanted)
-    there, here = common, common
+    kind = next(name for name, applies in kinds.items() if applies)
+    tx_spec, rx_spec = common, common
     if spec.memory == "cuda":
-        there, here = ({**common, "gpu": _gpu_at(lab.topology, end)} for end in (src, dst))
-    tx = TaskPlan(name=f"tx{suffix}", kind=f"{kind}_tx", endpoint=src, spec=there, active=True)
-    tells = counts or looks
-    after = tx.name if tells else None
-    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=here, active=tells, stops_after=after)
+        tx_spec, rx_spec = ({**common, "gpu": _gpu_of(lab.topology, end)} for end in (src, dst))
+    tx = TaskPlan(name=f"tx{suffix}", kind=f"{kind}_tx", endpoint=src, spec=tx_spec, active=True)
+    reports = counts or verifies
+    after = tx.name if reports else None
+    rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=rx_spec, active=reports, stops_after=after)
     return tx, rx
 
 
-def _gpu_at(topology: Topology, end: Endpoint) -> dict[str, Any]:
+def _gpu_of(topology: Topology, end: Endpoint) -> dict[str, Any]:
     """Return the GPU at the same position in its host as an RNIC, in the form that an engine expects."""
     host = topology.host_by_name[end.host]
     place = [rnic.name for rnic in host.rnics].index(end.rnic)
@@ -190,7 +190,7 @@ def _gpu_at(topology: Topology, end: Endpoint) -> dict[str, Any]:
 
 def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Sequence[str]) -> Plan:
     tasks: list[TaskPlan] = []
-    cables: list[Cable] = []
+    connections: list[ConnectionSpec] = []
     turns = itertools.count()
     admits = {(spec.dst, spec.admit) for spec in specs if spec.admit}
     if len({dst for dst, _ in admits}) < len(admits):
@@ -200,11 +200,13 @@ def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Seque
         tasks += ends
         for _ in range(spec.qps):
             label = (spec.qp.flow_label or 1) + next(turns) % spec.entropy if spec.entropy else 0
-            cables.append(Cable(index=len(cables), src=ends[0].name, dst=ends[1].name, flow_label=label))
+            connections.append(
+                ConnectionSpec(index=len(connections), src=ends[0].name, dst=ends[1].name, flow_label=label)
+            )
     return Plan(
         what=what,
         tasks=tuple(tasks),
-        cables=tuple(cables),
+        connections=tuple(connections),
         peer_deadline_s=max(spec.peer_deadline_s for spec in specs),
         stall_deadline_s=max(spec.stall_deadline_s for spec in specs),
     )
@@ -244,28 +246,28 @@ class FlowsResult:
     @property
     def ranks(self) -> tuple[str, ...]:
         """RNICs at the ends of the flows, sources first, each once."""
-        sources, sinks = ([getattr(one.spec, end) for one in self.flows] for end in ("src", "dst"))
+        sources, sinks = ([getattr(flow.spec, end) for flow in self.flows] for end in ("src", "dst"))
         return tuple(dict.fromkeys([*sources, *sinks]))
 
     @property
     def samples(self) -> tuple[Sample, ...]:
         """Samples of all flows."""
-        return tuple(sample for one in self.flows for sample in one.samples)
+        return tuple(sample for flow in self.flows for sample in flow.samples)
 
     @property
     def connections(self) -> tuple[Connection, ...]:
         """Connections of all flows."""
-        return tuple(connection for one in self.flows for connection in one.connections)
+        return tuple(connection for flow in self.flows for connection in flow.connections)
 
     @property
     def qp_errors(self) -> tuple[QpError, ...]:
         """QP errors of all flows."""
-        return tuple(error for one in self.flows for error in one.qp_errors)
+        return tuple(error for flow in self.flows for error in flow.qp_errors)
 
     @property
     def rebuilds(self) -> tuple[Rebuild, ...]:
         """Rebuilds of all flows."""
-        return tuple(rebuild for one in self.flows for rebuild in one.rebuilds)
+        return tuple(rebuild for flow in self.flows for rebuild in flow.rebuilds)
 
     @property
     def clock_error_ns(self) -> Mapping[str, int]:
@@ -314,12 +316,16 @@ def start_all(
 def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
     task = f"tx{suffix}"
     samples = samples_of(running, (task, f"rx{suffix}"))
-    own = {cable.index for cable in running.plan.cables if cable.src == task}
+    own = {connection.index for connection in running.plan.connections if connection.src == task}
     part_bytes = spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes
     done = sent = running.done.get(task, {})
     if done and spec.transport != "rc":
-        came = running.done.get(f"rx{suffix}", {})
-        done = {**came, "start_ns": sent["start_ns"], "end_ns": max(sent["end_ns"], came["end_ns"])} if came else {}
+        arrived = running.done.get(f"rx{suffix}", {})
+        done = (
+            {**arrived, "start_ns": sent["start_ns"], "end_ns": max(sent["end_ns"], arrived["end_ns"])}
+            if arrived
+            else {}
+        )
     if not done:  # the flow failed, so only its samples are known
         window = Window(start_ns=running.started_ns, end_ns=running.ended_ns)
         size = sum(sample.size_bytes for sample in samples)
@@ -327,9 +333,9 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         window = Window(start_ns=done["start_ns"], end_ns=done["end_ns"])
         size = sum(item["messages"] for item in done["totals"]) * part_bytes
     totals = _totals(done, part_bytes)
-    looked = running.done.get(task if spec.verb == "read" else f"rx{suffix}", {}) if spec.check else {}
-    wrong = looked.get("wrong_bytes")
-    said = f"{spec.src} -> {spec.dst}: {wrong} of {looked.get('checked_bytes')} bytes are wrong" if wrong else None
+    checked = running.done.get(task if spec.verb == "read" else f"rx{suffix}", {}) if spec.check else {}
+    wrong = checked.get("wrong_bytes")
+    said = f"{spec.src} -> {spec.dst}: {wrong} of {checked.get('checked_bytes')} bytes are wrong" if wrong else None
     errors = tuple(item for item in running.qp_errors if item.connection in own)
     counts = [total.messages for total in totals] or [0]
     return FlowResult(
@@ -344,7 +350,7 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         latency=_latency(done.get("latencies_ns") or ()),
         last_value=done.get("last_value"),
         rnr=rnr_of(sent.get("rnr") or {}, errors) if spec.late_receives_ms else None,
-        checked_bytes=looked.get("checked_bytes"),
+        checked_bytes=checked.get("checked_bytes"),
         wrong_bytes=wrong,
         totals=totals,
         sent_totals=_totals(sent, part_bytes),
@@ -359,13 +365,13 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
 
 def _echoes(running: Running[Any], suffix: str) -> tuple[Echo, ...]:
     tx, rx = f"tx{suffix}", f"rx{suffix}"
-    came = running.stamps.get(rx, ())
-    found = echoes(running.stamps.get(tx, ()), came, offset_ns=running.offset_ns(tx))
+    arrived = running.stamps.get(rx, ())
+    probes = echoes(running.stamps.get(tx, ()), arrived, offset_ns=running.offset_ns(tx))
     if rx in running.done:
-        return found
+        return probes
     # The responder was lost during the flow: probes after its last report are unknown, not lost.
-    last_ns = max((row[2] for row in came), default=0) + running.offset_ns(rx)
-    return tuple(one for one in found if one.came or one.sent_ns < last_ns)
+    last_ns = max((row[2] for row in arrived), default=0) + running.offset_ns(rx)
+    return tuple(echo for echo in probes if echo.came or echo.sent_ns < last_ns)
 
 
 def _totals(done: Mapping[str, Any], part_bytes: int) -> tuple[QpTotal, ...]:

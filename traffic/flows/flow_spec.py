@@ -156,11 +156,11 @@ def check_on(lab_kind: str, *, transport: str, qp: QpParams, entropy: int = 0) -
     Raises:
         UsageError: the option has no effect on this kind of lab.
     """
-    asked = f"flow_label={qp.flow_label}" if qp.flow_label else f"entropy {entropy}" if entropy else None
-    if lab_kind == "soft" and transport == "ud" and asked:
+    option = f"flow_label={qp.flow_label}" if qp.flow_label else f"entropy {entropy}" if entropy else None
+    if lab_kind == "soft" and transport == "ud" and option:
         raise UsageError(
             "soft RoCE sends datagrams (ud) from the UDP source port that their queue pair was created with, and "
-            f"ignores flow labels: {asked} is for rc and uc here; use more qps for more paths"
+            f"ignores flow labels: {option} is for rc and uc here; use more qps for more paths"
         )
 
 
@@ -261,9 +261,9 @@ def requests_a_qp(depth: int) -> int:
 def shape(spec: FlowSpec) -> tuple[int, int]:
     """Return depth and chain length: several chains in flight, and chains short enough for 100 ms samples."""
     # With a rate, latency, late receives or a check, a chain would be one burst with one time for all its messages.
-    alone = spec.rate_bps or spec.on_s or spec.latency or spec.late_receives_ms or spec.check
-    chain = spec.chain or (1 if alone else max(1, min(MAX_CHAIN, CHAIN_BYTES // spec.message_bytes)))
-    deep = LATE_DEPTH if spec.late_receives_ms else max(4, min(128, MAX_DEPTH_BYTES // spec.message_bytes))
-    depth = spec.depth or deep
+    single = spec.rate_bps or spec.on_s or spec.latency or spec.late_receives_ms or spec.check
+    chain = spec.chain or (1 if single else max(1, min(MAX_CHAIN, CHAIN_BYTES // spec.message_bytes)))
+    default_depth = LATE_DEPTH if spec.late_receives_ms else max(4, min(128, MAX_DEPTH_BYTES // spec.message_bytes))
+    depth = spec.depth or default_depth
     chain = min(chain, max(1, depth // 2))
     return depth // chain * chain, chain

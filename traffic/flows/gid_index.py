@@ -16,12 +16,12 @@ def gid_index(node: Node, place: Endpoint) -> int:
         LabError: there is none.
     """
     octets = [int(part) for part in place.address.split(".")]
-    want = f"0000:0000:0000:0000:0000:ffff:{octets[0]:02x}{octets[1]:02x}:{octets[2]:02x}{octets[3]:02x}"
+    gid_text = f"0000:0000:0000:0000:0000:ffff:{octets[0]:02x}{octets[1]:02x}:{octets[2]:02x}{octets[3]:02x}"
     port = f"/sys/class/infiniband/{place.rnic}/ports/1"
     listing = node.run(["grep", "-sH", "", "-r", f"{port}/gids", f"{port}/gid_attrs/types"], check=False).stdout
     values = dict(line.split(":", 1) for line in listing.splitlines() if ":" in line)
     for path, value in values.items():
         index = path.rsplit("/", 1)[1]
-        if value == want and "v2" in values.get(f"{port}/gid_attrs/types/{index}", ""):
+        if value == gid_text and "v2" in values.get(f"{port}/gid_attrs/types/{index}", ""):
             return int(index)
     raise LabError(f"{place.name} has no RoCE v2 GID for {place.address}")

@@ -33,11 +33,11 @@ def pairs(pattern: str, ends: Sequence[str], *, shift: int = 0) -> tuple[tuple[s
         case "outcast":
             return tuple((ends[0], dst) for dst in ends[1:])
         case "permutation":
-            by = shift or max(1, count // 2)
-            if by % count == 0:
+            step = shift or max(1, count // 2)
+            if step % count == 0:
                 raise UsageError(
-                    f"a permutation of {count} RNICs with shift {by} maps each RNIC to itself; use another shift"
+                    f"a permutation of {count} RNICs with shift {step} maps each RNIC to itself; use another shift"
                 )
-            return tuple((src, ends[(index + by) % count]) for index, src in enumerate(ends))
+            return tuple((src, ends[(index + step) % count]) for index, src in enumerate(ends))
         case _:
             return tuple((src, dst) for src in ends for dst in ends if src != dst)

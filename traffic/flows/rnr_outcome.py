@@ -38,9 +38,9 @@ class Rnr:
         return f"receiver not ready: {self.outcome}; {counted}, {self.lost_qps} queue pairs lost to it{over}"
 
 
-def rnr_of(told: Mapping[str, Mapping[str, Any]], errors: Sequence[QpError]) -> Rnr:
+def rnr_of(counters: Mapping[str, Mapping[str, Any]], errors: Sequence[QpError]) -> Rnr:
     """Return the outcome from the counters in a sender's `done` event (`traffic.node.flows.rnr`) and its lost QPs."""
-    naks, exceeded = told.get("naks", {}), told.get("exceeded", {})
+    naks, exceeded = counters.get("naks", {}), counters.get("exceeded", {})
     lost = sum(error.status == EXCEEDED for error in errors)
     outcome: RnrOutcome = "none"
     if lost:

@@ -30,8 +30,8 @@ import selectors
 import sys
 import time
 
-from traffic.node.completions import refuse_overrun
-from traffic.node.flows.late import Late
+from traffic.node.completions import reject_overrun
+from traffic.node.flows.late import LateReceives
 from traffic.node.task import Conn, Task
 from traffic.node.verbs import Rnic
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "main"]
 
 TICK_NS = 50_000_000
-STOOD_NS = 500_000_000
+STANDSTILL_NS = 500_000_000
 """An engine that has not run for this long was stopped or got no CPU time; normal scheduling delays are shorter."""
 
 
@@ -55,7 +55,7 @@ class Engine:
         self.rnics: dict[str, Rnic] = {}
         self.tasks: dict[str, Task] = {}
         self.by_qpn: dict[tuple[str, int], Conn] = {}
-        self.late = Late()
+        self.late_receives = LateReceives()
         self.buffer = b""
         self.open = True
 
@@ -69,24 +69,24 @@ class Engine:
         """Serve until the controller requests the end or is gone."""
         self.selector.register(0, selectors.EVENT_READ, self._readable)
         due_ns = time.monotonic_ns() + self.tick_ns
-        looked_ns, ran_ns = time.monotonic_ns(), time.process_time_ns()
+        checked_ns, ran_ns = time.monotonic_ns(), time.process_time_ns()
         while self.open:
             wakes = [task.wake_ns for task in self.tasks.values() if task.wake_ns is not None]
-            wait_ns = min(due_ns, self.late.due_ns or due_ns, *wakes) - time.monotonic_ns()
+            wait_ns = min(due_ns, self.late_receives.due_ns or due_ns, *wakes) - time.monotonic_ns()
             for key, _ in self.selector.select(max(0.0, wait_ns / 1e9)):
                 key.data()
             now_ns = time.monotonic_ns()
-            self.late.wake(now_ns)
+            self.late_receives.wake(now_ns)
             if wakes:
                 for task in list(self.tasks.values()):
                     if task.wake_ns is not None and now_ns >= task.wake_ns:
                         task.wake(now_ns)
             if now_ns >= due_ns:
                 used_ns = time.process_time_ns() - ran_ns
-                if now_ns - looked_ns - used_ns > STOOD_NS:
-                    self.emit("standstill", start_ns=looked_ns, end_ns=now_ns)
-                looked_ns, ran_ns = now_ns, ran_ns + used_ns
-                self.late.look()
+                if now_ns - checked_ns - used_ns > STANDSTILL_NS:
+                    self.emit("standstill", start_ns=checked_ns, end_ns=now_ns)
+                checked_ns, ran_ns = now_ns, ran_ns + used_ns
+                self.late_receives.check_fault()
                 for task in list(self.tasks.values()):
                     task.tick(now_ns)
                 due_ns = time.monotonic_ns() + self.tick_ns
@@ -136,7 +136,7 @@ class Engine:
             rnic = self.rnics[name] = Rnic(name, request["address"])
             self.selector.register(rnic.fd, selectors.EVENT_READ, lambda: self._completions(rnic))
         task = self.tasks[request["task"]] = self._make(request, self.rnics[name])
-        task.late = self.late
+        task.late_receives = self.late_receives
         self.emit("task", task=request["task"], rnic=name, gid_index=self.rnics[name].gid_index())
 
     def _make(self, request: dict[str, Any], rnic: Rnic) -> Task:
@@ -178,24 +178,24 @@ class Engine:
         if request["generation"] == 0:  # later, a fault may have changed it
             task.rnic.check_mtu(task.spec["qp"]["mtu"])
         conn = task.conns.setdefault(request["conn"], Conn(task, request["conn"]))
-        if conn.rc is not None:
+        if conn.qp is not None:
             # Stop the old QP and drain its completions first: the peer must resume after everything that arrived whole.
-            task.give_up(conn, time.monotonic_ns())
+            task.mark_lost(conn, time.monotonic_ns())
             conn.rebuilding = True
-            conn.rc.halt()
+            conn.qp.halt()
             self._completions(task.rnic)
-            self.by_qpn.pop((task.rnic.name, conn.rc.qpn), None)
-            conn.rc.close()
+            self.by_qpn.pop((task.rnic.name, conn.qp.qpn), None)
+            conn.qp.close()
         sends, receives = task.capacity(conn)
         others = [one for each in self.tasks.values() if each.rnic is task.rnic for one in each.conns.values()]
-        held = sum(sum(one.task.capacity(one)) for one in others if one is not conn and one.rc is not None)
-        refuse_overrun(task.rnic.name, held, sends + receives, entries=task.rnic.cq_entries)
+        in_use = sum(sum(one.task.capacity(one)) for one in others if one is not conn and one.qp is not None)
+        reject_overrun(task.rnic.name, in_use, sends + receives, entries=task.rnic.cq_entries)
         params = {**task.spec["qp"], "flow_label": request["flow_label"]}
-        conn.rc = task.make_qp(sends=sends, receives=receives, psn=request["psn"], params=params)
+        conn.qp = task.make_qp(sends=sends, receives=receives, psn=request["psn"], params=params)
         conn.generation = request["generation"]
         conn.state = "ready"
-        self.by_qpn[task.rnic.name, conn.rc.qpn] = conn
-        end = {"address": task.rnic.address, "qpn": conn.rc.qpn, "psn": conn.rc.psn, **task.endpoint(conn)}
+        self.by_qpn[task.rnic.name, conn.qp.qpn] = conn
+        end = {"address": task.rnic.address, "qpn": conn.qp.qpn, "psn": conn.qp.psn, **task.endpoint(conn)}
         self.emit("qp", task=task.name, conn=conn.number, generation=conn.generation, end=end)
 
     def _conn(self, request: dict[str, Any]) -> Conn | None:
@@ -208,12 +208,12 @@ class Engine:
         A next hop that does not resolve is reported as `join_failed`, and the controller retries.
         """
         conn = self._conn(request)
-        if conn is None or conn.rc is None:
+        if conn is None or conn.qp is None:
             return
         conn.peer = request["peer"]
         fields = {"task": request["task"], "conn": conn.number, "generation": conn.generation}
         try:
-            conn.rc.connect(conn.peer)
+            conn.qp.connect(conn.peer)
             conn.state = "joined"
             conn.task.joined(conn)
         except Exception as error:  # noqa: BLE001  # PyverbsRDMAError, GidMissing, OSError: all mean that the QP did not connect
@@ -240,9 +240,9 @@ class Engine:
         """Report the current PSNs of a task's QPs."""
         conns = []
         for conn in self.tasks[request["task"]].conns.values():
-            if conn.rc is not None:
-                sq_psn, rq_psn = conn.rc.psns()
-                conns.append({"conn": conn.number, "qpn": conn.rc.qpn, "sq_psn": sq_psn, "rq_psn": rq_psn})
+            if conn.qp is not None:
+                sq_psn, rq_psn = conn.qp.psns()
+                conns.append({"conn": conn.number, "qpn": conn.qp.qpn, "sq_psn": sq_psn, "rq_psn": rq_psn})
         self.emit("psn", task=request["task"], conns=conns)
 
     def do_dump(self, request: dict[str, Any]) -> None:
@@ -254,7 +254,7 @@ class Engine:
         for task in self.tasks.values():
             task.close()
         self.tasks.clear()
-        self.late.forget()
+        self.late_receives.clear()
         self.by_qpn.clear()
         for rnic in self.rnics.values():
             rnic.drain()

@@ -35,7 +35,7 @@ class GpuClient:
     def __init__(self, gpu: dict[str, Any], selector: selectors.BaseSelector) -> None:
         self.selector = selector
         self.buffer = b""
-        self.trouble = ""
+        self.error = ""
         self.on_done: Callable[[int | None], None] | None = None
         self.process: subprocess.Popen[bytes] | None = None
         if "socket" in gpu:
@@ -77,9 +77,9 @@ class GpuClient:
         self.buffer += data
         while b"\n" in self.buffer:
             line, self.buffer = self.buffer.split(b"\n", 1)
-            told = json.loads(line)
-            self.trouble = told.get("error", "")
-            self._answer(told.get("ns"))
+            reply = json.loads(line)
+            self.error = reply.get("error", "")
+            self._answer(reply.get("ns"))
 
     def close(self) -> None:
         """Close the connection. The GPU drops this client's work when it notices."""
@@ -95,11 +95,11 @@ class GpuClient:
 
 
 def _connected(path: str) -> socket.socket:
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.settimeout(PATIENCE_S)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(PATIENCE_S)
     try:
-        found.connect(path)
+        client.connect(path)
     except OSError as error:
-        found.close()
+        client.close()
         raise OSError(f"no soft GPU at {path}: {os.strerror(error.errno or 0)}") from error
-    return found
+    return client

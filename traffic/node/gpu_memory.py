@@ -38,19 +38,19 @@ class CudaMemory:
         self._gpu.call("cuMemAlloc_v2", ctypes.byref(self._pointer), ctypes.c_size_t(self.size))
         try:
             # Data that the RNIC has written must be visible to copies that follow (GPUDirect RDMA guide).
-            yes = ctypes.c_uint(1)
-            self._gpu.call("cuPointerSetAttribute", ctypes.byref(yes), _SYNC_MEMOPS, self._pointer)
+            enabled = ctypes.c_uint(1)
+            self._gpu.call("cuPointerSetAttribute", ctypes.byref(enabled), _SYNC_MEMOPS, self._pointer)
             self._gpu.call("cuMemsetD8_v2", self._pointer, ctypes.c_ubyte(0), ctypes.c_size_t(self.size))
-            found = ctypes.c_int(-1)
+            handle = ctypes.c_int(-1)
             self._gpu.call(
                 "cuMemGetHandleForAddressRange",
-                ctypes.byref(found),
+                ctypes.byref(handle),
                 self._pointer,
                 ctypes.c_size_t(self.size),
                 _DMA_BUF_FD,
                 ctypes.c_ulonglong(0),
             )
-            self.fd = found.value
+            self.fd = handle.value
         except NoCuda:
             self._free()
             raise

@@ -92,19 +92,19 @@ class _Pair:
 class _Rnic:
     """An open RNIC with one completion queue, and memory for all its pairs: 64 bytes out and 64 bytes in for each."""
 
-    def __init__(self, wanted: dict[str, Any], pairs: int) -> None:
-        self.name = wanted["name"]
+    def __init__(self, requested: dict[str, Any], pairs: int) -> None:
+        self.name = requested["name"]
         self.context = Context(name=self.name)
-        self.gid_index = self._find_gid(f"::ffff:{wanted['address']}")
+        self.gid_index = self._find_gid(f"::ffff:{requested['address']}")
         self.pd = PD(self.context)
         self.cq = CQ(self.context, 4 * pairs)
         self.mr = MR(self.pd, 2 * SIZE * pairs, e.IBV_ACCESS_LOCAL_WRITE)
 
     def _find_gid(self, text: str) -> int:
-        wanted = _gid(text)
+        requested = _gid(text)
         for index in range(GID_ENTRIES):
             with contextlib.suppress(PyverbsError):
-                if self.context.query_gid(1, index).gid == wanted:
+                if self.context.query_gid(1, index).gid == requested:
                     return index
         raise OSError(f"{self.name} has no GID {text}")
 
@@ -136,8 +136,8 @@ class _Run:
     def make(self) -> None:
         """Open the RNICs and create the QP of every pair, with a receive posted before it is connected."""
         count = sum(len(peer["rnics"]) for peer in self.request["peers"])
-        for wanted in self.request["rnics"]:
-            rnic = _Rnic(wanted, count)
+        for requested in self.request["rnics"]:
+            rnic = _Rnic(requested, count)
             self.rnics.append(rnic)
             others = [(peer, other) for peer in self.request["peers"] for other in peer["rnics"]]
             for number, (peer, other) in enumerate(others):
@@ -217,21 +217,21 @@ class _Run:
     def talk(self, phase: int, *, until: int) -> None:
         """Repeat this host's state until every peer has reported that it reached `until`, or the deadline passes."""
         self.phase = phase
-        told = 0.0
+        sent_s = 0.0
         while True:
             now = time.monotonic()
-            if now - told >= REPEAT_S or told == 0.0:
-                self._tell(self.addresses)
-                told = now
+            if now - sent_s >= REPEAT_S or sent_s == 0.0:
+                self._send_state(self.addresses)
+                sent_s = now
             behind = [name for name in self.addresses if self.heard.get(name, {"phase": -1})["phase"] < until]
             if not behind:
-                self._tell(self.addresses)  # a peer may still be waiting for this state
+                self._send_state(self.addresses)  # a peer may still be waiting for this state
                 return
             if now > self.deadline:
                 return
             self._listen(REPEAT_S)
 
-    def _tell(self, names: Iterable[str]) -> None:
+    def _send_state(self, names: Iterable[str]) -> None:
         for name in names:
             ends = {f"{pair.here} > {pair.there}": pair.qp.qp_num for pair in self.pairs if pair.peer == name}
             state = {"run": self.request["run"], "from": self.host, "phase": self.phase, "ends": ends}
@@ -246,7 +246,7 @@ class _Run:
                 if state.get("run") == self.request["run"] and state.get("from") in self.addresses:
                     self.heard[state["from"]] = state
                     if state["phase"] < self.phase:
-                        self._tell([state["from"]])
+                        self._send_state([state["from"]])
 
     def _payload(self, source: str, target: str) -> bytes:
         return hashlib.sha512(f"{self.request['run']} {source} > {target}".encode()).digest()
@@ -264,8 +264,8 @@ class _Run:
                 failed.setdefault(pair.error, []).append(f"{pair.here} > {pair.there}")
             else:
                 slowest_ns = max(slowest_ns, pair.acknowledged_ns - pair.sent_ns)
-        told = [f"{', '.join(pairs)}: {error}" for error, pairs in failed.items()]
-        return {"pairs": len(self.pairs), "failed": told, "slowest_us": slowest_ns / 1000}
+        failures = [f"{', '.join(pairs)}: {error}" for error, pairs in failed.items()]
+        return {"pairs": len(self.pairs), "failed": failures, "slowest_us": slowest_ns / 1000}
 
     def close(self) -> None:
         """Close the socket and all verbs objects, inner ones first."""

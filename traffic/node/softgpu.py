@@ -77,12 +77,12 @@ def serve(path: str) -> None:
         listener.listen(16)
         while True:
             ready, _, _ = select.select([listener, *waiting], [], [])
-            for one in ready:
-                if one is listener:
+            for ready_socket in ready:
+                if ready_socket is listener:
                     waiting[listener.accept()[0]] = b""
-                elif not _serve_client(one, waiting, work):
-                    del waiting[one]
-                    one.close()
+                elif not _serve_client(ready_socket, waiting, work):
+                    del waiting[ready_socket]
+                    ready_socket.close()
 
 
 def main() -> None:

@@ -56,41 +56,41 @@ class _Client(socketserver.StreamRequestHandler):
 
     def _serve(self, line: bytes) -> bool:
         """Serve one request; return False if the rest of the stream cannot be parsed."""
-        asked, size_bytes = _request(line)
-        if asked is None:
-            self._say({"error": f"not a request: {line.decode(errors='replace')[:80]}"})
+        request, size_bytes = _parse_request(line)
+        if request is None:
+            self._reply({"error": f"not a request: {line.decode(errors='replace')[:80]}"})
             return False
-        if "get" in asked:
+        if "get" in request:
             parts = blocks(_DATA, size_bytes)
-            self._say({"bytes": size_bytes, "crc": checksum(parts)})
+            self._reply({"bytes": size_bytes, "crc": checksum(parts)})
             for part in parts:
                 self.wfile.write(part)
             return True
-        crc = _checksum_of(self.rfile, size_bytes)
+        crc = _receive_checksum(self.rfile, size_bytes)
         if crc is None:
             return False
-        self._say(
+        self._reply(
             {"stored": size_bytes}
-            if crc == asked.get("crc")
+            if crc == request.get("crc")
             else {"error": "checksum mismatch: the received bytes differ from those sent"}
         )
         return True
 
-    def _say(self, answer: dict[str, object]) -> None:
+    def _reply(self, answer: dict[str, object]) -> None:
         self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 
-def _request(line: bytes) -> tuple[dict[str, Any] | None, int]:
+def _parse_request(line: bytes) -> tuple[dict[str, Any] | None, int]:
     """Parse a request: its fields and its size in bytes. Fields are None if the line is not a valid request."""
     try:
-        asked = json.loads(line)
+        request = json.loads(line)
     except ValueError:
         return None, 0
-    size_bytes = asked.get("get", asked.get("put")) if isinstance(asked, dict) else None
-    return (asked, size_bytes) if isinstance(size_bytes, int) and size_bytes >= 0 else (None, 0)
+    size_bytes = request.get("get", request.get("put")) if isinstance(request, dict) else None
+    return (request, size_bytes) if isinstance(size_bytes, int) and size_bytes >= 0 else (None, 0)
 
 
-def _checksum_of(file: BufferedIOBase, size_bytes: int) -> int | None:
+def _receive_checksum(file: BufferedIOBase, size_bytes: int) -> int | None:
     """Return the CRC-32 of the next `size_bytes`, or None if the stream ends before."""
     crc, left = 0, size_bytes
     while left:

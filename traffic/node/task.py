@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from traffic.node.flows.late import Late
+from traffic.node.flows.late import LateReceives
 from traffic.node.series import Series
-from traffic.node.verbs import STATUS, Rc, Rnic
+from traffic.node.verbs import STATUS, RcQp, Rnic
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Conn:
         self.task = task
         self.number = number
         self.generation = -1
-        self.rc: Rc = None  # type: ignore[assignment]  # set before any traffic
+        self.qp: RcQp = None  # type: ignore[assignment]  # set before any traffic
         self.peer: dict[str, Any] = {}
         self.state = "new"
         self.rebuilding = False
@@ -50,7 +50,7 @@ class Task:
         self.series = Series()
         self.running = False
         self.finished = False
-        self.late = Late()  # replaced by the engine's own object when the task is created there
+        self.late_receives = LateReceives()  # replaced by the engine's own object when the task is created there
         self.sampled_ns = 0
         self.wake_ns: int | None = None  # when `wake` is to be called, if at all
         self.op_deadline_ns = spec["op_deadline_ms"] * 1_000_000
@@ -65,9 +65,9 @@ class Task:
         """Return what the peer needs besides the QP: memory, and where to resume."""
         raise NotImplementedError
 
-    def make_qp(self, **wanted: Any) -> Rc:
+    def make_qp(self, **options: Any) -> RcQp:
         """Create a QP with room for `sends` and `receives` that sends from `psn` on, with `params`."""
-        return Rc(self.rnic, **wanted)
+        return RcQp(self.rnic, **options)
 
     def joined(self, conn: Conn) -> None:
         """Handle a QP that has reached RTS: post receives. The peer may not be ready yet."""
@@ -102,8 +102,8 @@ class Task:
     def close(self) -> None:
         """Release all resources. Clearing the connections breaks the reference cycle, so memory is freed at once."""
         for conn in self.conns.values():
-            if conn.rc is not None:
-                conn.rc.close()
+            if conn.qp is not None:
+                conn.qp.close()
         self.conns.clear()
 
     # Behaviour shared by all tasks.
@@ -129,19 +129,19 @@ class Task:
         """Report the first error of a QP. Its other requests are flushed and carry no more information."""
         if conn.state == "lost" or self.finished:
             return
-        self.give_up(conn, now_ns)
+        self.mark_lost(conn, now_ns)
         self.emit(
             "qp_error",
             task=self.name,
             conn=conn.number,
             generation=conn.generation,
-            qpn=conn.rc.qpn if conn.rc else 0,
+            qpn=conn.qp.qpn if conn.qp else 0,
             status=status,
             outstanding=conn.outstanding,
             at_ns=now_ns,
         )
 
-    def give_up(self, conn: Conn, now_ns: int) -> None:
+    def mark_lost(self, conn: Conn, now_ns: int) -> None:
         """Mark a connection as lost, whichever end saw the error first."""
         if conn.state != "lost":
             conn.state = "lost"

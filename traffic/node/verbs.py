@@ -35,7 +35,7 @@ __all__ = [
     "VERBS",
     "GidMissing",
     "MtuTooLarge",
-    "Rc",
+    "RcQp",
     "Rnic",
     "gid_of",
     "recv_request",
@@ -72,14 +72,14 @@ class MtuTooLarge(Exception):  # as GidMissing
 
 
 def _event_fds() -> set[int]:
-    found = set()
+    collected = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             if "infinibandevent" in os.readlink(f"/proc/self/fd/{name}"):
-                found.add(int(name))
+                collected.add(int(name))
         except OSError:  # the descriptor of the listing itself
             continue
-    return found
+    return collected
 
 
 def _comp_channel(context: Context) -> tuple[CompChannel, int]:
@@ -108,12 +108,12 @@ class Rnic:
 
         A link flap can move it, so it is looked up each time.
         """
-        want = gid_of(self.address)
+        gid_text = gid_of(self.address)
         port = f"{SYSFS}/{self.name}/ports/1"
         for index in sorted(int(entry) for entry in os.listdir(f"{port}/gids")):
             try:
                 with open(f"{port}/gids/{index}", encoding="ascii") as gid:
-                    if gid.read().strip() != want:
+                    if gid.read().strip() != gid_text:
                         continue
                 with open(f"{port}/gid_attrs/types/{index}", encoding="ascii") as kind:
                     if "v2" in kind.read():
@@ -147,12 +147,12 @@ class Rnic:
             self.cq.ack_events(1)
         # Arm before polling: a completion between the two is either polled now or raises the next event.
         self.cq.req_notify()
-        found = []
+        collected = []
         while True:
             count, completions = self.cq.poll(POLL)
-            found += completions
+            collected += completions
             if count < POLL:
-                return found
+                return collected
 
 
 def gid_of(address: str) -> str:
@@ -161,7 +161,7 @@ def gid_of(address: str) -> str:
     return f"0000:0000:0000:0000:0000:ffff:{a << 8 | b:04x}:{c << 8 | d:04x}"
 
 
-class Rc:
+class RcQp:
     """One end of a reliable connection. It is created in RESET and moved to INIT at once; `connect` moves it to RTS."""
 
     kind = e.IBV_QPT_RC
@@ -232,17 +232,17 @@ def request(verb: str, *, wr_id: int, mr: MR, address: int, size: int, signalled
     Keep both objects alive; the SGE may be changed between posts.
     """
     sge = SGE(address, size, mr.lkey)
-    made = SendWR(
+    built = SendWR(
         wr_id=wr_id,
         opcode=VERBS[verb],
         num_sge=1,
         sg=[sge],
         send_flags=e.IBV_SEND_SIGNALED if signalled else 0,
     )
-    made.sg_list = sge  # instead of the private copy, so that a change of the SGE reaches the next post
+    built.sg_list = sge  # instead of the private copy, so that a change of the SGE reaches the next post
     if not size:
-        made.num_sge = 0
-    return made, sge
+        built.num_sge = 0
+    return built, sge
 
 
 def write_request(*, wr_id: int, mr: MR, address: int, size: int, imm: bool, signalled: bool) -> tuple[SendWR, SGE]:
@@ -256,7 +256,7 @@ def recv_request(wr_id: int, mr: MR, size: int = 0, offset: int = 0) -> RecvWR:
 
     The buffer begins at `offset` of the memory. One object serves all posts.
     """
-    made = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(mr.buf + offset, size, mr.lkey)])
+    built = RecvWR(wr_id=wr_id, num_sge=1, sg=[SGE(mr.buf + offset, size, mr.lkey)])
     if not size:
-        made.num_sge = 0
-    return made
+        built.num_sge = 0
+    return built

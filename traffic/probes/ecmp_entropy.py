@@ -23,12 +23,22 @@ from testbed.lab import Lab
 from testbed.model.topology import Topology
 from traffic.engine.run_results import Connection
 
-__all__ = ["ASK_S", "ROCE_PORT", "Flow5", "datagram_sport", "paths", "sport_of", "udp_sport", "ways", "ways_both"]
+__all__ = [
+    "QUERY_TIMEOUT_S",
+    "ROCE_PORT",
+    "Flow5",
+    "data_and_ack_paths",
+    "data_paths",
+    "datagram_sport",
+    "paths",
+    "sport_of",
+    "udp_sport",
+]
 
 ROCE_PORT = 4791
 GOLDEN_RATIO_32 = 0x61C88647
 MAX_HOPS = 6
-ASK_S = 30.0
+QUERY_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +66,11 @@ def datagram_sport(lqpn: int) -> int:
     return 0xC000 + ((lqpn * GOLDEN_RATIO_32 & 0xFFFFFFFF) >> 18)
 
 
-def sport_of(one: Connection) -> int:
+def sport_of(connection: Connection) -> int:
     """Return the UDP source port of a connection's data packets."""
-    if one.transport == "ud" and not one.flow_label:
-        return datagram_sport(one.lqpn)
-    return udp_sport(one.lqpn, one.rqpn, one.flow_label)
+    if connection.transport == "ud" and not connection.flow_label:
+        return datagram_sport(connection.lqpn)
+    return udp_sport(connection.lqpn, connection.rqpn, connection.flow_label)
 
 
 def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
@@ -83,23 +93,28 @@ def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
                 at_switch.setdefault(walk[-1], []).append(flow)
         if not at_switch:
             break
-        for flow, device in _ask(lab, at_switch, ports).items():
+        for flow, device in _query_ports(lab, at_switch, ports).items():
             _step(topology, walks[flow], ports, flow, device)
     return {flow: tuple(name for name in walk if name) for flow, walk in walks.items()}
 
 
-def ways(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ...]]:
+def data_paths(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ...]]:
     """Return the path of each connection by index; empty if it has none.
 
     Raises:
         LabError: a switch could not answer.
     """
-    flows = {one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one)) for one in connections}
-    found = paths(lab, flows.values())
-    return {index: found.get(five, ()) for index, five in flows.items()}
+    flows = {
+        connection.index: Flow5(src_ip=connection.src_ip, dst_ip=connection.dst_ip, sport=sport_of(connection))
+        for connection in connections
+    }
+    by_flow = paths(lab, flows.values())
+    return {index: by_flow.get(flow, ()) for index, flow in flows.items()}
 
 
-def ways_both(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
+def data_and_ack_paths(
+    lab: Lab, connections: Iterable[Connection]
+) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return, by index, the path of each connection's data and the path of its ACKs; empty if there is none.
 
     ACKs have the same source port as data: rxe computes it from both QPNs, whichever end sends.
@@ -107,10 +122,16 @@ def ways_both(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[tu
     Raises:
         LabError: a switch could not answer.
     """
-    flows = {one.index: Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one)) for one in connections}
-    acks = {index: Flow5(src_ip=one.dst_ip, dst_ip=one.src_ip, sport=one.sport) for index, one in flows.items()}
-    found = paths(lab, [*flows.values(), *acks.values()])
-    return {index: (found.get(five, ()), found.get(acks[index], ())) for index, five in flows.items()}
+    flows = {
+        connection.index: Flow5(src_ip=connection.src_ip, dst_ip=connection.dst_ip, sport=sport_of(connection))
+        for connection in connections
+    }
+    acks = {
+        index: Flow5(src_ip=connection.dst_ip, dst_ip=connection.src_ip, sport=connection.sport)
+        for index, connection in flows.items()
+    }
+    by_flow = paths(lab, [*flows.values(), *acks.values()])
+    return {index: (by_flow.get(flow, ()), by_flow.get(acks[index], ())) for index, flow in flows.items()}
 
 
 def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:
@@ -122,18 +143,21 @@ def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:
     return None
 
 
-def _ask(lab: Lab, at_switch: Mapping[str, list[Flow5]], ports: Mapping[Flow5, str]) -> dict[Flow5, str]:
+def _query_ports(lab: Lab, at_switch: Mapping[str, list[Flow5]], ports: Mapping[Flow5, str]) -> dict[Flow5, str]:
     """Return the port by which each flow leaves its current switch; empty if there is none."""
-    found: dict[Flow5, str] = {}
+    ports_by_flow: dict[Flow5, str] = {}
     for machine, nodes in lab.carried(at_switch).items():
-        asked = {
-            node: [namespace, [[one.src_ip, one.dst_ip, ports[one], one.sport, ROCE_PORT] for one in at_switch[node]]]
+        queries = {
+            node: [
+                namespace,
+                [[flow.src_ip, flow.dst_ip, ports[flow], flow.sport, ROCE_PORT] for flow in at_switch[node]],
+            ]
             for node, namespace in nodes.items()
         }
-        answer = lab.ask(machine, {"do": "ways", "flows": asked}, timeout_s=ASK_S)
+        answer = lab.ask(machine, {"do": "ways", "flows": queries}, timeout_s=QUERY_TIMEOUT_S)
         for node, devices in answer["ports"].items():
-            found |= {flow: device or "" for flow, device in zip(at_switch[node], devices, strict=True)}
-    return found
+            ports_by_flow |= {flow: device or "" for flow, device in zip(at_switch[node], devices, strict=True)}
+    return ports_by_flow
 
 
 def _step(topology: Topology, walk: list[str], ports: dict[Flow5, str], flow: Flow5, device: str) -> None:

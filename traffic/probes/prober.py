@@ -25,14 +25,14 @@ from traffic.engine.task_specs import QpParams
 from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec, FlowsResult
 from traffic.probes import results, rtt, tomography
-from traffic.probes.paths import Ways, trips
-from traffic.probes.results import Probed
+from traffic.probes.paths import PathTracker, trips
+from traffic.probes.results import ProbeTrips
 from traffic.probes.rtt import Echo, PathTimes, SlowPlace
 from traffic.probes.tomography import Probes, Suspect
 
 __all__ = ["ProbeResult", "ProbeSpec", "Probing", "check", "pairs", "run", "start"]
 
-PATIENCE_S = 120.0
+STOP_TIMEOUT_S = 120.0
 MODULE = "traffic.node.probe_engine"
 
 
@@ -68,11 +68,11 @@ class ProbeResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, ready for JSON."""
-        found = asdict(self)
-        found["suspects"] = [{**asdict(one), "names": one.names} for one in self.suspects]
-        found["slow"] = [{**asdict(one), "names": one.names} for one in self.slow]
-        found["paths"] = [{**asdict(one), "slow": one.slow} for one in self.paths]
-        return found
+        data = asdict(self)
+        data["suspects"] = [{**asdict(place), "names": place.names} for place in self.suspects]
+        data["slow"] = [{**asdict(place), "names": place.names} for place in self.slow]
+        data["paths"] = [{**asdict(place), "slow": place.slow} for place in self.paths]
+        return data
 
 
 def check(spec: ProbeSpec) -> None:
@@ -91,7 +91,7 @@ def pairs(topology: Topology) -> tuple[tuple[str, str], ...]:
     racks: dict[str, list[str]] = {}
     for host in topology.hosts:
         racks.setdefault(host.rack, []).append(host.name)
-    found = []
+    chosen = []
     for host in topology.hosts:
         place = racks[host.rack].index(host.name)
         for number, rnic in enumerate(host.rnics):
@@ -99,8 +99,8 @@ def pairs(topology: Topology) -> tuple[tuple[str, str], ...]:
                 shift = 1 if rack == host.rack else number
                 other = topology.host_by_name[names[(place + shift) % len(names)]]
                 if other.name != host.name and number < len(other.rnics):
-                    found.append((f"{host.name}:{rnic.name}", f"{other.name}:{other.rnics[number].name}"))
-    return tuple(found)
+                    chosen.append((f"{host.name}:{rnic.name}", f"{other.name}:{other.rnics[number].name}"))
+    return tuple(chosen)
 
 
 class Probing:
@@ -109,7 +109,7 @@ class Probing:
     def __init__(self, lab: Lab, engines: Engines, running: Running[FlowsResult]) -> None:
         self._engines = engines
         self._running = running
-        self._ways = Ways(lab, lambda: running.connections)
+        self._tracker = PathTracker(lab, lambda: running.connections)
         self._echoes: tuple[Echo, ...] = ()
         self._failure: str | None = None
 
@@ -118,12 +118,12 @@ class Probing:
 
         Any thread may call it; it does not block.
         """
-        self._ways.changed()
+        self._tracker.changed()
 
     def stop(self) -> None:
         """Stop the probes, and wait for those in flight."""
         self._running.stop()
-        self.wait(PATIENCE_S)
+        self.wait(STOP_TIMEOUT_S)
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end of the probes."""
@@ -134,17 +134,19 @@ class Probing:
         else:
             self._failure = result.where if result.outcome == "failed" else None
             # Keep the probes of a failed run, too: a host that rebooted is a reason to look at them.
-            self._echoes = tuple(echo for one in result.flows for echo in one.echoes)
-        self._ways.close()
+            self._echoes = tuple(echo for flow in result.flows for echo in flow.echoes)
+        self._tracker.close()
 
-    def found(self) -> Probed:
+    def collected(self) -> ProbeTrips:
         """Return the probes and their paths, after the end."""
-        known, unknown = trips(self._echoes, self._ways.asked)
-        return Probed(trips=known, unknown=unknown, trouble=self._failure or (None if known else self._ways.failure))
+        known, unknown = trips(self._echoes, self._tracker.queries)
+        return ProbeTrips(
+            trips=known, unknown=unknown, trouble=self._failure or (None if known else self._tracker.failure)
+        )
 
     def __enter__(self) -> Self:
         try:
-            self._ways.open()
+            self._tracker.open()
         except BaseException:
             self._end()
             raise
@@ -153,7 +155,7 @@ class Probing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ways.close()
+        self._tracker.close()
         self._end()
 
     def _end(self) -> None:
@@ -185,7 +187,7 @@ def start(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> Probing
             duration_s=spec.duration_s,
             echo=True,
             qp=spec.qp,
-            peer_deadline_s=spec.duration_s + PATIENCE_S,
+            peer_deadline_s=spec.duration_s + STOP_TIMEOUT_S,
         )
         for src, dst in chosen
     ]
@@ -202,18 +204,18 @@ def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResu
         LabError: the probes did not run.
     """
     with start(lab, spec, on_event) as probing:
-        probing.wait(spec.duration_s + PATIENCE_S)
-    found = probing.found()
-    if found.trouble is not None:
-        raise LabError(f"the probes failed: {found.trouble}")
-    probes, paths = results.one_way(found.trips), rtt.times_of(found.trips)
+        probing.wait(spec.duration_s + STOP_TIMEOUT_S)
+    collected = probing.collected()
+    if collected.trouble is not None:
+        raise LabError(f"the probes failed: {collected.trouble}")
+    probes, paths = results.one_way(collected.trips), rtt.times_of(collected.trips)
     return ProbeResult(
         spec=spec,
         probes=probes,
         suspects=tomography.locate(probes),
         links={" -> ".join(link): count for link, count in sorted(tomography.links_of(probes).items())},
         uncovered=results.uncovered(lab.topology, probes),
-        moved=found.unknown,
+        moved=collected.unknown,
         paths=paths,
         slow=rtt.locate(paths),
     )

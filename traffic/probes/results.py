@@ -17,11 +17,11 @@ from traffic.probes import rtt, tomography
 from traffic.probes.rtt import PathTimes, SlowPlace, Trip
 from traffic.probes.tomography import Probes, Suspect
 
-__all__ = ["Probed", "Seen", "lossy", "one_way", "seen", "uncovered", "windows"]
+__all__ = ["ProbeTrips", "WindowStats", "lossy", "one_way", "uncovered", "window_stats", "windows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class ProbeTrips:
     """Probes with known paths, in the order of their start, and the number of probes without one.
 
     `trouble` is why the probes ended early, or why no path is known; None if neither happened.
@@ -33,7 +33,7 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class WindowStats:
     """Evidence of the probes that were posted in an interval (controller ns).
 
     `suspects` are the places that lose probes, `paths` the round trips by path there and back, `slow` the places that
@@ -48,11 +48,11 @@ class Seen:
     slow: tuple[SlowPlace, ...]
 
 
-def seen(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> Seen:
+def window_stats(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> WindowStats:
     """Return the evidence of the trips that began in an interval."""
-    chosen = [one for one in trips if start_ns <= one.echo.sent_ns < end_ns]
+    chosen = [trip for trip in trips if start_ns <= trip.echo.sent_ns < end_ns]
     probes, paths = one_way(chosen), rtt.times_of(chosen)
-    return Seen(
+    return WindowStats(
         start_ns=start_ns,
         end_ns=end_ns,
         probes=probes,
@@ -62,18 +62,19 @@ def seen(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> Seen:
     )
 
 
-def windows(trips: Sequence[Trip], *, length_ns: int, start_ns: int, end_ns: int) -> tuple[Seen, ...]:
+def windows(trips: Sequence[Trip], *, length_ns: int, start_ns: int, end_ns: int) -> tuple[WindowStats, ...]:
     """Return the evidence of consecutive windows of `length_ns`. A shorter rest at the end is left out."""
     by_window: dict[int, list[Trip]] = {}
-    for one in trips:
-        by_window.setdefault((one.echo.sent_ns - start_ns) // length_ns, []).append(one)
+    for trip in trips:
+        by_window.setdefault((trip.echo.sent_ns - start_ns) // length_ns, []).append(trip)
     starts = range(start_ns, end_ns - length_ns + 1, length_ns)
     return tuple(
-        seen(by_window.get(number, ()), start_ns=at_ns, end_ns=at_ns + length_ns) for number, at_ns in enumerate(starts)
+        window_stats(by_window.get(number, ()), start_ns=at_ns, end_ns=at_ns + length_ns)
+        for number, at_ns in enumerate(starts)
     )
 
 
-def lossy(trips: Sequence[Trip], *, length_ns: int) -> tuple[Seen, ...]:
+def lossy(trips: Sequence[Trip], *, length_ns: int) -> tuple[WindowStats, ...]:
     """Return the intervals in which places lose probes, the strongest evidence first. They do not overlap.
 
     One window, two, four and so on up to all of them are examined: rare loss is visible only over many windows.
@@ -83,22 +84,22 @@ def lossy(trips: Sequence[Trip], *, length_ns: int) -> tuple[Seen, ...]:
     start_ns, end_ns = trips[0].echo.sent_ns, trips[-1].echo.sent_ns + 1
     count = max(1, -(-(end_ns - start_ns) // length_ns))
     by_window: list[list[Trip]] = [[] for _ in range(count)]
-    for one in trips:
-        by_window[(one.echo.sent_ns - start_ns) // length_ns].append(one)
+    for trip in trips:
+        by_window[(trip.echo.sent_ns - start_ns) // length_ns].append(trip)
     spans = [(first, min(first + size, count)) for size in _scales(count) for first in range(0, count, size)]
     least_gain = tomography.LEAST_GAIN + math.log(len(spans))
-    found = []
+    candidates = []
     for first, last in spans:
-        chosen = [one for window in by_window[first:last] for one in window]
+        chosen = [trip for window in by_window[first:last] for trip in window]
         suspects = tomography.locate(one_way(chosen), least_gain=least_gain)
         if suspects:
-            found.append((suspects[0].gain, first, last))
+            candidates.append((suspects[0].gain, first, last))
     taken: list[tuple[int, int]] = []
-    for _, first, last in sorted(found, reverse=True):
+    for _, first, last in sorted(candidates, reverse=True):
         if all(last <= other_first or other_last <= first for other_first, other_last in taken):
             taken.append((first, last))
     return tuple(
-        seen(trips, start_ns=start_ns + first * length_ns, end_ns=min(start_ns + last * length_ns, end_ns))
+        window_stats(trips, start_ns=start_ns + first * length_ns, end_ns=min(start_ns + last * length_ns, end_ns))
         for first, last in taken
     )
 
@@ -127,8 +128,8 @@ def one_way(trips: Iterable[Trip]) -> tuple[Probes, ...]:
 def uncovered(topology: Topology, probes: Sequence[Probes]) -> tuple[str, ...]:
     """Return directed links between RNICs and switches, and between switches, that no probe and no answer crossed."""
     taken = tomography.links_of(probes)
-    wanted = []
+    links = []
     for link in topology.links:
         far = link.b.node if link.rnic is None else f"{link.b.node}:{link.rnic}"
-        wanted += [(link.a.node, far), (far, link.a.node)]
-    return tuple(f"{near} -> {far}" for near, far in wanted if not taken.get((near, far), (0, 0))[0])
+        links += [(link.a.node, far), (far, link.a.node)]
+    return tuple(f"{near} -> {far}" for near, far in links if not taken.get((near, far), (0, 0))[0])

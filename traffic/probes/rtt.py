@@ -171,22 +171,22 @@ def echoes(sent: Iterable[Sequence[int]], came: Iterable[Sequence[int]], *, offs
         came: (connection, number, read ns, answer sent ns or 0) by the responder's clock.
         offset_ns: offset that converts the prober's clock to the controller's.
     """
-    held = {
+    responder_ns_of = {
         (conn, number): answered_ns - read_ns if answered_ns else None for conn, number, read_ns, answered_ns in came
     }
-    told: dict[tuple[int, int], tuple[int, int]] = {}
+    prober_rows: dict[tuple[int, int], tuple[int, int]] = {}
     for conn, number, sent_ns, read_ns in sent:
-        if read_ns or (conn, number) not in told:
-            told[conn, number] = sent_ns, read_ns
+        if read_ns or (conn, number) not in prober_rows:
+            prober_rows[conn, number] = sent_ns, read_ns
     return tuple(
         Echo(
             connection=key[0],
             sent_ns=sent_ns + offset_ns,
-            came=key in held or bool(read_ns),
+            came=key in responder_ns_of or bool(read_ns),
             whole_ns=read_ns - sent_ns if read_ns else None,
-            responder_ns=held.get(key),
+            responder_ns=responder_ns_of.get(key),
         )
-        for key, (sent_ns, read_ns) in told.items()
+        for key, (sent_ns, read_ns) in prober_rows.items()
     )
 
 
@@ -195,73 +195,75 @@ def times_of(trips: Iterable[Trip]) -> tuple[PathTimes, ...]:
     by_path: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Echo]] = defaultdict(list)
     for trip in trips:
         by_path[trip.there, trip.back].append(trip.echo)
-    found = [_times(path, back, echoed) for (path, back), echoed in sorted(by_path.items())]
+    paths = [_times(path, back, echoes_of_path) for (path, back), echoes_of_path in sorted(by_path.items())]
     medians: dict[int, list[float]] = defaultdict(list)
-    for one in found:
-        if one.network is not None:
-            medians[len(one.places)].append(one.network.median_ns)
-    like = {hops: percentile(values, _LIKE_PERCENT) for hops, values in medians.items()}
-    judged = []
-    for one in found:
-        like_ns = like.get(len(one.places))
-        took = [each.network_ns for each in by_path[one.path, one.back] if each.network_ns is not None]
+    for path in paths:
+        if path.network is not None:
+            medians[len(path.places)].append(path.network.median_ns)
+    usual_ns_by_hops = {hops: percentile(values, _LIKE_PERCENT) for hops, values in medians.items()}
+    with_usual = []
+    for path in paths:
+        like_ns = usual_ns_by_hops.get(len(path.places))
+        took = [echo.network_ns for echo in by_path[path.path, path.back] if echo.network_ns is not None]
         over = () if like_ns is None else (sum(ns > level * like_ns for ns in took) for level in LEVELS)
-        judged.append(replace(one, over=tuple(over) or one.over, like_ns=like_ns))
-    return tuple(judged)
+        with_usual.append(replace(path, over=tuple(over) or path.over, like_ns=like_ns))
+    return tuple(with_usual)
 
 
 def locate(paths: Sequence[PathTimes]) -> tuple[SlowPlace, ...]:
     """Return the places that make round trips long, the strongest evidence first; empty if no path stands out."""
-    seen = [one for one in paths if one.answered]
-    if not seen:
+    answered = [path for path in paths if path.answered]
+    if not answered:
         return ()
-    by_level = [_at(seen, number) for number in range(len(LEVELS))]
-    return max(by_level, key=lambda found: sum(one.gain for one in found))
+    by_level = [_at(answered, number) for number in range(len(LEVELS))]
+    return max(by_level, key=lambda places: sum(place.gain for place in places))
 
 
-def _at(seen: Sequence[PathTimes], number: int) -> tuple[SlowPlace, ...]:
+def _at(answered: Sequence[PathTimes], number: int) -> tuple[SlowPlace, ...]:
     """Return the places that make round trips longer than one of the levels."""
-    votes = [Probes(path=one.places, sent=one.answered, lost=one.over[number]) for one in seen]
-    found = tomography.locate(
+    votes = [Probes(path=path.places, sent=path.answered, lost=path.over[number]) for path in answered]
+    suspects = tomography.locate(
         votes, background=None, least_share=_MOST, least_gain=tomography.LEAST_GAIN + math.log(len(LEVELS))
     )
     places = (
         SlowPlace(
-            place=one.place,
-            answered=one.sent,
+            place=suspect.place,
+            answered=suspect.sent,
             level=LEVELS[number],
-            slow=one.lost,
-            times=_beside(seen, one.place),
-            gain=one.gain,
-            alike=one.alike,
+            slow=suspect.lost,
+            times=_ratio_to_others(answered, suspect.place),
+            gain=suspect.gain,
+            alike=suspect.alike,
         )
-        for one in found
+        for suspect in suspects
     )
-    return tuple(one for one in places if one.times > SLOW)
+    return tuple(place for place in places if place.times > SLOW)
 
 
-def _beside(paths: Sequence[PathTimes], place: tuple[str, ...]) -> float:
+def _ratio_to_others(paths: Sequence[PathTimes], place: tuple[str, ...]) -> float:
     """Return the median ratio between a path across a place and similar paths that avoid it, or else the usual time."""
     past: dict[int, list[float]] = defaultdict(list)
-    for one in paths:
-        if one.network is not None and place not in one.crossed:
-            past[len(one.places)].append(one.network.median_ns)
+    for path in paths:
+        if path.network is not None and place not in path.crossed:
+            past[len(path.places)].append(path.network.median_ns)
     times = []
-    for one in paths:
-        if one.network is not None and place in one.crossed:
-            others = past.get(len(one.places))
-            like_ns = percentile(others, 50) if others else one.like_ns
-            times.append(one.network.median_ns / like_ns if like_ns else 0.0)
+    for path in paths:
+        if path.network is not None and place in path.crossed:
+            others = past.get(len(path.places))
+            like_ns = percentile(others, 50) if others else path.like_ns
+            times.append(path.network.median_ns / like_ns if like_ns else 0.0)
     return percentile(times, 50)
 
 
-def _times(path: tuple[str, ...], back: tuple[str, ...], echoed: Sequence[Echo]) -> PathTimes:
-    network = [one.network_ns for one in echoed if one.network_ns is not None]
-    responder = [one.responder_ns for one in echoed if one.network_ns is not None and one.responder_ns is not None]
+def _times(path: tuple[str, ...], back: tuple[str, ...], echoes_of_path: Sequence[Echo]) -> PathTimes:
+    network = [echo.network_ns for echo in echoes_of_path if echo.network_ns is not None]
+    responder = [
+        echo.responder_ns for echo in echoes_of_path if echo.network_ns is not None and echo.responder_ns is not None
+    ]
     return PathTimes(
         path=path,
         back=back,
-        sent=len(echoed),
+        sent=len(echoes_of_path),
         answered=len(network),
         over=(0,) * len(LEVELS),
         like_ns=None,

@@ -68,12 +68,12 @@ class Suspect:
 
 def links_of(probes: Sequence[Probes]) -> dict[tuple[str, str], tuple[int, int]]:
     """Return, by directed link, how many probes across it were sent and lost."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for one in probes:
-        for link in itertools.pairwise(one.path):
-            sent, lost = found.get(link, (0, 0))
-            found[link] = sent + one.sent, lost + one.lost
-    return found
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    for group in probes:
+        for link in itertools.pairwise(group.path):
+            sent, lost = counts.get(link, (0, 0))
+            counts[link] = sent + group.sent, lost + group.lost
+    return counts
 
 
 def locate(
@@ -89,35 +89,36 @@ def locate(
     loss of more than `least_share` and a gain of more than `least_gain`. A caller that searches n times must require
     log n more.
     """
-    left, found = [one for one in probes if one.sent], []
+    left = [group for group in probes if group.sent]
+    suspects: list[Suspect] = []
     while best := _best(left, background, least_share, least_gain):
-        found.append(best)
-        left = [one for one in left if best.place not in one.places]
-    return tuple(found)
+        suspects.append(best)
+        left = [group for group in left if best.place not in group.places]
+    return tuple(suspects)
 
 
 def _best(probes: Sequence[Probes], background: float | None, least_share: float, least_gain: float) -> Suspect | None:
     crossing: dict[tuple[str, ...], list[int]] = {}
-    for number, one in enumerate(probes):
-        for place in one.places:
+    for number, group in enumerate(probes):
+        for place in group.places:
             crossing.setdefault(place, []).append(number)
     alike: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
     for place, numbers in crossing.items():
         alike.setdefault(tuple(numbers), []).append(place)
-    all_sent, all_lost = sum(one.sent for one in probes), sum(one.lost for one in probes)
-    found = None
-    for those_numbers, places in alike.items():
-        those = [probes[number] for number in those_numbers]
-        sent, lost = sum(one.sent for one in those), sum(one.lost for one in those)
+    all_sent, all_lost = sum(group.sent for group in probes), sum(group.lost for group in probes)
+    suspect = None
+    for numbers_of_place, places in alike.items():
+        crossing_groups = [probes[number] for number in numbers_of_place]
+        sent, lost = sum(group.sent for group in crossing_groups), sum(group.lost for group in crossing_groups)
         if background is None:
             gain = _gain_over_others(sent, lost, all_sent - sent, all_lost - lost, least_share)
         else:
             gain = _gain(sent, lost, background, least_share)
-        if gain > (found.gain if found else least_gain):
+        if gain > (suspect.gain if suspect else least_gain):
             # Links before nodes: they are more specific.
             place, *others = sorted(places, key=lambda place: (-len(place), place))
-            found = Suspect(place=place, sent=sent, lost=lost, gain=gain, alike=tuple(others))
-    return found
+            suspect = Suspect(place=place, sent=sent, lost=lost, gain=gain, alike=tuple(others))
+    return suspect
 
 
 def _gain(sent: int, lost: int, background: float, least_share: float) -> float:

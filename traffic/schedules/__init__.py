@@ -16,9 +16,9 @@ from traffic.schedules.program import (
     in_sequence,
     peers_of,
     programs,
-    renamed,
     skewed_counts,
-    told_apart,
+    with_own_pattern,
+    with_world_ranks,
 )
 from traffic.schedules.schedule import Moves, Schedule, expanded
 
@@ -42,8 +42,8 @@ __all__ = [
     "in_sequence",
     "peers_of",
     "programs",
-    "renamed",
     "results",
     "skewed_counts",
-    "told_apart",
+    "with_own_pattern",
+    "with_world_ranks",
 ]

@@ -25,9 +25,9 @@ __all__ = [
     "in_sequence",
     "peers_of",
     "programs",
-    "renamed",
     "skewed_counts",
-    "told_apart",
+    "with_own_pattern",
+    "with_world_ranks",
 ]
 
 PATTERN_SHIFT = 1009
@@ -132,7 +132,7 @@ def programs(
         tokens = build("barrier", "recursive-doubling", Shape(ranks=schedule.ranks))
         ends = programs(tokens, Layout(elements=schedule.ranks), in_place=True)
         made = [
-            in_sequence(before, told_apart(end, 1), steps=schedule.steps)
+            in_sequence(before, with_own_pattern(end, 1), steps=schedule.steps)
             for before, end in zip(made, ends, strict=True)
         ]
     return made
@@ -208,7 +208,7 @@ def in_sequence(first: Program, second: Program, *, steps: int) -> Program:
     }
 
 
-def told_apart(program: Program, number: int) -> Program:
+def with_own_pattern(program: Program, number: int) -> Program:
     """Return the program with another part of the pattern as its input, so that its data matches no other program.
 
     `number` must be the same for all ranks.
@@ -221,7 +221,7 @@ def told_apart(program: Program, number: int) -> Program:
     }
 
 
-def renamed(program: Program, members: Sequence[int], ranks: int) -> Program:
+def with_world_ranks(program: Program, members: Sequence[int], ranks: int) -> Program:
     """Return a group's program with the rank numbers of a world of `ranks` ranks. `members` lists the group's ranks."""
     return {
         **program,

@@ -80,28 +80,28 @@ def _wrong_results(schedule: Schedule, every: Moves) -> list[str]:
     work = random.integers(0, 2**64, shape, dtype=np.uint64)
     _run(every, _inputs_like(schedule, full), work)
     total = full.sum(axis=0, dtype=np.uint64)
-    found: list[tuple[int, int, int]] = []
+    wrong_blocks: list[tuple[int, int, int]] = []
     for rank in range(schedule.ranks):
         rows = results(schedule, rank)
         row, place = _spread(rows[:, 1])
         first, _, source, block = rows[row].T
-        want = np.where(source == ALL, total[block + place], full[source, block + place])
-        wrong = np.flatnonzero(work[rank, first + place] != want)
-        found += zip(repeat(rank), (first + place)[wrong].tolist(), source[wrong].tolist(), strict=False)
-    return list(_explained(schedule, found)) if found else []
+        expected = np.where(source == ALL, total[block + place], full[source, block + place])
+        wrong = np.flatnonzero(work[rank, first + place] != expected)
+        wrong_blocks += zip(repeat(rank), (first + place)[wrong].tolist(), source[wrong].tolist(), strict=False)
+    return list(_explained(schedule, wrong_blocks)) if wrong_blocks else []
 
 
-def _explained(schedule: Schedule, found: list[tuple[int, int, int]]) -> Iterator[str]:
+def _explained(schedule: Schedule, wrong_blocks: list[tuple[int, int, int]]) -> Iterator[str]:
     counts = contributions(schedule) if schedule.ranks <= EXPLAINED_RANKS else None
-    for rank, block, source in found[:MOST_SENTENCES]:
+    for rank, block, source in wrong_blocks[:MOST_SENTENCES]:
         what = "the reduction over all ranks" if source == ALL else f"what rank {source} has for it"
         has = ""
         if counts is not None:
             parts = ", ".join(f"{n} times rank {of}'s" for of, n in enumerate(counts[rank, block]) if n)
             has = f"; it has {parts or 'no input'}"
         yield f"rank {rank} does not end with {what} in block {block}{has}"
-    if len(found) > MOST_SENTENCES:
-        yield f"{len(found) - MOST_SENTENCES} more blocks are wrong"
+    if len(wrong_blocks) > MOST_SENTENCES:
+        yield f"{len(wrong_blocks) - MOST_SENTENCES} more blocks are wrong"
 
 
 def contributions(schedule: Schedule) -> npt.NDArray[np.int64]:
@@ -137,8 +137,8 @@ def _written_twice(schedule: Schedule, every: Moves) -> Iterator[str]:
             _, first, times = np.unique(key, return_index=True, return_counts=True)
             copied = np.isin(key, key[~some["reduce"][row]])
             for at in first[(times > 1) & copied[first]][:1]:
-                one = some[row[at]]
-                yield f"step {one['step']} writes a block of rank {one['dst']} twice"
+                move = some[row[at]]
+                yield f"step {move['step']} writes a block of rank {move['dst']} twice"
 
 
 def _repeats(keys: Numbers, below: int) -> bool:

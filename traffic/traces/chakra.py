@@ -53,21 +53,21 @@ def read(file: str, content: bytes, *, rank: int, world: int, groups: Groups) ->
     for number, ready_ns in _in_order(file, nodes):
         node = nodes[number]
         if node.type == wire.COLL:
-            found = _collective(f"{file}: record {number}", number, node, rank, world, known)
+            converted = _collective(f"{file}: record {number}", number, node, rank, world, known)
         elif node.type in (wire.SEND, wire.RECV):
-            found = _message(number, node, rank, world)
+            converted = _message(number, node, rank, world)
         elif node.type in PASSED_OVER:
-            found = f"{PASSED_OVER[node.type]}, {node.name}: skipped", False
+            converted = f"{PASSED_OVER[node.type]}, {node.name}: skipped", False
         elif node.type in BLOCKING:
-            found = f"{BLOCKING[node.type]}, {node.name}: not supported", True
+            converted = f"{BLOCKING[node.type]}, {node.name}: not supported", True
         elif node.type in (wire.COMP, wire.METADATA):
             continue
         else:
             raise ConfigError(f"{file}: record {number}: unknown node type {node.type}")
-        if isinstance(found, tuple):
-            notes.append(Note(file=file, record=number, what=found[0], blocks=found[1]))
+        if isinstance(converted, tuple):
+            notes.append(Note(file=file, record=number, what=converted[0], blocks=converted[1]))
         else:
-            parts.append(_begun(found, node, max(0, ready_ns - passed_ns)))
+            parts.append(_begun(converted, node, max(0, ready_ns - passed_ns)))
             passed_ns = max(passed_ns, ready_ns)
     return RankTrace(file=file, rank=rank, world=world, parts=tuple(parts), notes=tuple(notes))
 
@@ -81,7 +81,8 @@ def _groups_of(where: str, text: str, world: int) -> dict[str, tuple[int, ...]]:
     try:
         raw = json.loads(ast.literal_eval(text)[0]) if text.lstrip().startswith(("['", '["')) else json.loads(text)
         return {
-            str(one["pg_name"]): tuple(one.get("ranks") or range(int(one.get("group_size") or world))) for one in raw
+            str(group["pg_name"]): tuple(group.get("ranks") or range(int(group.get("group_size") or world)))
+            for group in raw
         }
     except (ValueError, SyntaxError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(f"{where}: the process groups are invalid: {error}") from error
@@ -124,14 +125,14 @@ def _in_order(file: str, nodes: Sequence[Any]) -> list[tuple[int, int]]:
 def _collective(
     where: str, number: int, node: Any, rank: int, world: int, groups: Mapping[str, tuple[int, ...]]
 ) -> Part | tuple[str, bool]:
-    said = wire.attributes(node)
-    type_ = said.get("comm_type")
+    attributes = wire.attributes(node)
+    type_ = attributes.get("comm_type")
     if not isinstance(type_, int) or not 0 <= type_ < len(COMM_TYPES):
         raise ConfigError(f"{where} ({node.name}): unknown comm_type {type_}")
     kind = COMM_TYPES[type_]
     if kind in UNSUPPORTED:
         return f"{kind}, {node.name}: this collective is not supported", True
-    name = str(said.get("pg_name", ""))
+    name = str(attributes.get("pg_name", ""))
     if name and name not in groups:
         if groups or name != "0":
             raise ConfigError(
@@ -140,12 +141,12 @@ def _collective(
             )
         name = ""
     members = groups[name] if name else tuple(range(world))
-    size = BARRIER_BYTES if kind == "barrier" else int(said.get("comm_size", 0))
+    size = BARRIER_BYTES if kind == "barrier" else int(attributes.get("comm_size", 0))
     if rank not in members:
         return f"{node.name} of process group {name}, which rank {rank} is not in", False
     if len(members) == 1 or size <= 0:
         return f"{node.name} of one rank, or of 0 bytes", False
-    root = int(said.get("root", members[0])) if kind in ("broadcast", "reduce") else None
+    root = int(attributes.get("root", members[0])) if kind in ("broadcast", "reduce") else None
     if root is not None and root not in members:
         raise ConfigError(f"{where} ({node.name}): root {root} is not in its group, {list(members)}")
     whole = size * len(members) if kind == "all-gather" else size
@@ -153,10 +154,10 @@ def _collective(
 
 
 def _message(number: int, node: Any, rank: int, world: int) -> Part | tuple[str, bool]:
-    said = wire.attributes(node)
+    attributes = wire.attributes(node)
     sends = node.type == wire.SEND
-    src, dst = (rank, said.get("comm_dst")) if sends else (said.get("comm_src"), rank)
-    size = int(said.get("comm_size", 0))
+    src, dst = (rank, attributes.get("comm_dst")) if sends else (attributes.get("comm_src"), rank)
+    size = int(attributes.get("comm_size", 0))
     if src is None or dst is None:
         return f"{node.name}: no {'destination' if sends else 'source'} is given", True
     if not (0 <= src < world and 0 <= dst < world):
@@ -168,12 +169,12 @@ def _message(number: int, node: Any, rank: int, world: int) -> Part | tuple[str,
 
 def content_for(trace: Trace, rank: int) -> bytes:
     """Return the file of one rank: its compute and its communication in sequence."""
-    everybody = tuple(range(trace.ranks))
-    groups = {everybody: "0"}
-    for one in trace.operations:
-        if one.collective != "p2p":
-            groups.setdefault(one.members, str(len(groups)))
-    told = [
+    all_ranks = tuple(range(trace.ranks))
+    groups = {all_ranks: "0"}
+    for operation in trace.operations:
+        if operation.collective != "p2p":
+            groups.setdefault(operation.members, str(len(groups)))
+    listed_groups = [
         {
             "pg_name": name,
             "pg_desc": "",
@@ -184,7 +185,7 @@ def content_for(trace: Trace, rank: int) -> bytes:
         }
         for members, name in groups.items()
     ]
-    listed = wire.new("IOInfo", values=str([json.dumps(told)]), shapes="[[]]", types="['String']")
+    listed = wire.new("IOInfo", values=str([json.dumps(listed_groups)]), shapes="[[]]", types="['String']")
     messages = [wire.new("GlobalMetadata", version=VERSION)]
     messages.append(wire.new("Node", id=0, name=GROUPS_NODE, type=wire.METADATA, inputs=listed))
     last, at_ns = 0, 0
@@ -196,24 +197,39 @@ def content_for(trace: Trace, rank: int) -> bytes:
         messages.append(wire.new("Node", **node, attr={"is_cpu_op": False, **attr}))
         last, at_ns = last + 1, at_ns + duration_ns
 
-    for one in trace.operations:
-        if rank not in one.members:
+    for operation in trace.operations:
+        if rank not in operation.members:
             continue
-        place = one.members.index(rank)
-        pause_ns = max(one.pauses_ns[place], one.not_before_ns[place] - at_ns)
+        place = operation.members.index(rank)
+        pause_ns = max(operation.pauses_ns[place], operation.not_before_ns[place] - at_ns)
         if pause_ns >= 1000:  # noqa: PLR2004  # the format counts in microseconds
             add("compute", wire.COMP, pause_ns)
-        if one.collective == "p2p":
-            src, dst = one.members
+        if operation.collective == "p2p":
+            src, dst = operation.members
             type_ = wire.SEND if rank == src else wire.RECV
             name = f"{'send to' if rank == src else 'recv from'} {dst if rank == src else src}"
-            add(name, type_, one.duration_ns, comm_size=one.size_bytes, comm_src=src, comm_dst=dst, comm_tag=0)
+            add(
+                name,
+                type_,
+                operation.duration_ns,
+                comm_size=operation.size_bytes,
+                comm_src=src,
+                comm_dst=dst,
+                comm_tag=0,
+            )
             continue
-        if one.collective not in COMM_TYPES:
-            raise ConfigError(f"a Chakra trace cannot contain {one.collective}; write a PARAM trace")
-        size = one.size_bytes // len(one.members) if one.collective == "all-gather" else one.size_bytes
-        attr: dict[str, Any] = {"comm_type": COMM_TYPES.index(one.collective), "pg_name": groups[one.members]}
-        attr |= {} if one.collective == "barrier" else {"comm_size": size}
-        attr |= {} if one.root is None else {"root": one.root}
-        add(one.collective, wire.COLL, one.duration_ns, **attr)
+        if operation.collective not in COMM_TYPES:
+            raise ConfigError(f"a Chakra trace cannot contain {operation.collective}; write a PARAM trace")
+        size = (
+            operation.size_bytes // len(operation.members)
+            if operation.collective == "all-gather"
+            else operation.size_bytes
+        )
+        attr: dict[str, Any] = {
+            "comm_type": COMM_TYPES.index(operation.collective),
+            "pg_name": groups[operation.members],
+        }
+        attr |= {} if operation.collective == "barrier" else {"comm_size": size}
+        attr |= {} if operation.root is None else {"root": operation.root}
+        add(operation.collective, wire.COLL, operation.duration_ns, **attr)
     return wire.written_stream(messages)

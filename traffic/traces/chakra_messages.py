@@ -97,13 +97,13 @@ def new(message_name: str, /, **fields: Any) -> Any:
 
 def attributes(node: Any) -> dict[str, Any]:
     """Return the attributes of a node that have a value. List values are returned as lists."""
-    found = {}
+    values = {}
     for attr in node.attr:
         kind = attr.WhichOneof("value")
         if kind is not None:
             value = getattr(attr, kind)
-            found[attr.name] = list(value.values) if kind.endswith("_list") else value
-    return found
+            values[attr.name] = list(value.values) if kind.endswith("_list") else value
+    return values
 
 
 def read_stream(file: str, content: bytes) -> Iterator[Any]:

@@ -25,9 +25,10 @@ def joined(source: str, format_: str, files: Sequence[RankTrace]) -> Trace:
         world = len(files)
         _check_world(files)
         operations = _matched(files)
-    first_ns = min((ns for one in operations for ns in one.not_before_ns), default=0)
+    first_ns = min((ns for operation in operations for ns in operation.not_before_ns), default=0)
     counted = (
-        dataclasses.replace(one, not_before_ns=tuple(ns - first_ns for ns in one.not_before_ns)) for one in operations
+        dataclasses.replace(operation, not_before_ns=tuple(ns - first_ns for ns in operation.not_before_ns))
+        for operation in operations
     )
     return Trace(source=source, format=format_, ranks=world, operations=tuple(counted), notes=notes)
 
@@ -89,7 +90,7 @@ def _matched(files: Sequence[RankTrace]) -> list[Operation]:
     left = [list(file.parts) for file in files]
     made: list[Operation] = []
     while any(left):
-        found = next(
+        match_at = next(
             (
                 match
                 for cross in (False, True)
@@ -98,11 +99,11 @@ def _matched(files: Sequence[RankTrace]) -> list[Operation]:
             ),
             None,
         )
-        if found is None:
+        if match_at is None:
             raise ConfigError(_stuck(files, left))
-        parts = [left[rank][index] for rank, index in found]
+        parts = [left[rank][index] for rank, index in match_at]
         made.append(_one(files, parts))
-        for rank, index in found:
+        for rank, index in match_at:
             del left[rank][index]
     return made
 
@@ -118,7 +119,7 @@ def _ready(left: Sequence[Sequence[Part]], rank: int, *, cross: bool) -> list[tu
     if head.collective != "p2p":
         members = [(member, 0) for member in head.members]
         heads = [left[member][0] if left[member] else None for member in head.members]
-        fits = all(one and (one.collective, one.members) == (head.collective, head.members) for one in heads)
+        fits = all(part and (part.collective, part.members) == (head.collective, head.members) for part in heads)
         return members if fits else None
     for mine, part in enumerate(_messages(left[rank], cross=cross)):
         peer = part.members[1] if part.members[0] == rank else part.members[0]
@@ -130,7 +131,7 @@ def _ready(left: Sequence[Sequence[Part]], rank: int, *, cross: bool) -> list[tu
 
 
 def _messages(parts: Sequence[Part], *, cross: bool) -> list[Part]:
-    return list(takewhile(lambda one: one.collective == "p2p", parts if cross else parts[:1]))
+    return list(takewhile(lambda part: part.collective == "p2p", parts if cross else parts[:1]))
 
 
 def _one(files: Sequence[RankTrace], parts: Sequence[Part]) -> Operation:

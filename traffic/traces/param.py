@@ -91,25 +91,27 @@ def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> R
     """
     records = _records(file, content)
     groups: dict[int | None, tuple[int, ...]] = {
-        one.pg_id: tuple(one.global_ranks) for one in records if one.pg_id is not None and one.global_ranks
+        record.pg_id: tuple(record.global_ranks)
+        for record in records
+        if record.pg_id is not None and record.global_ranks
     }
-    said = [one.world_size or 0 for one in records] + [1 + max(group) for group in groups.values()]
-    said += [1 + max(one.src_rank or 0, one.dst_rank or 0) for one in records]
-    largest = max(said, default=1)
+    numbers_of_ranks = [record.world_size or 0 for record in records] + [1 + max(group) for group in groups.values()]
+    numbers_of_ranks += [1 + max(record.src_rank or 0, record.dst_rank or 0) for record in records]
+    largest = max(numbers_of_ranks, default=1)
     world = largest if largest > 1 else world
     if world is None:
         raise ConfigError(f"{file}: no record gives the number of ranks; give it explicitly")
     parts: list[Part] = []
     notes: list[Note] = []
-    for number, one in enumerate(records):
+    for number, record in enumerate(records):
         try:
-            found = _part(number, one, groups, world, rank)
+            part = _part(number, record, groups, world, rank)
         except ValueError as error:
             raise ConfigError(f"{file}: record {number}: {error}") from error
-        if isinstance(found, Part):
-            parts.append(dataclasses.replace(found, not_before_ns=one.start_ns or 0))
-        elif found is not None:
-            what, blocks = found
+        if isinstance(part, Part):
+            parts.append(dataclasses.replace(part, not_before_ns=record.start_ns or 0))
+        elif part is not None:
+            what, blocks = part
             notes.append(Note(file=file, record=number, what=what, blocks=blocks))
     return RankTrace(file=file, rank=rank, world=world, parts=tuple(parts), notes=tuple(notes))
 
@@ -138,87 +140,87 @@ def _records(file: str, content: bytes) -> list[_Record]:
 
 
 def _part(
-    number: int, one: _Record, groups: Mapping[int | None, tuple[int, ...]], world: int, rank: int | None
+    number: int, record: _Record, groups: Mapping[int | None, tuple[int, ...]], world: int, rank: int | None
 ) -> Part | tuple[str, bool] | None:
     """Return the part; or why it is not replayed, and whether that changes the replay; or None if it needs no work."""
-    if one.compute is not None:
-        return f"compute {one.compute}: it has no duration in a trace; skipped", False
-    if one.comms is None:
+    if record.compute is not None:
+        return f"compute {record.compute}: it has no duration in a trace; skipped", False
+    if record.comms is None:
         raise ValueError("the record has neither comms nor compute")
-    name = "".join(letter for letter in one.comms.lower() if letter.isalpha())
+    name = "".join(letter for letter in record.comms.lower() if letter.isalpha())
     kind = COLLECTIVES.get(name)
     if kind is None:
-        return None if name in NOTHING_TO_DO else (f"{one.comms}: this collective is not supported", True)
+        return None if name in NOTHING_TO_DO else (f"{record.comms}: this collective is not supported", True)
     if kind in ("send", "recv"):
-        sent, received, _ = _sizes(one)
-        return _message(number, one, rank, sent if kind == "send" else received, sends=kind == "send")
-    members = _members(one, groups, world)
+        sent, received, _ = _sizes(record)
+        return _message(number, record, rank, sent if kind == "send" else received, sends=kind == "send")
+    members = _members(record, groups, world)
     if len(members) == 1 or (rank is not None and rank not in members):
-        return f"{one.comms} of ranks {list(members)}: a single rank, or without this rank", False
+        return f"{record.comms} of ranks {list(members)}: a single rank, or without this rank", False
     if kind == "barrier":
         return Part(record=number, collective=kind, members=members, size_bytes=BARRIER_BYTES)
-    return _collective(number, one, kind, members)
+    return _collective(number, record, kind, members)
 
 
-def _collective(number: int, one: _Record, kind: str, members: tuple[int, ...]) -> Part | tuple[str, bool]:
-    sent, received, item = _sizes(one)
+def _collective(number: int, record: _Record, kind: str, members: tuple[int, ...]) -> Part | tuple[str, bool]:
+    sent, received, item = _sizes(record)
     count = len(members)
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
     size = {"all-gather": received or sent * count, "broadcast": max(sent, received)}.get(kind, sent)
     if kind == "all-to-allv":
-        sends = _split(one.in_split, sent, item, count)
-        receives = _split(one.out_split, received, item, count) if one.out_split else ()
+        sends = _split(record.in_split, sent, item, count)
+        receives = _split(record.out_split, received, item, count) if record.out_split else ()
         size = max(sum(sends), sum(receives))
     if size <= 0:
-        return f"{one.comms} of 0 bytes", False
+        return f"{record.comms} of 0 bytes", False
     return Part(
         record=number,
         collective=kind,
         members=members,
         size_bytes=size,
-        root=(members[0] if one.root is None else one.root) if kind in ("broadcast", "reduce") else None,
+        root=(members[0] if record.root is None else record.root) if kind in ("broadcast", "reduce") else None,
         sends=sends,
         receives=receives,
-        dtype=one.dtype,
+        dtype=record.dtype,
     )
 
 
-def _members(one: _Record, groups: Mapping[int | None, tuple[int, ...]], world: int) -> tuple[int, ...]:
-    if one.global_ranks:
-        members = tuple(one.global_ranks)
-    elif one.pg_id in groups:
-        members = groups[one.pg_id]
-    elif one.pg_id in (None, 0):
+def _members(record: _Record, groups: Mapping[int | None, tuple[int, ...]], world: int) -> tuple[int, ...]:
+    if record.global_ranks:
+        members = tuple(record.global_ranks)
+    elif record.pg_id in groups:
+        members = groups[record.pg_id]
+    elif record.pg_id in (None, 0):
         members = tuple(range(world))
     else:
-        raise ValueError(f"no init record creates process group {one.pg_id}, and the record lists no ranks")
-    if one.root is not None and one.root not in members:
-        raise ValueError(f"root {one.root} is not in its group, {list(members)}")
+        raise ValueError(f"no init record creates process group {record.pg_id}, and the record lists no ranks")
+    if record.root is not None and record.root not in members:
+        raise ValueError(f"root {record.root} is not in its group, {list(members)}")
     return members
 
 
-def _sizes(one: _Record) -> tuple[int, int, int]:
-    if one.in_msg_size is None or one.out_msg_size is None or one.dtype is None:
-        raise ValueError(f"{one.comms} needs in_msg_size, out_msg_size and dtype")
-    if one.dtype.lower() not in ITEM_BYTES:
-        raise ValueError(f'unknown data type "{one.dtype}"')
-    if one.in_msg_size < 0 or one.out_msg_size < 0:
+def _sizes(record: _Record) -> tuple[int, int, int]:
+    if record.in_msg_size is None or record.out_msg_size is None or record.dtype is None:
+        raise ValueError(f"{record.comms} needs in_msg_size, out_msg_size and dtype")
+    if record.dtype.lower() not in ITEM_BYTES:
+        raise ValueError(f'unknown data type "{record.dtype}"')
+    if record.in_msg_size < 0 or record.out_msg_size < 0:
         raise ValueError("sizes cannot be negative")
-    item = ITEM_BYTES[one.dtype.lower()]
-    return one.in_msg_size * item, one.out_msg_size * item, item
+    item = ITEM_BYTES[record.dtype.lower()]
+    return record.in_msg_size * item, record.out_msg_size * item, item
 
 
-def _message(number: int, one: _Record, rank: int | None, size: int, *, sends: bool) -> Part | tuple[str, bool]:
-    if one.src_rank is None or one.dst_rank is None:
-        raise ValueError(f"{one.comms} needs src_rank and dst_rank")
-    teller = one.src_rank if sends else one.dst_rank
-    if rank is not None and teller != rank:
-        raise ValueError(f"{one.comms} of rank {teller} in the trace of rank {rank}")
-    if one.src_rank == one.dst_rank or size <= 0:
-        return f"{one.comms} of 0 bytes, or to its own sender", False
-    members = (one.src_rank, one.dst_rank)
-    return Part(record=number, collective="p2p", members=members, size_bytes=size, root=teller, dtype=one.dtype)
+def _message(number: int, record: _Record, rank: int | None, size: int, *, sends: bool) -> Part | tuple[str, bool]:
+    if record.src_rank is None or record.dst_rank is None:
+        raise ValueError(f"{record.comms} needs src_rank and dst_rank")
+    owner = record.src_rank if sends else record.dst_rank
+    if rank is not None and owner != rank:
+        raise ValueError(f"{record.comms} of rank {owner} in the trace of rank {rank}")
+    if record.src_rank == record.dst_rank or size <= 0:
+        return f"{record.comms} of 0 bytes, or to its own sender", False
+    members = (record.src_rank, record.dst_rank)
+    return Part(record=number, collective="p2p", members=members, size_bytes=size, root=owner, dtype=record.dtype)
 
 
 def _split(split: Sequence[int] | None, size_bytes: int, item: int, count: int) -> tuple[int, ...]:
@@ -236,46 +238,48 @@ def _split(split: Sequence[int] | None, size_bytes: int, item: int, count: int) 
 def content_for(trace: Trace, rank: int) -> bytes:
     """Return the file of one rank."""
     groups = {tuple(range(trace.ranks)): 0}
-    for one in trace.operations:
-        if one.collective != "p2p":
-            groups.setdefault(one.members, len(groups))
+    for operation in trace.operations:
+        if operation.collective != "p2p":
+            groups.setdefault(operation.members, len(groups))
     records: list[dict[str, Any]] = [
         {"comms": "init", "pg_id": number, "req": -1, "global_ranks": list(members), "world_size": len(members)}
         for members, number in groups.items()
     ]
-    mine = [one for one in trace.operations if rank in one.members]
-    for request, one in enumerate(mine):
-        records.append({**_written(one, rank, groups), "req": request, "startTime_ns": _start_ns(one, rank)})
+    mine = [operation for operation in trace.operations if rank in operation.members]
+    for request, operation in enumerate(mine):
+        records.append(
+            {**_written(operation, rank, groups), "req": request, "startTime_ns": _start_ns(operation, rank)}
+        )
     return json.dumps(records, indent=1).encode() + b"\n"
 
 
-def _start_ns(one: Operation, rank: int) -> int:
-    return one.not_before_ns[one.members.index(rank)]
+def _start_ns(operation: Operation, rank: int) -> int:
+    return operation.not_before_ns[operation.members.index(rank)]
 
 
-def _written(one: Operation, rank: int, groups: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
-    dtype = DTYPES.get(one.dtype or "fp32", "float32")
+def _written(operation: Operation, rank: int, groups: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
+    dtype = DTYPES.get(operation.dtype or "fp32", "float32")
     item = ITEM_BYTES[dtype]
-    place, count = one.members.index(rank), len(one.members)
-    whole = one.size_bytes // item
-    if one.collective == "p2p":
-        src, dst = one.members
+    place, count = operation.members.index(rank), len(operation.members)
+    whole = operation.size_bytes // item
+    if operation.collective == "p2p":
+        src, dst = operation.members
         said = "send" if rank == src else "recv"
         sizes = {"in_msg_size": whole, "out_msg_size": whole, "dtype": dtype}
         return {"comms": said, **sizes, "src_rank": src, "dst_rank": dst, "use_batch": False, "pg_id": 0}
-    frame = {"comms": WRITTEN[one.collective], "pg_id": groups[one.members], "world_size": count}
-    if one.collective == "barrier":
+    frame = {"comms": WRITTEN[operation.collective], "pg_id": groups[operation.members], "world_size": count}
+    if operation.collective == "barrier":
         return frame
     sent = received = whole
-    if one.collective == "all-gather":
+    if operation.collective == "all-gather":
         sent = whole // count
-    elif one.collective == "reduce-scatter":
+    elif operation.collective == "reduce-scatter":
         received = whole // count
-    elif one.collective == "all-to-allv":
-        sends = [size // item for size in one.counts[place]]
-        receives = [row[place] // item for row in one.counts]
+    elif operation.collective == "all-to-allv":
+        sends = [size // item for size in operation.counts[place]]
+        receives = [row[place] // item for row in operation.counts]
         sent, received = sum(sends), sum(receives)
         frame |= {"in_split": sends, "out_split": receives}
-    if one.root is not None:
-        frame["root"] = one.root
+    if operation.root is not None:
+        frame["root"] = operation.root
     return {**frame, "in_msg_size": sent, "out_msg_size": received, "dtype": dtype}

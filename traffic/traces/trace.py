@@ -101,34 +101,34 @@ def fitted(trace: Trace, *, ranks: int, scale: float = 1.0) -> Trace:
     """
     if scale <= 0:
         raise UsageError(f"the scale of a trace must be above 0, got {scale:g}")
-    kept = tuple(made for one in trace.operations if (made := _cut(one, ranks, scale)) is not None)
+    kept = tuple(made for operation in trace.operations if (made := _cut(operation, ranks, scale)) is not None)
     if not kept:
         raise UsageError(f"{trace.source}: no operation is among its first {ranks} ranks")
     return dataclasses.replace(trace, ranks=min(ranks, trace.ranks), operations=kept)
 
 
-def _cut(one: Operation, ranks: int, scale: float) -> Operation | None:
-    places = [index for index, member in enumerate(one.members) if member < ranks]
-    if len(places) < 2 or (one.collective == "p2p" and len(places) < len(one.members)):  # noqa: PLR2004
+def _cut(operation: Operation, ranks: int, scale: float) -> Operation | None:
+    places = [index for index, member in enumerate(operation.members) if member < ranks]
+    if len(places) < 2 or (operation.collective == "p2p" and len(places) < len(operation.members)):  # noqa: PLR2004
         return None
-    members = tuple(one.members[place] for place in places)
-    grain = 4 * len(members) if one.collective in ("all-gather", "reduce-scatter", "all-to-all") else 4
-    of_whole = one.size_bytes * scale
+    members = tuple(operation.members[place] for place in places)
+    grain = 4 * len(members) if operation.collective in ("all-gather", "reduce-scatter", "all-to-all") else 4
+    of_whole = operation.size_bytes * scale
     if grain > 4:  # noqa: PLR2004  # the block of each member keeps its size
-        of_whole = of_whole * len(members) / len(one.members)
+        of_whole = of_whole * len(members) / len(operation.members)
     counts = tuple(
-        tuple(_rounded(one.counts[row][column] * scale, 4, least=0) for column in places)
-        for row in (places if one.counts else ())
+        tuple(_rounded(operation.counts[row][column] * scale, 4, least=0) for column in places)
+        for row in (places if operation.counts else ())
     )
     largest = max((sum(row) for row in (*counts, *zip(*counts, strict=True))), default=0)
     return dataclasses.replace(
-        one,
+        operation,
         members=members,
-        root=one.root if one.root in members else members[0] if one.root is not None else None,
+        root=operation.root if operation.root in members else members[0] if operation.root is not None else None,
         size_bytes=max(4, largest) if counts else _rounded(of_whole, grain, least=grain),
         counts=counts,
-        pauses_ns=tuple(one.pauses_ns[place] for place in places),
-        not_before_ns=tuple(one.not_before_ns[place] for place in places),
+        pauses_ns=tuple(operation.pauses_ns[place] for place in places),
+        not_before_ns=tuple(operation.not_before_ns[place] for place in places),
     )
 
 

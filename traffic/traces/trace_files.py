@@ -26,17 +26,17 @@ def load(path: Path, *, form: str | None = None, ranks: int | None = None, group
     if form is not None and form not in FORMATS:
         raise UsageError(f'no trace format "{form}"; there is {", ".join(FORMATS)}')
     files = _files(path)
-    found = {ENDINGS[_ending(file)] for file in files.values()}
-    form = form or found.pop()
-    if found - {form}:
+    formats = {ENDINGS[_ending(file)] for file in files.values()}
+    form = form or formats.pop()
+    if formats - {form}:
         raise UsageError(f"{path}: has files of two formats; choose one with --format")
     files = {rank: file for rank, file in files.items() if ENDINGS[_ending(file)] == form}
     contents = {rank: _content(file) for rank, file in files.items()}
     if form == "param":
-        one = path.is_file()
-        world = ranks if one else len(files)
+        is_single_file = path.is_file()
+        world = ranks if is_single_file else len(files)
         read = [
-            param.read(str(file), contents[rank], rank=None if one else rank, world=world)
+            param.read(str(file), contents[rank], rank=None if is_single_file else rank, world=world)
             for rank, file in sorted(files.items())
         ]
     else:
@@ -67,12 +67,12 @@ def digest(path: Path, *, groups: Path | None = None) -> str:
     """
     files = [*files_of(path), *([groups] if groups is not None else [])]
     try:
-        found = [(hashlib.sha256(file.read_bytes()).hexdigest(), file.name) for file in files]
+        digests = [(hashlib.sha256(file.read_bytes()).hexdigest(), file.name) for file in files]
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror or error}") from error
     if path.is_file() and groups is None:
-        return found[0][0]
-    return hashlib.sha256("".join(f"{one}  {name}\n" for one, name in found).encode()).hexdigest()
+        return digests[0][0]
+    return hashlib.sha256("".join(f"{file_digest}  {name}\n" for file_digest, name in digests).encode()).hexdigest()
 
 
 def _ending(file: Path) -> str:

@@ -28,7 +28,7 @@ from traffic.workloads.ranks import (
     rank_plan,
     window_of,
 )
-from traffic.workloads.ranks_result import RanksResult, told
+from traffic.workloads.ranks_result import RanksResult, common_results
 
 __all__ = ["AUTO", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "fit", "layout", "start"]
 
@@ -206,7 +206,7 @@ def _busbw(spec: CollectiveSpec, programs: Sequence[Mapping[str, Any]], time_ns:
     """Return busbw as nccl-tests counts it; for an all-to-allv, from the bytes of its busiest RNIC."""
     if spec.collective != "all-to-allv":
         return traffic_metrics.busbw_gbytes_per_s(spec.collective, len(programs), spec.size_bytes, time_ns)
-    busiest = max(sum(row[3] for row in program[way]) for program in programs for way in ("sends", "recvs"))
+    busiest = max(sum(row[3] for row in program[direction]) for program in programs for direction in ("sends", "recvs"))
     return traffic_metrics.algbw_gbytes_per_s(busiest * ITEM_BYTES[spec.dtype], time_ns)
 
 
@@ -217,11 +217,11 @@ def _finish(
     programs: Sequence[Mapping[str, Any]],
     ranks: tuple[Endpoint, ...],
 ) -> CollectiveResult:
-    common = told(running, ranks)
+    common = common_results(running, ranks)
     per_rank = common["iterations"]
     times = traffic_metrics.operation_times_ns(per_rank)
     time_ns, p95_ns, p99_ns, max_ns = (
-        traffic_metrics.percentile(times, one) if times else 0.0 for one in (50, 95, 99, 100)
+        traffic_metrics.percentile(times, percent) if times else 0.0 for percent in (50, 95, 99, 100)
     )
     elements = [sum(count for _, count, *_ in program["results"]) for program in programs]
     return CollectiveResult(

@@ -25,7 +25,7 @@ from traffic.engine.running_traffic import OnEvent, Running
 from traffic.traces import Operation, Trace
 from traffic.workloads import replay
 from traffic.workloads.ranks import RanksSpec, place
-from traffic.workloads.ranks_result import RanksResult, told
+from traffic.workloads.ranks_result import RanksResult, common_results
 from traffic.workloads.replay_result import Execution
 
 __all__ = ["InferenceResult", "InferenceSpec", "check", "request", "run", "start"]
@@ -138,7 +138,7 @@ def start(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None)
 def run(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -> InferenceResult:
     """Run an inference job and wait for its end. Raises the exceptions of `start`."""
     with start(lab, spec, on_event) as running:
-        return running.wait(replay.patience_s(running, spec.requests))
+        return running.wait(replay.timeout_s(running, spec.requests))
 
 
 def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
@@ -149,15 +149,15 @@ def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
     ttft_ns, tpot_ns = [], []
     for row in rows:
         ends = [
-            [_ended_ns(row[member], phases[index][place]) for place, member in enumerate(one.members)]
-            for index, one in tokens
+            [_ended_ns(row[member], phases[index][place]) for place, member in enumerate(operation.members)]
+            for index, operation in tokens
         ]
         ttft_ns.append(max(ends[0]) - min(row[member].start_ns for member in done.trace.operations[0].members))
         tpot_ns.append(tuple(_slowest(later, sooner) for sooner, later in pairwise(ends)))
-    all_ns = [time_ns for one in tpot_ns for time_ns in one]
+    all_ns = [time_ns for operation in tpot_ns for time_ns in operation]
     kept = sum(_kept(spec, *times) for times in zip(ttft_ns, tpot_ns, strict=True))
     return InferenceResult(
-        **told(running, done.ranks),
+        **common_results(running, done.ranks),
         spec=spec,
         requests_completed=len(rows),
         ttft_ns=tuple(ttft_ns),

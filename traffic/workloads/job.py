@@ -37,7 +37,7 @@ from traffic.workloads.ranks import (
     task_name,
     window_of,
 )
-from traffic.workloads.ranks_result import RanksResult, told
+from traffic.workloads.ranks_result import RanksResult, common_results
 from traffic.workloads.storage_service import Storage, StorageTimes
 
 __all__ = [
@@ -150,7 +150,7 @@ def check(spec: JobSpec) -> None:
 
 def as_spec(spec: JobSpec, phase: JobPhase) -> CollectiveSpec:
     """Return the collective that a group of a phase runs."""
-    common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec) if one.name != "ranks"}
+    common = {field.name: getattr(spec, field.name) for field in fields(RanksSpec) if field.name != "ranks"}
     return CollectiveSpec(
         collective=phase.collective,
         algorithm=phase.algorithm,
@@ -180,21 +180,21 @@ def job_programs(
     made: list[schedules.Program | None] = [None] * world
     algorithms, steps = [], 0
     for number, phase in enumerate(spec.phases):
-        one = as_spec(spec, phase)
+        spec_of_phase = as_spec(spec, phase)
         teams = groups(spec.grid, phase.along)
         algorithm = phase.algorithm
         local = 1
         if algorithm == "hierarchical":
             local = _local(phase, {sharing(members) for members in teams})
-        elif algorithm == AUTO and len(found := {together(members) for members in teams}) == 1:
-            local = found.pop()
+        elif algorithm == AUTO and len(group_sizes := {together(members) for members in teams}) == 1:
+            local = group_sizes.pop()
         shape = cost.shape_for(len(teams[0]), phase.size_bytes, group=local)
         if algorithm == AUTO:
             algorithm = cost.best_algorithm(phase.collective, shape, phase.size_bytes, network)
         schedule = schedules.build(phase.collective, algorithm, shape)
         for members in teams:
-            for program in schedules.programs(schedule, collective.layout(one, len(members))):
-                mine = schedules.told_apart(schedules.renamed(program, members, world), number)
+            for program in schedules.programs(schedule, collective.layout(spec_of_phase, len(members))):
+                mine = schedules.with_own_pattern(schedules.with_world_ranks(program, members, world), number)
                 before = made[mine["rank"]]
                 made[mine["rank"]] = mine if before is None else schedules.in_sequence(before, mine, steps=steps)
         algorithms.append(algorithm)
@@ -202,15 +202,15 @@ def job_programs(
     return [program for program in made if program is not None], tuple(algorithms)
 
 
-def _local(phase: JobPhase, found: set[int]) -> int:
+def _local(phase: JobPhase, group_sizes: set[int]) -> int:
     """Return how many consecutive ranks share a host or rack; it must be equal in all groups of a phase."""
-    if len(found) != 1 or found == {1}:
+    if len(group_sizes) != 1 or group_sizes == {1}:
         raise UsageError(
             f"hierarchical {phase.collective} along {phase.along} needs groups that span several hosts (or racks), "
             "with the same number of consecutive ranks, at least 2, on each; reorder the ranks or the grid, or choose "
             "another algorithm"
         )
-    return found.pop()
+    return group_sizes.pop()
 
 
 def fit(lab: Fabric, spec: JobSpec) -> tuple[tuple[Endpoint, ...], list[schedules.Program], tuple[str, ...]]:
@@ -221,10 +221,10 @@ def fit(lab: Fabric, spec: JobSpec) -> tuple[tuple[Endpoint, ...], list[schedule
     """
     check(spec)
     ranks = place(lab, spec)
-    wanted = prod(size for _, size in spec.grid)
-    if len(ranks) != wanted:
+    expected = prod(size for _, size in spec.grid)
+    if len(ranks) != expected:
         said = " x ".join(f"{name} {size}" for name, size in spec.grid)
-        raise UsageError(f"a grid of {said} has {wanted} ranks, but {len(ranks)} RNICs are given")
+        raise UsageError(f"a grid of {said} has {expected} ranks, but {len(ranks)} RNICs are given")
     programs, algorithms = job_programs(
         spec,
         cost.NETWORKS[lab.kind],
@@ -253,14 +253,16 @@ def start(
         programs,
         iterations=spec.iterations,
         gpus=gpus_of(lab, spec, ranks),
-        storage=server.told(spec.storage, len(ranks)) if server and spec.storage else None,
+        storage=server.client_spec(spec.storage, len(ranks)) if server and spec.storage else None,
     )
-    beside = () if server is None else (server,)
-    return begin(lab, plan, lambda running: _finish(running, spec, algorithms, ranks), on_event, engines, beside=beside)
+    services = () if server is None else (server,)
+    return begin(
+        lab, plan, lambda running: _finish(running, spec, algorithms, ranks), on_event, engines, services=services
+    )
 
 
 def _group_times(spec: JobSpec, per_rank: Sequence[Sequence[Iteration]]) -> list[GroupTime]:
-    found = []
+    group_times = []
     for number, phase in enumerate(spec.phases):
         for members in groups(spec.grid, phase.along):
             rows = zip(*(per_rank[rank] for rank in members), strict=False)
@@ -269,8 +271,8 @@ def _group_times(spec: JobSpec, per_rank: Sequence[Sequence[Iteration]]) -> list
             factor = 0.0
             if phase.collective != "all-to-allv":
                 factor = traffic_metrics.busbw_gbytes_per_s(phase.collective, len(members), phase.size_bytes, time_ns)
-            found.append(GroupTime(phase=number, members=members, time_ns=time_ns, busbw_gbytes_per_s=factor))
-    return found
+            group_times.append(GroupTime(phase=number, members=members, time_ns=time_ns, busbw_gbytes_per_s=factor))
+    return group_times
 
 
 def _phase_ns(item: Iteration, number: int) -> int:
@@ -280,9 +282,11 @@ def _phase_ns(item: Iteration, number: int) -> int:
 def _finish(
     running: Running[JobResult], spec: JobSpec, algorithms: tuple[str, ...], ranks: tuple[Endpoint, ...]
 ) -> JobResult:
-    common = told(running, ranks)
+    common = common_results(running, ranks)
     per_rank = common["iterations"]
-    stored = tuple(one for rank in range(len(ranks)) for one in checkpoints_of(running, task_name(rank), rank))
+    stored = tuple(
+        checkpoint for rank in range(len(ranks)) for checkpoint in checkpoints_of(running, task_name(rank), rank)
+    )
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     return JobResult(
         **common,

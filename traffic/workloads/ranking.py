@@ -17,7 +17,7 @@ from traffic.engine.running_traffic import OnEvent, Running
 from traffic.traces import Operation, Trace
 from traffic.workloads import replay
 from traffic.workloads.ranks import RanksSpec, place
-from traffic.workloads.ranks_result import RanksResult, told
+from traffic.workloads.ranks_result import RanksResult, common_results
 from traffic.workloads.replay_result import Execution, operation_times_ns
 
 __all__ = ["RankingResult", "RankingSpec", "check", "run", "start", "step"]
@@ -80,11 +80,11 @@ def check(spec: RankingSpec, ranks: int) -> None:
 
 def step(spec: RankingSpec, ranks: int) -> Trace:
     """Return the operations of one iteration as a trace."""
-    asked = schedules.skewed_counts(spec.embedding_bytes // 4, ranks, spec.skew) * 4
+    requested = schedules.skewed_counts(spec.embedding_bytes // 4, ranks, spec.skew) * 4
     everybody = tuple(range(ranks))
     made = [
-        ("all-to-allv", asked.T, 0.0),
-        ("all-to-allv", asked, spec.dense_ms),
+        ("all-to-allv", requested.T, 0.0),
+        ("all-to-allv", requested, spec.dense_ms),
         ("all-reduce", None, 0.0),
     ]
     operations = tuple(
@@ -122,7 +122,7 @@ def start(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -
 def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> RankingResult:
     """Run a ranking job and wait for its end. Raises the exceptions of `start`."""
     with start(lab, spec, on_event) as running:
-        return running.wait(replay.patience_s(running, spec.iterations))
+        return running.wait(replay.timeout_s(running, spec.iterations))
 
 
 def _result(spec: RankingSpec, done: Execution) -> RankingResult:
@@ -134,7 +134,7 @@ def _result(spec: RankingSpec, done: Execution) -> RankingResult:
     )
     sent = [sum(row) - row[rank] for rank, row in enumerate(done.trace.operations[0].counts)]
     return RankingResult(
-        **told(running, done.ranks),
+        **common_results(running, done.ranks),
         spec=spec,
         iterations_completed=len(whole),
         mmr=max(sent) * len(sent) / sum(sent),

@@ -15,7 +15,7 @@ from traffic.engine.engine_client import Fabric, endpoint
 from traffic.engine.flight_recorder import RankEnd
 from traffic.engine.run_results import Endpoint, Outcome, Window
 from traffic.engine.running_traffic import Running
-from traffic.engine.task_specs import Cable, Plan, QpParams, TaskPlan
+from traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan
 
 __all__ = [
     "ITEM_BYTES",
@@ -37,7 +37,7 @@ WARMUP = 2
 
 MAX_RANKS = 128
 MIN_SLOTS = 4
-LEAST_SEGMENT = 65536
+MIN_SEGMENT_BYTES = 65536
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
 """Bytes per element, by type."""
@@ -101,28 +101,28 @@ def gpus_of(lab: Fabric, spec: RanksSpec, ranks: Sequence[Endpoint]) -> tuple[Ma
     """
     if not spec.compute_units:
         return None
-    found: list[Mapping[str, Any]] = []
+    gpus: list[Mapping[str, Any]] = []
     for rank in ranks:
         host = lab.topology.host_by_name[rank.host]
-        beside = next((rnic.gpu for rnic in host.rnics if rnic.name == rank.rnic), None)
+        assigned = next((rnic.gpu for rnic in host.rnics if rnic.name == rank.rnic), None)
         numbers = {gpu.name: number for number, gpu in enumerate(host.gpus)}
-        wanted = beside or spec.gpu
-        number = numbers.get(wanted)
+        gpu_name = assigned or spec.gpu
+        number = numbers.get(gpu_name)
         if number is None:
-            raise UsageError(f"{rank.host} has no GPU {wanted}; leave out the compute phase, or name another GPU")
+            raise UsageError(f"{rank.host} has no GPU {gpu_name}; leave out the compute phase, or name another GPU")
         gpu = host.gpus[number]
         if gpu.kind == "soft":
-            found.append({"socket": f"/run/faultbed/{gpu.name}.sock"})
+            gpus.append({"socket": f"/run/faultbed/{gpu.name}.sock"})
         else:
-            found.append({"pcie": gpu.pcie, "number": number})
-    return tuple(found)
+            gpus.append({"pcie": gpu.pcie, "number": number})
+    return tuple(gpus)
 
 
 def group_size(topology: Topology, ranks: Sequence[Endpoint]) -> int:
     """Return how many consecutive ranks share a host, or else a rack; 1 if the groups have different sizes."""
     racks = {host.name: host.rack for host in topology.hosts}
-    found = host_group_size(ranks)
-    return found if found > 1 else _run_length([racks[rank.host] for rank in ranks])
+    by_host = host_group_size(ranks)
+    return by_host if by_host > 1 else _run_length([racks[rank.host] for rank in ranks])
 
 
 def host_group_size(ranks: Sequence[Endpoint]) -> int:
@@ -132,16 +132,16 @@ def host_group_size(ranks: Sequence[Endpoint]) -> int:
 
 def _run_length(places: Sequence[str]) -> int:
     runs = [len(list(run)) for _, run in groupby(places)]
-    alike = len(set(runs)) == 1 and len(runs) == len(set(places))
-    return runs[0] if alike and runs[0] < len(places) else 1
+    equal = len(set(runs)) == 1 and len(runs) == len(set(places))
+    return runs[0] if equal and runs[0] < len(places) else 1
 
 
 def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program], busiest: float) -> int:
     """Return the segment size: at most the longest message, and less if a rank has so many lanes that slots are few."""
     item = ITEM_BYTES[spec.dtype]
     longest = max((row[3] for program in programs for row in program["sends"]), default=1) * item
-    share = round(spec.slots * spec.segment_bytes / max(1.0, busiest)) // 2 // LEAST_SEGMENT * LEAST_SEGMENT
-    return min(spec.segment_bytes, longest, max(LEAST_SEGMENT, share))
+    share = round(spec.slots * spec.segment_bytes / max(1.0, busiest)) // 2 // MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES
+    return min(spec.segment_bytes, longest, max(MIN_SEGMENT_BYTES, share))
 
 
 def rank_plan(
@@ -161,7 +161,9 @@ def rank_plan(
     (`traffic.workloads.storage_service.StorageServer.client_spec`).
     """
     pairs = schedules.peers_of(programs)
-    cables = tuple(Cable(index=index, src=task_name(src), dst=task_name(dst)) for index, (src, dst) in enumerate(pairs))
+    connections = tuple(
+        ConnectionSpec(index=index, src=task_name(src), dst=task_name(dst)) for index, (src, dst) in enumerate(pairs)
+    )
     # The data in flight is limited per rank, not per lane: a rank with many peers would flood the queues on its path.
     busiest = max(sum(rank in pair for pair in pairs) for rank in range(len(ranks))) / 2
     slots = max(MIN_SLOTS, round(spec.slots / max(1.0, busiest)))
@@ -193,7 +195,7 @@ def rank_plan(
     return Plan(
         what=what,
         tasks=tuple(tasks),
-        cables=cables,
+        connections=connections,
         peer_deadline_s=spec.peer_deadline_s,
         stall_deadline_s=spec.stall_deadline_s,
     )
@@ -206,16 +208,16 @@ def task_name(rank: int) -> str:
 
 def ends_of(running: Running[Any], ranks: Sequence[Endpoint]) -> tuple[RankEnd, ...]:
     """Return how each rank ended. A rank that finished before others failed has completed."""
-    found = []
+    ends = []
     for rank, place in enumerate(ranks):
         flight = running.flights.get(task_name(rank))
         if running.failure is None or task_name(rank) in running.done:
             outcome: Outcome = "completed" if running.failure else running.outcome
-            found.append(RankEnd(rank=rank, endpoint=place.name, outcome=outcome, where=None))
+            ends.append(RankEnd(rank=rank, endpoint=place.name, outcome=outcome, where=None))
         else:
             where = flight.standing if flight else "its engine sent no flight recorder at the end"
-            found.append(RankEnd(rank=rank, endpoint=place.name, outcome="failed", where=where))
-    return tuple(found)
+            ends.append(RankEnd(rank=rank, endpoint=place.name, outcome="failed", where=where))
+    return tuple(ends)
 
 
 def window_of(running: Running[Any]) -> Window:

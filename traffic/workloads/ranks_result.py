@@ -12,7 +12,7 @@ from traffic.engine.running_traffic import Running
 from traffic.engine.samples import iterations_of, samples_of
 from traffic.workloads.ranks import task_name
 
-__all__ = ["RanksResult", "told"]
+__all__ = ["RanksResult", "common_results"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class RanksResult:
         return asdict(self)
 
 
-def told(running: Running[Any], ranks: Sequence[Endpoint]) -> dict[str, Any]:
+def common_results(running: Running[Any], ranks: Sequence[Endpoint]) -> dict[str, Any]:
     """Return the fields of `RanksResult` for a run that is over."""
     per_rank = tuple(iterations_of(running, task_name(rank)) for rank in range(len(ranks)))
     return {

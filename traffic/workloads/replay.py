@@ -21,7 +21,7 @@ from traffic.workloads.ranks import RanksSpec, place, rank_plan
 from traffic.workloads.replay_batches import MADE_BYTES, Batch, ReplaySpec, batches, check, whole
 from traffic.workloads.replay_result import Execution, ReplayResult, RoundsResult, result, rounds
 
-__all__ = ["execute", "patience_s", "run", "start", "start_made"]
+__all__ = ["execute", "run", "start", "start_made", "timeout_s"]
 
 Made = TypeVar("Made")
 
@@ -48,21 +48,21 @@ def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent |
     times = 1 if len(made) == 1 else spec.repeat  # the ranks themselves repeat a single batch
     with Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)) as engines:
         for number, plan in [pair for _ in range(times) for pair in enumerate(plans)]:
-            with begin(lab, plan, _itself, on_event, engines) as running:
-                ended.append((number, running.wait(patience_s(running, spec.repeat))))
+            with begin(lab, plan, _unchanged, on_event, engines) as running:
+                ended.append((number, running.wait(timeout_s(running, spec.repeat))))
             if running.failure is not None:
                 break
     return Execution(spec=spec, trace=trace, ranks=ranks, batches=made, runs=tuple(ended))
 
 
 def _ranks(lab: TrafficLab, spec: ReplaySpec, trace: Trace) -> tuple[Endpoint, ...]:
-    found = place(lab, spec)
-    if trace.ranks > len(found):
+    ranks = place(lab, spec)
+    if trace.ranks > len(ranks):
         raise UsageError(
-            f"{trace.source} has {trace.ranks} ranks, but there are {len(found)} RNICs; shrink it to what its first "
-            f"{len(found)} ranks do among themselves"
+            f"{trace.source} has {trace.ranks} ranks, but there are {len(ranks)} RNICs; shrink it to what its first "
+            f"{len(ranks)} ranks do among themselves"
         )
-    return found[: trace.ranks]
+    return ranks[: trace.ranks]
 
 
 def start_made(
@@ -80,7 +80,7 @@ def start_made(
         UsageError: the trace does not fit this lab, or needs more than one batch; nothing was started.
         LabError: the workload could not be started; nothing is left running.
     """
-    common = {one.name: getattr(spec, one.name) for one in fields(RanksSpec)}
+    common = {field.name: getattr(spec, field.name) for field in fields(RanksSpec)}
     as_replay = ReplaySpec(**common, repeat=repeat, batch_bytes=MADE_BYTES)
     check(as_replay)
     return _start_whole(lab, as_replay, place(lab, spec), trace, finish, on_event)
@@ -114,7 +114,7 @@ def _start_whole(
     return begin(lab, _plan(spec, ranks, batch, 0, 1), ended, on_event)
 
 
-def patience_s(running: Running[Any], rounds: int) -> float:
+def timeout_s(running: Running[Any], rounds: int) -> float:
     """Return a timeout for `rounds` rounds of a replay that `start_made` has started."""
     each_s: float = max(task.spec["deadline_ms"] for task in running.plan.tasks) / 1000
     return SPARE_S + running.plan.stall_deadline_s + rounds * each_s
@@ -125,7 +125,7 @@ def _deadline_s(spec: ReplaySpec, batch: Batch) -> float:
     return spec.deadline_s * max(1, len(batch.operations)) + batch.pauses_ns / 1e9
 
 
-def _itself(running: Running[Any]) -> Running[Any]:
+def _unchanged(running: Running[Any]) -> Running[Any]:
     return running
 
 

@@ -80,23 +80,23 @@ def check(spec: ReplaySpec) -> None:
     check_qp(spec.qp)
 
 
-def _shape(one: Operation) -> tuple[str, schedules.Shape]:
+def _shape(operation: Operation) -> tuple[str, schedules.Shape]:
     """Return the collective that stands for an operation; a message is a broadcast to one rank."""
-    root = 0 if one.root is None else one.members.index(one.root)
-    name = "broadcast" if one.collective == "p2p" else one.collective
-    return name, cost.shape_for(len(one.members), one.size_bytes, root=root)
+    root = 0 if operation.root is None else operation.members.index(operation.root)
+    name = "broadcast" if operation.collective == "p2p" else operation.collective
+    return name, cost.shape_for(len(operation.members), operation.size_bytes, root=root)
 
 
-def _layout(one: Operation) -> schedules.Layout:
-    if one.collective == "barrier":
-        return schedules.Layout(elements=len(one.members))
-    if one.counts:
-        counts = np.array(one.counts, dtype=np.int64) // 4
+def _layout(operation: Operation) -> schedules.Layout:
+    if operation.collective == "barrier":
+        return schedules.Layout(elements=len(operation.members))
+    if operation.counts:
+        counts = np.array(operation.counts, dtype=np.int64) // 4
         return schedules.Layout(elements=int(counts.sum(axis=1).max()), counts=counts)
-    return schedules.Layout(elements=one.size_bytes // 4)
+    return schedules.Layout(elements=operation.size_bytes // 4)
 
 
-class _Making:
+class _BatchBuilder:
     """Builds a batch, operation by operation."""
 
     def __init__(self, ranks: int) -> None:
@@ -112,12 +112,20 @@ class _Making:
         program = self.made[rank]
         return 0 if program is None else int(program["elements"])
 
-    def add(self, one: Operation, algorithm: str, schedule: schedules.Schedule, parts: Sequence[schedules.Program],
-            waits: Sequence[tuple[int, int]]) -> None:  # fmt: skip
+    def add(
+        self,
+        operation: Operation,
+        algorithm: str,
+        schedule: schedules.Schedule,
+        parts: Sequence[schedules.Program],
+        waits: Sequence[tuple[int, int]],
+    ) -> None:
         phases: list[int] = []
         gates: list[int | None] = []
         for part, (pause_ns, not_before_ns) in zip(parts, waits, strict=True):
-            mine = schedules.told_apart(schedules.renamed(part, one.members, self.ranks), len(self.operations))
+            mine = schedules.with_own_pattern(
+                schedules.with_world_ranks(part, operation.members, self.ranks), len(self.operations)
+            )
             before = self.made[mine["rank"]]
             phase = 0 if before is None else len(before["fences"]) + 1
             pauses = [] if before is None else before["pauses"]
@@ -130,7 +138,7 @@ class _Making:
         self.pauses_ns += max(pause_ns for pause_ns, _ in waits)
         self.pauses_ns = max(self.pauses_ns, *(not_before_ns for _, not_before_ns in waits))
         self.steps += schedule.steps
-        self.operations.append(one)
+        self.operations.append(operation)
         self.algorithms.append(algorithm)
         self.phases.append(tuple(phases))
         self.gates.append(tuple(gates))
@@ -139,14 +147,17 @@ class _Making:
         return Batch(
             operations=tuple(self.operations),
             algorithms=tuple(self.algorithms),
-            programs=tuple(_nothing(rank, self.ranks) if one is None else one for rank, one in enumerate(self.made)),
+            programs=tuple(
+                _empty_program(rank, self.ranks) if operation is None else operation
+                for rank, operation in enumerate(self.made)
+            ),
             phases=tuple(self.phases),
             gates=tuple(self.gates),
             pauses_ns=self.pauses_ns,
         )
 
 
-def _nothing(rank: int, ranks: int) -> schedules.Program:
+def _empty_program(rank: int, ranks: int) -> schedules.Program:
     """Return the program of a rank that takes no part in a batch."""
     lists = ("fills", "copies", "sends", "recvs", "fences", "results", "pauses")
     return {"rank": rank, "ranks": ranks, "input": 0, "elements": 1, "groups": [[rank]], **{name: [] for name in lists}}
@@ -160,27 +171,29 @@ def batches(
     Raises:
         UsageError: an operation is not supported or too large.
     """
-    found = []
-    making = _Making(trace.ranks)
+    finished = []
+    builder = _BatchBuilder(trace.ranks)
     base_ns: int | None = None
-    for one in trace.operations:
-        name, shape = _shape(one)
-        algorithm = cost.best_algorithm(name, shape, one.size_bytes, network)
+    for operation in trace.operations:
+        name, shape = _shape(operation)
+        algorithm = cost.best_algorithm(name, shape, operation.size_bytes, network)
         schedule = schedules.build(name, algorithm, shape)
-        parts = schedules.programs(schedule, _layout(one))
+        parts = schedules.programs(schedule, _layout(operation))
         largest = max(part["elements"] for part in parts) * 4
         if largest > spec.batch_bytes:
             raise UsageError(
-                f"{trace.source}: record {one.record}: {one.collective} of {one.size_bytes} bytes needs {largest} "
-                f"bytes per rank, and the limit is {spec.batch_bytes}; scale the trace down"
+                f"{trace.source}: record {operation.record}: {operation.collective} of {operation.size_bytes} bytes "
+                f"needs {largest} bytes per rank, and the limit is {spec.batch_bytes}; scale the trace down"
             )
-        most = max(making.elements(member) + part["elements"] for member, part in zip(one.members, parts, strict=True))
-        if making.operations and (most * 4 > spec.batch_bytes or len(making.operations) >= most_operations):
-            found.append(making.done())
-            making, base_ns = _Making(trace.ranks), None
-        base_ns = min(one.not_before_ns) if base_ns is None else base_ns
-        making.add(one, algorithm, schedule, parts, _waits(one, spec, base_ns))
-    return (*found, making.done())
+        most = max(
+            builder.elements(member) + part["elements"] for member, part in zip(operation.members, parts, strict=True)
+        )
+        if builder.operations and (most * 4 > spec.batch_bytes or len(builder.operations) >= most_operations):
+            finished.append(builder.done())
+            builder, base_ns = _BatchBuilder(trace.ranks), None
+        base_ns = min(operation.not_before_ns) if base_ns is None else base_ns
+        builder.add(operation, algorithm, schedule, parts, _waits(operation, spec, base_ns))
+    return (*finished, builder.done())
 
 
 def whole(trace: Trace, spec: ReplaySpec, network: cost.Network) -> Batch:
@@ -199,11 +212,11 @@ def whole(trace: Trace, spec: ReplaySpec, network: cost.Network) -> Batch:
     return made[0]
 
 
-def _waits(one: Operation, spec: ReplaySpec, base_ns: int) -> list[tuple[int, int]]:
+def _waits(operation: Operation, spec: ReplaySpec, base_ns: int) -> list[tuple[int, int]]:
     """Return, by member, the pause after the previous operation and the earliest start after the batch's beginning."""
     if not spec.pauses:
-        return [(0, 0)] * len(one.members)
+        return [(0, 0)] * len(operation.members)
     return [
         (round(pause_ns / spec.speed), round(max(0, not_before_ns - base_ns) / spec.speed))
-        for pause_ns, not_before_ns in zip(one.pauses_ns, one.not_before_ns, strict=True)
+        for pause_ns, not_before_ns in zip(operation.pauses_ns, operation.not_before_ns, strict=True)
     ]

@@ -12,7 +12,7 @@ from traffic.engine.running_traffic import Running
 from traffic.engine.samples import iterations_of
 from traffic.traces import Trace
 from traffic.workloads.ranks import task_name, window_of
-from traffic.workloads.ranks_result import RanksResult, told
+from traffic.workloads.ranks_result import RanksResult, common_results
 from traffic.workloads.replay_batches import Batch, ReplaySpec
 
 __all__ = ["Execution", "OperationTime", "ReplayResult", "RoundsResult", "operation_times_ns", "result", "rounds"]
@@ -114,7 +114,7 @@ def rounds(done: Execution) -> RoundsResult:
     lengths = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     took = [operation_times_ns(batch, index, per_rank) for index in range(len(batch.operations))]
     return RoundsResult(
-        **told(running, done.ranks),
+        **common_results(running, done.ranks),
         spec=done.spec,
         source=done.trace.source,
         iterations_completed=len(lengths),
@@ -159,21 +159,21 @@ def _took_ns(item: Iteration, phase: int, gate: int | None) -> int:
 
 
 def _time(batch: Batch, index: int, took: Sequence[int]) -> OperationTime:
-    one, time_ns = batch.operations[index], traffic_metrics.percentile(took, 50)
-    count = len(one.members)
-    if one.counts:
-        busiest = max(sum(row) - row[place] for place, row in enumerate(one.counts))
+    operation, time_ns = batch.operations[index], traffic_metrics.percentile(took, 50)
+    count = len(operation.members)
+    if operation.counts:
+        busiest = max(sum(row) - row[place] for place, row in enumerate(operation.counts))
         busbw = traffic_metrics.algbw_gbytes_per_s(busiest, time_ns)
     else:
-        name = "send-recv" if one.collective == "p2p" else one.collective
-        busbw = traffic_metrics.busbw_gbytes_per_s(name, count, one.size_bytes, time_ns)
+        name = "send-recv" if operation.collective == "p2p" else operation.collective
+        busbw = traffic_metrics.busbw_gbytes_per_s(name, count, operation.size_bytes, time_ns)
     return OperationTime(
-        record=one.record,
-        collective=one.collective,
+        record=operation.record,
+        collective=operation.collective,
         algorithm=batch.algorithms[index],
-        members=one.members,
-        size_bytes=one.size_bytes,
+        members=operation.members,
+        size_bytes=operation.size_bytes,
         time_ns=time_ns,
         busbw_gbytes_per_s=busbw,
-        recorded_ns=one.duration_ns,
+        recorded_ns=operation.duration_ns,
     )

@@ -78,7 +78,7 @@ class StorageServer:
         """Stop the server."""
         self._channel.close()
 
-    def told(self, storage: Storage, ranks: int) -> dict[str, Any]:
+    def client_spec(self, storage: Storage, ranks: int) -> dict[str, Any]:
         """Return the configuration of a rank's storage client."""
         return {**asdict(storage), "address": self.address, "port": self.port, "ranks": ranks}
 
@@ -91,19 +91,19 @@ def serve(lab: TrafficLab, host: str) -> StorageServer:
         LabError: the server does not start.
     """
     host = select_one(lab.topology, host)
-    found = lab.topology.host_by_name.get(host)
-    if found is None:
+    server = lab.topology.host_by_name.get(host)
+    if server is None:
         raise UsageError(f'storage on "{host}": there is no such host; there is {", ".join(lab.topology.host_by_name)}')
-    address = found.front_end_address.split("/")[0]
+    address = server.front_end_address.split("/")[0]
     lab.ensure_code(host)
     channel = lab.node(host).open([*lab.python(MODULE), address])
     with contextlib.ExitStack() as undo:
         undo.callback(channel.close)
-        first = channel.receive(timeout_s=START_TIMEOUT_S)
-        if first is None:
+        reply = channel.receive(timeout_s=START_TIMEOUT_S)
+        if reply is None:
             raise LabError(f"{host}: storage on {address} ended at once")
         undo.pop_all()
-    return StorageServer(channel, address, first["port"])
+    return StorageServer(channel, address, reply["port"])
 
 
 def times_of(iterations: Sequence[Sequence[Iteration]], checkpoints: Sequence[Checkpoint]) -> StorageTimes:

@@ -169,7 +169,7 @@ def _tell_plan(session: Session, spec: ReplaySpec, trace: Trace, made: tuple[Bat
     )
     session.out.print("ranks: " + ", ".join(f"{rank} on {name}" for rank, name in enumerate(spec.ranks)))
     for note in trace.notes:
-        stands = styled("not supported", "red") if note.blocks else "passed over"
+        stands = styled("not supported", "red") if note.blocks else "skipped"
         said = f": {note.file} record {note.record}: {note.what}"
         session.out.print(Text.assemble(stands, said), soft_wrap=True)
 

@@ -44,10 +44,10 @@ class AdmittedReceiver(FlowReceiver):
 
     def joined(self, conn: Conn) -> None:
         if conn.number not in self.credits:
-            made = request("write-imm", wr_id=CREDIT_ID, mr=self.buffer.mr, address=0, size=0, signalled=True)
-            self.credits[conn.number] = made
+            credit = request("write-imm", wr_id=CREDIT_ID, mr=self.buffer.mr, address=0, size=0, signalled=True)
+            self.credits[conn.number] = credit
         for _ in range(RECEIVES):
-            conn.rc.post_recv(self.receive)
+            conn.qp.post_recv(self.receive)
 
     def go(self, conn: Conn, now_ns: int) -> None:
         conn.outstanding = 0
@@ -58,8 +58,8 @@ class AdmittedReceiver(FlowReceiver):
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         if conn.state in ("joined", "up"):
-            conn.rc.post_recv(self.receive)
-        self._grant(self.grants.came(conn) if imm else self.grants.leave(conn), now_ns)
+            conn.qp.post_recv(self.receive)
+        self._grant(self.grants.arrived(conn) if imm else self.grants.leave(conn), now_ns)
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         pass
@@ -69,7 +69,7 @@ class AdmittedReceiver(FlowReceiver):
             credit, _ = conn.task.credits[conn.number]  # type: ignore[attr-defined]  # an AdmittedReceiver
             credit.imm_data = conn.peer["chain"]
             conn.task.posted(conn, now_ns)
-            conn.rc.post_send(credit)
+            conn.qp.post_send(credit)
 
     def close(self) -> None:
         _GRANTS.pop(self.rnic.name, None)
@@ -82,11 +82,11 @@ class AdmittedSender(FlowSender):
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
         self.window = 0
-        self.leaving, self._leaving_sge = request(
+        self.departure, self._departure_sge = request(
             "write-imm", wr_id=LEAVE_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
         )
-        self.left: set[int] = set()
-        self.again: dict[int, deque[int]] = {}
+        self.departed: set[int] = set()
+        self.regrant: dict[int, deque[int]] = {}
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
         sends, receives = super().capacity(conn)
@@ -104,37 +104,37 @@ class AdmittedSender(FlowSender):
     def go(self, conn: Conn, now_ns: int) -> None:
         if self.running:
             conn.outstanding = 0
-            self.left.discard(conn.number)
+            self.departed.discard(conn.number)
             # Chains in flight on the lost queue pair: the receiver no longer counts their grants and grants them again.
-            self.again[conn.number] = deque(self.lanes[conn.number].flying)
+            self.regrant[conn.number] = deque(self.lanes[conn.number].in_flight)
             self._fill(conn, now_ns)
-            self._leave_if_done(conn, now_ns)
+            self._depart_if_done(conn, now_ns)
 
     def _post(self, conn: Conn, now_ns: int) -> bool:
         lane = self.lanes[conn.number]
-        if not (again := self.again.get(conn.number)):
+        if not (regrant := self.regrant.get(conn.number)):
             return super()._post(conn, now_ns)
-        if conn.state != "up" or lane.ahead + lane.batch > 0:  # not granted
+        if conn.state != "up" or lane.uncredited + lane.batch > 0:  # not granted
             return False
-        lane.ahead += lane.batch
+        lane.uncredited += lane.batch
         self.posted(conn, now_ns)
-        conn.rc.post_send(lane.heads[again.popleft()])
+        conn.qp.post_send(lane.heads[regrant.popleft()])
         return True
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         if wr_id != LEAVE_ID:
             super().on_send(conn, wr_id, now_ns)
-            self._leave_if_done(conn, now_ns)
+            self._depart_if_done(conn, now_ns)
 
     def stop(self, now_ns: int) -> None:
         super().stop(now_ns)
         for conn in self.conns.values():
-            self._leave_if_done(conn, now_ns)
+            self._depart_if_done(conn, now_ns)
 
-    def _leave_if_done(self, conn: Conn, now_ns: int) -> None:
+    def _depart_if_done(self, conn: Conn, now_ns: int) -> None:
         lane = self.lanes[conn.number]
         over = self.stopping_ns is not None or lane.left == 0
-        if over and conn.state == "up" and not lane.flying and conn.number not in self.left:
-            self.left.add(conn.number)
+        if over and conn.state == "up" and not lane.in_flight and conn.number not in self.departed:
+            self.departed.add(conn.number)
             self.posted(conn, now_ns)
-            conn.rc.post_send(self.leaving)
+            conn.qp.post_send(self.departure)

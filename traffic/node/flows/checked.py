@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from traffic.node.flows.content import Content, Looker
+from traffic.node.flows.content import Content, Verifier
 from traffic.node.flows.flow import FlowReceiver, FlowSender
 from traffic.node.task import RECV_ID, Conn
 from traffic.node.verbs import Rnic, recv_request
@@ -34,12 +34,12 @@ class CheckedReceiver(FlowReceiver):
         super().__init__(name, rnic, spec, emit)
         self.size = spec["part_bytes"]
         self.content = Content(self.size)
-        self.lookers: dict[int, Looker] = {}
+        self.verifiers: dict[int, Verifier] = {}
         self.requests: dict[int, deque[tuple[int, Any]]] = {}
         self.started_ns = self.last_ns = 0
         self.stopping_ns: int | None = None
         if spec["verb"] == "write-imm":
-            self.tell_at = 1  # its sender has no slot to spare
+            self.credit_at = 1  # its sender has no slot to spare
         if spec["verb"] == "read":
             self.buffer.write(0, self.content.of(0, 0))
 
@@ -52,43 +52,43 @@ class CheckedReceiver(FlowReceiver):
         return size if self.spec["verb"] == "read" else self.spec["qps"] * self.slots() * size
 
     def endpoint(self, conn: Conn) -> dict[str, Any]:
-        self._looker(conn)
+        self._verifier(conn)
         base = 0 if self.spec["verb"] == "read" else self._offset(conn, 0)
         return {"rkey": self.buffer.mr.rkey, "base": self.buffer.address + base}
 
-    def _looker(self, conn: Conn) -> Looker:
-        if conn.number not in self.lookers:
-            self.lookers[conn.number] = Looker(self.content, conn.number)
-        return self.lookers[conn.number]
+    def _verifier(self, conn: Conn) -> Verifier:
+        if conn.number not in self.verifiers:
+            self.verifiers[conn.number] = Verifier(self.content, conn.number)
+        return self.verifiers[conn.number]
 
     def _offset(self, conn: Conn, slot: int) -> int:
-        place = list(self.lookers).index(conn.number)
+        place = list(self.verifiers).index(conn.number)
         return int((place * self.slots() + slot) * self.size)
 
-    def receives_of(self, conn: Conn) -> Iterable[Any]:
+    def initial_receives(self, conn: Conn) -> Iterable[Any]:
         if self.spec["verb"] != "send":
-            return super().receives_of(conn)
+            return super().initial_receives(conn)
         if conn.number not in self.requests:
             offsets = [self._offset(conn, slot) for slot in range(self.receives)]
             self.requests[conn.number] = deque(
                 (offset, recv_request(RECV_ID, self.buffer.mr, self.size, offset)) for offset in offsets
             )
-        return [made for _, made in self.requests[conn.number]]
+        return [receive for _, receive in self.requests[conn.number]]
 
     def joined(self, conn: Conn) -> None:
-        looker = self._looker(conn)
-        looker.rejoined = conn.generation > 0
+        verifier = self._verifier(conn)
+        verifier.is_rebuilt = conn.generation > 0
         super().joined(conn)
 
-    def taken(self, conn: Conn, imm: int) -> Any:
-        looker = self.lookers[conn.number]
+    def next_receive(self, conn: Conn, imm: int) -> Any:
+        verifier = self.verifiers[conn.number]
         if self.spec["verb"] == "send":  # receives complete in the order in which they were posted
             self.requests[conn.number].rotate(-1)
-            offset, made = self.requests[conn.number][-1]
+            offset, receive = self.requests[conn.number][-1]
         else:
-            offset, made = self._offset(conn, imm % self.slots()), super().taken(conn, imm)
-        looker.look(self.buffer.read(self.size, offset))
-        return made
+            offset, receive = self._offset(conn, imm % self.slots()), super().next_receive(conn, imm)
+        verifier.verify(self.buffer.read(self.size, offset))
+        return receive
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         self.last_ns = now_ns
@@ -112,8 +112,8 @@ class CheckedReceiver(FlowReceiver):
                 start_ns=self.started_ns,
                 end_ns=self.last_ns or self.started_ns,
                 totals=[],
-                checked_bytes=sum(looker.checked for looker in self.lookers.values()),
-                wrong_bytes=sum(looker.wrong for looker in self.lookers.values()),
+                checked_bytes=sum(verifier.checked for verifier in self.verifiers.values()),
+                wrong_bytes=sum(verifier.wrong for verifier in self.verifiers.values()),
             )
 
 
@@ -138,28 +138,28 @@ class CheckedSender(FlowSender):
     def joined(self, conn: Conn) -> None:
         self.posted_messages.setdefault(conn.number, 0)
         super().joined(conn)
-        for slot, (made, sge) in enumerate(self.lanes[conn.number].keep):
+        for slot, (receive, sge) in enumerate(self.lanes[conn.number].keep):
             sge.addr = self.buffer.address + self._offset(conn, slot)
             if self.verb == "write-imm":
-                made.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + slot * self.size)
-                made.imm_data = slot
+                receive.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + slot * self.size)
+                receive.imm_data = slot
 
-    def leaves(self, conn: Conn, index: int) -> None:
+    def before_post(self, conn: Conn, index: int) -> None:
         if self.verb == "read":
             self.buffer.write(self._offset(conn, index), bytes(self.size))
         else:
             number = self.posted_messages[conn.number]
             self.posted_messages[conn.number] = number + 1
             self.buffer.write(self._offset(conn, index), self.content.of(conn.number, number))
-        super().leaves(conn, index)
+        super().before_post(conn, index)
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         if self.verb == "read":
-            looker = Looker(self.content, 0)
-            looker.look(self.buffer.read(self.size, self._offset(conn, wr_id)))
-            self.checked += looker.checked
-            self.wrong += looker.wrong
+            verifier = Verifier(self.content, 0)
+            verifier.verify(self.buffer.read(self.size, self._offset(conn, wr_id)))
+            self.checked += verifier.checked
+            self.wrong += verifier.wrong
         super().on_send(conn, wr_id, now_ns)
 
-    def extras(self) -> dict[str, Any]:
+    def extra_results(self) -> dict[str, Any]:
         return {"checked_bytes": self.checked, "wrong_bytes": self.wrong} if self.verb == "read" else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["Content", "Looker", "differing", "nearest"]
+__all__ = ["Content", "Verifier", "count_differing", "nearest"]
 
 PERIOD = 65537
 """Prime, so that a shift by any number of packets or slots is a different position on the tape."""
@@ -17,15 +17,15 @@ BY_CONN = 7919
 NUMBER_BYTES = 8
 
 
-def differing(data: bytes, want: bytes) -> int:
+def count_differing(data: bytes, expected: bytes) -> int:
     """Return how many bytes of a message differ from the expected ones. Both have the same length."""
-    return sum(one != other for one, other in zip(data, want, strict=True))
+    return sum(one != other for one, other in zip(data, expected, strict=True))
 
 
-def nearest(said: int, due: int, whole: int) -> int:
+def nearest(remainder: int, expected: int, modulus: int) -> int:
     """Return the number nearest to `due`, but not below 0, whose remainder modulo `whole` is `said`."""
-    away = (said - due) % whole
-    return max(0, due + (away if away < whole // 2 else away - whole))
+    distance = (remainder - expected) % modulus
+    return max(0, expected + (distance if distance < modulus // 2 else distance - modulus))
 
 
 class Content:
@@ -43,29 +43,29 @@ class Content:
         return head + self.tape[start : start + self.size - len(head)]
 
 
-class Looker:
+class Verifier:
     """Verifies the messages of one connection as they arrive, and counts bytes and wrong bytes."""
 
     def __init__(self, content: Content, conn: int) -> None:
         self.content = content
         self.conn = conn
-        self.due = 0
-        self.rejoined = False
+        self.expected = 0
+        self.is_rebuilt = False
         self.checked = self.wrong = 0
 
-    def look(self, data: bytes) -> None:
+    def verify(self, data: bytes) -> None:
         """Verify the next message."""
-        number = self._near(data) if self.rejoined else self.due
-        self.rejoined = False
-        want = self.content.of(self.conn, number)
-        if data != want:
-            number = self.due
-            want = self.content.of(self.conn, number)
-            self.wrong += differing(data, want)
-        self.due = number + 1
+        number = self._carried_number(data) if self.is_rebuilt else self.expected
+        self.is_rebuilt = False
+        expected = self.content.of(self.conn, number)
+        if data != expected:
+            number = self.expected
+            expected = self.content.of(self.conn, number)
+            self.wrong += count_differing(data, expected)
+        self.expected = number + 1
         self.checked += len(data)
 
-    def _near(self, data: bytes) -> int:
+    def _carried_number(self, data: bytes) -> int:
         """Return the message number that `data` carries; a short message carries only its lowest bytes."""
         width = min(NUMBER_BYTES, len(data))
-        return nearest(int.from_bytes(data[:width], "little"), self.due, 1 << 8 * width)
+        return nearest(int.from_bytes(data[:width], "little"), self.expected, 1 << 8 * width)

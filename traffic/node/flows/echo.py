@@ -20,7 +20,7 @@ from traffic.node.flows.unreliable import (
     QKEY,
     QUIET_NS,
     RECEIVES,
-    Ud,
+    UdQp,
     UnreliableReceiver,
     UnreliableSender,
 )
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 __all__ = ["EchoReceiver", "EchoSender"]
 
 ANSWERS = 8
-ANSWERED = 64
+ANSWER_RECEIVES = 64
 """Receives that a prober posts for answers. It is limited because all QPs of an RNIC share one completion queue."""
 GIVE_UP_NS = 2_000_000_000
 FORGET_NS = 30_000_000_000
 """An answer later than this is ignored."""
-TELL_NS = 3_000_000_000
+REPORT_NS = 3_000_000_000
 """Interval between reports: every line costs an emulated host some milliseconds."""
 
 
-class _Told:
+class _StampReporter:
     """Rows of timestamps that a task reports to the controller in batches."""
 
     def __init__(self, task: EchoSender | EchoReceiver) -> None:
         self.task = task
         self.rows: list[tuple[int, int, int, int]] = []
-        self.told_ns = 0
+        self.reported_ns = 0
 
-    def look(self, now_ns: int, *, last: bool = False) -> None:
+    def report_if_due(self, now_ns: int, *, last: bool = False) -> None:
         """Report the rows if the interval is over."""
-        if self.rows and (last or now_ns - self.told_ns >= TELL_NS):
-            self.told_ns = now_ns
+        if self.rows and (last or now_ns - self.reported_ns >= REPORT_NS):
+            self.reported_ns = now_ns
             rows, self.rows = self.rows, []
             self.task.emit("stamps", task=self.task.name, rows=rows)
 
@@ -71,47 +71,47 @@ class EchoSender(UnreliableSender):
         self.counts: dict[int, int] = {}
         self.waiting: dict[tuple[int, int], int] = {}  # unanswered probes, oldest first: when each was posted
         self.given_up: dict[tuple[int, int], int] = {}
-        self.told = _Told(self)
+        self.reporter = _StampReporter(self)
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
-        return self.spec["depth"], ANSWERED
+        return self.spec["depth"], ANSWER_RECEIVES
 
     def joined(self, conn: Conn) -> None:
         super().joined(conn)
         self.counts.setdefault(conn.number, 0)
-        for _ in range(ANSWERED):
-            conn.rc.post_recv(self.answer)
+        for _ in range(ANSWER_RECEIVES):
+            conn.qp.post_recv(self.answer)
 
-    def leaves(self, conn: Conn, index: int) -> None:
+    def before_post(self, conn: Conn, index: int) -> None:
         number = self.counts[conn.number]
         self.counts[conn.number] = number + 1
         self.lanes[conn.number].heads[index].imm_data = number
         self.waiting[conn.number, number] = time.monotonic_ns()
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
-        conn.rc.post_recv(self.answer)
+        conn.qp.post_recv(self.answer)
         key = conn.number, imm
         posted_ns = self.waiting.pop(key, None) or self.given_up.pop(key, None)
         if posted_ns is not None:
-            self.told.rows.append((*key, posted_ns, now_ns))
+            self.reporter.rows.append((*key, posted_ns, now_ns))
 
     def tick(self, now_ns: int) -> None:
-        for key in _older(self.waiting, now_ns - GIVE_UP_NS):
+        for key in _posted_before(self.waiting, now_ns - GIVE_UP_NS):
             posted_ns = self.given_up[key] = self.waiting.pop(key)
-            self.told.rows.append((*key, posted_ns, 0))
-        for key in _older(self.given_up, now_ns - FORGET_NS):
+            self.reporter.rows.append((*key, posted_ns, 0))
+        for key in _posted_before(self.given_up, now_ns - FORGET_NS):
             del self.given_up[key]
         super().tick(now_ns)
-        self.told.look(now_ns)
+        self.reporter.report_if_due(now_ns)
 
     def _end_if_done(self, now_ns: int) -> None:
         late = self.stopping_ns is not None and now_ns - self.stopping_ns > QUIET_NS
         if late or not self.waiting:
             super()._end_if_done(now_ns)
 
-    def extras(self) -> dict[str, Any]:
-        self.told.rows += [(*key, posted_ns, 0) for key, posted_ns in self.waiting.items()]
-        self.told.look(0, last=True)
+    def extra_results(self) -> dict[str, Any]:
+        self.reporter.rows += [(*key, posted_ns, 0) for key, posted_ns in self.waiting.items()]
+        self.reporter.report_if_due(0, last=True)
         return {}
 
     def sample(self, now_ns: int, *, last: bool = False) -> None:
@@ -129,7 +129,7 @@ class EchoReceiver(UnreliableReceiver):
         super().__init__(name, rnic, spec, emit)
         self.replies: dict[int, list[tuple[Any, Any]]] = {}
         self.idle: dict[int, list[int]] = {}
-        self.told = _Told(self)
+        self.reporter = _StampReporter(self)
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
         return ANSWERS, RECEIVES
@@ -148,9 +148,9 @@ class EchoReceiver(UnreliableReceiver):
                     signalled=True,
                 )
             )
-        if isinstance(conn.rc, Ud):
-            for made, _ in replies:
-                made.set_wr_ud(conn.rc.ah, conn.peer["qpn"], QKEY)
+        if isinstance(conn.qp, UdQp):
+            for reply, _ in replies:
+                reply.set_wr_ud(conn.qp.ah, conn.peer["qpn"], QKEY)
         self.idle[conn.number] = list(range(ANSWERS))
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
@@ -158,12 +158,12 @@ class EchoReceiver(UnreliableReceiver):
         idle = self.idle[conn.number]
         answered_ns = 0
         if idle and conn.state in ("joined", "up"):
-            made, _ = self.replies[conn.number][idle.pop()]
-            made.imm_data = imm
+            reply, _ = self.replies[conn.number][idle.pop()]
+            reply.imm_data = imm
             self.posted(conn, now_ns)
             answered_ns = time.monotonic_ns()
-            conn.rc.post_send(made)
-        self.told.rows.append((conn.number, imm, now_ns, answered_ns))
+            conn.qp.post_send(reply)
+        self.reporter.rows.append((conn.number, imm, now_ns, answered_ns))
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         self.idle[conn.number].append(wr_id)
@@ -173,18 +173,18 @@ class EchoReceiver(UnreliableReceiver):
 
     def tick(self, now_ns: int) -> None:
         super().tick(now_ns)
-        self.told.look(now_ns)
+        self.reporter.report_if_due(now_ns)
 
-    def extras(self) -> dict[str, Any]:
-        self.told.look(0, last=True)
+    def extra_results(self) -> dict[str, Any]:
+        self.reporter.report_if_due(0, last=True)
         return {}
 
 
-def _older(posted: dict[tuple[int, int], int], before_ns: int) -> list[tuple[int, int]]:
+def _posted_before(posted: dict[tuple[int, int], int], before_ns: int) -> list[tuple[int, int]]:
     """Return the keys of the probes that were posted before `before_ns`. `posted` is in order of time."""
-    found = []
+    keys = []
     for key, posted_ns in posted.items():
         if posted_ns >= before_ns:
             break
-        found.append(key)
-    return found
+        keys.append(key)
+    return keys

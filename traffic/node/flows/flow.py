@@ -20,7 +20,7 @@ import time
 from collections import deque
 
 from traffic.node.flows import buffer
-from traffic.node.flows.late import Late
+from traffic.node.flows.late import LateReceives
 from traffic.node.flows.pacer import Pacer
 from traffic.node.flows.rnr import RnrCount
 from traffic.node.task import RECV_ID, Conn, Task
@@ -40,7 +40,7 @@ RECEIVED = ("send", "write-imm")
 """Verbs whose messages each consume a receive."""
 SEND_WINDOW = 2
 """Number of posted receives, as a multiple of the sender's depth."""
-MOST_LATENCIES = 200_000
+MAX_LATENCIES = 200_000
 
 
 class _Lane:
@@ -50,12 +50,12 @@ class _Lane:
         self.heads: list[Any] = []
         self.keep: list[Any] = []  # all requests and SGEs of all chains, which are linked only by C pointers
         self.idle: deque[int] = deque()
-        self.flying: deque[int] = deque()
+        self.in_flight: deque[int] = deque()
         self.posted_ns: dict[int, int] = {}
         self.batch = 1
         self.left: int | None = None  # messages still to be posted; None: no limit but the duration
         self.messages = 0
-        self.ahead = 0  # messages for which no credit has come yet
+        self.uncredited = 0  # messages for which no credit has come yet
         self.first_ns = 0
         self.last_ns = 0
 
@@ -65,26 +65,26 @@ class FlowReceiver(Task):
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
-        self.slow = Late(spec["late_ns"])
+        self.slow = LateReceives(spec["late_ns"])
         self.receives = 0
         if spec["verb"] in RECEIVED:
             self.receives = 1 if self.slow.ns else SEND_WINDOW * spec["depth"]
-        self.tell_at = max(1, self.receives // 4)
+        self.credit_at = max(1, self.receives // 4)
         self.buffer = buffer.make(rnic, self.memory_bytes(), spec["gpu"])
         size = spec["part_bytes"] if spec["verb"] == "send" else 0
         self.receive = recv_request(RECV_ID, self.buffer.mr, size) if self.receives else None
         self.credits: dict[int, Any] = {}
-        self.untold: dict[int, int] = {}
+        self.uncredited: dict[int, int] = {}
 
     def memory_bytes(self) -> int:
         """Return the size of the memory that receives data."""
         return int(self.spec["part_bytes"])
 
-    def receives_of(self, conn: Conn) -> Iterable[Any]:
+    def initial_receives(self, conn: Conn) -> Iterable[Any]:
         """Return the receives to post on a new QP."""
         return [self.receive] * self.receives
 
-    def taken(self, conn: Conn, imm: int) -> Any:
+    def next_receive(self, conn: Conn, imm: int) -> Any:
         """Return the receive to post after a message has consumed one."""
         return self.receive
 
@@ -95,51 +95,51 @@ class FlowReceiver(Task):
         return {"rkey": self.buffer.mr.rkey, "base": self.buffer.address}
 
     def joined(self, conn: Conn) -> None:
-        self.untold[conn.number] = 0
+        self.uncredited[conn.number] = 0
         if self.receives:
             if conn.number not in self.credits:
                 self.credits[conn.number] = request(
                     "write-imm", wr_id=CREDIT_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
                 )
-            for made in self.receives_of(conn):
-                conn.rc.post_recv(made)
+            for made in self.initial_receives(conn):
+                conn.qp.post_recv(made)
 
     def go(self, conn: Conn, now_ns: int) -> None:
         conn.outstanding = 0
-        self._tell(conn, now_ns)
+        self._send_credit(conn, now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         if self.slow.ns:
             self.slow.post(conn, self.receive)
             self.wake_ns = self.slow.due_ns
             return
-        again = self.taken(conn, imm)
+        again = self.next_receive(conn, imm)
         if conn.state in ("joined", "up"):
-            self.late.post(conn, again)
-        self.untold[conn.number] += 1
-        self._tell(conn, now_ns)
+            self.late_receives.post(conn, again)
+        self.uncredited[conn.number] += 1
+        self._send_credit(conn, now_ns)
 
     def wake(self, now_ns: int) -> None:
         self.slow.wake(now_ns)
         self.wake_ns = self.slow.due_ns
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
-        self._tell(conn, now_ns)
+        self._send_credit(conn, now_ns)
 
-    def _tell(self, conn: Conn, now_ns: int) -> None:
-        untold = self.untold[conn.number]
+    def _send_credit(self, conn: Conn, now_ns: int) -> None:
+        uncredited = self.uncredited[conn.number]
         if not self.receives or self.slow.ns or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
             return
-        if untold >= self.tell_at:
+        if uncredited >= self.credit_at:
             credit, _ = self.credits[conn.number]
-            credit.imm_data = untold
-            self.untold[conn.number] = 0
+            credit.imm_data = uncredited
+            self.uncredited[conn.number] = 0
             self.posted(conn, now_ns)
-            conn.rc.post_send(credit)
+            conn.qp.post_send(credit)
 
     def close(self) -> None:
         super().close()
-        self.slow.forget()
+        self.slow.clear()
         self.buffer.close()
 
 
@@ -152,8 +152,8 @@ class FlowSender(Task):
         self.verb = spec["verb"]
         self.in_turn = spec["spread"] == "round-robin"
         self.turn = 0
-        told = self.verb in RECEIVED and not spec["late_ns"]
-        self.window = SEND_WINDOW * spec["depth"] if told else None
+        gets_credits = self.verb in RECEIVED and not spec["late_ns"]
+        self.window = SEND_WINDOW * spec["depth"] if gets_credits else None
         self.rnr = RnrCount(rnic.name) if spec["late_ns"] else None
         self.buffer = buffer.make(rnic, self.memory_bytes(), spec["gpu"])
         self.receive = recv_request(RECV_ID, self.buffer.mr)
@@ -180,7 +180,7 @@ class FlowSender(Task):
         lane = self.lanes.get(conn.number)
         if lane is None:
             lane = self.lanes[conn.number] = self._make_lane(len(self.lanes))
-        lane.ahead = 0
+        lane.uncredited = 0
         for made, _ in lane.keep:
             if self.verb == "atomic":
                 made.set_wr_atomic(conn.peer["rkey"], conn.peer["base"], 1, 0)
@@ -188,7 +188,7 @@ class FlowSender(Task):
                 made.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
         if self.window is not None:
             for _ in range(2 * CREDITS_IN_FLIGHT):
-                conn.rc.post_recv(self.receive)
+                conn.qp.post_recv(self.receive)
 
     def _make_lane(self, place: int) -> _Lane:
         lane = _Lane()
@@ -244,10 +244,10 @@ class FlowSender(Task):
             return
         lane = self.lanes[conn.number]
         conn.outstanding = 0
-        for index in lane.flying:
-            lane.ahead += lane.batch
+        for index in lane.in_flight:
+            lane.uncredited += lane.batch
             self.posted(conn, now_ns)
-            conn.rc.post_send(lane.heads[index])
+            conn.qp.post_send(lane.heads[index])
         self._fill(conn, now_ns)
 
     def _fill(self, conn: Conn, now_ns: int) -> None:
@@ -264,50 +264,50 @@ class FlowSender(Task):
         lane = self.lanes[conn.number]
         if conn.state != "up" or not lane.idle or self.stopping_ns is not None or lane.left == 0:
             return False
-        if self.window is not None and lane.ahead + lane.batch > self.window:
+        if self.window is not None and lane.uncredited + lane.batch > self.window:
             return False
         if self.pacer is not None and not self.pacer.take(now_ns, lane.batch * self.size):
             self.wake_ns = self.pacer.wake_ns
             return False
         index = lane.idle.popleft()
-        lane.flying.append(index)
-        lane.ahead += lane.batch
+        lane.in_flight.append(index)
+        lane.uncredited += lane.batch
         if lane.left is not None:
             lane.left -= lane.batch
-        self.leaves(conn, index)
+        self.before_post(conn, index)
         self.posted(conn, now_ns)
-        conn.rc.post_send(lane.heads[index])
+        conn.qp.post_send(lane.heads[index])
         return True
 
-    def leaves(self, conn: Conn, index: int) -> None:
+    def before_post(self, conn: Conn, index: int) -> None:
         """Prepare for posting chain `index` of a connection for the first time since it was idle."""
         if self.latencies_ns is not None:
             self.lanes[conn.number].posted_ns[index] = time.monotonic_ns()
 
-    def extras(self) -> dict[str, Any]:
+    def extra_results(self) -> dict[str, Any]:
         """Return fields for the `done` event, besides those of every flow."""
         return {}
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         if conn.state in ("joined", "up"):
-            conn.rc.post_recv(self.receive)
-        self.lanes[conn.number].ahead -= imm
+            conn.qp.post_recv(self.receive)
+        self.lanes[conn.number].uncredited -= imm
         if self.running:
             self._fill(conn, now_ns)
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         lane = self.lanes[conn.number]
-        lane.flying.remove(wr_id)
+        lane.in_flight.remove(wr_id)
         lane.idle.append(wr_id)
         lane.messages += lane.batch
         lane.last_ns = now_ns
         if not lane.first_ns:
             lane.first_ns = now_ns
-        if self.latencies_ns is not None and len(self.latencies_ns) < MOST_LATENCIES:
+        if self.latencies_ns is not None and len(self.latencies_ns) < MAX_LATENCIES:
             self.latencies_ns.append(now_ns - lane.posted_ns[wr_id])
         self.series.add(now_ns, lane.batch * self.size)
         self._fill(conn, now_ns)
-        if not lane.flying:
+        if not lane.in_flight:
             self._end_if_done(now_ns)
 
     def stop(self, now_ns: int) -> None:
@@ -329,7 +329,7 @@ class FlowSender(Task):
         if self.finished or not self.running:
             return
         lanes = self.lanes.values()
-        quiet = not any(lane.flying for lane in lanes)
+        quiet = not any(lane.in_flight for lane in lanes)
         over = self.stopping_ns is not None or all(lane.left == 0 for lane in lanes)
         late = self.stopping_ns is not None and now_ns - self.stopping_ns > DRAIN_NS
         if over and (quiet or late):
@@ -340,9 +340,9 @@ class FlowSender(Task):
                 task=self.name,
                 start_ns=self.started_ns,
                 end_ns=max((lane.last_ns for lane in lanes), default=now_ns),
-                undrained=sum(len(lane.flying) * lane.batch for lane in lanes),
+                undrained=sum(len(lane.in_flight) * lane.batch for lane in lanes),
                 latencies_ns=self.latencies_ns,
-                rnr=self.rnr.told() if self.rnr is not None else None,
+                rnr=self.rnr.growth() if self.rnr is not None else None,
                 last_value=int.from_bytes(self.buffer.read(8), "little") if self.verb == "atomic" else None,
                 totals=[
                     {
@@ -353,7 +353,7 @@ class FlowSender(Task):
                     }
                     for number, lane in self.lanes.items()
                 ],
-                **self.extras(),
+                **self.extra_results(),
             )
 
     def close(self) -> None:

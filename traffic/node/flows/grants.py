@@ -19,32 +19,32 @@ class Grants:
         self.waiting: deque[Any] = deque()
         self.held: dict[Any, int] = {}
 
-    def join(self, who: Any) -> list[Any]:
+    def join(self, sender: Any) -> list[Any]:
         """Add a sender, or restart one whose grants were lost. Return the senders that get a grant now."""
-        granted = self.leave(who)
-        self.held[who] = 0
-        self.waiting.append(who)
+        granted = self.leave(sender)
+        self.held[sender] = 0
+        self.waiting.append(sender)
         return granted + self._serve()
 
-    def came(self, who: Any) -> list[Any]:
+    def arrived(self, sender: Any) -> list[Any]:
         """Record that a granted chain of `who` has arrived. Return the senders that get a grant now."""
-        if self.held.get(who):
-            self.held[who] -= 1
+        if self.held.get(sender):
+            self.held[sender] -= 1
             self.free += 1
-            self.waiting.append(who)
+            self.waiting.append(sender)
         return self._serve()
 
-    def leave(self, who: Any) -> list[Any]:
+    def leave(self, sender: Any) -> list[Any]:
         """Remove a sender that has no more data or cannot send. Return the senders that get a grant now."""
-        self.free += self.held.pop(who, 0)
-        self.waiting = deque(one for one in self.waiting if one != who)
+        self.free += self.held.pop(sender, 0)
+        self.waiting = deque(waiting for waiting in self.waiting if waiting != sender)
         return self._serve()
 
     def _serve(self) -> list[Any]:
         granted = []
         while self.free and self.waiting:
-            who = self.waiting.popleft()
+            sender = self.waiting.popleft()
             self.free -= 1
-            self.held[who] += 1
-            granted.append(who)
+            self.held[sender] += 1
+            granted.append(sender)
         return granted

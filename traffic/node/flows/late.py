@@ -18,55 +18,55 @@ if TYPE_CHECKING:
 
     from traffic.node.task import Conn
 
-__all__ = ["PATH", "Late"]
+__all__ = ["PATH", "LateReceives"]
 
 PATH = "/run/faultbed/late-receives"
 _FOR_EVER_NS = 1 << 62
 
 
-class Late:
+class LateReceives:
     """Delayed receives of one engine, or of a receiver that is configured to be slow. `ns` is the delay (0: none)."""
 
     def __init__(self, ns: int = 0) -> None:
         self.ns = ns
-        self.held: deque[tuple[int, Conn, int, Any]] = deque()
+        self.delayed: deque[tuple[int, Conn, int, Any]] = deque()
 
-    def look(self) -> None:
+    def check_fault(self) -> None:
         """Read the delay that the fault sets. When the fault ends, post all delayed receives."""
-        before, self.ns = self.ns, _asked_ns()
+        before, self.ns = self.ns, _fault_delay_ns()
         if before and not self.ns:
             self._post(_FOR_EVER_NS)
 
     def post(self, conn: Conn, receive: Any) -> None:
         """Post a consumed receive again, now or after the delay."""
         if self.ns:
-            self.held.append((time.monotonic_ns() + self.ns, conn, conn.generation, receive))
+            self.delayed.append((time.monotonic_ns() + self.ns, conn, conn.generation, receive))
         else:
-            conn.rc.post_recv(receive)
+            conn.qp.post_recv(receive)
 
     @property
     def due_ns(self) -> int | None:
         """When `wake` has something to post, or None."""
-        return self.held[0][0] if self.held else None
+        return self.delayed[0][0] if self.delayed else None
 
     def wake(self, now_ns: int) -> None:
         """Post the receives that are due."""
-        if self.held and self.held[0][0] <= now_ns:
+        if self.delayed and self.delayed[0][0] <= now_ns:
             self._post(now_ns)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all delayed receives, because their connections are gone."""
-        self.held.clear()
+        self.delayed.clear()
 
     def _post(self, until_ns: int) -> None:
-        while self.held and self.held[0][0] <= until_ns:
-            _, conn, generation, receive = self.held.popleft()
+        while self.delayed and self.delayed[0][0] <= until_ns:
+            _, conn, generation, receive = self.delayed.popleft()
             # A connection that was rebuilt since has new receives.
             if generation == conn.generation and conn.state in ("joined", "up"):
-                conn.rc.post_recv(receive)
+                conn.qp.post_recv(receive)
 
 
-def _asked_ns() -> int:
+def _fault_delay_ns() -> int:
     if not os.access(PATH, os.F_OK):  # the usual case; an exception would cost more than this check
         return 0
     try:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import deque
 
 from traffic.node.flows.checked import CheckedSender
-from traffic.node.flows.content import Content, differing, nearest
+from traffic.node.flows.content import Content, count_differing, nearest
 from traffic.node.flows.flow import CREDIT_ID, CREDITS_IN_FLIGHT
 from traffic.node.flows.unreliable import RECEIVES, UnreliableReceiver, UnreliableSender
 from traffic.node.task import RECV_ID, Conn
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = ["NumberedReceiver", "NumberedSender"]
 
-ASK = NUMBERS = 1 << 31
+QUERY = NUMBERS = 1 << 31
 """An immediate is a number modulo 2^31, and one bit that marks a query."""
-ASKS = 8
+QUERIES = 8
 """Maximum number of queries in flight."""
-ASK_ID = 1 << 60
-PLACES_BYTES = 64 << 20
+QUERY_ID = 1 << 60
+SLOTS_BYTES = 64 << 20
 """Memory for a flow's receives. Large messages get fewer than `RECEIVES`, but never fewer than two depths."""
 
 
@@ -54,35 +54,35 @@ class NumberedReceiver(UnreliableReceiver):
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
         self.writes = spec["verb"] == "write"
-        self.receives = self.places() + (ASKS if self.writes else 0)
-        self.tell_at = max(1, self.places() // 4)
+        self.receives = self.slots() + (QUERIES if self.writes else 0)
+        self.credit_at = max(1, self.slots() // 4)
         self.content = Content(self.size)
         self.checked = self.wrong = 0
         self.bases: dict[int, int] = {}  # by connection: where its slots begin
         self.requests: dict[int, deque[tuple[int, Any]]] = {}
-        self.due: dict[int, int] = {}  # the number after the highest one that arrived
-        self.over: dict[int, int] = {}  # the first number whose slot is still awaited
+        self.next_number: dict[int, int] = {}  # the number after the highest one that arrived
+        self.settled: dict[int, int] = {}  # the first number whose slot is still awaited
         self.early: dict[int, set[int]] = {}  # numbers above `over` that arrived
 
-    def places(self) -> int:
+    def slots(self) -> int:
         """Return the number of slots per QP."""
         depth: int = self.spec["depth"]
         if self.spec["verb"] == "write":
             return depth
-        room: int = PLACES_BYTES // (self.spec["qps"] * self.spec["part_bytes"])
+        room: int = SLOTS_BYTES // (self.spec["qps"] * self.spec["part_bytes"])
         return max(2 * depth, min(RECEIVES, room))
 
     def memory_bytes(self) -> int:
-        return int(self.spec["qps"] * self.places() * self.spec["part_bytes"])
+        return int(self.spec["qps"] * self.slots() * self.spec["part_bytes"])
 
     def endpoint(self, conn: Conn) -> dict[str, Any]:
-        base = self.bases.setdefault(conn.number, len(self.bases) * self.places() * self.spec["part_bytes"])
+        base = self.bases.setdefault(conn.number, len(self.bases) * self.slots() * self.spec["part_bytes"])
         return {"rkey": self.buffer.mr.rkey, "base": self.buffer.address + base}
 
     def joined(self, conn: Conn) -> None:
         number = conn.number
-        self.due.setdefault(number, 0)
-        self.over[number] = self.untold[number] = 0  # per QP: a repeated message may have any number
+        self.next_number.setdefault(number, 0)
+        self.settled[number] = self.uncredited[number] = 0  # per QP: a repeated message may have any number
         self.early[number] = set()
         if self.writes:
             super().joined(conn)
@@ -98,61 +98,61 @@ class NumberedReceiver(UnreliableReceiver):
             self.requests[number] = deque(
                 (offset, recv_request(RECV_ID, self.buffer.mr, bytes_each, offset)) for offset in offsets
             )
-        for _, made in self.requests[number]:
-            conn.rc.post_recv(made)
+        for _, built in self.requests[number]:
+            conn.qp.post_recv(built)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
-        number = nearest(imm % NUMBERS, self.due[conn.number], NUMBERS)
-        if self.writes and imm & ASK:
-            conn.rc.post_recv(self.receive)
-            self._give_up(conn, number)
-            self.untold[conn.number] = self.tell_at
-            self._tell(conn, now_ns)
+        number = nearest(imm % NUMBERS, self.next_number[conn.number], NUMBERS)
+        if self.writes and imm & QUERY:
+            conn.qp.post_recv(self.receive)
+            self._settle(conn, number)
+            self.uncredited[conn.number] = self.credit_at
+            self._send_report(conn, now_ns)
             return
         if self.writes:
-            offset = self.bases[conn.number] + number % self.places() * self.size
+            offset = self.bases[conn.number] + number % self.slots() * self.size
         else:
             self.requests[conn.number].rotate(-1)
             offset, self.receive = self.requests[conn.number][-1]
-        self._look(conn, number, self.buffer.read(self.size, offset + self.front))
+        self._verify(conn, number, self.buffer.read(self.size, offset + self.front))
         super().on_recv(conn, imm, now_ns)
-        self.due[conn.number] = max(self.due[conn.number], number + 1)
+        self.next_number[conn.number] = max(self.next_number[conn.number], number + 1)
         if self.writes:
-            if number >= self.over[conn.number]:
+            if number >= self.settled[conn.number]:
                 self.early[conn.number].add(number)
-            self._give_up(conn, self.over[conn.number])
-            self.untold[conn.number] += 1
-            self._tell(conn, now_ns)
+            self._settle(conn, self.settled[conn.number])
+            self.uncredited[conn.number] += 1
+            self._send_report(conn, now_ns)
 
-    def _look(self, conn: Conn, number: int, data: bytes) -> None:
+    def _verify(self, conn: Conn, number: int, data: bytes) -> None:
         want = self.content.of(conn.number, number)
         if data != want:
-            if self.writes and number < self.over[conn.number]:
+            if self.writes and number < self.settled[conn.number]:
                 return
-            self.wrong += differing(data, want)
+            self.wrong += count_differing(data, want)
         self.checked += len(data)
 
-    def _give_up(self, conn: Conn, before: int) -> None:
+    def _settle(self, conn: Conn, before: int) -> None:
         """Settle all numbers below `before`, and the consecutive arrived numbers that follow."""
-        early, over = self.early[conn.number], self.over[conn.number]
-        if before > over:
+        early, settled = self.early[conn.number], self.settled[conn.number]
+        if before > settled:
             early -= {number for number in early if number < before}
-            over = before
-        while over in early:
-            early.remove(over)
-            over += 1
-        self.over[conn.number] = over
+            settled = before
+        while settled in early:
+            early.remove(settled)
+            settled += 1
+        self.settled[conn.number] = settled
 
-    def _tell(self, conn: Conn, now_ns: int) -> None:
-        if conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT or self.untold[conn.number] < self.tell_at:
+    def _send_report(self, conn: Conn, now_ns: int) -> None:
+        if conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT or self.uncredited[conn.number] < self.credit_at:
             return
         credit, _ = self.credits[conn.number]
-        credit.imm_data = self.over[conn.number] % NUMBERS
-        self.untold[conn.number] = 0
+        credit.imm_data = self.settled[conn.number] % NUMBERS
+        self.uncredited[conn.number] = 0
         self.posted(conn, now_ns)
-        conn.rc.post_send(credit)
+        conn.qp.post_send(credit)
 
-    def extras(self) -> dict[str, Any]:
+    def extra_results(self) -> dict[str, Any]:
         return {"checked_bytes": self.checked, "wrong_bytes": self.wrong}
 
 
@@ -163,37 +163,37 @@ class NumberedSender(CheckedSender, UnreliableSender):
         super().__init__(name, rnic, spec, emit)
         if self.verb == "send":
             self.verb = "send-imm"
-        self.asks: dict[int, Any] = {}
-        self.held_ns: dict[int, int] = {}  # by connection: since when a stalled sender has had no report
+        self.queries: dict[int, Any] = {}
+        self.stalled_ns: dict[int, int] = {}  # by connection: since when a stalled sender has had no report
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
         sends, receives = super().capacity(conn)
-        return sends + ASKS, receives
+        return sends + QUERIES, receives
 
     def joined(self, conn: Conn) -> None:
         super().joined(conn)
-        self.held_ns.pop(conn.number, None)
+        self.stalled_ns.pop(conn.number, None)
         lane = self.lanes[conn.number]
-        first = self.posted_messages[conn.number] - len(lane.flying)
-        for number, index in enumerate(lane.flying, first):
+        first = self.posted_messages[conn.number] - len(lane.in_flight)
+        for number, index in enumerate(lane.in_flight, first):
             lane.keep[index][0].imm_data = number % NUMBERS
-        if self.window is not None and conn.number not in self.asks:
-            self.asks[conn.number] = request(
-                "write-imm", wr_id=ASK_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
+        if self.window is not None and conn.number not in self.queries:
+            self.queries[conn.number] = request(
+                "write-imm", wr_id=QUERY_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
             )
 
-    def leaves(self, conn: Conn, index: int) -> None:
+    def before_post(self, conn: Conn, index: int) -> None:
         self.lanes[conn.number].keep[index][0].imm_data = self.posted_messages[conn.number] % NUMBERS
-        super().leaves(conn, index)
+        super().before_post(conn, index)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
-        self.held_ns.pop(conn.number, None)
-        ahead = self.lanes[conn.number].ahead
-        left = min(ahead, (self.posted_messages[conn.number] - imm) % NUMBERS)
-        super().on_recv(conn, ahead - left, now_ns)
+        self.stalled_ns.pop(conn.number, None)
+        uncredited = self.lanes[conn.number].uncredited
+        left = min(uncredited, (self.posted_messages[conn.number] - imm) % NUMBERS)
+        super().on_recv(conn, uncredited - left, now_ns)
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
-        if wr_id != ASK_ID:
+        if wr_id != QUERY_ID:
             super().on_send(conn, wr_id, now_ns)
 
     def tick(self, now_ns: int) -> None:
@@ -202,14 +202,14 @@ class NumberedSender(CheckedSender, UnreliableSender):
             return
         for conn in self.conns.values():
             lane = self.lanes[conn.number]
-            if conn.state != "up" or lane.ahead < self.window or lane.left == 0:
-                self.held_ns.pop(conn.number, None)
+            if conn.state != "up" or lane.uncredited < self.window or lane.left == 0:
+                self.stalled_ns.pop(conn.number, None)
                 continue
-            silent_ns = now_ns - self.held_ns.setdefault(conn.number, now_ns)
+            silent_ns = now_ns - self.stalled_ns.setdefault(conn.number, now_ns)
             if silent_ns > self.op_deadline_ns:
                 self.lost(conn, "OP_DEADLINE", now_ns)
-            elif silent_ns and conn.outstanding < self.window + ASKS:
-                made, _ = self.asks[conn.number]
-                made.imm_data = ASK | self.posted_messages[conn.number] % NUMBERS
+            elif silent_ns and conn.outstanding < self.window + QUERIES:
+                built, _ = self.queries[conn.number]
+                built.imm_data = QUERY | self.posted_messages[conn.number] % NUMBERS
                 self.posted(conn, now_ns)
-                conn.rc.post_send(made)
+                conn.qp.post_send(built)

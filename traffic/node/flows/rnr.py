@@ -31,7 +31,7 @@ class RnrCount:
         """Record the current values as the reference."""
         self.before = self._read()
 
-    def told(self) -> dict[str, Any]:
+    def growth(self) -> dict[str, Any]:
         """Return `counter` (its name) and `count` (its growth) for each kind of counter that this RNIC has."""
         return {
             what: {"counter": name, "count": value - self.before[what][1]}
@@ -40,12 +40,12 @@ class RnrCount:
         }
 
     def _read(self) -> dict[str, tuple[str, int]]:
-        found = {}
+        counters = {}
         for what, names in NAMES.items():
             for name in names:
                 try:
                     with open(f"{self.folder}/{name}", encoding="ascii") as file:
-                        found[what] = name, int(file.read())
+                        counters[what] = name, int(file.read())
                 except OSError:  # another driver's name
                     continue
-        return found
+        return counters

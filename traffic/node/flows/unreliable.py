@@ -16,7 +16,7 @@ from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 
 from traffic.node.flows.flow import FlowReceiver, FlowSender
 from traffic.node.task import RECV_ID, Conn
-from traffic.node.verbs import Rc, Rnic, recv_request
+from traffic.node.verbs import RcQp, Rnic, recv_request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ RECEIVES = 256
 """Number of posted receives. It is large because no credits limit the sender."""
 
 
-class Uc(Rc):
+class UcQp(RcQp):
     """One end of an unreliable connection."""
 
     kind = e.IBV_QPT_UC
 
 
-class Ud(Rc):
+class UdQp(RcQp):
     """A datagram QP with one peer. It is in RTS as soon as it is created; `connect` resolves the peer's address."""
 
     def __init__(self, rnic: Rnic, *, sends: int, receives: int, psn: int, params: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Ud(Rc):
             self.ah.close()
 
 
-QPS = {"uc": Uc, "ud": Ud}
+QPS = {"uc": UcQp, "ud": UdQp}
 
 
 class UnreliableSender(FlowSender):
@@ -78,14 +78,14 @@ class UnreliableSender(FlowSender):
         if self.verb == "write":
             self.verb = "write-imm"
 
-    def make_qp(self, **wanted: Any) -> Rc:
-        return self.transport(self.rnic, **wanted)
+    def make_qp(self, **options: Any) -> RcQp:
+        return self.transport(self.rnic, **options)
 
     def joined(self, conn: Conn) -> None:
         super().joined(conn)
-        if isinstance(conn.rc, Ud):
+        if isinstance(conn.qp, UdQp):
             for made, _ in self.lanes[conn.number].keep:
-                made.set_wr_ud(conn.rc.ah, conn.peer["qpn"], QKEY)
+                made.set_wr_ud(conn.qp.ah, conn.peer["qpn"], QKEY)
 
 
 class UnreliableReceiver(FlowReceiver):
@@ -102,13 +102,13 @@ class UnreliableReceiver(FlowReceiver):
         self.started_ns = self.last_ns = 0
         self.stopping_ns: int | None = None
 
-    def make_qp(self, **wanted: Any) -> Rc:
-        return self.transport(self.rnic, **wanted)
+    def make_qp(self, **options: Any) -> RcQp:
+        return self.transport(self.rnic, **options)
 
     def joined(self, conn: Conn) -> None:
         self.counts.setdefault(conn.number, [0, 0, 0])
         for _ in range(self.receives):
-            conn.rc.post_recv(self.receive)
+            conn.qp.post_recv(self.receive)
 
     def go(self, conn: Conn, now_ns: int) -> None:
         conn.outstanding = 0
@@ -119,7 +119,7 @@ class UnreliableReceiver(FlowReceiver):
         self.series.start(now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
-        conn.rc.post_recv(self.receive)
+        conn.qp.post_recv(self.receive)
         count = self.counts[conn.number]
         count[0] += 1
         count[1] = count[1] or now_ns
@@ -142,9 +142,9 @@ class UnreliableReceiver(FlowReceiver):
                 for number, (count, first_ns, last_ns) in self.counts.items()
             ]
             end_ns = self.last_ns or self.started_ns
-            told = self.extras()
+            told = self.extra_results()
             self.emit("done", task=self.name, start_ns=self.started_ns, end_ns=end_ns, totals=totals, **told)
 
-    def extras(self) -> dict[str, Any]:
+    def extra_results(self) -> dict[str, Any]:
         """Return fields for the `done` event, besides those of every flow."""
         return {}

@@ -32,15 +32,15 @@ class StorageClient:
     """
 
     def __init__(
-        self, address: str, port: int, selector: selectors.BaseSelector, on_trouble: Callable[[str], None]
+        self, address: str, port: int, selector: selectors.BaseSelector, on_error: Callable[[str], None]
     ) -> None:
         self.name = f"storage {address}:{port}"
         self.selector = selector
-        self.on_trouble = on_trouble
+        self.on_error = on_error
         self.on_done: Callable[[], None] | None = None
         self.out: list[memoryview] = []
         self.header = b""
-        self.left = self.crc = self.wanted_crc = 0
+        self.left = self.crc = self.expected_crc = 0
         try:
             self.socket = socket.create_connection((address, port), timeout=20)
         except OSError as error:
@@ -55,13 +55,13 @@ class StorageClient:
 
     def get(self, size_bytes: int, on_done: Callable[[], None]) -> None:
         """Fetch `size_bytes`. `on_done()` is called when all bytes have arrived and are correct."""
-        self._ask({"get": size_bytes}, [], on_done)
+        self._request({"get": size_bytes}, [], on_done)
 
     def put(self, parts: list[memoryview], on_done: Callable[[], None]) -> None:
         """Store `parts`. `on_done()` is called when the server has all bytes and they are correct."""
-        self._ask({"put": sum(len(part) for part in parts), "crc": checksum(parts)}, parts, on_done)
+        self._request({"put": sum(len(part) for part in parts), "crc": checksum(parts)}, parts, on_done)
 
-    def _ask(self, request: dict[str, int], parts: list[memoryview], on_done: Callable[[], None]) -> None:
+    def _request(self, request: dict[str, int], parts: list[memoryview], on_done: Callable[[], None]) -> None:
         self.on_done = on_done
         self.out = [memoryview(json.dumps(request).encode() + b"\n"), *parts]
         self.selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
@@ -73,7 +73,7 @@ class StorageClient:
         except BlockingIOError:
             return
         except OSError as error:
-            self._trouble(f"{self.name}: {os.strerror(error.errno or 0)}")
+            self._fail(f"{self.name}: {os.strerror(error.errno or 0)}")
 
     def _write(self) -> None:
         while self.out:
@@ -91,7 +91,7 @@ class StorageClient:
     def _read(self) -> None:
         data = self.socket.recv(BLOCK_BYTES)
         if not data:
-            self._trouble(f"{self.name} is gone")
+            self._fail(f"{self.name} is gone")
             return
         if not self.left:
             head, end, data = (self.header + data).partition(b"\n")
@@ -100,24 +100,24 @@ class StorageClient:
                 return
             answer = json.loads(head)
             if "error" in answer:
-                self._trouble(f"{self.name}: {answer['error']}")
+                self._fail(f"{self.name}: {answer['error']}")
                 return
-            self.left, self.wanted_crc, self.crc = answer.get("bytes", 0), answer.get("crc", 0), 0
+            self.left, self.expected_crc, self.crc = answer.get("bytes", 0), answer.get("crc", 0), 0
         self.crc, self.left = zlib.crc32(data, self.crc), self.left - len(data)
         if not self.left:
             self._done()
 
     def _done(self) -> None:
-        if self.crc != self.wanted_crc:
-            self._trouble(f"{self.name}: checksum mismatch: the received bytes differ from those sent")
+        if self.crc != self.expected_crc:
+            self._fail(f"{self.name}: checksum mismatch: the received bytes differ from those sent")
             return
         done, self.on_done = self.on_done, None
         if done is not None:
             done()
 
-    def _trouble(self, text: str) -> None:
+    def _fail(self, text: str) -> None:
         self.close()
-        self.on_trouble(text)
+        self.on_error(text)
 
     def close(self) -> None:
         """Close the connection."""
@@ -141,26 +141,26 @@ class Feed:
         selector: selectors.BaseSelector,
         *,
         stored: Callable[[dict[str, int]], None],
-        on_trouble: Callable[[str], None],
+        on_error: Callable[[str], None],
     ) -> None:
         self.rank, self.spec, self.stored = rank, spec, stored
         self.ingest_ns = self.checkpoint_ns = 0
         self._clients: list[StorageClient] = []
-        self._reader = self._client(selector, on_trouble) if spec["ingest_bytes"] else None
-        self._writer = self._client(selector, on_trouble) if spec["checkpoint_bytes"] else None
-        self._wants_batch: Callable[[], None] | None = None
-        self._wanted_ns = 0
-        self._wants_writer: Callable[[], None] | None = None
+        self._reader = self._client(selector, on_error) if spec["ingest_bytes"] else None
+        self._writer = self._client(selector, on_error) if spec["checkpoint_bytes"] else None
+        self._on_batch: Callable[[], None] | None = None
+        self._batch_wanted_ns = 0
+        self._on_writer_idle: Callable[[], None] | None = None
         self._on_idle: Callable[[], None] | None = None
 
-    def _client(self, selector: selectors.BaseSelector, on_trouble: Callable[[str], None]) -> StorageClient:
-        self._clients.append(StorageClient(self.spec["address"], self.spec["port"], selector, on_trouble))
+    def _client(self, selector: selectors.BaseSelector, on_error: Callable[[str], None]) -> StorageClient:
+        self._clients.append(StorageClient(self.spec["address"], self.spec["port"], selector, on_error))
         return self._clients[-1]
 
     def begin(self) -> None:
         """Fetch the data of the first iteration."""
         if self._reader is not None:
-            self._reader.get(self.spec["ingest_bytes"], self._came)
+            self._reader.get(self.spec["ingest_bytes"], self._on_fetched)
 
     def batch(self, then: Callable[[], None]) -> None:
         """Call `then` when the data of this iteration has arrived, and start to fetch the data of the next one."""
@@ -168,15 +168,15 @@ class Feed:
         if self._reader is None:
             then()
             return
-        self._wants_batch, self._wanted_ns = then, time.monotonic_ns()
+        self._on_batch, self._batch_wanted_ns = then, time.monotonic_ns()
         if not self._reader.is_busy:
-            self._came()
+            self._on_fetched()
 
-    def _came(self) -> None:
-        then, self._wants_batch = self._wants_batch, None
+    def _on_fetched(self) -> None:
+        then, self._on_batch = self._on_batch, None
         if then is not None and self._reader is not None:
-            self.ingest_ns = time.monotonic_ns() - self._wanted_ns
-            self._reader.get(self.spec["ingest_bytes"], self._came)
+            self.ingest_ns = time.monotonic_ns() - self._batch_wanted_ns
+            self._reader.get(self.spec["ingest_bytes"], self._on_fetched)
             then()
 
     def _is_due(self, iteration: int) -> bool:
@@ -189,23 +189,23 @@ class Feed:
         if self._writer is None or not self._is_due(iteration):
             then()
             return
-        asked_ns = time.monotonic_ns()
+        requested_ns = time.monotonic_ns()
         if self._writer.is_busy:  # the previous checkpoint is not stored yet
-            self._wants_writer = lambda: self._put(iteration, asked_ns, then)
+            self._on_writer_idle = lambda: self._put(iteration, requested_ns, then)
         else:
-            self._put(iteration, asked_ns, then)
+            self._put(iteration, requested_ns, then)
 
-    def _put(self, iteration: int, asked_ns: int, then: Callable[[], None]) -> None:
+    def _put(self, iteration: int, requested_ns: int, then: Callable[[], None]) -> None:
         start_ns, waits = time.monotonic_ns(), self.spec["mode"] != "async"
-        self.checkpoint_ns = start_ns - asked_ns
+        self.checkpoint_ns = start_ns - requested_ns
 
         def stored() -> None:
             end_ns = time.monotonic_ns()
             if waits:
-                self.checkpoint_ns = end_ns - asked_ns
-            waited_ns = (end_ns if waits else start_ns) - asked_ns
+                self.checkpoint_ns = end_ns - requested_ns
+            waited_ns = (end_ns if waits else start_ns) - requested_ns
             self.stored({"iteration": iteration, "start_ns": start_ns, "end_ns": end_ns, "waited_ns": waited_ns})
-            following, self._wants_writer = self._wants_writer, None
+            following, self._on_writer_idle = self._on_writer_idle, None
             if waits:
                 then()
             elif following is not None:

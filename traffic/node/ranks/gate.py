@@ -30,7 +30,7 @@ class Gate:
         self.paused_ns: list[int] = []
         self.step = self.rows[0][1] if self.rows else OPEN
 
-    def look(self, phases_done: int, now_ns: int) -> int | None:
+    def advance(self, phases_done: int, now_ns: int) -> int | None:
         """Open every gate that may open. Return when to call again, or None if no gate waits for time alone."""
         while self.index < len(self.rows):
             phase, _, pause_ns, not_before_ns = self.rows[self.index]

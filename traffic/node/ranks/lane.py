@@ -8,7 +8,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["In", "Out", "packets"]
+__all__ = ["RecvLane", "SendLane", "packets"]
 
 
 def _described(direction: str, peer: int, segments: list[Segment], *, begun: int, done: int) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def packets(size_bytes: int, mtu: int) -> int:
     return max(1, -(-size_bytes // mtu))
 
 
-class Out:
+class SendLane:
     """The sending end, on the connection `number`."""
 
     def __init__(self, number: int, peer: int, segments: list[Segment]) -> None:
@@ -49,7 +49,7 @@ class Out:
         return _described("out", self.peer, self.segments, begun=begun, done=done)
 
 
-class In:
+class RecvLane:
     """The receiving end, on the connection `number`, with its staging ring."""
 
     def __init__(self, number: int, peer: int, segments: list[Segment], staging: Any, mr: Any) -> None:
@@ -62,7 +62,7 @@ class In:
         self.received = 0
         self.applied = 0
         self.credited = 0
-        self.told = 0  # value of `applied` in the endpoint data that the peer last got
+        self.advertised = 0  # value of `applied` in the endpoint data that the peer last got
         self.psn = 0  # of the next segment
         self.credit: Any = None
 

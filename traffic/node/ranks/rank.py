@@ -30,7 +30,7 @@ import numpy as np
 from traffic.node.gpu_client import GpuClient
 from traffic.node.ranks.feed import Feed
 from traffic.node.ranks.gate import Gate
-from traffic.node.ranks.lane import In, Out, packets
+from traffic.node.ranks.lane import RecvLane, SendLane, packets
 from traffic.node.ranks.rank_memory import Memory
 from traffic.node.ranks.recorder import FIELDS, Recorder
 from traffic.node.ranks.segments import Need, make_plan
@@ -63,28 +63,30 @@ class RankTask(Task):
         self.deadline_ns = spec["deadline_ms"] * 1_000_000
         self.memory = Memory(program, spec["dtype"], spec["redop"])
         self.data = self.memory.array
-        self.item = self.data.itemsize
+        self.item_bytes = self.data.itemsize
         self.data_mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
         self.flight = Recorder()
-        plan = make_plan(program, self.segment_bytes // self.item)
+        plan = make_plan(program, self.segment_bytes // self.item_bytes)
         self.phases, self.phases_ns = plan.phases, list[int]()
         self.gate = Gate(program.get("pauses", []), program["fences"])
-        self.outs: dict[int, Out] = {}
-        self.ins: dict[int, In] = {}
-        self.out_by_conn: dict[int, Out] = {}
-        self.in_by_conn: dict[int, In] = {}
+        self.send_lanes: dict[int, SendLane] = {}
+        self.recv_lanes: dict[int, RecvLane] = {}
+        self.send_by_conn: dict[int, SendLane] = {}
+        self.recv_by_conn: dict[int, RecvLane] = {}
         for number, direction, peer in spec["lanes"]:
             if direction == "out":
-                self.outs[peer] = self.out_by_conn[number] = Out(number, peer, plan.sends[peer])
+                self.send_lanes[peer] = self.send_by_conn[number] = SendLane(number, peer, plan.sends[peer])
             else:
-                staging = np.zeros(self.slots * self.segment_bytes // self.item, dtype=self.data.dtype)
+                staging = np.zeros(self.slots * self.segment_bytes // self.item_bytes, dtype=self.data.dtype)
                 mr = rnic.register(staging.ctypes.data, staging.nbytes)
-                self.ins[peer] = self.in_by_conn[number] = In(number, peer, plan.recvs[peer], staging, mr)
+                self.recv_lanes[peer] = self.recv_by_conn[number] = RecvLane(
+                    number, peer, plan.recvs[peer], staging, mr
+                )
         self.receive = recv_request(RECV_ID, self.data_mr)
         self.gpu = GpuClient(spec["gpu"], selector) if spec["compute_units"] else None
         self.feed = None
         if spec.get("storage"):
-            self.feed = Feed(self.rank, spec["storage"], selector, stored=self._stored, on_trouble=self._in_trouble)
+            self.feed = Feed(self.rank, spec["storage"], selector, stored=self._stored, on_error=self._on_storage_error)
         self.warmup = spec["warmup"]
         self.index = -1
         self.last_index: int | None = None
@@ -93,7 +95,7 @@ class RankTask(Task):
         self.end_ns: int | None = None
         self.begun_ns = self.start_ns = self.comm_ns = self.first_data_ns = self.compute_ns = 0
         self.compute_from_ns = self.storage_ns = 0
-        self.took_ns = self.wrong = 0
+        self.last_duration_ns = self.wrong = 0
 
     # Connections.
 
@@ -101,10 +103,10 @@ class RankTask(Task):
         return max(self.slots, CREDITS_IN_FLIGHT) + 2, self.slots + 4
 
     def endpoint(self, conn: Conn) -> dict[str, Any]:
-        lane = self.in_by_conn.get(conn.number)
+        lane = self.recv_by_conn.get(conn.number)
         if lane is None:
             return {"rkey": 0, "base": 0, "have": 0, "applied": 0}
-        lane.told = lane.applied
+        lane.advertised = lane.applied
         return {
             "rkey": lane.mr.rkey,
             "base": lane.staging.ctypes.data,
@@ -113,32 +115,32 @@ class RankTask(Task):
         }
 
     def joined(self, conn: Conn) -> None:
-        if conn.number in self.in_by_conn:
-            lane = self.in_by_conn[conn.number]
-            lane.credited = lane.told
+        if conn.number in self.recv_by_conn:
+            lane = self.recv_by_conn[conn.number]
+            lane.credited = lane.advertised
             lane.psn = conn.peer["psn"]
             if lane.credit is None:
                 lane.credit, _ = write_request(wr_id=CREDIT_ID, mr=lane.mr, address=0, size=0, imm=True, signalled=True)
         else:
-            out = self.out_by_conn[conn.number]
+            out = self.send_by_conn[conn.number]
             if out.request is None:
                 out.request, out.sge = write_request(
                     wr_id=0,
                     mr=self.data_mr,
                     address=self.data.ctypes.data,
-                    size=self.item,
+                    size=self.item_bytes,
                     imm=True,
                     signalled=True,
                 )
         for _ in range(self.slots + 4):
-            conn.rc.post_recv(self.receive)
+            conn.qp.post_recv(self.receive)
 
     def go(self, conn: Conn, now_ns: int) -> None:
         conn.outstanding = 0
-        out = self.out_by_conn.get(conn.number)
+        out = self.send_by_conn.get(conn.number)
         if out is None:
-            lane = self.in_by_conn[conn.number]
-            self._note("up", lane, lane.received)
+            lane = self.recv_by_conn[conn.number]
+            self._record("up", lane, lane.received)
             self._credit(conn, now_ns)  # the peer may have been ready first and be waiting for this credit
         else:
             have = conn.peer["have"]
@@ -155,19 +157,19 @@ class RankTask(Task):
                     conn=conn.number,
                     generation=conn.generation,
                     segments=len(again),
-                    size_bytes=sum(again) * self.item,
+                    size_bytes=sum(again) * self.item_bytes,
                 )
             out.posted = out.acked = have
             # a peer that was ready first may have sent more credits since
             out.credits = max(out.credits, conn.peer["applied"])
-            out.psn = conn.rc.psn
-            self._note("up", out, have)
+            out.psn = conn.qp.psn
+            self._record("up", out, have)
         self._pump(now_ns)
 
     def lost(self, conn: Conn, status: str, now_ns: int) -> None:
         if conn.state != "lost" and not self.finished:
-            lane = self.out_by_conn.get(conn.number) or self.in_by_conn[conn.number]
-            self._note(f"lost {status}", lane, lane.acked if isinstance(lane, Out) else lane.received)
+            lane = self.send_by_conn.get(conn.number) or self.recv_by_conn[conn.number]
+            self._record(f"lost {status}", lane, lane.acked if isinstance(lane, SendLane) else lane.received)
         super().lost(conn, status, now_ns)
 
     # Iterations.
@@ -193,9 +195,9 @@ class RankTask(Task):
     def _next_iteration(self) -> None:
         self.index += 1
         self.memory.fill(self.index)
-        for out in self.outs.values():
+        for out in self.send_lanes.values():
             out.base = self.index * len(out.segments)
-        for lane in self.ins.values():
+        for lane in self.recv_lanes.values():
             lane.base = self.index * len(lane.segments)
         self.start_ns = time.monotonic_ns()
         self.flight.add("begin", iteration=self.index)
@@ -221,12 +223,12 @@ class RankTask(Task):
             self.gpu.compute(self.spec["compute_units"], self._computed)
 
     def _is_over(self, now_ns: int) -> bool:
-        return self.stopping or (self.end_ns is not None and now_ns + self.took_ns // 2 >= self.end_ns)
+        return self.stopping or (self.end_ns is not None and now_ns + self.last_duration_ns // 2 >= self.end_ns)
 
     def _computed(self, nanoseconds: int | None) -> None:
         if nanoseconds is None:
             self.phase = "idle"
-            said = "is gone" if self.gpu is None or not self.gpu.trouble else f"reported an error: {self.gpu.trouble}"
+            said = "is gone" if self.gpu is None or not self.gpu.error else f"reported an error: {self.gpu.error}"
             self.emit("error", error=f"{self.gpu.name if self.gpu else 'the GPU'} {said}", where=self.name)
             return
         now_ns = time.monotonic_ns()
@@ -237,7 +239,7 @@ class RankTask(Task):
         self.phase = "comm"
         self.comm_ns = now_ns
         self.gate.begin(now_ns)
-        waiting = not any(lane.received > lane.base for lane in self.ins.values())
+        waiting = not any(lane.received > lane.base for lane in self.recv_lanes.values())
         self.first_data_ns = 0 if waiting else now_ns
         self.memory.copy()
         self._pump(now_ns)
@@ -248,17 +250,17 @@ class RankTask(Task):
         if wr_id == CREDIT_ID:
             self._credit(conn, now_ns)
             return
-        out = self.out_by_conn[conn.number]
+        out = self.send_by_conn[conn.number]
         out.acked = wr_id + 1
-        self._note("ack", out, wr_id)
+        self._record("ack", out, wr_id)
         self._pump(now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         if conn.state in ("joined", "up"):
-            self.late.post(conn, self.receive)
-        lane = self.in_by_conn.get(conn.number)
+            self.late_receives.post(conn, self.receive)
+        lane = self.recv_by_conn.get(conn.number)
         if lane is None:
-            out = self.out_by_conn[conn.number]
+            out = self.send_by_conn[conn.number]
             out.credits += (imm - out.credits) & MASK
         else:
             if (imm ^ lane.received) & MASK:
@@ -267,9 +269,9 @@ class RankTask(Task):
             iteration, index = divmod(lane.received, len(lane.segments))
             if imm & LAST:
                 self.last_index = iteration
-            size_bytes = lane.segments[index].size * self.item
+            size_bytes = lane.segments[index].size * self.item_bytes
             self.series.add(now_ns, size_bytes)
-            self._note("arrive", lane, lane.received, lane.psn)
+            self._record("arrive", lane, lane.received, lane.psn)
             lane.psn = (lane.psn + packets(size_bytes, self.mtu)) & MASK
             lane.received += 1
             if self.phase == "comm" and not self.first_data_ns:
@@ -281,11 +283,11 @@ class RankTask(Task):
 
     def _met(self, received: Need, acked: Need) -> bool:
         for peer, number in received:
-            lane = self.ins[peer]
+            lane = self.recv_lanes[peer]
             if lane.applied - lane.base < number:
                 return False
         for peer, number in acked:
-            out = self.outs[peer]
+            out = self.send_lanes[peer]
             if out.acked - out.base < number:
                 return False
         return True
@@ -296,10 +298,10 @@ class RankTask(Task):
         moved = True
         while moved:
             moved = False
-            self.wake_ns = self.gate.look(len(self.phases_ns), now_ns)
-            for lane in self.ins.values():
+            self.wake_ns = self.gate.advance(len(self.phases_ns), now_ns)
+            for lane in self.recv_lanes.values():
                 moved |= self._apply(lane, now_ns)
-            for out in self.outs.values():
+            for out in self.send_lanes.values():
                 moved |= self._send(out, now_ns)
             while len(self.phases_ns) < len(self.phases) and self._met(*self.phases[len(self.phases_ns)]):
                 now_ns = time.monotonic_ns()
@@ -308,9 +310,9 @@ class RankTask(Task):
         if len(self.phases_ns) == len(self.phases):
             self._finish()
 
-    def _apply(self, lane: In, now_ns: int) -> bool:
+    def _apply(self, lane: RecvLane, now_ns: int) -> bool:
         start = lane.applied
-        size = self.segment_bytes // self.item
+        size = self.segment_bytes // self.item_bytes
         limit = min(lane.received, lane.base + len(lane.segments))
         while lane.applied < limit:
             segment = lane.segments[lane.applied - lane.base]
@@ -323,7 +325,7 @@ class RankTask(Task):
                 self.memory.reduce(target, source)
             else:
                 target[:] = source
-            self._note("apply", lane, lane.applied)
+            self._record("apply", lane, lane.applied)
             lane.applied += 1
         if lane.applied == start:
             return False
@@ -331,17 +333,17 @@ class RankTask(Task):
         return True
 
     def _credit(self, conn: Conn, now_ns: int) -> None:
-        lane = self.in_by_conn[conn.number]
+        lane = self.recv_by_conn[conn.number]
         due = lane.applied - lane.credited >= max(1, self.slots // 4)
         if not due or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
             return
         lane.credit.imm_data = lane.applied & MASK
         lane.credited = lane.applied
-        self._note("credit", lane, lane.applied)
+        self._record("credit", lane, lane.applied)
         self.posted(conn, now_ns)
-        conn.rc.post_send(lane.credit)
+        conn.qp.post_send(lane.credit)
 
-    def _send(self, out: Out, now_ns: int) -> bool:
+    def _send(self, out: SendLane, now_ns: int) -> bool:
         conn = self.conns[out.number]
         start = out.posted
         end = out.base + len(out.segments)
@@ -354,18 +356,18 @@ class RankTask(Task):
             if (segment.received or segment.acked) and not self._met(segment.received, segment.acked):
                 break
             request, sge = out.request, out.sge
-            size_bytes = segment.size * self.item
-            sge.addr = self.data.ctypes.data + segment.offset * self.item
+            size_bytes = segment.size * self.item_bytes
+            sge.addr = self.data.ctypes.data + segment.offset * self.item_bytes
             sge.length = size_bytes
             slot = conn.peer["base"] + out.posted % self.slots * self.segment_bytes
             request.set_wr_rdma(conn.peer["rkey"], slot)
             request.imm_data = (out.posted & MASK) | (LAST if self.last_index == self.index else 0)
             request.wr_id = out.posted
-            self._note("post", out, out.posted, out.psn)
+            self._record("post", out, out.posted, out.psn)
             out.psn = (out.psn + packets(size_bytes, self.mtu)) & MASK
             out.posted += 1
             self.posted(conn, now_ns)
-            conn.rc.post_send(request)
+            conn.qp.post_send(request)
         return out.posted != start
 
     def _finish(self) -> None:
@@ -385,13 +387,13 @@ class RankTask(Task):
         """Complete an iteration whose collective ended at `end_ns`. It includes the wait for a checkpoint."""
         self.phase = "idle"
         if self.index >= self.warmup:
-            self._tell_iteration(end_ns, wrong)
+            self._report_iteration(end_ns, wrong)
         checked_ns = time.monotonic_ns()
         if self.index + 1 == self.warmup:
             self._count_from(checked_ns)
             self.emit("warm", task=self.name, at_ns=checked_ns, wrong=self.wrong)
         self.sample(checked_ns)
-        self.took_ns = checked_ns - self.start_ns
+        self.last_duration_ns = checked_ns - self.start_ns
         if self.last_index is not None and self.index >= self.last_index:
             self.finished = True
             self.sample(checked_ns, last=True)
@@ -415,11 +417,11 @@ class RankTask(Task):
     def _stored(self, fields: dict[str, int]) -> None:
         self.emit("stored", task=self.name, size_bytes=self.spec["storage"]["checkpoint_bytes"], **fields)
 
-    def _in_trouble(self, text: str) -> None:
+    def _on_storage_error(self, text: str) -> None:
         self.phase = "idle"
         self.emit("error", error=text, where=self.name)
 
-    def _tell_iteration(self, now_ns: int, wrong: int) -> None:
+    def _report_iteration(self, now_ns: int, wrong: int) -> None:
         ingest_ns, checkpoint_ns = (self.feed.ingest_ns, self.feed.checkpoint_ns) if self.feed is not None else (0, 0)
         self.emit(
             "iteration",
@@ -452,18 +454,18 @@ class RankTask(Task):
 
     # The flight recorder.
 
-    def _note(self, what: str, lane: In | Out, number: int, psn: int = -1) -> None:
+    def _record(self, what: str, lane: RecvLane | SendLane, number: int, psn: int = -1) -> None:
         iteration, index = divmod(number, len(lane.segments))
-        qpn, step = self.conns[lane.number].rc.qpn, lane.segments[index].step
+        qpn, step = self.conns[lane.number].qp.qpn, lane.segments[index].step
         self.flight.add(what, iteration=iteration, step=step, peer=lane.peer, qpn=qpn, segment=index, psn=psn)
 
     def dump(self) -> None:
         """Report this rank's phase, every lane, and the contents of the flight recorder."""
         lanes = []
-        ends: list[In | Out] = [*self.outs.values(), *self.ins.values()]
+        ends: list[RecvLane | SendLane] = [*self.send_lanes.values(), *self.recv_lanes.values()]
         for lane in ends:
             conn = self.conns.get(lane.number)
-            qpn, state = (conn.rc.qpn if conn.rc else 0, conn.state) if conn is not None else (0, "new")
+            qpn, state = (conn.qp.qpn if conn.qp else 0, conn.state) if conn is not None else (0, "new")
             lanes.append({"qpn": qpn, "state": state, **lane.describe()})
         self.emit(
             "flight",
@@ -482,6 +484,6 @@ class RankTask(Task):
         if self.feed is not None:
             self.feed.close()
         self.gpu = self.feed = None  # both hold callbacks to this task, a reference cycle
-        for lane in self.ins.values():
+        for lane in self.recv_lanes.values():
             lane.mr.close()
         self.data_mr.close()

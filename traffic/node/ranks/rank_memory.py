@@ -33,8 +33,8 @@ class Memory:
 
     def copy(self) -> None:
         """Copy the input to where the work begins (the program's local step)."""
-        for to, of, count in self.program["copies"]:
-            self.array[to : to + count] = self.array[of : of + count]
+        for target, source, count in self.program["copies"]:
+            self.array[target : target + count] = self.array[source : source + count]
 
     def divide(self) -> None:
         """Turn sums into averages, if the reduction is an average."""

@@ -53,13 +53,13 @@ class _History:
         for index in self._buckets(offset, count):
             self.entries.setdefault(index, []).append((step, offset, count, peer, number))
 
-    def need(self, offset: int, count: int, before_step: int, *, but: int = -1) -> Need:
-        found: dict[int, int] = {}
+    def need(self, offset: int, count: int, before_step: int, *, exclude_peer: int = -1) -> Need:
+        needed: dict[int, int] = {}
         for index in self._buckets(offset, count):
             for step, start, length, peer, number in self.entries.get(index, ()):
-                if step < before_step and peer != but and start < offset + count and offset < start + length:
-                    found[peer] = max(found.get(peer, 0), number + 1)
-        return tuple(found.items())
+                if step < before_step and peer != exclude_peer and start < offset + count and offset < start + length:
+                    needed[peer] = max(needed.get(peer, 0), number + 1)
+        return tuple(needed.items())
 
 
 def _all(lanes: dict[int, list[Segment]]) -> Need:
@@ -87,7 +87,7 @@ def make_plan(program: dict[str, Any], segment_elements: int) -> Plan:
             if is_recv:
                 acked = sent.need(offset, count, step + 1)
                 # a lane always applies its own segments in order
-                before = received.need(offset, count, step + 1, but=peer)
+                before = received.need(offset, count, step + 1, exclude_peer=peer)
                 received.add(step, offset, count, peer, len(lane))
                 lane.append(Segment(step, offset, count, reduce=op == "reduce", received=before, acked=acked))
             else:
