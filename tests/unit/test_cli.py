@@ -57,13 +57,13 @@ def faultbed(tmp_path):
         (["traffic", "job", "--qp", "mtu"], 4, ["--qp mtu", "timeout=18"]),
         # What is wrong whatever the lab, also where it is down.
         (["traffic", "flow", "host1:rxe0", "host9:rxe0"], 4, ["host9:rxe0"]),
-        (["traffic", "flow", "--check", "--verb", "write"], 4, ["bytes are checked of"]),
+        (["traffic", "flow", "--check", "--verb", "write"], 4, ["bytes can be checked for"]),
         (
             ["traffic", "flow", "--transport", "ud", "--verb", "send", "--size", "64", "--qp", "flow_label=3"],
             4,
             ["label"],
         ),
-        (["traffic", "flow", "--late-receives", "20ms"], 4, ["late receives are of"]),
+        (["traffic", "flow", "--late-receives", "20ms"], 4, ["late receives need"]),
         (["traffic", "collective", "all-reduce", "--size", "0"], 4, ["above 0"]),
         (["traffic", "collective", "--rank", "host1:rxe0", "--rank", "host9:rxe0"], 4, ["host9:rxe0"]),
         (["traffic", "job", "--grid", "dp=4", "--phase", "tp:all-reduce:64KiB"], 4, ["tp"]),
