@@ -23,7 +23,7 @@ from testbed.model.topology import Topology
 from traffic.engine.flight_recorder import Flight
 from traffic.probes.rtt import Trip
 
-__all__ = ["CONFIDENT", "Score", "Truth", "score", "truths_of"]
+__all__ = ["CONFIDENT", "Score", "Truth", "score", "truth_of", "truths_of"]
 
 CONFIDENT = 0.5
 _NOTHING = "none"
@@ -70,7 +70,7 @@ class Score:
 
 def truths_of(run: Measurements) -> tuple[Truth, ...]:
     """The places of the faults that provably fired."""
-    return tuple(_truth(fault, run.topology) for fault in run.faults if not why_unproven_in(run, fault))
+    return tuple(truth_of(fault, run.topology) for fault in run.faults if not why_unproven_in(run, fault))
 
 
 def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[Trip]] = ()) -> Score:
@@ -109,7 +109,8 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
     )
 
 
-def _truth(fault: FaultRun, topology: Topology) -> Truth:
+def truth_of(fault: FaultRun, topology: Topology) -> Truth:
+    """Return the place of a fault, as attribution would name it."""
     target = topology.resolve(fault.plan.target)
     if target.kind in {"port", "rnic"} and target.link is not None:
         return Truth(place=place_of_link(topology, target.link), names=frozenset({target.link.name}), is_network=True)

@@ -19,6 +19,7 @@ from harness.cli.experiments import (
     faults,
     fuzzing,
     histories,
+    offending,
     packets,
     profile_commands,
     runs,
@@ -78,6 +79,7 @@ for module in (
     fuzzing,
     attribution,
     histories,
+    offending,
     packets,
     ci,
 ):

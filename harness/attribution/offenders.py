@@ -1,0 +1,178 @@
+"""Repeat offenders: places that runs and preflights blame again and again, with what to do about each. Pure.
+
+A strike is one confident finding of one run, or one wrong result of one preflight; a thing gets one strike of each. Its
+score is the sum of its strikes, each halved for every `half_life` that has passed. A run whose faults faultbed itself
+injected blames nobody, or the injector would send its own victims to repair: such runs count only if asked for, and
+then only findings that none of their faults explains.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from harness.attribution.confusion import CONFIDENT, truth_of
+from harness.record.measurements import Measurements
+from harness.verdict import VerdictFile
+from testbed.errors import UsageError
+from testbed.model.topology import Topology
+
+__all__ = ["Offender", "Strike", "Thresholds", "offenders", "strikes_of_preflight", "strikes_of_run"]
+
+Action = Literal["watch", "drain", "RMA"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One time that something was blamed.
+
+    Attributes:
+        name: the host, GPU, RNIC, switch or link, as the inventory names it.
+        cause: what was wrong: a cause of the attribution, or a check of preflight.
+        origin: the run or the preflight that says so.
+        at: when, in UTC.
+        weight: confidence of the finding, 0 to 1; 1 for a preflight, which looks at the thing itself.
+    """
+
+    name: str
+    cause: str
+    origin: str
+    at: datetime
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """When to act. Scores are in strikes; `half_life` is how long it takes for a strike to count half."""
+
+    drain: float = 1.5
+    rma: float = 3.0
+    half_life: timedelta = timedelta(days=7)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.drain <= self.rma:
+            raise UsageError(
+                f"offenders: --drain {self.drain:g} and --rma {self.rma:g}: want 0 < drain <= RMA; correct one of them"
+            )
+        if self.half_life <= timedelta(0):
+            raise UsageError("offenders: --half-life: must be more than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offender:
+    """Something that was blamed, worst first in a list of them.
+
+    Attributes:
+        host: the host to drain; empty for switches and for links between them.
+        strikes: newest first.
+        score: sum of the strikes' weights, decayed.
+    """
+
+    name: str
+    host: str
+    strikes: tuple[Strike, ...]
+    score: float
+    action: Action
+
+
+def strikes_of_run(
+    run: Measurements, verdict: VerdictFile, *, origin: str, at: datetime, drills: bool = False
+) -> tuple[Strike, ...]:
+    """Return what a run blames.
+
+    Args:
+        run: its measurements.
+        verdict: its verdict, with the attribution.
+        origin: name of the run.
+        at: when it began.
+        drills: count findings of runs with injected faults as well, unless one of those faults explains them.
+
+    Hosts that took no part are never blamed: what names an idle spare has mistaken it for another one.
+    """
+    if run.faults and not drills:
+        return ()
+    explained = {name for fault in run.faults for name in truth_of(fault, run.topology).names}
+    took_part = {rank.host for rank in run.ranks}
+    best: dict[str, Strike] = {}
+    for finding in verdict.attribution:
+        host = _host_of(run.topology, finding.name)
+        is_spare = bool(host) and host not in took_part and finding.place != "storage"
+        if finding.cause == "nothing" or finding.confidence < CONFIDENT or finding.name in explained or is_spare:
+            continue
+        if finding.name not in best or finding.confidence > best[finding.name].weight:
+            best[finding.name] = Strike(
+                name=finding.name, cause=finding.cause, origin=origin, at=at, weight=finding.confidence
+            )
+    return tuple(best.values())
+
+
+def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[Strike, ...]:
+    """Return what a preflight blames: each host, RNIC, switch or link that a check found wrong, once.
+
+    Args:
+        content: what `faultbed preflight --json` printed, decoded.
+        origin: name of the file.
+        at: when it was written.
+
+    Raises:
+        UsageError: it is no output of preflight.
+    """
+    wrong = content.get("wrong") if isinstance(content, dict) else None
+    if not isinstance(wrong, list) or not all(
+        isinstance(one, dict) and {"check", "where"} <= set(one) for one in wrong
+    ):
+        raise UsageError(f"{origin}: not what `faultbed preflight --json` prints; give a file that --out has written")
+    best: dict[str, Strike] = {}
+    for one in wrong:
+        name = str(one["where"]).partition(" ")[0]
+        if name and name not in best:
+            best[name] = Strike(name=name, cause=str(one["check"]), origin=origin, at=at, weight=1.0)
+    return tuple(best.values())
+
+
+def offenders(
+    strikes: Iterable[Strike], topology: Topology, thresholds: Thresholds, *, now: datetime
+) -> tuple[Offender, ...]:
+    """Return everything that was blamed, by score, and what to do: watch it, drain it, or send it to repair (RMA).
+
+    RMA needs strikes on as many different days as its threshold has whole strikes, so that one bad night does not
+    replace a part.
+    """
+    by_name: dict[str, list[Strike]] = {}
+    for strike in strikes:
+        by_name.setdefault(strike.name, []).append(strike)
+    found = []
+    for name, of_it in by_name.items():
+        newest_first = tuple(sorted(of_it, key=lambda strike: strike.at, reverse=True))
+        score = sum(strike.weight * 0.5 ** (_age(strike, now) / thresholds.half_life) for strike in of_it)
+        found.append(
+            Offender(
+                name=name,
+                host=_host_of(topology, name),
+                strikes=newest_first,
+                score=score,
+                action=_action(newest_first, score, thresholds),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (-one.score, one.name)))
+
+
+def _action(strikes: Sequence[Strike], score: float, thresholds: Thresholds) -> Action:
+    if score >= thresholds.rma and len({strike.at.date() for strike in strikes}) >= int(thresholds.rma):
+        return "RMA"
+    return "drain" if score >= thresholds.drain else "watch"
+
+
+def _age(strike: Strike, now: datetime) -> timedelta:
+    return max(now - strike.at, timedelta(0))
+
+
+def _host_of(topology: Topology, name: str) -> str:
+    """Return the host that a thing belongs to: `host1`, `host1:gpu0`, `rtsw1:host1:rxe0`; empty if to none."""
+    for word in re.split(r"[:\s]", name):
+        if word in topology.host_by_name:
+            return word
+    return ""

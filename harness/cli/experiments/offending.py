@@ -1,0 +1,200 @@
+"""Repeat offenders: `faultbed offenders`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from harness.attribution.offenders import (
+    Offender,
+    Strike,
+    Thresholds,
+    offenders,
+    strikes_of_preflight,
+    strikes_of_run,
+)
+from harness.cli.context import Session, json_option, pass_session, styled
+from harness.cli.options.numbers import FiniteRange
+from harness.quantities import parse_duration_ns
+from harness.record.rundir import open_run
+from testbed.errors import UsageError
+from testbed.model.topology import Topology
+
+__all__ = ["COMMANDS"]
+
+_STARTED = re.compile(r"(\d{8}T\d{6}Z)-")
+_COLOURS = {"RMA": "red", "drain": "yellow", "watch": "dim"}
+_PROGRESS_S = 2.0
+_HAND_OVERS = ("slurm", "kubernetes", "hostfile")
+
+
+@click.command("offenders")
+@click.option(
+    "--runs",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Run directories.",
+)
+@click.option(
+    "--preflight",
+    "preflights",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file that `faultbed preflight --out` has written; repeatable.",
+)
+@click.option("--drain", default=1.5, show_default=True, type=FiniteRange(0.01), help="Drain from this score on.")
+@click.option(
+    "--rma", default=3.0, show_default=True, type=FiniteRange(0.01), help="Send to repair from this score on."
+)
+@click.option("--half-life", default="7d", show_default=True, help="After this long a strike counts half.")
+@click.option("--drills", is_flag=True, help="Count runs with injected faults as well, less what those faults explain.")
+@click.option(
+    "--hand-over", type=click.Choice(_HAND_OVERS), help="Print what drains the hosts, for a scheduler; nothing is run."
+)
+@json_option
+@pass_session
+def offenders_command(
+    session: Session,
+    *,
+    runs: Path,
+    preflights: tuple[Path, ...],
+    drain: float,
+    rma: float,
+    half_life: str,
+    drills: bool,
+    hand_over: str | None,
+    as_json: bool,
+) -> None:
+    """List what runs and preflights blame again and again: watch it, drain it, or send it to repair (RMA).
+
+    A strike is one confident finding of a run without injected faults, or one wrong result of a preflight. Its weight
+    halves with --half-life. RMA needs strikes on as many days as --rma has whole strikes. Hosts without a rank in a run
+    are not blamed by it.
+    """
+    topology = session.inventory().topology
+    thresholds = Thresholds(drain=drain, rma=rma, half_life=_duration(half_life))
+    strikes: list[Strike] = []
+    lab = session.inventory().name
+    counts = {"runs": 0, "drills": 0, "other_labs": 0, "preflights": len(preflights)}
+    if not runs.is_dir() and not preflights:
+        raise UsageError(f"--runs {runs}: no such folder; name the one that `faultbed run --out` wrote to")
+    with session.progress() as progress:
+        due = time.monotonic() + _PROGRESS_S
+        for number, path in enumerate(_run_directories(runs)):
+            if time.monotonic() > due:
+                progress(f"offenders: {number} runs read")
+                due += _PROGRESS_S
+            directory = open_run(path)
+            verdict = directory.read_verdict()
+            if verdict.lab != lab:
+                counts["other_labs"] += 1
+                continue
+            measured = directory.read_measurements()
+            counts["runs"] += 1
+            counts["drills"] += bool(measured.faults)
+            strikes += strikes_of_run(measured, verdict, origin=path.name, at=_begun(path), drills=drills)
+    for path in preflights:
+        strikes += strikes_of_preflight(_decoded(path), origin=path.name, at=_changed(path))
+    found = offenders(strikes, topology, thresholds, now=datetime.now(UTC))
+    if hand_over:
+        lines = list(_handed_over(hand_over, found, topology))
+        if as_json:
+            session.json(lines)
+        else:
+            click.echo("\n".join(lines))
+        return
+    if as_json:
+        session.json({**counts, "offenders": [_plain(one) for one in found]})
+        return
+    _show(session, found, counts, drills=drills)
+
+
+def _run_directories(runs: Path) -> Iterator[Path]:
+    """Yield finished runs, oldest first. What is half written (no verdict) was not judged."""
+    if runs.is_dir():
+        yield from sorted(path.parent for path in runs.glob("*/verdict.json"))
+
+
+def _begun(path: Path) -> datetime:
+    if match := _STARTED.match(path.name):
+        return datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    return _changed(path / "verdict.json")
+
+
+def _changed(path: Path) -> datetime:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+
+
+def _decoded(path: Path) -> object:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--preflight {path}: cannot be read: {error}; give a file that --out has written") from error
+
+
+def _duration(text: str) -> timedelta:
+    days = re.fullmatch(r"(\d+(?:\.\d+)?)d", text)
+    try:
+        return timedelta(days=float(days[1])) if days else timedelta(microseconds=parse_duration_ns(text) / 1000)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--half-life {text}: {error}; write 12h or 7d") from error
+
+
+def _handed_over(form: str, found: Sequence[Offender], topology: Topology) -> Iterator[str]:
+    """Yield the lines for a scheduler: drained hosts, or the hosts that remain."""
+    drained: dict[str, Offender] = {}
+    for one in found:
+        if one.action != "watch" and one.host:
+            drained.setdefault(one.host, one)
+    if form == "hostfile":
+        yield from (host.name for host in topology.hosts if host.name not in drained)
+        return
+    for host, one in drained.items():
+        why = f"faultbed: {one.strikes[0].cause} at {one.name}, score {one.score:.1f}"
+        if form == "slurm":
+            yield shlex.join(["scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={why}"])
+        else:
+            yield shlex.join(["kubectl", "taint", "nodes", host, f"faultbed.io/offender={one.action}:NoSchedule"])
+
+
+def _plain(one: Offender) -> dict[str, object]:
+    said = dataclasses.asdict(one)
+    said["strikes"] = [{**strike, "at": strike["at"].isoformat()} for strike in said["strikes"]]
+    return said
+
+
+def _show(session: Session, found: Sequence[Offender], counts: dict[str, int], *, drills: bool) -> None:
+    left_out = 0 if drills else counts["drills"]
+    looked = f"{counts['runs'] - left_out} runs and {counts['preflights']} preflights"
+    if found:
+        rows = [
+            (
+                one.name,
+                str(len(one.strikes)),
+                f"{one.score:.2f}",
+                ", ".join(dict.fromkeys(strike.cause for strike in one.strikes)),
+                f"{one.strikes[0].at:%Y-%m-%d %H:%M}",
+                styled(one.action, _COLOURS[one.action]),
+            )
+            for one in found
+        ]
+        session.table(("what", "strikes", "score", "causes", "last (UTC)", "do"), rows)
+    session.out.print(f"{looked} blame {len(found) or 'nothing'}{' places' if found else ''}", soft_wrap=True)
+    if counts["other_labs"]:
+        session.out.print(Text(f"{counts['other_labs']} runs of other labs were left out", style="dim"))
+    if left_out:
+        said = f"{left_out} runs with injected faults were left out; --drills counts what those faults do not explain"
+        session.out.print(Text(said, style="dim"), soft_wrap=True)
+
+
+COMMANDS = (offenders_command,)
