@@ -1,1 +1,1 @@
-"""What a run shows: timeline, impacts, phases, routing, slow ranks, link loads, each with its interval. Pure."""
+"""Results of a run: timeline, impacts, phases, routing, slow ranks and link loads, with their intervals. Pure."""

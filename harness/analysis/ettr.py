@@ -1,16 +1,16 @@
-"""Effective training time ratio: which share of a job's time brought it forward. Pure.
+"""Effective training time ratio: the share of a job's time that produced progress. Pure.
 
-    measured     iterations finished x the time that one takes when nothing is wrong / wall time
+    measured     iterations finished x the time of a fault-free iteration / wall time
     predicted    (1 - lost / wall) / (1 + w / D)
 
 The prediction is that of Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters"
-(HPCA 2025, arXiv 2410.21680), E[ETTR] = (1 - N r (u + D / 2)) / (1 + w / D): interruptions at rate N r cost u to come
-back and half of what lies between two checkpoints, and a checkpoint stops a job for w after each D of work. Here N r u
-is known fault by fault: `lost` is the time that the fault-free goodput would have needed for the bytes that were not
-carried. A job here goes on where it stood, so nothing is done twice and D / 2 is 0; w counts waiting for data as well.
+(HPCA 2025, arXiv 2410.21680), E[ETTR] = (1 - N r (u + D / 2)) / (1 + w / D). Interruptions at rate N r cost u to
+recover and half of the work between two checkpoints; a checkpoint stops a job for w after each D of work. Here N r u is
+known for each fault: `lost` is the time that fault-free goodput would have needed for the bytes that were not carried.
+A job here continues where it stood, so no work is repeated and D / 2 is 0; w includes the wait for data.
 
-The time of an iteration is the mean over the run's own fault-free start, without what it waited for storage. The two
-sides share that start, but neither the iterations nor the bytes afterwards.
+The time of an iteration is the mean over the run's own fault-free start, without its waits for storage. Both sides use
+that start, but neither the later iterations nor the later bytes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from harness.record.measurements import Measurements
 __all__ = ["Ettr", "ettr"]
 
 _ENOUGH = 3
-"""Iterations of the fault-free start that are needed to know how long one takes."""
+"""Number of fault-free iterations needed to know how long one takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ettr:
-    """Of a job: `ratio` of `wall_ns` was productive, in `iterations` of `healthy_ns` each.
+    """Effective training time of a job: `ratio` of `wall_ns` was productive, in `iterations` of `healthy_ns` each.
 
-    `lost_ns` are what faults cost, `storage_ns` what an iteration waits for storage, on average. `predicted` is None
-    where goodput has no fault-free start. `alone_ns` are the fault-free iterations that `healthy_ns` is the mean of.
+    `lost_ns` is the time that faults cost, `storage_ns` the mean wait of an iteration for storage. `predicted` is None
+    if goodput has no fault-free start. `alone_ns` are the fault-free iterations whose mean is `healthy_ns`.
     """
 
     iterations: int
@@ -48,11 +48,11 @@ class Ettr:
 
     @property
     def ratio(self) -> float:
-        """Productive time over wall time; noise may lift it above 1."""
+        """Productive time over wall time. Noise may raise it above 1."""
         return self.iterations * self.healthy_ns / self.wall_ns
 
     def interval(self, level: float = LEVEL) -> Interval | None:
-        """Return how well `ratio` is known: as well as the mean fault-free iteration. None: too few of them."""
+        """Return the interval of `ratio`, from that of the mean fault-free iteration; None with too few of them."""
         noise = mean_interval(np.array(self.alone_ns), of="fault-free iterations", level=level)
         if noise is None:
             return None
@@ -61,7 +61,7 @@ class Ettr:
 
 
 def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *, first_fault_ns: int) -> Ettr | None:
-    """Measure and predict; None: too few iterations before the first fault, or a workload without."""
+    """Measure and predict the ratio; None without iterations, or with too few before the first fault."""
     count = finished_iterations(run.series)
     if not count:
         return None
@@ -69,7 +69,7 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     begins = np.array([[step.start_ns for step in rank] for rank in ordered]).min(axis=0)
     end_ns = int(max(rank[-1].end_ns for rank in ordered))
     storage = np.array([[step.ingest_ns + step.checkpoint_ns for step in rank] for rank in ordered]).max(axis=0)
-    # An iteration reaches to the begin of the next, so that what lies between them counts.
+    # An iteration extends to the start of the next one, so that the time between them counts.
     lengths = np.diff(np.append(begins, end_ns))
     healthy = begins + lengths <= first_fault_ns
     if int(healthy.sum()) < _ENOUGH:

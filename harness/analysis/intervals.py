@@ -1,7 +1,7 @@
-"""The interval of each metric that is a performance: which noise it has, and where in a run that noise shows. Pure.
+"""Intervals of the metrics that are performance values, from the noise that the run itself shows. Pure.
 
-Counts and names have none: they are what they are; of times of recovery see `harness.analysis.resolutions`.
-`harness.confidence` has the rule.
+Counts and names have no interval. Recovery times are in `harness.analysis.resolutions`. `harness.confidence` has the
+method.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def find(
 
 
 def iteration_times(ranks: Sequence[RankSeries], count: int) -> NDArray[np.float64]:
-    """What each of the first `count` iterations added to the job's time (ns); they add up to it."""
+    """Return how much each of the first `count` iterations added to the job's time (ns).
+
+    Their sum is the job's time.
+    """
     if count == 0:
         return np.zeros(0)
     ordered = [sorted(rank.iterations, key=lambda step: step.index)[:count] for rank in ranks]
@@ -60,7 +63,7 @@ def iteration_times(ranks: Sequence[RankSeries], count: int) -> NDArray[np.float
 
 
 def operation_times(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
-    """Time of each collective (ns): the shortest over the ranks, for the last to come waits for nobody."""
+    """Return the time of each collective (ns): the shortest over the ranks. The last rank to enter does not wait."""
     count = timeline.finished_iterations(ranks)
     ordered = [sorted(rank.iterations, key=lambda step: step.index)[:count] for rank in ranks]
     if not count:
@@ -85,7 +88,7 @@ def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float
 def disturbed(
     run: Measurements, impacts: Mapping[str, timeline.Impact], times: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Which of a run's first iterations, of these times, a fault touched."""
+    """Return which of a run's first iterations, of these times, a fault affected."""
     begin = min((step.start_ns for rank in run.series for step in rank.iterations), default=0)
     ends = begin + np.cumsum(times)
     touched = np.zeros(len(times), dtype=np.bool_)
@@ -95,7 +98,7 @@ def disturbed(
 
 
 def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> list[tuple[int, int]]:
-    """From each fault's arming (it may act unseen) to goodput's return; the whole rest where that is not known."""
+    """Return, for each fault, the time from its arming to goodput's return, or to the run's end if that is unknown."""
     found = []
     for fault in run.faults:
         if fault.receipt is None:
@@ -122,7 +125,7 @@ def _busbw(run: Measurements, level: float) -> Interval | None:
 def _serving(serving: Serving, level: float) -> dict[str, Interval | None]:
     """Return the intervals of an inference job, from its requests in the order of time.
 
-    Tokens of one request are worth one value at most: a request is slow or it is not.
+    The tokens of one request count as at most one independent value: a request is slow or it is not.
     """
     first = np.array(serving.ttft_ns, dtype=np.float64) / 1e9
     requests = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in serving.tpot_ns if times_ns]

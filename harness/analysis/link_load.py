@@ -1,7 +1,7 @@
-"""What each link carried in a run, each way, and how evenly equal-cost links were used. Pure.
+"""What each link carried in a run, in each direction, and how evenly equal-cost links were used. Pure.
 
-Bytes are those that the port of the sending end sent between the readings before and after the run; the far end's port
-counts where it has more (the netdev of an RNIC in hardware does not count RDMA). Control traffic is among them.
+Bytes are those sent by the port at the sending end between the readings before and after the run. The port at the far
+end counts if it has more (the netdev of a hardware RNIC does not count RDMA). Control traffic is included.
 
     MMR   maximum over mean, 1 is even, n is all on one of n: over all links from one layer of switches to the next
     JFI   Jain's fairness index, (sum x)^2 / (n sum x^2), 1 is even, 1/n is all on one: over a rack switch's uplinks
@@ -23,9 +23,12 @@ __all__ = ["Fan", "Layer", "LinkLoad", "Way", "fans", "jain", "layers", "link_lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One way of a link. `size_bytes` None: no port of it was read. `at_least`: a counter began anew in between.
+    """One direction of a link. `size_bytes` None: no port was read.
 
-    `share` is of all that `src` and its like sent the same way to or from the same switch (`link_loads`).
+    `at_least`: a counter was reset between the readings.
+
+    `share` is the share of all bytes that this switch and its equal-cost links carried in that direction
+    (`link_loads`).
     """
 
     src: str
@@ -66,7 +69,10 @@ class Fan:
 
 
 def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
-    """Every link, those between switches first. The shares of a rack switch's uplinks add to 1, each way."""
+    """Return every link, those between switches first.
+
+    The shares of a rack switch's uplinks add up to 1 per direction.
+    """
     topology = run.topology
     found = [_load(run, link) for link in (*topology.uplinks, *(one for one in topology.links if not one.is_uplink))]
     sums: dict[tuple[str, bool], int] = {}
@@ -88,7 +94,7 @@ def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
 
 
 def layers(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Layer, ...]:
-    """Both ways between each two layers of switches that have more than one link; none where nothing was carried."""
+    """Return both directions between each two layers with more than one link; none without traffic."""
     by_roles: dict[tuple[str, str], list[int]] = {}
     for load in loads:
         if load.is_uplink:
@@ -104,7 +110,7 @@ def layers(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Layer, ...]:
 
 
 def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
-    """What each rack switch sent up, over its uplinks; none of a switch with one uplink or with nothing sent."""
+    """Return what each rack switch sent over its uplinks; none for a switch with one uplink or without traffic."""
     found = []
     for switch in topology.switches:
         sizes = [
@@ -119,14 +125,14 @@ def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
 
 
 def max_over_mean(sizes: Sequence[float]) -> float | None:
-    """1 to n; None: fewer than two links, or nothing carried."""
+    """Return maximum over mean, 1 to n; None with fewer than two links or without traffic."""
     if len(sizes) < 2 or not sum(sizes):  # noqa: PLR2004 - one link is always even
         return None
     return max(sizes) * len(sizes) / sum(sizes)
 
 
 def jain(sizes: Sequence[float]) -> float | None:
-    """1/n to 1; None: fewer than two links, or nothing carried."""
+    """Return Jain's index, 1/n to 1; None with fewer than two links or without traffic."""
     if len(sizes) < 2 or not sum(sizes):  # noqa: PLR2004 - as above
         return None
     return jain_index(sizes)

@@ -1,10 +1,10 @@
-"""The noise floor of a lab: how much fault-free runs of one workload differ among themselves (A/A). Pure.
+"""The noise floor of a lab: how much fault-free runs of one workload differ from each other (A/A). Pure.
 
     floor = measure({"20261121T...-aa-1": measurements, ...})
 
-A fault-free run counts, and so does the fault-free twin of any run. Of each quantity the deviation of its logarithm is
-kept: two fault-free runs differ by more than `Spread.pair` in 1 % of cases only, so a bound nearer to 1 than that
-cannot be decided on this lab, however long the run is. The judge widens `jct_ratio` by it.
+Fault-free runs count, and so do the fault-free twins of other runs. For each quantity the deviation of its logarithm is
+stored: two fault-free runs differ by more than `Spread.pair` in only 1 % of cases. A bound closer to 1 than that cannot
+be decided on this lab, however long the run is. The judge widens `jct_ratio` by it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from testbed.errors import UsageError
 __all__ = ["FILE", "MIN_RUNS", "NoiseFloor", "Spread", "allow_for", "decode", "encode", "load", "measure"]
 
 FILE = "noise-floor.json"
-"""Where a lab's floor is kept, in its state folder."""
+"""File in a lab's state folder that holds its noise floor."""
 MIN_RUNS = 3
 
 
@@ -42,12 +42,12 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pair(self) -> float:
-        """Ratio (above 1) that two such runs exceed, one way or the other, in 1 - `LEVEL` of cases."""
+        """Ratio (above 1) that two such runs exceed, in either direction, in 1 - `LEVEL` of cases."""
         return math.exp(student(self.runs - 1, LEVEL) * math.sqrt(2) * self.log_sd)
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
-    """`noise-floor.json`. `workload` and `iterations` say of what; `sources` which runs it is from."""
+    """Contents of `noise-floor.json`. `workload` and `iterations` describe the runs; `sources` lists them."""
 
     schema: Literal[1] = 1
     lab: str
@@ -58,7 +58,7 @@ class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
-    """The floor from runs of one workload on one lab, by name.
+    """Return the noise floor from runs of one workload on one lab, by name.
 
     Raises:
         UsageError: different labs or workloads, or fewer than `MIN_RUNS` fault-free series.
@@ -89,7 +89,7 @@ def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
 
 
 def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
-    """The same observations with `jct_ratio` as uncertain as two runs on this lab are."""
+    """Widen `jct_ratio` by the difference that two runs on this lab have."""
     one, spread = observed.metrics.get("jct_ratio"), floor.spreads.get("job_time") if floor else None
     if one is None or one.interval is None or spread is None:
         return observed
@@ -99,10 +99,10 @@ def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
 
 
 def load(state_dir: Path, workload: Mapping[str, Any]) -> NoiseFloor | None:
-    """The floor kept for a lab; None: none, or one of another workload.
+    """Return the noise floor stored for a lab; None if there is none, or one of another workload.
 
     Raises:
-        UsageError: what is kept there is no noise floor.
+        UsageError: the stored file is not a noise floor.
     """
     path = state_dir / FILE
     try:
@@ -116,7 +116,7 @@ def load(state_dir: Path, workload: Mapping[str, Any]) -> NoiseFloor | None:
 
 
 def encode(floor: NoiseFloor) -> bytes:
-    """`noise-floor.json` as bytes."""
+    """Return the bytes of `noise-floor.json`."""
     return msgspec.json.format(msgspec.json.encode(floor), indent=2) + b"\n"
 
 
@@ -143,7 +143,7 @@ def _compute_s(ranks: Sequence[RankSeries], iterations: int) -> float:
 
 
 def _spread(values: Sequence[float], unit: str) -> Spread | None:
-    """None: some value is 0, such as the compute time of a job that computes nothing."""
+    """Return the spread of values; None if some value is 0, such as the compute time of a job without compute."""
     if min(values) <= 0:
         return None
     logs = np.log(values)

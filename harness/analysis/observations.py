@@ -1,7 +1,7 @@
 """Metrics of a run, each with its origin in words. Pure.
 
-A value that cannot be had (no twin, too short a baseline, a fault that never fired) is None with the reason,
-never 0 and never left out: the judge makes INCONCLUSIVE of it.
+A value that cannot be determined (no twin, too short a baseline, a fault that never fired) is None with the reason. It
+is never 0 and never left out, so that the judge reports INCONCLUSIVE.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = [
 Value = float | int | str
 
 _SLOW = 0.9
-"""Pace of the machine under a soft lab below which a recovery says that it was measured against it."""
+"""If the machine under a soft lab ran below this pace, a recovery says that it was measured against the pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A metric's value in its unit, or None, and its origin. `censored`: the truth is at least it.
+    """A metric's value in its unit, or None, and its origin. `censored`: the true value is at least this one.
 
-    `interval` is where the value would lie were the run repeated; None: a count, a name, or too little data.
+    `interval` is where the value would lie if the run were repeated; None for a count, a name, or too little data.
     """
 
     value: Value | None
@@ -62,7 +62,7 @@ class Observation:
 
 
 def plain(run: Measurements) -> dict[str, Observation]:
-    """Counts that need no baseline, waits for storage, and what an inference job promised."""
+    """Return counts that need no baseline, waits for storage, and service level metrics of an inference job."""
     iterations = timeline.finished_iterations(run.series)
     wrong = sum(step.wrong for rank in run.series for step in rank.iterations)
     return {
@@ -80,7 +80,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
 
 
 def _wrong_elements(run: Measurements, wrong: int, iterations: int) -> Observation:
-    """Wrong elements on all ranks; at least so many where a rank has no iteration that was checked."""
+    """Return the wrong elements on all ranks; a lower bound if a rank has no verified iteration."""
     if not any(rank.iterations for rank in run.series):
         return Observation(value=None, detail="no iteration finished, so no result was checked")
     checked = {rank.rank for rank in run.series if rank.iterations}
@@ -128,7 +128,7 @@ def _serving(serving: Serving | None) -> dict[str, Observation]:
 
 
 def rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observation]:
-    """Goodput over all samples, and bus bandwidth."""
+    """Return goodput over all samples, and bus bandwidth."""
     seconds = (run.end_ns - run.t0_ns) / 1e9
     silent = whole is None or seconds <= 0
     return {
@@ -160,7 +160,10 @@ def recoveries(
     impacts: Mapping[str, timeline.Impact],
     slowest: Mapping[str, float],
 ) -> dict[str, Observation]:
-    """How long goodput took to come back: by fault, and the worst. `slowest`: the machine's lowest pace meanwhile."""
+    """Return how long goodput took to recover, by fault and for the worst one.
+
+    `slowest` is the machine's lowest pace during each recovery.
+    """
     found: dict[str, Observation] = {}
     for fault in run.faults:
         one = impacts.get(fault.plan.id)
@@ -210,7 +213,7 @@ def _worst(each: Sequence[Observation]) -> Observation:
 def recovery_phases(
     run: Measurements, base: timeline.Baseline | None, by_phase: Mapping[str, tuple[Phase, ...]]
 ) -> dict[str, Observation]:
-    """The worst fault in each phase; None when nothing shows it for any, or it did not end for one."""
+    """Return the worst fault in each phase; None if no data shows the phase, or it did not end for some fault."""
     found = {}
     for name in NAMES:
         endless = [fault_id for fault_id, steps in by_phase.items() if name not in {one.name for one in steps}]
@@ -239,7 +242,7 @@ def recovery_phases(
 def dips(
     run: Measurements, base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]
 ) -> dict[str, Observation]:
-    """How deep goodput fell, under the worst fault; None where that is not known for each of them."""
+    """Return how deep goodput fell under the worst fault; None unless it is known for each fault."""
     without = [fault.plan.id for fault in run.faults if fault.plan.id not in impacts]
     if impacts and without:
         missing = Observation(value=None, detail=f"{without[0]}: {_why_no_impact(base)}")
@@ -264,7 +267,7 @@ def dips(
 
 
 def jct_ratio(run: Measurements, job_time: timeline.JobTime | None) -> Observation:
-    """Job completion time against the fault-free twin."""
+    """Return the job completion time relative to the fault-free twin."""
     if job_time is None:
         reason = "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
         return Observation(value=None, detail=reason)
@@ -278,7 +281,7 @@ def jct_ratio(run: Measurements, job_time: timeline.JobTime | None) -> Observati
 
 
 def disturbed(metric: str, observation: Observation) -> str | None:
-    """Say why a ratio to the fault-free twin decides nothing: the run was faster than its twin; None: it was not."""
+    """Explain why a run faster than its twin decides nothing; None if it was not faster."""
     interval = observation.interval
     if metric != "jct_ratio" or interval is None or interval.high >= 1:
         return None
@@ -289,7 +292,7 @@ def disturbed(metric: str, observation: Observation) -> str | None:
 
 
 def training_ratio(training: Ettr | None) -> Observation:
-    """Effective training time ratio."""
+    """Return the effective training time ratio."""
     if training is None:
         return Observation(value=None, detail="not a job with iterations, or too few of them before the first fault")
     return Observation(
@@ -300,7 +303,7 @@ def training_ratio(training: Ettr | None) -> Observation:
 
 
 def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observation:
-    """The host of the rank that a fault slowed most against the others of the same iterations."""
+    """Return the host of the rank that a fault slowed most, relative to the other ranks in the same iterations."""
     slow = slowdowns(run.series, fired)
     if not slow:
         return Observation(value=None, detail="too few iterations with a compute phase before or under the faults")
@@ -326,13 +329,13 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
 
 
 def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:
-    """The worst fault in each; None where routing changed for none of them."""
+    """Return the worst fault in each routing stage; None if routing changed for no fault."""
     left = [
         f"{fault_id}: {', '.join(one.left[:2])} changed and not back ({len(one.left)} such routes)"
         for fault_id, one in by_routing.items()
         if one.left
     ]
-    # A watcher of anything but a host is one of switches.
+    # A watcher that is not of a host is of switches.
     lost = [one for one in run.watched if one.lost and one.name not in run.topology.host_by_name]
     found = {}
     for name, of in TIMES.items():
@@ -352,7 +355,10 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
 
 
 def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
-    """What the online detector said; it knows nothing of faults, only the count of iterations does."""
+    """Return the online detector's result.
+
+    The detector does not know the faults; only the iteration count uses them.
+    """
     found = slow_ranks(run)
     first_ns = min((start for start, _ in fired.values()), default=None)
     worst = max(found.slow, key=lambda one: one.slowdown, default=None)
@@ -371,7 +377,7 @@ def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[s
 
 
 def captured_packets(run: Measurements) -> dict[str, Observation]:
-    """What the capture missed, and which rules of go-back-N its packets broke."""
+    """Return how many frames the capture missed, and the go-back-N rules that its packets broke."""
     found = run.packets
     if found is None:
         nothing = Observation(value=None, detail="this run captured no packets")
@@ -379,7 +385,7 @@ def captured_packets(run: Measurements) -> dict[str, Observation]:
     whole = f"{found.frames:,} frames captured"
     doubts = "; ".join(found.doubts)
     if found.missed:
-        # What is not in the capture could look like a packet that its sender left out.
+        # A frame missing from the capture could look like a packet that its sender skipped.
         broken = Observation(value=None, detail=f"{found.missed} frames are missing from the capture")
     elif found.doubts and not found.broken:
         broken = Observation(value=None, detail=f"{whole}, but {doubts}")
@@ -392,7 +398,7 @@ def captured_packets(run: Measurements) -> dict[str, Observation]:
 
 
 def rnic_counters(run: Measurements) -> dict[str, Observation]:
-    """Episodes that the RNICs' own counters tell."""
+    """Return retransmission episodes, as the RNICs' own counters show them."""
     deltas = counter_deltas(run)
 
     def growth(counter: str) -> Observation:
@@ -407,7 +413,7 @@ def rnic_counters(run: Measurements) -> dict[str, Observation]:
             return Observation(value=None, detail=f"no RNIC gave its {' or '.join(names)} before and after the run")
         moved = [f"{name} +{delta}" for name, delta in found.items() if delta]
         detail = ", ".join(moved) or "moved nowhere"
-        # What a counter had before it was reset, or taken away with its RNIC, is not known.
+        # Counts from before a reset, or of an RNIC that was removed, are unknown.
         partly = [
             f"{node}:{name}"
             for node, values in run.counters_before.items()

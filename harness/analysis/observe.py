@@ -1,4 +1,4 @@
-"""All of a run that is judged and reported: its timeline, impacts, phases, routing, and every metric. Pure."""
+"""Everything about a run that is judged and reported: timeline, impacts, phases, routing and all metrics. Pure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["Observed", "observe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """All that the judge and the report know about a run beyond its raw data.
+    """Everything that the judge and the report know about a run beyond its raw data.
 
-    `firing` is how exactly it is known when each fault fired.
-    `pace` is that of the machine under a soft lab in each bin of `goodput`; None: it is not known, or no matter.
+    `firing` is the uncertainty of each fault's firing time. `pace` is the pace of the machine under a soft lab in each
+    bin of `goodput`; None if it is unknown or not needed.
     """
 
     metrics: Mapping[str, Observation]
@@ -45,7 +45,7 @@ class Observed:
 
 
 def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
-    """Compute every metric of one run; noisy ones have intervals of this `level`."""
+    """Compute every metric of one run. Noisy metrics have intervals of this `level`."""
     per_rank = {
         series.rank: timeline.goodput(series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
         for series in run.series
@@ -109,7 +109,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
 def _slowest(
     whole: timeline.Goodput | None, of_machine: NDArray[np.float64] | None, impacts: Mapping[str, timeline.Impact]
 ) -> dict[str, float]:
-    """Fault id to the lowest pace of the machine from its firing until goodput was back."""
+    """Return, by fault id, the lowest pace of the machine from the firing until goodput was back."""
     if whole is None or of_machine is None:
         return {}
     return {
@@ -120,7 +120,7 @@ def _slowest(
 
 
 def _fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
-    """Fault id to (first firing, removal) for those that fired; by time of firing."""
+    """Return, by fault id, (first firing, removal) of the faults that fired, by time of firing."""
     windows = {}
     for fault in faults:
         receipt = fault.receipt
@@ -134,14 +134,14 @@ def _fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
 
 
 def _first_disturbance(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> int:
-    """When the fault-free start ends: the first arming or firing, for an armed fault may act unseen."""
+    """Return when the fault-free start ends: at the first arming or firing, because an armed fault may act unseen."""
     armed = [fault.receipt.armed.get("at_ns") for fault in run.faults if fault.receipt is not None]
     times = [*(start for start, _ in fired.values()), *(at_ns for at_ns in armed if isinstance(at_ns, int))]
     return min(times, default=run.end_ns)
 
 
 def _windows(run: Measurements) -> dict[str, timeline.Window]:
-    """Return when each fault may have acted, by id: until the run's end where its removal was not confirmed."""
+    """Return when each fault may have acted, by id: until the run's end if its removal was not confirmed."""
     windows = {}
     for fault in run.faults:
         receipt = fault.receipt

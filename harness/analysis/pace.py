@@ -1,17 +1,16 @@
-"""How fast the machine under a soft lab computes, against the fault-free start of the run. Pure.
+"""Pace of the machine under a soft lab, relative to the fault-free start of the run. Pure.
 
-The VMs of a soft lab share the cores of one machine with all else that it does; what slows the cores slows the job, and
-no fault did that. Compute phases tell: each is the same work, and carries nothing over the fabric. The **pace** of a
-bin is the median compute phase of the fault-free start over that of the iterations around the bin, at most 1. While a
-fault lasts nobody is asked, for it may be what slows them (elephants take CPU, too): what was before and what is after
-it is joined by a line. **Steadied goodput** is goodput over pace: what the job would carry, had the machine kept its
+The VMs of a soft lab share the cores of one machine with everything else on it. If the cores become slower, so does the
+job, without any fault. Compute phases show this: each one is the same work and uses no fabric. The **pace** of a bin is
+the median compute phase of the fault-free start divided by that of the iterations around the bin, at most 1. Iterations
+during a fault are not used, because the fault may slow them (elephant flows use CPU, too). The pace during a fault is
+interpolated. **Steadied goodput** is goodput divided by pace: what the job would carry if the machine had kept its
 pace.
 
-A slow-down that begins with a fault is not excused (`doubt_slow_downs`): nothing tells whether the machine or the fault
-slows all ranks. Where goodput is back only thanks to it, the recovery is censored, and says so.
+A slow-down that begins with a fault is not excused (`doubt_slow_downs`): the machine or the fault may slow all ranks.
+If goodput recovered only thanks to the pace, the recovery is censored with that reason.
 
-Hosts of a rack have their cores to themselves, so nothing of theirs is steadied, nor is a workload that does not
-compute.
+Hosts of a rack lab have their own cores, so their goodput is not steadied. Nor is that of a workload without compute.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["AROUND", "MIN_RANKS", "doubt_slow_downs", "pace", "steadied"]
 
 AROUND = 2
-"""Iterations on either side of one whose median its pace is: one alone varies by a third."""
+"""Iterations on either side that enter a median; a single iteration varies by a third."""
 MIN_RANKS = 2
-"""Ranks with a compute phase below which an iteration says nothing about the machine."""
+"""Minimum number of ranks with a compute phase for an iteration to show the machine's pace."""
 
 COMPARED = 10
-"""Iterations before a fault, and after it, whose compute phases are compared; fewer than `LEAST` say nothing."""
+"""Compute phases that are compared before and after a fault. Fewer than `LEAST` are no evidence."""
 LEAST = 5
 _SLOWER = 1.05
-"""Growth of the compute phase below which the machine counts as unchanged: goodput is healthy at 95 %, too."""
+"""Growth of the compute phase up to which the machine counts as unchanged; goodput is healthy at 95 %, too."""
 _LEVEL = 0.01
 
 _Window = tuple[int, int]
@@ -48,7 +47,7 @@ _Window = tuple[int, int]
 def pace(
     run: Measurements, grid: Goodput, fired: Collection[_Window], *, start_ns: int, until_ns: int
 ) -> NDArray[np.float64] | None:
-    """Of each bin of `grid`; 1 before `until_ns`, the end of the fault-free start. None: nothing tells.
+    """Return the pace in each bin of `grid`; 1 before `until_ns`, the end of the fault-free start; None without data.
 
     `fired`: first firing and removal of each fault, in ns.
     """
@@ -66,7 +65,7 @@ def pace(
 
 
 def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return when each iteration that no fault touched began, and the median of its ranks' compute phases, in ns."""
+    """Return when each iteration without a fault began, and the median of its ranks' compute phases, in ns."""
     by_index: dict[int, list[int]] = {}
     begins: dict[int, int] = {}
     for step in (step for series in run.series for step in series.iterations):
@@ -81,12 +80,11 @@ def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDAr
 def doubt_slow_downs(
     run: Measurements, steady: Mapping[str, Impact], raw: Mapping[str, Impact], windows: Mapping[str, Window]
 ) -> dict[str, Impact]:
-    """Return `steady`, with each recovery marked that only holds if the machine became slower with its fault by chance.
+    """Return `steady`, with recoveries marked as doubtful if the machine may have slowed down because of the fault.
 
-    Where goodput as it was came back later, `Impact.most_ns` says when; where it did not come back, it is censored.
-
-    `steady` are the impacts on steadied goodput, `raw` those on goodput as it was. Where both agree, the machine's pace
-    made no difference. Where they do not, the pace must have been the same before and after the fault.
+    `steady` are the impacts on steadied goodput, `raw` those on measured goodput. If both agree, the machine's pace
+    made no difference. Otherwise the pace must be the same before and after the fault. If measured goodput recovered
+    later, `Impact.most_ns` says when; if it did not recover, the recovery is censored.
     """
     begin, phases = _compute_phases(run, [(one.start_ns, one.cleared_ns) for one in windows.values()])
     found = {}
@@ -109,7 +107,7 @@ def doubt_slow_downs(
 def _slower_since(
     begin: NDArray[np.float64], phases: NDArray[np.float64], windows: Mapping[str, Window], fault_id: str
 ) -> str | None:
-    """Say that compute phases grew across a fault, or that nothing shows they did not; None: they did not."""
+    """Explain that compute phases grew across a fault, or that it is unknown; None if they did not grow."""
     mine = windows[fault_id]
     before = phases[begin < mine.start_ns][-COMPARED:]
     later = [one.start_ns for one in windows.values() if one.start_ns > mine.start_ns]
@@ -120,7 +118,7 @@ def _slower_since(
     if growth <= _SLOWER:
         return None
     if min(len(before), len(after)) >= LEAST:
-        # scipy.stats takes half a second to import, and few runs come here.
+        # Imported here: scipy.stats takes half a second, and few runs need it.
         from scipy.stats import mannwhitneyu  # noqa: PLC0415
 
         if mannwhitneyu(after, before, alternative="greater").pvalue > _LEVEL:
@@ -132,7 +130,7 @@ def _slower_since(
 
 
 def steadied(series: Goodput, pace: NDArray[np.float64] | None) -> Goodput:
-    """The same bins, as if the machine had kept its pace."""
+    """Return goodput as if the machine had kept its pace."""
     if pace is None:
         return series
     return Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes / pace, pace=pace)

@@ -1,15 +1,15 @@
 """Recovery in phases: where the time went between a fault's first firing and goodput's return. Pure.
 
-    detect      firing → an end has noticed: a NAK passed a captured port, a sender's timer ran out, or a QP died
+    detect      firing → an end noticed: a NAK passed a captured port, a sender's timer expired, or a QP failed
     retransmit  noticed → the lost packet passes again (captured ports only)
     qp_error    firing → the first completion with an error
-    rebuild     that error → the last queue pair that died is connected anew, its GID looked up again
-    first_data  connected anew → its first data is through
-    hold        the last mark of the above → goodput is back for good (`harness.analysis.timeline`)
+    rebuild     that error → the last failed queue pair is connected again, with its GID looked up again
+    first_data  connected again → its first data has completed
+    hold        the last mark of the above → goodput is back permanently (`harness.analysis.timeline`)
 
-A phase that did not happen is 0 (no queue pair died); one that nothing could show, or that did not end, is missing.
-Marks belong to the fault whose window, with `LATE_NS` after it, they lie in. A window begins when the fault may have
-fired first, which is earlier than it was seen to: a NAK needs a few milliseconds, a look comes every twenty.
+A phase that did not happen is 0 (no queue pair failed). A phase that no data shows, or that did not end, is missing.
+Marks belong to the fault in whose window they lie, extended by `LATE_NS`. A window begins when the fault may have fired
+first, which is before its observed firing: a NAK needs a few milliseconds, and the counter is read every 20 ms.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LATE_NS = 1_000_000_000
 class Phase:
     """One phase, in controller ns; `detail` says what marks its end.
 
-    `is_exact`: nothing was, or both moments are of one clock; `is_from_firing`: it begins when the fault was seen to.
+    `is_exact`: it did not happen, or both times are of one clock. `is_from_firing`: it begins at the observed firing.
     """
 
     name: str
@@ -44,16 +44,16 @@ class Phase:
 
     @property
     def length_ns(self) -> int:
-        """How long it took."""
+        """Length of the phase."""
         return self.end_ns - self.start_ns
 
 
 def phases(
     run: Measurements, impacts: Mapping[str, Impact], early_ns: Mapping[str, int] | None = None
 ) -> dict[str, tuple[Phase, ...]]:
-    """The phases of each fault that has an impact, in the order of `NAMES`.
+    """Return the phases of each fault that has an impact, in the order of `NAMES`.
 
-    `early_ns` is by how much a fault may have fired before it was seen to.
+    `early_ns` is by how much a fault may have fired before its observed firing.
     """
     begins = {fault_id: one.fired_ns - (early_ns or {}).get(fault_id, 0) for fault_id, one in impacts.items()}
     return {
@@ -63,7 +63,7 @@ def phases(
 
 
 def _until(impact: Impact, begins: Iterable[int], mine_ns: int) -> int:
-    """Marks after this are not this fault's."""
+    """Return the time after which marks no longer belong to this fault."""
     end = impact.end_ns + LATE_NS
     return min([end, *(begin for begin in begins if begin > mine_ns)])
 

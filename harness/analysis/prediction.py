@@ -1,23 +1,23 @@
-"""What theory says beside what was measured: where the two differ, one of them is wrong. Pure.
+"""Compare theory with measurements: if they disagree, one of them is wrong. Pure.
 
-**Collective.** The alpha-beta time of the schedule (`traffic.schedules.cost`), against the median of the run's
+**Collective.** The alpha-beta time of the schedule (`traffic.schedules.cost`), compared with the median of the run's
 collectives.
 
-**Uplinks.** Maximum over mean of the queue pairs on the uplinks of an RTSW, were each put on one at random (simulated),
-against where the switches' kernels say that they went.
+**Uplinks.** Maximum over mean of the queue pairs on the uplinks of an RTSW if each took one at random (simulated),
+compared with the paths reported by the switches' kernels.
 
-**QP error.** A requester sends a packet retry_cnt + 1 times and waits each time for 4.096 us x 2^timeout at least, four
-times that at most (InfiniBand specification, volume 1, transport timer), against the first completion with an error.
+**QP error.** A requester sends a packet retry_cnt + 1 times and waits each time for at least 4.096 us x 2^timeout, at
+most four times that (InfiniBand specification, volume 1, transport timer), compared with the first completion with an
+error.
 
-**Losses.** A share p of the n packets that passed the hop: n p, and `_SIGMAS` deviations of the binomial to both sides,
-for the least and the most that n can be, against the hop's own count.
+**Losses.** A share p of the n packets that passed the hop: n p, and `_SIGMAS` binomial deviations to both sides, for
+the minimum and the maximum of n, compared with the hop's own count.
 
-**Goodput under loss.** A sender that goes back n packets for each one that is lost: (1 - p) / (1 - p + n p), with n
-what a queue pair has in flight, against the mean while the fault acted over that of the fault-free start. Waiting for
-NAKs and timers comes on top, so it is the most that there can be.
+**Goodput under loss.** A sender that goes back n packets for each lost one: (1 - p) / (1 - p + n p), with n packets in
+flight per queue pair, compared with the mean during the fault over that of the fault-free start. Waiting for NAKs and
+timers comes on top, so it is an upper bound.
 
-**Training time.** Time lost to faults and storage, by `harness.analysis.ettr`, against the iterations that were
-finished.
+**Training time.** Time lost to faults and storage, by `harness.analysis.ettr`, compared with the finished iterations.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = ["Prediction", "goodput_share", "losses", "max_over_mean", "prediction
 
 DRAWS = 4000
 _SLACK = 4
-"""A timer may run up to four times its nominal time."""
+"""A timer may take up to four times its nominal time."""
 _SIGMAS = 4
 _LOSING = ("packet.drop", "packet.corrupt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One line, in words. `holds` None: the model gives the scale only, and cannot be broken."""
+    """One comparison, in words. `holds` None: the model only gives the scale and cannot be violated."""
 
     what: str
     model: str
@@ -63,7 +63,7 @@ class Prediction:
 
 
 def predictions(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
-    """All that there are for a run."""
+    """Return all predictions that apply to a run."""
     return (
         *_collective(run),
         *_uplinks(run),
@@ -75,19 +75,19 @@ def predictions(run: Measurements, observed: Observed) -> tuple[Prediction, ...]
 
 
 def max_over_mean(flows: int, links: int, *, seed: int = 0) -> tuple[float, float, float]:
-    """5th, 50th and 95th percentile of maximum over mean when each of `flows` takes one of `links` at random."""
+    """Return the 5th, 50th and 95th percentile of maximum over mean, if each flow takes a random link."""
     loads = np.random.default_rng(seed).multinomial(flows, [1 / links] * links, size=DRAWS)
     low, middle, high = np.percentile(loads.max(axis=1) / (flows / links), [5, 50, 95])
     return float(low), float(middle), float(high)
 
 
 def qp_error_ns(params: QpParams) -> int:
-    """From the first lost packet to the completion with an error, at the least."""
+    """Return the minimum time from the first lost packet to the completion with an error."""
     return round((params.retry_cnt + 1) * timeout_ns(params.timeout))
 
 
 def losses(share: float, least: int, most: int) -> tuple[int, int]:
-    """How many of `least` to `most` packets are lost when each one is with probability `share`."""
+    """Return the range of lost packets out of `least` to `most`, if each is lost with probability `share`."""
 
     def off(packets: int) -> float:
         return _SIGMAS * math.sqrt(packets * share * (1 - share))
@@ -96,12 +96,12 @@ def losses(share: float, least: int, most: int) -> tuple[int, int]:
 
 
 def goodput_share(share: float, in_flight: int) -> float:
-    """The most of its goodput that go-back-N keeps when a `share` of packets is lost, `in_flight` of a queue pair."""
+    """Return the upper bound of relative goodput under go-back-N, with `in_flight` packets per queue pair."""
     return (1 - share) / (1 - share + in_flight * share)
 
 
 def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
-    """Faults that lose a share of all packets, each one by itself, with that share."""
+    """Return faults that lose a share of all packets independently, with that share."""
     for fault in run.faults:
         asked = fault.plan.parameters
         share = asked.get("share")
@@ -216,13 +216,13 @@ def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
 
 
 def _qp_of(run: Measurements) -> QpParams:
-    """What the run's queue pairs were made with; runs of before it was written down had what is usual."""
+    """Return the QP parameters of a run. Runs recorded before the field existed get the defaults."""
     asked = run.workload.get("qp") or {}
     return QpParams.of({name: value for name, value in asked.items() if name in QpParams.__slots__})
 
 
 def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
-    """The first error after each fault; only of faults that made one before they were lifted or soon after."""
+    """Return the first error after each fault, for faults that caused one before their removal or soon after."""
     params = _qp_of(run)
     least_ns, found = qp_error_ns(params), []
     for fault_id, one in observed.impacts.items():

@@ -1,4 +1,4 @@
-"""What the probes beside a run say of each directed link, window by window. Pure."""
+"""What background probes show about each directed link, window by window. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from traffic.probes.rtt import Trip
 __all__ = ["WINDOW_NS", "At", "Line", "lines"]
 
 WINDOW_NS = 2_000_000_000
-"""Short enough for a fault of seconds, long enough for some dozen probes a link."""
+"""Short enough for a fault of a few seconds, long enough for several dozen probes per link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class At:
-    """One window, from `start_ns` (controller ns): what crossed the link one way, and round trips that crossed it."""
+    """One window (controller ns) of a link's direction: the probes that crossed it, and round trips across it."""
 
     start_ns: int
     end_ns: int
@@ -30,29 +30,29 @@ class At:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One direction of a link, over the whole run; windows in which nothing crossed it are not there."""
+    """One direction of a link over the whole run. Windows without traffic on it are left out."""
 
     link: tuple[str, str]
     windows: tuple[At, ...]
 
     @property
     def name(self) -> str:
-        """`rtsw1 -> ctsw1`."""
+        """Name such as `rtsw1 -> ctsw1`."""
         return " -> ".join(self.link)
 
     @property
     def sent(self) -> int:
-        """Probes and answers that crossed it."""
+        """Number of probes and answers that crossed the link."""
         return sum(one.sent for one in self.windows)
 
     @property
     def lost(self) -> int:
-        """Of these, on their whole way."""
+        """Number of them that were lost anywhere on their path."""
         return sum(one.lost for one in self.windows)
 
     @property
     def worst(self) -> float:
-        """The highest share of a window that was lost, or slow."""
+        """Highest share of lost or slow probes in a window."""
         return max(
             (max(one.lost / one.sent, one.slow / one.answered if one.answered else 0.0) for one in self.windows),
             default=0.0,
@@ -60,7 +60,7 @@ class Line:
 
 
 def lines(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> tuple[Line, ...]:
-    """Every directed link that probes or answers took, by name. What was lost on a path counts for all of its links."""
+    """Return every directed link that probes or answers took, by name. A loss on a path counts for all of its links."""
     found: dict[tuple[str, str], list[At]] = {}
     for window in results.windows(trips, length_ns=WINDOW_NS, start_ns=start_ns, end_ns=end_ns):
         for link, at in _of(window).items():

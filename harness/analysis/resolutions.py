@@ -1,12 +1,12 @@
-"""How exactly times of recovery are known: by bins, by clocks, and by how exactly the fault's firing is. Pure.
+"""Uncertainty of recovery times: bins, clocks, and when exactly the fault fired. Pure.
 
-A fault's stamp (`fired.first_ns` of its receipt) is when it was first *seen* to have fired, by looks at its rule's
-counter that are 20 ms and more apart; it fired between the two moments of `fired.between_ns`. What is measured from
-the firing is as much less sure, and what the fault caused before the stamp is its own all the same.
+A fault's timestamp (`fired.first_ns` of its receipt) is when its firing was first *observed*, by reading its rule's
+counter every 20 ms or more. It fired between the two times of `fired.between_ns`. Times measured from the firing have
+that uncertainty, and effects of the fault may precede the timestamp.
 
-Each interval holds the true value for certain, so far as the clocks keep to their own bounds. Goodput that stays a
-little below its floor may do so by chance: the least that a recovery can be is the time until goodput was above what
-noise alone explains (`beyond_chance`), so that no noise makes a bound FAIL.
+Each interval certainly contains the true value, if the clocks keep to their own error bounds. Goodput that stays
+slightly below its floor may do so by chance. The lower bound of a recovery is therefore the time until goodput was
+above what noise alone explains (`beyond_chance`), so that noise cannot make a bound FAIL.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from harness.record.measurements import FaultRun, Measurements
 __all__ = ["Firing", "beyond_chance", "find", "firings"]
 
 _Span = tuple[float, float]
-"""The least and the most that a time can be, ns."""
+"""The minimum and the maximum of a time, ns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """By how much a fault may have fired before its stamp, and after it; 0, 0: the run does not say."""
+    """By how much a fault may have fired before and after its timestamp; 0, 0 if the run does not say."""
 
     early_ns: int = 0
     late_ns: int = 0
 
     def since(self, length_ns: int, error_ns: int) -> _Span:
-        """What was `length_ns` from the stamp to a moment that is known to `error_ns`, from the firing itself."""
+        """Return the range of a time since the firing, from its length since the timestamp and the error of its end."""
         return max(0, length_ns - self.late_ns - error_ns), length_ns + self.early_ns + error_ns
 
 
 def firings(faults: Iterable[FaultRun]) -> dict[str, Firing]:
-    """By fault that fired."""
+    """Return the uncertainty of the firing of each fault that fired."""
     found = {}
     for fault in faults:
         fired = None if fault.receipt is None else fault.receipt.fired
@@ -62,9 +62,9 @@ def find(
     fired: Mapping[str, Firing],
     sure: Mapping[str, Impact] | None = None,
 ) -> dict[str, Interval]:
-    """Intervals by metric; `step_ns` is the width of a bin of goodput. One that is 0 because nothing was, is exact.
+    """Return intervals by metric. `step_ns` is the width of a goodput bin. A 0 because nothing happened is exact.
 
-    `sure` are the impacts that are beyond chance; None: all of each is.
+    `sure` are the impacts that chance cannot explain; None: all impacts.
     """
     sure = impacts if sure is None else sure
     return {
@@ -77,9 +77,9 @@ def find(
 
 
 def beyond_chance(whole: Goodput, base: Baseline, impacts: Mapping[str, Impact], level: float) -> Baseline:
-    """Return the baseline with the floor below which goodput is not by chance, in all windows of these impacts.
+    """Return the baseline with a floor below which goodput does not fall by chance in any window of these impacts.
 
-    Goodput below half of the baseline's floor is none by chance in any case.
+    Goodput below half of the baseline's floor never counts as chance.
     """
     bins = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
     width = base.window_ns // whole.step_ns
@@ -91,7 +91,7 @@ def beyond_chance(whole: Goodput, base: Baseline, impacts: Mapping[str, Impact],
 
 
 def _by_chance_ns(one: Impact, sure: Mapping[str, Impact], name: str) -> int:
-    """Return how much of a recovery chance alone may be."""
+    """Return how much of a recovery chance alone may explain."""
     return max(0, one.recovery_ns - (sure[name].recovery_ns if name in sure else 0))
 
 
@@ -111,7 +111,7 @@ def _recoveries(
             if prefix == "recovery":
                 length_ns, when = one.recovery_ns, fired.get(fault_id, Firing())
             else:
-                # A removal is stamped when it is done, by the clock of its target.
+                # A removal is stamped when it is complete, by its target's clock.
                 off_ns = cleared.get(fault_id, {}).get("clock_error_ns") or 0
                 length_ns, when = one.after_clear_ns, Firing(early_ns=off_ns, late_ns=off_ns)
             least, most = when.since(length_ns, error_ns) if length_ns else (0, 0)
@@ -172,6 +172,6 @@ def _routing(run: Measurements, by_routing: Mapping[str, Routing], fired: Mappin
 
 
 def _interval(each: Sequence[_Span], *, of: str) -> Interval:
-    """Of the longest of some times, each of which lies within its span."""
+    """Return the interval of the longest of several times that each lie within a span."""
     low_ns, high_ns = max(least for least, _ in each), max(most for _, most in each)
     return resolution(low_ns / 1e9, high_ns / 1e9, of=of)

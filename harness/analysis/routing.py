@@ -1,18 +1,19 @@
-"""How routing followed a fault: which change came when, on which switch. Pure.
+"""How routing reacted to a fault: which change came when, on which switch. Pure.
 
     fired → detected: the first link, next hop or route that changed on a switch
-          → converged: the last route that changed before the fault was lifted
-    lifted → restored: the last route that changed after it
+          → converged: the last route that changed before the fault was removed
+    removed → restored: the last route that changed after that
 
-Between the first two, where they can be told: `carrier`, a switch lost a link; `next hop`, such a switch took the first
-way over it out of its routes, or all; `withdrawn`, the first route changed on a switch that had lost no link, so that
-BGP had told it. When traffic moved is seen in the goodput (`harness.analysis.phases`), which is sampled.
+Between detected and converged, if it can be determined: `carrier`, a switch lost a link; `next hop`, such a switch
+removed the first or all next hops over that link; `withdrawn`, the first route changed on a switch that had lost no
+link, so BGP had announced the change. When traffic moved shows in the goodput (`harness.analysis.phases`), which is
+sampled.
 
-A change belongs to a fault when it came between its firing and the next one's, and no more than `TAIL_NS` after it was
-lifted. The kernels told the changes; nothing here is sampled, so the error is that of the clocks, and of when the fault
-was seen to fire, before which it may have acted.
+A change belongs to a fault if it came between its firing and the next one's, at most `TAIL_NS` after its removal. The
+kernels report changes as events without sampling. The error is that of the clocks and of the observed firing, before
+which the fault may have acted.
 
-A route that changed under the fault and not again is not as it was: it is `left`, and nothing is restored.
+A route that changed under the fault and did not change back is `left`; then nothing counts as restored.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ __all__ = ["STAGES", "TAIL_NS", "TIMES", "Routing", "Stage", "routing"]
 STAGES = ("carrier", "next hop", "withdrawn")
 
 TAIL_NS = 30_000_000_000
-"""BGP with a hold time of 3 s is settled long before."""
+"""BGP with a hold time of 3 s converges long before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One step on the way to other routes: ns from the fault's firing, and what was told of it first, and where."""
+    """One step towards new routes: ns from the fault's firing, and the first change that shows it, with its node."""
 
     name: str
     after_ns: int
@@ -43,9 +44,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Of one fault: ns from its firing (`restored_ns`: from its removal); None: nothing changed.
+    """Routing reaction to one fault: ns from its firing (`restored_ns`: from its removal); None: nothing changed.
 
-    `left` are routes that did not come back, as `switch: route ...`; `restored_ns` is None then, too.
+    `left` are routes that did not come back, as `switch: route ...`; then `restored_ns` is None, too.
     """
 
     detected_ns: int | None
@@ -57,7 +58,7 @@ class Routing:
     left: tuple[str, ...] = ()
 
     def stage_ns(self, name: str) -> int | None:
-        """When a stage was reached; None: it cannot be told."""
+        """Return when a stage was reached; None if it cannot be determined."""
         return next((one.after_ns for one in self.stages if one.name == name), None)
 
 
@@ -68,15 +69,16 @@ TIMES: Mapping[str, Callable[[Routing], int | None]] = {
     "converged": lambda one: one.converged_ns,
     "restored": lambda one: one.restored_ns,
 }
-"""What the metrics `routing.*` are taken from, ns."""
+"""Source of the metrics `routing.*`, in ns."""
 
 
 def routing(
     changes: Sequence[Change], fired: Mapping[str, tuple[int, int]], early_ns: Mapping[str, int] | None = None
 ) -> dict[str, Routing]:
-    """By fault; `fired` gives first firing and removal, in the order of firing. Changes on hosts do not count.
+    """Return the routing reaction by fault. Changes on hosts do not count.
 
-    `early_ns` is by how much a fault may have fired before it was seen to.
+    `fired` has first firing and removal, in the order of firing. `early_ns` is by how much a fault may have fired
+    before its observed firing.
     """
     begins = {fault_id: start - (early_ns or {}).get(fault_id, 0) for fault_id, (start, _) in fired.items()}
     found = {}
@@ -100,7 +102,7 @@ def routing(
 
 
 def _left(under: Sequence[Change], after: Sequence[Change]) -> tuple[str, ...]:
-    """Routes that changed once and not back; next hops are made and dropped by number, which says nothing."""
+    """Return routes that changed once and not back. Next hops are excluded: their numbers are not stable."""
     times = Counter((one.node, one.subject) for one in (*under, *after))
     changed = dict.fromkeys((one.node, one.subject) for one in under if one.subject.startswith("route "))
     return tuple(f"{node}: {subject}" for node, subject in changed if times[node, subject] == 1)

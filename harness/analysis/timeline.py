@@ -2,37 +2,35 @@
 
 **Goodput** is payload bytes per second, summed over ranks, on a grid of `step_ns` bins (100 ms).
 
-**Rolling goodput** at bin i is the mean over the *next* W of time, W = 1 s, or two iterations of the workload
-where that is longer: a collective sends in bursts, and a window that holds one burst now and two later would
-see dips that are not there. Looking forward, no part of the outage is left in the window once traffic is
-back.
+**Rolling goodput** at bin i is the mean over the *next* W of time, W = 1 s, or two iterations of the workload if that
+is longer. A collective sends in bursts, and a window that holds one burst now and two later would show dips that do not
+exist. A forward window contains no part of the outage once traffic is back.
 
-**Baseline** is the run's own fault-free start: from the end of the warm-up (1 s) to the first arming of
-a fault, without the bins in which the harness itself read counters or looked something up on the lab. Its
-*mean* is the mean of its bins; its *noise floor* is the 5th percentile of its rolling goodput.
-Both come from this run, because two runs on shared cores differ by more than a fault may cost.
+**Baseline** is the run's own fault-free start: from the end of the warm-up (1 s) to the first arming of a fault,
+without the bins in which the harness itself read counters or looked something up on the lab. Its *mean* is the mean of
+its bins; its *noise floor* is the 5th percentile of its rolling goodput. Both come from this run, because two runs on
+shared cores differ by more than a fault may cost.
 
-**Recovery** of a fault: a bin is *healthy* when its rolling goodput is at least 95 % of the noise floor.
-Recovered is the first moment after the dip from which rolling goodput stays healthy for a hold of 1 s; then,
-within that window, the first bin that itself carries traffic at the healthy rate (a forward window may be
-healthy although its first bins are still dark). The clock starts when the fault first fired. A dip may begin
-as late as one hold after the fault was cleared; a later one is not this fault's. When goodput never left the
-floor, recovery is 0.
+**Recovery** of a fault: a bin is *healthy* if its rolling goodput is at least 95 % of the noise floor. Recovered is the
+first moment after the dip from which rolling goodput stays healthy for a hold of 1 s; then, within that window, the
+first bin that itself carries traffic at the healthy rate (a forward window may be healthy although its first bins are
+still silent). The clock starts when the fault first fired. A dip may begin up to one hold after the fault was cleared;
+a later one does not belong to this fault. If goodput never left the floor, recovery is 0.
 
-On a soft lab whose job computes, what is held against the floor is steadied goodput (`harness.analysis.pace`): what the
-machine under the lab does slower than in the baseline is no fault's doing. W is then of the machine's own time, for its
-iterations take longer: of a window of two of them, one and a half would be left, and each compute phase a dip.
+On a soft lab whose job computes, steadied goodput (`harness.analysis.pace`) is compared with the floor: a slower
+machine under the lab is not the fault's effect. W then counts the machine's own time. Otherwise a window of two
+iterations would hold only one and a half, and each compute phase would be a dip.
 
-Recovery is known only if the data show goodput healthy for a hold after the fault was cleared *and* after
-goodput came back. Where the data end, or the next fault begins, before that, the result is *censored*: the
-true time is at least the number given. The judge fails a bound that even this lower number exceeds, and calls
-the rest INCONCLUSIVE. The same holds when no dip was seen yet: it may have been about to come.
+Recovery is known only if the data show goodput healthy for a hold after the fault was cleared *and* after goodput came
+back. If the data end or the next fault begins earlier, the result is *censored*: the true time is at least the number
+given. The judge fails a bound that even this lower bound exceeds, and reports INCONCLUSIVE otherwise. The same holds if
+no dip was seen yet: it may have been about to come.
 
 A fault-free start whose noise floor is below half of its mean shows no dips, so every recovery is censored.
 
-A fault is charged for its own dip only. A dip that begins while an earlier fault still acts (until a hold
-after its removal), or before goodput was back from it, may be the earlier fault's: then the later fault's
-recovery is censored at 0, and `Impact.reason` names both.
+A fault is charged only for its own dip. A dip that begins while an earlier fault still acts (until a hold after its
+removal), or before goodput recovered from it, may be the earlier fault's. The later fault's recovery is then censored
+at 0, and `Impact.reason` names both.
 
 The resolution of all times is one bin, plus the clock error of the run.
 """
@@ -76,19 +74,19 @@ WARMUP_NS = 1_000_000_000
 ROLLING_NS = 1_000_000_000
 HOLD_NS = 1_000_000_000
 MIN_BASELINE_NS = 4_000_000_000
-"""Fault-free time a run must have before its first fault: the warm-up and 3 s to compare with."""
+"""Fault-free time that a run needs before its first fault: the warm-up and 3 s of baseline."""
 FLOOR_PERCENTILE = 5.0
 HEALTHY_SHARE = 0.95
 STEADY_SHARE = 0.5
-"""Noise floor over mean of the fault-free start below which recoveries are not known: half of goodput could be missing
-without a window below the floor."""
+"""Minimum ratio of noise floor to mean of the fault-free start. Below it, half of goodput could be missing without any
+window below the floor, so recoveries are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
     """Bytes per bin; bin i covers [t0_ns + i * step_ns, t0_ns + (i + 1) * step_ns).
 
-    `pace`, of steadied goodput: by how much the bytes of each bin were divided, the machine's time over ours.
+    `pace` is set for steadied goodput: the divisor of the bytes of each bin (the machine's time over wall time).
     """
 
     t0_ns: int
@@ -102,11 +100,11 @@ class Goodput:
         return self.t0_ns + len(self.bytes) * self.step_ns
 
     def bin_of(self, t_ns: int) -> int:
-        """The bin that holds `t_ns`, clamped to the series."""
+        """Return the bin that contains `t_ns`, clamped to the series."""
         return min(max((t_ns - self.t0_ns) // self.step_ns, 0), len(self.bytes))
 
     def time_of(self, index: int) -> int:
-        """When bin `index` begins."""
+        """Return when bin `index` begins."""
         return self.t0_ns + index * self.step_ns
 
     @property
@@ -132,7 +130,7 @@ class Baseline:
 
     @property
     def is_steady(self) -> bool:
-        """Whether goodput without a fault varies so little that a dip below its floor says something."""
+        """Whether fault-free goodput varies so little that a dip below its floor is evidence."""
         return self.floor >= STEADY_SHARE * self.mean
 
 
@@ -140,8 +138,8 @@ class Baseline:
 class Window:
     """The time in which a fault may act, in controller ns.
 
-    `start_ns` is its arming, or its earliest possible firing; `fired_ns` when it was first seen to fire (None: never);
-    `cleared_ns` its removal (the end of the run where it was not confirmed).
+    `start_ns` is its arming, or its earliest possible firing. `fired_ns` is its first observed firing (None: never).
+    `cleared_ns` is its removal, or the end of the run if that was not confirmed.
     """
 
     start_ns: int
@@ -151,14 +149,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impact:
-    """What one fault did. Times in controller ns; `recovered_ns` is None when censored.
+    """Effect of one fault on goodput. Times in controller ns; `recovered_ns` is None if censored.
 
-    `recovery_ns` counts from the first firing, `after_clear_ns` from the removal (0 when back before it).
-    With `censored` they are lower bounds, and `reason` says why. `min_ratio` is the lowest rolling goodput over the
-    baseline's mean, `lost_bytes` what the baseline's mean would have carried until recovery, less what was carried.
-    `dip_ns` is the begin of the first window below the floor; None: there was none. `acted_until_ns` is the end of the
-    dip, whichever fault caused it, or the end of the data that show it; `is_back` is False in the latter case.
-    `slowed_ratio` is `min_ratio` if the fault, and not the machine under a soft lab, made all ranks slower; None: the
+    `recovery_ns` counts from the first firing, `after_clear_ns` from the removal (0 if recovered before it). With
+    `censored` they are lower bounds, and `reason` says why. `min_ratio` is the lowest rolling goodput over the
+    baseline's mean. `lost_bytes` is what the baseline's mean would have carried until recovery, minus what was carried.
+    `dip_ns` is the start of the first window below the floor; None without one. `acted_until_ns` is the end of the dip,
+    whichever fault caused it, or the end of the data that show it; `is_back` is False in the latter case.
+    `slowed_ratio` is `min_ratio` if the fault, and not the machine under a soft lab, slowed all ranks; None if the
     machine's pace did not change with the fault.
     """
 
@@ -176,11 +174,11 @@ class Impact:
     is_back: bool = True
     slowed_ratio: float | None = None
     most_ns: tuple[int, int] | None = None
-    """Longest recovery and time after the removal, where the fault or the machine may have made all ranks slower."""
+    """Longest recovery and time after the removal, if the fault or the machine may have slowed all ranks."""
 
     @property
     def end_ns(self) -> int:
-        """Last moment at which the fault is known to have acted on goodput."""
+        """Last moment at which the fault is known to have affected goodput."""
         longest_ns = self.recovery_ns if self.most_ns is None else max(self.recovery_ns, self.most_ns[0])
         return max(self.cleared_ns, self.fired_ns + longest_ns, self.acted_until_ns)
 
@@ -195,14 +193,14 @@ class JobTime:
 
     @property
     def ratio(self) -> float:
-        """Run over twin."""
+        """Ratio of the run to its twin."""
         return self.run_ns / self.twin_ns
 
 
 def goodput(
     samples: Sequence[Sample], *, start_ns: int, end_ns: int, sample_ns: int, step_ns: int = 100_000_000
 ) -> Goodput:
-    """Lay one rank's samples on the grid; a sample's bytes spread evenly over its bin, so no byte is lost.
+    """Place one rank's samples on the grid. A sample's bytes are spread evenly over its bin, so no byte is lost.
 
     Samples may come in any order; a missing one counts as silence.
     """
@@ -217,7 +215,7 @@ def goodput(
 
 
 def total(series: Sequence[Goodput]) -> Goodput:
-    """Sum of series on one grid.
+    """Return the sum of series on one grid.
 
     Raises:
         ValueError: no series, or different grids.
@@ -229,7 +227,7 @@ def total(series: Sequence[Goodput]) -> Goodput:
 
 
 def rolling_window_ns(ranks: Iterable[RankSeries], step_ns: int, *, until_ns: int | None = None) -> int:
-    """The rolling window for a workload: 1 s, or two median iterations, rounded up to whole bins.
+    """Return the rolling window for a workload: 1 s, or two median iterations, rounded up to whole bins.
 
     Only iterations that begin before `until_ns` (the first fault) count.
     """
@@ -244,9 +242,9 @@ def rolling_window_ns(ranks: Iterable[RankSeries], step_ns: int, *, until_ns: in
 
 
 def rolling(series: Goodput, window_ns: int) -> NDArray[np.float64]:
-    """Mean rate (bytes/s) over the window that begins at each bin; whole windows only.
+    """Return the mean rate (bytes/s) over the window that begins at each bin, for whole windows only.
 
-    Of steadied goodput, windows of the machine's time, and each bin weighs as much of it as it had.
+    For steadied goodput, windows are of the machine's time, and each bin is weighted by its pace.
     """
     width = window_ns // series.step_ns
     if width < 1 or len(series.bytes) < width:
@@ -254,7 +252,7 @@ def rolling(series: Goodput, window_ns: int) -> NDArray[np.float64]:
     if series.pace is not None:
         return _rolling_by_pace(series, series.pace, width) / (window_ns / 1e9)
     summed = np.concatenate(([0.0], np.cumsum(series.bytes)))
-    # Differences of a long cumulative sum can come out a hair below 0 where all bins are 0.
+    # Differences of a long cumulative sum can be slightly below 0 if all bins are 0.
     means: NDArray[np.float64] = np.maximum(summed[width:] - summed[:-width], 0.0) / (window_ns / 1e9)
     return means
 
@@ -262,7 +260,7 @@ def rolling(series: Goodput, window_ns: int) -> NDArray[np.float64]:
 def _rolling_by_pace(series: Goodput, pace: NDArray[np.float64], width: int) -> NDArray[np.float64]:
     machine = np.concatenate(([0.0], np.cumsum(pace)))
     carried = np.concatenate(([0.0], np.cumsum(series.bytes * pace)))
-    # A sum of shares may miss the end by a hair.
+    # A sum of shares may miss the end by a rounding error.
     whole = int(np.searchsorted(machine, machine[-1] - width + 1e-6, side="right"))
     until = np.interp(machine[:whole] + width, machine, carried)
     means: NDArray[np.float64] = np.maximum(until - carried[:whole], 0.0)
@@ -274,7 +272,7 @@ def baseline(
 ) -> Baseline | None:
     """Return the run's own fault-free start, without the harness's own `reads` (begin, end) of the lab.
 
-    None: what is left is silent, or shorter than 3 s or two rolling windows.
+    None if the rest is silent, or shorter than 3 s or two rolling windows.
     """
     first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(first_fault_ns)
     parts = _without(series, first, last, reads)
@@ -289,7 +287,7 @@ def baseline(
 def steadiness(
     series: Goodput, *, until_ns: int, window_ns: int, reads: Iterable[tuple[int, int]] = ()
 ) -> float | None:
-    """Return noise floor over mean of the start of a run, 0 to 1; None: it is too short yet."""
+    """Return noise floor over mean of the start of a run, 0 to 1; None if it is too short yet."""
     first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(until_ns)
     known = _floor_and_mean(_without(series, first, last, reads), window_ns)
     return None if known is None else known[0] / known[1] if known[1] > 0 else 0.0
@@ -320,7 +318,7 @@ def _without(series: Goodput, first: int, last: int, reads: Iterable[tuple[int, 
 
 
 def impacts(series: Goodput, base: Baseline, windows: Mapping[str, Window]) -> dict[str, Impact]:
-    """Return what each fault that fired did to `series`; none for one with too little data after its firing."""
+    """Return the effect of each fault that fired on `series`, unless too little data follows its firing."""
     found: dict[str, Impact] = {}
     for fault_id, window in sorted(windows.items(), key=lambda item: item[1].start_ns):
         if window.fired_ns is None:
@@ -354,7 +352,7 @@ def _was_not_back(window: Window, found: Impact | None) -> bool:
 
 
 def _unattributable(one: Impact, earlier: Sequence[str]) -> Impact:
-    """Return the impact of a fault whose dip may be that of `earlier` faults: nothing is known of its own."""
+    """Return the impact of a fault whose dip may be that of `earlier` faults, so that its own is unknown."""
     names = " and ".join(sorted(earlier))
     return replace(
         one,
@@ -362,7 +360,7 @@ def _unattributable(one: Impact, earlier: Sequence[str]) -> Impact:
         recovery_ns=0,
         after_clear_ns=0,
         censored=True,
-        reason=f"the faults overlap: the dip may be that of {names}, so how much of it is its own cannot be told",
+        reason=f"the faults overlap: the dip may be that of {names}, so its own share of the dip is unknown",
     )
 
 
@@ -375,10 +373,7 @@ def impact(
     until_ns: int | None = None,
     until: str = "the data end",
 ) -> Impact | None:
-    """Return what one fault did to `series`; `until_ns` is where the next fault begins (None: the end of the data).
-
-    `until` says in words what happens there. None when too little of the series lies after the firing to say anything.
-    """
+    """Return the effect of one fault on `series`; `until_ns` is the start of the next fault (None: end of the data)."""
     end = series.bin_of(series.end_ns if until_ns is None else until_ns)
     pace = None if series.pace is None else series.pace[:end]
     known = Goodput(t0_ns=series.t0_ns, step_ns=series.step_ns, bytes=series.bytes[:end], pace=pace)
@@ -388,7 +383,7 @@ def impact(
         return None
     last_dip, hold = series.bin_of(cleared_ns + HOLD_NS), HOLD_NS // series.step_ns
     dip, back = _find_dip(means >= base.healthy, first, last_dip, hold)
-    # bin_of stops at the end of the series: compare times, so that a removal near the end is not taken for confirmed.
+    # bin_of stops at the end of the series. Compare times, so that a removal near the end does not count as confirmed.
     sure_ns = max(cleared_ns + HOLD_NS, fired_ns if back is None else series.time_of(back) + HOLD_NS)
     is_back = back is None or back < len(means)
     is_confirmed = is_back and series.time_of(len(means)) > sure_ns
@@ -437,7 +432,7 @@ def _why_censored(seen: str, until: str, after_fired_ns: int, after_cleared_ns: 
 
 
 def _find_dip(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int) -> tuple[int | None, int | None]:
-    """Return the bins of the first dip and of its end; the end is `len(healthy)` when it has none.
+    """Return the bins of the first dip and of its end; the end is `len(healthy)` if it has none.
 
     A relapse within the hold, or before `last_dip`, is the same outage.
     """
@@ -454,7 +449,7 @@ def _find_dip(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int) 
 
 
 def finished_iterations(ranks: Sequence[RankSeries]) -> int:
-    """Iterations that every rank finished."""
+    """Return the number of iterations that every rank finished."""
     return min((len(rank.iterations) for rank in ranks), default=0)
 
 
@@ -467,7 +462,7 @@ def _time_of_first(ranks: Sequence[RankSeries], count: int) -> int:
 
 
 def job_time_ratio(run: Sequence[RankSeries], twin: Sequence[RankSeries]) -> JobTime | None:
-    """Job times over the same number of iterations, the most that both runs finished; None: not one."""
+    """Return job times over the iterations that both runs finished; None if there are none."""
     count = min(finished_iterations(run), finished_iterations(twin))
     if count == 0:
         return None

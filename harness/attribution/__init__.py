@@ -1,1 +1,1 @@
-"""Whose fault it was, blind to what was injected, and how often that is right. Pure but for the campaign."""
+"""Blind attribution of a run's symptoms to a place and a cause, and its precision. Pure, except for the campaign."""

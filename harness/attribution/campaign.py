@@ -1,7 +1,7 @@
-"""A truth-labelled campaign: short runs, one for each kind of fault at some of the places that carry the job. Pure.
+"""A campaign with known faults: short runs, one for each kind of fault at some places that carry the job. Pure.
 
-The job is an all-to-all, so that every RNIC of the job talks to every other one. Each run has one fault, some have
-none; `harness.attribution.confusion` holds what attribution says of each against it.
+The job is an all-to-all, so that every RNIC exchanges data with every other one. Each run has one fault, some have
+none. `harness.attribution.confusion` scores the attribution of each run against its fault.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["Label", "experiment", "in_turn", "labels"]
 
 AT_S, FOR_S, DURATION_S = 6, 3, 16
 _SIZE_BYTES = 256 << 10
-"""Or a little less: all ranks give each other the same number of elements of four bytes."""
+"""Rounded down so that all ranks exchange the same number of four-byte elements."""
 _LONGER_S = {"host.memory-pressure": 14, "host.cpu-steal": 6, "congestion.late-receives": 8}
-"""Memory is taken bit by bit, on a busy machine 30 MiB a second; a robbed host takes seconds to tell how it is; and a
-rank has eight receives posted ahead."""
+"""Kinds that need longer: memory is taken gradually (30 MiB per second on a busy machine), CPU pressure takes seconds
+to be reported, and a rank has eight receives posted ahead."""
 _BRISK_BYTES = 16 << 10
 _BRISK = frozenset({"congestion.late-receives"})
-"""Of a job that computes for most of the time, receives that are late are there when they are needed."""
+"""Kinds that need a job without compute: otherwise late receives are posted before they are needed."""
 
 _Where = Literal["link", "rnic", "host", "gpu", "switch", "rtsw"]
 _Range = tuple[float, float]
@@ -60,17 +60,17 @@ _ROWS: tuple[_Row, ...] = (
     ("switch.bgp-kill", "switch", {}),
     ("switch.bgp-reset", "switch", {}),
     ("switch.reboot", "switch", {}),
-    ("switch.withdraw", "rtsw", {}),  # the others announce nothing that a job talks to
+    ("switch.withdraw", "rtsw", {}),  # other switches announce no prefix that a job uses
     ("congestion.late-receives", "host", {"late": (4000, 8000)}),
 )
-"""Kinds that a job must not notice (clock-step, disk-full, drain, hash-policy, freeze) leave nothing to attribute."""
+"""Kinds that must not affect a job (clock-step, disk-full, drain, hash-policy, freeze) leave nothing to attribute."""
 _PROBED_ROWS: tuple[_Row, ...] = (("packet.delay", "link", {"delay": (100, 300), "direction": "to"}),)
-"""Of a campaign with probes only: what waits and is not lost moves no counter that tells its place."""
+"""Only for campaigns with probes: delayed packets move no counter that locates them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """What one run of the campaign does; `kind` None: nothing."""
+    """The fault of one run of the campaign; `kind` None: no fault."""
 
     number: int
     seed: int
@@ -86,9 +86,10 @@ class Label:
 
 
 def labels(topology: Topology, *, lab_kind: str, seed: int, places: int, probe: bool = False) -> tuple[Label, ...]:
-    """All runs for a lab: what its kinds of faults can do, each at so many of its places. Every tenth has no fault.
+    """Return all runs for a lab: each supported kind of fault at up to `places` places. Every tenth run has no fault.
 
-    `seed` draws the places and how strong each fault is; with `probe` there are kinds that only probes can place.
+    `seed` selects the places and the intensity of each fault. With `probe`, kinds that only probes can locate are
+    included.
     """
     found: list[Label] = []
     for one in _wanted(topology, (*_ROWS, *(_PROBED_ROWS if probe else ())), seed, places):
@@ -102,7 +103,7 @@ def labels(topology: Topology, *, lab_kind: str, seed: int, places: int, probe: 
 
 
 def in_turn(some: Iterable[Label]) -> list[Label]:
-    """One run of each kind, then a second one of each: a campaign that is ended early has seen every kind."""
+    """Interleave the kinds: one run of each, then a second one of each. A campaign that ends early has covered all."""
     by_kind: dict[str | None, list[Label]] = {}
     for one in some:
         by_kind.setdefault(one.kind, []).append(one)
@@ -110,7 +111,7 @@ def in_turn(some: Iterable[Label]) -> list[Label]:
 
 
 def experiment(label: Label, topology: Topology, *, probe: bool = False) -> bytes:
-    """The experiment file of one run (TOML), with probes beside the job or without."""
+    """Return the experiment file of one run (TOML), with or without probes."""
     ranks = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts]
     is_brisk = label.kind in _BRISK
     block_bytes = 4 * ((_BRISK_BYTES if is_brisk else _SIZE_BYTES) // (4 * len(ranks)))
@@ -124,7 +125,7 @@ def experiment(label: Label, topology: Topology, *, probe: bool = False) -> byte
         f"ranks = {json.dumps(ranks)}",
         f'duration = "{DURATION_S + lasting_s - FOR_S}s"',
         "compute_units = 0" if is_brisk else "compute_units = 8",
-        *(["qp = { rnr_retry = 7 }"] if is_brisk else []),  # as NCCL has it
+        *(["qp = { rnr_retry = 7 }"] if is_brisk else []),  # NCCL's default
         "[[expect]]",
         'metric = "wrong_elements"',
         "max = 0",
@@ -171,7 +172,7 @@ def _places(topology: Topology) -> dict[_Where, list[str]]:
 
 
 def _drawn(drawn: random.Random, within: str | _Range) -> str | float:
-    """A value of a range, whole numbers where both its ends are."""
+    """Draw a value from a range; whole numbers if the lower end is one."""
     if isinstance(within, str):
         return within
     low, high = within

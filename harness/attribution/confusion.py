@@ -1,9 +1,9 @@
-"""How good the attribution is: what it said, blind, against the faults that provably fired. Pure.
+"""Score the blind attribution against the faults that provably fired. Pure.
 
-A run counts with its faults that are proved, and with none when it had none. Each of its findings of `CONFIDENT` and
-more either names the place of one of them, or is false; each fault is either named, or missed. That gives precision and
-recall over all runs, as Minder reports them (NSDI'25: .904 and .883). A run of at most one fault also has a row in the
-confusion matrix, by its surest finding, and counts for "network or not".
+A run counts with its proven faults, or with none if it had none. Each finding of at least `CONFIDENT` either names the
+place of a fault or is false; each fault is either named or missed. This gives precision and recall over all runs, as
+Minder reports them (NSDI'25: .904 and .883). A run of at most one fault also has an entry in the confusion matrix, by
+its most confident finding, and counts for "network or not".
 """
 
 from __future__ import annotations
@@ -31,20 +31,26 @@ _NOTHING = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """The place of a fault that fired. `names` are all that it may be called; a soft GPU is a part of its host."""
+    """The place of a fault that fired.
+
+    `names` are all names that count as correct; a soft GPU is a part of its host.
+    """
 
     place: str
     names: frozenset[str]
     is_network: bool
 
     def named_by(self, finding: Finding) -> bool:
-        """Whether a finding points at this place."""
+        """Return whether a finding names this place."""
         return finding.name in self.names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Counts over runs. `matrix` maps (true place, said place) to runs of at most one fault; `right` of those."""
+    """Counts over runs.
+
+    `matrix` maps (true place, named place) to runs of at most one fault; `right` of those are correct.
+    """
 
     runs: int
     found: int
@@ -69,14 +75,14 @@ class Score:
 
 
 def truths_of(run: Measurements) -> tuple[Truth, ...]:
-    """The places of the faults that provably fired."""
+    """Return the places of the faults that provably fired."""
     return tuple(truth_of(fault, run.topology) for fault in run.faults if not why_unproven_in(run, fault))
 
 
 def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[Trip]] = ()) -> Score:
-    """Attribute each run blind, and hold it against its faults. Runs with faults that are in doubt are left out.
+    """Attribute each run blind, and score it against its faults. Runs with an unproven fault are left out.
 
-    `probes` are those of each run, in the same order; runs beyond its end have none.
+    `probes` are the probes of each run, in the same order; runs beyond its end have none.
     """
     counted = found = missed = false = single = right = network_right = 0
     matrix: Counter[tuple[str, str]] = Counter()

@@ -1,14 +1,14 @@
-"""Where packets were lost, by the gaps that receivers saw and the NAKs that senders got alone. Pure.
+"""Locate packet loss from the gaps that receivers saw and the NAKs that senders got. Pure.
 
-No busy machine makes either of them by itself, whatever timers and duplicates it adds, and a handful is enough. A
-packet that is lost on u→v is a gap at the receiver of one of the queue pairs whose data crosses u→v, and mostly a NAK
-at its sender. Taken to hit each of these queue pairs alike, so many at these RNICs have a likelihood
+Load on a machine causes neither of them, whatever timers and duplicates it adds, so a few are enough. A packet lost on
+u→v is a gap at the receiver of one of the queue pairs whose data crosses u→v, and usually a NAK at its sender. If the
+loss hits each of these queue pairs equally, the counts at these RNICs have the likelihood
 
     sum of log p(receiver) over the gaps + sum of log p(sender) over the NAKs
 
     p = (1 - STRAY) (share of the pairs that cross u→v) + STRAY (share of all RNICs)
 
-and how sure the best link is, is its part of what all links have together.
+The confidence in the best link is its share of the total likelihood of all links.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from testbed.model.topology import Link
 __all__ = ["match_gaps", "match_kept"]
 
 _LEAST = 2
-"""Gaps; a single one may be of a route that moved."""
+"""Minimum number of gaps; a single one may come from a route change."""
 _LEAST_SHARE = 0.5
 _NEAR = 3.0
-"""Links whose log-likelihoods differ by less are not told apart."""
+"""Links whose log-likelihoods differ by less cannot be told apart."""
 _STRAY = 0.02
-"""Share of gaps and NAKs that something else may have made."""
+"""Share of gaps and NAKs that may have another reason."""
 
 
 def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other: Match | None) -> Match | None:
-    """The link on which they were most likely lost; `other` where they do not speak against it, or say too little.
+    """Return the most likely link of the loss, or `other` if the gaps do not contradict it or are too few.
 
-    `other` is the best by all signs: of links that gaps and NAKs tell apart hardly, it has looked at more.
+    `other` is the best match by all signs. It rests on more evidence than gaps and NAKs if these barely separate the
+    links.
     """
     gaps, naks = (
         {end: round(count) for (sign, end), count in signs.counts.items() if sign == wanted and count}
@@ -69,9 +70,9 @@ def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other:
 
 
 def match_kept(run: Measurements, signs: Signs, switch: str) -> tuple[Link, float] | None:
-    """On which way out of a switch that kept packets they were lost, and how likely; None: nobody tells.
+    """Return the outgoing link on which a switch lost packets, and its probability; None without evidence.
 
-    Where it is known that packets were lost and in which switch, one gap, NAK or dead queue pair is enough.
+    If it is known that packets were lost in this switch, one gap, NAK or dead queue pair is enough.
     """
     gaps, naks = (
         {end: round(count) for (sign, end), count in signs.counts.items() if sign == wanted and count}
@@ -89,7 +90,7 @@ def match_kept(run: Measurements, signs: Signs, switch: str) -> tuple[Link, floa
         if not out:
             continue
         likely = _log(gaps, [dst for _, dst in out], ends) + _log(naks, [src for src, _ in out], ends)
-        for pair in signs.dead:  # its data was lost, or the ACKs for what came the other way
+        for pair in signs.dead:  # its data was lost, or the ACKs for data in the other direction
             hit = pair in out or pair in back
             likely += math.log((1 - _STRAY) * hit / len({*out, *back}) + _STRAY / every)
         found.append((likely, link))
@@ -101,7 +102,7 @@ def match_kept(run: Measurements, signs: Signs, switch: str) -> tuple[Link, floa
 
 
 def _log(counted: dict[str, int], ends: list[str], every: set[str]) -> float:
-    """Log-likelihood of so many events at each RNIC, when each is at one of `ends`, or seldom at any."""
+    """Return the log-likelihood of the counts at each RNIC, if events occur at `ends` or, rarely, at any RNIC."""
     share = Counter(ends)
     return sum(
         count * math.log((1 - _STRAY) * share[end] / len(ends) + _STRAY / max(1, len(every)))

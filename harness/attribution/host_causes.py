@@ -1,4 +1,4 @@
-"""What went wrong on hosts: boots, engines that stood still, GPUs, storage, memory and CPUs. Pure."""
+"""Causes on hosts: reboots, stopped engines, GPUs, storage, memory and CPUs. Pure."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ __all__ = [
 ]
 
 _OUTSTANDING = 5
-"""A wait is long from so many times the usual."""
+"""A wait is long from this multiple of the usual one."""
 _STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
-"""How sure long waits make us: of most ranks, of fewer."""
+"""Confidence of long waits for storage: of most ranks, of fewer ranks."""
 _HANG_NS, _HUNG = 1_000_000_000, 0.9
-"""Below that, a machine with other work to do explains it."""
+"""Shorter standstills can come from other work on the machine."""
 _WAITED, _TOLD = ((1.5, 0.3), (1.3, 0.6)), 0.45
-"""A host is busy when its programs waited so many times as long as elsewhere, and beyond that for such a share of the
-run (those of several at one time add up): where all of them wait, as beside probes, it is more of that and fewer times.
-And how sure that makes us. A fault's own holder makes 1.3 times and 0.2 of an emulated host."""
+"""A host is busy if its programs waited this many times as long as elsewhere, and the excess is this share of the run
+(concurrent waits add up). If all hosts wait, as with probes, the share counts more and the ratio less. Then the
+confidence. A fault's own holder causes 1.3 times and 0.2 on an emulated host."""
 _STALLED_US, _SHORT = 200_000, 0.8
-"""Waits for memory that a host does not have by itself; and how sure they make us."""
+"""Minimum excess wait for memory, and the confidence."""
 _RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
-"""From so many RNR NAKs on a host's receives are late; and how sure they make us."""
+"""Minimum number of RNR NAKs from which a host's receives count as late, and the confidence."""
 _HOLDS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "power_brake_us": "a power brake"}
-"""Counters of a GPU's clocks (testbed.node.nvml) and what they tell. Not yet run on hardware."""
+"""Counters of a GPU's clocks (testbed.node.nvml) and their meaning. Not yet run on hardware."""
 _BOOT_COUNTERS, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
-"""Counters that only a boot sets back, and how many of them have to stand lower: one may have been torn in reading."""
+"""Counters that only a reboot resets, and how many must be lower: one may have been read inconsistently."""
 
 
 def rebooted(run: Measurements) -> list[Finding]:
-    """Hosts that count anew what a kernel counts from its boot on."""
+    """Return hosts whose kernel counters restarted."""
     found = []
     for host in run.topology.host_by_name:
         was, now = (counted.get(host, {}) for counted in (run.counters_before, run.counters_after))
@@ -62,13 +62,13 @@ def rebooted(run: Measurements) -> list[Finding]:
             and now.get(name, was[name]) < was[name]
         ]
         if len(fell) >= _FELL:
-            evidence = (f"{host} counts anew, as after a boot: {', '.join(fell[:3])}",)
+            evidence = (f"{host}: counters restarted, as after a boot: {', '.join(fell[:3])}",)
             found.append(Finding(cause="host-reboot", place="rank", name=host, confidence=0.95, evidence=evidence))
     return found
 
 
 def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
-    """Ranks that compute slower than the others, and the one GPU that counted throttling."""
+    """Return ranks that compute slower than the others, and the one GPU that counted throttling."""
     throttled = {
         (node, name.partition(".")[0]): count
         for node, names in deltas.items()
@@ -98,7 +98,10 @@ def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
 
 
 def _held_back(host: str, deltas: Deltas) -> Iterator[str]:
-    """What held the clocks of a rack's GPUs, as NVML counts it; no sign by itself: under load all are held a bit."""
+    """Return what limited the clocks of a rack's GPUs, by NVML.
+
+    It is no finding: under load all are limited a little.
+    """
     for name, held_us in deltas.get(host, {}).items():
         gpu, _, what = name.partition(".")
         if what in _HOLDS and held_us > 0:
@@ -106,7 +109,7 @@ def _held_back(host: str, deltas: Deltas) -> Iterator[str]:
 
 
 def gpu_errors(run: Measurements) -> list[Finding]:
-    """Errors that GPUs' drivers told the kernel's log, by GPU."""
+    """Return the errors that GPU drivers wrote to the kernel log, by GPU."""
     events: dict[str, Counter[int]] = {}
     for one in run.kernel:
         if (said := event(one.text or "")) is not None:
@@ -124,7 +127,7 @@ def gpu_errors(run: Measurements) -> list[Finding]:
 
 
 def _gpu_at(topology: Topology, host: str, address: str) -> str:
-    """The GPU of a host that has this PCIe address, of which the driver tells domain, bus and device; else its host."""
+    """Return the GPU of a host with this PCIe address (domain, bus and device), or else the host."""
     for gpu in topology.host_by_name[host].gpus if host in topology.host_by_name else ():
         if gpu.name == address or (gpu.pcie or "").lower().startswith(address.lower()):
             return f"{host}:{gpu.name}"
@@ -132,9 +135,9 @@ def _gpu_at(topology: Topology, host: str, address: str) -> str:
 
 
 def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
-    """Hosts whose engine stood still by itself: what happens to all at once happens to the machine beneath them.
+    """Return hosts whose engine stood still alone. A simultaneous standstill is caused by the machine below the VMs.
 
-    Nor one whose link was down: its engine waits for the kernel, which waits for its RNIC.
+    A host whose link was down is left out: its engine waits for the kernel, which waits for its RNIC.
     """
     cut_off = {link.b.node for link in run.topology.links if any(one.name == link.name for one in down)}
     found = []
@@ -160,7 +163,7 @@ def _overlap_ns(one: Standstill, two: Standstill) -> int:
 
 
 def storage(run: Measurements) -> list[Finding]:
-    """The storage of the job, where ranks that did run waited for it much longer than usual."""
+    """Return the storage of the job, if ranks that did run waited for it much longer than usual."""
     host = (run.workload.get("storage") or {}).get("host")
     hosts = {rank.rank: rank.host for rank in run.ranks}
     steps = [(rank.rank, step) for rank in run.series for step in rank.iterations]
@@ -168,7 +171,7 @@ def storage(run: Measurements) -> list[Finding]:
         return []
 
     def awake_ns(rank: int, start_ns: int, wait_ns: int) -> int:
-        """Of a wait: how long the one who waited could have seen its end."""
+        """Return the part of a wait during which the waiting host was running."""
         wait = Standstill(host="", start_ns=start_ns, end_ns=start_ns + wait_ns)
         return wait_ns - sum(_overlap_ns(wait, one) for one in run.standstills if one.host == hosts.get(rank))
 
@@ -197,20 +200,20 @@ def storage(run: Measurements) -> list[Finding]:
             evidence.append(f"{who} waited up to {longest_ns / 1e9:.2f} s for {what}, usually {usual_ns / 1e9:.2f} s")
     if not waited:
         return []
-    # One rank that has to wait keeps the others from asking; one whose own host is slow waits alone, too.
+    # A rank that waits keeps the others from requesting data; a rank on a slow host waits alone.
     sure = _STORAGE_ALL if len(waited) >= len(run.series) / 2 else _STORAGE_ONE
     return [Finding(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
 
 
 def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
-    """A host whose programs wait for its CPUs; told, and not blamed: a rank with more to do looks alike."""
+    """Return a host whose programs wait for its CPUs, with low confidence: a rank with more work looks the same."""
     waits = {
         host: sum(
             ns for name, ns in deltas.get(host, {}).items() if name.startswith("cpu") and name.endswith(".wait_us")
         )
         for host in dict.fromkeys(rank.host for rank in run.ranks)
     }
-    if len(waits) < 3:  # noqa: PLR2004 - of two nobody knows which is the usual one
+    if len(waits) < 3:  # noqa: PLR2004 - of two hosts neither is known to be the usual one
         return []
     worst = max(waits, key=lambda host: waits[host])
     usual_us = float(np.median([us for host, us in waits.items() if host != worst]))
@@ -224,7 +227,7 @@ def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
 
 
 def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
-    """Hosts whose RNICs found no receive posted for what came: a program that posts enough of them never has that."""
+    """Return hosts whose RNICs had no receive posted for arriving messages, which a correct program avoids."""
     names = (_RNR, MLX5[_RNR])
     sent = {
         host.name: sum(deltas.get(host.name, {}).get(f"{rnic.name}.{name}", 0) for rnic in host.rnics for name in names)
@@ -236,7 +239,7 @@ def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
             place="rank",
             name=host,
             confidence=_LATE,
-            evidence=(f"{host}: told its peers {count:,} times that no receive was posted (RNR NAK)",),
+            evidence=(f"{host}: sent {count:,} RNR NAKs, because no receive was posted",),
         )
         for host, count in sent.items()
         if count >= _RNRS
@@ -244,7 +247,7 @@ def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
 
 
 def low_memory(run: Measurements, deltas: Deltas) -> list[Finding]:
-    """Hosts whose programs had to wait for memory (pressure stall information): a healthy one's hardly ever do."""
+    """Return hosts whose programs waited for memory (pressure stall information), which is rare on a healthy host."""
     stalled = {
         host: deltas.get(host, {}).get("memory.stalled_us", 0)
         for host in dict.fromkeys(rank.host for rank in run.ranks)
@@ -269,7 +272,7 @@ def _only_gpu(topology: Topology, host: str) -> str:
 
 
 def lost_rank(run: Measurements, flights: Sequence[Flight]) -> list[Finding]:
-    """The rank whose flight recorder ends before the others'."""
+    """Return the rank whose flight recorder ends before the others."""
     found = culprit(flights, run)
     if found is None:
         return []

@@ -1,4 +1,4 @@
-"""What went wrong in the network: carriers, routes, and what the transport's counters say of losses and marks. Pure."""
+"""Causes in the network: carriers, routes, and losses and marks by the transport's counters. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _AWAY = frozenset({"hung-rank", "host-reboot"})
 _HALF = 0.5
 _SOMEWHERE = 0.4
 _CANDIDATES = 6
-"""Queue pairs that are named as those that one lost packet may have been of."""
+"""Number of queue pairs that are listed as candidates for one lost packet."""
 _FEW = 3
-"""Gaps fewer than these may follow from a link that went down."""
+"""Fewer gaps than this may follow from a link that went down."""
 
 
 def carriers(topology: Topology, deltas: Deltas) -> list[Finding]:
-    """Links of which an end lost its carrier; the node, where all its links did."""
+    """Return links with a lost carrier at an end, or the node if all its links lost theirs."""
     gone: dict[str, tuple[Link, str]] = {}
     for link in topology.links:
         said = [
@@ -50,7 +50,7 @@ def carriers(topology: Topology, deltas: Deltas) -> list[Finding]:
 
 
 def control_plane(topology: Topology, deltas: Deltas) -> list[Finding]:
-    """TCP sessions of switches that were torn: the switch that all of them share, or the link."""
+    """Return the switch common to all closed TCP sessions of switches, or the link."""
 
     def torn(node: str) -> int:
         seen = deltas.get(node, {})
@@ -61,7 +61,7 @@ def control_plane(topology: Topology, deltas: Deltas) -> list[Finding]:
         return []
     common = set.intersection(*({link.a.node, link.b.node} for link in links))
     evidence = tuple(
-        f"{name}: {torn(name)} sessions opened or reset, no carrier went"
+        f"{name}: {torn(name)} sessions opened or reset, no carrier lost"
         for name in topology.switch_by_name
         if torn(name)
     )
@@ -78,7 +78,7 @@ def control_plane(topology: Topology, deltas: Deltas) -> list[Finding]:
 
 
 def withdrawn(run: Measurements) -> list[Finding]:
-    """Routes that others lost to the prefixes of one switch, whose own links and sessions stayed."""
+    """Return the switch whose prefixes others lost, although its links and sessions stayed up."""
     owners = {str(ipaddress.ip_network(one.loopback)): one.name for one in run.topology.switches}
     for host in run.topology.hosts:
         for rnic in host.rnics:
@@ -95,7 +95,7 @@ def withdrawn(run: Measurements) -> list[Finding]:
         return []
     ((name, nodes),) = lost.items()
     nodes.discard(name)
-    if len(nodes) < 2:  # noqa: PLR2004 - one of them could have forgotten by itself
+    if len(nodes) < 2:  # noqa: PLR2004 - a single switch could have lost them by itself
         return []
     words = (
         f"{', '.join(sorted(nodes))} lost {len(gone)} routes, all of them to {name}, whose links and sessions stayed"
@@ -105,7 +105,7 @@ def withdrawn(run: Measurements) -> list[Finding]:
 
 
 def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list[Finding]:
-    """What the transport's counters say, where nothing that is known already explains it."""
+    """Return findings from the transport's counters that the known findings do not explain."""
     signs = Signs.of(run, deltas)
     if too_big := _too_big(run, deltas, signs):
         return too_big
@@ -152,10 +152,10 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
 
 
 def _lost_within(run: Measurements, signs: Signs) -> list[Finding]:
-    """A switch that took in more than it sent out, where no RNIC tells on which of its ways: it was too little.
+    """Return a switch that received more packets than it sent, if the RNICs show too little to name a link.
 
-    Only where it is known how much of that was the switch's own: what BGP says over link-local addresses is a dozen
-    packets more at one switch, and a dozen less at its neighbour.
+    Only switches with exact counts of their own packets are used: link-local BGP traffic alone is a dozen packets more
+    at one switch and a dozen less at its neighbour.
     """
     if not signs.kept:
         return []
@@ -169,14 +169,14 @@ def _lost_within(run: Measurements, signs: Signs) -> list[Finding]:
         )
         return [Finding(cause="loss", place=place, name=link.name, confidence=0.8 * likely, evidence=(words, evidence))]
     place = place_of_switch(run.topology, name)
-    words += "; the RNICs do not tell which ones"
+    words += "; the RNICs do not show which ones"
     return [Finding(cause="loss", place=place, name=name, confidence=_SOMEWHERE, evidence=(words,))]
 
 
 def _one_lost(run: Measurements, signs: Signs) -> list[Finding]:
-    """One lost packet: one gap at a receiver and one NAK at the sender of a queue pair that leads there.
+    """Return a finding for one lost packet: one gap at a receiver, one NAK at the sender of a queue pair to it.
 
-    One packet does not tell links apart, so all of its possible paths are the evidence. The name is the link to the
+    One packet cannot separate links, so all possible paths are listed as evidence. The finding names the link to the
     receiver, which all of them share.
     """
     gaps, naks = (
@@ -195,7 +195,7 @@ def _one_lost(run: Measurements, signs: Signs) -> list[Finding]:
     evidence = (
         f"one packet was lost: {dst} saw one gap in the PSNs of what it received, {src} got one NAK for it",
         *(
-            f"it may have been of QP {one.rqpn}, whose data goes {' -> '.join(one.path) or 'a way that is not known'}"
+            f"it may belong to QP {one.rqpn}, whose data takes {' -> '.join(one.path) or 'an unknown path'}"
             for one in candidates[:_CANDIDATES]
         ),
         *([f"and {len(candidates) - _CANDIDATES} more queue pairs"] if len(candidates) > _CANDIDATES else ()),
@@ -206,13 +206,13 @@ def _one_lost(run: Measurements, signs: Signs) -> list[Finding]:
 
 
 def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
-    """Switches with packets that they could not send on whole: the link on which what was lost had to leave them."""
+    """Return switches with packets too large to forward, and the link by which the lost traffic had to leave."""
     found = []
     for switch in run.topology.switches:
         count = deltas.get(switch.name, {}).get("ip.FragFails", 0)
         if not count:
             continue
-        said = f"{switch.name}: {count} packets too big for their way out"
+        said = f"{switch.name}: {count} packets too large for the outgoing link"
         links = run.topology.links_of(switch.name)
         link = _way_out(run, switch.name, links, signs.dead)
         evidence: tuple[str, ...] = (said, out_of_retries(signs.dead)) if link else (said,)
@@ -229,7 +229,7 @@ def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
 
 
 def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozenset[tuple[str, str]]) -> Link | None:
-    """The link of a switch that all the queue pairs' data, and no other's, had to take from it; the likest of them."""
+    """Return the link of a switch that best matches the paths of the dead queue pairs, or None."""
 
     def likeness(link: Link) -> float:
         far = link.other(switch).node
@@ -243,9 +243,9 @@ def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozen
 def _unexplained(
     run: Measurements, dead: frozenset[tuple[str, str]], known: Sequence[Finding]
 ) -> frozenset[tuple[str, str]]:
-    """Of queue pairs that ran out of retries, those that nothing known has cut off.
+    """Return the dead queue pairs that no known finding explains.
 
-    Known are links that were down on their way, a host that stood still at an end, routes that were gone for a while.
+    Explanations are links that were down on the path, a host that stood still at an end, and routes that were missing.
     """
     if any(one.cause == "control-plane" for one in known):
         return frozenset()
@@ -265,18 +265,18 @@ def _unexplained(
 
 
 def _explained(link: Link | None, signs: Signs, known: Sequence[Finding], *, some_died: bool) -> bool:
-    """Whether what is known has the rest as a consequence: gaps at receivers hardly are, timers and duplicates are.
+    """Return whether the known findings explain the rest: timers and duplicates often follow, gaps rarely.
 
-    `signs` are without the queue pairs that are explained; `some_died` says whether there were any.
+    `signs` exclude the explained queue pairs; `some_died` says whether there were any.
     """
     causes = {one.cause for one in known}
     if link is not None and any(one.cause == "link-down" and one.name == link.name for one in known):
         return True
-    # What comes after a message that found no receive is a gap, too (RNR NAK, then go-back-N).
+    # Messages after one that found no receive are gaps, too (RNR NAK, then go-back-N).
     if link is not None and any(one.cause == "late-receives" and one.name == link.b.node for one in known):
         return True
     if signs.gaps >= _FEW:
         return False
     if "link-down" in causes and not signs.lost_in:
-        return True  # while routes move, queue pairs of other ways die, too
+        return True  # while routes change, queue pairs of other paths fail, too
     return not signs.dead and (bool(causes & {*_AWAY, "control-plane"}) or ("link-down" in causes and some_died))

@@ -1,4 +1,4 @@
-"""Which wait of which ranks a lost packet was: goings back in the capture, told in the words of the job. Pure.
+"""Relate lost packets to the job: each go-back of the capture as a wait of two ranks. Pure.
 
 iteration 41, rank 1→2 waited 134 ms for a timer after PSN 512 was lost at rtsw1:ctsw2
 """
@@ -31,14 +31,14 @@ class Wait:
 
 
 def told(run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10) -> tuple[str, ...]:
-    """The longest waits, longest first; a link that `findings` name is told where the packet's way leads over it."""
+    """Return sentences about the longest waits, longest first; a loss that `findings` locate on the path is named."""
     return tuple(one.words for one in waits(run, packets, findings, most=most))
 
 
 def waits(
     run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10
 ) -> tuple[Wait, ...]:
-    """The same, not only in words."""
+    """Return the longest waits, longest first."""
     ranks = _ranks_by_ip(run)
     found = sorted(
         (
@@ -65,7 +65,7 @@ def waits(
 
 
 def _waited_ns(one: Episode) -> int:
-    """From the first sign of the loss until the packet passed again."""
+    """Return the time from the first sign of the loss until the packet passed again."""
     return one.silence_ns if one.gap_ns is None else max(one.silence_ns, one.resent_ns - one.gap_ns)
 
 
@@ -86,7 +86,7 @@ def _fate(
     run: Measurements, flow: FlowReport, one: Episode, ranks: tuple[int, int], findings: Sequence[Finding]
 ) -> str:
     if one.cause == "rnr":
-        return "was turned away"
+        return "was rejected"
     if not one.missing and one.gap_ns is None:
         return f"had passed {flow.port}: it, or its ACK, was lost behind"
     link = next((each.name for each in findings if each.cause == "loss" and _on_way(run, ranks, each.name)), None)

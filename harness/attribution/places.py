@@ -1,4 +1,4 @@
-"""What kind of place a link or a switch is, in the words of `harness.findings`. Pure."""
+"""The kind of place of a link or a switch, in the vocabulary of `harness.findings`. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["place_of_link", "place_of_switch"]
 
 
 def place_of_link(topology: Topology, link: Link) -> Place:
-    """What kind of place a link is."""
+    """Return the kind of place of a link."""
     if not link.is_uplink:
         return "host-link"
     roles = {topology.switch_by_name[end.node].role for end in (link.a, link.b)}
@@ -17,6 +17,6 @@ def place_of_link(topology: Topology, link: Link) -> Place:
 
 
 def place_of_switch(topology: Topology, name: str) -> Place:
-    """What kind of place a switch is."""
+    """Return the kind of place of a switch."""
     role = topology.switch_by_name[name].role
     return "rtsw" if role == "rtsw" else "ctsw" if role == "ctsw" else "zone-uplink"

@@ -1,13 +1,13 @@
-"""What probes beside a run add to its findings: where datagrams were lost, and what made their round trips long. Pure.
+"""Add the evidence of background probes to a run's findings: where probes were lost or delayed. Pure.
 
-Round trips tell what no counter of rxe tells: that packets wait and are not lost. A link or a switch over which they
-take much longer than on like paths is *congestion* there, whatever makes them wait: a queue, a delay, a limited rate. A
-host all of whose round trips are long is busy, for their times are taken by its processes (`traffic.probes.rtt`). A
-link or a switch that loses datagrams is *loss* there, whoever else noticed; a host that loses all of its own is silent.
+Round trips show what no counter of rxe shows: packets that wait and are not lost. A link or a switch across which round
+trips take much longer than on similar paths is *congestion*, whatever the reason for the wait: a queue, a delay, a
+limited rate. A host whose round trips are all long is busy, because its processes take the timestamps
+(`traffic.probes.rtt`). A link or a switch that loses probes is *loss*; a host that loses all its own probes is silent.
 
-They are looked at while the workload runs, in windows, for a fault that lasts for a part of a run is thinned out over
-the whole of it. What is already found at a place gets what probes say as one more line of evidence, and is no second
-finding; nor is a place that is hardly slower than others. A host that seemed silent and answered all probes was not.
+Only probes during the workload count, in windows, because a short fault is diluted over a whole run. If a place already
+has a finding, the probes add a line of evidence instead of a second finding. A place that is barely slower than others
+has no finding. A host that seemed silent but answered all probes loses that finding.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from traffic.probes.tomography import Suspect
 __all__ = ["with_probes"]
 
 _LEAST_TIMES = 3.0
-"""Of a machine with other work some place is now and then more than twice as slow as the others."""
+"""On a machine with other work, some place is occasionally more than twice as slow as the others."""
 _SURE, _AT_HOST = 0.7, 0.5
-"""How sure probes make us of a link or switch, and of a host; shared out among those they cannot tell."""
+"""Confidence of probes in a link or switch, and in a host; divided by the number of places they cannot separate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Said:
-    """One line of evidence, and where it points."""
+    """One line of evidence, and the places it points to."""
 
     places: Sequence[tuple[Place, str]]
     causes: tuple[Cause, Cause]
-    """Of a link or switch, and of a host."""
+    """Cause for a link or switch, and for a host."""
     words: str
     weak: bool = False
-    """Evidence for what is known already, and none for anything new."""
+    """Whether it only supports a known finding and cannot create a new one."""
 
 
 def with_probes(run: Measurements, found: Sequence[Finding], trips: Sequence[Trip]) -> list[Finding]:
-    """The findings, with what the probes say that were sent while the workload ran."""
+    """Return the findings with the evidence of the probes that were sent while the workload ran."""
     topology, t0_ns = run.topology, run.t0_ns
     during = [one for one in trips if t0_ns <= one.echo.sent_ns < run.end_ns]
     every = [*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)]
@@ -71,9 +71,9 @@ def with_probes(run: Measurements, found: Sequence[Finding], trips: Sequence[Tri
 
 
 def _answered_all_along(known: Finding, trips: Sequence[Trip], every: Sequence[_Said]) -> bool:
-    """Whether a host that seems silent, by timers at its peers, was asked by probes and nothing of it was lost or slow.
+    """Return whether a host that seems silent by its peers' timers was probed without any loss or delay.
 
-    Timers run out as well where a link takes longer than they do.
+    Timers also expire if a link takes longer than they do.
     """
     if known.cause != "silent-host":
         return False
@@ -83,14 +83,14 @@ def _answered_all_along(known: Finding, trips: Sequence[Trip], every: Sequence[_
 
 
 def _is_there(known: Finding, said: _Said, sure: float) -> bool:
-    """Whether what probes say is of what is known: of the same place, or of a link of a switch that is surer known."""
+    """Return whether the evidence belongs to a known finding: the same place, or a link of a more confident switch."""
     names = {name for _, name in said.places}
     upper = {name.partition(":")[0] for name in names}
     return bool(names & {known.name, *_hosts_of(known)}) or (known.name in upper and known.confidence >= sure)
 
 
 def _hosts_of(one: Finding) -> Sequence[str]:
-    """The host of a link that a finding is of: what its probes say is of that link."""
+    """Return the host of a finding's host link: evidence for that host also belongs to the link."""
     return one.name.split(":")[1:2] if one.place == "host-link" else ()
 
 
@@ -140,7 +140,7 @@ def _s(ns: int) -> str:
 
 
 def _places(topology: Topology, named: SlowPlace | Suspect) -> list[tuple[Place, str]]:
-    """Links, else switches, else hosts that the votes cannot tell apart, each once: both ways of a link are one."""
+    """Return the links, else switches, else hosts that cannot be told apart, each once for both directions."""
     links: dict[str, Place] = {}
     nodes: dict[str, Place] = {}
     for place in (named.place, *named.alike):
@@ -157,7 +157,7 @@ def _places(topology: Topology, named: SlowPlace | Suspect) -> list[tuple[Place,
 
 
 def _link(topology: Topology, near: str, far: str) -> Link | None:
-    """The link between two nodes of a path, of which one may be an RNIC (`host1:rxe0`)."""
+    """Return the link between two nodes of a path, of which one may be an RNIC (`host1:rxe0`)."""
     ends = {near, far}
     for link in topology.links:
         lower = link.b.node if link.rnic is None else f"{link.b.node}:{link.rnic}"
@@ -167,7 +167,7 @@ def _link(topology: Topology, near: str, far: str) -> Link | None:
 
 
 def _words(slow: SlowPlace, paths: Sequence[PathTimes]) -> str:
-    """The evidence: how long, against what, how many; and what the processes at the ends took of it."""
+    """Describe the evidence: how long, compared with what, how often, and the responders' share."""
     crossing = [one for one in paths if one.responder is not None and _crosses(one, slow.place)]
     others = [one for one in paths if one.responder is not None and not _crosses(one, slow.place)]
     held = ""

@@ -1,24 +1,25 @@
-"""Which link a loss on it would look like: the signature that it leaves on RNICs, against what was counted. Pure.
+"""Signatures of loss: what loss on each link would change on the RNICs, compared with the counters. Pure.
 
 A queue pair's data goes one way, its ACKs the other. When u→v loses packets,
 
-    of the data that crosses u→v    the receiver sees gaps, the sender gets NAKs or runs into its timer
-    of the ACKs that cross u→v      the sender runs into its timer, the receiver gets duplicates
+    of the data that crosses u→v    the receiver sees gaps, the sender gets NAKs or its timer expires
+    of the ACKs that cross u→v      the sender's timer expires, the receiver gets duplicates
 
-and when u→v lets nothing through for longer than the retries last, all queue pairs of both sorts are lost; when it lets
-some through, which gaps show, any of the first sort may be. So every directed link predicts another vector over (sign,
-RNIC). The hypothesis whose vector has the smallest angle to the one
-that was counted explains it best (cosine, 0..1). What a busy machine adds everywhere alike (timers, duplicates) is
-taken out as the median over RNICs first, and what is not well above it counts as nothing. A switch that took in more
-packets than it sent out is where they went: its links are preferred, above all those on the way out, where queues
-are; on a link that delivered fewer than went in, they were lost on the wire. ACKs come back on their own path, where
-the run recorded it, else on the way that the data went. A few that are lost show nowhere, for the next one says the
-same, so that their signs count for less. Of hypotheses that are nearly as like, that one is best whose queue pairs
-explain which gaps belong to which NAKs.
+If u→v loses everything for longer than the retries last, all queue pairs of both sorts fail. If some packets get
+through, which gaps show, any of the first sort may fail. Every directed link therefore predicts a different vector over
+(sign, RNIC). The hypothesis with the smallest angle to the counted vector explains it best (cosine, 0..1).
 
-Where a switch or a link is known to have lost packets and no receiver saw a gap, they may have been ACKs alone. That
-hypothesis is tried for the ways out of, into and over this place only: timers and duplicates by themselves are what a
-busy machine makes, too.
+Details:
+
+- Load adds timers and duplicates everywhere: the median over RNICs is subtracted first, and small excesses are ignored.
+- A switch that received more packets than it sent lost them: its links are preferred, most of all outgoing ones, where
+  queues are. A link that delivered fewer packets than were sent lost them on the wire.
+- ACKs return on their own path if the run recorded it, else on the path of the data. A few lost ACKs have no effect,
+  because the next one repeats them, so their signs weigh less.
+- Among hypotheses that are almost equal, the one whose queue pairs explain which gaps belong to which NAKs is best.
+
+If a switch or a link is known to have lost packets and no receiver saw a gap, only ACKs may have been lost. That
+hypothesis is tried only for links out of, into and at this place, because load causes timers and duplicates as well.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ _RXE = {
     "duplicate": "duplicate_request",
 }
 _COUNTERS = {sign: (name, MLX5.get(name, name)) for sign, name in _RXE.items()}
-"""By sign: the counter of rdma_rxe, and mlx5's."""
+"""By sign: the counter of rdma_rxe, and that of mlx5."""
 _BACKGROUND = ("timer", "duplicate")
 _RETRIES_EXCEEDED = "RETRY_EXC_ERR"
 _FEW = 3
 _LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "passed": _FEW, "gap": 2, "nak": 2}
-"""Below it, the largest count of a sign says nothing; gaps and NAKs no busy machine makes by itself."""
+"""Below it, the largest count of a sign is ignored. Load alone causes no gaps and NAKs."""
 _MARKS = ("mark", "passed")
 _LOST_FEW, _KEPT_FEW = 10, 3
-"""Packets more or less at a switch; and at one that counts its own ones: then it is one or none."""
+"""Tolerance in packets at a switch, and at a switch that counts its own packets exactly."""
 _ITS_OWN, _IS_EXACT = ("InDelivers", "OutRequests"), "ip6.InDelivers"
 _OUT, _IN, _WIRE = 1.2, 1.15, 1.4
-"""How much a link is preferred where packets went missing: on the way out of a switch, on the way in, on the wire."""
+"""Preference for a link where packets are missing: outgoing from a switch, incoming, lost on the wire."""
 _SILENT = 1.25
 _APART_NS, _ONE_PLACE, _MOMENT = 1_000_000_000, 0.7, 1 / 3
-"""Queue pairs lost farther apart have another reason; of which share a place must be an end, or on the way; and next to
-a moment when many died, one of fewer than such a share of them is none."""
+"""Queue pairs that fail further apart have different reasons. At least this share of them must have a common place. A
+moment with fewer than the last share of the largest one is ignored."""
 _ACKS = 0.4
 _LEAST = 0.6
 _NEAR, _ALIKE = 0.05, 1e-6
@@ -71,12 +72,11 @@ _Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What was counted, by (sign, `host1:rxe0`); packets with CE marks that a switch took in by ("passed", `ctsw1`).
+    """Counts by (sign, `host1:rxe0`); CE-marked packets that a switch received by ("passed", `ctsw1`).
 
-    `dead`: from which RNIC to which one queue pairs ran out of retries, however often they were rebuilt in vain.
-    `lost_in`: by how much a switch took in more packets than it sent out, `kept` those of which it is known exactly;
-    `lost_on`: how many a link took in and did not deliver, by the nodes that it leads from and to. `counted` are the
-    counts before what a busy machine adds was taken out.
+    `dead`: pairs of RNICs whose queue pairs ran out of retries. `lost_in`: how many more packets a switch received than
+    it sent; `kept`: those switches whose count is exact. `lost_on`: how many packets a link received and did not
+    deliver, by its two nodes in that direction. `counted`: the counts before the contribution of load was subtracted.
     """
 
     counts: Mapping[_Key, float]
@@ -88,7 +88,7 @@ class Signs:
 
     @classmethod
     def of(cls, run: Measurements, deltas: Deltas) -> Signs:
-        """The signs of a run on the RNICs of its workload."""
+        """Return the signs of a run on the RNICs of its workload."""
         used = sorted({end for one in run.connections for end in (one.src, one.dst)})
         counts: dict[_Key, float] = {}
         for end in used:
@@ -117,25 +117,25 @@ class Signs:
 
     @property
     def gaps(self) -> float:
-        """Gaps that all receivers saw."""
+        """Number of gaps that all receivers saw."""
         return sum(count for (sign, _), count in self.counts.items() if sign == "gap")
 
     @property
     def marked(self) -> bool:
-        """Whether CE marks came in."""
+        """Whether CE marks arrived."""
         return any(count >= _FEW for (sign, _), count in self.counts.items() if sign == "mark")
 
     def marks(self) -> Signs:
-        """The marks alone."""
+        """Return only the marks."""
         return Signs(counts={key: count for key, count in self.counts.items() if key[0] in _MARKS})
 
     def losses(self) -> Signs:
-        """All but the marks."""
+        """Return all signs except the marks."""
         counts = {key: count for key, count in self.counts.items() if key[0] not in _MARKS}
         return replace(self, counts=counts)
 
     def vector(self) -> dict[_Key, float]:
-        """Each sign relative to its own largest count and weighted; a sign that hardly moved is 0."""
+        """Return each sign relative to its own maximum, weighted; a sign that barely changed is 0."""
         largest: dict[str, float] = {}
         for (sign, _), count in self.counts.items():
             largest[sign] = max(largest.get(sign, 0.0), count)
@@ -158,12 +158,12 @@ class Match:
 
 
 def acks_lost(u: str, v: str) -> str:
-    """A line of evidence."""
+    """Return the line of evidence for lost ACKs."""
     return f"only ACKs were lost, from {u} to {v}: senders' timers ran out, receivers got duplicates and saw no gap"
 
 
 def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool = False) -> Match | None:
-    """The hypothesis that is most like the signs; None: nothing moved, or nothing is like it."""
+    """Return the hypothesis most similar to the signs; None if nothing changed or none is similar."""
     if not (seen := signs.vector()):
         return None
     lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
@@ -201,9 +201,9 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
 
 
 def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Match | None:
-    """The link and direction on which the loss of ACKs alone is most like the signs; None: nothing is like it.
+    """Return the link and direction where the loss of only ACKs matches best; None if nothing matches.
 
-    Only places are tried that are known to have lost packets, and only where no receiver saw a gap.
+    Only places that are known to have lost packets are tried, and only if no receiver saw a gap.
     """
     if any(count for (sign, _), count in signs.counts.items() if sign in ("gap", "nak")):
         return None
@@ -225,7 +225,7 @@ def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Mat
 
 
 def _likeness(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> float:
-    """Of what was counted to a loss on u→v: of everything, or where gaps show that it still carries, of some."""
+    """Return the similarity of the counts to a loss on u→v, of all packets or, if gaps show traffic, of some."""
     seen = signs.vector()
     found = _cosine(seen, _predicted(run, u, v, signs, rnic=rnic))
     if signs.dead and signs.gaps >= _FEW:
@@ -236,9 +236,9 @@ def _likeness(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | No
 def _predicted(
     run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None, some: bool = False
 ) -> dict[_Key, float]:
-    """What loss on u→v would leave, or marks where signs are of marks; an ACK counts for less than data.
+    """Return the signs that loss on u→v would leave, or the marks if `signs` are marks. ACKs weigh less than data.
 
-    With `some`, of packets: of the queue pairs whose data crosses it those died that did.
+    With `some`, only some packets are lost: of the queue pairs whose data crosses u→v, those that failed are expected.
     """
     found: dict[_Key, float] = {}
 
@@ -268,9 +268,9 @@ def _predicted(
 
 
 def _late_acks(signs: Signs) -> dict[_Key, float]:
-    """Timers and duplicates above those of the RNIC that has the fewest but one in four, and dead queue pairs.
+    """Return timers and duplicates in excess of the lower quartile of the RNICs, and dead queue pairs.
 
-    The median would do for many RNICs; of a handful, half may have lost ACKs.
+    The median would do for many RNICs; of a few, half may have lost ACKs.
     """
     found: dict[_Key, float] = {}
     for sign in _BACKGROUND:
@@ -284,7 +284,7 @@ def _late_acks(signs: Signs) -> dict[_Key, float]:
 
 
 def _weighed(counts: Mapping[_Key, float], dead: Iterable[tuple[str, str]]) -> dict[_Key, float]:
-    """Each sign relative to its own largest count and weighted, and the queue pairs that died."""
+    """Return each sign relative to its own maximum, weighted, and the queue pairs that failed."""
     largest: dict[str, float] = {}
     for (sign, _), count in counts.items():
         largest[sign] = max(largest.get(sign, 0.0), count)
@@ -293,7 +293,7 @@ def _weighed(counts: Mapping[_Key, float], dead: Iterable[tuple[str, str]]) -> d
 
 
 def _predicted_of_acks(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
-    """What the loss of ACKs alone on u→v would leave: so many timers and duplicates as queue pairs are hit."""
+    """Return the signs of losing only ACKs on u→v: timers and duplicates in proportion to the affected queue pairs."""
     hit = [one for one in run.connections if acks_cross(one, u, v, rnic=rnic)]
     counts: Counter[_Key] = Counter()
     for one in hit:
@@ -303,9 +303,9 @@ def _predicted_of_acks(run: Measurements, u: str, v: str, signs: Signs, *, rnic:
 
 
 def _unfit(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> float:
-    """How little losses on u→v, so many of each queue pair's data, explain the gaps and NAKs: 0 all, 1 nothing.
+    """Return how poorly losses on u→v explain the gaps and NAKs: 0 fully explained, 1 not at all.
 
-    A packet lost is a gap at its receiver and a NAK at its sender, so that pairs which cross another link do not fit.
+    A lost packet is a gap at its receiver and a NAK at its sender, so pairs that cross another link do not fit.
     """
     ends = sorted({end for one in run.connections for end in (one.src, one.dst)})
     place = {(sign, end): row for row, (sign, end) in enumerate((s, e) for s in ("gap", "nak") for e in ends)}
@@ -322,9 +322,9 @@ def _unfit(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None)
 
 
 def _dead(run: Measurements) -> frozenset[tuple[str, str]]:
-    """From which RNIC to which one queue pairs ran out of retries, at moments when one place can be the reason.
+    """Return pairs of RNICs whose queue pairs ran out of retries at moments that one place can explain.
 
-    Of many that die at once between all hosts the reason is none of the network: the machine beneath stood still.
+    If many fail at once between all hosts, the machine below the VMs stood still, and the network is not the reason.
     """
     ways = {(one.src, one.dst): one.path for one in run.connections}
     moments: list[list[QpError]] = []
@@ -349,7 +349,7 @@ def _dead(run: Measurements) -> frozenset[tuple[str, str]]:
 
 
 def _lost_towards(run: Measurements, host: str, signs: Signs) -> bool:
-    """Whether packets went missing at the switches of a host's own links, or on these: that is no host that hangs."""
+    """Return whether packets are missing at the switches or on the links of a host: then the host does not hang."""
     links = run.topology.links_of(host)
     return any(link.other(host).node in signs.lost_in for link in links) or any(
         host in (near, far) for near, far in signs.lost_on
@@ -368,24 +368,24 @@ def _silent(run: Measurements, host: str, signs: Signs) -> dict[_Key, float]:
 
 
 def out_of_retries(dead: Iterable[tuple[str, str]]) -> str:
-    """A line of evidence."""
+    """Return the line of evidence for queue pairs that ran out of retries."""
     return f"queue pairs ran out of retries from {', '.join(f'{src} to {dst}' for src, dst in sorted(dead))}"
 
 
 def crosses(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
-    """Whether its data goes from u to v next; a host's link only if it is the link of the RNIC in use."""
+    """Return whether a connection's data goes from u to v; a host's link must be that of the RNIC in use."""
     if rnic is not None and f"{u}:{rnic}" != one.src and f"{v}:{rnic}" != one.dst:
         return False
     return (u, v) in itertools.pairwise(one.path)
 
 
 def ack_path(one: Connection) -> tuple[str, ...]:
-    """The nodes that its ACKs cross; where the run did not record them, its data's backwards."""
+    """Return the path of a connection's ACKs, or its data path reversed if the run did not record it."""
     return one.ack_path or one.path[::-1]
 
 
 def acks_cross(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
-    """Whether its ACKs go from u to v next; a host's link only if it is the link of the RNIC in use."""
+    """Return whether a connection's ACKs go from u to v; a host's link must be that of the RNIC in use."""
     if rnic is not None and f"{u}:{rnic}" != one.dst and f"{v}:{rnic}" != one.src:
         return False
     return (u, v) in itertools.pairwise(ack_path(one))
@@ -402,9 +402,9 @@ def _cosine(left: Mapping[_Key, float], right: Mapping[_Key, float]) -> float:
 
 
 def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
-    """Packets that a switch took in and did not send out; one whose carrier changed is left out, its ports drop.
+    """Return by how much each switch received more packets than it sent. Switches with carrier changes are left out.
 
-    Those to and from the switch itself, its control plane's, are not counted, where it tells how many they are.
+    Packets to and from the switch's own control plane are not counted, if the switch reports them.
     """
     found = {}
     for switch in run.topology.switches:
@@ -422,7 +422,10 @@ def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
 
 
 def _lost_on(run: Measurements, deltas: Deltas) -> dict[tuple[str, str], int]:
-    """Packets that one end of a link sent and the other did not get; the ends are read a moment apart."""
+    """Return packets that one end of a link sent and the other did not receive.
+
+    Both ends are read at slightly different times.
+    """
     found = {}
     for link in run.topology.links:
         for near, far in ((link.a, link.b), (link.b, link.a)):

@@ -1,8 +1,8 @@
-"""What the flight recorders of a job that failed say together: who waits for whom, and who is at the root. Pure.
+"""Combine the flight recorders of a failed job: which rank waits for which, and which one is the root. Pure.
 
-Each rank says which segment of which step it waits for, and from whom. Following that from rank to rank ends at the
-cause: a rank that left no recording, one that has not joined the collective (it still computes, or is an iteration
-behind), or a pair that wait for each other over a queue pair that broke.
+Each rank reports which segment of which step it waits for, and from which peer. Following that from rank to rank ends
+at the cause: a rank without a recording, a rank that has not joined the collective (it still computes, or is an
+iteration behind), or a pair that wait for each other over a broken queue pair.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNHEARD = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Rank `waiter` waits in a step for a segment; `sender` is who has to send it. `psn` -1: not recorded."""
+    """Rank `waiter` waits in a step for a segment that `sender` has to send. `psn` -1: not recorded."""
 
     iteration: int
     step: int
@@ -40,7 +40,7 @@ class Stall:
     broken: bool
 
     def told(self, path: Sequence[str] = (), lost_at: str | None = None) -> str:
-        """In a sentence; `lost_at` is the link that an attribution found."""
+        """Return the stall as a sentence; `lost_at` is the link that the attribution names."""
         packet = f" for PSN {self.psn}" if self.psn >= 0 else f" for segment {self.segment}"
         where = f", lost at {lost_at}" if lost_at else f" over {' → '.join(path)}" if path else ""
         state = "; its queue pair is broken" if self.broken else ""
@@ -52,7 +52,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """The rank at the root, and why."""
+    """The rank at the root of a failed job, and the reasons."""
 
     rank: int
     confidence: float
@@ -60,7 +60,7 @@ class Culprit:
 
 
 def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
-    """What each rank that waits waits for, the earliest step first."""
+    """Return what each waiting rank waits for, the earliest step first."""
     now_ns = max((entry.at_ns for flight in flights for entry in flight.entries), default=0)
     recorded = {flight.rank: flight for flight in flights}
     found = []
@@ -91,7 +91,7 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
 
 
 def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
-    """Who is at the root of a job that failed; None: no recording, or nothing stands out."""
+    """Return the rank at the root of a failed job; None without a recording or a clear result."""
     waiting = {one.waiter: one for one in stalls(flights)}
     recorded = {flight.rank: flight for flight in flights}
     if not waiting:
@@ -109,7 +109,7 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
         return _by_gap(waiting, run)
     root = max(votes, key=lambda rank: len(votes[rank]))
     if root in recorded and (unheard := _unheard(recorded, run)) is not None:
-        return unheard  # whoever waits for a rank that computes may do so at any time
+        return unheard  # waiting for a rank that computes is normal
     why = (
         f"rank {root} left no recording"
         if root not in recorded
@@ -121,7 +121,7 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
 
 
 def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | None:
-    """The one rank that left no recording, where the others did."""
+    """Return the only rank without a recording, if the others have one."""
     silent = [one.rank for one in run.ranks if one.rank not in recorded]
     if len(silent) != 1 or not recorded:
         return None
@@ -131,7 +131,7 @@ def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | Non
 
 
 def _by_gap(waiting: Mapping[int, Stall], run: Measurements) -> Culprit | None:
-    """All wait in a circle: the rank that most broken queue pairs end at, if one stands out."""
+    """Return the rank at most broken queue pairs, if one stands out. All ranks wait in a cycle."""
     ends: dict[int, int] = {}
     for one in waiting.values():
         if one.broken:
@@ -149,7 +149,7 @@ def _peer(stall: Stall) -> int:
 
 
 def _psn(flight: Flight | None, iteration: int, receiver: int, segment: int) -> int:
-    """The PSN that the sender gave the segment, by its recorder."""
+    """Return the PSN that the sender gave the segment, from its flight recorder."""
     for entry in reversed(flight.entries if flight else ()):
         if entry.what == "post" and (entry.iteration, entry.peer, entry.segment) == (iteration, receiver, segment):
             return entry.psn

@@ -1,1 +1,1 @@
-"""Which ranks are slow: fail-slow detection, and stragglers that a fault made."""
+"""Slow ranks: fail-slow detection, and stragglers that a fault causes."""

@@ -1,27 +1,28 @@
-"""Soft errors: a rank that computes a few percent slower than before, found while the job runs. Pure.
+"""Fail-slow detection: a rank that computes a few percent slower than before, detected while the job runs. Pure.
 
     detector = Detector(ranks=8, racks=["rack1"] * 4 + ["rack2"] * 4)
     for times in step_times:              # one compute time for each rank
         alarms = detector.add(times)
 
-Each rank is compared with the **middle half of the others of its rack** in the same iteration, in logarithms, so that
-what is common to them cancels out: the curve of a day's heat (1 to 2 %), another batch, a slower job. Of its rack,
-because heat comes to racks at different times, and two that are a tenth of a day apart drift by 1 % against each other.
-Two ranks of a rack are enough: that doubles the noise of a comparison with many, while a trend that has to be learnt
-from noise costs more. Of two, however, one that gets slower and another that gets faster look alike. A rank that is
-alone in its rack is compared with all, and with the **line** through its own last `TREND` iterations, not their mean;
-then 2 % are found at 1 % of noise, and at 2 % of noise often not. What remains, cut where it
-is far out (one long iteration is not a slow rank), is compared with the rank's own past: mean and deviation up to
-`GUARD` iterations ago, so that a slow-down does not become the norm before it is found. Noise that remembers is allowed
-for: the deviation is that of blocks of iterations, where theirs is larger.
+Each rank is compared with the **middle half of the other ranks of its rack** in the same iteration, in logarithms.
+Common effects cancel: the daily temperature curve (1 to 2 %), another batch, a slower job. Only ranks of one rack are
+compared, because racks heat up at different times: two racks that are a tenth of a day apart drift by 1 % against each
+other. Two ranks per rack are enough. That doubles the noise, but a trend learnt from noise would cost more. Of two
+ranks, however, one that becomes slower and one that becomes faster look the same. A rank alone in its rack is compared
+with all ranks, and with the **line** through its own last `TREND` iterations instead of their mean. Then 2 % are
+detected at 1 % of noise, and often not at 2 % of noise.
+
+The result is clipped, because one long iteration is no slow rank, and compared with the rank's own past: mean and
+deviation up to `GUARD` iterations ago, so that a slow-down does not become the norm before it is detected. For
+correlated noise, the deviation is that of blocks of iterations if theirs is larger.
 
 The score feeds a **Shiryaev-Roberts** statistic for each slow-down of `SLOWDOWNS`: R' = (1 + R) L, with L the
-likelihood ratio of a shift by that slow-down. While nothing is wrong, R less the number of iterations is a martingale
-(Pollak 1985), so that the sum over ranks passes `ranks x mean_iterations` not before `mean_iterations` iterations on
-average. That is the bound on false alarms of the whole job. It is exact for normal noise whose deviation is known; for
-noise that remembers, has tails and is learnt from few iterations `python -m bench soft-errors` measures it.
+likelihood ratio of a shift by that slow-down. Without a change, R minus the number of iterations is a martingale
+(Pollak 1985), so that the sum over ranks reaches `ranks x mean_iterations` only after `mean_iterations` iterations on
+average. That limits the false alarms of the whole job. It is exact for normal noise with a known deviation; for
+correlated noise with tails, learnt from few iterations, `python -m bench soft-errors` measures it.
 
-A slow-down that the past is too short to tell from its own error is not looked for yet (`Detector.smallest`).
+A slow-down that the past is too short to separate from its own error is not searched for yet (`Detector.smallest`).
 """
 
 from __future__ import annotations
@@ -44,27 +45,27 @@ if TYPE_CHECKING:
 __all__ = ["MEAN_ITERATIONS", "SLOWDOWNS", "Alarm", "Detector", "detect"]
 
 SLOWDOWNS = (0.01, 0.02, 0.05, 0.3, 1.0)
-"""Shares of a step that a rank is slower by, which are looked for side by side."""
+"""Slow-downs that are searched for in parallel, as shares of a step."""
 MEAN_ITERATIONS = 1000
-"""Fault-free iterations between false alarms of the whole job, at least, on average."""
+"""Minimum mean number of fault-free iterations between false alarms of the whole job."""
 GUARD, LEARN, KEEP, RELEARN = 40, 10, 1000, 10
 CUT = 3.0
 BLOCK, LONG_BLOCK = 8, 16
-"""Lengths of blocks; the long one where there are enough of it, for a short one forgets half of a long memory."""
+"""Lengths of blocks. The long one is used with enough data, because a short block misses half of a long correlation."""
 _MANY_BLOCKS = 40
 ENOUGH, TREND = 2, 300
-"""Ranks of a rack that are enough to compare them; iterations of a line: longer, a day is no line any more."""
+"""Ranks per rack that are enough to compare; iterations of a line (over a longer time a day's curve is no line)."""
 RESOLVED = 6.0
-"""A slow-down is looked for when it is this many standard errors of the rank's own mean."""
+"""A slow-down is searched for if it is this many standard errors of the rank's own mean."""
 MIN_RANKS = 2
 _LARGEST_SHIFT = 2.0
-"""In deviations; what is larger is found at once, and a larger one would make a single long iteration an alarm."""
+"""In deviations. Larger shifts are detected at once, and would make a single long iteration an alarm."""
 _HEALED_AFTER = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Rank `rank` is slow, found at `iteration`, probably since `since`, by about the share `slowdown`."""
+    """Rank `rank` is slow: detected at `iteration`, probably since `since`, by about the share `slowdown`."""
 
     rank: int
     iteration: int
@@ -76,12 +77,12 @@ class Detector:
     """The detector of one job.
 
     Args:
-        ranks: how many there are; at least 2.
-        racks: the rack of each; None: all are in one, or nobody knows.
-        mean_iterations: wanted mean number of fault-free iterations between false alarms of the job.
+        ranks: number of ranks; at least 2.
+        racks: the rack of each rank; None: all are in one, or it is unknown.
+        mean_iterations: required mean number of fault-free iterations between false alarms of the job.
 
     Raises:
-        ValueError: fewer than two ranks, or not one rack for each.
+        ValueError: fewer than two ranks, or not one rack for each rank.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Detector:
 
     @property
     def iteration(self) -> int:
-        """How many iterations there were."""
+        """Number of iterations so far."""
         return self._count
 
     @property
@@ -117,14 +118,14 @@ class Detector:
 
     @property
     def smallest(self) -> float | None:
-        """The smallest slow-down that is looked for on every rank now; None: still learning."""
+        """The smallest slow-down that is searched for on every rank now; None while learning."""
         if self._norm is None:
             return None
         looked = self._norm.resolves(self._shift)
         return min((share for place, share in enumerate(SLOWDOWNS) if looked[:, place].all()), default=None)
 
     def add(self, times: Sequence[float] | Floats) -> tuple[Alarm, ...]:
-        """One iteration's compute times, by rank; alarms that it raises.
+        """Add one iteration's compute times, by rank, and return the alarms that it raises.
 
         Raises:
             ValueError: not one time above 0 for each rank.
@@ -138,14 +139,14 @@ class Detector:
         return () if self._norm is None else self._test(self._norm)
 
     def _compared(self, logs: Floats) -> Floats:
-        """Each rank against those it is compared with."""
+        """Return each rank relative to those it is compared with."""
         found = np.empty(self.ranks)
         for own, drifts in self._peers:
             found[own] = _against_others(logs)[own] if drifts else _against_others(logs[own])
         return found
 
     def _learn(self) -> None:
-        """Take the past anew, all but what is too near, whenever there is a twentieth more of it."""
+        """Learn the norm again from the past, except its latest part, each time the past has grown by a twentieth."""
         past = self.iteration - 1 - min(GUARD, self.iteration // 3)
         if past >= LEARN and past >= self._learn_at:
             self._learn_at = past + max(1, min(past // 20, RELEARN))
@@ -169,13 +170,13 @@ class Detector:
         return tuple(alarms)
 
     def _onset(self, rank: int, shift: float, norm: _Norm) -> int:
-        """When the shift most likely began: from there on, the likelihood ratio is largest."""
+        """Return when the shift most likely began: where the likelihood ratio of the rest is largest."""
         scores = norm.score(self._between(self.iteration - KEEP, self.iteration), self.iteration)[:, rank]
         backwards = np.cumsum((shift * scores - shift**2 / 2)[::-1])
         return self.iteration - 1 - int(np.argmax(backwards))
 
     def _heal(self, norm: _Norm) -> None:
-        """A rank is no longer slow when its last iterations have lost more than half of what it was slower by."""
+        """Clear a rank whose latest iterations have lost more than half of its slow-down."""
         for rank, (since, excess) in tuple(self._slow.items()):
             recent = self.iteration - _HEALED_AFTER
             if recent > since and self._excess(rank, recent, norm) < excess / 2:
@@ -186,17 +187,17 @@ class Detector:
         return float(np.median((recent - norm.expected(len(recent), self.iteration))[:, rank]))
 
     def _between(self, start: int, stop: int) -> Floats:
-        """Residuals of iterations start to stop, as far as they are kept: array of (iterations, ranks)."""
+        """Return residuals of iterations start to stop that are still stored: array of (iterations, ranks)."""
         forgotten = self._count - len(self._residuals)
         return np.array(list(itertools.islice(self._residuals, max(0, start - forgotten), stop - forgotten)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Norm:
-    """What a rank is like when it is well: arrays by rank, in logarithms of time.
+    """The normal behaviour of a rank: arrays by rank, in logarithms of time.
 
-    `mean` is that at iteration `at`, from where it goes on by `slope` an iteration; `error` is that of both together,
-    in deviations, where it is used.
+    `mean` is the value at iteration `at`, which changes by `slope` per iteration. `error` is the error of both
+    together, in deviations, where it is used.
     """
 
     at: int
@@ -208,7 +209,7 @@ class _Norm:
 
     @classmethod
     def of(cls, past: Floats, at: int, drifts: NDArray[np.bool_]) -> _Norm:
-        """From residuals, array of (iterations, ranks), the last of them that before iteration `at`."""
+        """Learn from residuals, an array of (iterations, ranks) whose last row precedes iteration `at`."""
         steady = cls._steady(past, at)
         if not drifts.any():
             return steady
@@ -235,7 +236,7 @@ class _Norm:
 
     @classmethod
     def _moving(cls, past: Floats, at: int) -> _Norm:
-        """A line through the last `TREND` iterations, twice: what is far out of the first has no say in the second."""
+        """Fit a line through the last `TREND` iterations, then fit again with the outliers of the first fit clipped."""
         count = len(past)
         far = np.arange(count)[:, None] - (count - 1) / 2
         level, slope = np.median(past, axis=0), np.zeros(past.shape[1])
@@ -256,30 +257,30 @@ class _Norm:
         )
 
     def expected(self, count: int, until: int) -> Floats:
-        """Of the `count` iterations before `until`: array of (count, ranks)."""
+        """Return the expected values of the `count` iterations before `until`: array of (count, ranks)."""
         found: Floats = self.mean + self.slope * (np.arange(until - count, until) - self.at)[:, None]
         return found
 
     def score(self, residuals: Floats, until: int) -> Floats:
-        """How far out the iterations before `until` are, in deviations: array as that of the residuals."""
+        """Return the deviations of the iterations before `until`: array of the shape of the residuals."""
         rest = residuals - self.expected(len(residuals), until)
         score: Floats = np.clip(rest, -self.cut, self.cut) / self.deviation
         return score
 
     def resolves(self, shift: Floats) -> NDArray[np.bool_]:
-        """Which shifts are larger than this norm's own error: array of (ranks, shifts)."""
+        """Return which shifts are larger than this norm's own error: array of (ranks, shifts)."""
         large: NDArray[np.bool_] = shift[None, :] >= RESOLVED * (self.error * self.deviation)[:, None]
         return large
 
 
 def _cut(rest: Floats) -> Floats:
-    """Where an iteration is far out: array by rank."""
+    """Return the limit beyond which an iteration is an outlier: array by rank."""
     cut: Floats = CUT * np.maximum(1.4826 * np.median(np.abs(rest - np.median(rest, axis=0)), axis=0), 1e-6)
     return cut
 
 
 def _deviation(inner: Floats) -> Floats:
-    """Deviation by rank of what is not far out, or that of blocks of iterations where it is larger."""
+    """Return the deviation by rank of clipped residuals, or that of blocks of iterations if it is larger."""
     count = len(inner)
     block = LONG_BLOCK if count >= _MANY_BLOCKS * LONG_BLOCK else BLOCK
     blocks = count // block
@@ -287,14 +288,14 @@ def _deviation(inner: Floats) -> Floats:
     if blocks >= 2:  # noqa: PLR2004 - a deviation of one is none
         means = inner[: blocks * block].reshape(blocks, block, -1).mean(axis=1)
         deviation = np.maximum(deviation, means.std(axis=0, ddof=1) * math.sqrt(block))
-    # Learnt from few: the error of a deviation makes false alarms as a small one does.
+    # Learnt from few values: an underestimated deviation causes false alarms, so add its error.
     careful = 1 + 0.3 / math.sqrt(max(blocks, 1)) + 6 / count
     found: Floats = np.maximum(deviation, 1e-6) * careful
     return found
 
 
 def _peers(ranks: int, racks: Sequence[str] | None) -> tuple[tuple[Indices, bool], ...]:
-    """Ranks that are compared with each other; and those that are with all, and drift against them."""
+    """Return groups of ranks that are compared with each other, and whether the group drifts (alone in their racks)."""
     names = np.array(list(racks) if racks is not None else [""] * ranks)
     groups = [np.flatnonzero(names == one) for one in dict.fromkeys(names.tolist())]
     if len(groups) == 1:
@@ -307,7 +308,7 @@ def _peers(ranks: int, racks: Sequence[str] | None) -> tuple[tuple[Indices, bool
 def detect(
     rows: Iterable[Sequence[float]], *, racks: Sequence[str] | None = None, mean_iterations: int = MEAN_ITERATIONS
 ) -> tuple[Alarm, ...]:
-    """Alarms over a whole job, of whose iterations each row has the compute times by rank."""
+    """Return the alarms over a whole job; each row has the compute times of an iteration by rank."""
     found: list[Alarm] = []
     detector: Detector | None = None
     for row in rows:
@@ -317,17 +318,17 @@ def detect(
 
 
 def _against_others(logs: Floats) -> Floats:
-    """Each rank less the mean of the middle half of the others."""
+    """Return each rank minus the mean of the middle half of the other ranks."""
     order = np.argsort(logs, kind="stable")
     place = np.empty(len(logs), dtype=np.int64)
     place[order] = np.arange(len(logs))
     others = len(logs) - 1
     skip = others // 4
     ordered = np.concatenate([[0.0], np.cumsum(logs[order])])
-    # Without the rank at `place`, the middle is [skip, others - skip) of what remains, one further on above it.
+    # Without the rank at `place`, the middle is [skip, others - skip) of the rest, shifted by one above it.
     first = np.where(place < skip, skip + 1, skip)
     last = np.where(place < others - skip, others - skip + 1, others - skip)
     own = np.where((place >= skip) & (place < others - skip), logs, 0.0)
-    # A rank inside the middle is taken out of the sum; one beyond it only moves the edges.
+    # A rank inside the middle is removed from the sum; one outside only shifts the edges.
     residual: Floats = logs - (ordered[last] - ordered[first] - own) / (others - 2 * skip)
     return residual

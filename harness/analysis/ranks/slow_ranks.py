@@ -1,6 +1,6 @@
-"""What the detector of soft errors says of a run, iteration by iteration. Pure, blind to the faults.
+"""Results of the fail-slow detector for a run, iteration by iteration. Pure, blind to the faults.
 
-A run that is over (`slow_ranks`) and one that goes on (`harness.run.online`) are fed to it by the same `StepFeed`.
+A finished run (`slow_ranks`) and a running one (`harness.run.online`) feed it through the same `StepFeed`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["SlowRank", "SlowRanks", "StepFeed", "slow_ranks"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRank:
-    """An alarm: found at `iteration` (ended at `at_ns`), slow since iteration `since`, by the share `slowdown`."""
+    """An alarm: raised at `iteration` (ended at `at_ns`), slow since iteration `since`, by the share `slowdown`."""
 
     rank: int
     host: str
@@ -31,7 +31,7 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRanks:
-    """All alarms of a run; `smallest` slow-down that was looked for in the end; `begins_ns` of the iterations."""
+    """All alarms of a run; the `smallest` slow-down searched for at its end; `begins_ns` of the iterations."""
 
     slow: tuple[SlowRank, ...]
     smallest: float | None
@@ -39,47 +39,47 @@ class SlowRanks:
     words: str
 
     def iterations_since(self, time_ns: int, one: SlowRank) -> int | None:
-        """Iterations from the first that began at or after `time_ns` to the alarm; None: the alarm came before."""
+        """Return iterations from the first one at or after `time_ns` to the alarm; None if the alarm came before."""
         first = int(np.searchsorted(self.begins_ns, time_ns))
         return one.iteration - first + 1 if one.iteration >= first else None
 
 
 class StepFeed:
-    """Compute phases as the ranks of a job tell them, in any order; the detector gets whole iterations, one by one.
+    """Collects the ranks' compute phases in any order, and passes whole iterations to the detector in order.
 
-    An iteration is whole when every rank has told it, and goes in after all before it, from index 0 on. What some ranks
-    never finish is not looked at, nor anything from an iteration on in which a rank computed nothing, nor jobs of fewer
-    than `MIN_RANKS` ranks.
+    An iteration is whole when every rank has reported it, and is passed on after all earlier ones, from index 0 on.
+    Iterations that some ranks never finish are ignored. Detection ends with an iteration in which a rank computed
+    nothing, and does not start for jobs of fewer than `MIN_RANKS` ranks.
 
     Args:
         hosts: the host of each rank.
-        topology: has their racks.
+        topology: provides the racks of the hosts.
     """
 
     def __init__(self, hosts: Sequence[str], topology: Topology) -> None:
         racks = {name: host.rack for name, host in topology.host_by_name.items()}
         self.iterations = 0
-        """How many the detector has got."""
+        """Number of iterations that the detector has received."""
         self._ranks = len(hosts)
         self._detector: Detector | None = None
         if self._ranks >= MIN_RANKS:
             self._detector = Detector(self._ranks, racks=[racks.get(host, "") for host in hosts])
         self._told: dict[int, dict[int, int]] = {}
-        """By iteration that is not whole yet: time in ns by rank."""
+        """By incomplete iteration: time in ns by rank."""
 
     @property
     def smallest(self) -> float | None:
-        """The smallest slow-down that is looked for on every rank now; None: nothing is, or it still learns."""
+        """The smallest slow-down that is searched for on every rank now; None while learning or if not applicable."""
         return None if self._detector is None else self._detector.smallest
 
     @property
     def slow(self) -> tuple[int, ...] | None:
-        """Ranks that are slow now; None: not known."""
+        """Ranks that are slow now; None if not known."""
         named = () if self._detector is None else self._detector.slow
         return None if not named and self.smallest is None else named
 
     def add(self, rank: int, index: int, compute_ns: int) -> tuple[Alarm, ...]:
-        """Rank `rank` took `compute_ns` to compute in iteration `index`; alarms of all that is whole by that."""
+        """Add the compute time of a rank in an iteration, and return the alarms of iterations that became whole."""
         alarms: list[Alarm] = []
         if self._detector is not None:
             self._told.setdefault(index, {})[rank] = compute_ns

@@ -1,8 +1,8 @@
-"""Which rank a fault slowed: its compute phases against those of the other ranks in the same iterations. Pure.
+"""Find the rank that a fault slowed, by its compute phases relative to other ranks in the same iterations. Pure.
 
-What all ranks share cancels out: a machine that has other work to do, a longer batch. A rank is a straggler where its
-iterations under a fault are slower, against the others', than its fault-free ones, by `RATIO` and by more than chance:
-the rank-sum test (Mann and Whitney 1947), one-sided, corrected for the number of ranks and faults (Bonferroni).
+Effects common to all ranks cancel, such as other work on the machine or a longer batch. A rank is a straggler if its
+iterations under a fault are slower, relative to the others, than its fault-free ones, by `RATIO` and by more than
+chance: the rank-sum test (Mann and Whitney 1947), one-sided, corrected for the number of ranks and faults (Bonferroni).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["ENOUGH", "LEVEL", "RATIO", "Slowdown", "chance", "slowdowns", "slowe
 RATIO = 1.25
 LEVEL = 0.01
 ENOUGH = 2
-"""Iterations under a fault, and without one, below which nothing is said."""
+"""Minimum number of iterations under a fault and without one."""
 _MOST = 0.5
-"""Share of a compute phase above which it is under a fault; what is only partly so is counted to neither."""
+"""A compute phase counts as under a fault above this share. Phases with a smaller share count for neither side."""
 _EXACT = 2000
-"""Pairs up to which the distribution of the rank sum is counted out; beyond, it is as good as normal."""
+"""Number of pairs up to which the rank-sum distribution is enumerated; beyond, the normal approximation is used."""
 
 _Window = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """A rank's median compute phase without a fault and under this one.
+    """A rank's median compute phase without a fault and under one fault.
 
-    `iterations` of each; `ratio` is the growth of what it is of the other ranks' median; `chance` how often it would be
-    as large by chance.
+    `iterations` counts both. `ratio` is the growth relative to the other ranks' median. `chance` is the probability of
+    a growth as large by chance.
     """
 
     rank: int
@@ -47,7 +47,10 @@ class Slowdown:
 
 
 def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tuple[Slowdown, ...]:
-    """Of each rank under each fault, where both have enough iterations. `fired`: first firing and removal, in ns."""
+    """Return the slow-down of each rank under each fault, if both have enough iterations.
+
+    `fired`: first firing and removal, in ns.
+    """
     computed = {one.rank: {step.index: step for step in one.iterations if step.compute_ns > 0} for one in series}
     whole = sorted(set.intersection(*(set(one) for one in computed.values()))) if computed else []
     found = []
@@ -77,17 +80,17 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
 
 
 def slowest(slow: Sequence[Slowdown]) -> tuple[Slowdown | None, bool]:
-    """The rank that stands out most, and whether chance is ruled out; None: nobody was slower by `RATIO`."""
+    """Return the rank that stands out most, and whether chance is excluded; None if no rank was slower by `RATIO`."""
     large = [one for one in slow if one.ratio >= RATIO]
     sure = [one for one in large if one.chance * len(slow) <= LEVEL]
     return max(sure or large, key=lambda one: one.ratio, default=None), bool(sure)
 
 
 def chance(before: Sequence[float], during: Sequence[float]) -> float:
-    """Probability that values of one kind, parted by chance, are as much larger in `during` as these are, or more."""
+    """Return the probability that a random split of the values makes `during` at least as much larger as it is."""
     values = np.concatenate([during, before])
     ranks = np.empty(len(values), dtype=np.int64)
-    # Of equal values those of `during` come first, which can only make the probability larger.
+    # Ties are ordered with `during` first, which can only increase the probability.
     ranks[np.argsort(values, kind="stable")] = np.arange(1, len(values) + 1)
     count, total, seen = len(during), len(values), int(ranks[: len(during)].sum())
     if count * len(before) > _EXACT:
@@ -97,12 +100,12 @@ def chance(before: Sequence[float], during: Sequence[float]) -> float:
     ways = np.zeros((count + 1, most + 1))
     ways[0, 0] = 1.0
     for rank in range(1, total + 1):
-        ways[1:, rank:] += ways[:-1, : most + 1 - rank]  # the right side is taken before any of it changes
+        ways[1:, rank:] += ways[:-1, : most + 1 - rank]  # the right side is evaluated before the assignment
     return float(ways[count, seen:].sum() / math.comb(total, count))
 
 
 def _share(step: Iteration, window: _Window) -> float:
-    """How much of its compute phase lies in the window, 0 to 1."""
+    """Return the share of a compute phase that lies in the window, 0 to 1."""
     start_ns = step.start_ns + step.ingest_ns
     end_ns = start_ns + step.compute_ns
     return max(0, min(end_ns, window[1]) - max(start_ns, window[0])) / step.compute_ns
