@@ -1,1 +1,1 @@
-"""What people read of a run or of several: the page with its drawings and charts, the comparison, the history."""
+"""Reports about one or several runs: the page with its drawings and charts, the comparison, and the history."""

@@ -1,13 +1,13 @@
-"""An index over a folder of run directories (SQLite), and which runs are worse than those before them.
+"""Index a folder of run directories (SQLite), and find runs that are worse than earlier ones.
 
-`.history.sqlite` beside the runs holds what a table needs; it is made from the run directories, only new or changed
-ones are read, and removing it loses nothing. One that another version of faultbed made is made anew: CI keeps folders
-of runs, and the index in them, for longer than a version lasts. Runs are comparable that have the same experiment,
+`.history.sqlite` next to the runs holds what a table needs. It is built from the run directories; only new or changed
+ones are read, and deleting it loses nothing. An index from another version of faultbed is rebuilt, because CI keeps
+folders of runs, with their index, for longer than one version. Runs are comparable if they have the same experiment,
 seed, inventory and workload.
 
-A value is a regression when it lies beyond what earlier runs predict for one more: the mean of their logarithms plus
-t * s * sqrt(1 + 1/n), Student's t at 99.5 % (one side), from at least `MIN_EARLIER` of them, none ERROR. A verdict that
-turns from PASS to FAIL is one, too, also when runs lie between that decided nothing.
+A value is a regression if it lies beyond the prediction interval of earlier runs: the mean of their logarithms plus t *
+s * sqrt(1 + 1/n), Student's t at 99.5 % (one side), from at least `MIN_EARLIER` of them, none ERROR. A verdict that
+changes from PASS to FAIL is a regression, too, even with undecided runs in between.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = ["FILE", "MIN_EARLIER", "TRACKED", "History", "Past", "Regression", "r
 FILE = ".history.sqlite"
 MIN_EARLIER = 4
 _ROUNDING = 1e-9
-"""Of a mean of logarithms. Earlier runs may all have the very same value: the iterations of a job that has so many."""
+"""Tolerance for a mean of logarithms. Earlier runs may have identical values, such as a fixed number of iterations."""
 TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.mean", "busbw.mean", "iterations")
-"""Metrics that are kept and compared; 0 and what was not measured are kept and not compared."""
+"""Metrics that are stored and compared. Values of 0 and missing values are stored but not compared."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (
     name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed INTEGER, lab TEXT, version TEXT, series TEXT,
@@ -48,12 +48,13 @@ CREATE TABLE IF NOT EXISTS left_out (name TEXT PRIMARY KEY, changed_ns INTEGER, 
 """
 _TABLES = ("run", "metric", "left_out")
 _MADE_BY = zlib.crc32(f"{metadata.version('faultbed')} {TRACKED} {_SCHEMA}".encode()) >> 1
-"""What an index is made by, as SQLite's `user_version`, a signed number of 32 bits (sqlite.org, "PRAGMA")."""
+"""Identifies the version and schema that built an index, as SQLite's `user_version`: a signed number of 32 bits
+(sqlite.org, "PRAGMA")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """One run of the index. `series` is what makes runs comparable; `version` is git's, where it is known."""
+    """One run of the index. Runs of one `series` are comparable; `version` is git's, if known."""
 
     name: str
     experiment: str
@@ -68,7 +69,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Runs of a folder, the oldest first; `left_out` are those that cannot be read, by name, and why."""
+    """Runs of a folder, oldest first; `left_out` maps the runs that cannot be read to the reason."""
 
     past: tuple[Past, ...]
     left_out: Mapping[str, str]
@@ -76,7 +77,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regression:
-    """`metric` (or `verdict`) of a run is worse than earlier runs of its series let expect."""
+    """A metric (or the verdict) of a run that is worse than earlier runs of its series predict."""
 
     run: str
     metric: str
@@ -84,16 +85,16 @@ class Regression:
 
 
 def update(runs: Path) -> Path:
-    """Bring the index of a folder of runs up to date, and return its path.
+    """Update the index of a folder of runs, and return its path.
 
     Raises:
-        UsageError: no such folder, or it cannot be written to.
+        UsageError: the folder does not exist or is not writable.
     """
     if not runs.is_dir():
-        raise UsageError(f"{runs}: no such folder; name the one that run directories are kept in")
+        raise UsageError(f"{runs}: no such folder; name the folder that contains the run directories")
     path = runs / FILE
     try:
-        # A connection's own `with` ends its transaction and does not close it.
+        # A connection's own `with` ends its transaction but does not close it.
         with contextlib.closing(sqlite3.connect(path)) as index, index:
             if index.execute("PRAGMA user_version").fetchone() != (_MADE_BY,):
                 for table in _TABLES:
@@ -102,12 +103,12 @@ def update(runs: Path) -> Path:
             index.executescript(_SCHEMA)
             _refresh(index, runs)
     except sqlite3.Error as error:
-        raise UsageError(f"{path}: {error}; it can be removed, it is made anew from the runs") from error
+        raise UsageError(f"{path}: {error}; delete it; it is rebuilt from the runs") from error
     return path
 
 
 def read(index: Path) -> History:
-    """All runs of an index."""
+    """Return all runs of an index."""
     metrics: dict[str, dict[str, float]] = {}
     with contextlib.closing(sqlite3.connect(index)) as connection:
         for name, metric, value in connection.execute("SELECT name, metric, value FROM metric"):
@@ -134,7 +135,7 @@ def read(index: Path) -> History:
 
 
 def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
-    """What got worse, run by run, against the earlier runs of the same series."""
+    """Return what got worse in each run, compared with the earlier runs of the same series."""
     found: list[Regression] = []
     earlier: dict[str, list[Past]] = {}
     for run in past:
@@ -154,7 +155,7 @@ def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
 
 
 def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
-    """In words, when a value is beyond what earlier ones predict for one more; else nothing."""
+    """Explain a value beyond the prediction interval of earlier ones; empty if it is within."""
     if len(earlier) < MIN_EARLIER or value <= 0:
         return ""
     logs = [math.log(one) for one in earlier]
@@ -187,7 +188,7 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     try:
         verdict, plan, measured = run.read_verdict(), run.read_plan(), run.read_measurements()
         environment = run.read_environment()
-    except UsageError as error:  # a run of another version, or one whose copy is not whole
+    except UsageError as error:  # a run of another version, or an incomplete copy
         index.execute("INSERT INTO left_out VALUES (?, ?, ?)", (path.name, changed_ns, str(error)))
         return
     observed = observe(measured)
@@ -221,4 +222,4 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
 
 def _forget(index: sqlite3.Connection, name: str) -> None:
     for table in _TABLES:
-        index.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608 - our own three words
+        index.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608 - table names are constants

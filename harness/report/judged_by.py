@@ -1,7 +1,7 @@
-"""Who judged a run, told where the page of it is drawn by another faultbed.
+"""Which version of faultbed judged a run, shown if another version renders its page.
 
-The verdict and its checks are of the day of the run; what the page computes from the measurements is of the day on
-which it is drawn.
+The verdict and its checks were computed when the run took place. The values that the page computes from the
+measurements are from the rendering version.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ __all__ = ["judged_by"]
 
 
 def judged_by(then: Environment, now: Environment) -> str | None:
-    """A note for the reader; None: the same code judged the run and draws its page.
+    """Return a note for the reader; None if the same code judged the run and renders its page.
 
-    A run that did not record its code is of an older faultbed, because this one does.
+    A run that did not record its code was judged by an older version, because this one records it.
     """
     if then.code is not None and (then.faultbed, then.code) == (now.faultbed, now.code):
         return None

@@ -1,7 +1,7 @@
-"""What every page of ours has in common: the templates, their filters, and the one way for charts to become markup.
+"""Common parts of all pages: the templates, their filters, and the conversion of charts to markup.
 
-A page is one file that works offline and runs nothing. All text is escaped by the templates; only drawings and charts,
-which escape what they write, go in as markup.
+A page is one file that works offline and runs no scripts. The templates escape all text. Only drawings and charts,
+which escape their own text, are inserted as markup.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from harness.report.plots.charts import Chart
 __all__ = ["MARKS", "environment", "markup"]
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
-"""A verdict's sign, for those who do not see its colour."""
+"""A sign for each verdict, for readers who cannot see its colour."""
 
 
 def environment() -> jinja2.Environment:
-    """The templates of `templates`, with our filters; a name that is not given is an error."""
+    """Return the environment of `templates` with faultbed's filters. An undefined name is an error."""
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report"),
         autoescape=True,
@@ -45,10 +45,10 @@ def environment() -> jinja2.Environment:
 
 
 def markup(chart: Chart | None) -> Mapping[str, Markup] | None:
-    """A chart in both of its widths, for a template."""
+    """Return a chart in both of its widths, for a template."""
     if chart is None:
         return None
-    # Charts carry text only as matplotlib wrote it, which escapes XML.
+    # The text in charts was written by matplotlib, which escapes XML.
     return {"wide": Markup(chart.wide), "narrow": Markup(chart.narrow)}  # noqa: S704
 
 

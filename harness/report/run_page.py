@@ -1,9 +1,9 @@
-"""The report of a run: one HTML file that works offline, made from the run directory alone.
+"""The report of a run: one HTML file that works offline, rendered from the run directory alone.
 
 Nothing is measured here. Every number comes from `measurements.json`, `verdict.json`, `plan.json` or
-`environment.json`, through the same functions that the judge used; the page says which, and says so where another
-version of them judged the run. Everything from those files is escaped by the template; only the drawing and the
-charts, which escape what they write, go in as markup.
+`environment.json`, through the same functions that the judge used. The page names their version, and says so if another
+version judged the run. The template escapes everything from those files. Only the drawing and the charts, which escape
+their own text, are inserted as markup.
 """
 
 from __future__ import annotations
@@ -66,23 +66,23 @@ _FIDELITY = {
     "modelled": "computed; no packet shows it",
 }
 _EPISODES = 60
-"""Goings back that are shown one by one; packets.json has more."""
+"""Number of go-backs that are listed; packets.json has all."""
 _MARKED = 40
-"""Flows with CE marks that are shown; packets.json has all."""
+"""Number of flows with CE marks that are listed; packets.json has all."""
 _MOST_LOST = 40
-"""Queue pairs in the table; a fabric that is cut loses hundreds."""
+"""Number of queue pairs in the table: a partitioned fabric loses hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FaultView:
-    """One fault as the page shows it."""
+    """One fault as shown on the page."""
 
     number: int
     colour: str
     run: FaultRun
     receipt: Receipt | None
     reasons: tuple[str, ...]
-    """Why it is not proven; empty when it is."""
+    """Why the fault is not proven; empty if it is."""
     impact: Impact | None
     band: Band | None
     fidelity_means: str
@@ -94,19 +94,19 @@ def render(run_dir: Path) -> Path:
     """Write `report.html` into a run directory and return its path.
 
     Raises:
-        UsageError: the directory is not that of a finished run, or its files cannot be read, or it not be written to.
+        UsageError: the directory is not that of a finished run, its files cannot be read, or it is not writable.
     """
     run = open_run(run_dir)
     html = render_html(run)
     try:
         run.report.write_text(html, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{run.report}: {error.strerror or error}; copy the run to where you may write") from error
+        raise UsageError(f"{run.report}: {error.strerror or error}; copy the run to a writable folder") from error
     return run.report
 
 
 def render_html(run: RunDir) -> str:
-    """The page as text."""
+    """Return the page as text."""
     verdict, measured = run.read_verdict(), run.read_measurements()
     observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
     recorded, environment = run.read_telemetry(), run.read_environment()
@@ -164,7 +164,7 @@ def render_html(run: RunDir) -> str:
 def _moments(
     run: Measurements, faults: Sequence[_FaultView], marks: Sequence[Mark], changes: Sequence[Change]
 ) -> dict[str, Any]:
-    """The drawings of the fabric by moment."""
+    """Return the drawings of the fabric at several moments."""
     found = fabric_states.moments(run.topology, _windows(run, faults), changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
     drawn = [Markup(one) for one in drawing_states.moments_svg(run.topology, found, marks)]  # noqa: S704 - escaped
     plain = drawing_states.plain_svg(run.topology, run.connections) if found else ""
@@ -194,7 +194,7 @@ def _gantts(
     waits: Sequence[packet_stalls.Wait],
     findings: Sequence[Finding],
 ) -> list[tuple[step_gantt.Gantt, Mapping[str, Markup] | None]]:
-    """The charts of steps around each fault."""
+    """Return the charts of steps around each fault."""
     faults, bands = shown
     recovered_ns = {
         one.number: impact.recovered_ns
@@ -214,7 +214,7 @@ def _gantts(
 
 
 def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
-    """What the section about counters and news shows."""
+    """Return the data of the section about counters and events."""
     if recorded is None:
         return {"telemetry": None}
     inside = {"t0_ns": measured.t0_ns, "end_ns": measured.end_ns}
@@ -232,7 +232,7 @@ def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequenc
 
 
 def _probes(run: Measurements, found: ProbeTrips, bands: Sequence[Band]) -> dict[str, Any]:
-    """What the section about probes shows."""
+    """Return the data of the section about probes."""
     lines = probe_lines.lines(found.trips, start_ns=run.t0_ns, end_ns=run.end_ns)
     return {
         "probed": found if found.trips or found.trouble else None,
@@ -244,7 +244,7 @@ def _probes(run: Measurements, found: ProbeTrips, bands: Sequence[Band]) -> dict
 
 
 def _loads(run: Measurements) -> dict[str, Any]:
-    """What the table of links shows."""
+    """Return the data of the table of links."""
     loads = link_load.link_loads(run)
     return {
         "loads": loads,
@@ -255,14 +255,14 @@ def _loads(run: Measurements) -> dict[str, Any]:
 
 
 def _sampled(recorded: Recorded, run: Measurements) -> dict[str, float]:
-    """Samples a second in which anything of a node had moved, while the workload ran."""
+    """Return, by node, samples per second in which a counter had changed, while the workload ran."""
     seconds = max(1e-9, (run.end_ns - run.t0_ns) / 1e9)
     counted = Counter(one.node for one in recorded.samples if run.t0_ns <= one.at_ns <= run.end_ns)
     return {node: count / seconds for node, count in counted.items()}
 
 
 def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
-    """A stall in words, with the way that its connection took, or the link on it that lost packets."""
+    """Describe a stall, with the path of its connection, or the link on it that lost packets."""
     names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
     ends = names.get(one.sender), names.get(one.receiver)
     path = next((each.path for each in run.connections if (each.src, each.dst) == ends), ())
@@ -272,7 +272,7 @@ def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
 
 
 def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:
-    """What the section about packets shows: flows with trouble, their episodes in order of time, flows with marks."""
+    """Return the data of the section about packets: flows with losses, their episodes by time, flows with marks."""
     if found is None:
         return {"packets": None}
     flows = [flow for flow in found.analysis.flows if flow.missing or flow.again or flow.broken or flow.reordered]
@@ -293,7 +293,7 @@ def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:
 
 
 def _cut(run: Measurements) -> float | None:
-    """Where the iterations chart cuts its bars, if it cuts any (ms)."""
+    """Return where the iterations chart cuts its bars (ms), or None if it cuts none."""
     top_ms = goodput_plot.iteration_cut_ms(run.series)
     cut = any(step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for one in run.series for step in one.iterations)
     return top_ms if cut else None
@@ -323,7 +323,7 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
 
 
 def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
-    """The tiles under the headline: (name, value, origin)."""
+    """Return the tiles under the headline: (name, value, origin)."""
     units = {"wrong_elements": "count", "after_clear.total": "s", "jct_ratio": "ratio", "dip": "ratio"}
     names = {
         "wrong_elements": "wrong elements",
@@ -358,7 +358,7 @@ def _metric_rows(observed: Observed) -> list[tuple[str, str, str]]:
 
 
 def _counter_rows(run: Measurements) -> list[tuple[str, str, int, int, int]]:
-    """Counters that moved: (node, name, before, after, growth)."""
+    """Return counters that changed: (node, name, before, after, growth)."""
     return [
         (node, name, run.counters_before[node][name], run.counters_after[node][name], delta)
         for node, names in sorted(counter_deltas(run).items())

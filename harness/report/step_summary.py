@@ -1,13 +1,12 @@
-"""A page of Markdown for CI from what a session left: JUnit files and run directories.
+"""A Markdown page for CI from the output of a session: JUnit files and run directories.
 
-Shows first what somebody has to do something about: the step at which the job stopped, what preflight found, failures
-with their first line, runs that are no PASS, tests that passed and failed in one session. A summary of nothing is said
-to be that, so that a job which ran no test never looks green; nor does one whose tests never wrote their file, or left
-one that is cut short.
+It lists first what needs action: the step at which the job stopped, preflight findings, failures with their first line,
+runs that are not PASS, and flaky tests. If no test ran, the page says so, so that such a job never looks green. The
+same holds for tests that wrote no file or a truncated one.
 
-GitHub takes at most 1 MiB of a step and shows nothing of a longer page ("upload aborted, supports content up to a size
-of 1024k"): every list ends after some, with how many more there are. Text of tests and files is escaped as GitHub's
-Markdown wants it (GFM, "Backslash escapes", "Code spans"), so that no name ends a cell or begins a tag.
+GitHub accepts at most 1 MiB per step and shows nothing of a longer page ("upload aborted, supports content up to a size
+of 1024k"). Every list is therefore limited, with a count of the omitted entries. Text from tests and files is escaped
+for GitHub's Markdown (GFM, "Backslash escapes", "Code spans"), so that no name can end a cell or open a tag.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from testbed.errors import UsageError
 __all__ = ["Case", "Step", "flaky", "markdown", "parse_step", "read_junit", "read_preflight", "read_verdicts"]
 
 SHOWN = 30
-"""Entries of a list. A page has ten lists at most."""
+"""Entries per list. A page has at most ten lists."""
 SHOWN_RUNS = 200
 LONGEST = 300
-"""Characters of a name, or of what is said of it."""
+"""Maximum length of a name or of its message."""
 _ROUND = re.compile(r"-?round\d+-?|\[round\d+\]")
 _MARKS = {"passed": "✅", "failed": "❌", "error": "❌", "skipped": "⏭️", "PASS": "✅", "FAIL": "❌"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One test of a JUnit file; `outcome` is passed, failed, error or skipped; `said` its first line.
+    """One test of a JUnit file: `outcome` is passed, failed, error or skipped; `said` is the first line of its message.
 
-    `quarantined`: it is in quarantine. Failed it is then skipped, as pytest's xfail.
+    A test in quarantine (`quarantined`) that fails is reported as skipped, like pytest's xfail.
     """
 
     name: str
@@ -52,22 +51,22 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step of the job as CI tells it; `outcome` is GitHub's or GitLab's word."""
+    """A step of the CI job; `outcome` is GitHub's or GitLab's term."""
 
     name: str
     outcome: str
 
     @property
     def stopped(self) -> bool:
-        """Whether the job ended here. A step that was not reached is no news: the one before it is."""
+        """Whether the job ended here. A step that was not reached does not count: the previous one stopped the job."""
         return self.outcome not in ("success", "skipped", "")
 
 
 def parse_step(text: str) -> Step:
-    """Read `preflight=failure`.
+    """Parse `preflight=failure`.
 
     Raises:
-        UsageError: it has no name.
+        UsageError: the name is missing.
     """
     name, _, outcome = text.rpartition("=")
     if not name:
@@ -76,10 +75,10 @@ def parse_step(text: str) -> Step:
 
 
 def read_preflight(path: Path) -> list[str]:
-    """What `faultbed preflight --out` found wrong, a sentence each; nothing of a file that is not there.
+    """Return the findings of `faultbed preflight --out`, one sentence each; none if the file does not exist.
 
     Raises:
-        UsageError: it is no such file.
+        UsageError: the file has another format.
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Preflight)
@@ -102,15 +101,15 @@ class _Preflight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_junit(paths: Iterable[Path]) -> list[Case]:
-    """The tests of JUnit files; a file that is not there has none (`markdown` is told its name).
+    """Return the tests of JUnit files. A missing file has none; `markdown` lists missing files.
 
     Raises:
-        UsageError: a file cannot be read or is no JUnit XML.
+        UsageError: a file cannot be read or is not JUnit XML.
     """
     cases = []
     for path in paths:
         try:
-            tree = ET.parse(path)  # noqa: S314 (our own pytest wrote it a moment ago)
+            tree = ET.parse(path)  # noqa: S314 (written by pytest in this job)
         except FileNotFoundError:
             continue
         except (OSError, ET.ParseError) as error:
@@ -141,17 +140,20 @@ def _case(element: ET.Element) -> Case:
 
 
 def _name(classname: str, name: str) -> str:
-    """As one would ask pytest for it, but for `.py`: of `tests.experiments.demo.toml`, too, which is a file's name."""
+    """Return the pytest node id of a test, without `.py`.
+
+    A class name such as `tests.experiments.demo.toml` is a file.
+    """
     folders, dot, suffix = classname.rpartition(".toml")
     place = f"{folders.replace('.', '/')}.toml" if dot and not suffix else classname.replace(".", "/")
     return f"{place}::{name}"
 
 
 def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str], list[str]]:
-    """The verdicts of all run directories below a folder, oldest first.
+    """Return the verdicts of all run directories in a folder, oldest first.
 
     Returns:
-        The verdicts, the names of runs that have none, and what is wrong with those that cannot be read.
+        The verdicts, the names of runs without one, and the errors of those that cannot be read.
     """
     found, unfinished, broken = [], [], []
     for folder in sorted(path for path in runs.glob("*") if (path / "experiment.toml").exists()):
@@ -166,7 +168,7 @@ def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str], list[str]]:
 
 
 def flaky(cases: Sequence[Case]) -> list[tuple[str, int, int]]:
-    """Tests that passed and failed in one session (`--repeat`), as (name, failed, of)."""
+    """Return tests that passed and failed in one session (`--repeat`), as (name, failed, of)."""
     rounds: dict[str, list[str]] = defaultdict(list)
     for case in cases:
         if case.outcome != "skipped":
@@ -190,18 +192,18 @@ def markdown(
     broken: Sequence[str] = (),
     worse: Sequence[str] = (),
 ) -> str:
-    """The page.
+    """Return the page as Markdown.
 
     Args:
         title: the headline.
-        cases: of JUnit files.
-        verdicts: of runs.
+        cases: tests of JUnit files.
+        verdicts: verdicts of runs.
         unfinished: names of runs without a verdict.
-        steps: of the job, in their order.
+        steps: steps of the job, in order.
         missing: JUnit files that the tests should have written.
-        preflight: what preflight found wrong.
-        broken: files that cannot be read, and why.
-        worse: what earlier runs did not let expect (`harness.report.history`); it changes no verdict, nor the headline.
+        preflight: findings of preflight.
+        broken: files that cannot be read, with the reason.
+        worse: regressions (`harness.report.history`); they change no verdict and no headline.
     """
     stopped = [step for step in steps if step.stopped]
     bad = [case for case in cases if case.outcome in ("failed", "error")]
@@ -214,7 +216,7 @@ def markdown(
     lines += _section("Files that cannot be read", [_plain(text) for text in broken])
     if verdicts:
         lines += ["| | experiment | seed | lab | faults fired | verdict |", "|---|---|---|---|---|---|"]
-        # Those that somebody has to look at are among those that are shown.
+        # Runs that need attention are sorted first, so that they are shown.
         shown = sorted(verdicts, key=_fine)[:SHOWN_RUNS] if len(verdicts) > SHOWN_RUNS else verdicts
         lines += [_verdict_row(verdict) for verdict in shown]
         lines += [f"| | … and {len(verdicts) - len(shown)} more | | | | |"] * (len(verdicts) > len(shown)) + [""]
@@ -237,7 +239,7 @@ def markdown(
 
 
 def _stops(stopped: Sequence[Step], missing: Sequence[str], preflight: Sequence[str]) -> list[str]:
-    """Where the job stopped, and what that left undone."""
+    """Describe where the job stopped, and what it therefore did not do."""
     lines = [f"**Stopped at {_plain(step.name)}**: {_plain(step.outcome)}." for step in stopped[:1]]
     lines += [f"Also not well: {_plain(step.name)}: {_plain(step.outcome)}." for step in stopped[1:]]
     lines += [f"{_code(name)} was not written: its tests did not start, or were killed." for name in missing]
@@ -246,7 +248,7 @@ def _stops(stopped: Sequence[Step], missing: Sequence[str], preflight: Sequence[
 
 
 def _section(headline: str, entries: Sequence[str]) -> list[str]:
-    """A headline and a list, or nothing."""
+    """Return a headline with a list, or nothing if the list is empty."""
     if not entries:
         return []
     more = [f"- … and {len(entries) - SHOWN} more"] * (len(entries) > SHOWN)
@@ -281,12 +283,12 @@ def _verdict_row(verdict: VerdictFile) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that cannot end a table's cell or start Markdown, a tag, an entity or a formula of its own."""
+    """Escape text so that it cannot end a table cell or start Markdown, a tag, an entity or a formula."""
     return re.sub(r"([\\|<>`\[\]*_~$&])", r"\\\1", _short(text))
 
 
 def _code(text: str) -> str:
-    """A code span, in more backticks than the text has in a row."""
+    """Return a code span with a fence longer than any run of backticks in the text."""
     inside = _short(text)
     fence = "`" * (1 + max(map(len, re.findall(r"`+", inside)), default=0))
     return f"{fence} {inside} {fence}" if len(fence) > 1 else f"`{inside}`"

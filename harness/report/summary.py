@@ -1,4 +1,4 @@
-"""A run in one or two plain sentences, for somebody who reads nothing else. Pure."""
+"""A run in one or two plain sentences, for readers who read nothing else. Pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _HEADLINES = {
 
 
 def headline(verdict: VerdictFile) -> str:
-    """Three or four words for the top of the page."""
+    """Return a headline of a few words."""
     if verdict.verdict is Verdict.PASS and not verdict.faults:
         return "The job ran undisturbed"
     return _HEADLINES[verdict.verdict]
 
 
 def format_value(value: float | str | None, unit: str) -> str:
-    """A value or a bound with its unit: `1.3 s`, `1.09`, `61`, `host2`, `0.1 Gb/s`; None: a dash."""
+    """Format a value or a bound with its unit, such as `1.3 s`, `1.09`, `61`, `host2` or `0.1 Gb/s`; None is a dash."""
     if value is None:
         return "—"
     if isinstance(value, str):
@@ -40,12 +40,12 @@ def format_value(value: float | str | None, unit: str) -> str:
 
 
 def sentence(verdict: VerdictFile, run: Measurements, observed: Observed) -> str:
-    """What happened, with numbers and bounds; for anything but a PASS, first of all why."""
+    """Describe what happened, with numbers and bounds. Unless the verdict is PASS, the reason comes first."""
     parts = []
     if verdict.verdict is not Verdict.PASS:
         worst = [check for check in verdict.checks if check.verdict is verdict.verdict]
         parts += [_complaint(check) for check in worst[:2]]
-        if len(worst) > 2:  # noqa: PLR2004 - two were told
+        if len(worst) > 2:  # noqa: PLR2004 - two are described above
             parts.append(f"{len(worst) - 2} more such checks are listed below.")
     parts += [_recovery(verdict, index, observed) for index in range(len(verdict.faults))]
     if parts and verdict.verdict is Verdict.PASS:
@@ -77,7 +77,7 @@ def _complaint(check: Check) -> str:
 
 
 def _recovery(verdict: VerdictFile, index: int, observed: Observed) -> str:
-    """How one fault went, as the judge measured it; nothing when it was not measured or not proven to have fired."""
+    """Describe the recovery from one fault, as the judge measured it; empty if not measured or not proven."""
     fault = verdict.faults[index]
     one = observed.impacts.get(fault.id)
     proven = any(check.name == f"fired.{fault.id}" and check.verdict is Verdict.PASS for check in verdict.checks)
@@ -106,7 +106,7 @@ def _bound(checks: Sequence[Check], *names: str) -> str:
 
 
 def describe_workload(run: Measurements) -> str:
-    """The workload in a few words."""
+    """Describe the workload in a few words."""
     spec = run.workload
     size = format_bytes(float(spec.get("size_bytes") or 0))
     if "flow" in spec:

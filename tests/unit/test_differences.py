@@ -43,7 +43,7 @@ def test_each_decided_thing_of_a_fault_is_told():
     assert told["loss"][1] == "—"
     assert "packet.drop on host3:rxe0" in told["loss"][0]
     assert {one.part for one in found} == {"faults"}
-    assert words(found) == ("the faults, or when they come",)
+    assert words(found) == ("the faults, or their times",)
     assert second.id == "loss"
 
 
@@ -56,7 +56,7 @@ def test_flows_that_took_another_uplink_are_told():
     moved = msgspec.structs.replace(RUN.connections[1], path=("host2", "rtsw1", "ctsw2", "rtsw2", "host3"))
     other = msgspec.structs.replace(RUN, connections=(RUN.connections[0], moved, *RUN.connections[2:]))
     (found,) = of_labs(RUN, other)
-    assert (found.what, found.b) == ("ways through the fabric", "1 of them took another")
+    assert (found.what, found.b) == ("paths through the fabric", "1 of them took another")
     unknown = msgspec.structs.replace(
         RUN, connections=tuple(msgspec.structs.replace(c, path=()) for c in RUN.connections)
     )

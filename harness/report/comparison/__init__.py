@@ -1,1 +1,1 @@
-"""Two runs of one experiment side by side: the comparison and its page."""
+"""Comparison of two runs of one experiment, and its page."""

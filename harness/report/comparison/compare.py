@@ -1,11 +1,13 @@
-"""Two runs of one experiment beside each other: another firmware, another configuration, the same seed. Pure.
+"""Compare two runs of one experiment: another firmware, another configuration, the same seed. Pure.
 
-Each performance has the ratio B over A with its 99 % interval, and it is *worse* or *better* only when the whole
-interval says so; everything else is *no difference shown*, with how large one could hide in it. Job time is compared
-over the iterations that both finished. A recovery happened once in each run: one of each says nothing about the next.
-What differs from run to run anyhow is not in one pair: give the lab's noise floor (`harness.analysis.noise`) where it
-is known, and the intervals of what it knows (job time, and what follows from it: goodput, `jct_ratio`; the time of a
-collective, and with it `busbw.mean`) are widened by it.
+Each performance metric has the ratio B over A with its 99 % interval. It is *worse* or *better* only if the whole
+interval says so. Otherwise *no difference shown* is reported, with the largest difference that the interval could hide.
+Job time is compared over the iterations that both runs finished. A recovery happened once in each run, so one pair of
+them predicts nothing.
+
+One pair of runs does not contain the variation between runs. If the lab's noise floor (`harness.analysis.noise`) is
+given, the intervals of the metrics that it covers are widened by it: job time and what follows from it (goodput,
+`jct_ratio`), and the time of a collective with `busbw.mean`.
 """
 
 from __future__ import annotations
@@ -32,18 +34,18 @@ Says = Literal["better", "worse", "no difference shown", "not comparable"]
 HIGHER_IS_BETTER = frozenset(
     {"goodput.mean", "busbw.mean", "goodput_min_ratio", "iterations", "ettr", "slo_attainment"}
 )
-"""Of all others less is better."""
+"""For all other metrics, less is better."""
 _FLOOR = {"job time": "job_time", "goodput.mean": "job_time", "jct_ratio": "job_time", "busbw.mean": "collective"}
-"""Which spread of a noise floor says how much a metric differs from run to run: a rate as the time that it is over."""
+"""The spread of a noise floor that applies to a metric; a rate varies like the time that it is measured over."""
 _RUNS = {"jct_ratio": 4}
-"""Runs that a ratio of two such values rests on, each with its own noise; two, but a twin each for `jct_ratio`."""
+"""Number of runs behind the ratio of two values; 2 by default. `jct_ratio` also uses a twin for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One metric of both runs; `ratio` is B over A, None where there is none.
+    """One metric of both runs; `ratio` is B over A, None if undefined.
 
-    `own` is what the two runs say by themselves; `interval`, which decides, is that widened by the lab's noise floor.
+    `own` is the interval from the two runs alone. `interval`, which decides, is widened by the lab's noise floor.
     """
 
     metric: str
@@ -58,12 +60,12 @@ class Row:
 
 
 def differences(a: Plan, b: Plan) -> tuple[str, ...]:
-    """What makes two runs more than one change apart, in words; nothing: same experiment, seed, faults and lab."""
+    """Describe every difference between two plans; empty for the same experiment, seed, faults and lab."""
     return words(of_plans(a, b))
 
 
 def compare(a: Measurements, b: Measurements, *, floor: NoiseFloor | None = None) -> tuple[Row, ...]:
-    """B against A, the job's time first."""
+    """Compare B with A, job time first."""
     seen_a, seen_b = observe(a), observe(b)
     rows = [_job_time(a, b, seen_a, seen_b, floor)]
     for name, left in seen_a.metrics.items():
@@ -131,7 +133,7 @@ def _row(name: str, unit: str, left: Observation, right: Observation, floor: Noi
 
 
 def _widened(name: str, interval: Interval | None, floor: NoiseFloor | None) -> Interval | None:
-    """The same interval with what runs differ by anyhow, where the lab's floor knows it."""
+    """Widen an interval by the variation between runs, if the lab's noise floor covers the metric."""
     spread = floor.spreads.get(_FLOOR.get(name, "")) if floor else None
     if interval is None or spread is None:
         return interval
@@ -142,12 +144,12 @@ def _widened(name: str, interval: Interval | None, floor: NoiseFloor | None) -> 
 
 
 def _once(one: Observation) -> bool:
-    """Whether its interval is what the measurement resolves, and not how much it differs from time to time."""
+    """Return whether the interval only reflects the measurement's resolution, not the variation between runs."""
     return one.interval is not None and one.interval.level == 1
 
 
 def _same(left: Observation, right: Observation) -> Says:
-    """Counts and names that are alike differ in nothing; two counts that are not say nothing without repeats."""
+    """Compare counts and names: equal values show no difference, unequal ones decide nothing without repeats."""
     return "no difference shown" if left.value == right.value else "not comparable"
 
 

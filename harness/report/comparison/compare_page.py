@@ -1,7 +1,8 @@
-"""The page of a comparison: two finished runs in one HTML file that works offline, made from their directories alone.
+"""The page of a comparison: two finished runs in one HTML file that works offline, from their directories alone.
 
-Nothing is measured here: `harness.report.comparison.compare` has the numbers, `harness.report.comparison.compared_runs`
-what stands beside what. The looks and the rules are those of the report of one run (`harness.report.page`).
+Nothing is measured here: `harness.report.comparison.compare` computes the numbers, and
+`harness.report.comparison.compared_runs` pairs the items of both runs. Layout and rules are those of the report of one
+run (`harness.report.page`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["default_path", "render", "render_html"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loads:
-    """The links of one run; `most` is what the fullest carried, one way."""
+    """The links of one run; `most` is the most that one link carried in one direction."""
 
     most: int
     layers: tuple[Layer, ...]
@@ -49,7 +50,7 @@ class _RecoveryView:
 
 
 def default_path(a: RunDir, b: RunDir) -> Path:
-    """Where the page goes unless told otherwise: into B's directory, by A's name."""
+    """Return the default location of the page: in B's directory, named after A."""
     return b.path / f"compare-with-{a.path.resolve().name}.html"
 
 
@@ -57,7 +58,7 @@ def render(a: RunDir, b: RunDir, rows: Sequence[Row], out: Path) -> Path:
     """Write the page to `out` and return it; `rows` are those of `harness.report.comparison.compare`.
 
     Raises:
-        UsageError: a file of one of the runs cannot be read, or `out` cannot be written.
+        UsageError: a file of one of the runs cannot be read, or `out` is not writable.
     """
     html = render_html(a, b, rows)
     try:
@@ -68,7 +69,7 @@ def render(a: RunDir, b: RunDir, rows: Sequence[Row], out: Path) -> Path:
 
 
 def render_html(a: RunDir, b: RunDir, rows: Sequence[Row]) -> str:
-    """The page as text."""
+    """Return the page as text."""
     one, two = _side("A", a), _side("B", b)
     checks = compared_runs.check_pairs(one.verdict.checks, two.verdict.checks)
     decided = [row for row in rows if row.interval is not None]
@@ -117,7 +118,7 @@ def _side(letter: str, run: RunDir) -> Side:
 def _facts(
     a: Side, b: Side, rows: Sequence[Row], checks: Sequence[compared_runs.CheckPair]
 ) -> list[tuple[str, str, str]]:
-    """The tiles under the headline: (name, value, origin)."""
+    """Return the tiles under the headline: (name, value, origin)."""
     tiles = [("verdict, A then B", f"{a.verdict.verdict} → {b.verdict.verdict}", _states(a.verdict, b.verdict))]
     by_name = {row.metric: row for row in rows}
     for name, label in (("job time", "job time, B over A"), ("goodput.mean", "mean goodput, B over A")):
@@ -159,7 +160,7 @@ def _recoveries(a: Side, b: Side) -> list[_RecoveryView]:
 
 
 def _loads(a: Side, b: Side) -> Mapping[str, Any]:
-    """What the table of links shows."""
+    """Return the data of the table of links."""
     both = [link_load.link_loads(side.run) for side in (a, b)]
     loads = [
         _Loads(

@@ -1,4 +1,4 @@
-"""The chart of a comparison: goodput of both runs on one axis, from the first firing of a fault on."""
+"""The chart of a comparison: goodput of both runs on one axis, aligned at the first firing of a fault."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _COLOURS = (GOODPUT, OTHER)
 
 
 def aligned(a: Side, b: Side) -> bool:
-    """Whether both runs have a first fault to be aligned at; else they begin together."""
+    """Return whether both runs have a first fault to align them; otherwise they are aligned at their start."""
     return origin_ns(a) is not None and origin_ns(b) is not None
 
 
 @mpl.rc_context(STYLE)
 def goodput_chart(a: Side, b: Side) -> Chart | None:
-    """Rolling goodput of all ranks of A and B; below it, a lane for each run's faults. None without samples of both."""
+    """Draw rolling goodput of all ranks of A and B, with a lane for each run's faults. None without samples of both."""
     if any(side.observed.goodput is None or not len(side.observed.goodput.bytes) for side in (a, b)):
         return None
     origins = [_origin_s(side, at_fault=aligned(a, b)) for side in (a, b)]
@@ -73,7 +73,7 @@ def _origin_s(side: Side, *, at_fault: bool) -> float:
 
 
 def _bands(side: Side, origin_s: float) -> list[Band]:
-    """The windows of a run's faults in seconds since its origin."""
+    """Return the windows of a run's faults in seconds since its origin."""
     shift = side.run.t0_ns / 1e9 - origin_s
     found = [fault_bands.band(side.run, fault, index) for index, fault in enumerate(side.run.faults)]
     return [
@@ -91,7 +91,7 @@ def _lines(axes: Axes, sides: Sequence[Side], origins: Sequence[float], *, narro
             continue
         rates = rolled(whole, side.observed)
         times = (whole.t0_ns + (np.arange(len(rates)) + 0.5) * whole.step_ns) / 1e9 - origin
-        # Colour and stroke: neither alone has to tell them apart.
+        # Colour and stroke both differ, so that either one is sufficient.
         drawn = extremes(rates, spans(narrow=narrow))
         axes.plot(
             times[drawn],
@@ -114,7 +114,7 @@ def _lines(axes: Axes, sides: Sequence[Side], origins: Sequence[float], *, narro
 
 
 def _lane(axes: Axes, letter: str, bands: Sequence[Band]) -> None:
-    """A run's faults as bars with their numbers."""
+    """Draw a run's faults as numbered bars."""
     for band in bands:
         axes.axvspan(band.start_s, band.end_s, ymin=0.12, ymax=0.88, color=band.colour, alpha=0.45, linewidth=0)
         axes.text(

@@ -1,6 +1,7 @@
-"""Two finished runs beside each other, as the page of a comparison shows them. Pure.
+"""Pair the items of two finished runs for the page of a comparison. Pure.
 
-A and B are matched by name: a fault by its id, a check and a link by theirs. What only one of them has stays, alone.
+A and B are matched by name: faults by their id, checks and links by their name. Items of only one run are kept
+unpaired.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ __all__ = [
 ]
 
 _NAMED = 3
-"""Metrics named in the headline; the table has all."""
+"""Number of metrics named in the headline; the table has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two runs, by its letter, with what its directory holds and what was observed in it."""
+    """One of the two runs, with its letter, the contents of its directory and its observations."""
 
     letter: str
     name: str
@@ -60,7 +61,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPair:
-    """A check of both runs; None: this run does not have it."""
+    """A check of both runs; None if a run does not have it."""
 
     name: str
     a: Check | None
@@ -68,19 +69,19 @@ class CheckPair:
 
     @property
     def changed(self) -> bool:
-        """Whether its verdict is another one, or only one run has it."""
+        """Whether the verdict differs, or only one run has the check."""
         return self.a is None or self.b is None or self.a.verdict != self.b.verdict
 
     @property
     def bounds(self) -> tuple[Check, ...]:
-        """Those with a bound, once if both runs ask the same."""
+        """The checks with a bound; only one of them if both runs have the same bound."""
         found = [one for one in (self.a, self.b) if one is not None and one.bound is not None]
         return tuple(found[:1] if len({(one.bound, one.rule, one.unit) for one in found}) == 1 else found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How one run recovered from a fault. `impact` None: not measured; the fault may not be in this run at all."""
+    """Recovery of one run from a fault. `impact` None: not measured, or the fault is not in this run."""
 
     fault: FaultRun | None
     impact: Impact | None
@@ -89,9 +90,9 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPair:
-    """A fault's recoveries on one scale, and the phases of both on one that they share.
+    """A fault's recoveries on one scale, and the phases of both on another common scale.
 
-    `phases` are (name, in A, in B); None: it was not shown there.
+    `phases` are (name, in A, in B); None if it is not shown for that run.
     """
 
     fault_id: str
@@ -102,7 +103,7 @@ class RecoveryPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPair:
-    """A link in both runs; None: that run's lab has no such link."""
+    """A link in both runs; None if the lab of that run has no such link."""
 
     name: str
     is_uplink: bool
@@ -111,14 +112,14 @@ class LoadPair:
 
 
 def check_pairs(a: Sequence[Check], b: Sequence[Check]) -> tuple[CheckPair, ...]:
-    """Every check of either run: first those whose verdict changed, else in A's order, then what only B has."""
+    """Return every check of either run: changed verdicts first, then in A's order, then checks that only B has."""
     mine, other = ({one.name: one for one in checks} for checks in (a, b))
     pairs = [CheckPair(name=name, a=mine.get(name), b=other.get(name)) for name in dict.fromkeys((*mine, *other))]
     return tuple(sorted(pairs, key=lambda pair: not pair.changed))
 
 
 def recovery_pairs(a: Side, b: Side) -> tuple[RecoveryPair, ...]:
-    """Every fault of either run. All bars are on one scale; the phases of one fault on another."""
+    """Return every fault of either run. All bars share one scale; the phases of one fault share another."""
     ids = tuple(dict.fromkeys(fault.plan.id for side in (a, b) for fault in side.run.faults))
     reaches = [
         reach_ns(impact, recovery_check(side.verdict.checks, fault_id))
@@ -138,7 +139,7 @@ def recovery_pairs(a: Side, b: Side) -> tuple[RecoveryPair, ...]:
 
 
 def load_pairs(a: Sequence[LinkLoad], b: Sequence[LinkLoad]) -> tuple[LoadPair, ...]:
-    """Every link of either run, those between switches first."""
+    """Return every link of either run, those between switches first."""
     mine, other = ({one.name: one for one in loads} for loads in (a, b))
     pairs = [
         LoadPair(name=name, is_uplink=(mine.get(name) or other[name]).is_uplink, a=mine.get(name), b=other.get(name))
@@ -148,13 +149,13 @@ def load_pairs(a: Sequence[LinkLoad], b: Sequence[LinkLoad]) -> tuple[LoadPair, 
 
 
 def origin_ns(side: Side) -> int | None:
-    """When the first fault of a run fired; None: none did."""
+    """Return when the first fault of a run fired; None if none did."""
     fired = [fault.receipt.fired.first_ns for fault in side.run.faults if fault.receipt is not None]
     return min((at_ns for at_ns in fired if at_ns is not None), default=None)
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """What B is, in a few words; never more than the intervals say."""
+    """Return how B compares, in a few words and never beyond what the intervals show."""
     by_says: Mapping[str, list[str]] = {
         says: [row.metric for row in rows if row.says == says] for says in ("worse", "better")
     }
@@ -169,7 +170,7 @@ def headline(rows: Sequence[Row]) -> str:
 
 
 def told(a: Side, b: Side, rows: Sequence[Row], checks: Sequence[CheckPair]) -> str:
-    """The comparison in two or three sentences: job time, verdicts, checks."""
+    """Describe the comparison in two or three sentences: job time, verdicts, checks."""
     parts = []
     job = next((row for row in rows if row.metric == "job time"), None)
     if job is not None and job.ratio is not None:
@@ -185,13 +186,13 @@ def told(a: Side, b: Side, rows: Sequence[Row], checks: Sequence[CheckPair]) -> 
 
 
 def unlike_lines(a: Side, b: Side) -> tuple[str, ...]:
-    """The two experiment files, line by line, where they differ (unified diff)."""
+    """Return the unified diff of the two experiment files."""
     lines = difflib.unified_diff(a.experiment.splitlines(), b.experiment.splitlines(), "A", "B", lineterm="", n=2)
     return tuple(lines)
 
 
 def _hidden(job: Row) -> str:
-    """The interval in words; where it shows no difference, how large a one it could hide."""
+    """Describe the interval; if it shows no difference, include the largest difference that it could hide."""
     one = job.interval
     if one is None:
         return "; there are too few to know their noise"

@@ -1,7 +1,7 @@
-"""What differs between two runs before anything is measured: their plans, their labs, what they ran on. Pure.
+"""Differences between two runs apart from measurements: their plans, labs and environments. Pure.
 
-A comparison is worth what is the same. Each difference says where it lies (`part`), what it is, and what stands there
-in A and in B; a dash where one of them has nothing there.
+A comparison is only valid for what is the same. Each difference has its area (`part`), its subject, and the values in A
+and B; a dash if one of them has no value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Part = Literal["plan", "workload", "faults", "lab", "environment"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that is otherwise in B than in A."""
+    """One thing that differs between A and B."""
 
     part: Part
     what: str
@@ -34,7 +34,7 @@ class Difference:
 
 
 def of_plans(a: Plan, b: Plan) -> tuple[Difference, ...]:
-    """Experiment, seed, inventory, version, captures, probes; the workload's fields; the faults, each decided thing."""
+    """Compare experiment, seed, inventory, version, captures, probes, the workload's fields, and each fault."""
     plain: Mapping[str, tuple[Any, Any]] = {
         "experiment": (a.experiment, b.experiment),
         "seed": (a.seed, b.seed),
@@ -54,7 +54,7 @@ def of_plans(a: Plan, b: Plan) -> tuple[Difference, ...]:
 
 
 def of_labs(a: Measurements, b: Measurements) -> tuple[Difference, ...]:
-    """The lab, its topology, and the ways that the workload's queue pairs took through it."""
+    """Compare the lab, its topology, and the paths of the workload's queue pairs."""
     plain: Mapping[str, tuple[Any, Any]] = {
         "lab": (a.lab, b.lab),
         "kind of lab": (a.lab_kind, b.lab_kind),
@@ -71,18 +71,18 @@ def of_labs(a: Measurements, b: Measurements) -> tuple[Difference, ...]:
 
 
 def of_environments(a: Environment, b: Environment) -> tuple[Difference, ...]:
-    """What the controllers and their machines were."""
+    """Compare the controllers and their machines."""
     return tuple(_of_mappings("environment", _flat(a), _flat(b)))
 
 
 def words(found: Sequence[Difference]) -> tuple[str, ...]:
-    """Differences of plans in a line each: one for the workload, one for the faults."""
+    """Describe differences of plans in one line each, with one line for the workload and one for the faults."""
     lines = [f"{one.what}: {one.a} and {one.b}" for one in found if one.part == "plan"]
     changed = [f"{one.what} {one.a} and {one.b}" for one in found if one.part == "workload"]
     if changed:
         lines.append(f"workload: {', '.join(changed)}")
     if any(one.part == "faults" for one in found):
-        lines.append("the faults, or when they come")
+        lines.append("the faults, or their times")
     return tuple(lines)
 
 
@@ -115,7 +115,7 @@ def _fault(one: PlannedFault | None) -> str:
 
 
 def _of_ways(a: Sequence[Connection], b: Sequence[Connection]) -> list[Difference]:
-    """Queue pairs between the same two RNICs, in order, that crossed other switches."""
+    """Compare the paths of queue pairs between the same two RNICs, in order."""
     mine, other = _by_ends(a), _by_ends(b)
     shared = [
         (one, two)
@@ -127,7 +127,7 @@ def _of_ways(a: Sequence[Connection], b: Sequence[Connection]) -> list[Differenc
     if not moved:
         return []
     of_all = f"those of {len(shared)} queue pairs"
-    return [Difference(part="lab", what="ways through the fabric", a=of_all, b=f"{moved} of them took another")]
+    return [Difference(part="lab", what="paths through the fabric", a=of_all, b=f"{moved} of them took another")]
 
 
 def _by_ends(connections: Sequence[Connection]) -> dict[tuple[str, str], list[tuple[str, ...]]]:

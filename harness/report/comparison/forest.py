@@ -1,7 +1,7 @@
-"""Ratios with their intervals as marks beside one line at 1 (a forest plot), in percent of its width. Pure.
+"""Lay out a forest plot: ratios with their intervals around a line at 1, in percent of its width. Pure.
 
-The scale is logarithmic and even to both sides, so that half and double are as far from 1. What reaches beyond it ends
-in an arrow: one wild ratio must not press all others onto the line.
+The scale is logarithmic and symmetric, so that half and double are equally far from 1. Values beyond the scale end in
+an arrow: one extreme ratio must not compress all others.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from harness.report.comparison.compare import Row
 __all__ = ["Forest", "Mark", "Tick", "forest"]
 
 _LEAST, _MOST = 1.02, 4.0
-"""Ratios that the scale reaches to at least, and at most."""
+"""Minimum and maximum ratio at the end of the scale."""
 _ROOM = 1.06
-"""Of the widest reach, in its logarithm: nothing ends exactly at the edge."""
+"""Margin factor for the widest logarithm, so that nothing ends exactly at the edge."""
 _TICKS = (1.01, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0)
 
 
@@ -31,9 +31,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One row: the ratio, the interval that decides (`left`, `width`), the runs' own within it; None: there is none.
+    """One row: the ratio, the deciding interval (`left`, `width`), and the runs' own interval within it (None: none).
 
-    `below` and `above`: it goes on beyond that end of the scale.
+    `below` and `above`: a value lies beyond that end of the scale.
     """
 
     row: Row
@@ -55,7 +55,7 @@ class Forest:
 
 
 def forest(rows: Sequence[Row]) -> Forest:
-    """Marks of the rows that have a ratio, in their order; a ratio of 0 lies beyond any scale."""
+    """Return marks of the rows that have a ratio, in order. A ratio of 0 lies beyond any scale."""
     shown = [(row, row.ratio) for row in rows if row.ratio is not None]
     reach = _reach([row for row, _ in shown])
 
@@ -85,7 +85,7 @@ def forest(rows: Sequence[Row]) -> Forest:
 
 
 def _reach(rows: Sequence[Row]) -> float:
-    """The logarithm that the scale reaches to on both sides of 1."""
+    """Return the logarithm at both ends of the scale."""
     values = [row.ratio for row in rows if row.ratio is not None]
     values += [end for row in rows if row.interval for end in (row.interval.low, row.interval.high)]
     logs = [abs(math.log(value)) for value in values if 0 < value < math.inf]
@@ -93,7 +93,7 @@ def _reach(rows: Sequence[Row]) -> float:
 
 
 def _ticks(reach: float, place: Callable[[float], float]) -> tuple[Tick, ...]:
-    """1 and, on both sides of it, the farthest round ratio that fits and one about half as far."""
+    """Return 1 and, on both sides, the largest round ratio that fits and one about half as far."""
     fit = [one for one in _TICKS if math.log(one) <= reach * 0.92]
     half = [one for one in fit if math.log(one) <= reach * 0.55]
     chosen = {1.0, *fit[-1:], *half[-1:]}

@@ -1,8 +1,8 @@
-"""The fabric as an inline SVG: spines, rack switches, racks with their hosts, RNICs and GPUs, faults marked.
+"""Draw the fabric as an inline SVG: switches, racks with hosts, RNICs and GPUs, and numbered faults.
 
-Colours are CSS variables of the page that the drawing is put in (`--ink`, `--muted`, `--line`, `--panel`), so
-that it follows the page into dark mode and print. Faulted things carry the kind's colour *and* a numbered
-badge: colour alone says nothing to a tenth of the readers.
+Colours are CSS variables of the surrounding page (`--ink`, `--muted`, `--line`, `--panel`), so that the drawing follows
+dark mode and print. Fault targets have the kind's colour *and* a numbered badge, because about a tenth of all readers
+cannot rely on colour.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Mark", "badges", "fabric_parts", "fabric_svg"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A fault on the drawing: its number in the report's list, its colour, what it was aimed at."""
+    """A fault on the drawing: its number in the report's list, its colour and its target."""
 
     number: int
     colour: str
@@ -44,7 +44,7 @@ class Mark:
 
 
 def fabric_svg(topology: Topology, marks: Sequence[Mark], connections: Iterable[Connection] = ()) -> str:
-    """Draw a topology. Links that queue pairs cross are thicker; `connections` says which those are."""
+    """Draw a topology. Links that queue pairs of `connections` cross are thicker."""
     layout = lay_out(topology)
     parts = [*fabric_parts(layout, topology, marks, connections), *badges(layout, topology, marks)]
     told = "; ".join(f"fault {mark.number} on {mark.target}" for mark in marks) or "no fault"
@@ -61,7 +61,7 @@ def fabric_svg(topology: Topology, marks: Sequence[Mark], connections: Iterable[
 def fabric_parts(
     layout: Layout, topology: Topology, marks: Sequence[Mark], connections: Iterable[Connection] = ()
 ) -> list[str]:
-    """The elements of the drawing without badges, the lowest first."""
+    """Return the elements of the drawing without badges, lowest layer first."""
     carried = _carried(topology, connections)
     colours = {link_of(topology, mark.target): mark.colour for mark in marks}
     parts = [*_rack_boxes(layout)]
@@ -73,7 +73,7 @@ def fabric_parts(
 
 
 def _carried(topology: Topology, connections: Iterable[Connection]) -> Counter[str]:
-    """Link name to the number of queue pairs that cross it, from the nodes of each connection's path."""
+    """Return, by link name, the number of queue pairs that cross it, from each connection's path."""
     count: Counter[str] = Counter()
     for connection in connections:
         ends = {connection.src, connection.dst}
@@ -140,7 +140,7 @@ def _chip(chip: Box, name: str, colour: str | None) -> str:
 
 
 def badges(layout: Layout, topology: Topology, marks: Sequence[Mark]) -> list[str]:
-    """A numbered circle beside each fault's target, where the lab has it."""
+    """Draw a numbered circle next to each fault's target that the lab has."""
     taken: Counter[tuple[float, float]] = Counter()
     parts = []
     for mark in marks:

@@ -1,4 +1,4 @@
-"""Where everything of a fabric drawing is: spines above rack switches above hosts, rack by rack. Pure."""
+"""Positions in a fabric drawing: spines above rack switches above hosts, rack by rack. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SWITCH_W, SWITCH_H = 84, 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Centres of switches and left edges of hosts; the drawing's size."""
+    """Centres of switches and left edges of hosts, and the size of the drawing."""
 
     width: float
     height: float
@@ -52,7 +52,7 @@ class Box:
 
 
 def lay_out(topology: Topology) -> Layout:
-    """Racks from left to right, hosts and rack switches in each, all other switches in one row above."""
+    """Place racks from left to right with their hosts and rack switches, and all other switches in one row above."""
     x = float(_GAP)
     hosts: dict[str, float] = {}
     racks: dict[str, tuple[float, float]] = {}
@@ -79,7 +79,7 @@ def lay_out(topology: Topology) -> Layout:
 
 
 def link_of(topology: Topology, target: str) -> str | None:
-    """The name of the link that a target is, or None."""
+    """Return the name of the link that a target refers to, or None."""
     try:
         found = topology.resolve(target)
     except UsageError:
@@ -88,13 +88,13 @@ def link_of(topology: Topology, target: str) -> str | None:
 
 
 def rnic_x(layout: Layout, host: Host, rnic: str) -> float:
-    """The centre of an RNIC, where its link ends."""
+    """Return the centre of an RNIC, where its link ends."""
     names = [one.name for one in host.rnics]
     return layout.hosts[host.name] + HOST_W * (names.index(rnic) + 0.5) / len(names)
 
 
 def box(layout: Layout, topology: Topology, place: str) -> Box | None:
-    """The rectangle of a switch, a host, an RNIC or a GPU; None: the lab has none of that name."""
+    """Return the rectangle of a switch, host, RNIC or GPU; None if the lab has none of that name."""
     try:
         found = topology.resolve(place)
     except UsageError:
@@ -116,7 +116,7 @@ def box(layout: Layout, topology: Topology, place: str) -> Box | None:
 
 
 def ends_of(layout: Layout, topology: Topology, link: Link) -> tuple[float, float, float, float]:
-    """The ends of a link's line: x and y of the lower switch's end, then of the other."""
+    """Return the ends of a link's line: x and y at the lower switch, then at the other end."""
     ax, ay = layout.switches[link.a.node]
     if link.rnic is None:
         bx, by = layout.switches[link.b.node]
@@ -126,14 +126,14 @@ def ends_of(layout: Layout, topology: Topology, link: Link) -> tuple[float, floa
 
 
 def spot(layout: Layout, topology: Topology, target: str) -> tuple[float, float] | None:
-    """Where the badge of a fault on `target` goes."""
+    """Return the position of the badge of a fault on `target`."""
     try:
         found = topology.resolve(target)
     except UsageError:
         return None
     if found.kind == "port" and found.link is not None:
         ax, ay, bx, by = ends_of(layout, topology, found.link)
-        # Nearer to the lower end: links cross in the middle.
+        # Closer to the lower end, because links cross in the middle.
         return (ax * 0.62 + bx * 0.38, ay * 0.62 + by * 0.38)
     if found.kind == "switch":
         x, y = layout.switches[found.node]

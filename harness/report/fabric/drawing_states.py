@@ -1,7 +1,7 @@
-"""The fabric at the moments of `fabric_states`: one plain drawing, and over it what differs, moment by moment.
+"""Draw the fabric at the moments of `fabric_states`: one plain drawing, with the differences on top for each moment.
 
-The plain drawing is in the page once, as a definition; each moment refers to it. Each state has a colour and a form: a
-halo, dashes, dots, a double line.
+The plain drawing is in the page once, as a definition that each moment refers to. Each state has a colour and a form: a
+halo, dashes, dots or a double line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["moments_svg", "plain_svg"]
 
 _PLAIN = "fabric-plain"
 _MARGIN: dict[State, float] = {"fault": 3, "down": 1, "routes": 3, "recovered": 2}
-"""How far outside a node's frame its state is drawn."""
+"""Distance of a state's outline from a node's frame."""
 
 
 def plain_svg(topology: Topology, connections: Iterable[Connection] = ()) -> str:
-    """The definition that the drawings of `moments_svg` refer to; it shows nothing by itself."""
+    """Return the definition that the drawings of `moments_svg` refer to. It shows nothing by itself."""
     parts = "".join(fabric_parts(lay_out(topology), topology, (), connections))
     return (
         f'<svg class="plain-fabric" aria-hidden="true"><defs><g class="fabric" id="{_PLAIN}">{parts}</g></defs></svg>'
@@ -31,7 +31,7 @@ def plain_svg(topology: Topology, connections: Iterable[Connection] = ()) -> str
 
 
 def moments_svg(topology: Topology, moments: Sequence[Moment], marks: Sequence[Mark]) -> tuple[str, ...]:
-    """A drawing for each moment; `marks` are the badges of all faults, of which those that are on are drawn."""
+    """Return a drawing for each moment. `marks` are the badges of all faults; active ones are drawn."""
     layout = lay_out(topology)
     return tuple(_moment(layout, topology, one, marks) for one in moments)
 
@@ -58,7 +58,7 @@ def _moment(layout: Layout, topology: Topology, one: Moment, marks: Sequence[Mar
 
 
 def _colour(name: str, colours: Mapping[str, str]) -> str | None:
-    """A fault's own colour; a link may have been named from either end."""
+    """Return a fault's own colour. A link may be named from either end."""
     first, _, rest = name.partition(":")
     return colours.get(name) or colours.get(f"{rest}:{first}")
 
@@ -70,7 +70,7 @@ def _style(state: State, colour: str | None) -> str:
 def _line(ends: tuple[float, float, float, float], state: State, colour: str | None) -> str:
     ax, ay, bx, by = ends
     where = f'x1="{ax:g}" y1="{ay:g}" x2="{bx:g}" y2="{by:g}"'
-    # Dashes show what is below them unless that is covered first.
+    # Dashes show what is below them, so cover it first.
     under = f'<line class="state under" {where}/>' if state == "down" else ""
     return f'{under}<line class="state s-{state}" {where}{_style(state, colour)}/>'
 

@@ -1,13 +1,13 @@
-"""In what state each link and node of the fabric was at a handful of moments of a run. Pure.
+"""States of each link and node of the fabric at several moments of a run. Pure.
 
-    fault       a fault is on, as its receipt has it
-    down        a port of the link has no carrier, or is down, as the kernels told
-    routes      the node routes otherwise than before: its routes are gone, or lead another way
+    fault       a fault is active, by its receipt
+    down        a port of the link has no carrier or is down, as the kernels reported
+    routes      the node routes differently than before: its routes are missing or use another path
     recovered   it was in one of these states before, and is in none now
 
-A kernel tells changes, not what was before the first one, but that was not the same as the first. So a route that ends
-otherwise than its first change left it was before the run as it is at the end; one that ends as that left it never came
-back.
+A kernel reports changes, not the state before the first one, which must have been different. A route whose final state
+differs from its first change had its final state before the run. A route that ends as its first change left it never
+came back.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ State = Literal["fault", "down", "routes", "recovered"]
 
 MOST = 10
 _SETTLE_NS = 1_000_000_000
-"""A fault's onset is shown so long after its firing: kernels and BGP need their time to notice."""
+"""Time after firing at which the onset of a fault is shown: kernels and BGP need some time to react."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A fault that was in place: its number in the report, what and where, and when it fired and was lifted."""
+    """An active fault: its number in the report, kind, target, firing and removal."""
 
     number: int
     kind: str
@@ -43,9 +43,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """`links` by their names, `nodes` by `rtsw1`, `host1`, `host1:rxe0` or `host1:gpu0`; what is well is in neither.
+    """States at one moment. `links` are keyed by name, `nodes` by `rtsw1`, `host1`, `host1:rxe0` or `host1:gpu0`.
 
-    A link may be under a fault and down at once. `faults` are the numbers of those that are on.
+    Healthy links and nodes have no entry. A link may be down and under a fault. `faults` are the numbers of active
+    faults.
     """
 
     title: str
@@ -59,7 +60,7 @@ class Moment:
 def moments(
     topology: Topology, windows: Sequence[Window], changes: Iterable[Change], *, t0_ns: int, end_ns: int
 ) -> tuple[Moment, ...]:
-    """Before the first fault, soon after each fired, when each was lifted, at the end; nothing without a fault."""
+    """Return moments before the first fault, after each firing, at each removal and at the end; none without faults."""
     if not windows:
         return ()
     ordered = sorted(changes, key=lambda one: one.at_ns)
@@ -80,7 +81,7 @@ def moments(
 
 
 class _Known:
-    """What the kernels told, ready to be asked about any time."""
+    """The kernels' reports, which can be queried for any time."""
 
     def __init__(self, topology: Topology, changes: Sequence[Change]) -> None:
         self._link_of_port = {
@@ -92,7 +93,7 @@ class _Known:
                 self._told.setdefault((change.node, change.subject), []).append(change)
 
     def down(self, at_ns: int) -> tuple[set[str], set[str]]:
-        """Links that are down, and those that ever were up to now."""
+        """Return the links that are down, and those that ever were up to this time."""
         now: set[str] = set()
         ever: set[str] = set()
         for (node, subject), told in self._told.items():
@@ -106,7 +107,7 @@ class _Known:
         return now, ever
 
     def rerouted(self, at_ns: int) -> tuple[dict[str, int], set[str]]:
-        """Nodes with the number of routes that are otherwise, and all nodes that ever had one up to now."""
+        """Return the number of changed routes by node, and all nodes that ever had one up to this time."""
         now: dict[str, int] = {}
         ever: set[str] = set()
         for (node, subject), told in self._told.items():
@@ -130,7 +131,7 @@ def _states(
     links: dict[str, list[State]] = {}
     nodes: dict[str, list[State]] = {}
     for one in windows:
-        # A fault on an RNIC is drawn on the RNIC, though a link ends there.
+        # A fault on an RNIC is drawn on the RNIC, although a link ends there.
         link = link_of(topology, one.target) if one.target not in _things(topology) else None
         place = links.setdefault(link, []) if link else nodes.setdefault(one.target, [])
         if one.start_ns <= at_ns < one.end_ns:
@@ -153,7 +154,7 @@ def _things(topology: Topology) -> set[str]:
 
 
 def _settled(states: Mapping[str, Sequence[State]]) -> dict[str, tuple[State, ...]]:
-    """What is amiss, once each; `recovered` only where nothing is."""
+    """Remove duplicates from states; `recovered` remains only if there is no other state."""
     found: dict[str, tuple[State, ...]] = {}
     for place, each in states.items():
         amiss = tuple(state for state in dict.fromkeys(each) if state != "recovered")

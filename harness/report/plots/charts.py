@@ -1,10 +1,9 @@
-"""What all charts of a report share: colours of the page, fault bands, time axis, and the way into inline SVG.
+"""Common parts of all charts: page colours, fault bands, time axis, and the conversion to inline SVG.
 
-Each chart is drawn twice, wide for a screen and narrow for a phone, because text that is scaled with its
-picture is either huge or unreadable. matplotlib writes fixed colours; those named in `_INKS` are stand-ins
-which are exchanged for the page's CSS variables afterwards, so that the charts follow the page into dark
-mode. Text stays text, in the page's font. Nothing random and no date goes in: the same run gives the same
-bytes.
+Each chart is drawn twice, wide for a screen and narrow for a phone, because scaled text becomes huge or unreadable.
+matplotlib writes fixed colours; those in `_INKS` are placeholders that are replaced by the page's CSS variables, so
+that charts follow the page into dark mode. Text stays text, in the page's font. The output contains nothing random and
+no date: the same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -97,12 +96,12 @@ class Chart:
 
 
 def twice(draw: Callable[..., str]) -> Chart:
-    """A chart by a function of the width in inches and of `narrow`."""
+    """Build both widths of a chart with a function of the width in inches and of `narrow`."""
     return Chart(wide=draw(9.6, narrow=False), narrow=draw(3.7, narrow=True))
 
 
 def named_row(axes: Axes, name: str, top: float, bands: Sequence[Band]) -> None:
-    """A thin row of a chart: its name above it, the fault bands behind it."""
+    """Format a thin row of a chart: its name above it, the fault bands behind it."""
     axes.set_ylim(0, top)
     axes.set_yticks([])
     axes.set_title(name, loc="left", fontsize=8.5, color=INK, pad=2)
@@ -118,14 +117,14 @@ def shade(axes: Axes, bands: Sequence[Band]) -> None:
 
 
 def bare(axes: Axes) -> None:
-    """Leave no frame but the time axis."""
+    """Remove the frame except for the time axis."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.patch.set_visible(False)
 
 
 def time_axis(stack: Sequence[Axes], run: Measurements) -> None:
-    """One axis for rows that stand above each other: the whole run, labelled below the last."""
+    """Use one time axis for stacked rows: the whole run, labelled below the last row."""
     stack[-1].set_xlim(0, (run.end_ns - run.t0_ns) / 1e9)
     for axes in stack[:-1]:
         axes.tick_params(axis="x", labelbottom=False, length=0)
@@ -133,7 +132,7 @@ def time_axis(stack: Sequence[Axes], run: Measurements) -> None:
 
 
 def svg(figure: Figure, prefix: str, *, narrow: bool, top_in: float) -> str:
-    """The figure as an SVG element: page colours and font, ids unique in the page, no fixed size."""
+    """Return the figure as an SVG element: page colours and font, ids unique in the page, no fixed size."""
     width, height = figure.get_size_inches()
     left = 0.56 / width if narrow else 0.64 / width
     figure.subplots_adjust(left=left, right=1 - 0.08 / width, top=1 - top_in / height, bottom=0.5 / height)

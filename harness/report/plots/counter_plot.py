@@ -1,4 +1,4 @@
-"""The chart of `harness.report.plots.counter_timeline`: a thin row for each counter and for each node with news."""
+"""The chart of `harness.report.plots.counter_timeline`: a thin row for each counter and for each node with events."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["MOST_NODES", "counters_chart"]
 
 MOST_NODES = 8
-"""Rows of news; the list below the chart has all nodes."""
+"""Maximum number of rows of events; the list below the chart has all nodes."""
 _FEW = 4
 _MOST_STEPS, _MOST_TICKS, _MOST_MARKS = 300, 60, 300
-"""In one row: more are finer than a screen, and make the page heavy."""
+"""Maximum numbers in one row: more are finer than a screen and make the page heavy."""
 
 _SIGNS: dict[NewsKind, tuple[str, str]] = {
     "down": ("v", FAIL),
@@ -45,16 +45,16 @@ _SIGNS: dict[NewsKind, tuple[str, str]] = {
     "gone": ("x", FAIL),
     "kernel": (".", MUTED),
 }
-"""Shape and colour: neither alone has to be told from the others."""
+"""Shape and colour both differ, so that either one is sufficient."""
 _LETTER_IN, _BESIDE_IN = 0.058, 0.08
-"""Width of a letter of the marks' words, and from a mark to its words."""
+"""Width of a letter of a mark's label, and the distance from a mark to its label."""
 
 
 @mpl.rc_context(STYLE)
 def counters_chart(
     run: Measurements, series: Sequence[Series], news: Sequence[News], bands: Sequence[Band]
 ) -> Chart | None:
-    """Growth of the first `MOST` series, and marks for the news. None when there is neither."""
+    """Draw the growth of the first `MOST` series, and marks for events. None if there is neither."""
     shown = sorted(series[:MOST], key=lambda one: (one.words, one.place))
     rows_of_news = _rows(news)
     if not shown and not rows_of_news:
@@ -83,7 +83,7 @@ def counters_chart(
 
 
 def _rows(news: Sequence[News]) -> dict[str, list[News]]:
-    """News by row: each node with changes of links or routes; then the kernel logs of all others together."""
+    """Group events by row: each node with changes of links or routes, then all other nodes' kernel logs together."""
     names = sorted({one.node for one in news if one.kind != "kernel"})
     rows = {name: [one for one in news if one.node == name] for name in names[:MOST_NODES]}
     logs = [one for one in news if one.kind == "kernel" and one.node not in rows]
@@ -99,12 +99,12 @@ def _steps(axes: Axes, steps: Sequence[Step]) -> None:
     axes.stairs(heights, edges, fill=True, color=SOFT, linewidth=0)
     axes.stairs(heights, edges, color=GOODPUT, linewidth=1.0)
     if len(edges) <= _MOST_TICKS:
-        # Where the counter was looked at: nothing is known between two ticks.
+        # When the counter was read: nothing is known between two ticks.
         axes.plot(edges, np.zeros(len(edges)), "|", color=MUTED, markersize=5, markeredgewidth=0.8, clip_on=False)
 
 
 def _marks(axes: Axes, news: Sequence[News], seconds: float, *, inches: float, narrow: bool) -> None:
-    """Marks of one node; words beside those that have room for them, else above, else only in the list."""
+    """Draw the marks of one node, labelled beside them if there is room, else above, else only in the list."""
     per_inch = seconds / inches
     free_s = above_s = 0.0
     for index, one in enumerate(news):

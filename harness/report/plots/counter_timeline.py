@@ -1,11 +1,11 @@
-"""What the lab counted and what changed on it, on the run's own time axis: for the report's chart. Pure.
+"""Counters and events of the lab on the run's time axis, for the report's chart. Pure.
 
-**Counters of trouble.** A watcher samples as often as it may (ten times a second on a quiet machine, once in four
-seconds on an emulated one) and keeps what has moved. So a series here is made of steps: the growth from one sample of
-its node to the next, over the time between the two. When within that time it grew, nobody knows.
+**Trouble counters.** A watcher samples as often as it can (ten times a second on a quiet machine, once in four seconds
+on an emulated one) and records what has changed. A series here consists of steps: the growth from one sample of its
+node to the next, over the time between them. When it grew within that time is unknown.
 
-**News.** Links, routes and kernel logs are told by the kernels when it happens. Those of one node that say the same,
-within `TOGETHER_NS` of each other, are one mark.
+**Events.** Kernels report changes of links, routes and logs as they happen. Equal events of one node within
+`TOGETHER_NS` of each other are one mark.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NewsKind = Literal["down", "up", "link", "routes", "gone", "kernel"]
 
 TOGETHER_NS = 300_000_000
 MOST = 8
-"""Series in one chart; beyond, nobody reads them, and the table of counters has all."""
+"""Maximum number of series in one chart; the table of counters has all."""
 
 TROUBLE = {
     "out_of_seq_request": "gaps seen",
@@ -61,12 +61,12 @@ TROUBLE = {
     "tx_dropped": "dropped on the way out",
     "rx_dropped": "dropped on the way in",
 }
-"""Last part of a counter's name to what one count of it is. rdma_rxe, mlx5, netdev and cgroup names."""
+"""Meaning of a counter by the last part of its name (rdma_rxe, mlx5, netdev and cgroup names)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Between two samples, in seconds since the workload's start: growth a second."""
+    """Growth per second between two samples, in seconds since the workload's start."""
 
     start_s: float
     end_s: float
@@ -75,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One counter of one node over a run; `grown` in all, of which the steps have what lies within the run."""
+    """One counter of one node over a run. `grown` is the total growth; the steps have the part within the run."""
 
     node: str
     name: str
@@ -85,18 +85,18 @@ class Series:
 
     @property
     def place(self) -> str:
-        """`host1:rxe0`."""
+        """Name such as `host1:rxe0`."""
         return f"{self.node}:{self.name.rpartition('.')[0]}"
 
     @property
     def label(self) -> str:
-        """`host1:rxe0 timers ran out (completer_retry_err)`."""
+        """Label such as `host1:rxe0 timers ran out (completer_retry_err)`."""
         return f"{self.place} {self.words} ({self.name.rpartition('.')[2]})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """One mark: `count` changes on a node that say the same, from `start_s` to `end_s` since the workload's start."""
+    """One mark: `count` equal changes on a node from `start_s` to `end_s` since the workload's start."""
 
     node: str
     start_s: float
@@ -107,9 +107,9 @@ class News:
 
 
 def series(samples: Sequence[Sample], *, t0_ns: int, end_ns: int) -> tuple[Series, ...]:
-    """The counters of trouble that grew in the run; of each meaning the ones that grew most come first, in turns.
+    """Return the trouble counters that grew in the run, alternating between meanings, fastest growth first.
 
-    So the first few have something of every kind of trouble, and not eight times the loudest.
+    The first few series then cover every kind of trouble, instead of eight of the most frequent kind.
     """
     times: dict[str, list[int]] = {}
     values: dict[tuple[str, str], dict[int, int]] = {}
@@ -153,7 +153,7 @@ def _series(
 
 
 def thinned(steps: Sequence[Step], width_s: float) -> tuple[Step, ...]:
-    """Steps of at least `width_s`, but for the last: neighbours that are shorter become one, with their mean rate."""
+    """Merge neighbouring steps to at least `width_s`, except the last, with their mean rate."""
     found: list[Step] = []
     pending: list[Step] = []
     for step in steps:
@@ -173,7 +173,7 @@ def _joined(steps: Sequence[Step]) -> Step:
 
 
 def link_state(text: str | None) -> Literal["up", "no carrier", "down", "gone"]:
-    """What the text of a link says (`testbed.node.state`)."""
+    """Return the state of a link from its text (`testbed.node.state`)."""
     if text is None:
         return "gone"
     flags = text.split(" mtu ")[0].split()
@@ -183,7 +183,7 @@ def link_state(text: str | None) -> Literal["up", "no carrier", "down", "gone"]:
 
 
 def news(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[News, ...]:
-    """The marks of a run, in order of time."""
+    """Return the marks of a run, in order of time."""
     found: list[News] = []
     latest: dict[tuple[str, NewsKind, str], int] = {}
     before: dict[tuple[str, str], str | None] = {}
@@ -208,7 +208,7 @@ def news(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[News, .
 
 
 def _said(change: Change, before: str | None, *, known: bool) -> tuple[NewsKind, str] | None:
-    """What a change says, in few words; None: the same as before."""
+    """Describe a change in a few words; None if nothing changed."""
     what, _, name = change.subject.partition(" ")
     if what == "kernel":
         return "kernel", "kernel log"
@@ -217,7 +217,7 @@ def _said(change: Change, before: str | None, *, known: bool) -> tuple[NewsKind,
     if what == "link":
         state = link_state(change.text)
         if state == "up" and (not known or link_state(before) == "up"):
-            # The first news of a link that has carrier is not that it has: carrier comes back after it went.
+            # A first event of a link with carrier reports its settings: carrier can only return after it was lost.
             return "link", f"{name} {_settings(change.text)}"
         return ("up" if state == "up" else "down"), f"{name} {state}"
     noun = "next hop" if what == "nexthop" else "route"
@@ -228,7 +228,7 @@ def _said(change: Change, before: str | None, *, known: bool) -> tuple[NewsKind,
 
 
 def _settings(text: str | None) -> str:
-    """`mtu 4200 qdisc noqueue`, without flags, address and kind."""
+    """Return text such as `mtu 4200 qdisc noqueue`, without flags, address and kind."""
     words = (text or "").split()
     return " ".join(f"{name} {value}" for name, value in itertools.pairwise(words) if name in {"mtu", "qdisc"})
 

@@ -1,4 +1,4 @@
-"""The colour of each fault of a run and the window that is shaded for it, alike on every page. Pure."""
+"""Colour and shaded window of each fault of a run, the same on every page. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from harness.report.plots.charts import Band
 __all__ = ["band", "colour"]
 
 _PALETTE = ("#d1495b", "#edae49", "#8f5aa8", "#00798c", "#5a7d2a", "#8c564b")
-"""For faults whose kind brought no colour; each differs from its neighbours in lightness, too."""
+"""Colours for fault kinds without their own; neighbours also differ in lightness."""
 
 
 def colour(fault: FaultRun, index: int) -> str:
-    """`#rrggbb` of the fault that is `index` (from 0) in its run."""
+    """Return the colour (`#rrggbb`) of the fault at `index` (from 0) in its run."""
     if fault.colour and re.fullmatch(r"#[0-9a-fA-F]{6}", fault.colour):
         return fault.colour
     return _PALETTE[index % len(_PALETTE)]
 
 
 def band(run: Measurements, fault: FaultRun, index: int) -> Band | None:
-    """The shaded window: from the first firing (else arming) to the removal, as the receipt has them."""
+    """Return the shaded window: from the first firing (else arming) to the removal, by the receipt."""
     receipt = fault.receipt
     if receipt is None:
         return None

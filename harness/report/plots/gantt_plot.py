@@ -1,4 +1,4 @@
-"""The chart of `harness.report.plots.step_gantt`: a row of bars for each rank, the stall framed."""
+"""The chart of `harness.report.plots.step_gantt`: a row of bars for each rank, with the stall framed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LETTER_IN = 0.062
 
 @mpl.rc_context(STYLE)
 def gantt_chart(one: Gantt, bands: Sequence[Band]) -> Chart:
-    """Both widths of a chart; `bands` are those of all faults."""
+    """Draw both widths of a chart; `bands` are those of all faults."""
     inside = [band for band in bands if band.end_s > one.start_s and band.start_s < one.end_s]
 
     def draw(width: float, *, narrow: bool) -> str:
@@ -73,7 +73,7 @@ def gantt_chart(one: Gantt, bands: Sequence[Band]) -> Chart:
 
 
 def _bars(axes: Axes, bars: Sequence[Bar], row: int, colour: str, *, is_open: bool) -> None:
-    """All bars of one kind of one row as one path: a chart has hundreds."""
+    """Draw all bars of one kind in one row as a single path, because a chart has hundreds."""
     if not bars:
         return
     low, high = row - _THICK / 2, row + _THICK / 2
@@ -87,7 +87,7 @@ def _bars(axes: Axes, bars: Sequence[Bar], row: int, colour: str, *, is_open: bo
     else:
         alpha = _FAINT if bars[0].kind == "whole" else 1.0
         axes.add_patch(PathPatch(path, facecolor=colour, edgecolor="none", linewidth=0, alpha=alpha))
-    # Where an iteration begins: the bars of two look like one otherwise.
+    # Mark where an iteration begins: otherwise two bars look like one.
     axes.vlines([bar.start_s for bar in bars], low, high, color=MUTED, linewidth=0.3)
 
 
@@ -97,6 +97,6 @@ def _frame(axes: Axes, one: Gantt, stall: StallMark, row: int, *, inches: float)
     axes.add_patch(frame)
     per_inch = (one.end_s - one.start_s) / inches
     words = f"▼ {stall.short}"
-    # Beside the row's name, and inside the chart.
+    # Next to the row's name, and inside the chart.
     begin_s = min(max(stall.start_s, one.start_s + 0.95 * per_inch), one.end_s - len(words) * _LETTER_IN * per_inch)
     axes.text(begin_s, low - 0.06, words, fontsize=8, color=FAIL, ha="left", va="bottom", fontweight="bold")

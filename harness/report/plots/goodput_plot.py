@@ -1,4 +1,4 @@
-"""The charts of goodput over time, and of iterations by rank (`charts` has what all charts share)."""
+"""The charts of goodput over time, and of iterations by rank (`charts` has their common parts)."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ _PARTS = (
     ("comm_ns", COMM),
     ("checkpoint_ns", STORAGE),
 )
-"""Of an iteration, in order."""
+"""Parts of an iteration, in order."""
 _CUT = 2.6
 _MAX_ROWS = 16
-"""Ranks drawn in one chart; beyond, rows are too thin to read, and the data is in samples.parquet."""
+"""Maximum number of ranks in one chart: more rows are too thin to read, and samples.parquet has the data."""
 
 
 @mpl.rc_context(STYLE)
 def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) -> Chart | None:
-    """Total goodput (bins and rolling mean, healthy level), and a row for each rank. None without samples."""
+    """Draw total goodput (bins, rolling mean, healthy level), and a row for each rank. None without samples."""
     if observed.goodput is None or not len(observed.goodput.bytes):
         return None
     rows = list(observed.per_rank.items())[:_MAX_ROWS]
@@ -86,7 +86,7 @@ def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) 
 
 @mpl.rc_context(STYLE)
 def iterations_chart(run: Measurements, bands: Sequence[Band]) -> Chart | None:
-    """Each iteration's length by rank: computing, waiting, communicating. None without iterations."""
+    """Draw each iteration's length by rank: compute, wait, communication. None without iterations."""
     rows = [series for series in run.series if series.iterations][:_MAX_ROWS]
     if not rows:
         return None
@@ -107,7 +107,7 @@ def iterations_chart(run: Measurements, bands: Sequence[Band]) -> Chart | None:
 
 
 def rolled(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
-    """Centred rolling mean in Mb/s, over the judge's window (of the machine's time); shorter at both ends."""
+    """Return the centred rolling mean in Mb/s over the judge's window (machine time); shorter at both ends."""
     window_ns = observed.baseline.window_ns if observed.baseline else timeline.ROLLING_NS
     width = max(1, window_ns // one.step_ns)
     edges = np.arange(len(one.bytes) + 1, dtype=np.float64)
@@ -121,12 +121,12 @@ def rolled(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
 
 
 def paces(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
-    """The machine's pace in each bin; 1 where it is not known, or no matter."""
+    """Return the machine's pace in each bin; 1 if it is unknown or not needed."""
     return np.ones(len(one.bytes)) if observed.pace is None else observed.pace
 
 
 def healthy_line(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64] | None:
-    """Healthy goodput in Mb/s, in each bin: it follows the pace of the machine. None: a run without a baseline."""
+    """Return healthy goodput in Mb/s in each bin, which follows the machine's pace; None without a baseline."""
     if observed.baseline is None:
         return None
     line: NDArray[np.float64] = observed.baseline.healthy * 8 / 1e6 * paces(one, observed)
@@ -168,7 +168,7 @@ def _total_axes(axes: Axes, observed: Observed, bands: Sequence[Band], most: int
 
 
 def iteration_cut_ms(ranks: Sequence[RankSeries]) -> float:
-    """Where the bars of the iterations chart are cut: one stalled iteration must not flatten all others."""
+    """Return where bars of the iterations chart are cut, so that one stalled iteration does not flatten all others."""
     lengths = [(step.end_ns - step.start_ns) / 1e6 for one in ranks for step in one.iterations]
     return float(min(max(lengths), _CUT * np.median(lengths))) if lengths else 0.0
 

@@ -1,4 +1,4 @@
-"""The chart of what probes say of links (`harness.analysis.probe_lines`): a thin row for each that hurt."""
+"""The chart of probes by link (`harness.analysis.probe_lines`): a thin row for each affected link."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["MOST", "probes_chart", "worst"]
 
 _LEAST_TOP = 0.1
 MOST = 8
-"""Rows; the table below the chart has all links."""
+"""Maximum number of rows; the table below the chart has all links."""
 
 
 def worst(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """The links that are drawn: those that lost most in a window, or were slow; by name."""
+    """Return the links to draw: those with the highest share of lost or slow probes in a window, by name."""
     hurt = [one for one in lines if one.worst]
     return tuple(sorted(sorted(hurt, key=lambda one: -one.worst)[:MOST], key=lambda one: one.link))
 
 
 @mpl.rc_context(STYLE)
 def probes_chart(run: Measurements, lines: Sequence[Line], bands: Sequence[Band]) -> Chart | None:
-    """Share lost (filled) and share of slow round trips (line) of each window. None: nothing was lost or slow."""
+    """Draw the share of lost (filled) and slow (line) probes in each window. None if none was lost or slow."""
     shown = worst(lines)
     if not shown:
         return None

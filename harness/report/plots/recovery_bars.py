@@ -1,4 +1,4 @@
-"""Where the bounds of a recovery lie on its bar, and those of its phases on theirs. Pure."""
+"""Positions of recovery bars, phase bars and their bounds. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from harness.verdict import Check
 __all__ = ["PhaseBar", "RecoveryBar", "phase_bars", "phases_reach_ns", "reach_ns", "recovery_bar", "recovery_check"]
 
 _REACH = 4
-"""Bounds so many times longer than a recovery are not drawn: its bars would vanish."""
+"""Bounds this many times longer than a recovery are not drawn, because its bars would vanish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBar:
-    """One phase of a recovery: where its bar begins and how wide it is, and where its bound lies, in percent.
+    """One phase of a recovery: the start, width and bound of its bar, in percent.
 
     `bound_left` None: there is no bound, or it is off the scale.
     """
@@ -33,9 +33,9 @@ class PhaseBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryBar:
-    """A recovery as a bar, in percent of the scale: while the fault was in place, then after it was lifted.
+    """A recovery as a bar, in percent of the scale: while the fault was active, then after its removal.
 
-    `bound_left` is where its bound lies; None: it has none.
+    `bound_left` is the position of its bound; None without one.
     """
 
     held: float
@@ -45,12 +45,12 @@ class RecoveryBar:
 
 
 def reach_ns(impact: Impact, bound: Check | None) -> int:
-    """How far a recovery, its fault's window and its bound reach, in ns since the fault fired."""
+    """Return the extent of a recovery, its fault's window and its bound, in ns since the fault fired."""
     return max(impact.recovery_ns, impact.cleared_ns - impact.fired_ns, _end_of_bound(bound, impact), 1)
 
 
 def recovery_bar(impact: Impact | None, bound: Check | None, *, whole_ns: int) -> RecoveryBar:
-    """The bar of one recovery on a scale of `whole_ns`; empty when nothing was measured."""
+    """Return the bar of one recovery on a scale of `whole_ns`; empty if nothing was measured."""
     if impact is None:
         return RecoveryBar(held=0, after=0, bound_left=None, bound=bound)
     held_ns = min(impact.recovery_ns, impact.cleared_ns - impact.fired_ns)
@@ -63,7 +63,7 @@ def recovery_bar(impact: Impact | None, bound: Check | None, *, whole_ns: int) -
 
 
 def phases_reach_ns(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) -> float:
-    """How far phases reach, in ns since the fault fired; their bounds, too, if those are not far off."""
+    """Return the extent of phases in ns since the fault fired, including bounds that are not far away."""
     took_ns = max([1, impact.recovery_ns, *(one.end_ns - impact.fired_ns for one in steps)])
     ends_ns = _ends_of_bounds(steps, impact, checks)
     return max([took_ns, *(end_ns for end_ns in ends_ns.values() if end_ns <= _REACH * took_ns)])
@@ -72,9 +72,9 @@ def phases_reach_ns(steps: Sequence[Phase], impact: Impact, checks: Sequence[Che
 def phase_bars(
     steps: Sequence[Phase], impact: Impact, checks: Sequence[Check], *, whole_ns: float | None = None
 ) -> tuple[PhaseBar, ...]:
-    """The phases that took time or have a bound, on a scale of `whole_ns`; None: as far as these reach.
+    """Return the phases that took time or have a bound, on a scale of `whole_ns` (None: their own extent).
 
-    None when there is but one, without a bound: that is the fault's own bar.
+    Empty for a single phase without a bound, which equals the fault's own bar.
     """
     bounds = _bounds_s(steps, checks)
     ends_ns = _ends_of_bounds(steps, impact, checks)
@@ -99,13 +99,13 @@ def _bounds_s(steps: Sequence[Phase], checks: Sequence[Check]) -> dict[str, floa
 
 
 def _ends_of_bounds(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) -> dict[str, float]:
-    """Where the bound of each phase that has one lies, in ns since the fault fired."""
+    """Return the position of each phase's bound, in ns since the fault fired."""
     bounds = _bounds_s(steps, checks)
     return {one.name: one.start_ns - impact.fired_ns + bounds[one.name] * 1e9 for one in steps if one.name in bounds}
 
 
 def _bound_s(checks: Sequence[Check], name: str) -> float | None:
-    """The upper bound of a check in seconds, where there is such a check."""
+    """Return the upper bound of a check in seconds, or None."""
     for check in checks:
         if check.name == name and isinstance(check.bound, int | float) and "<=" in check.rule:
             return float(check.bound)
@@ -113,7 +113,7 @@ def _bound_s(checks: Sequence[Check], name: str) -> float | None:
 
 
 def recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:
-    """The bound drawn on a fault's recovery bar: its own before the total's, recovery before after_clear."""
+    """Return the bound to draw on a fault's recovery bar: its own before the total, recovery before after_clear."""
     for name in (f"recovery.{fault_id}", f"after_clear.{fault_id}", "recovery.total", "after_clear.total"):
         for check in checks:
             if check.name == name and isinstance(check.bound, int | float) and "<=" in check.rule:
@@ -122,7 +122,7 @@ def recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:
 
 
 def _end_of_bound(check: Check | None, one: Impact) -> int:
-    """Where a bound lies on the bar, in ns since the fault fired."""
+    """Return the position of a bound on the bar, in ns since the fault fired."""
     if check is None or not isinstance(check.bound, int | float):
         return 0
     begin = one.cleared_ns - one.fired_ns if check.name.startswith("after_clear") else 0

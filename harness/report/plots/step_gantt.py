@@ -1,11 +1,11 @@
-"""What each rank did around a fault: its iterations bar by bar, and the longest stall in words. Pure.
+"""Iterations of each rank around a fault, bar by bar, and a description of the longest stall. Pure.
 
-One chart a fault, around the iteration that it made longest. Where a job failed, its flight recorders go on where the
-iterations that were reported end: a begun iteration is `open`, one that ended but was not reported is `whole`, for a
-recorder does not tell computing from waiting.
+There is one chart per fault, around the iteration that it delayed most. For a failed job the flight recorders continue
+where the reported iterations end. A begun iteration is `open`; one that ended but was not reported is `whole`, because
+a recorder does not separate compute from waiting.
 
-The stall is told, in this order of what is known: by the flight recorders of a job that failed, by the capture, by a
-queue pair that died meanwhile, and else by its length against the rank's own median.
+The stall is described from the first available source: the flight recorders of a failed job, the capture, a queue pair
+that failed meanwhile, or its length relative to the rank's own median.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["MOST", "MOST_ROWS", "Bar", "BarKind", "Gantt", "Row", "StallMark", "
 
 BarKind = Literal["ingest", "compute", "wait", "comm", "checkpoint", "whole", "open"]
 MOST, MOST_ROWS = 4, 16
-"""Charts in a report; ranks in one: the ones that stalled longest."""
+"""Charts in a report; ranks in one chart (those that stalled longest)."""
 
 _BEFORE, _AFTER, _FAR = 2.5, 3.0, 16.0
-"""Median iterations shown before and after the longest; how far it may be from the firing to show both."""
+"""Median iterations shown before and after the longest one; how far it may be from the firing to show both."""
 _WAITING = 0.5
-"""A rank that waits is most often not the one that is late: its excess counts less."""
+"""Weight of a wait: a waiting rank is usually not the late one."""
 _ROUNDING_NS = 1_000_000
 _DID = {
     "ingest": "waited for data",
@@ -56,7 +56,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One rank."""
+    """One rank's bars."""
 
     rank: int
     name: str
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallMark:
-    """The longest stall: on whose row, from when to when, in two words and in a sentence."""
+    """The longest stall: its row, start and end, a short label and a sentence."""
 
     rank: int
     start_s: float
@@ -86,7 +86,7 @@ class Gantt:
 
     @property
     def kinds(self) -> tuple[BarKind, ...]:
-        """Which kinds of bars there are."""
+        """Kinds of bars in the chart."""
         return tuple(dict.fromkeys(bar.kind for row in self.rows for bar in row.bars))
 
 
@@ -100,7 +100,7 @@ class _Worst:
 
 
 class _Told(NamedTuple):
-    """What is known of stalls; `silent` ranks left no recording though others did: when they were last heard (s)."""
+    """Known stalls. `silent` ranks left no recording although others did: when they last reported (s)."""
 
     stalled: Sequence[tuple[Stall, str]]
     waits: Sequence[Wait]
@@ -118,16 +118,16 @@ def gantts(
     waits: Sequence[Wait] = (),
     findings: Sequence[Finding] = (),
 ) -> tuple[Gantt, ...]:
-    """A chart for each of the first `MOST` faults during or after which there are iterations.
+    """Return a chart for each of the first `MOST` faults with iterations during or after it.
 
     Args:
-        run: its iterations.
-        windows: the faults that were in place.
-        recovered_ns: by number of a fault, when goodput was back; none: not known.
-        flights: what the recorders of a job that failed held.
-        stalled: what they say together, with its sentence.
-        waits: what a capture says.
-        findings: causes and places by attribution; a link among them is named where a way leads over it.
+        run: the run with its iterations.
+        windows: the active faults.
+        recovered_ns: by number of a fault, when goodput was back; missing if unknown.
+        flights: flight recorders of a failed job.
+        stalled: stalls derived from them, each with its sentence.
+        waits: waits derived from a capture.
+        findings: causes and places by attribution; a link on the path is named.
     """
     bars = _bars(run, flights)
     if not any(bars.values()):
@@ -149,7 +149,7 @@ def gantts(
 
 
 def _bars(run: Measurements, flights: Sequence[Flight]) -> dict[int, tuple[Bar, ...]]:
-    """By rank, in order of time."""
+    """Return bars by rank, in order of time."""
     now_ns = max((entry.at_ns for flight in flights for entry in flight.entries), default=run.end_ns)
     now_ns = max(now_ns, run.end_ns) if flights else now_ns
     found: dict[int, tuple[Bar, ...]] = {}
@@ -175,7 +175,7 @@ def _parts(one: Iteration, t0_ns: int) -> list[Bar]:
 
 
 def _flown(flight: Flight, last_ns: int, *, t0_ns: int, now_ns: int) -> list[Bar]:
-    """The iterations after the last one that was reported, by the recorder, which counts those of the warm-up, too."""
+    """Return the iterations after the last reported one, from the recorder, which also counts the warm-up."""
     begun = {
         one.iteration: one.at_ns
         for one in flight.entries
@@ -215,13 +215,13 @@ def _worst(
     medians: Mapping[tuple[int, BarKind], float],
     span_s: tuple[float, float],
 ) -> _Worst | None:
-    """The bar that is longest against its rank's median, of those that overlap a span of time."""
+    """Return the bar that is longest relative to its rank's median, among those that overlap a span of time."""
     best: tuple[float, _Worst] | None = None
     for rank, each in bars.items():
         for bar in each:
             if bar.end_s <= span_s[0] or bar.start_s >= span_s[1]:
                 continue
-            # An iteration without an end has no like; all of it counts.
+            # An iteration without an end has no comparison; all of it counts.
             median_s = 0.0 if bar.kind == "open" else medians[rank, bar.kind]
             excess_s = bar.end_s - bar.start_s - median_s
             weight = excess_s * (_WAITING if bar.kind == "wait" else 1)
@@ -269,7 +269,7 @@ def _mark(
     *,
     told: _Told,
 ) -> StallMark:
-    """The stall in the words of who knows most of it."""
+    """Describe the stall from the most detailed source."""
     if worst.kind == "open" and told.stalled:
         one, words = max(told.stalled, key=lambda each: each[0].waited_ns)
         return StallMark(
@@ -320,7 +320,7 @@ def _mark(
 
 
 def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Finding]) -> str:
-    """The queue pair of the rank that died meanwhile, with the way that it took, or the link on it that was found."""
+    """Describe a failed queue pair of the rank, with its path, or the link on it that the attribution names."""
     for one in run.qps_lost:
         at_s = (one.time_ns - run.t0_ns) / 1e9
         if name not in {one.endpoint, one.peer} or not worst.bar.start_s <= at_s <= worst.bar.end_s:

@@ -1,4 +1,4 @@
-"""What a chart draws of long data: not more than it has pixels for, and all that stands out. Pure."""
+"""Thin long data for a chart: no more than its pixels can show, without losing extremes. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _WIDE, _NARROW = 480, 200
 
 
 def spans(*, narrow: bool) -> int:
-    """Into how many spans of equal length a chart's time is cut: each is two pixels or so."""
+    """Return into how many equal spans a chart's time is divided; each is about two pixels."""
     return _NARROW if narrow else _WIDE
 
 
 def extremes(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-    """Which values to draw, in their order: the lowest and the highest of each of `most` spans, and both ends.
+    """Return the indices to draw: the minimum and maximum of each of `most` spans, and both ends.
 
-    A dip of one value stays as deep as it is, which a mean would fill. All, where there are not more than that.
+    A dip of one value keeps its depth, which a mean would hide. All indices if there are few values.
     """
     if len(values) <= 2 * most:
         return np.arange(len(values))
@@ -35,12 +35,12 @@ def extremes(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
 
 
 def longest(starts: NDArray[np.float64], lengths: NDArray[np.float64], width: float) -> NDArray[np.intp]:
-    """Which of these to draw, in their order: of all that begin in the same span of `width`, the longest.
+    """Return the indices to draw: the longest of all values that begin in the same span of `width`.
 
     Args:
-        starts: growing; as long as `lengths`.
-        lengths: what is compared; not below zero.
-        width: of a span, in the unit of `starts`; above zero.
+        starts: increasing; as long as `lengths`.
+        lengths: the values to compare; not below zero.
+        width: length of a span, in the unit of `starts`; above zero.
     """
     if not len(starts):
         return np.arange(0)
