@@ -238,5 +238,5 @@ def test_the_command_lists_runs(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         history.update(tmp_path / "none")
     (tmp_path / history.FILE).write_bytes(b"no database" * 100)
-    with pytest.raises(UsageError, match="made anew"):
+    with pytest.raises(UsageError, match="rebuilt from the runs"):
         history.update(tmp_path)
